@@ -1,0 +1,1 @@
+"""Records, units and errors that every other room shares; imports nothing of ours."""

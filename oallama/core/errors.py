@@ -1,0 +1,62 @@
+"""The exceptions of the public API. Each message is one sentence: what is wrong and what to do.
+
+Exit codes of the command line (docs/contract): usage and unusable input give 2, failed work gives 1.
+"""
+
+from __future__ import annotations
+
+from oallama.core.units import format_bytes
+
+
+class OallamaError(Exception):
+    """Base of every error this package raises on purpose."""
+
+    exit_code = 1
+
+
+class ModelFileError(OallamaError):
+    """The GGUF is missing, cut, malformed or of a kind that cannot be run."""
+
+    exit_code = 2
+
+
+class ProfileError(OallamaError):
+    """A profile cannot be measured, read, or does not belong to this machine or model."""
+
+
+class PlanError(OallamaError):
+    """A plan file or a plan is malformed, inconsistent, or made for another model."""
+
+    exit_code = 2
+
+
+class UsageError(OallamaError):
+    """Options that cannot be honoured as given."""
+
+    exit_code = 2
+
+
+class DeviceError(OallamaError):
+    """A device is unknown, cannot be reached, or was lost while working."""
+
+
+class BridgeError(OallamaError):
+    """The native libraries are missing, of another version, or failed to load."""
+
+
+class DoesNotFit(OallamaError):
+    """What must be on a device is larger than what the device may hold.
+
+    Attributes: required, available (bytes); device (ggml device name).
+    """
+
+    def __init__(self, required: int, available: int, device: str, what: str = "the model", remedy: str = "") -> None:
+        self.required = required
+        self.available = available
+        self.device = device
+        self.what = what
+        message = (
+            f"{what} needs {format_bytes(required)} on {device} but only {format_bytes(available)} may be used"
+            f"; {remedy or 'use a shorter context (-c), a smaller -ub, or more --vram'}"
+        )
+        super().__init__(message)

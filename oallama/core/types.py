@@ -1,0 +1,226 @@
+"""The records that pass between rooms. Frozen; bytes are int, times are float seconds, shapes are ggml's (ne[0] first).
+
+Who fills what: model/ makes ModelInfo and Operator, profile/ makes Profile, place/ makes Affinity and Placement,
+plan/ makes Plan out of them, run/ consumes a Plan. Nobody changes a record it was given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Shape = tuple[int, int, int]  # [K, N, E]: ne[0], ne[1], ne[2] of a weight
+Backend = Literal["GPU", "CPU"]
+Phase = Literal["decode", "prefill", "mixed"]
+
+CPU_DEVICE = "CPU"
+"""Name of ggml's CPU device, and of the side that computes CC."""
+
+DEVICE_LAYOUT = "device"
+"""`layout` of a case measured on a device: the device's own default buffer type."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Hyperparameters as the GGUF states them. Per-layer lists are reduced to their maximum for display;
+    `n_head_kv_by_layer` and `n_ff_by_layer` keep the truth."""
+
+    path: str
+    arch: str
+    name: str
+    n_layer: int
+    n_embd: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    n_embd_head_k: int  # width of one key head
+    n_embd_head_v: int  # width of one value head
+    n_expert: int  # 0: dense
+    n_expert_used: int  # experts per token, 0: dense
+    n_vocab: int
+    n_ctx_train: int
+    file_bytes: int  # all parts of a split file together
+    paths: tuple[str, ...]  # every part, in order; (path,) where the file is not split
+    fingerprint: str  # sha256 over metadata and tensor headers, not over weights
+    n_ff_by_layer: tuple[int, ...] = ()
+    n_head_kv_by_layer: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One weight-bearing mul-mat of the graph: w [K, N, E] times x [K, n_tokens] -> [N, n_tokens]."""
+
+    name: str  # GGUF tensor name
+    layer: int | None  # None outside blocks
+    role: str  # the tensor's base name: attn_q, ffn_down, ffn_gate_exps, output, ...
+    op: Literal["MUL_MAT", "MUL_MAT_ID"]
+    type: str  # ggml type in capitals: F16, Q4_0, Q4_K, ...
+    shape: Shape
+    bytes: int
+    active_fraction: float  # experts used / experts for MUL_MAT_ID, else 1.0
+    n_expert_used: int = 1  # experts each token is routed to (MUL_MAT_ID), else 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """One ggml device."""
+
+    name: str  # CUDA0, Vulkan0, RPC0, CPU, ...
+    description: str
+    backend: str  # registry name: CUDA, Vulkan, RPC, CPU
+    type: str  # CPU, GPU, IGPU, ACCEL
+    memory_total: int
+    memory_free: int
+    asynchronous: bool
+    host_buffer: bool
+    events: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileCase:
+    """One distinct mul-mat, timed on one device in one layout. `seconds` is the median of `samples`."""
+
+    device: str
+    layout: str  # CPU, CPU_REPACK, AMX on the CPU; "device" on a device
+    type: str
+    shape: Shape
+    n_expert_used: int
+    n_tokens: int
+    seconds: float
+    samples: tuple[float, ...]  # seconds of one mul-mat each
+    gb_per_s: float  # weight bytes read / seconds / 1e9 (active experts only)
+    gflops: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearFit:
+    """t = alpha_s + beta_s_per_byte * bytes (ScheInfer Eq. 3), least squares; r2 of the fit; the points it was made from."""
+
+    alpha_s: float
+    beta_s_per_byte: float
+    r2: float
+    points: tuple[tuple[int, float], ...] = ()  # (bytes, median seconds)
+
+    def seconds(self, n_bytes: float) -> float:
+        return self.alpha_s + self.beta_s_per_byte * n_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RestCase:
+    """Everything of one transformer layer that is not a weight-bearing mul-mat (norms, rope, KV write, attention, GLU, adds)
+    for this model's head shape, timed on one device at one batch size and KV depth."""
+
+    device: str
+    n_tokens: int
+    n_kv: int
+    seconds: float
+    samples: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """DRAM shared by the CPU kernel and the link (anchors 2.2), GB/s = 1e9 bytes per second."""
+
+    cpu_alone_gb_per_s: float
+    link_alone_gb_per_s: float
+    cpu_with_link_gb_per_s: float
+    link_with_cpu_gb_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A measured experiment: what was timed, on what, and every raw sample. Serialised as in the contract (profile/store.py)."""
+
+    version: int
+    fingerprint: dict[str, Any]  # CPU, threads, device, driver, ggml version, power state, ...
+    device: str  # name of the device, CPU_DEVICE if there is none
+    cases: tuple[ProfileCase, ...]
+    rest: tuple[RestCase, ...]
+    link: dict[str, LinearFit]  # h2d_pinned, h2d_pageable, d2h; empty without a device
+    boundary: LinearFit | None  # one CPU -> device -> CPU excursion of a graph in ggml's scheduler, by bytes carried each way
+    contention: Contention | None
+    launch_s: float  # one graph launch + synchronise on the device
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """One row of the affinity report (OATO section 3.3)."""
+
+    name: str
+    layer: int | None
+    role: str
+    type: str
+    shape: Shape
+    bytes: int
+    t_cpu_s: float  # T_c
+    t_gpu_s: float  # T_g
+    t_transfer_s: float  # T': marginal transfer cost given the other operators' final places; may be negative
+    benefit_s_per_byte: float  # B = (T_c - T_g - T') / M
+    affinity: float  # G: B min-max normalised to 0..1
+    rank: int  # 1 is placed first
+    backend: Backend
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorPlacement:
+    """Fractions of one operator's weight; gg + cg + cc == 1 (DESIGN 1)."""
+
+    name: str
+    gg: float
+    cg: float
+    cc: float
+    layout: str | None = None  # CPU buffer type of the cc part; None: llama.cpp's own choice
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLedger:
+    """What the device will hold, bytes. limit = fill * capacity; spare = limit - everything placed there."""
+
+    capacity: int
+    fill: float
+    limit: int
+    weights_gpu: int
+    weights_host: int
+    kv: int
+    compute: int
+    staging: int
+    spare: int
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Predicted times of a plan for its workload, seconds."""
+
+    ttft_s: float
+    tpot_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a plan is made for, in tokens."""
+
+    n_prompt: int
+    n_gen: int
+    n_ctx: int
+    n_ubatch: int = 512
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    """The plan (contract: `oallama plan`). plan/plan.py adds reading, writing and checks."""
+
+    model_path: str
+    model_fingerprint: str
+    machine_fingerprint: str
+    device: str  # a ggml device name or the --device spec that makes it; "none"
+    policy: str
+    workload: Workload
+    operators: tuple[OperatorPlacement, ...]
+    n_gpu_layers: int
+    memory: MemoryLedger
+    predicted: Predicted
+    token_assignment: tuple[tuple[int, int], ...] = ()  # (n_tokens, n_g)
+    version: int = 1
+    extra: dict[str, Any] = field(default_factory=dict)
