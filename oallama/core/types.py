@@ -163,6 +163,30 @@ class Affinity:
 
 
 @dataclass(frozen=True, slots=True)
+class Predicted:
+    """Predicted times of a plan for its workload, seconds."""
+
+    ttft_s: float
+    tpot_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AffinityReport:
+    """`oallama affinity-report`: every operator's affinity and place, how the iteration went, and the ledger."""
+
+    model: ModelInfo
+    device: str
+    phase: Phase
+    iterations: int
+    converged: bool  # False: a cycle was detected and the best plan of it was kept
+    operators: tuple[Affinity, ...]  # in rank order
+    memory: MemoryLedger
+    predicted: Predicted
+    notes: tuple[str, ...] = ()  # what was lowered or left out to make it fit, in sentences
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorPlacement:
     """Fractions of one operator's weight; gg + cg + cc == 1 (DESIGN 1)."""
 
@@ -186,15 +210,6 @@ class MemoryLedger:
     compute: int
     staging: int
     spare: int
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """Predicted times of a plan for its workload, seconds."""
-
-    ttft_s: float
-    tpot_s: float
-    total_s: float
 
 
 @dataclass(frozen=True, slots=True)
