@@ -90,6 +90,7 @@ class ProfileCase:
     samples: tuple[float, ...]  # seconds of one mul-mat each
     gb_per_s: float  # weight bytes read / seconds / 1e9 (active experts only)
     gflops: float
+    working_set_bytes: int = 0  # the weights the runs rotated through; beyond the cache where the model is
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,19 @@ class LinearFit:
 
 
 @dataclass(frozen=True, slots=True)
+class RestShape:
+    """What the cost of a layer's rest depends on besides the batch and the KV depth."""
+
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    n_embd_head_k: int
+    n_embd_head_v: int
+    n_ff: int
+    flash_attn: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RestCase:
     """Everything of one transformer layer that is not a weight-bearing mul-mat (norms, rope, KV write, attention, GLU, adds)
     for this model's head shape, timed on one device at one batch size and KV depth."""
@@ -115,6 +129,21 @@ class RestCase:
     n_kv: int
     seconds: float
     samples: tuple[float, ...]
+    shape: RestShape | None = None  # None: not stated
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedCase:
+    """A case that was left out on purpose, and why: unsupported there, too slow to matter, or it crashed."""
+
+    device: str
+    layout: str
+    type: str
+    shape: Shape
+    n_expert_used: int
+    n_tokens: int
+    working_set_bytes: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +170,7 @@ class Profile:
     contention: Contention | None
     launch_s: float  # one graph launch + synchronise on the device
     warnings: tuple[str, ...]
+    skipped: tuple[SkippedCase, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
