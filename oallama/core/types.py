@@ -91,6 +91,7 @@ class ProfileCase:
     gb_per_s: float  # weight bytes read / seconds / 1e9 (active experts only)
     gflops: float
     working_set_bytes: int = 0  # the weights the runs rotated through; beyond the cache where the model is
+    op: str = "MUL_MAT"  # MUL_MAT_ID: routed to n_expert_used of E experts; MUL_MAT with E > 1: all E matrices are used
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +145,7 @@ class SkippedCase:
     n_tokens: int
     working_set_bytes: int
     reason: str
+    op: str = "MUL_MAT"
 
 
 @dataclass(frozen=True, slots=True)
