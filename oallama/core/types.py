@@ -168,7 +168,9 @@ class Profile:
     cases: tuple[ProfileCase, ...]
     rest: tuple[RestCase, ...]
     link: dict[str, LinearFit]  # h2d_pinned, h2d_pageable, d2h; empty without a device
-    boundary: LinearFit | None  # one CPU -> device -> CPU excursion of a graph in ggml's scheduler, by bytes carried each way
+    boundary: (
+        LinearFit | None
+    )  # one CPU -> device -> CPU excursion of a graph in ggml's scheduler, by bytes carried each way
     contention: Contention | None
     launch_s: float  # one graph launch + synchronise on the device
     warnings: tuple[str, ...]
@@ -186,9 +188,9 @@ class Affinity:
     shape: Shape
     bytes: int
     t_cpu_s: float  # T_c
-    t_gpu_s: float  # T_g
+    t_gpu_s: float | None  # T_g; None: the device cannot compute this operator, so it has no benefit and affinity 0
     t_transfer_s: float  # T': marginal transfer cost given the other operators' final places; may be negative
-    benefit_s_per_byte: float  # B = (T_c - T_g - T') / M
+    benefit_s_per_byte: float | None  # B = (T_c - T_g - T') / M
     affinity: float  # G: B min-max normalised to 0..1
     rank: int  # 1 is placed first
     backend: Backend

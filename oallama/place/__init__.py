@@ -1,0 +1,2 @@
+"""Placement policies: costs and a byte budget in, a place for every operator out. Pure, except placer.py which ties
+the rooms."""

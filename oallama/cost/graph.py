@@ -1,0 +1,213 @@
+"""Which operators feed which, and what ggml's scheduler makes of a placement.
+
+The transfer cost T' of OATO (section 3.2: "three kinds of operator connections ... the extra delay of moving
+intermediate results") belongs to edges, not to operators. So the model's graph is kept as a list of nodes in execution
+order, and a placement is run through the same rules as ggml_backend_sched (ggml 0.25.3, passes 1, 2 and 5): a node
+with weights runs where its weights are, an unassigned node follows a device neighbour in graph order (down first, then
+up), everything left follows the CPU. Consecutive nodes on one side form a split; an input made on the other side is
+copied once per side.
+
+Nodes that are not operators are reduced to those that decide where data flows: norms (their weights live on the layer's
+device), the KV write and attention (on the device that holds the layer's KV), GLU and residual adds (unassigned).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from oallama.core.types import ModelInfo, Operator
+
+F32 = 4  # bytes of one activation element between operators
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node. Exactly one of `operator`, `follows_layer` and `host` says where it runs; none of them: unassigned."""
+
+    inputs: tuple[int, ...]  # indices of earlier nodes
+    bytes_per_token: int  # of its output
+    operator: int | None = None  # index into the operator list
+    follows_layer: int | None = None  # runs where this layer's norms and KV are
+    host: bool = False  # always on the CPU (embedding look-up, logits read by the sampler)
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    nodes: tuple[Node, ...]
+    operator_layer: tuple[int, ...]  # layer of each operator; n_layer for those after the last block
+    layer_nodes: tuple[tuple[int, int], ...]  # [first, last) node of each layer, one more entry for the output part
+    n_layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crossings:
+    """What a placement makes the scheduler move in one forward pass."""
+
+    device_splits: int
+    copies_in: int  # host -> device
+    copies_out: int  # device -> host
+    bytes_in_per_token: int
+    bytes_out_per_token: int
+
+
+_ATTENTION_IN = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_q_a", "attn_kv_a_mqa")
+_ATTENTION_MIDDLE = {"attn_q_b": "attn_q_a", "attn_kv_b": "attn_kv_a_mqa", "attn_k_b": "attn_q_b"}
+_AFTER_ATTENTION = ("attn_v_b", "attn_output", "attn_out", "attn_gate")
+_FFN_DOWN = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
+_ROUTER = ("ffn_gate_inp", "ffn_gate_inp_shexp")
+
+
+def build_graph(model: ModelInfo, operators: Sequence[Operator]) -> Graph:
+    """The node list of a model from its operators (in graph order). Roles that are not known are chained in order,
+    which overstates no transfer of a contiguous placement."""
+    nodes: list[Node] = []
+    layer_nodes: list[tuple[int, int]] = []
+    embd = model.n_embd * F32
+
+    def add(
+        inputs: Sequence[int],
+        n_bytes: int,
+        operator: int | None = None,
+        follows_layer: int | None = None,
+        host: bool = False,
+    ) -> int:
+        nodes.append(Node(tuple(dict.fromkeys(inputs)), n_bytes, operator, follows_layer, host))
+        return len(nodes) - 1
+
+    stream = add((), embd, host=True)  # token embedding
+    by_layer: dict[int, list[int]] = {}
+    for index, operator in enumerate(operators):
+        by_layer.setdefault(model.n_layer if operator.layer is None else operator.layer, []).append(index)
+
+    for layer in range(model.n_layer):
+        start = len(nodes)
+        stream = _add_layer(add, layer, stream, embd, [(i, operators[i]) for i in by_layer.get(layer, [])])
+        layer_nodes.append((start, len(nodes)))
+
+    start = len(nodes)
+    stream = add((stream,), embd, follows_layer=model.n_layer)  # output norm
+    for index in by_layer.get(model.n_layer, []):
+        stream = add((stream,), operators[index].shape[1] * F32, operator=index)
+    add((stream,), 0, host=True)  # logits are read on the host
+    layer_nodes.append((start, len(nodes)))
+    return Graph(
+        tuple(nodes),
+        tuple(model.n_layer if op.layer is None else op.layer for op in operators),
+        tuple(layer_nodes),
+        model.n_layer,
+    )
+
+
+def _output_bytes(operator: Operator) -> int:
+    """Bytes of one token's output: N rows, for each routed expert, and for each head of a per-head (MLA) weight."""
+    heads = operator.shape[2] if operator.op == "MUL_MAT" else operator.n_expert_used
+    return operator.shape[1] * heads * F32
+
+
+def _add_layer(
+    add: Callable[..., int], layer: int, stream: int, embd: int, operators: list[tuple[int, Operator]]
+) -> int:
+    """Append one block; returns the node of its output. Every split point of a transformer block is here: the two
+    norms, attention (with the KV write) and the GLU."""
+    made: dict[str, int] = {}
+    norm = add((stream,), embd, follows_layer=layer)
+    attention: int | None = None
+    ffn_norm: int | None = None
+    heads: list[int] = []  # outputs that feed attention
+    hidden: dict[str, list[int]] = {}  # outputs that feed the GLU, by expert family suffix
+    router: list[int] = []
+    blocks: list[int] = []  # block outputs that are added to the residual
+
+    for index, operator in operators:
+        role = operator.role
+        n_bytes = _output_bytes(operator)
+        if role in _ATTENTION_IN:
+            made[role] = add((norm,), n_bytes, operator=index)
+            heads.append(made[role])
+        elif role in _ATTENTION_MIDDLE:
+            source = made.get(_ATTENTION_MIDDLE[role], norm)
+            made[role] = add((source,), n_bytes, operator=index)
+            heads = [h for h in heads if h != source] + [made[role]]
+        elif role in _AFTER_ATTENTION:
+            if attention is None:
+                attention = add(heads or (norm,), _attention_bytes(operator), follows_layer=layer)
+            source = made.get("after_attention", attention)
+            made["after_attention"] = add((source,), n_bytes, operator=index)
+        elif role.startswith("ffn_"):
+            if ffn_norm is None:
+                blocks_in = made.get("after_attention", attention if attention is not None else norm)
+                stream = add((stream, blocks_in), embd)  # residual add
+                ffn_norm = add((stream,), embd, follows_layer=layer)
+            family = role.rsplit("_", 1)[1] if role.endswith(("_exps", "_shexp")) else ""
+            if role in _ROUTER:
+                router.append(add((ffn_norm,), n_bytes, operator=index))
+            elif role in _FFN_DOWN:
+                sources = hidden.get(family) or [ffn_norm]
+                glu = add(sources, operator.shape[0] * operator.n_expert_used * F32)
+                routed = router if operator.op == "MUL_MAT_ID" else []
+                blocks.append(add((glu, *routed), n_bytes, operator=index))
+            else:
+                routed = router if operator.op == "MUL_MAT_ID" else []
+                hidden.setdefault(family, []).append(add((ffn_norm, *routed), n_bytes, operator=index))
+        else:
+            norm = add((norm,), n_bytes, operator=index)
+    if ffn_norm is None:
+        blocks = [made.get("after_attention", norm)]
+    return add((stream, *blocks), embd)
+
+
+def _attention_bytes(output: Operator) -> int:
+    """Bytes of one token's attention output: the K of the projection that reads it, once per head for MLA's v_b."""
+    return output.shape[0] * (output.shape[2] if output.op == "MUL_MAT" else 1) * F32
+
+
+def node_sides(graph: Graph, on_device: Sequence[bool], first_device_layer: int, first: int, last: int) -> list[bool]:
+    """For the nodes [first, last): True where the scheduler runs them on the device.
+
+    on_device: one entry per operator. Layers >= first_device_layer have their norms and KV on the device (llama.cpp
+    gives the last n_gpu_layers to it; the part after the last block counts as layer n_layer).
+    """
+    sides: list[bool | None] = []
+    for node in graph.nodes[first:last]:
+        if node.operator is not None:
+            sides.append(on_device[node.operator])
+        elif node.follows_layer is not None:
+            sides.append(node.follows_layer >= first_device_layer)
+        else:
+            sides.append(False if node.host else None)
+    for order in (range(len(sides)), range(len(sides) - 1, -1, -1)):  # pass 2: expand the device down, then up
+        near_device = False
+        for i in order:
+            if sides[i] is None:
+                if near_device:
+                    sides[i] = True
+            else:
+                near_device = bool(sides[i])
+    return [bool(side) for side in sides]
+
+
+def crossings(
+    graph: Graph, on_device: Sequence[bool], first_device_layer: int, window: tuple[int, int] | None = None
+) -> Crossings:
+    """Splits and copies of a placement, over the whole graph or over the layers [window[0], window[1]) only."""
+    first, last = 0, len(graph.nodes)
+    if window is not None:
+        first = 0 if window[0] <= 0 else graph.layer_nodes[window[0]][0]
+        last = graph.layer_nodes[min(window[1], graph.n_layer + 1) - 1][1]
+    sides = node_sides(graph, on_device, first_device_layer, first, last)
+    copied: set[tuple[int, bool]] = set()
+    counts = [0, 0]  # by side of the reader: [out, in]
+    n_bytes = [0, 0]
+    splits = 0
+    previous = False
+    for i, side in enumerate(sides):
+        splits += side and not previous
+        previous = side
+        for source in graph.nodes[first + i].inputs:
+            if source < first or sides[source - first] == side or (source, side) in copied:
+                continue
+            copied.add((source, side))
+            counts[side] += 1
+            n_bytes[side] += graph.nodes[source].bytes_per_token
+    return Crossings(splits, counts[1], counts[0], n_bytes[1], n_bytes[0])

@@ -1,0 +1,130 @@
+"""Seconds of one operator on one side, read off a profile.
+
+A profile holds each distinct mul-mat at a few batch sizes; between two measured batch sizes the time is taken as
+linear in n_tokens (ScheInfer Eq. 3 has t = α + β·size for a fixed weight), beyond the last one as linear with the last
+slope.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from oallama.core.errors import ProfileError
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, Operator, Profile, ProfileCase, Shape, Workload
+
+Signature = tuple[str, str, Shape, int]
+"""(op, type, shape, n_expert_used): what distinguishes a mul-mat except where it runs and its batch size."""
+
+CaseKey = tuple[str, str, Signature]
+"""(device, layout, signature)."""
+
+Curve = tuple[tuple[int, float], ...]
+"""((n_tokens, seconds), ...) with ascending n_tokens."""
+
+CaseIndex = Mapping[CaseKey, Curve]
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass of a workload: n_tokens computed at once while n_kv tokens are already in the cache, `count`
+    times."""
+
+    n_tokens: int
+    n_kv: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCost:
+    """An operator's seconds over a phase on either side; `t_gpu_s` is None where the device cannot compute it."""
+
+    name: str
+    bytes: int
+    t_cpu_s: float  # T_c, in the fastest layout
+    t_gpu_s: float | None  # T_g
+    layout: str  # CPU layout that gave t_cpu_s
+
+
+def signature(of: Operator | ProfileCase) -> Signature:
+    return (of.op, of.type, of.shape, of.n_expert_used)
+
+
+def index_cases(profile: Profile) -> CaseIndex:
+    """The profile's cases by everything but batch size. Of two that differ in working set only, the colder one
+    counts."""
+    curves: dict[CaseKey, dict[int, float]] = {}
+    for case in sorted(profile.cases, key=lambda case: case.working_set_bytes):
+        key = (case.device, case.layout, signature(case))
+        curves.setdefault(key, {})[case.n_tokens] = case.seconds
+    return {key: tuple(sorted(points.items())) for key, points in curves.items()}
+
+
+def interpolate(curve: Curve, n_tokens: int) -> float:
+    """Seconds at n_tokens on a curve: linear between points, constant below the first, last slope above the last."""
+    first_n, first_s = curve[0]
+    if n_tokens <= first_n or len(curve) == 1:
+        return first_s if n_tokens <= first_n else first_s * n_tokens / first_n
+    for (n0, s0), (n1, s1) in pairwise(curve):
+        if n_tokens <= n1:
+            return s0 + (s1 - s0) * (n_tokens - n0) / (n1 - n0)
+    (n0, s0), (n1, s1) = curve[-2], curve[-1]
+    slope = max(0.0, (s1 - s0) / (n1 - n0))
+    return s1 + slope * (n_tokens - n1)
+
+
+def passes(workload: Workload, phase: str) -> tuple[Pass, ...]:
+    """The forward passes that a phase counts: `decode` one token at the mean depth, `prefill` the whole prompt in
+    micro-batches of n_ubatch, `mixed` the prompt and n_gen tokens."""
+    prompt = []
+    done = 0
+    while done < workload.n_prompt:
+        n = min(workload.n_ubatch, workload.n_prompt - done)
+        prompt.append(Pass(n, done + n, 1))
+        done += n
+    depth = workload.n_prompt + max(1, workload.n_gen) // 2
+    if phase == "decode":
+        return (Pass(1, depth, 1),)
+    if phase == "prefill":
+        return tuple(prompt)
+    return (*prompt, Pass(1, depth, workload.n_gen)) if workload.n_gen else tuple(prompt)
+
+
+def _seconds(curve: Curve, over: Iterable[Pass]) -> float:
+    return sum(p.count * interpolate(curve, p.n_tokens) for p in over)
+
+
+def operator_cost(index: CaseIndex, operator: Operator, device: str, over: Sequence[Pass]) -> OperatorCost:
+    """T_c in the layout that is fastest over `over`, and T_g.
+
+    Raises ProfileError if the CPU never measured this operator's shape.
+    """
+
+    wanted = signature(operator)
+    layouts = sorted(layout for on, layout, known in index if on == CPU_DEVICE and known == wanted)
+    if not layouts:
+        raise ProfileError(
+            f"the profile has no CPU timing of {operator.type} {list(operator.shape)} ({operator.name}); "
+            "run `oallama profile` for this model"
+        )
+    timed = [(_seconds(index[CPU_DEVICE, layout, wanted], over), layout) for layout in layouts]
+    t_cpu_s, layout = min(timed)
+    curve = index.get((device, DEVICE_LAYOUT, wanted)) if device != CPU_DEVICE else None
+    t_gpu_s = _seconds(curve, over) if curve else None
+    return OperatorCost(operator.name, operator.bytes, t_cpu_s, t_gpu_s, layout)
+
+
+def operator_costs(
+    index: CaseIndex, operators: Sequence[Operator], device: str, over: Sequence[Pass]
+) -> tuple[OperatorCost, ...]:
+    """operator_cost of each operator, equal ones computed once."""
+    seen: dict[Signature, OperatorCost] = {}
+    costs = []
+    for operator in operators:
+        key = signature(operator)
+        if key not in seen:
+            seen[key] = operator_cost(index, operator, device, over)
+        known = seen[key]
+        costs.append(replace(known, name=operator.name, bytes=operator.bytes))
+    return tuple(costs)

@@ -1,0 +1,52 @@
+"""Seconds that crossings between the CPU and a device cost.
+
+One crossing costs what the profiled link says for its bytes (ScheInfer Eq. 3: t = α + β·bytes); each split on the
+device adds what ggml's scheduler needs beside the two copies, taken from the profiled boundary (one excursion host ->
+device -> host).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oallama.core.types import LinearFit, Profile
+from oallama.cost.graph import Crossings
+from oallama.cost.operator_cost import Pass
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRates:
+    """α and β of both directions and the fixed cost of a device split, in seconds and seconds per byte."""
+
+    copy_in: LinearFit
+    copy_out: LinearFit
+    split_s: float
+
+    def seconds(self, moved: Crossings, n_tokens: int) -> float:
+        return (
+            moved.device_splits * self.split_s
+            + moved.copies_in * self.copy_in.alpha_s
+            + moved.copies_out * self.copy_out.alpha_s
+            + n_tokens * moved.bytes_in_per_token * self.copy_in.beta_s_per_byte
+            + n_tokens * moved.bytes_out_per_token * self.copy_out.beta_s_per_byte
+        )
+
+    def over(self, moved: Crossings, passes: Sequence[Pass]) -> float:
+        return sum(p.count * self.seconds(moved, p.n_tokens) for p in passes)
+
+
+NO_TRANSFER = TransferRates(LinearFit(0.0, 0.0, 1.0), LinearFit(0.0, 0.0, 1.0), 0.0)
+
+
+def transfer_rates(profile: Profile) -> TransferRates:
+    """The rates of a profile. Activations live in pageable memory, so the pageable link counts; without a device,
+    nothing does."""
+    if not profile.link:
+        return NO_TRANSFER
+    copy_in = profile.link.get("h2d_pageable") or profile.link["h2d_pinned"]
+    copy_out = profile.link["d2h"]
+    if profile.boundary is None:
+        return TransferRates(copy_in, copy_out, profile.launch_s)
+    split_s = max(0.0, profile.boundary.alpha_s - copy_in.alpha_s - copy_out.alpha_s)
+    return TransferRates(copy_in, copy_out, split_s)

@@ -1,0 +1,132 @@
+"""GPU affinity and the smart operator scheduling algorithm (OATO, section 3.3 and Algorithm 1).
+
+B_i = (T_ci - T_gi - T'_i) / M_i seconds saved per byte of device memory; G_i is B_i min-max normalised to 0..1.
+The published loop repeats rank -> T' -> rank until the affinities are stable and then fills. It leaves open what T'
+is; ours is the marginal cost of the edges: what the crossings cost with operator i on the device less what they cost
+with it on the CPU, everything else being where the last fill put it. T' is negative where i joins its neighbours
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from oallama.cost.graph import crossings
+from oallama.cost.predict import Costs, placement_seconds
+from oallama.place.fill import FillRule, fill
+
+Unit = tuple[int, ...]
+"""Operator indices that are ranked and placed together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """The result of the iteration."""
+
+    on_device: tuple[bool, ...]
+    iterations: int
+    converged: bool
+    seconds: float  # predicted over the passes of the costs
+
+
+def normalise(benefits: Sequence[float]) -> tuple[float, ...]:
+    """Min-max normalisation to 0..1; all equal (or one alone) gives 1.0 each, as none is worse than another."""
+    if not benefits:
+        return ()
+    low, high = min(benefits), max(benefits)
+    if high <= low:
+        return tuple(1.0 for _ in benefits)
+    return tuple((b - low) / (high - low) for b in benefits)
+
+
+def rank(benefits: Sequence[float]) -> tuple[int, ...]:
+    """Indices by falling benefit; equal benefits keep their (graph) order, so ranks are deterministic."""
+    return tuple(sorted(range(len(benefits)), key=lambda i: (-benefits[i], i)))
+
+
+def marginal_transfer(costs: Costs, on_device: Sequence[bool], first_device_layer: int, unit: Unit) -> float:
+    """T' of a unit in seconds over the passes: crossings with the whole unit on the device less those with it on the
+    CPU.
+
+    Only the unit's layers and their neighbours are looked at: every layer begins with a norm whose side is fixed, so
+    nothing reaches further.
+    """
+    layers = [costs.graph.operator_layer[i] for i in unit]
+    window = (max(0, min(layers) - 1), max(layers) + 2)
+    sides = list(on_device)
+    seconds = []
+    for side in (True, False):
+        for i in unit:
+            sides[i] = side
+        moved = crossings(costs.graph, sides, first_device_layer, window)
+        seconds.append(costs.rates.over(moved, costs.passes))
+    return seconds[0] - seconds[1]
+
+
+def paper_transfer(costs: Costs, on_device: Sequence[bool], first_device_layer: int, unit: Unit) -> float:
+    """T' as Algorithm 1 reads literally: the load of the operator's tensors across devices, charged to a candidate
+    whose neighbours are on the other side. Never negative."""
+    return max(0.0, marginal_transfer(costs, on_device, first_device_layer, unit))
+
+
+Transfer = Callable[[Costs, Sequence[bool], int, Unit], float]
+
+
+def benefit(costs: Costs, unit: Unit, transfer_s: float) -> float:
+    """B = (T_c - T_g - T') / M of a unit, seconds per byte; minus infinity where the device cannot compute it."""
+    saved = 0.0
+    for i in unit:
+        cost = costs.operators[i]
+        if cost.t_gpu_s is None:
+            return float("-inf")
+        saved += cost.t_cpu_s - cost.t_gpu_s
+    return (saved - transfer_s) / max(1, sum(costs.operators[i].bytes for i in unit))
+
+
+def iterate(
+    costs: Costs,
+    units: Sequence[Unit],
+    budget: int,
+    first_device_layer: int,
+    *,
+    transfer: Transfer = marginal_transfer,
+    rule: FillRule = "continue",
+    only_gains: bool = True,
+    start: Sequence[bool] | None = None,
+    max_iterations: int = 50,
+) -> Search:
+    """Algorithm 1 over units: rank by B without T', fill, then rank with T' of that placement, fill, until the
+    affinities are stable. A placement met before is a cycle: it ends the loop unconverged. The placement with the
+    least predicted time of all that were met is returned.
+
+    budget: bytes for the weights of operators. only_gains: leave units whose B is not positive on the CPU (the paper
+    fills regardless). start: a placement to compute the first T' from, in place of the one filled without T'.
+    """
+    n = len(costs.operators)
+    sizes = [sum(costs.operators[i].bytes for i in unit) for unit in units]
+
+    def place(benefits: Sequence[float]) -> tuple[bool, ...]:
+        useful = [u for u in rank(benefits) if benefits[u] > (0.0 if only_gains else float("-inf"))]
+        chosen = fill(useful, sizes, budget, rule)
+        on_device = [False] * n
+        for u in chosen:
+            for i in units[u]:
+                on_device[i] = True
+        return tuple(on_device)
+
+    placement = tuple(start) if start is not None else place([benefit(costs, unit, 0.0) for unit in units])
+    best, best_seconds = placement, placement_seconds(costs, placement, first_device_layer)
+    seen = {placement}
+    for iteration in range(1, max_iterations + 1):
+        following = place([benefit(costs, u, transfer(costs, placement, first_device_layer, u)) for u in units])
+        if following == placement:  # same neighbours, same T': the affinities are stable
+            return Search(best, iteration, True, best_seconds)
+        seconds = placement_seconds(costs, following, first_device_layer)
+        if seconds < best_seconds:
+            best, best_seconds = following, seconds
+        if following in seen:
+            return Search(best, iteration, False, best_seconds)
+        seen.add(following)
+        placement = following
+    return Search(best, max_iterations, False, best_seconds)
