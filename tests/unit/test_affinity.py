@@ -1,0 +1,182 @@
+"""OATO: affinity, the iteration and the fill, against hand arithmetic and brute force."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from placement_cases import best_by_brute_force, costs, operators, rates
+
+from oallama.cost.predict import placement_seconds
+from oallama.place.affinity import benefit, iterate, marginal_transfer, normalise, rank
+from oallama.place.baselines import cpu, layers
+from oallama.place.fill import fill
+from oallama.place.oato import affinities, search
+from oallama.place.units import GRANULARITIES, units
+
+seconds = st.floats(1e-6, 1e-2)
+
+
+def test_normalise_is_min_max() -> None:
+    assert normalise([1.0, 3.0, 2.0]) == (0.0, 1.0, 0.5)
+    assert normalise([2.0, 2.0]) == (1.0, 1.0)
+    assert normalise([]) == ()
+
+
+def test_equal_benefits_keep_graph_order() -> None:
+    assert rank([1.0, 2.0, 1.0, 2.0]) == (1, 3, 0, 2)
+
+
+def test_paper_fill_stops_where_ours_goes_on() -> None:
+    # budget 10: 6 fits, 7 does not; Algorithm 1 breaks there, the default still takes the 3 behind it
+    assert fill([0, 1, 2], [6, 7, 3], 10, "paper") == {0}
+    assert fill([0, 1, 2], [6, 7, 3], 10, "continue") == {0, 2}
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(0, 200))
+def test_fill_never_exceeds_the_budget_and_leaves_nothing_that_fits(sizes: list[int], budget: int) -> None:
+    placed = fill(range(len(sizes)), sizes, budget)
+    used = sum(sizes[i] for i in placed)
+    assert used <= budget
+    assert all(used + sizes[i] > budget for i in range(len(sizes)) if i not in placed)
+    assert fill(range(len(sizes)), sizes, budget, "paper") <= placed
+
+
+def test_transfer_of_a_lone_ffn_operator_is_an_excursion_and_of_a_closing_one_is_negative() -> None:
+    # one layer, norms and KV on the host (first_device_layer 2), crossings cost 1 s each and nothing per byte
+    ops = operators(1, output=False)
+    problem = costs(ops, 1, [(1.0, 1.0)] * len(ops), rates(1.0))
+    names = {op.role: i for i, op in enumerate(ops)}
+    nothing = [False] * len(ops)
+    # gate alone on the device: its input goes in, its output comes back
+    assert marginal_transfer(problem, nothing, 2, (names["ffn_gate"],)) == pytest.approx(2.0)
+    # gate and down there, up missing: x in for gate, then up's result in, down's result out. GLU runs beside down.
+    around = [op.role in ("ffn_gate", "ffn_down") for op in ops]
+    # adding up removes the copy of its result and shares the copy of x with gate
+    assert marginal_transfer(problem, around, 2, (names["ffn_up"],)) < 0
+
+
+def test_whole_ffn_block_costs_one_excursion() -> None:
+    ops = operators(1, output=False)
+    problem = costs(ops, 1, [(1.0, 1.0)] * len(ops), rates(1.0))
+    block = tuple(i for i, op in enumerate(ops) if op.role.startswith("ffn_"))
+    # x goes in for gate and up; the residual add follows down to the device, so the stream goes in as well; the sum comes back
+    assert marginal_transfer(problem, [False] * len(ops), 2, block) == pytest.approx(3.0)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_without_transfer_and_with_equal_sizes_the_fill_is_optimal(data: st.DataObject) -> None:
+    ops = operators(1)
+    times = [(data.draw(seconds), data.draw(seconds)) for _ in ops]
+    budget = 1000 * data.draw(st.integers(0, len(ops)))
+    problem = costs(ops, 1, times)
+    found = iterate(problem, units(ops, "operator"), budget, 0)
+    assert found.converged
+    assert found.seconds == pytest.approx(best_by_brute_force(problem, budget, 0))
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_search_with_transfer_is_close_to_brute_force_and_never_worse_than_layers_or_cpu(data: st.DataObject) -> None:
+    ops = operators(1)
+    times = [(data.draw(st.floats(1e-4, 1e-2)), data.draw(st.floats(1e-5, 1e-3))) for _ in ops]
+    budget = 1000 * data.draw(st.integers(0, len(ops)))
+    problem = costs(ops, 1, times, rates(data.draw(st.floats(0, 1e-3))))
+    found = search(problem, ops, lambda first: budget)
+    assert found.seconds <= layers(problem, lambda first: budget).seconds + 1e-12
+    assert found.seconds <= cpu(problem).seconds + 1e-12
+    used = sum(c.bytes for c, device in zip(problem.operators, found.on_device, strict=True) if device)
+    assert used <= budget
+    exact = min(best_by_brute_force(problem, budget, first) for first in range(3))
+    assert found.seconds <= 1.5 * exact + 1e-12
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_more_memory_is_never_predicted_slower(data: st.DataObject) -> None:
+    ops = operators(2)
+    times = [(data.draw(st.floats(1e-4, 1e-2)), data.draw(st.floats(1e-5, 1e-3))) for _ in ops]
+    problem = costs(ops, 2, times)
+    budgets = sorted(1000 * data.draw(st.integers(0, len(ops))) for _ in range(2))
+    less, more = (search(problem, ops, lambda first, b=b: b).seconds for b in budgets)
+    assert more <= less + 1e-12
+
+
+@given(st.data(), st.sampled_from([0.5, 3.0, 1000.0]))
+@settings(max_examples=40, deadline=None)
+def test_affinity_order_does_not_depend_on_the_unit_of_time(data: st.DataObject, scale: float) -> None:
+    ops = operators(2)
+    times = [(data.draw(st.integers(1, 1000)), data.draw(st.integers(1, 1000))) for _ in ops]
+    alpha = data.draw(st.integers(0, 100))
+    order = []
+    for factor in (1.0, scale):
+        problem = costs(ops, 2, [(c * factor, g * factor) for c, g in times], rates(alpha * factor))
+        placed = search(problem, ops, lambda first: 5000)
+        order.append([(row.name, row.backend) for row in affinities(problem, ops, placed)])
+    assert order[0] == order[1]
+
+
+def test_a_cycle_is_reported_and_the_best_placement_kept() -> None:
+    # each of two operators is worth placing only while the other is not yet there, and the budget holds both: with T'
+    # positive once the neighbour moved, the placements alternate
+    ops = operators(1, roles=("ffn_up", "ffn_down"), output=False)
+    problem = costs(ops, 1, [(3.0, 1.0), (3.0, 1.0)], rates(0.9))
+    found = iterate(problem, units(ops, "operator"), 2000, 2)
+    options = [placement_seconds(problem, choice, 2) for choice in ((False, False), (True, True))]
+    assert found.seconds <= min(options) + 1e-12
+    assert found.iterations <= 50
+
+
+def test_operator_the_device_cannot_compute_stays_on_the_cpu() -> None:
+    ops = operators(1)
+    times: list[tuple[float, float | None]] = [(1.0, 0.1)] * len(ops)
+    times[0] = (1.0, None)
+    problem = costs(ops, 1, times)
+    placed = search(problem, ops, lambda first: 10**9)
+    assert not placed.on_device[0]
+    assert all(placed.on_device[1:])
+    rows = {row.name: row for row in affinities(problem, ops, placed)}
+    row = rows[ops[0].name]
+    assert (row.t_gpu_s, row.benefit_s_per_byte, row.affinity, row.backend) == (None, None, 0.0, "CPU")
+    assert row.rank == len(ops)
+
+
+def test_report_rows_follow_the_formula() -> None:
+    ops = operators(2)
+    times = [(float(2 + i % 5), 1.0) for i in range(len(ops))]
+    problem = costs(ops, 2, times, rates(0.25))
+    placed = search(problem, ops, lambda first: 6000)
+    rows = affinities(problem, ops, placed)
+    assert [row.rank for row in rows] == list(range(1, len(ops) + 1))
+    for row in rows:
+        assert row.t_gpu_s is not None and row.benefit_s_per_byte is not None
+        expected = (row.t_cpu_s - row.t_gpu_s - row.t_transfer_s) / row.bytes
+        assert math.isclose(row.benefit_s_per_byte, expected, rel_tol=1e-12)
+    assert max(row.affinity for row in rows) == 1.0
+    assert min(row.affinity for row in rows) == 0.0
+
+
+def test_units_hold_every_operator_once() -> None:
+    ops = operators(3)
+    for granularity in GRANULARITIES:
+        members = [i for unit in units(ops, granularity) for i in unit]
+        assert sorted(members) == list(range(len(ops)))
+    assert len(units(ops, "block")) == 3 * 2 + 1
+    assert len(units(ops, "layer")) == 3 + 1
+
+
+def test_layers_is_ngl_from_the_end() -> None:
+    ops = operators(4)
+    problem = costs(ops, 4, [(1.0, 0.1)] * len(ops))
+    placed = layers(problem, lambda first: 1000 + 2 * 7000)  # output and two layers
+    assert placed.first_device_layer == 2
+    assert {op.layer for op, device in zip(ops, placed.on_device, strict=True) if device} == {2, 3, None}
+
+
+def test_benefit_of_a_unit_is_the_joint_saving_per_byte() -> None:
+    ops = operators(1)
+    problem = costs(ops, 1, [(5.0, 1.0)] * len(ops))
+    assert benefit(problem, (0, 1), 2.0) == pytest.approx((4.0 + 4.0 - 2.0) / 2000)

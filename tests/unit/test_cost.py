@@ -1,0 +1,140 @@
+"""Operator, transfer and graph costs, by hand arithmetic on small records."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from placement_cases import model, operators, rates
+
+from oallama.core.errors import ProfileError
+from oallama.core.types import LinearFit, Operator, Profile, ProfileCase, RestCase, Workload
+from oallama.cost.graph import build_graph, crossings, node_sides
+from oallama.cost.operator_cost import Pass, index_cases, interpolate, operator_cost, passes
+from oallama.cost.predict import index_rest, interpolate_depth, rest_of
+from oallama.cost.transfer import transfer_rates
+
+OP = Operator("blk.0.ffn_up.weight", 0, "ffn_up", "MUL_MAT", "Q4_0", (256, 512, 1), 73728, 1.0)
+
+
+def case(device: str, layout: str, n_tokens: int, seconds: float, working_set_bytes: int = 0) -> ProfileCase:
+    return ProfileCase(
+        device, layout, "Q4_0", (256, 512, 1), 1, n_tokens, seconds, (seconds,), 1.0, 1.0, working_set_bytes
+    )
+
+
+def profile(*cases: ProfileCase, rest: tuple[RestCase, ...] = (), boundary: LinearFit | None = None) -> Profile:
+    link = {"h2d_pageable": LinearFit(1e-5, 1e-9, 1.0), "d2h": LinearFit(2e-5, 2e-9, 1.0)}
+    return Profile(1, {}, "RPC0", cases, rest, link, boundary, None, 3e-5, ())
+
+
+def test_passes_of_a_workload() -> None:
+    load = Workload(n_prompt=1100, n_gen=10, n_ctx=2048, n_ubatch=512)
+    assert passes(load, "prefill") == (Pass(512, 512, 1), Pass(512, 1024, 1), Pass(76, 1100, 1))
+    assert passes(load, "decode") == (Pass(1, 1105, 1),)
+    assert passes(load, "mixed") == (*passes(load, "prefill"), Pass(1, 1105, 10))
+
+
+def test_interpolation_meets_the_points_and_is_linear_between() -> None:
+    curve = ((1, 1.0), (32, 2.0), (512, 10.0))
+    assert [interpolate(curve, n) for n in (1, 32, 512)] == [1.0, 2.0, 10.0]
+    assert interpolate(curve, 272) == pytest.approx(6.0)
+    assert interpolate(curve, 992) == pytest.approx(18.0)
+
+
+@given(st.integers(1, 4096), st.integers(1, 4096))
+def test_more_tokens_never_take_less_time_on_a_rising_curve(a: int, b: int) -> None:
+    curve = ((1, 1.0), (32, 2.0), (512, 10.0))
+    assert interpolate(curve, min(a, b)) <= interpolate(curve, max(a, b))
+
+
+def test_cpu_time_is_that_of_the_fastest_layout_over_the_phase() -> None:
+    made = profile(
+        case("CPU", "CPU", 1, 1.0),
+        case("CPU", "CPU", 32, 40.0),
+        case("CPU", "CPU_REPACK", 1, 2.0),
+        case("CPU", "CPU_REPACK", 32, 20.0),
+        case("RPC0", "device", 1, 0.5),
+    )
+    index = index_cases(made)
+    decode = operator_cost(index, OP, "RPC0", (Pass(1, 1, 1),))
+    assert (decode.t_cpu_s, decode.layout, decode.t_gpu_s) == (1.0, "CPU", 0.5)
+    prefill = operator_cost(index, OP, "RPC0", (Pass(32, 32, 2),))
+    assert (prefill.t_cpu_s, prefill.layout) == (40.0, "CPU_REPACK")
+    assert operator_cost(index, OP, "CUDA0", (Pass(1, 1, 1),)).t_gpu_s is None
+
+
+def test_missing_cpu_timing_is_a_profile_error_that_names_the_operator() -> None:
+    with pytest.raises(ProfileError, match=r"blk\.0\.ffn_up\.weight"):
+        operator_cost(index_cases(profile(case("RPC0", "device", 1, 1.0))), OP, "RPC0", (Pass(1, 1, 1),))
+
+
+def test_colder_of_two_measurements_counts() -> None:
+    index = index_cases(profile(case("CPU", "CPU", 1, 9.0, 10**9), case("CPU", "CPU", 1, 1.0, 10**6)))
+    assert operator_cost(index, OP, "CPU", (Pass(1, 1, 1),)).t_cpu_s == 9.0
+
+
+def test_boundary_adds_what_the_two_copies_do_not_explain() -> None:
+    assert transfer_rates(profile()).split_s == 3e-5  # launch, as no boundary was measured
+    assert transfer_rates(profile(boundary=LinearFit(1e-4, 0.0, 1.0))).split_s == pytest.approx(7e-5)
+
+
+def test_rest_is_affine_in_depth_and_falls_back_to_the_cpu() -> None:
+    rest = tuple(RestCase("CPU", 1, n_kv, s, (s,)) for n_kv, s in ((256, 1.0), (1024, 4.0)))
+    index = index_rest(profile(rest=rest))
+    assert rest_of(index, "RPC0", (Pass(1, 512, 1),)) == (pytest.approx(2.0), pytest.approx(2.0))
+    assert interpolate_depth(((256, 1.0), (1024, 4.0)), 0) == pytest.approx(0.0)
+
+
+def test_graph_has_every_operator_once_for_every_family_of_roles() -> None:
+    families = [
+        ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
+        ("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
+        ("attn_q_a", "attn_q_b", "attn_kv_a_mqa", "attn_kv_b", "attn_output", "ffn_gate", "ffn_up", "ffn_down"),
+        ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
+        ("ssm_in", "ssm_x", "ssm_out"),
+        ("unknown_a", "unknown_b"),
+    ]
+    for roles in families:
+        ops = operators(3, roles)
+        graph = build_graph(model(3), ops)
+        assert sorted(n.operator for n in graph.nodes if n.operator is not None) == list(range(len(ops)))
+        assert all(source < i for i, node in enumerate(graph.nodes) for source in node.inputs)
+
+
+def test_everything_on_the_device_crosses_only_at_the_ends() -> None:
+    ops = operators(3)
+    graph = build_graph(model(3), ops)
+    moved = crossings(graph, [True] * len(ops), 0)
+    assert (moved.device_splits, moved.copies_in, moved.copies_out) == (1, 1, 1)
+    assert (moved.bytes_in_per_token, moved.bytes_out_per_token) == (256 * 4, 1000 * 4)  # embedding in, logits out
+    nothing = crossings(graph, [False] * len(ops), 4)
+    assert (nothing.device_splits, nothing.copies_in, nothing.copies_out) == (0, 0, 0)
+
+
+def test_glu_stays_with_cpu_neighbours_and_follows_a_device_neighbour() -> None:
+    """The scheduler's expansion (ggml 0.25.3, pass 2), on one layer whose norms and KV are on the device."""
+    ops = operators(1, output=False)
+    graph = build_graph(model(1), ops)
+    glu = next(
+        i for i, n in enumerate(graph.nodes) if n.operator is None and n.follows_layer is None and len(n.inputs) == 2
+        and all(graph.nodes[s].operator is not None for s in n.inputs)
+    )  # fmt: skip
+    roles = [op.role for op in ops]
+    for device_roles, expected in (((), False), (("ffn_up",), True), (("ffn_down",), True), (("ffn_gate",), False)):
+        sides = node_sides(graph, [role in device_roles for role in roles], 0, 0, len(graph.nodes))
+        assert sides[glu] is expected, device_roles
+
+
+@given(st.lists(st.booleans(), min_size=15, max_size=15), st.integers(0, 3), st.integers(0, 14))
+def test_a_window_prices_a_move_exactly_as_the_whole_graph_does(sides: list[bool], first: int, moved: int) -> None:
+    ops = operators(2)
+    graph = build_graph(model(2), ops)
+    price = rates(1.0, 1e-3, 0.5)
+    layer = graph.operator_layer[moved]
+    window = (max(0, layer - 1), layer + 2)
+    other = list(sides)
+    other[moved] = not other[moved]
+    whole = [price.seconds(crossings(graph, s, first), 1) for s in (sides, other)]
+    local = [price.seconds(crossings(graph, s, first, window), 1) for s in (sides, other)]
+    assert local[1] - local[0] == pytest.approx(whole[1] - whole[0])
