@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from oallama.cost.predict import Costs, placement_seconds
-from oallama.place.oato import Placed
+
+Budget = Callable[[int], int]
+"""first_device_layer -> bytes left for operators on the device once KV, compute buffers and the other tensors of those
+layers are there; negative: that choice does not fit."""
 
 
-def layers(costs: Costs, budget: Callable[[int], int]) -> Placed:
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A placement of whole operators: which are on the device, and from which layer on norms and KV are there."""
+
+    on_device: tuple[bool, ...]
+    first_device_layer: int  # n_layer: only the part behind the last block; n_layer + 1: nothing
+    iterations: int
+    converged: bool
+    seconds: float  # predicted over the passes of the costs
+
+
+def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placed:
     """The most whole layers that fit, from the end, KV with them: `-ngl k` for the largest k (llama.cpp counts the
-    output layer as one of the k, and takes it first).
-
-    budget(first_device_layer): bytes left for operators on the device.
-    """
+    output layer as one of the k, and takes it first). Layers before `at_least` are not taken."""
     n_layer = costs.graph.n_layer
     layer_of = costs.graph.operator_layer
-    best = n_layer + 1
-    for first in range(n_layer, -1, -1):
-        size = sum(cost.bytes for cost, layer in zip(costs.operators, layer_of, strict=True) if layer >= first)
-        if size > budget(first):
+    first = n_layer + 1
+    for candidate in range(n_layer, at_least - 1, -1):
+        size = sum(cost.bytes for cost, layer in zip(costs.operators, layer_of, strict=True) if layer >= candidate)
+        if size > budget(candidate):
             break
-        best = first
+        first = candidate
     on_device = tuple(
-        layer >= best and cost.t_gpu_s is not None for cost, layer in zip(costs.operators, layer_of, strict=True)
+        layer >= first and cost.t_gpu_s is not None for cost, layer in zip(costs.operators, layer_of, strict=True)
     )
-    return Placed(on_device, best, 1, True, placement_seconds(costs, on_device, best))
+    return Placed(on_device, first, 1, True, placement_seconds(costs, on_device, first))
 
 
 def cpu(costs: Costs) -> Placed:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from oallama.core.types import Affinity, Operator
-from oallama.cost.predict import Costs, placement_seconds
+from oallama.cost.predict import Costs
 from oallama.place.affinity import (
     Search,
     Unit,
@@ -18,51 +17,36 @@ from oallama.place.affinity import (
     paper_transfer,
     rank,
 )
+from oallama.place.baselines import Budget, Placed, cpu, layers
 from oallama.place.fill import FillRule
-from oallama.place.units import GRANULARITIES, units
+from oallama.place.units import GRANULARITIES, Granularity, units
 
 AffinityRule = Literal["default", "paper"]
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A placement of whole operators: which are on the device, and how many layers have their norms and KV there."""
-
-    on_device: tuple[bool, ...]
-    first_device_layer: (
-        int  # layers from here on have norms and KV on the device; n_layer + 1: none, not even the output
-    )
-    iterations: int
-    converged: bool
-    seconds: float
-
-
-def device_layer_choices(n_layer: int) -> tuple[int, ...]:
-    """Values of first_device_layer that are tried: all on the device first, then every eighth of the layers, down to
-    none. A layer whose KV is on the host runs its attention there, which pays when its weights are there as well."""
+def device_layer_choices(n_layer: int, also: int) -> tuple[int, ...]:
+    """Values of first_device_layer that are tried: all layers on the device, then every eighth of them, down to none,
+    and `also`. A layer whose KV is on the host runs its attention there, which pays when its weights are there as
+    well."""
     step = max(1, n_layer // 8)
-    return tuple(sorted({*range(0, n_layer + 1, step), n_layer, n_layer + 1}))
+    return tuple(sorted({*range(0, n_layer + 1, step), n_layer, n_layer + 1, also}))
 
 
 def search(
     costs: Costs,
     operators: Sequence[Operator],
-    budget: Callable[[int], int],
+    budget: Budget,
     *,
     affinity: AffinityRule = "default",
     rule: FillRule = "continue",
-    choices: Iterable[int] | None = None,
 ) -> Placed:
     """The placement with the least predicted time over the passes of `costs`.
 
-    budget(first_device_layer): bytes left for operators once KV, compute buffers and the other tensors of those layers
-    are on the device; negative: that choice does not fit. "paper" runs Algorithm 1 as published: single operators, KV
-    on the device, T' never negative, no regard to gains.
+    "paper" runs Algorithm 1 as published: single operators, T' never negative, no regard to gains; norms and KV of all
+    layers are on the device, or of as many as fit.
     """
     n_layer = costs.graph.n_layer
-    options = (
-        tuple(choices) if choices is not None else ((0,) if affinity == "paper" else device_layer_choices(n_layer))
-    )
+    options = device_layer_choices(n_layer, layers(costs, budget).first_device_layer)
     best: Placed | None = None
     for first in options:
         room = budget(first)
@@ -72,45 +56,29 @@ def search(
             placed = Placed(found.on_device, first, found.iterations, found.converged, found.seconds)
             if best is None or placed.seconds < best.seconds:
                 best = placed
-    if best is None:
-        first = options[-1]
-        nothing = (False,) * len(costs.operators)
-        return Placed(nothing, first, 0, True, placement_seconds(costs, nothing, first))
-    return best
+        if affinity == "paper":
+            break
+    return best or cpu(costs)
 
 
 def _searches(
     costs: Costs, operators: Sequence[Operator], room: int, first: int, affinity: AffinityRule, rule: FillRule
 ) -> Iterable[Search]:
+    def groups(granularity: Granularity) -> list[Unit]:
+        """Units whose layer has its norms and KV on the device: an operator without them would be there alone."""
+        layer_of = costs.graph.operator_layer
+        return [unit for unit in units(operators, granularity) if layer_of[unit[0]] >= first]
+
+    singles = groups("operator")
     if affinity == "paper":
-        yield iterate(
-            costs, units(operators, "operator"), room, first, transfer=paper_transfer, rule=rule, only_gains=False
-        )
+        yield iterate(costs, singles, room, first, transfer=paper_transfer, rule=rule, only_gains=False)
         return
-    singles = units(operators, "operator")
     for granularity in GRANULARITIES:
-        groups = units(operators, granularity)
-        found = iterate(costs, groups, room, first, rule=rule)
+        found = iterate(costs, groups(granularity), room, first, rule=rule)
         yield found
-        if len(groups) != len(singles):  # let single operators use what the groups left over
+        if granularity != "operator":  # let single operators use what the groups left over
             yield iterate(costs, singles, room, first, rule=rule, start=found.on_device)
-    yield iterate(costs, singles, room, first, rule=rule, start=contiguous(costs, room, first))
-
-
-def contiguous(costs: Costs, room: int, first: int) -> tuple[bool, ...]:
-    """The operators of the last layers that fit, from the output backwards: what -ngl would do with these bytes."""
-    on_device = [False] * len(costs.operators)
-    used = 0
-    layers = costs.graph.operator_layer
-    for layer in range(costs.graph.n_layer, -1, -1):
-        members = [i for i, at in enumerate(layers) if at == layer]
-        size = sum(costs.operators[i].bytes for i in members)
-        if used + size > room or any(costs.operators[i].t_gpu_s is None for i in members):
-            break
-        used += size
-        for i in members:
-            on_device[i] = True
-    return tuple(on_device)
+    yield iterate(costs, singles, room, first, rule=rule, start=layers(costs, lambda at: room, first).on_device)
 
 
 def affinities(
