@@ -1,0 +1,108 @@
+"""What `--device` says, as a record. Pure: parsing opens nothing and asks nothing of the machine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from oallama.core.errors import UsageError
+
+DeviceKind = Literal["auto", "none", "ggml", "rpc", "rpc-worker", "cpu-pair"]
+
+FORMS = "a ggml device name such as CUDA0, rpc://host:port, rpc-worker[:threads[:cpulist]], cpu-pair, auto or none"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]*")
+_ENDPOINT = re.compile(r"(?P<host>[A-Za-z0-9._\-]+):(?P<port>\d{1,5})")
+_CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One parsed `--device`. `name` for ggml, `endpoint` ("host:port") for rpc, `threads` and `cpus` for rpc-worker.
+
+    `threads` None: chosen when the worker starts; `cpus` empty: the worker is not pinned.
+    """
+
+    kind: DeviceKind
+    name: str = ""
+    endpoint: str = ""
+    threads: int | None = None
+    cpus: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """The text that parses back into this record."""
+        if self.kind == "ggml":
+            return self.name
+        if self.kind == "rpc":
+            return f"rpc://{self.endpoint}"
+        if self.kind == "rpc-worker" and (self.threads is not None or self.cpus):
+            threads = "" if self.threads is None else str(self.threads)
+            return f"rpc-worker:{threads}" + (f":{format_cpus(self.cpus)}" if self.cpus else "")
+        return self.kind
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether a ggml RPC server computes: then the device can be lost without this process knowing."""
+        return self.kind in ("rpc", "rpc-worker")
+
+
+def parse_device(text: str | None) -> DeviceSpec:
+    """`--device` text as a DeviceSpec; None and "" mean auto. Raises UsageError naming the accepted forms."""
+    stripped = (text or "auto").strip()
+    if stripped in ("auto", "none", "cpu-pair"):
+        return DeviceSpec(stripped)  # type: ignore[arg-type]
+    if stripped.startswith("rpc://"):
+        return DeviceSpec("rpc", endpoint=_endpoint(stripped))
+    head, *rest = stripped.split(":")
+    if head == "rpc-worker":
+        return _worker(stripped, rest)
+    if not _NAME.fullmatch(stripped):
+        raise UsageError(f"--device {stripped!r} is not a device; give {FORMS}")
+    return DeviceSpec("ggml", name=stripped)
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """A CPU list as taskset writes it (`0,2-3`) as sorted distinct numbers. Raises ValueError on anything else."""
+    cpus: set[int] = set()
+    for part in text.split(","):
+        match = _CPU_RANGE.fullmatch(part.strip())
+        if not match:
+            raise ValueError(f"{text!r} is not a CPU list; write it like 0,2-3")
+        first = int(match[1])
+        last = int(match[2] or first)
+        if last < first or last - first >= 4096:
+            raise ValueError(f"{part.strip()!r} is not a CPU range; write it like 2-3")
+        cpus.update(range(first, last + 1))
+    return tuple(sorted(cpus))
+
+
+def format_cpus(cpus: tuple[int, ...]) -> str:
+    """CPU numbers as the shortest list of ranges: (0, 2, 3) as `0,2-3`."""
+    runs: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if runs and cpu == runs[-1][1] + 1:
+            runs[-1][1] = cpu
+        else:
+            runs.append([cpu, cpu])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def _endpoint(text: str) -> str:
+    match = _ENDPOINT.fullmatch(text.removeprefix("rpc://").rstrip("/"))
+    if not match or not 0 < int(match["port"]) < 65536:
+        raise UsageError(f"--device {text!r} is not an RPC endpoint; write it like rpc://192.168.0.5:50052")
+    return f"{match['host']}:{int(match['port'])}"
+
+
+def _worker(text: str, rest: list[str]) -> DeviceSpec:
+    wrong = f"--device {text!r} is not a worker; write it like rpc-worker, rpc-worker:2 or rpc-worker:1:1"
+    if len(rest) > 2:
+        raise UsageError(wrong)
+    threads_text = rest[0] if rest else ""
+    if threads_text and not (threads_text.isdecimal() and threads_text.isascii() and 0 < int(threads_text) <= 1024):
+        raise UsageError(wrong)
+    try:
+        cpus = parse_cpus(rest[1]) if len(rest) == 2 else ()
+    except ValueError as error:
+        raise UsageError(f"--device {text!r}: {error}") from None
+    return DeviceSpec("rpc-worker", threads=int(threads_text) if threads_text else None, cpus=cpus)
