@@ -1,0 +1,80 @@
+"""Tensor name patterns that keep operators in host memory (`-ot` of llama.cpp, `tensor_buft_overrides` of its API).
+
+llama.cpp compiles every pattern again for every tensor, so the patterns are few: one for all operators that share a
+layout and a set of layers. Each is anchored and escaped, so it matches the names it was made for and no other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from oallama.core.errors import PlanError
+from oallama.core.types import Operator, OperatorPlacement
+
+Pattern = tuple[str, str | None]  # (regular expression, CPU buffer type; None: llama.cpp's own choice)
+
+MAX_PATTERNS = 4096  # stock llama.cpp's limit on overrides
+
+_LAYERED = re.compile(r"(?P<head>(?:.*\.)?blk\.)(?P<layer>0|[1-9][0-9]*)\.(?P<tail>.+)", re.DOTALL)
+_COMPANIONS = (".bias", ".scale", ".input_scale")  # used right after the mul-mat, so they stay beside its weight
+_SHARED_NAMES = ("token_embd.weight",)  # tied embeddings: one name, read by GET_ROWS and by the output's MUL_MAT
+
+
+def host_patterns(
+    operators: Sequence[Operator], placements: Sequence[OperatorPlacement], all_tensor_names: Iterable[str]
+) -> tuple[Pattern, ...]:
+    """Patterns for the weights that stay in host memory (gg = 0), with their biases and scales.
+
+    A bias that stayed on the device would pull the addition there and cost one more crossing. Biases and tied
+    embeddings never get a named layout: only a mul-mat can read one. Deterministic: sorted by pattern.
+    Raises PlanError for an operator without a placement, for a split operator, and beyond MAX_PATTERNS.
+    """
+    by_name = {placement.name: placement for placement in placements}
+    names = frozenset(all_tensor_names)
+    hosted: dict[str, str | None] = {}
+    for operator in operators:
+        placement = by_name.get(operator.name)
+        if placement is None:
+            raise PlanError(f"the plan has no place for operator {operator.name}; make a new plan for this model")
+        if 0 < placement.gg < 1:
+            raise PlanError(f"operator {operator.name} is split (gg {placement.gg:g}); only whole operators are placed")
+        if placement.gg > 0:
+            continue
+        hosted[operator.name] = None if operator.name in _SHARED_NAMES else placement.layout
+        stem = operator.name.removesuffix(".weight")
+        for companion in (stem + suffix for suffix in _COMPANIONS):
+            if companion in names:
+                hosted[companion] = None
+    patterns = _group(hosted)
+    if len(patterns) > MAX_PATTERNS:
+        raise PlanError(f"the plan needs {len(patterns)} tensor patterns but llama.cpp takes {MAX_PATTERNS}")
+    return patterns
+
+
+def _group(hosted: dict[str, str | None]) -> tuple[Pattern, ...]:
+    layers_of: dict[tuple[str | None, str, str], list[int]] = {}  # (layout, head, tail) -> layers
+    patterns: list[Pattern] = []
+    for name, layout in hosted.items():
+        match = _LAYERED.fullmatch(name)
+        if match:
+            layers_of.setdefault((layout, match["head"], match["tail"]), []).append(int(match["layer"]))
+        else:
+            patterns.append((f"^{escape(name)}$", layout))
+    tails_of: dict[tuple[str | None, str, tuple[int, ...]], list[str]] = {}
+    for (layout, head, tail), layers in layers_of.items():
+        tails_of.setdefault((layout, head, tuple(sorted(layers))), []).append(tail)
+    for (layout, head, layer_set), tails in tails_of.items():
+        layer_text = _any_of([str(layer) for layer in layer_set])
+        tail_text = _any_of([escape(tail) for tail in sorted(tails)])
+        patterns.append((f"^{escape(head)}{layer_text}\\.{tail_text}$", layout))
+    return tuple(sorted(patterns, key=lambda pattern: (pattern[0], pattern[1] or "")))
+
+
+def _any_of(alternatives: list[str]) -> str:
+    return alternatives[0] if len(alternatives) == 1 else f"(?:{'|'.join(alternatives)})"
+
+
+def escape(text: str) -> str:
+    """`text` as a regular expression that matches it, in the syntax std::regex (ECMAScript) and re share."""
+    return re.sub(r"([\\^$.|?*+()\[\]{}])", r"\\\1", text)

@@ -1,0 +1,70 @@
+"""Reading values out of parsed JSON: each fault is one sentence naming the file, the key, and what was expected."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from oallama.core.errors import PlanError
+
+
+class Reader:
+    """One JSON object; `source` says where it stands, such as `plan.json: operators[3]`. Methods raise PlanError."""
+
+    def __init__(self, document: Any, source: str) -> None:
+        if not isinstance(document, dict):
+            raise PlanError(f"{source} is {_kind(document)}, but a JSON object is needed")
+        self.document: dict[str, Any] = document
+        self.source = source
+
+    def section(self, key: str) -> Reader:
+        return Reader(self._get(key), f"{self.source}: {key}")
+
+    def rows(self, key: str) -> list[Reader]:
+        """The objects of a list."""
+        value = self._get(key)
+        if not isinstance(value, list):
+            raise self._wrong(key, "a list")
+        return [Reader(row, f"{self.source}: {key}[{index}]") for index, row in enumerate(value)]
+
+    def text(self, key: str) -> str:
+        value = self._get(key)
+        if not isinstance(value, str):
+            raise self._wrong(key, "text")
+        return value
+
+    def whole(self, key: str, least: int | None = None, default: int | None = None) -> int:
+        """A whole number, at least `least`; `default` where the key is absent."""
+        if default is not None and key not in self.document:
+            return default
+        value = self._get(key)
+        if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
+            raise self._wrong(key, "a whole number" + (f" of at least {least}" if least is not None else ""))
+        return value
+
+    def number(self, key: str) -> float:
+        """A finite number."""
+        value = self._get(key)
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            raise self._wrong(key, "a number")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self._wrong(key, "a finite number")
+        return number
+
+    def _get(self, key: str) -> Any:
+        if key not in self.document:
+            raise PlanError(f"{self.source} has no {key!r}; it is not a plan that `oallama plan` wrote")
+        return self.document[key]
+
+    def _wrong(self, key: str, wanted: str) -> PlanError:
+        return PlanError(f"{self.source}: {key} is {_kind(self.document[key])}, but {wanted} is needed")
+
+
+def _kind(value: Any) -> str:
+    """A value as a reader of JSON knows it, shortened."""
+    shown = repr(value)
+    return shown if len(shown) <= 40 else shown[:37] + "..."

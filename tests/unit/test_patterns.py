@@ -1,0 +1,118 @@
+"""The patterns match the weights that stay on the host, their biases and scales, and no other tensor of the model."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oallama.core.errors import PlanError
+from oallama.core.types import Operator, OperatorPlacement
+from oallama.plan.patterns import Pattern, escape, host_patterns
+
+ROLES = ("attn_q", "attn_k", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_up_exps")
+
+
+def operator(name: str) -> Operator:
+    layer = int(name.split(".")[1]) if name.startswith("blk.") else None
+    role = name.split(".")[-2]
+    return Operator(name, layer, role, "MUL_MAT", "Q4_0", (256, 512, 1), 73728, 1.0)
+
+
+def host(name: str, layout: str | None = None) -> OperatorPlacement:
+    return OperatorPlacement(name, 0.0, 0.0, 1.0, layout)
+
+
+def device(name: str) -> OperatorPlacement:
+    return OperatorPlacement(name, 1.0, 0.0, 0.0)
+
+
+def matches(patterns: tuple[Pattern, ...], name: str) -> list[str | None]:
+    """Layouts of the patterns that match, as llama.cpp searches them."""
+    return [layout for pattern, layout in patterns if re.search(pattern, name)]
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[list[Operator], list[OperatorPlacement], set[str]]:
+    n_layer = draw(st.integers(1, 12))
+    roles = draw(st.lists(st.sampled_from(ROLES), min_size=1, unique=True))
+    names = [f"blk.{layer}.{role}.weight" for layer in range(n_layer) for role in roles]
+    names.append(draw(st.sampled_from(["output.weight", "token_embd.weight"])))
+    others = {f"blk.{layer}.{norm}.weight" for layer in range(n_layer) for norm in ("attn_norm", "ffn_norm")}
+    others |= {"token_embd.weight", "output_norm.weight", "rope_freqs.weight"}
+    for name in names:
+        suffix = draw(st.sampled_from(["", ".bias", ".scale"]))
+        if suffix and name.startswith("blk."):
+            others.add(name.removesuffix(".weight") + suffix)
+    layout = st.sampled_from([None, "CPU", "CPU_REPACK"])
+    placements = [
+        draw(st.one_of(st.just(device(name)), layout.map(lambda chosen, n=name: host(n, chosen)))) for name in names
+    ]
+    return [operator(name) for name in names], placements, set(names) | others
+
+
+@given(models())
+def test_exactly_the_host_tensors_match_once(model: tuple[list[Operator], list[OperatorPlacement], set[str]]) -> None:
+    operators, placements, tensor_names = model
+    patterns = host_patterns(operators, placements, tensor_names)
+    hosted = {p.name: p.layout for p in placements if p.gg == 0}
+    stems = {name.removesuffix(".weight") for name in hosted}
+    for name in tensor_names:
+        found = matches(patterns, name)
+        if name in hosted:
+            assert found == [None if name == "token_embd.weight" else hosted[name]]
+        elif name.rsplit(".", 1)[0] in stems:
+            assert found == [None], "a bias or scale stays beside its weight, in llama.cpp's own layout"
+        else:
+            assert found == []
+
+
+@given(models())
+def test_patterns_are_few_and_in_a_fixed_order(
+    model: tuple[list[Operator], list[OperatorPlacement], set[str]],
+) -> None:
+    operators, placements, tensor_names = model
+    patterns = host_patterns(operators, placements, tensor_names)
+    assert patterns == host_patterns(operators[::-1], placements[::-1], sorted(tensor_names))
+    # per role: at most one pattern for the weight in each of three layouts and one for each companion
+    assert len(patterns) <= len(ROLES) * 6 + 1
+
+
+def test_roles_with_the_same_layers_share_one_pattern() -> None:
+    names = [f"blk.{layer}.{role}.weight" for layer in (0, 7, 11) for role in ("ffn_up", "ffn_down")]
+    patterns = host_patterns([operator(n) for n in names], [host(n) for n in names], names)
+    assert patterns == ((r"^blk\.(?:0|7|11)\.(?:ffn_down\.weight|ffn_up\.weight)$", None),)
+
+
+def test_layer_1_does_not_match_layer_11() -> None:
+    patterns = host_patterns([operator("blk.1.ffn_up.weight")], [host("blk.1.ffn_up.weight")], [])
+    assert matches(patterns, "blk.1.ffn_up.weight") == [None]
+    for other in (
+        "blk.11.ffn_up.weight",
+        "blk.1.ffn_up_exps.weight",
+        "enc.blk.1.ffn_up.weight",
+        "blk.1.ffn_up.weightx",
+    ):
+        assert matches(patterns, other) == []
+
+
+def test_nothing_on_the_host_means_no_pattern() -> None:
+    assert host_patterns([operator("output.weight")], [device("output.weight")], ["output.weight"]) == ()
+
+
+def test_an_operator_without_a_place_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"output\.weight"):
+        host_patterns([operator("output.weight")], [], ["output.weight"])
+
+
+def test_a_split_operator_is_refused() -> None:
+    with pytest.raises(PlanError, match="split"):
+        host_patterns([operator("output.weight")], [OperatorPlacement("output.weight", 0.5, 0.0, 0.5)], [])
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\n\r\u2028\u2029\x85"), min_size=1, max_size=20))
+def test_escaped_text_matches_itself_only(text: str) -> None:
+    assert re.fullmatch(escape(text), text)
+    assert not re.fullmatch(escape(text), text + "x")

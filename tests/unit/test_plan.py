@@ -1,0 +1,240 @@
+"""Plans survive the trip through JSON, old files stay readable, and what is no plan is refused in one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oallama.core.errors import PlanError
+from oallama.core.types import (
+    MemoryLedger,
+    ModelInfo,
+    Operator,
+    OperatorPlacement,
+    PlanRecord,
+    Predicted,
+    Workload,
+)
+from oallama.plan.export import export_command
+from oallama.plan.plan import Plan
+from oallama.plan.split import split_units
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+LEDGER = MemoryLedger(6000, 0.9, 5400, 3000, 2000, 512, 256, 0, 1632)
+
+OPERATORS = (
+    Operator("blk.0.attn_q.weight", 0, "attn_q", "MUL_MAT", "F16", (512, 512, 1), 524288, 1.0),
+    Operator("blk.0.ffn_up.weight", 0, "ffn_up", "MUL_MAT", "Q4_K", (512, 1536, 1), 442368, 1.0),
+    Operator("blk.0.ffn_down.weight", 0, "ffn_down", "MUL_MAT", "Q4_K", (1536, 512, 1), 442368, 1.0),
+    Operator("output.weight", None, "output", "MUL_MAT", "Q6_K", (512, 4096, 1), 1720320, 1.0),
+)
+
+MODEL = ModelInfo(
+    path="models/tiny.gguf", arch="llama", name="tiny", n_layer=1, n_embd=512, n_ff=1536, n_head=8, n_head_kv=4,
+    n_embd_head_k=64, n_embd_head_v=64, n_expert=0, n_expert_used=0, n_vocab=4096, n_ctx_train=512,
+    file_bytes=3200000, paths=("models/tiny.gguf",), fingerprint="ab" * 32,
+)  # fmt: skip
+
+
+def placements(*fractions: tuple[float, float, float]) -> tuple[OperatorPlacement, ...]:
+    return tuple(OperatorPlacement(op.name, *f) for op, f in zip(OPERATORS, fractions, strict=True))
+
+
+HALF = placements((1, 0, 0), (0, 0, 1), (0, 0, 1), (1, 0, 0))
+
+
+def record(operators: tuple[OperatorPlacement, ...] = HALF, **changes: Any) -> PlanRecord:
+    plain = PlanRecord(
+        model_path=MODEL.path, model_fingerprint=MODEL.fingerprint, machine_fingerprint="cd" * 32, device="CUDA0",
+        policy="oato", workload=Workload(64, 32, 512), operators=operators, n_gpu_layers=999, memory=LEDGER,
+        predicted=Predicted(0.25, 0.0125, 0.65),
+    )  # fmt: skip
+    return dataclasses.replace(plain, **changes)
+
+
+@st.composite
+def fractions(draw: st.DrawFn) -> tuple[float, float, float]:
+    units = draw(st.integers(1, 5000))
+    gg = draw(st.integers(0, units))
+    cg = draw(st.integers(0, units - gg))
+    return gg / units, cg / units, (units - gg - cg) / units
+
+
+@given(st.lists(fractions(), max_size=8), st.sampled_from([None, "CPU", "CPU_REPACK"]), st.integers(1, 4096))
+def test_json_round_trip_keeps_every_field(
+    rows: list[tuple[float, float, float]], layout: str | None, n_ubatch: int
+) -> None:
+    operators = tuple(OperatorPlacement(f"blk.{i}.ffn_up.weight", *f, layout) for i, f in enumerate(rows))
+    workload = Workload(64, 32, 512, n_ubatch)
+    plan = Plan(record(operators, workload=workload, token_assignment=((512, 300), (1, 1)), extra={"note": ["x", 1]}))
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    plan = Plan(record())
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"], "no temporary file stays"
+
+
+def test_saving_replaces_an_older_plan_whole(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text("x" * 100_000)
+    Plan(record()).save(path)
+    assert Plan.load(path) == Plan(record())
+
+
+def test_saving_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot write"):
+        Plan(record()).save(tmp_path / "missing" / "plan.json")
+
+
+def test_the_stored_plan_of_version_1_stays_readable() -> None:
+    plan = Plan.load(GOLDEN / "plan_v1.json")
+    assert (plan.policy, plan.device, plan.n_gpu_layers) == ("oato", "CUDA0", 999)
+    assert plan.workload == Workload(n_prompt=64, n_gen=32, n_ctx=512, n_ubatch=512)
+    assert plan.record.token_assignment == ((512, 384),)
+    assert plan.operators[1] == OperatorPlacement("blk.0.ffn_up.weight", 0.25, 0.25, 0.5, "CPU_REPACK")
+    assert plan.memory.limit == 5400 and plan.predicted.tpot_s == 0.0125
+    assert plan.record.extra == {"comment": "written by hand for the test of version 1"}
+    written = json.loads((GOLDEN / "plan_v1.json").read_text())
+    written["workload"]["n_ubatch"] = 512
+    assert plan.to_json() == written
+
+
+def test_the_contract_keys_are_there() -> None:
+    document = Plan(record()).to_json()
+    assert set(document) == {
+        "version", "model", "machine", "device", "policy", "workload", "operators", "token_assignment", "n_gpu_layers",
+        "memory", "predicted",
+    }  # fmt: skip
+    assert document["operators"][0] == {"name": "blk.0.attn_q.weight", "gg": 1, "cg": 0, "cc": 0}
+    assert set(document["model"]) == {"path", "fingerprint"}
+    assert set(document["predicted"]) == {"ttft_s", "tpot_s", "total_s"}
+
+
+@pytest.mark.parametrize("version", [0, 2, 99])
+def test_other_versions_are_refused_by_name(version: int) -> None:
+    with pytest.raises(PlanError, match=rf"version {version}\b.*version 1"):
+        Plan.from_json({**Plan(record()).to_json(), "version": version})
+
+
+def broken(path: str, value: Any) -> dict[str, Any]:
+    """A plan's JSON with one value at `a/b/0/c` replaced; `...` removes it."""
+    document = json.loads(json.dumps(Plan(record()).to_json()))
+    *parents, last = [int(key) if key.isdigit() else key for key in path.split("/")]
+    target = document
+    for key in parents:
+        target = target[key]
+    if value is ...:
+        del target[last]
+    else:
+        target[last] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("version", ...),
+        ("version", "1"),
+        ("version", True),
+        ("device", ...),
+        ("device", 5),
+        ("model", []),
+        ("model/fingerprint", ...),
+        ("operators", {}),
+        ("operators/0", "blk.0"),
+        ("operators/0/gg", "1"),
+        ("operators/0/gg", float("nan")),
+        ("operators/0/gg", 10**400),
+        ("operators/0/gg", 1.5),
+        ("operators/0/gg", 0.5),
+        ("operators/0/cc", 1e-6),
+        ("operators/0/layout", 3),
+        ("operators/0/name", "output.weight"),
+        ("workload/n_ctx", -1),
+        ("workload/n_ubatch", 0),
+        ("workload/n_prompt", 1.5),
+        ("token_assignment", [[512, 1]]),
+        ("memory/kv", "12"),
+        ("predicted/ttft_s", float("inf")),
+    ],
+)
+def test_a_broken_plan_is_refused_in_one_sentence(path: str, value: Any) -> None:
+    with pytest.raises(PlanError) as caught:
+        Plan.from_json(broken(path, value))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", "nonsense", "[" * 100_000, '{"version": 1}'])
+def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(PlanError, match="plan"):
+        Plan.load(tmp_path / "plan.json")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"no-such\.json"):
+        Plan.load(tmp_path / "no-such.json")
+
+
+def test_a_plan_for_this_model_passes() -> None:
+    Plan(record()).check(MODEL, OPERATORS)
+
+
+def test_a_plan_for_another_model_is_refused() -> None:
+    with pytest.raises(PlanError, match="fingerprint"):
+        Plan(record(model_fingerprint="ef" * 32)).check(MODEL, OPERATORS)
+
+
+def test_missing_and_unknown_operators_are_named() -> None:
+    with pytest.raises(PlanError, match=r"no place for operator output\.weight"):
+        Plan(record(HALF[:-1])).check(MODEL, OPERATORS)
+    with pytest.raises(PlanError, match=r"output\.weight, which this model does not have"):
+        Plan(record()).check(MODEL, OPERATORS[:-1])
+
+
+def test_fractions_are_multiples_of_the_split_granularity() -> None:
+    up, down = split_units(OPERATORS[1]), split_units(OPERATORS[2])
+    assert (up, down) == (1536, 6), "ffn_up is cut between output columns, ffn_down between blocks of 256 along K"
+    sliced = placements((1, 0, 0), (1 / 3, 0, 2 / 3), (1 / 3, 0, 2 / 3), (0, 1, 0))
+    Plan(record(sliced)).check(MODEL, OPERATORS)
+    between = placements((1, 0, 0), (1 / 3, 0, 2 / 3), (0.25, 0, 0.75), (0, 1, 0))
+    with pytest.raises(PlanError, match=r"ffn_down.*1/6"):
+        Plan(record(between)).check(MODEL, OPERATORS)
+
+
+def test_the_fingerprint_follows_the_content() -> None:
+    assert Plan(record()).fingerprint == Plan(record()).fingerprint
+    assert Plan(record()).fingerprint != Plan(record(n_gpu_layers=1)).fingerprint
+
+
+def test_export_quotes_for_the_shell() -> None:
+    plan = Plan(record(model_path="my models/it's.gguf"))
+    command = export_command(plan, OPERATORS, [op.name for op in OPERATORS])
+    words = shlex.split(command)
+    assert words[0] == "llama-server"
+    assert words[words.index("-m") + 1] == "my models/it's.gguf"
+    assert words[words.index("-ngl") + 1] == "999"
+    assert words[words.index("--device") + 1] == "CUDA0"
+    assert words[words.index("-ot") + 1] == r"^blk\.0\.(?:ffn_down\.weight|ffn_up\.weight)$=CPU"
+
+
+def test_export_of_remote_and_host_only_plans() -> None:
+    names = [op.name for op in OPERATORS]
+    remote = shlex.split(export_command(Plan(record(device="rpc://10.0.0.2:50052")), OPERATORS, names, "llama-cli"))
+    assert remote[0] == "llama-cli"
+    assert remote[remote.index("--rpc") + 1] == "10.0.0.2:50052" and remote[remote.index("--device") + 1] == "RPC0"
+    host_only = shlex.split(export_command(Plan(record(device="none")), OPERATORS, names))
+    assert host_only[-4:] == ["--device", "none", "-ngl", "0"]
+    with pytest.raises(PlanError, match="rpc-server"):
+        export_command(Plan(record(device="rpc-worker:1")), OPERATORS, names)
