@@ -1,0 +1,205 @@
+"""Which GPU back end to build: one whose driver answers *and* whose toolchain is there; otherwise the CPU."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .commands import capture
+from .errors import SetupError, UsageError
+
+CHOICES = ("auto", "cpu", "cuda", "hip", "vulkan", "metal")
+_QUERY_S = 60.0  # a driver that has to wake several cards may take this long
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A back end to build. `flags` go to CMake, `env` to its environment; `why` is said to the user."""
+
+    name: str
+    why: str
+    flags: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Why a back end cannot be built. `card` tells that a card answered, so that the toolchain is what is missing."""
+
+    why: str
+    card: bool = False
+
+
+def choose_backend(wish: str, env: Mapping[str, str], cxx: str, cmake_args: str, system: str = sys.platform) -> Backend:
+    """The back end to build, from OALLAMA_BACKEND (`wish`) and what answers here.
+
+    `cxx` is used to look for headers; `cmake_args` (the user's CMAKE_ARGS) may name the architecture of a card that
+    does not answer here. Raises UsageError for a wish that is no choice, SetupError for one that cannot be met.
+    """
+    if wish not in CHOICES:
+        raise UsageError(f"OALLAMA_BACKEND={wish} is not known: use one of {', '.join(CHOICES)}")
+    if wish == "cpu":
+        return Backend("cpu", "CPU build, as OALLAMA_BACKEND=cpu asks")
+    finders: dict[str, Callable[[], Backend | Missing]] = {
+        "cuda": lambda: _cuda(env, cmake_args, wish == "cuda"),
+        "hip": lambda: _hip(env, cmake_args, wish == "hip"),
+        "vulkan": lambda: _vulkan(env, cxx, wish == "vulkan"),
+        "metal": lambda: _metal(env, system),
+    }
+    if wish != "auto":
+        found = finders[wish]()
+        if isinstance(found, Missing):
+            raise SetupError(f"OALLAMA_BACKEND={wish} cannot be built: {found.why}")
+        return found
+    order = ("metal",) if system == "darwin" else ("cuda", "hip", "vulkan")
+    reasons = []
+    for name in order:
+        found = finders[name]()
+        if isinstance(found, Backend):
+            return found
+        if found.card:
+            reasons.append(found.why)
+    return Backend("cpu", "CPU build: " + ("; ".join(reasons) or "no GPU driver answers"))
+
+
+def gpu_hint(env: Mapping[str, str]) -> str:
+    """What can be seen of GPUs without asking a driver. When it has not changed, nothing is asked again."""
+    nodes = ["/dev/nvidiactl", "/dev/dxg", "/dev/kfd", *sorted(map(str, Path("/dev/dri").glob("renderD*")))]
+    programs = ("nvidia-smi", "nvcc", "rocminfo", "hipcc", "vulkaninfo", "glslc", "xcrun")
+    seen = [node for node in nodes if Path(node).exists()]
+    seen += [found for name in programs if (found := _find(name, env))]
+    names = ("CUDA_HOME", "CUDA_PATH", "CUDACXX", "CUDAARCHS", "ROCM_PATH", "VULKAN_SDK")
+    return " ".join(seen + [f"{name}={env[name]}" for name in names if name in env])
+
+
+def _cuda(env: Mapping[str, str], cmake_args: str, forced: bool) -> Backend | Missing:
+    listed = capture(["nvidia-smi", "-L"], env, _QUERY_S) or ""
+    cards = re.findall(r"^GPU \d+: (.+?)(?: \(UUID.*)?$", listed, re.MULTILINE)
+    if not cards and not forced:
+        return Missing("no NVIDIA driver answers")
+    nvcc = _find("nvcc", env)
+    if nvcc is None:
+        return _lacks(cards, "there is no nvcc: install the CUDA toolkit")
+    architectures = _cuda_architectures(env) if cards else []
+    named = env.get("CUDAARCHS") or "CMAKE_CUDA_ARCHITECTURES" in cmake_args
+    if not cards and not named:
+        return Missing("no NVIDIA driver answers, so name the card's architecture in CUDAARCHS (for example 89)")
+    known = re.findall(r"compute_(\d+)", capture([nvcc, "--list-gpu-arch"], env) or "")
+    if unknown := [item for item in architectures if known and item not in known]:
+        return _lacks(cards, f"{nvcc} cannot compile for sm_{unknown[0]}: install a CUDA toolkit that can")
+    if not _compiles([nvcc, "-E"], "check.cu", "#include <cublas_v2.h>\n", env):
+        return _lacks(cards, f"{nvcc} cannot use cublas_v2.h: install libcublas-dev, and a C++ compiler nvcc supports")
+    flags = ["-DGGML_CUDA=ON", f"-DCMAKE_CUDA_COMPILER={nvcc}"]
+    if cards:
+        flags.append(f"-DCMAKE_CUDA_ARCHITECTURES={';'.join(architectures) or 'native'}")
+    target = f"sm_{', sm_'.join(architectures)}" if architectures else "its architecture"
+    why = f"CUDA build for {_names(cards)} ({target} only)" if cards else "CUDA build for the architecture named"
+    return Backend("cuda", why, (*flags, *_cuda_link_flags(nvcc, env)))
+
+
+def _cuda_architectures(env: Mapping[str, str]) -> list[str]:
+    """Compute capabilities of the cards without the dot, each once (`89`); empty where the driver is too old to say."""
+    listed = capture(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"], env, _QUERY_S) or ""
+    return sorted({major + minor for major, minor in re.findall(r"^\s*(\d+)\.(\d)\s*$", listed, re.MULTILINE)}, key=int)
+
+
+def _cuda_link_flags(nvcc: str, env: Mapping[str, str]) -> list[str]:
+    """Let the library find the toolkit's own libraries, and do without libcuda where it cannot be linked."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "check.cu")
+        source.touch()
+        dry = capture([nvcc, "--dryrun", "-c", str(source)], env, merge_stderr=True) or ""
+    top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)  # nvcc may be a wrapper far from its toolkit
+    toolkit = Path(top[1] if top else Path(nvcc).resolve().parent.parent).resolve()
+    stubs = ("lib*/stubs", "targets/*/lib/stubs", "lib/*/stubs")
+    flags = [] if any(any(toolkit.glob(f"{place}/libcuda.so")) for place in stubs) else ["-DGGML_CUDA_NO_VMM=ON"]
+    libraries = next((path for path in (toolkit / "lib64", toolkit / "lib") if path.is_dir()), None)
+    if libraries and toolkit != Path("/usr"):
+        flags.append(f"-DCMAKE_SHARED_LINKER_FLAGS=-Wl,-rpath,{libraries}")
+    return flags
+
+
+def _hip(env: Mapping[str, str], cmake_args: str, forced: bool) -> Backend | Missing:
+    rocminfo = _find("rocminfo", env)
+    listed = (capture([rocminfo], env, _QUERY_S) if rocminfo else None) or ""
+    cards = sorted(set(re.findall(r"^\s*Name:\s+(gfx[0-9a-f]+)\s*$", listed, re.MULTILINE)))
+    if not cards and not forced:
+        return Missing("no AMD driver answers")
+    hipcc = _find("hipcc", env)
+    if hipcc is None:
+        return _lacks(cards, "there is no hipcc: install ROCm's HIP SDK")
+    if not cards and "GPU_TARGETS" not in cmake_args:
+        return Missing("no AMD driver answers, so name the card in CMAKE_ARGS (for example -DGPU_TARGETS=gfx1100)")
+    root = Path(hipcc).resolve().parent.parent
+    for library in ("hipblas", "rocblas"):
+        if not any(any(root.glob(f"{place}/cmake/{library}")) for place in ("lib*", "lib*/*")):
+            return _lacks(cards, f"{library} is missing: install {library}-dev")
+    settings = []
+    hipconfig = str(Path(hipcc).parent / "hipconfig")
+    if clang := (capture([hipconfig, "-l"], env) or "").strip():
+        settings.append(("HIPCXX", f"{clang}/clang"))
+    if path := (capture([hipconfig, "-R"], env) or "").strip():
+        settings.append(("HIP_PATH", path))
+    flags = ("-DGGML_HIP=ON", f"-DGPU_TARGETS={';'.join(cards)}") if cards else ("-DGGML_HIP=ON",)
+    return Backend("hip", f"ROCm build for {_names(cards) or 'the card named'} only", flags, tuple(settings))
+
+
+def _vulkan(env: Mapping[str, str], cxx: str, forced: bool) -> Backend | Missing:
+    summary = capture(["vulkaninfo", "--summary"], env, _QUERY_S) or ""
+    kinds = re.findall(r"deviceType\s*=\s*PHYSICAL_DEVICE_TYPE_(\w+)", summary)
+    names = re.findall(r"deviceName\s*=\s*(.+)", summary)
+    cards = [name.strip() for name, kind in zip(names, kinds, strict=False) if kind != "CPU"]
+    if not cards and not forced:
+        return Missing("no Vulkan driver answers with a GPU")
+    if _find("glslc", env) is None:
+        return _lacks(cards, "there is no glslc: install glslc, libvulkan-dev and spirv-headers")
+    include = [f"-I{env['VULKAN_SDK']}/include"] if env.get("VULKAN_SDK") else []
+    # The structure came with Vulkan 1.3.272; older headers do not compile ggml.
+    source = "#include <vulkan/vulkan.h>\n#include <spirv/unified1/spirv.hpp>\nstatic VkLayerSettingEXT setting;\n"
+    if not _compiles([cxx, "-fsyntax-only", *include], "check.cpp", source, env):
+        return _lacks(cards, "Vulkan headers of 1.3.272 or later or spirv-headers are missing: install them")
+    return Backend("vulkan", f"Vulkan build for {_names(cards) or 'any device'}", ("-DGGML_VULKAN=ON",))
+
+
+def _metal(env: Mapping[str, str], system: str) -> Backend | Missing:
+    if system != "darwin":
+        return Missing("Metal is for macOS only")
+    if "Metal" not in (capture(["system_profiler", "SPDisplaysDataType"], env, _QUERY_S) or ""):
+        return Missing("no GPU with Metal answers")
+    if capture(["xcrun", "--find", "clang"], env) is None:
+        return Missing("a GPU with Metal answers, but there is no xcrun: run xcode-select --install", True)
+    return Backend("metal", "Metal build for this Mac's GPU", ("-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"))
+
+
+def _lacks(cards: list[str], what: str) -> Missing:
+    return Missing(f"{_names(cards)} answers, but {what}" if cards else what, bool(cards))
+
+
+def _names(cards: list[str]) -> str:
+    return ", ".join(sorted(set(cards)))
+
+
+def _find(program: str, env: Mapping[str, str]) -> str | None:
+    """A program on PATH, or where its toolkit puts it when it does not put it on PATH."""
+    if program == "nvcc" and env.get("CUDACXX"):
+        return shutil.which(env["CUDACXX"], path=env.get("PATH"))
+    roots: dict[str, tuple[str | None, ...]] = {
+        "nvcc": (env.get("CUDA_HOME"), env.get("CUDA_PATH"), "/usr/local/cuda"),
+        "rocminfo": (env.get("ROCM_PATH"), "/opt/rocm"),
+        "hipcc": (env.get("ROCM_PATH"), "/opt/rocm"),
+        "glslc": (env.get("VULKAN_SDK"),),
+    }
+    folders = [env.get("PATH"), *(f"{root}/bin" for root in roots.get(program, ()) if root)]
+    return next((found for folder in folders if (found := shutil.which(program, path=folder))), None)
+
+
+def _compiles(command: list[str], name: str, source: str, env: Mapping[str, str]) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, name)
+        file.write_text(source, encoding="utf-8")
+        return capture([*command, str(file)], env) is not None

@@ -1,0 +1,155 @@
+"""llama-cpp-python, built from source for this CPU, this compiler and these flags, and kept for the next set-up."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .commands import run
+from .console import Console, Step
+from .errors import SetupError
+from .gpu import Backend
+from .machine import Compiler, Cpu, build_jobs, platform_tag
+
+DISK_BYTES = {"cpu": 2 * 10**9}  # free space a build needs; other back ends need more
+DISK_BYTES_GPU = 6 * 10**9
+CORE_MINUTES = {"cpu": 12, "vulkan": 24, "metal": 14}  # measured on a 2-core machine; CUDA and ROCm below
+CORE_MINUTES_GPU = 45
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to build: the GPU back end, and the CPU layouts (ggml buffer types) that are left in."""
+
+    backend: Backend
+    amx: bool = True
+    repack: bool = True
+
+    def __str__(self) -> str:
+        without = [name for name, kept in (("AMX", self.amx), ("CPU_REPACK", self.repack)) if not kept]
+        return self.backend.name + (f" without {' and '.join(without)}" if without else "")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that a build needs, and the `key` under which its wheel is kept."""
+
+    version: str
+    backend: Backend
+    args: tuple[str, ...]
+    compiler: Compiler
+    key: str
+
+
+def pinned_version(pyproject: str) -> str:
+    """The version of llama-cpp-python in the text of pyproject.toml."""
+    found = re.search(r"llama-cpp-python==([\w.]+)", pyproject)
+    if found is None:
+        raise SetupError("pyproject.toml does not pin llama-cpp-python==VERSION: restore that line")
+    return found[1]
+
+
+def cmake_args(variant: Variant, cpu: Cpu, compiler: Compiler, env: Mapping[str, str]) -> tuple[str, ...]:
+    """CMake's arguments for a variant; the user's CMAKE_ARGS come last, so that they win.
+
+    GCC drops the stores that fill the AMX tile configuration and the first batched product dies (ggml-org/llama.cpp
+    #26954): the two passes that do it are left out. They cost nothing where there is no AMX, but are not needed.
+    """
+    c_flags, cxx_flags = env.get("CFLAGS", "").split(), env.get("CXXFLAGS", "").split()
+    if cpu.has_amx and variant.amx and compiler.family == "gcc":
+        cxx_flags += ["-fno-tree-dse", "-fno-dse"]
+    if cpu.has_amx and not variant.amx:
+        without = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]
+        c_flags, cxx_flags = c_flags + without, cxx_flags + without
+    args = ["-DGGML_RPC=ON", *variant.backend.flags]
+    args += [f"-DCMAKE_C_FLAGS={' '.join(c_flags)}"] if c_flags else []
+    args += [f"-DCMAKE_CXX_FLAGS={' '.join(cxx_flags)}"] if cxx_flags else []
+    args += [] if variant.repack else ["-DGGML_CPU_REPACK=OFF"]
+    return (*args, *shlex.split(env.get("CMAKE_ARGS", "")))
+
+
+def wheel_key(version: str, args: tuple[str, ...], cpu: Cpu, compiler: Compiler, tag: str) -> str:
+    """Names a wheel by everything its machine code depends on. The wheel is py3-none: Python's version is not in it."""
+    identity = [version, *args, cpu.digest, compiler.family, compiler.version, compiler.target, tag]
+    return f"{version}-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]}"
+
+
+def make_recipe(variant: Variant, version: str, cpu: Cpu, compiler: Compiler, env: Mapping[str, str]) -> Recipe:
+    """How a variant is built on this machine."""
+    args = cmake_args(variant, cpu, compiler, env)
+    return Recipe(version, variant.backend, args, compiler, wheel_key(version, args, cpu, compiler, platform_tag()))
+
+
+class WheelStore:
+    """The wheels kept in the cache: `wheels/<key>/*.whl`, each with the self-test's outcome once there is one."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+
+    def find(self, key: str) -> Path | None:
+        return next(iter(sorted((self.cache / "wheels" / key).glob("*.whl"))), None)
+
+    def read_outcome(self, key: str) -> dict[str, str]:
+        """Layout -> result of the last self-test of this wheel; empty when it has not been tested."""
+        try:
+            read = json.loads((self.cache / "wheels" / key / "selftest.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return {str(layout): str(result) for layout, result in read.items()} if isinstance(read, dict) else {}
+
+    def write_outcome(self, key: str, outcome: Mapping[str, str]) -> None:
+        file = self.cache / "wheels" / key / "selftest.json"
+        draft = file.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(dict(outcome), indent=1), encoding="utf-8")
+        draft.replace(file)
+
+    def build(self, console: Console, step: Step, python: Path, recipe: Recipe, env: Mapping[str, str]) -> Path:
+        """Build the wheel in a temporary folder and move it into place whole. The caller holds the cache's lock."""
+        drafts = self.cache / "tmp"
+        shutil.rmtree(drafts, ignore_errors=True)  # left by a set-up that was killed: the lock is ours
+        drafts.mkdir(parents=True)
+        name = recipe.backend.name
+        need, free = DISK_BYTES.get(name, DISK_BYTES_GPU), shutil.disk_usage(drafts).free
+        if free < need:
+            raise SetupError(
+                f"the build needs {need / 1e9:.0f} GB in {self.cache} and {free / 1e9:.1f} GB are free: "
+                "free some, or set OALLAMA_CACHE_DIR to a folder on another disk"
+            )
+        jobs = build_jobs(env)
+        minutes = max(1, round(CORE_MINUTES.get(name, CORE_MINUTES_GPU) / jobs))
+        step.announce(f"compiling llama.cpp with {recipe.compiler}, {jobs} jobs: about {minutes} min, only this once")
+        draft = Path(tempfile.mkdtemp(dir=drafts))
+        build_env = {
+            **{key: value for key, value in env.items() if key not in ("CFLAGS", "CXXFLAGS")},  # they are in the args
+            **dict(recipe.backend.env),
+            "CC": recipe.compiler.cc,
+            "CXX": recipe.compiler.cxx,
+            "CMAKE_ARGS": shlex.join(recipe.args),
+            "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
+            "TMPDIR": str(draft),
+        }
+        # pip's own cache names wheels by version alone, so a wheel for other flags could come out of it.
+        pip = [str(python), "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-cache-dir"]
+        pip += ["--no-binary", "llama-cpp-python", "--wheel-dir", str(draft / "out")]
+        try:
+            run(console, step, [*pip, f"llama-cpp-python=={recipe.version}"], build_env, f"building llama.cpp ({name})")
+            note = {"args": recipe.args, "compiler": str(recipe.compiler)}
+            (draft / "out" / "recipe.json").write_text(json.dumps(note, indent=1), encoding="utf-8")
+            place = self.cache / "wheels" / recipe.key
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(place, ignore_errors=True)
+            (draft / "out").replace(place)
+        finally:
+            shutil.rmtree(drafts, ignore_errors=True)
+        wheel = self.find(recipe.key)
+        if wheel is None:
+            raise SetupError(f"building llama.cpp ({name}) left no wheel: the log has the details")
+        return wheel

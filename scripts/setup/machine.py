@@ -1,0 +1,160 @@
+"""What a native build depends on: the CPU, the C++ compiler, the platform, the cores that may be used."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .commands import capture
+from .errors import SetupError
+
+_NO_COMPILER = (
+    "no working C++ compiler: install one (Debian and Ubuntu: sudo apt install g++; "
+    "Fedora: sudo dnf install gcc-c++; macOS: xcode-select --install) or name one in CXX"
+)
+_CPU_FIELDS = (
+    "model name",
+    "vendor_id",
+    "cpu family",
+    "model",
+    "stepping",
+    "flags",
+    "CPU implementer",
+    "CPU variant",
+    "CPU part",
+    "Features",
+)
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """The processor as the compiler's -march=native sees it. `digest` identifies model and feature set."""
+
+    model: str
+    features: frozenset[str]
+    digest: str
+
+    @property
+    def has_amx(self) -> bool:
+        return "amx_tile" in self.features
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """The C and C++ compilers of one family: `gcc` or `clang`; `version` as in 12.2.0."""
+
+    cc: str
+    cxx: str
+    family: str
+    version: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.family} {self.version}"
+
+
+def read_cpu(cpuinfo: str) -> Cpu:
+    """The CPU out of the text of /proc/cpuinfo (its first processor; x86 and aarch64 name the fields differently)."""
+    fields: dict[str, str] = {}
+    for line in cpuinfo.split("\n\n", 1)[0].splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in _CPU_FIELDS:
+            fields[name.strip()] = value.strip()
+    features = frozenset((fields.pop("flags", "") + " " + fields.pop("Features", "")).split())
+    identity = repr(sorted(fields.items())) + " ".join(sorted(features))
+    model = fields.get("model name") or " ".join(fields.values()) or platform.machine()
+    return Cpu(model, features, hashlib.sha256(identity.encode()).hexdigest()[:16])
+
+
+def this_cpu(env: Mapping[str, str]) -> Cpu:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        return read_cpu(cpuinfo.read_text(encoding="utf-8", errors="replace"))
+    names = ["machdep.cpu.brand_string", "machdep.cpu.features", "machdep.cpu.leaf7_features"]
+    brand, *features = [(capture(["sysctl", "-n", name], env) or "").strip() for name in names]
+    return read_cpu(f"model name: {brand or platform.processor()}\nflags: {' '.join(features).lower()}")
+
+
+def find_compiler(env: Mapping[str, str]) -> Compiler:
+    """CXX and CC where set, else the first of c++, g++, clang++ and the C compiler of the same name.
+
+    Raises SetupError when there is none or it does not say what it is.
+    """
+    asked = env.get("CXX")
+    names = [asked] if asked else ["c++", "g++", "clang++"]
+    cxx = next((found for name in names if (found := _which(name, env))), "")
+    if not cxx:
+        raise SetupError(f"CXX={asked} is not a program: name a C++ compiler" if asked else _NO_COMPILER)
+    sibling = re.sub(r"(clang|g|c)\+\+", lambda match: {"g": "gcc", "c": "cc"}.get(match[1], match[1]), Path(cxx).name)
+    cc = _which(env.get("CC") or str(Path(cxx).parent / sibling), env) or _which("cc", env)
+    banner = capture([cxx, "--version"], env)
+    if cc is None or not banner:
+        raise SetupError(_NO_COMPILER)
+    first = banner.splitlines()[0]
+    if "clang" in banner:
+        version = re.search(r"version (\d+(?:\.\d+)*)", first)
+        return Compiler(cc, cxx, "clang", version[1] if version else first, _target(cxx, env))
+    version = re.search(r"\d+(?:\.\d+)+", re.sub(r"\(.*?\)", "", first)) or re.search(r"\d+(?:\.\d+)+", first)
+    family = "gcc" if "Free Software Foundation" in banner else Path(cxx).name
+    return Compiler(cc, cxx, family, version[0] if version else first, _target(cxx, env))
+
+
+def check_compiler(compiler: Compiler, env: Mapping[str, str]) -> None:
+    """Compile and link a small program. Raises SetupError when that does not work (headers missing, stub on macOS)."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "check.cpp")
+        source.write_text("#include <vector>\nint main() { return std::vector<int>(1)[0]; }\n", encoding="utf-8")
+        if capture([compiler.cxx, "-std=c++17", str(source), "-o", str(Path(folder, "check"))], env) is None:
+            raise SetupError(f"{compiler.cxx} cannot compile a small program; {_NO_COMPILER}")
+
+
+def platform_tag() -> str:
+    """Operating system, architecture and C library of a native wheel: `linux-x86_64-glibc2.36`."""
+    return f"{sysconfig.get_platform()}-{''.join(platform.libc_ver())}".rstrip("-")
+
+
+def cache_dir(env: Mapping[str, str], system: str = sys.platform) -> Path:
+    """Where wheels are kept: OALLAMA_CACHE_DIR, else `oallama` in XDG_CACHE_HOME or the platform's cache folder."""
+    if own := env.get("OALLAMA_CACHE_DIR"):
+        return Path(own).expanduser().absolute()
+    home = Path(env.get("HOME") or Path.home())
+    if (xdg := env.get("XDG_CACHE_HOME")) and Path(xdg).is_absolute():
+        return Path(xdg, "oallama")
+    return home / ("Library/Caches" if system == "darwin" else ".cache") / "oallama"
+
+
+def build_jobs(env: Mapping[str, str]) -> int:
+    """Compilers to run at once: CMAKE_BUILD_PARALLEL_LEVEL, else the usable cores, one for each GB of free memory."""
+    if (asked := env.get("CMAKE_BUILD_PARALLEL_LEVEL", "")).isdecimal():
+        return max(1, int(asked))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _read("/sys/fs/cgroup/cpu.max").split()
+    if len(quota) == 2 and quota[0].isdecimal():
+        cores = min(cores, max(1, -(-int(quota[0]) // int(quota[1]))))
+    if free := re.search(r"MemAvailable:\s+(\d+) kB", _read("/proc/meminfo")):
+        cores = min(cores, max(1, int(free[1]) * 1024 // 10**9))
+    return cores
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _which(name: str, env: Mapping[str, str]) -> str | None:
+    return shutil.which(name, path=env.get("PATH"))
+
+
+def _target(cxx: str, env: Mapping[str, str]) -> str:
+    return (capture([cxx, "-dumpmachine"], env) or "").strip()

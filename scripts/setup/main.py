@@ -1,0 +1,149 @@
+"""Set-up from nothing to a tested `.venv`, or the finding that there is nothing to do."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from .console import Console, format_seconds
+from .environment import Environment, Stamp, digest_files, lock, native_sources
+from .errors import SetupError, UsageError
+from .gpu import CHOICES, gpu_hint
+from .llama import LlamaInstaller, Machine
+from .llama_wheel import pinned_version
+from .machine import check_compiler, find_compiler, platform_tag, this_cpu
+
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+class Setup:
+    """One set-up of one checkout. `extras` are those of pyproject.toml that are asked for."""
+
+    def __init__(self, root: Path, machine: Machine, console: Console, extras: Sequence[str]) -> None:
+        self.root = root
+        self.machine = machine
+        self.console = console
+        self.extras = sorted(extras)
+        self.environment = Environment(root)
+        self.version = pinned_version((root / "pyproject.toml").read_text(encoding="utf-8"))
+
+    def inputs(self) -> dict[str, str]:
+        """Digests of everything that, when it changes, asks for some of the work to be done again."""
+        env, compiler = self.machine.env, self.machine.compiler
+        asked = [self.machine.wish, *(env.get(name, "") for name in ("CMAKE_ARGS", "CFLAGS", "CXXFLAGS"))]
+        machine = [self.machine.cpu.digest, str(compiler), compiler.cxx, compiler.target, platform_tag(), gpu_hint(env)]
+        return {
+            "place": self.environment.place(),
+            "project": digest_files(self.root, [self.root / "pyproject.toml"]),
+            "native": digest_files(self.root, native_sources(self.root)),
+            "llama": hashlib.sha256(repr([*machine, *asked, self.version]).encode()).hexdigest()[:16],
+        }
+
+    def up_to_date(self) -> bool:
+        stamp = self.environment.read_stamp()
+        return stamp is not None and stamp.inputs == self.inputs() and set(self.extras) <= set(stamp.extras)
+
+    def run(self, refresh: bool = False) -> Stamp:
+        """Do what is missing. Raises SetupError; whatever happens, an unfinished environment is known as such."""
+        check_compiler(self.machine.compiler, self.machine.env)
+        old = self.environment.read_stamp()
+        with self.console.step("environment", "creating .venv") as step:
+            if self.environment.prepare(self.console, step, self.machine.env) or refresh:
+                old = None
+        now = self.inputs()
+        extras = sorted({*self.extras, *(old.extras if old else ())})
+        dependencies = old is None or old.inputs["project"] != now["project"] or extras != old.extras
+        if old is not None and old.inputs["llama"] == now["llama"]:
+            self._install_project(extras, dependencies)
+            stamp = Stamp(now, extras, old.wheel, old.backend, old.layouts, old.notes)
+        else:
+            for folder in (self.root / "build").glob("*-none-*"):  # CMake would keep the compiler of another time
+                shutil.rmtree(folder)
+            installer = LlamaInstaller(self.console, self.environment, self.machine, self.version)
+            made = installer.install(lambda: self._install_project(extras, dependencies), refresh)
+            stamp = Stamp(now, extras, made.wheel, made.backend, made.layouts, made.notes)
+        self.environment.write_stamp(stamp)
+        return stamp
+
+    def _install_project(self, extras: list[str], dependencies: bool) -> None:
+        env = {name: value for name, value in self.machine.env.items() if name != "CMAKE_ARGS"}  # llama.cpp's, not ours
+        env.update(CC=self.machine.compiler.cc, CXX=self.machine.compiler.cxx)
+        what = "oallama, its native bridge" + (" and what they need" if dependencies else "")
+        with self.console.step("oallama", f"installing {what}") as step:
+            self.environment.install_project(self.console, step, extras, dependencies, env)
+            step.result = f"installed {what}"
+
+
+def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment for pip and compilers, without what would make pip install elsewhere or ask questions."""
+    dropped = {"PYTHONPATH", "PYTHONHOME", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"}
+    kept = {name: value for name, value in env.items() if name not in dropped}
+    return {**kept, "PIP_USER": "0", "PIP_NO_INPUT": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def main(root: Path, arguments: Sequence[str]) -> int:
+    """The command. Returns its exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="setup_env.py", description="Set up .venv: see docs/install.md.")
+    parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml (test, plots, train)")
+    parser.add_argument("--refresh", action="store_true", help="look, install and test again even if nothing changed")
+    options = parser.parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, _interrupt)
+    console = Console(sys.stderr, root / "build" / "setup.log")
+    start = time.monotonic()
+    try:
+        return _set_up(root, console, options.extra, options.refresh, start)
+    except KeyboardInterrupt:
+        console.clear()
+        console.say("set-up interrupted: run it again to go on")
+        return INTERRUPTED
+    except SetupError as error:
+        _explain(console, error)
+        return USAGE if isinstance(error, UsageError) else FAILED
+    except OSError as error:
+        full = "the disk is full, free about 2 GB" if error.errno == 28 else "check that the folder can be written"
+        _explain(console, SetupError(f"{error.filename or 'a file'}: {error.strerror or error}: {full}"))
+        return FAILED
+
+
+def _set_up(root: Path, console: Console, extras: Sequence[str], refresh: bool, start: float) -> int:
+    env = clean_environment(os.environ)
+    wish = env.get("OALLAMA_BACKEND", "").strip().lower() or "auto"
+    if wish not in CHOICES:
+        raise UsageError(f"OALLAMA_BACKEND={wish} is not known: use one of {', '.join(CHOICES)}")
+    setup = Setup(root, Machine(env, this_cpu(env), find_compiler(env), wish), console, extras)
+    if not refresh and setup.up_to_date():
+        print(f"set-up: up to date ({format_seconds(time.monotonic() - start)})", file=sys.stderr)
+        return DONE
+    with lock(root / "build" / "setup.lock", console):
+        if refresh or not setup.up_to_date():  # another process may have done it while we waited
+            console.open_log()
+            console.say(f"set-up of .venv (log: {console.log_path})")
+            stamp = setup.run(refresh)
+            for note in stamp.notes:
+                console.say(f"  note: {note}")
+        console.say(f"set-up: done ({format_seconds(time.monotonic() - start)})")
+    return DONE
+
+
+def _explain(console: Console, error: SetupError) -> None:
+    console.clear()
+    if error.tail:
+        console.say("  the last lines were:")
+        for line in error.tail:
+            console.say(f"    {line}")
+        console.say(f"  the whole log is {console.log_path}")
+    console.say(f"error: {error}")
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

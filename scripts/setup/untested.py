@@ -1,0 +1,67 @@
+"""Says what a run of the tests could not test on this machine: skipped tests with their reasons, absent devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+
+from .commands import capture
+
+_STAND_INS = ("CPU", "RPC", "BLAS", "OALLAMA")  # processors, worker processes and plugins: no graphics card
+
+
+def skipped(report: Path) -> dict[str, list[str]]:
+    """Reason -> the tests skipped for it, from pytest's --junitxml; empty when pytest wrote no report."""
+    try:
+        root = ElementTree.parse(report).getroot()
+    except (OSError, ElementTree.ParseError):
+        return {}
+    reasons: dict[str, list[str]] = {}
+    for case in root.iter("testcase"):
+        for mark in case.iter("skipped"):
+            reason = mark.get("message") or "no reason given"
+            name = case.get("name") or ""
+            reasons.setdefault(reason, []).append(".".join(filter(None, (case.get("classname"), name))))
+    return reasons
+
+
+def absent_devices(devices_json: str | None) -> list[str]:
+    """What no test can have covered, from the output of `oallama devices --json` (None: the command failed)."""
+    if devices_json is None:
+        return ["devices: `oallama devices --json` failed, so it is not known which are here"]
+    devices = json.loads(devices_json)["devices"]
+    backends = {str(device["backend"]) for device in devices if not _stands_in(str(device["backend"]))}
+    if not backends:
+        return ["a graphics card: none answers here (CUDA, ROCm, Vulkan, Metal); a worker process stood in for it"]
+    return [f"back ends other than {', '.join(sorted(backends))}"]
+
+
+def report_lines(reasons: dict[str, list[str]], devices: Sequence[str]) -> list[str]:
+    """The lines of the section, without its heading."""
+    lines = [f"  - {device}" for device in devices]
+    for reason, tests in sorted(reasons.items()):
+        files = sorted({re.sub(r"\[.*", "", test) for test in tests})
+        shown = ", ".join(files[:3]) + (", …" if len(files) > 3 else "")
+        lines.append(f"  - {reason} ({len(tests)} test{'s' if len(tests) > 1 else ''}: {shown})")
+    lines.append(f"  - systems other than {platform.system()} {platform.machine()}, Python {platform.python_version()}")
+    return lines
+
+
+def _stands_in(backend: str) -> bool:
+    return backend.upper().startswith(_STAND_INS)
+
+
+def main(arguments: Sequence[str]) -> int:
+    listed = capture([str(Path(sys.executable).with_name("oallama")), "devices", "--json"], os.environ, 60.0)
+    print("\n".join(report_lines(skipped(Path(arguments[0])), absent_devices(listed))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
