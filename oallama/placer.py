@@ -1,0 +1,292 @@
+"""The front door for Python: from a GGUF to operators, profile, affinities, a plan and an engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oallama.core.errors import UsageError
+from oallama.core.types import (
+    Affinity,
+    AffinityReport,
+    ModelInfo,
+    Operator,
+    OperatorPlacement,
+    Phase,
+    PlanRecord,
+    Profile,
+    Workload,
+)
+from oallama.core.units import parse_bytes, parse_share
+from oallama.cost.graph import Graph, build_graph
+from oallama.device.spec import DeviceSpec, parse_device
+from oallama.place.baselines import Placed
+from oallama.place.decide import Decision, LoadBytes, Problem, decide
+from oallama.place.fill import FillRule
+from oallama.place.oato import AffinityRule, affinities
+
+if TYPE_CHECKING:
+    from oallama.model.memory import ProbeRequest, ProbeResult
+    from oallama.plan.plan import Plan
+    from oallama.run.engine import Engine
+
+
+class Placer:
+    """Places one model on one device.
+
+    Make it with Placer.load. Measuring and loading are put off until something needs them.
+    """
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        operators: Sequence[Operator],
+        tensor_names: Sequence[str],
+        device: DeviceSpec,
+        *,
+        vram: int | None = None,
+        vram_fill: float = 0.9,
+        gpu_weights: float | None = None,
+        threads: int | None = None,
+        profile: Profile | None = None,
+    ) -> None:
+        if not 0 < vram_fill <= 1:
+            raise UsageError(f"--vram-fill is {vram_fill:g}; give a share above 0 and up to 1")
+        if gpu_weights is not None and not 0 <= gpu_weights <= 1:
+            raise UsageError(f"--gpu-weights is {gpu_weights:g}; give a share from 0 to 1 (0 %..100 %)")
+        if vram is not None and vram < 0:
+            raise UsageError("--vram is negative; give a size such as 6GiB")
+        self.model = model
+        self.operators = tuple(operators)
+        self.tensor_names = tuple(tensor_names)
+        self.device = device
+        self.vram = vram
+        self.vram_fill = vram_fill
+        self.gpu_weights = gpu_weights
+        self.threads = threads or physical_cores()
+        self._profile = profile
+        self._graph: Graph = build_graph(model, self.operators)
+        self._probes: dict[ProbeRequest, ProbeResult] = {}
+
+    @classmethod
+    def load(
+        cls,
+        gguf_path: str | os.PathLike[str],
+        device: str | DeviceSpec | None = None,
+        vram: int | str | None = None,
+        vram_fill: float = 0.9,
+        gpu_weights: float | str | None = None,
+        threads: int | None = None,
+        profile: Profile | str | os.PathLike[str] | None = None,
+    ) -> Placer:
+        """Read and check a GGUF; no native code sees it yet.
+
+        device: a `--device` text, None for the first GPU (or none). vram: bytes, or text such as "6GiB"; None takes
+        what is free. gpu_weights: cap on the share of operator weight bytes on the device, 0.5 or "50%". profile: a
+        Profile or the path of one, None measures or takes it from the cache when it is needed.
+
+        Raises ModelFileError, UsageError, ProfileError.
+        """
+        from oallama.model.gguf_reader import read_gguf
+        from oallama.model.hyperparameters import model_info
+        from oallama.model.operators import operators
+
+        gguf = read_gguf(gguf_path)
+        return cls(
+            model_info(gguf),
+            operators(gguf),
+            [tensor.name for tensor in gguf.tensors],
+            device if isinstance(device, DeviceSpec) else parse_device(device),
+            vram=_parsed(parse_bytes, vram, "--vram"),
+            vram_fill=vram_fill,
+            gpu_weights=_parsed(parse_share, gpu_weights, "--gpu-weights"),
+            threads=threads,
+            profile=_read_profile(profile) if isinstance(profile, str | os.PathLike) else profile,
+        )
+
+    def profile(self, progress: bool = True, refresh: bool = False, tokens: Sequence[int] = (1, 32, 512)) -> Profile:
+        """The timings of this model's mul-mats on this machine, from the cache where it has them.
+
+        Raises ProfileError, DeviceError.
+        """
+        if self._profile is None or refresh:
+            from oallama.profile.profiler import profile_model
+
+            self._profile = profile_model(
+                self.model, self.operators, self.device, self.threads, tuple(tokens), refresh, progress
+            )
+        return self._profile
+
+    def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
+        """The rows of report(), best rank first."""
+        return list(self.report(phase, **options).operators)
+
+    def report(
+        self,
+        phase: Phase = "decode",
+        n_prompt: int = 512,
+        n_gen: int = 128,
+        affinity: AffinityRule = "default",
+        fill: FillRule = "continue",
+        n_ctx: int | None = None,
+    ) -> AffinityReport:
+        """OATO for one phase: where every operator goes, and why.
+
+        affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises DoesNotFit, ProfileError,
+        DeviceError.
+        """
+        decision = self._decide("oato", self.workload(n_prompt, n_gen, n_ctx), phase, affinity, fill)
+        placed = decision.placed
+        return AffinityReport(
+            self.model,
+            self.profile().device,
+            phase,
+            placed.iterations,
+            placed.converged,
+            affinities(decision.costs, self.operators, placed, affinity),
+            decision.memory,
+            decision.predicted,
+            decision.notes,
+        )
+
+    def plan(
+        self,
+        policy: str = "auto",
+        n_prompt: int = 512,
+        n_gen: int = 128,
+        n_ctx: int | None = None,
+        n_ubatch: int = 512,
+        affinity: AffinityRule = "default",
+        fill: FillRule = "continue",
+    ) -> Plan:
+        """A placement for n_prompt prompt and n_gen generated tokens, verified by a no_alloc load.
+
+        Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
+        """
+        from oallama.plan.plan import Plan
+
+        decision = self._decide(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), "mixed", affinity, fill)
+        placed = decision.placed
+        placements = self._placements(placed)
+        if self._layouts_matter():
+            placements = tuple(
+                replace(placement, layout=cost.layout) if placement.cc else placement
+                for placement, cost in zip(placements, decision.costs.operators, strict=True)
+            )
+        return Plan(
+            PlanRecord(
+                model_path=self.model.path,
+                model_fingerprint=self.model.fingerprint,
+                machine_fingerprint=self._machine_fingerprint(),
+                device=str(self.device) if decision.policy != "cpu" else "none",
+                policy=decision.policy,
+                workload=decision.workload,
+                operators=placements,
+                n_gpu_layers=self._n_gpu_layers(placed),
+                memory=decision.memory,
+                predicted=decision.predicted,
+                extra={"notes": list(decision.notes)} if decision.notes else {},
+            )
+        )
+
+    def engine(self, plan: Plan, **options: Any) -> Engine:
+        """Load the model as the plan says. Use it in a `with` statement.
+
+        Raises PlanError (a plan of another model), DeviceError, ModelFileError.
+        """
+        from oallama.run.engine import Engine
+
+        return Engine(self.model, plan, self.device, self.threads, operators=self.operators, **options)
+
+    def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
+        """Token counts of a run. Without n_ctx, the context holds prompt and generation, and at least 4096 tokens or
+        what the model was trained on."""
+        if n_prompt < 1 or n_gen < 0:
+            raise UsageError("a workload needs at least one prompt token and no negative count; check -p and -n")
+        needed = -(-(n_prompt + n_gen) // 256) * 256
+        trained = self.model.n_ctx_train or needed
+        context = n_ctx or max(needed, min(4096, trained))
+        if context < n_prompt + n_gen:
+            raise UsageError(
+                f"a context of {context} tokens cannot hold {n_prompt} prompt and {n_gen} generated tokens; raise -c"
+            )
+        return Workload(n_prompt, n_gen, context, n_ubatch)
+
+    def _decide(self, policy: str, load: Workload, phase: Phase, affinity: AffinityRule, fill: FillRule) -> Decision:
+        problem = Problem(
+            self.operators, self._graph, self.profile(), self._probe, self.vram, self.vram_fill, self.gpu_weights
+        )
+        return decide(problem, policy, load, phase, affinity, fill)
+
+    def _probe(self, load: Workload, placed: Placed) -> LoadBytes:
+        """What a no_alloc load says of a placement; asked once per placement."""
+        from oallama.model.memory import ProbeRequest, probe_memory
+        from oallama.plan.patterns import host_patterns
+
+        on_device = placed.first_device_layer <= self.model.n_layer
+        request = ProbeRequest(
+            path=self.model.path,
+            device=str(self.device) if on_device else "none",
+            n_ctx=load.n_ctx,
+            n_ubatch=load.n_ubatch,
+            n_gpu_layers=self._n_gpu_layers(placed),
+            host_patterns=host_patterns(self.operators, self._placements(placed), self.tensor_names)
+            if on_device
+            else (),
+            n_threads=self.threads,
+        )
+        if request not in self._probes:
+            self._probes[request] = probe_memory(request)
+        result = self._probes[request]
+        return LoadBytes(
+            weights_gpu=result.on_device("model"),
+            weights_host=result.on_host("model"),
+            kv=result.on_device("context"),
+            compute=result.on_device("compute"),
+            device_free=result.device_free,
+        )
+
+    def _placements(self, placed: Placed) -> tuple[OperatorPlacement, ...]:
+        return tuple(
+            OperatorPlacement(operator.name, float(device), 0.0, float(not device))
+            for operator, device in zip(self.operators, placed.on_device, strict=True)
+        )
+
+    def _n_gpu_layers(self, placed: Placed) -> int:
+        """llama.cpp counts the output as one layer behind the last."""
+        return self.model.n_layer + 1 - placed.first_device_layer
+
+    def _layouts_matter(self) -> bool:
+        """Whether the plan must name CPU layouts: with a pinned host buffer llama.cpp keeps host weights plain (DESIGN
+        2.5)."""
+        return bool(self.profile().fingerprint.get("device", {}).get("host_buffer"))
+
+    def _machine_fingerprint(self) -> str:
+        from oallama.profile.machine import fingerprint_key
+
+        return fingerprint_key(self.profile().fingerprint)
+
+
+def physical_cores() -> int:
+    """CPU cores, as llama.cpp counts its default threads; hyper-threads of one core count once."""
+    import psutil
+
+    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
+
+
+def _parsed(parse: Any, value: Any, option: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+
+
+def _read_profile(path: str | os.PathLike[str]) -> Profile:
+    from oallama.profile.store import read_profile
+
+    return read_profile(Path(path))

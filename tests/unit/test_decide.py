@@ -1,0 +1,149 @@
+"""From a policy to a verified placement, with a probe that answers from a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from placement_cases import model, operators
+
+from oallama.core.errors import DoesNotFit, UsageError
+from oallama.core.types import LinearFit, Operator, Profile, ProfileCase, Workload
+from oallama.cost.graph import build_graph
+from oallama.place.baselines import Placed
+from oallama.place.decide import LATER_POLICIES, LoadBytes, Problem, decide
+
+N_LAYER = 4
+LOAD = Workload(n_prompt=64, n_gen=32, n_ctx=256)
+
+
+def profile(device: str = "RPC0", t_gpu_s: float = 0.1) -> Profile:
+    cases = []
+    for shape in ((256, 256, 1), (256, 1000, 1)):
+        for n_tokens in (1, 512):
+            cases.append(ProfileCase("CPU", "CPU", "F16", shape, 1, n_tokens, 1.0, (1.0,), 1.0, 1.0))
+            cases.append(ProfileCase("RPC0", "device", "F16", shape, 1, n_tokens, t_gpu_s, (t_gpu_s,), 1.0, 1.0))
+    link = {key: LinearFit(1e-3, 0.0, 1.0) for key in ("h2d_pinned", "h2d_pageable", "d2h")}
+    return Profile(1, {}, device, tuple(cases), (), link if device != "CPU" else {}, None, None, 0.0, ())
+
+
+class Table:
+    """A probe: KV 100 bytes a layer, norms 10 bytes a layer, compute as a share of the micro-batch."""
+
+    def __init__(self, ops: list[Operator], free: int, compute_per_token: float = 0.0, hidden: int = 0) -> None:
+        self.ops, self.free, self.compute_per_token, self.hidden = ops, free, compute_per_token, hidden
+        self.asked: list[tuple[Workload, Placed]] = []
+
+    def __call__(self, load: Workload, placed: Placed) -> LoadBytes:
+        self.asked.append((load, placed))
+        n_device_layers = max(0, N_LAYER - placed.first_device_layer)
+        placed_bytes = sum(op.bytes for op, there in zip(self.ops, placed.on_device, strict=True) if there)
+        total = sum(op.bytes for op in self.ops)
+        if placed.first_device_layer > N_LAYER:
+            return LoadBytes(0, total, 0, 0, self.free)
+        extra = self.hidden if placed_bytes else 0
+        compute = int(self.compute_per_token * load.n_ubatch)
+        return LoadBytes(
+            10 * n_device_layers + placed_bytes + extra, total - placed_bytes, 100 * n_device_layers, compute, self.free
+        )
+
+
+def problem(free: int, gpu_weights: float | None = None, **table: float) -> tuple[Problem, Table]:
+    ops = operators(N_LAYER)
+    probe = Table(ops, free, **table)  # type: ignore[arg-type]
+    graph = build_graph(model(N_LAYER), ops)
+    return Problem(tuple(ops), graph, profile(), probe, None, 0.9, gpu_weights), probe
+
+
+def test_ledger_stays_under_ninety_percent_and_adds_up() -> None:
+    made, _ = problem(free=20_000)
+    decision = decide(made, "oato", LOAD, "mixed")
+    memory = decision.memory
+    assert memory.limit == 18_000
+    assert memory.weights_gpu + memory.kv + memory.compute + memory.staging + memory.spare == memory.limit
+    assert memory.spare >= 0
+    assert any(decision.placed.on_device)
+
+
+def test_everything_goes_to_a_device_that_is_faster_and_large_enough() -> None:
+    made, _ = problem(free=10**6)
+    decision = decide(made, "auto", LOAD, "mixed")
+    assert all(decision.placed.on_device)
+    assert decision.predicted.total_s == pytest.approx(
+        decision.predicted.ttft_s + LOAD.n_gen * decision.predicted.tpot_s
+    )
+
+
+def test_gpu_weights_caps_the_share_of_operator_bytes() -> None:
+    for share in (0.25, 0.5, 0.75):
+        made, _ = problem(free=10**6, gpu_weights=share)
+        for policy in ("oato", "layers"):
+            decision = decide(made, policy, LOAD, "mixed")
+            ops = made.operators
+            placed = sum(op.bytes for op, there in zip(ops, decision.placed.on_device, strict=True) if there)
+            assert placed <= share * sum(op.bytes for op in ops)
+            assert placed > 0
+
+
+def test_what_the_probe_adds_is_taken_off_the_budget_until_it_fits() -> None:
+    made, probe = problem(free=20_000, hidden=2_500)
+    decision = decide(made, "oato", LOAD, "mixed")
+    assert decision.memory.spare >= 0
+    assert len(probe.asked) >= 3  # all on the host, a first proposal that is too large, a smaller one
+
+
+def test_micro_batch_is_halved_until_the_compute_buffers_fit_and_said_so() -> None:
+    made, _ = problem(free=20_000, compute_per_token=100)  # 51,200 bytes at 512 tokens, 12,800 at 128
+    decision = decide(made, "oato", LOAD, "mixed")
+    assert decision.workload.n_ubatch == 128
+    assert "micro-batch lowered from 512 to 128" in decision.notes[0]
+
+
+def test_does_not_fit_names_required_available_and_device() -> None:
+    made, _ = problem(free=1_000, compute_per_token=100)
+    with pytest.raises(DoesNotFit) as caught:
+        decide(made, "oato", LOAD, "mixed")
+    assert (caught.value.required, caught.value.available, caught.value.device) == (6_400 + 440, 900, "RPC0")
+    fallback = decide(made, "auto", LOAD, "mixed")
+    assert fallback.policy == "cpu"
+    assert "everything stays on the CPU" in fallback.notes[0]
+
+
+def test_kv_that_does_not_fit_leaves_layers_on_the_host() -> None:
+    made, _ = problem(free=250)  # limit 225: KV and norms of two layers, no operator of 1000 bytes
+    decision = decide(made, "auto", LOAD, "mixed")
+    assert decision.policy in ("cpu", "oato", "layers")
+    assert not any(decision.placed.on_device)
+
+
+def test_auto_is_never_predicted_slower_than_its_candidates() -> None:
+    made, _ = problem(free=16_000)
+    auto = decide(made, "auto", LOAD, "mixed")
+    for policy in ("oato", "layers", "cpu"):
+        assert auto.placed.seconds <= decide(made, policy, LOAD, "mixed").placed.seconds
+
+
+def test_slow_device_is_left_alone() -> None:
+    made, _ = problem(free=10**6)
+    slow = replace(made, profile=profile(t_gpu_s=5.0))
+    assert not any(decide(slow, "oato", LOAD, "mixed").placed.on_device)
+
+
+def test_paper_rules_fill_regardless_of_gain_and_stop_at_the_first_that_does_not_fit() -> None:
+    made, _ = problem(free=10**6)
+    slow = replace(made, profile=profile(t_gpu_s=5.0))
+    assert all(decide(slow, "oato", LOAD, "mixed", affinity="paper", fill="paper").placed.on_device)
+
+
+def test_without_a_device_every_policy_is_the_cpu() -> None:
+    made, _ = problem(free=0)
+    alone = replace(made, profile=profile(device="CPU"))
+    for policy in ("auto", "oato", "layers", "cpu"):
+        assert decide(alone, policy, LOAD, "mixed").policy == "cpu"
+
+
+def test_policies_of_later_versions_and_unknown_ones_are_refused_in_a_sentence() -> None:
+    made, _ = problem(free=10**6)
+    for policy in (*LATER_POLICIES, "magic"):
+        with pytest.raises(UsageError, match="choose one of auto, oato, layers, cpu"):
+            decide(made, policy, LOAD, "mixed")
