@@ -1,0 +1,240 @@
+"""What a profile belongs to: CPU, threads, libraries, device, power state. Reads files only; loads no native library.
+
+`fingerprint` describes; `fingerprint_key` names the parts that must agree before a stored profile may be used again.
+The rest (memory, power state, what the device said about itself) is recorded to be read and compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Iterable
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+KEY_PARTS = (
+    "cpu",
+    "cpu_features",
+    "cores_allowed",
+    "llc_bytes",
+    "numa_nodes",
+    "n_threads",
+    "llama_cpp_python",
+    "ggml_version",
+    "ggml_cpu_build",
+    "device_spec",
+    "gpus",
+    "gpu_driver",
+    "gpu_environment",
+)
+"""Fields of a fingerprint that must agree."""
+
+GPU_PARTS = ("gpus", "gpu_driver", "gpu_environment")
+_WITHOUT_GPU = re.compile(r"none|cpu-pair|rpc-worker.*|rpc://.*")  # devices that no graphics driver can change
+
+POWER_PARTS = ("governor", "energy_preference", "power_source", "platform_profile")
+"""Fields whose change makes a stored profile doubtful but not wrong."""
+
+DEFAULT_LLC_BYTES = 32 * 1024 * 1024
+LIBRARY_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
+GPU_VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "GGML_VK_VISIBLE_DEVICES",
+    "ONEAPI_DEVICE_SELECTOR",
+)
+_FEATURES = re.compile(r"sse4_2|ssse3|avx.*|amx.*|f16c|fma|bmi2|asimd.*|sve.*|sme[0-9]*|i8mm|bf16|fphp|vsx", re.ASCII)
+
+
+def fingerprint(n_threads: int, device_spec: str, root: Path = Path("/")) -> dict[str, Any]:
+    """Everything readable about this machine that a timing may depend on; None where it cannot be read.
+
+    n_threads: CPU threads of the measured kernels. device_spec: the --device text ("none" without a device).
+    root: where /proc and /sys are (tests).
+    """
+    libraries = library_folder()
+    llc_bytes, llc_source = last_level_cache(root, n_threads)
+    return {
+        "cpu": _cpu_name(root),
+        "cpu_features": _cpu_features(root),
+        "cores_physical": _physical_cores(root),
+        "cores_logical": os.cpu_count(),
+        "cores_allowed": _allowed_cores(),
+        "n_threads": n_threads,
+        "llc_bytes": llc_bytes,
+        "llc_source": llc_source,
+        "memory_bytes": _memory_bytes(root),
+        "numa_nodes": len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or 1,
+        "governor": _read(root / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        "energy_preference": _read(root / "sys/devices/system/cpu/cpu0/cpufreq/energy_performance_preference"),
+        "power_source": _power_source(root),
+        "platform_profile": _read(root / "sys/firmware/acpi/platform_profile"),
+        "system": f"{platform.system()} {platform.release()}",
+        "llama_cpp_python": _package_version("llama_cpp_python"),
+        "ggml_version": _ggml_version(libraries),
+        "ggml_cpu_build": _build_hash(libraries),
+        "device_spec": device_spec,
+        "gpus": _gpus(root),
+        "gpu_driver": _gpu_driver(root),
+        "gpu_environment": {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ},
+    }
+
+
+def fingerprint_key(fingerprint: dict[str, Any]) -> str:
+    """16 hex digits over KEY_PARTS; equal keys mean that timings may be reused."""
+    without_gpu = _WITHOUT_GPU.fullmatch(str(fingerprint.get("device_spec")))
+    parts = {name: fingerprint.get(name) for name in KEY_PARTS if not (without_gpu and name in GPU_PARTS)}
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def power_changes(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Sentences on how the power state differs from when a profile was measured."""
+    return [
+        f"measured with {name.replace('_', ' ')} {stored.get(name)!r}, now it is {now.get(name)!r}; "
+        "use --refresh to measure again"
+        for name in POWER_PARTS
+        if stored.get(name) != now.get(name)
+    ]
+
+
+def last_level_cache(root: Path, n_threads: int) -> tuple[int, str]:
+    """(bytes of last-level cache that n_threads can use, where that was read).
+
+    A CPU may have several last-level caches; n_threads fill at most as many of them.
+    """
+    found: dict[int, dict[str, int]] = {}  # level -> shared CPU list -> bytes
+    for index in sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index[0-9]*")):
+        level, kind, size = _read(index / "level"), _read(index / "type"), _read(index / "size")
+        if level and size and level.isdigit() and kind != "Instruction":
+            found.setdefault(int(level), {})[_read(index / "shared_cpu_list") or str(index)] = _cache_size(size)
+    sizes = sorted(found[max(found)].values(), reverse=True) if found else []
+    total = sum(sizes[: max(1, n_threads)])
+    return (total, "sysfs") if total else (DEFAULT_LLC_BYTES, "default")
+
+
+def library_folder() -> Path | None:
+    """The folder of llama-cpp-python's ggml libraries, found without importing it."""
+    override = os.environ.get(LIBRARY_PATH_VARIABLE)
+    if override:
+        return Path(override)
+    spec = util.find_spec("llama_cpp")
+    return Path(spec.origin).parent / "lib" if spec and spec.origin else None
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip() or None
+    except OSError:
+        return None
+
+
+def _cache_size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)", text)
+    return int(match[1]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[match[2]] if match else 0
+
+
+def _cpuinfo(root: Path, *names: str) -> str | None:
+    for line in (_read(root / "proc/cpuinfo") or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in names and value.strip():
+            return value.strip()
+    return None
+
+
+def _cpu_name(root: Path) -> str:
+    return _cpuinfo(root, "model name", "cpu model", "Model") or platform.processor() or platform.machine()
+
+
+def _cpu_features(root: Path) -> list[str]:
+    flags = (_cpuinfo(root, "flags", "Features", "isa") or "").split()
+    return sorted({flag for flag in flags if _FEATURES.fullmatch(flag)})
+
+
+def _physical_cores(root: Path) -> int | None:
+    folders = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/topology")
+    cores = {(_read(f / "physical_package_id"), _read(f / "core_id")) for f in folders}
+    if cores:
+        return len(cores)
+    import psutil
+
+    count: int | None = psutil.cpu_count(logical=False)
+    return count
+
+
+def _allowed_cores() -> int | None:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _memory_bytes(root: Path) -> int:
+    match = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo") or "", re.MULTILINE)
+    if match:
+        return int(match[1]) * 1024
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def _power_source(root: Path) -> str | None:
+    online = [
+        _read(supply / "online")
+        for supply in sorted((root / "sys/class/power_supply").glob("*"))
+        if _read(supply / "type") == "Mains"
+    ]
+    if not online:
+        return None
+    return "mains" if "1" in online else "battery"
+
+
+def _package_version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _library_files(folder: Path | None, stem: str) -> list[Path]:
+    if folder is None:
+        return []
+    return sorted(Path(p) for suffix in ("so*", "*dylib") for p in folder.glob(f"{stem}.{suffix}"))
+
+
+def _ggml_version(folder: Path | None) -> str | None:
+    """From the name of the versioned library file, such as libggml-base.so.0.25.3."""
+    versions = (re.search(r"(\d+\.\d+\.\d+)", path.name) for path in _library_files(folder, "libggml-base"))
+    return _longest(match[1] for match in versions if match)
+
+
+def _longest(texts: Iterable[str]) -> str | None:
+    return max(texts, key=len, default=None)
+
+
+def _build_hash(folder: Path | None) -> str | None:
+    """Of the CPU kernels' library: the same version built with other flags runs at another speed."""
+    files = _library_files(folder, "libggml-cpu")
+    return hashlib.sha256(files[0].read_bytes()).hexdigest()[:16] if files else None
+
+
+def _gpus(root: Path) -> list[str]:
+    """Model and address of every NVIDIA GPU, PCI ids of every graphics card."""
+    found = []
+    for info in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+        model = re.search(r"^Model:\s*(.+)$", _read(info) or "", re.MULTILINE)
+        found.append(f"{info.parent.name} {model[1].strip() if model else '?'}")
+    for card in sorted((root / "sys/class/drm").glob("card[0-9]*/device")):
+        if "-" not in card.parent.name:
+            found.append(f"{_read(card / 'vendor')}:{_read(card / 'device')}")
+    return found
+
+
+def _gpu_driver(root: Path) -> str | None:
+    for module in ("nvidia", "amdgpu", "xe", "i915"):
+        folder = root / "sys/module" / module
+        if folder.is_dir():
+            return f"{module} {_read(folder / 'version') or platform.release()}"
+    return None

@@ -1,0 +1,114 @@
+"""What a profile belongs to."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oallama.core.units import KIB, MIB
+from oallama.profile import machine
+from oallama.profile.machine import fingerprint, fingerprint_key, last_level_cache, power_changes
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def cache(root: Path, cpu: int, index: int, level: int, kind: str, size: str, shared: str) -> None:
+    folder = root / f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
+    for name, text in {"level": str(level), "type": kind, "size": size, "shared_cpu_list": shared}.items():
+        write(folder / name, text + "\n")
+
+
+@pytest.fixture
+def laptop(tmp_path: Path) -> Path:
+    """The files of a machine of four logical cores on two caches, an NVIDIA card and a battery."""
+    write(
+        tmp_path / "proc/cpuinfo",
+        "processor\t: 0\nmodel name\t: Test CPU 9000\nflags\t\t: fpu avx2 amx_int8 smep\n\n"
+        "processor\t: 1\nmodel name\t: Test CPU 9000\nflags\t\t: fpu avx2 amx_int8 smep\n",
+    )
+    write(tmp_path / "proc/meminfo", "MemTotal:       16000 kB\nMemFree: 1 kB\n")
+    for cpu in range(4):
+        cache(tmp_path, cpu, 0, 1, "Data", "48K", str(cpu))
+        cache(tmp_path, cpu, 1, 1, "Instruction", "64M", str(cpu))
+        cache(tmp_path, cpu, 3, 3, "Unified", "32768K", "0-1" if cpu < 2 else "2-3")
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        write(folder / "physical_package_id", "0")
+        write(folder / "core_id", str(cpu // 2))
+    write(tmp_path / "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor", "powersave\n")
+    (tmp_path / "sys/devices/system/node/node0").mkdir(parents=True)
+    (tmp_path / "sys/devices/system/node/node1").mkdir()
+    write(tmp_path / "sys/class/power_supply/AC/type", "Mains\n")
+    write(tmp_path / "sys/class/power_supply/AC/online", "0\n")
+    write(tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t NVIDIA Test\nIRQ: 5\n")
+    write(tmp_path / "sys/module/nvidia/version", "999.1\n")
+    return tmp_path
+
+
+def test_what_the_files_say(laptop: Path) -> None:
+    found = fingerprint(4, "CUDA0", laptop)
+    expected = {
+        "cpu": "Test CPU 9000", "cpu_features": ["amx_int8", "avx2"], "cores_physical": 2, "n_threads": 4,
+        "memory_bytes": 16000 * KIB, "numa_nodes": 2, "governor": "powersave", "power_source": "battery",
+        "energy_preference": None, "llc_bytes": 64 * MIB, "llc_source": "sysfs", "device_spec": "CUDA0",
+        "gpus": ["0000:01:00.0 NVIDIA Test"], "gpu_driver": "nvidia 999.1",
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == expected
+    json.dumps(found, allow_nan=False)
+
+
+def test_threads_fill_at_most_one_cache_each(laptop: Path) -> None:
+    assert last_level_cache(laptop, 1) == (32 * MIB, "sysfs")
+    assert last_level_cache(laptop, 2) == (64 * MIB, "sysfs")
+    assert last_level_cache(laptop, 99) == (64 * MIB, "sysfs")
+
+
+def test_an_unreadable_machine_still_has_a_fingerprint(tmp_path: Path) -> None:
+    found = fingerprint(1, "none", tmp_path)
+    assert (found["llc_bytes"], found["llc_source"]) == (32 * MIB, "default")
+    assert found["memory_bytes"] > 0 and found["numa_nodes"] == 1
+    assert fingerprint_key(found) == fingerprint_key(fingerprint(1, "none", tmp_path))
+
+
+@pytest.mark.parametrize("change", sorted(set(machine.KEY_PARTS)))
+def test_each_part_that_must_agree_changes_the_key(laptop: Path, change: str) -> None:
+    found = fingerprint(4, "CUDA0", laptop)
+    assert fingerprint_key({**found, change: "something else"}) != fingerprint_key(found)
+
+
+def test_other_parts_do_not_change_the_key(laptop: Path) -> None:
+    found = fingerprint(4, "CUDA0", laptop)
+    for name in set(found) - set(machine.KEY_PARTS):
+        assert fingerprint_key({**found, name: "something else"}) == fingerprint_key(found)
+    assert fingerprint_key({**found, "device_name": "recorded later"}) == fingerprint_key(found)
+
+
+@pytest.mark.parametrize("spec", ["none", "cpu-pair", "rpc-worker", "rpc-worker:1:1", "rpc://127.0.0.1:50052"])
+def test_a_graphics_driver_matters_only_where_it_computes(laptop: Path, spec: str) -> None:
+    found = fingerprint(4, spec, laptop)
+    assert fingerprint_key({**found, "gpu_driver": "nvidia 1000"}) == fingerprint_key(found)
+
+
+def test_power_changes_are_sentences_with_a_remedy(laptop: Path) -> None:
+    found = fingerprint(4, "none", laptop)
+    assert power_changes(found, found) == []
+    (sentence,) = power_changes(found, {**found, "governor": "performance"})
+    assert "'powersave'" in sentence and "'performance'" in sentence and "--refresh" in sentence
+
+
+def test_reading_the_real_machine_loads_no_native_library() -> None:
+    code = (
+        "import sys; from oallama.profile.machine import fingerprint, fingerprint_key\n"
+        "found = fingerprint(2, 'none'); print(fingerprint_key(found), found['llama_cpp_python'])\n"
+        "assert not {'llama_cpp', 'numpy', 'cffi', 'ggml_bridge'} & set(sys.modules)\n"
+        "assert found['cpu'] and found['llc_bytes'] > 0"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout.split()[0]) == 16
