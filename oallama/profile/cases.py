@@ -1,0 +1,234 @@
+"""What to measure for a model: the distinct mul-mats of its operators, and where. Pure.
+
+Working set. Decode reads every weight once a token, so a weight is cold when its turn comes again unless the whole
+model fits the cache. A case therefore rotates through copies of its weight that together are as large as the model, or
+`COLD_FACTOR` times the last-level cache where the model is larger: a model that fits the cache is measured in the
+cache, as it will run. There are at least two copies, except of a weight that alone is that large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from oallama.core.types import (
+    CPU_DEVICE,
+    DEVICE_LAYOUT,
+    ModelInfo,
+    Operator,
+    ProfileCase,
+    RestShape,
+    Shape,
+    SkippedCase,
+)
+
+PLAIN_LAYOUT = "CPU"
+COLD_FACTOR = 4  # a cache that does not replace strictly the oldest line keeps part of a set twice its size
+COMPUTE_BOUND_TOKENS = 64  # from here on a slow layout is not measured, and the output matrix does not run
+SLOW_LAYOUT = 2.0
+REST_KV = (256, 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """All operators with one signature take the same time."""
+
+    op: Literal["MUL_MAT", "MUL_MAT_ID"]
+    type: str
+    shape: Shape
+    n_expert_used: int  # 1 for MUL_MAT
+    bytes: int  # of the whole weight
+
+    @property
+    def matrices_per_token(self) -> int:
+        """[K, N] matrices that one token is multiplied with."""
+        return self.n_expert_used if self.op == "MUL_MAT_ID" else self.shape[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measurement: a signature at a batch size, on a device, in a layout."""
+
+    device: str
+    layout: str
+    signature: Signature
+    n_tokens: int
+    working_set_bytes: int
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions of one run."""
+        k, n, _ = self.signature.shape
+        return 2 * k * n * self.signature.matrices_per_token * self.n_tokens
+
+    @property
+    def bytes_read(self) -> float:
+        """Weight bytes of one run. Of E experts each token uses n at random, so n_tokens tokens touch
+        E * (1 - (1 - n/E)^n_tokens) of them on average."""
+        signature = self.signature
+        if signature.op == "MUL_MAT":
+            return float(signature.bytes)
+        untouched = (1 - signature.n_expert_used / signature.shape[2]) ** self.n_tokens
+        return signature.bytes * (1 - untouched)
+
+    @property
+    def key(self) -> CaseKey:
+        signature = self.signature
+        return CaseKey(
+            self.device, self.layout, signature.op, signature.type, signature.shape, signature.n_expert_used,
+            self.n_tokens, self.working_set_bytes,
+        )  # fmt: skip
+
+    def measured(self, samples: Sequence[float], seconds: float) -> ProfileCase:
+        """The record of this case once it is timed."""
+        signature = self.signature
+        return ProfileCase(
+            device=self.device,
+            layout=self.layout,
+            type=signature.type,
+            shape=signature.shape,
+            n_expert_used=signature.n_expert_used,
+            n_tokens=self.n_tokens,
+            seconds=seconds,
+            samples=tuple(samples),
+            gb_per_s=self.bytes_read / seconds / 1e9,
+            gflops=self.flops / seconds / 1e9,
+            working_set_bytes=self.working_set_bytes,
+            op=signature.op,
+        )
+
+    def skipped(self, reason: str) -> SkippedCase:
+        """The record of this case when it is left out."""
+        signature = self.signature
+        return SkippedCase(
+            self.device, self.layout, signature.type, signature.shape, signature.n_expert_used, self.n_tokens,
+            self.working_set_bytes, reason, signature.op,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CaseKey:
+    """What identifies a case in a store."""
+
+    device: str
+    layout: str
+    op: str
+    type: str
+    shape: Shape
+    n_expert_used: int
+    n_tokens: int
+    working_set_bytes: int
+
+
+def key_of(case: ProfileCase | SkippedCase) -> CaseKey:
+    """The key of a stored case."""
+    return CaseKey(
+        case.device, case.layout, case.op, case.type, case.shape, case.n_expert_used, case.n_tokens,
+        case.working_set_bytes,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a model needs of a profile."""
+
+    signatures: tuple[tuple[Signature, tuple[int, ...], int], ...]  # (signature, n_tokens..., working set)
+    rest: tuple[tuple[int, int], ...]  # (n_tokens, n_kv)
+    rest_shape: RestShape
+    n_layer: int
+
+
+def signature_of(operator: Operator) -> Signature:
+    """The part of an operator that its time depends on."""
+    used = operator.n_expert_used if operator.op == "MUL_MAT_ID" else 1
+    return Signature(operator.op, operator.type, operator.shape, used, operator.bytes)
+
+
+def wanted(
+    model: ModelInfo,
+    operators: Sequence[Operator],
+    tokens: Sequence[int],
+    llc_bytes: int,
+    flash_attn: bool = True,
+) -> Wanted:
+    """Distinct signatures, cheapest first, each with its batch sizes and working set, and the rest cases.
+
+    Operators outside the blocks (the output matrix) run on the last token only, whatever the prompt's length: they are
+    not measured at COMPUTE_BOUND_TOKENS or more unless nothing smaller is asked for.
+    """
+    sizes = sorted(set(tokens))
+    small = [n for n in sizes if n < COMPUTE_BOUND_TOKENS] or sizes[:1]
+    total = sum(operator.bytes for operator in operators)
+    inside: dict[Signature, bool] = {}
+    for operator in operators:
+        signature = signature_of(operator)
+        inside[signature] = inside.get(signature, False) or operator.layer is not None
+    ordered = sorted(inside, key=lambda s: (s.bytes, s.op, s.type, s.shape, s.n_expert_used))
+    shape = RestShape(
+        n_embd=model.n_embd,
+        n_head=model.n_head,
+        n_head_kv=model.n_head_kv,
+        n_embd_head_k=model.n_embd_head_k,
+        n_embd_head_v=model.n_embd_head_v,
+        n_ff=model.n_ff,
+        flash_attn=flash_attn,
+    )
+    return Wanted(
+        signatures=tuple(
+            (s, tuple(sizes if inside[s] else small), working_set(s.bytes, total, llc_bytes)) for s in ordered
+        ),
+        rest=tuple(dict.fromkeys((n, max(n, n_kv)) for n in sizes for n_kv in REST_KV)),
+        rest_shape=shape,
+        n_layer=model.n_layer,
+    )
+
+
+def working_set(weight_bytes: int, model_bytes: int, llc_bytes: int) -> int:
+    """Bytes of weights that the runs of one case rotate through (see the module's docstring)."""
+    cold = COLD_FACTOR * llc_bytes
+    if weight_bytes >= cold:
+        return weight_bytes
+    return max(min(model_bytes, cold), 2 * weight_bytes)
+
+
+def required(want: Wanted, device: str | None) -> list[Case]:
+    """The cases without which a profile cannot serve the model: the plain layout on the CPU, and the device."""
+    places = [(CPU_DEVICE, PLAIN_LAYOUT)] + ([(device, DEVICE_LAYOUT)] if device else [])
+    return [case for place in places for case in cases_at(want, *place)]
+
+
+def cases_at(want: Wanted, device: str, layout: str) -> list[Case]:
+    """Every case of a model at one place."""
+    return [Case(device, layout, s, n, size) for s, tokens, size in want.signatures for n in tokens]
+
+
+def in_order(cases: Iterable[Case]) -> list[Case]:
+    """Cheap ones first, so that an interruption leaves much done and slow layouts are known before large batches."""
+    return sorted(
+        cases, key=lambda c: (c.n_tokens, c.signature.bytes, c.signature.type, c.signature.shape, c.device, c.layout)
+    )
+
+
+def too_slow(case: Case, known: dict[CaseKey, float]) -> str | None:
+    """Why a CPU layout need not be measured at a large batch: it was more than SLOW_LAYOUT times slower than the best
+    layout at the largest small batch. None: measure it. known: seconds of the cases measured so far."""
+    if case.device != CPU_DEVICE or case.n_tokens < COMPUTE_BOUND_TOKENS:
+        return None
+    same = {
+        key: seconds
+        for key, seconds in known.items()
+        if key.device == CPU_DEVICE
+        and (key.op, key.type, key.shape, key.n_expert_used, key.working_set_bytes)
+        == (case.key.op, case.key.type, case.key.shape, case.key.n_expert_used, case.working_set_bytes)
+        and 1 < key.n_tokens < COMPUTE_BOUND_TOKENS
+    }
+    if not same:
+        return None
+    n_tokens = max(key.n_tokens for key in same)
+    by_layout = {key.layout: seconds for key, seconds in same.items() if key.n_tokens == n_tokens}
+    best = min(by_layout, key=lambda layout: by_layout[layout])
+    own = by_layout.get(case.layout)
+    if own is None or own <= SLOW_LAYOUT * by_layout[best]:
+        return None
+    return f"{own / by_layout[best]:.1f} times slower than {best} at {n_tokens} tokens"

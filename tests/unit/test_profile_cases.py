@@ -1,0 +1,146 @@
+"""What is measured for a model."""
+
+from __future__ import annotations
+
+import pytest
+
+from oallama.core.types import ModelInfo, Operator
+from oallama.core.units import MIB
+from oallama.profile.cases import (
+    Case,
+    Signature,
+    cases_at,
+    in_order,
+    required,
+    signature_of,
+    too_slow,
+    wanted,
+    working_set,
+)
+
+
+def model(n_layer: int = 2) -> ModelInfo:
+    return ModelInfo(
+        path="m.gguf", arch="llama", name="m", n_layer=n_layer, n_embd=256, n_ff=512, n_head=8, n_head_kv=2,
+        n_embd_head_k=32, n_embd_head_v=32, n_expert=0, n_expert_used=0, n_vocab=1000, n_ctx_train=512,
+        file_bytes=1, paths=("m.gguf",), fingerprint="f",
+    )  # fmt: skip
+
+
+def operator(name: str, layer: int | None, shape: tuple[int, int, int], n_bytes: int, **more: object) -> Operator:
+    values = {"role": name, "op": "MUL_MAT", "type": "Q4_0", "active_fraction": 1.0, **more}
+    return Operator(name=name, layer=layer, shape=shape, bytes=n_bytes, **values)  # type: ignore[arg-type]
+
+
+LAYERS = [
+    operator(f"blk.{i}.{role}", i, shape, n_bytes)
+    for i in range(2)
+    for role, shape, n_bytes in (
+        ("ffn_gate", (256, 512, 1), 73728),
+        ("ffn_up", (256, 512, 1), 73728),
+        ("ffn_down", (512, 256, 1), 73728),
+        ("attn_q", (256, 256, 1), 36864),
+    )
+]
+OUTPUT = operator("output", None, (256, 1000, 1), 144000)
+
+
+def test_equal_operators_are_measured_once() -> None:
+    want = wanted(model(), [*LAYERS, OUTPUT], (32, 1, 32), llc_bytes=MIB)
+    assert [s.shape for s, _, _ in want.signatures] == [(256, 256, 1), (256, 512, 1), (512, 256, 1), (256, 1000, 1)]
+    assert all(tokens == (1, 32) for _, tokens, _ in want.signatures)
+    assert len(required(want, None)) == 8
+    assert len(required(want, "CUDA0")) == 16
+
+
+def test_type_and_routing_tell_signatures_apart() -> None:
+    routed = {"op": "MUL_MAT_ID", "n_expert_used": 2, "active_fraction": 0.25}
+    operators = [
+        operator("a", 0, (256, 256, 1), 36864),
+        operator("b", 0, (256, 256, 1), 69632, type="Q8_0"),
+        operator("c", 0, (256, 256, 8), 294912, **routed),
+        operator("d", 0, (256, 256, 8), 294912),
+    ]
+    want = wanted(model(), operators, (1,), llc_bytes=MIB)
+    assert len(want.signatures) == 4
+
+
+def test_the_output_matrix_is_not_measured_at_prompt_sized_batches() -> None:
+    want = wanted(model(), [*LAYERS, OUTPUT], (1, 32, 512), llc_bytes=MIB)
+    by_shape = {s.shape: tokens for s, tokens, _ in want.signatures}
+    assert by_shape[(256, 1000, 1)] == (1, 32)
+    assert by_shape[(256, 512, 1)] == (1, 32, 512)
+    only_large = wanted(model(), [OUTPUT], (512,), llc_bytes=MIB)
+    assert only_large.signatures[0][1] == (512,)
+
+
+def test_rest_covers_every_batch_at_depths_that_hold_it() -> None:
+    want = wanted(model(), LAYERS, (1, 512), llc_bytes=MIB, flash_attn=False)
+    assert want.rest == ((1, 256), (1, 1024), (512, 512), (512, 1024))
+    assert (want.rest_shape.n_head, want.rest_shape.n_head_kv, want.rest_shape.flash_attn) == (8, 2, False)
+    assert wanted(model(), LAYERS, (2048,), llc_bytes=MIB).rest == ((2048, 2048),)
+
+
+@pytest.mark.parametrize(
+    ("weight", "whole_model", "llc", "expected"),
+    [
+        (10 * MIB, 4000 * MIB, 32 * MIB, 128 * MIB),  # a large model: four times the cache
+        (1 * MIB, 9 * MIB, 32 * MIB, 9 * MIB),  # a model in the cache: measured there
+        (1 * MIB, 100 * MIB, 32 * MIB, 100 * MIB),  # larger than the cache, but not four times
+        (100 * MIB, 4000 * MIB, 32 * MIB, 200 * MIB),  # at least two copies
+        (300 * MIB, 4000 * MIB, 32 * MIB, 300 * MIB),  # cold all by itself
+        (5 * MIB, 9 * MIB, 32 * MIB, 10 * MIB),  # two copies, though the model has only one
+    ],
+)
+def test_working_set(weight: int, whole_model: int, llc: int, expected: int) -> None:
+    assert working_set(weight, whole_model, llc) == expected
+
+
+def test_bytes_and_flops_of_a_dense_a_batched_and_a_routed_mul_mat() -> None:
+    dense = Case("CPU", "CPU", Signature("MUL_MAT", "F16", (64, 32, 1), 1, 4096), 3, 0)
+    assert dense.flops == 2 * 64 * 32 * 3
+    assert dense.bytes_read == 4096
+    batched = Case("CPU", "CPU", Signature("MUL_MAT", "F16", (64, 32, 8), 1, 8 * 4096), 3, 0)
+    assert batched.flops == 8 * dense.flops
+    assert batched.bytes_read == 8 * 4096
+    routed = Signature("MUL_MAT_ID", "F16", (64, 32, 8), 2, 8 * 4096)
+    one = Case("CPU", "CPU", routed, 1, 0)
+    assert one.flops == 2 * 64 * 32 * 2
+    assert one.bytes_read == pytest.approx(2 * 4096)
+    # two tokens of 2 in 8 experts meet in an expert with probability 1/4
+    assert Case("CPU", "CPU", routed, 2, 0).bytes_read == pytest.approx(8 * 4096 * (1 - 0.75**2))
+    assert Case("CPU", "CPU", routed, 512, 0).bytes_read == pytest.approx(8 * 4096)
+
+
+def test_a_measured_case_states_its_rates() -> None:
+    case = Case("CPU", "CPU", Signature("MUL_MAT", "F16", (1000, 1000, 1), 1, 2_000_000), 1, 64)
+    record = case.measured([0.001, 0.002, 0.003], 0.002)
+    assert record.gb_per_s == pytest.approx(1.0)
+    assert record.gflops == pytest.approx(1.0)
+    assert (record.samples, record.working_set_bytes, record.op) == ((0.001, 0.002, 0.003), 64, "MUL_MAT")
+
+
+def test_cheap_cases_come_first_and_small_batches_before_large_ones() -> None:
+    want = wanted(model(), [*LAYERS, OUTPUT], (1, 32, 512), llc_bytes=MIB)
+    ordered = in_order(cases_at(want, "CPU", "CPU_REPACK") + cases_at(want, "CPU", "CPU"))
+    assert [case.n_tokens for case in ordered] == sorted(case.n_tokens for case in ordered)
+    assert ordered[0].signature.shape == (256, 256, 1)
+
+
+def test_a_slow_layout_is_left_out_at_large_batches_only() -> None:
+    signature = signature_of(LAYERS[0])
+
+    def case(layout: str, n_tokens: int, device: str = "CPU") -> Case:
+        return Case(device, layout, signature, n_tokens, MIB)
+
+    seconds = {("CPU", 1): 9.0, ("CPU", 32): 2.5, ("AMX", 1): 1.0, ("AMX", 32): 1.0, ("CPU_REPACK", 32): 1.9}
+    known = {case(layout, n).key: value for (layout, n), value in seconds.items()}
+    known[case("device", 32, "CUDA0").key] = 0.001
+    assert too_slow(case("CPU", 512), known) == "2.5 times slower than AMX at 32 tokens"
+    assert too_slow(case("CPU_REPACK", 512), known) is None  # 1.9 times
+    assert too_slow(case("AMX", 512), known) is None
+    assert too_slow(case("CPU", 32), known) is None
+    assert too_slow(case("device", 512, "CUDA0"), known) is None
+    assert too_slow(case("CPU", 512), {}) is None
+    only_decode = {key: value for key, value in known.items() if key.n_tokens == 1}
+    assert too_slow(case("CPU", 512), only_decode) is None  # decode says nothing about large batches
