@@ -1,0 +1,156 @@
+"""A profile as JSON and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oallama.core.errors import ProfileError
+from oallama.core.types import Contention, LinearFit, Profile, ProfileCase, RestCase, RestShape, SkippedCase
+from oallama.profile.store import profile_from_json, profile_to_json, read_profile
+
+seconds = st.floats(1e-9, 1e3)
+samples = st.lists(seconds, min_size=1, max_size=4).map(tuple)
+names = st.text(min_size=1, max_size=8)
+counts = st.integers(0, 2**50)
+shapes = st.tuples(*[st.integers(1, 2**31)] * 3)
+signature = {"device": names, "layout": names, "type": names, "shape": shapes, "n_expert_used": counts}
+cases = st.builds(
+    ProfileCase, **signature, n_tokens=counts, seconds=seconds, samples=samples, gb_per_s=seconds, gflops=seconds,
+    working_set_bytes=counts, op=st.sampled_from(["MUL_MAT", "MUL_MAT_ID"]),
+)  # fmt: skip
+skipped = st.builds(
+    SkippedCase, **signature, n_tokens=counts, working_set_bytes=counts, reason=names,
+    op=st.sampled_from(["MUL_MAT", "MUL_MAT_ID"]),
+)  # fmt: skip
+rest_shapes = st.builds(RestShape, *[counts] * 6, st.booleans())
+rest = st.builds(RestCase, names, counts, counts, seconds, samples, st.none() | rest_shapes)
+fits = st.builds(
+    LinearFit, seconds, seconds, st.floats(-10, 1), st.lists(st.tuples(counts, seconds), max_size=3).map(tuple)
+)
+profiles = st.builds(
+    Profile,
+    version=st.just(1),
+    fingerprint=st.dictionaries(names, st.none() | names | counts | st.lists(names, max_size=2), max_size=3),
+    device=names,
+    cases=st.lists(cases, max_size=3).map(tuple),
+    rest=st.lists(rest, max_size=3).map(tuple),
+    link=st.dictionaries(names, fits, max_size=3),
+    boundary=st.none() | fits,
+    contention=st.none() | st.builds(Contention, *[seconds] * 4),
+    launch_s=seconds,
+    warnings=st.lists(names, max_size=2).map(tuple),
+    skipped=st.lists(skipped, max_size=2).map(tuple),
+)
+
+
+@given(profiles)
+def test_json_gives_back_the_same_profile(profile: Profile) -> None:
+    text = json.dumps(profile_to_json(profile), allow_nan=False)
+    assert profile_from_json(json.loads(text)) == profile
+
+
+def small() -> dict[str, Any]:
+    case = ProfileCase("CPU", "CPU", "F16", (64, 32, 1), 1, 1, 0.001, (0.001, 0.002), 4.096, 4.096, 8192)
+    shape = RestShape(64, 2, 1, 32, 32, 128, True)
+    profile = Profile(
+        version=1,
+        fingerprint={"cpu": "x"},
+        device="CUDA0",
+        cases=(case,),
+        rest=(RestCase("CPU", 1, 256, 0.001, (0.001,), shape),),
+        link={"d2h": LinearFit(1e-6, 1e-10, 0.99, ((4096, 1e-6),))},
+        boundary=None,
+        contention=Contention(10.0, 20.0, 8.0, 15.0),
+        launch_s=1e-5,
+        warnings=("w",),
+    )
+    return profile_to_json(profile)
+
+
+def test_the_contract_s_keys_are_there() -> None:
+    record = small()
+    assert {"version", "fingerprint", "cases", "link", "contention", "launch_s", "warnings"} <= set(record)
+    case_keys = {"device", "layout", "type", "shape", "n_tokens", "seconds", "samples", "gb_per_s", "gflops"}
+    assert case_keys <= set(record["cases"][0])
+    assert record["cases"][0]["shape"] == [64, 32, 1]
+    assert {"alpha_s", "beta_s_per_byte", "r2"} <= set(record["link"]["d2h"])
+    assert set(record["contention"]) == {
+        "cpu_alone_gb_per_s", "link_alone_gb_per_s", "cpu_with_link_gb_per_s", "link_with_cpu_gb_per_s",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [0, 2, 99, "1", None, True, 1.5, [1]])
+def test_unknown_versions_are_refused_by_name(version: object) -> None:
+    with pytest.raises(ProfileError, match=r"profile version .* is not known \(known: 1\)") as error:
+        profile_from_json({**small(), "version": version})
+    assert repr(version) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("cases",), {}, "profile: cases must be list"),
+        (("cases", 0), 5, r"profile.cases\[0\] is not an object"),
+        (("cases", 0, "seconds"), 0, r"cases\[0\]: seconds must be above 0"),
+        (("cases", 0, "seconds"), "fast", r"cases\[0\]: seconds must be a number"),
+        (("cases", 0, "seconds"), float("nan"), r"cases\[0\]: seconds must be a number"),
+        (("cases", 0, "seconds"), 10**400, r"cases\[0\]: seconds must be a number"),
+        (("cases", 0, "n_tokens"), True, r"cases\[0\]: n_tokens must be int"),
+        (("cases", 0, "n_tokens"), -1, r"cases\[0\]: n_tokens is negative"),
+        (("cases", 0, "samples"), [], r"cases\[0\]: samples is empty"),
+        (("cases", 0, "shape"), [64, 32], r"cases\[0\]: shape must be three sizes"),
+        (("cases", 0, "shape"), [64, 0, 1], r"cases\[0\]: shape must be three sizes"),
+        (("rest", 0, "n_head"), "2", r"rest\[0\]: n_head must be int"),
+        (("link", "d2h"), [], "profile.link.d2h is not an object"),
+        (("link", "d2h", "alpha_s"), -1, "link.d2h: alpha_s must be above 0"),
+        (("link", "d2h", "points"), [[1]], r"link.d2h: points must be pairs"),
+        (("launch_s",), None, "profile: launch_s must be a number"),
+        (("device",), 5, "profile: device must be str"),
+    ],
+)
+def test_faults_are_named(path: tuple[Any, ...], value: object, message: str) -> None:
+    record = small()
+    inner: Any = record
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = value
+    with pytest.raises(ProfileError, match=message):
+        profile_from_json(record)
+
+
+@pytest.mark.parametrize("name", sorted(set(small()) - {"boundary", "contention"}))
+def test_a_missing_key_is_named(name: str) -> None:
+    record = small()
+    del record[name]
+    with pytest.raises(ProfileError, match=name):
+        profile_from_json(record)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"version": 1, "launch_s": NaN}', b"[" * 99999]
+)
+def test_a_file_that_is_no_profile_is_one_sentence(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "profile.json"
+    path.write_bytes(text)
+    with pytest.raises(ProfileError) as error:
+        read_profile(path)
+    assert str(path) in str(error.value) and "--refresh" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"cannot read the profile .*absent\.json"):
+        read_profile(tmp_path / "absent.json")
+
+
+def test_keys_of_a_later_writer_are_ignored() -> None:
+    record = small()
+    record["colour"] = "blue"
+    record["cases"][0]["colour"] = "blue"
+    assert profile_from_json(record) == profile_from_json(small())
