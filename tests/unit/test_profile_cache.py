@@ -1,0 +1,145 @@
+"""Files of the profile cache: replaced whole, locked, damaged, and cut off."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from oallama.core.errors import ProfileError
+from oallama.core.types import ProfileCase
+from oallama.profile.cache import Journal, cache_folder, load, measuring_lock, profile_path, save
+from oallama.profile.merge import empty, merged
+
+CASE = {
+    "device": "CPU", "layout": "CPU", "type": "F16", "shape": [64, 32, 1], "n_expert_used": 1, "n_tokens": 1,
+    "seconds": 0.5, "samples": [0.5], "gb_per_s": 1.0, "gflops": 1.0, "working_set_bytes": 64, "op": "MUL_MAT",
+}  # fmt: skip
+
+
+def no_warning(text: str) -> None:
+    pytest.fail(f"warned: {text}")
+
+
+def test_saved_profiles_come_back(tmp_path: Path) -> None:
+    profile = merged(empty({"cpu": "x"}), [{"cases": [CASE]}])
+    path = tmp_path / "new" / "profile.json"
+    assert load(path, no_warning) is None
+    save(path, profile)
+    assert load(path, no_warning) == profile
+    save(path, empty({"cpu": "y"}))
+    assert load(path, no_warning) == empty({"cpu": "y"})
+    assert [child.name for child in path.parent.iterdir()] == ["profile.json"]
+
+
+def test_a_damaged_file_is_measured_again_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    save(path, empty({}))
+    path.write_text(path.read_text()[:-20])
+    said: list[str] = []
+    assert load(path, said.append) is None
+    assert len(said) == 1 and "measured again" in said[0] and str(path) in said[0]
+
+
+def test_a_file_in_the_way_of_the_folder_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "folder").write_text("a file")
+    with pytest.raises(ProfileError, match="OALLAMA_CACHE_DIR"):
+        save(tmp_path / "folder" / "profile.json", empty({}))
+    with pytest.raises(ProfileError, match="OALLAMA_CACHE_DIR"), measuring_lock(tmp_path / "folder", lambda: None):
+        pass
+
+
+def test_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path / "own"))
+    assert cache_folder() == tmp_path / "own"
+    monkeypatch.delenv("OALLAMA_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    if sys.platform == "linux":
+        assert cache_folder() == tmp_path / "xdg" / "oallama"
+
+
+def test_machines_and_threads_have_files_of_their_own(tmp_path: Path) -> None:
+    one, two = {"cpu": "x", "n_threads": 1}, {"cpu": "x", "n_threads": 2}
+    assert profile_path(one, tmp_path) != profile_path(two, tmp_path)
+    assert profile_path(one, tmp_path) == profile_path({**one, "memory_bytes": 5}, tmp_path)
+
+
+def test_the_second_measurement_waits_for_the_first(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from oallama.profile.cache import measuring_lock\n"
+        "with measuring_lock(Path(sys.argv[1]), lambda: print('waits', flush=True)): print('has it', flush=True)"
+    )
+    second = None
+    with measuring_lock(tmp_path, lambda: pytest.fail("nobody else holds the lock")):
+        second = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        assert second.stdout is not None
+        assert second.stdout.readline() == "waits\n"
+        line: list[str] = []
+        reader = threading.Thread(target=lambda: line.append(second.stdout.readline()))
+        reader.start()
+        reader.join(0.2)
+        assert line == []
+    reader.join(30)
+    assert line == ["has it\n"]
+    assert second.wait(30) == 0
+    second.stdout.close()
+
+
+def test_the_lock_is_given_back_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), measuring_lock(tmp_path, lambda: None):
+        raise KeyError
+    with measuring_lock(tmp_path, lambda: pytest.fail("still held")):
+        pass
+
+
+def test_a_journal_survives_being_cut_off_anywhere(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "profile.json")
+    assert journal.read() == []
+    fragments = [{"cases": [{**CASE, "n_tokens": n}]} for n in (1, 2, 3)]
+    for fragment in fragments:
+        journal.append(fragment)
+    assert journal.read() == fragments
+    whole = journal.path.read_bytes()
+    for length in range(len(whole)):
+        journal.path.write_bytes(whole[:length])
+        kept = journal.read()
+        assert kept == fragments[: len(kept)]
+        assert len(kept) >= whole[:length].count(b"}\n")
+    journal.path.write_bytes(whole[:-5])
+    journal.append({"launch_s": 1.0})  # after a cut-off line
+    assert journal.read() == [*fragments[:2], {"launch_s": 1.0}]
+    journal.clear()
+    journal.clear()
+    assert journal.read() == []
+
+
+def test_fragments_add_up_to_a_profile() -> None:
+    profile = merged(
+        empty({"cpu": "x"}),
+        [
+            {"fingerprint": {"device_name": "RPC0"}, "device": "RPC0"},
+            {"cases": [CASE]},
+            {"cases": [{**CASE, "n_tokens": 32}]},
+            {"cases": [{**CASE, "seconds": 0.25}]},  # measured again: the later one counts
+            {"link": {"d2h": {"alpha_s": 1.0, "beta_s_per_byte": 2.0, "r2": 1.0, "points": []}}},
+            {"link": {"h2d_pinned": {"alpha_s": 3.0, "beta_s_per_byte": 4.0, "r2": 1.0, "points": []}}},
+            {"launch_s": 0.125},
+            {"warnings": ["a"]},
+            {"warnings": ["a", "b"]},
+        ],
+    )
+    assert profile.fingerprint == {"cpu": "x", "device_name": "RPC0"}
+    assert profile.device == "RPC0"
+    assert {(case.n_tokens, case.seconds) for case in profile.cases} == {(1, 0.25), (32, 0.5)}
+    assert isinstance(profile.cases[0], ProfileCase)
+    assert set(profile.link) == {"d2h", "h2d_pinned"}
+    assert profile.launch_s == 0.125
+    assert profile.warnings == ("a", "b")
+
+
+def test_a_fragment_of_another_format_is_refused() -> None:
+    with pytest.raises(ProfileError, match="seconds"):
+        merged(empty({}), [{"cases": [{**CASE, "seconds": "fast"}]}])

@@ -1,0 +1,99 @@
+"""A store that grows model by model, seen from one model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from oallama.core.types import Contention, LinearFit, Profile, RestCase, RestShape
+from oallama.profile.cases import Signature, Wanted, cases_at, required
+from oallama.profile.merge import empty, is_complete, missing_cases, missing_rest, select
+
+SHAPE = RestShape(64, 2, 1, 32, 32, 128, True)
+LINE = LinearFit(1e-6, 1e-10, 1.0)
+
+
+def want(*shapes: tuple[int, int, int], tokens: tuple[int, ...] = (1, 32), size: int = 1 << 20) -> Wanted:
+    signatures = tuple((Signature("MUL_MAT", "F16", s, 1, 2 * s[0] * s[1]), tokens, size) for s in shapes)
+    return Wanted(signatures, tuple((n, 256) for n in tokens), SHAPE, 2)
+
+
+def measured(wanted: Wanted, device: str | None = None) -> Profile:
+    """A profile that has everything for a model, all cases taking 1 ms."""
+    devices = ["CPU", *([device] if device else [])]
+    profile = replace(
+        empty({"cpu": "x"}),
+        device=device or "CPU",
+        cases=tuple(case.measured([1e-3], 1e-3) for case in required(wanted, device)),
+        rest=tuple(RestCase(d, n, kv, 1e-3, (1e-3,), SHAPE) for d in devices for n, kv in wanted.rest),
+    )
+    if not device:
+        return profile
+    return replace(profile, link={"d2h": LINE}, boundary=LINE, contention=Contention(1.0, 1.0, 1.0, 1.0), launch_s=1e-5)
+
+
+SMALL = want((64, 32, 1))
+LARGE = want((64, 32, 1), (128, 64, 1))
+
+
+def test_a_complete_profile_is_complete_and_an_empty_one_is_not() -> None:
+    assert is_complete(measured(LARGE), LARGE, has_device=False)
+    assert is_complete(measured(LARGE, "CUDA0"), LARGE, has_device=True)
+    assert not is_complete(empty({}), LARGE, has_device=False)
+    assert not is_complete(measured(LARGE), LARGE, has_device=True)
+
+
+def test_a_profile_serves_every_model_whose_cases_it_has() -> None:
+    assert is_complete(measured(LARGE), SMALL, has_device=False)
+    assert not is_complete(measured(SMALL), LARGE, has_device=False)
+    lacking = missing_cases(measured(SMALL), required(LARGE, None))
+    assert {case.signature.shape for case in lacking} == {(128, 64, 1)}
+    assert len(lacking) == 2
+
+
+@pytest.mark.parametrize("part", ["link", "boundary", "contention", "launch_s", "rest", "cases"])
+def test_no_part_may_be_missing_with_a_device(part: str) -> None:
+    whole = measured(SMALL, "CUDA0")
+    nothing = getattr(empty({}), part)
+    assert not is_complete(replace(whole, **{part: nothing}), SMALL, has_device=True)
+
+
+def test_batch_sizes_working_sets_and_head_shapes_are_not_mixed_up() -> None:
+    profile = measured(SMALL)
+    assert not is_complete(profile, want((64, 32, 1), tokens=(1, 32, 512)), has_device=False)
+    assert not is_complete(profile, want((64, 32, 1), size=1 << 21), has_device=False)
+    other_heads = replace(SMALL, rest_shape=replace(SHAPE, n_head_kv=2))
+    assert missing_rest(profile, other_heads, ["CPU"]) == [("CPU", 1, 256), ("CPU", 32, 256)]
+
+
+def test_a_case_left_out_on_purpose_is_not_missing() -> None:
+    profile = measured(SMALL)
+    case = required(SMALL, None)[-1]
+    without = replace(profile, cases=profile.cases[:-1])
+    assert missing_cases(without, required(SMALL, None)) == [case]
+    assert not missing_cases(replace(without, skipped=(case.skipped("too slow"),)), required(SMALL, None))
+
+
+def test_a_model_gets_only_its_own_part_in_a_fixed_order() -> None:
+    store = measured(LARGE, "CUDA0")
+    part = select(store, SMALL)
+    assert {case.shape for case in part.cases} == {(64, 32, 1)}
+    assert {case.device for case in part.cases} == {"CPU", "CUDA0"}
+    shuffled = replace(store, cases=store.cases[::-1], rest=store.rest[::-1])
+    assert select(shuffled, SMALL) == part
+    repacked = [case.measured([1e-3], 1e-3) for case in cases_at(SMALL, "CPU", "CPU_REPACK")]
+    assert len(select(replace(store, cases=store.cases + tuple(repacked)), SMALL).cases) == len(part.cases) + 2
+    assert {rest.shape for rest in select(replace(store, rest=(*store.rest, replace(
+        store.rest[0], shape=replace(SHAPE, n_ff=1)))), SMALL).rest} == {SHAPE}  # fmt: skip
+
+
+def test_noise_in_the_model_s_own_cases_becomes_a_warning() -> None:
+    profile = measured(LARGE)
+    noisy = replace(profile.cases[-1], samples=(1e-3, 3e-3, 1e-3, 2e-3))
+    store = replace(profile, cases=(*profile.cases[:-1], noisy), warnings=("the machine was busy",))
+    warned = select(store, LARGE).warnings
+    assert warned[0] == "the machine was busy"
+    assert len(warned) == 2
+    assert "1 of 6 cases had not settled" in warned[1] and "128x64x1" in warned[1] and "--refresh" in warned[1]
+    assert select(store, SMALL).warnings == ("the machine was busy",)
