@@ -1,0 +1,69 @@
+"""The affinity report as one self-contained html page: no external resource, no inline style, nothing of the model's
+metadata unescaped. The content security policy allows exactly our stylesheet and our script, by hash."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from oallama import __version__
+from oallama.core.types import AffinityReport
+from oallama.core.units import MIB
+from oallama.report import colour, layout
+from oallama.report.affinity import convergence_text, printable_sentence
+from oallama.report.text import model_title, percent, printable
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def affinity_html(report: AffinityReport) -> str:
+    """The page. Deterministic: the same report gives the same bytes."""
+    environment = Environment(
+        loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    css = colour.stylesheet() + (_TEMPLATES / "affinity.css").read_text(encoding="utf-8")
+    js = (_TEMPLATES / "affinity.js").read_text(encoding="utf-8")
+    memory = report.memory
+    headings = layout.OPERATOR_HEADINGS
+    return environment.get_template("affinity.html.j2").render(
+        policy=content_security_policy(css, js),
+        css=Markup(css),  # ours, not the model's
+        js=Markup(js),
+        version=__version__,
+        title=model_title(report.model),
+        subtitle=layout.subtitle(report),
+        device=printable(report.device),
+        fingerprint=f"model {printable(report.model.fingerprint, 16)}",
+        tiles=layout.tiles(report),
+        notes=[printable_sentence(note) for note in report.notes],
+        map=layout.affinity_map(report.operators),
+        n_steps=colour.N_STEPS,
+        bar_width=layout.BAR_WIDTH,
+        memory=memory,
+        limit=f"{memory.limit / MIB:,.2f} MiB",
+        limit_share=percent(memory.limit, memory.capacity),
+        capacity=f"{memory.capacity / MIB:,.2f} MiB",
+        memory_segments=layout.memory_segments(memory),
+        weight_segments=layout.weight_segments(memory),
+        role_lines=layout.role_lines(report),
+        convergence=convergence_text(report),
+        headings=headings,
+        numeric={0, *range(headings.index("bytes"), headings.index("affinity") + 1)},
+        affinity_column=headings.index("affinity"),
+        operators=layout.operator_rows(report.operators),
+    )
+
+
+def content_security_policy(css: str, js: str) -> str:
+    """Only this stylesheet and this script, nothing from anywhere else."""
+    return (
+        f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(js)}'; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

@@ -1,0 +1,225 @@
+"""What the html page shows, as records of finished text: map cells, ledger bars, table rows. The template only writes
+them down, so everything that could be wrong is here and tested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oallama.core.types import Affinity, AffinityReport, MemoryLedger
+from oallama.core.units import MIB, format_bytes, format_seconds
+from oallama.report.affinity import benefit_text, microseconds_text
+from oallama.report.colour import step
+from oallama.report.fold import fold
+from oallama.report.text import percent, plural, printable, ranges_text, shape_text
+
+BAR_WIDTH = 1000
+"""Width of a bar's drawing in its own units."""
+
+# fmt: off
+_ROLE_ORDER = (
+    "attn_qkv", "attn_q", "attn_q_a", "attn_q_b", "attn_k", "attn_v", "attn_kv_a_mqa", "attn_kv_b", "attn_k_b",
+    "attn_v_b", "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_gate_up_exps", "ffn_down_exps",
+    "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate", "ffn_up", "ffn_down",
+)
+OPERATOR_HEADINGS = (
+    "rank", "operator", "type", "shape", "bytes", "T_c µs", "T_g µs", "T′ µs", "µs/MiB", "affinity", "on",
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One operator in the map."""
+
+    row_id: str  # of its row in the operator table
+    letter: str  # G or C
+    step: int  # of the colour scale
+    label: str  # for people who cannot see the map
+
+
+@dataclass(frozen=True, slots=True)
+class MapRow:
+    """A layer (or an operator outside the layers): marks by column; an empty tuple where the layer has no such role."""
+
+    heading: str
+    cells: tuple[tuple[Mark, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AffinityMap:
+    """layer × role; `outside` are operators without a layer, one row each."""
+
+    roles: tuple[str, ...]
+    rows: tuple[MapRow, ...]
+    outside: tuple[MapRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a stacked bar; x and width in units of BAR_WIDTH."""
+
+    kind: str  # names its colour
+    name: str
+    x: float
+    width: float
+    size: str
+    n_bytes: int
+    share: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """A row of the operator table; `keys` are the sort keys of its cells."""
+
+    row_id: str
+    backend: str
+    step: int
+    cells: tuple[str, ...]
+    keys: tuple[str, ...]
+
+
+def role_order(role: str) -> tuple[int, str]:
+    """Sort key: the order in which a block uses its weights; unknown roles last, by name."""
+    return (_ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER), role)
+
+
+def affinity_map(rows: Sequence[Affinity]) -> AffinityMap:
+    """Arrange operators by layer and role."""
+    inside: dict[tuple[int, str], list[Mark]] = {}
+    outside = []
+    for row in rows:
+        if row.layer is None:
+            outside.append(MapRow(printable(row.role, 40), ((_mark(row),),)))
+        else:
+            inside.setdefault((row.layer, row.role), []).append(_mark(row))
+    roles = sorted({role for _, role in inside}, key=role_order)
+    layers = sorted({layer for layer, _ in inside})
+    grid = tuple(MapRow(str(layer), tuple(tuple(inside.get((layer, role), ())) for role in roles)) for layer in layers)
+    return AffinityMap(tuple(printable(role, 40) for role in roles), grid, tuple(outside))
+
+
+def _mark(row: Affinity) -> Mark:
+    label = f"{printable(row.name)}: on the {row.backend}, affinity {row.affinity:.3f}, rank {row.rank}"
+    return Mark(_row_id(row), row.backend[0], step(row.affinity), label)
+
+
+def _row_id(row: Affinity) -> str:
+    return f"op-{row.rank}"
+
+
+def operator_rows(rows: Sequence[Affinity]) -> tuple[OperatorRow, ...]:
+    """Every operator in rank order, cells as in OPERATOR_HEADINGS."""
+    return tuple(_operator_row(row) for row in rows)
+
+
+def _operator_row(row: Affinity) -> OperatorRow:
+    n_weights = row.shape[0] * row.shape[1] * row.shape[2]
+    pairs: tuple[tuple[str, object], ...] = (
+        (str(row.rank), row.rank),
+        (printable(row.name), printable(row.name)),
+        (printable(row.type), printable(row.type)),
+        (shape_text(row.shape), n_weights),
+        (format_bytes(row.bytes), row.bytes),
+        (microseconds_text(row.t_cpu_s), row.t_cpu_s),
+        (microseconds_text(row.t_gpu_s), _or_last(row.t_gpu_s)),
+        (microseconds_text(row.t_transfer_s), row.t_transfer_s),
+        (benefit_text(row.benefit_s_per_byte), _or_last(row.benefit_s_per_byte)),
+        (f"{row.affinity:.3f}", row.affinity),
+        (row.backend, row.backend),
+    )
+    cells, keys = zip(*((text, str(key)) for text, key in pairs), strict=True)
+    return OperatorRow(_row_id(row), row.backend, step(row.affinity), cells, keys)
+
+
+def _or_last(value: float | None) -> float:
+    return float("-inf") if value is None else value
+
+
+def memory_segments(memory: MemoryLedger) -> tuple[Segment, ...]:
+    """The device's capacity as a stacked bar: what it will hold, the spare up to the limit, and what is kept free."""
+    parts = (
+        ("weights", "weights", memory.weights_gpu),
+        ("kv", "KV cache", memory.kv),
+        ("compute", "compute buffers", memory.compute),
+        ("staging", "staging", memory.staging),
+        ("spare", "spare", memory.spare),
+        ("kept", f"kept free (fill {memory.fill:.4g})", memory.capacity - memory.limit),
+    )
+    return _segments(parts)
+
+
+def weight_segments(memory: MemoryLedger) -> tuple[Segment, ...]:
+    """Where the bytes of the operators' weights are."""
+    return _segments((("weights", "on the device", memory.weights_gpu), ("host", "on the host", memory.weights_host)))
+
+
+def _segments(parts: Sequence[tuple[str, str, int]]) -> tuple[Segment, ...]:
+    total = sum(max(0, n_bytes) for _, _, n_bytes in parts)
+    segments = []
+    x = 0.0
+    for kind, name, n_bytes in parts:
+        width = BAR_WIDTH * max(0, n_bytes) / total if total else 0.0
+        size = f"{n_bytes / MIB:,.2f} MiB"
+        segments.append(Segment(kind, name, round(x, 2), round(width, 2), size, n_bytes, percent(n_bytes, total)))
+        x += width
+    return tuple(segments)
+
+
+def tiles(report: AffinityReport) -> tuple[tuple[str, str, str], ...]:
+    """The figures on top: (what, value, remark)."""
+    predicted, memory = report.predicted, report.memory
+    on_device = sum(row.backend == "GPU" for row in report.operators)
+    weights = memory.weights_gpu + memory.weights_host
+    rate = f"{1 / predicted.tpot_s:.3g} tokens/s" if predicted.tpot_s > 0 else ""
+    ended = "affinities stable" if report.converged else "cycle: least time kept"
+    return (
+        ("Time to first token", format_seconds(predicted.ttft_s), "predicted"),
+        ("Time per token", format_seconds(predicted.tpot_s), f"predicted, {rate}" if rate else "predicted"),
+        ("Whole run", format_seconds(predicted.total_s), "predicted"),
+        ("Weights on the device", percent(memory.weights_gpu, weights), format_bytes(memory.weights_gpu)),
+        ("Operators on the device", str(on_device), f"of {len(report.operators)}"),
+        ("Iterations", str(report.iterations), ended),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RoleLine:
+    """Operators of one role, type, shape and backend together; the benefit is the median."""
+
+    role: str
+    layers: tuple[str, ...]  # ranges
+    type: str
+    size: str
+    benefit: str
+    affinity: str
+    backend: str
+
+
+def role_lines(report: AffinityReport) -> tuple[RoleLine, ...]:
+    """Folded operators, best rank first."""
+    lines = []
+    for line in fold(report.operators):
+        low, high = (f"{value:.2f}" for value in line.affinity)
+        lines.append(
+            RoleLine(
+                role=printable(line.role, 40),
+                layers=tuple((ranges_text(line.layers) or "-").split(", ")),
+                type=printable(line.type),
+                size=format_bytes(line.bytes),
+                benefit=benefit_text(line.benefit_s_per_byte),
+                affinity=low if low == high else f"{low}-{high}",
+                backend=line.backend,
+            )
+        )
+    return tuple(lines)
+
+
+def subtitle(report: AffinityReport) -> str:
+    """One line below the model's name."""
+    model = report.model
+    experts = f" · {model.n_expert_used} of {plural(model.n_expert, 'expert')}" if model.n_expert else ""
+    return (
+        f"{printable(model.arch)} · {plural(model.n_layer, 'layer')}{experts} · {format_bytes(model.file_bytes)} · "
+        f"{report.phase} on {printable(report.device)}"
+    )

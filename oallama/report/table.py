@@ -1,0 +1,92 @@
+"""A table as a record (headings and cells of text), and its renderings as plain text, Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Align = Literal["left", "right"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A heading and the side its cells lean to; numbers lean right."""
+
+    heading: str
+    align: Align = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells are finished text; each row has one per column."""
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    footer: tuple[str, ...] = ()  # sentences below the table
+
+
+def table(title: str, headings: str, rows: Iterable[Sequence[str]], footer: Sequence[str] = ()) -> Table:
+    """Build a Table; `headings` are words separated by `|`, a leading `>` leans the column right."""
+    columns = tuple(
+        Column(heading.strip().removeprefix(">"), "right" if heading.strip().startswith(">") else "left")
+        for heading in headings.split("|")
+    )
+    cells = tuple(tuple(row) for row in rows)
+    for row in cells:
+        if len(row) != len(columns):
+            raise ValueError(f"table {title!r}: a row has {len(row)} cells for {len(columns)} columns")
+    return Table(title, columns, cells, tuple(footer))
+
+
+def plain(t: Table) -> str:
+    """Aligned columns separated by two spaces, a line below the headings, no trailing blanks."""
+    headings = tuple(column.heading for column in t.columns)
+    widths = [max(len(line[i]) for line in (headings, *t.rows)) for i in range(len(headings))]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if column.align == "right" else cell.ljust(width)
+            for cell, width, column in zip(cells, widths, t.columns, strict=True)
+        )
+        return "  ".join(padded).rstrip()
+
+    lines = [t.title] if t.title else []
+    lines += [line(headings), "  ".join("-" * width for width in widths)]
+    lines += [line(row) for row in t.rows]
+    lines += t.footer
+    return "\n".join(lines) + "\n"
+
+
+def markdown(t: Table) -> str:
+    """A GitHub-style table; the title is a heading and the footer a paragraph."""
+
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(_markdown_cell(cell) for cell in cells) + " |"
+
+    marks = ("---:" if column.align == "right" else "---" for column in t.columns)
+    lines = [f"## {_markdown_cell(t.title)}", ""] if t.title else []
+    lines += [line(column.heading for column in t.columns), "| " + " | ".join(marks) + " |"]
+    lines += [line(row) for row in t.rows]
+    for sentence in t.footer:
+        lines += ["", _markdown_cell(sentence)]
+    return "\n".join(lines) + "\n"
+
+
+def comma_separated(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """RFC 4180 CSV with `\\n` line ends; floats with all their digits."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(headings)
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _markdown_cell(text: str) -> str:
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for mark in "\\`*[]|":
+        escaped = escaped.replace(mark, "\\" + mark)
+    return escaped

@@ -1,0 +1,73 @@
+"""Small pieces of text that every report uses: safe names, shapes, layer ranges, shares.
+
+Names and metadata come out of a model file, so whoever made the file chose them: `printable` is applied before they
+reach a terminal or a page.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from oallama.core.types import ModelInfo, Shape
+
+# control, format (bidi overrides), surrogates, private and unassigned characters, line and paragraph separators
+_INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+def printable(text: str, max_chars: int = 200) -> str:
+    """`text` with every character that steers a terminal or hides itself written as an escape, cut to `max_chars`."""
+    shown = text if len(text) <= max_chars else text[: max_chars - 1] + "…"
+    return "".join(_escape(c) if unicodedata.category(c) in _INVISIBLE else c for c in shown)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if code <= 0xFF:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
+
+
+def shape_text(shape: Shape) -> str:
+    """[K, N, E] as `4096 × 14336`, with `× 8` only where there is a third dimension."""
+    return " × ".join(str(n) for n in (shape if shape[2] != 1 else shape[:2]))
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """Integers as ranges: 0, 1, 2, 7 -> `0-2, 7`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+
+
+def percent(part: float, whole: float) -> str:
+    """part / whole as `38%`; `<1%` and `>99%` rather than a 0 or 100 that is not true; `-` of nothing."""
+    if whole <= 0:
+        return "-"
+    share = part / whole
+    if 0 < share < 0.01:
+        return "<1%"
+    if 0.99 < share < 1:
+        return ">99%"
+    return f"{share:.0%}"
+
+
+def three_digits(value: float) -> str:
+    """About three significant digits without an exponent, so that a column can be compared by eye."""
+    size = abs(value)
+    decimals = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+    return f"{value:.{decimals}f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 layer`, `2 layers`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def model_title(model: ModelInfo) -> str:
+    """The model's own name, or its file's, as it may be shown."""
+    return printable(model.name or model.path.replace("\\", "/").rsplit("/", 1)[-1], 80)
