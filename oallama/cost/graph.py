@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from oallama.core.types import ModelInfo, Operator
 
@@ -44,6 +45,7 @@ class Graph:
 class Crossings:
     """What a placement makes the scheduler move in one forward pass."""
 
+    splits: int  # all of them, as llama.cpp logs "graph splits"
     device_splits: int
     copies_in: int  # host -> device
     copies_out: int  # device -> host
@@ -199,15 +201,13 @@ def crossings(
     copied: set[tuple[int, bool]] = set()
     counts = [0, 0]  # by side of the reader: [out, in]
     n_bytes = [0, 0]
-    splits = 0
-    previous = False
+    splits = 1 + sum(a != b for a, b in pairwise(sides))
+    device_splits = sum(b and not a for a, b in pairwise([False, *sides]))
     for i, side in enumerate(sides):
-        splits += side and not previous
-        previous = side
         for source in graph.nodes[first + i].inputs:
             if source < first or sides[source - first] == side or (source, side) in copied:
                 continue
             copied.add((source, side))
             counts[side] += 1
             n_bytes[side] += graph.nodes[source].bytes_per_token
-    return Crossings(splits, counts[1], counts[0], n_bytes[1], n_bytes[0])
+    return Crossings(splits, device_splits, counts[1], counts[0], n_bytes[1], n_bytes[0])
