@@ -1,0 +1,227 @@
+"""Runs a module in a child process, so that a crash of native code is an exception here and not the end of us.
+
+Protocol: the request is one JSON document on the child's stdin. The answer is JSON lines on a pipe of its own (its
+number is in GGML_BRIDGE_CHILD_FD): any number of {"progress": {...}}, then one {"result": {...}} or
+{"error": {"type": ..., "message": ...}}. stdout and stderr stay free for whatever native code prints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import ggml_bridge.errors as errors
+from ggml_bridge.errors import BridgeError, ChildDied, ChildTimeout
+
+FD_VARIABLE = "GGML_BRIDGE_CHILD_FD"
+
+Message = dict[str, Any]
+Handler = Callable[[Message, Callable[[Message], None]], Message]
+
+_STDERR_TAIL_BYTES = 8192
+_PATIENCE_S = 2.0  # between asking a child to end and killing it
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildError(BridgeError):
+    """The child reported an error of a type that is not one of ours; `type_name` is the name of that type."""
+
+    def __init__(self, type_name: str, message: str) -> None:
+        self.type_name = type_name
+        super().__init__(message)
+
+
+#
+# the parent's side
+#
+
+
+def run_in_child(
+    module: str,
+    request: Mapping[str, Any],
+    on_progress: Callable[[Message], None] | None = None,
+    timeout_s: float | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Message:
+    """Runs `python -m module` with the request and returns its result.
+
+    module: one whose main part calls `child_main(handler)`. env: variables to add to the child's environment.
+    on_progress is called in this thread for each progress message. The child dies when the calling thread dies, and
+    when anything is raised here (Ctrl-C too, which is passed on to it and then raised again).
+
+    Raises ChildDied when it ends without an answer, ChildTimeout, the same ValueError or BridgeError that the child's
+    handler raised, and ChildError for anything else that it raised.
+    """
+    read_fd, write_fd = os.pipe()
+    environment = {**os.environ, **(env or {}), FD_VARIABLE: str(write_fd), "GGML_BRIDGE_PARENT_PID": str(os.getpid())}
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=(write_fd,),
+            env=environment,
+            start_new_session=True,  # the terminal's Ctrl-C comes to us, and we pass it on
+        )
+    except OSError:
+        os.close(read_fd)
+        raise
+    finally:
+        os.close(write_fd)
+    tail = _Tail(process)
+    try:
+        with _ended_whatever_happens(process), os.fdopen(read_fd, "rb", buffering=0) as answers:
+            _send(process, request)
+            answer = _receive(answers, on_progress, module, timeout_s)
+    finally:
+        tail.join()
+    if answer is None:
+        raise ChildDied(module, process.returncode, tail.text())
+    return _unpack(answer)
+
+
+@contextlib.contextmanager
+def _ended_whatever_happens(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Lets the child end by itself on success; else interrupts, then kills it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _end(process, signal.SIGINT)
+        raise
+    except BaseException:
+        _end(process, signal.SIGTERM)
+        raise
+    else:
+        _end(process, None)
+
+
+def _end(process: subprocess.Popen[bytes], first: signal.Signals | None) -> None:
+    if first is not None:
+        process.send_signal(first)
+    try:
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _send(process: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # a child that died already tells why below
+        stdin.write(json.dumps(request).encode())
+
+
+def _receive(
+    answers: io.RawIOBase, on_progress: Callable[[Message], None] | None, module: str, timeout_s: float | None
+) -> Message | None:
+    """The final message, or None when the child closed its pipe without one."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    pending = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(answers, selectors.EVENT_READ)
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            if (left is not None and left <= 0) or not selector.select(left):
+                raise ChildTimeout(f"the child process {module} gave no answer within {timeout_s:g} s")
+            chunk = os.read(answers.fileno(), 1 << 16)
+            if not chunk:
+                return None
+            pending += chunk
+            *lines, pending = pending.split(b"\n")
+            for line in lines:
+                message: Message = json.loads(line)
+                if "progress" not in message:
+                    return message
+                if on_progress is not None:
+                    on_progress(message["progress"])
+
+
+def _unpack(answer: Message) -> Message:
+    error = answer.get("error")
+    if error is None:
+        result: Message = answer["result"]
+        return result
+    if error["type"] == "ValueError":
+        raise ValueError(error["message"])
+    kind = getattr(errors, error["type"], None)
+    if isinstance(kind, type) and issubclass(kind, BridgeError) and kind is not ChildDied:
+        raise kind(error["message"])
+    raise ChildError(error["type"], error["message"])
+
+
+class _Tail:
+    """Collects the end of a process' stderr in a thread, so that the process never blocks on it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        self._stream = process.stderr
+        self._bytes = b""
+        self._thread = threading.Thread(target=self._collect, daemon=True)
+        self._thread.start()
+
+    def _collect(self) -> None:
+        with self._stream as stream:
+            while chunk := os.read(stream.fileno(), 1 << 12):
+                self._bytes = (self._bytes + chunk)[-_STDERR_TAIL_BYTES:]
+
+    def join(self) -> None:
+        # a grandchild may hold the pipe open: do not wait for it
+        self._thread.join(1.0)
+
+    def text(self) -> str:
+        return self._bytes.decode(errors="replace")
+
+
+#
+# the child's side
+#
+
+
+def child_main(handler: Handler) -> None:
+    """Answers the request of `run_in_child`: `handler(request, progress)` returns the result.
+
+    What the handler raises is reported to the parent by type name and message. Call it from a module's main part.
+    """
+    die_with_parent()
+    fd = int(os.environ.pop(FD_VARIABLE))
+    os.set_inheritable(fd, False)
+    with os.fdopen(fd, "w", encoding="utf-8") as answers:
+
+        def send(message: Message) -> None:
+            answers.write(json.dumps(message) + "\n")
+            answers.flush()
+
+        try:
+            result = handler(json.loads(sys.stdin.buffer.read()), lambda progress: send({"progress": progress}))
+        except KeyboardInterrupt:
+            os._exit(130)
+        except Exception as error:
+            send({"error": {"type": type(error).__name__, "message": str(error)}})
+        else:
+            send({"result": result})
+        # native libraries may crash in their destructors; the answer is given, so skip them
+        answers.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def die_with_parent() -> None:
+    """Asks Linux to kill this process when the thread that started it ends; leaves at once if it has ended already."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent = os.environ.get("GGML_BRIDGE_PARENT_PID")
+    if parent is not None and os.getppid() != int(parent):
+        os._exit(1)

@@ -1,0 +1,83 @@
+"""Records of what ggml offers: devices and tensor types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ggml_bridge.errors import BridgeError
+from ggml_bridge.ffi import Native, decode, ffi
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One ggml device. Memory in bytes; `pointer` is its ggml_backend_dev_t, for llama_model_params.devices."""
+
+    name: str  # CPU, CUDA0, Vulkan0, RPC0, ...
+    description: str
+    backend: str  # registry name: CPU, CUDA, Vulkan, RPC, ...
+    type: str  # CPU, GPU, IGPU, ACCEL, META
+    memory_total: int
+    memory_free: int
+    asynchronous: bool
+    host_buffer: bool  # offers pinned host memory
+    events: bool
+    pointer: int
+
+
+@dataclass(frozen=True, slots=True)
+class TypeInfo:
+    """A tensor type as the loaded ggml knows it: `block_elements` values are stored in `block_bytes` bytes."""
+
+    name: str  # as in GGUF: F16, Q4_K, IQ2_XXS, ...
+    number: int  # ggml_type
+    block_elements: int
+    block_bytes: int
+    quantized: bool
+    mul_mat: bool  # ggml's CPU has a kernel for weights of this type
+
+    def row_bytes(self, n_elements: int) -> int:
+        """Bytes of a row of n_elements; raises ValueError where they do not fill whole blocks."""
+        if n_elements % self.block_elements:
+            raise ValueError(
+                f"a row of {n_elements} {self.name} elements does not fill blocks of {self.block_elements}"
+            )
+        return n_elements // self.block_elements * self.block_bytes
+
+
+def list_devices(native: Native) -> list[Device]:
+    """Every registered device, in ggml's order."""
+    devices = []
+    for index in range(native.lib.gb_device_count()):
+        info = ffi.new("gb_device_info *")
+        native.call("gb_get_device_info", index, info)
+        devices.append(
+            Device(
+                name=decode(info.name),
+                description=decode(info.description),
+                backend=decode(info.backend),
+                type=decode(info.type),
+                memory_total=info.memory_total,
+                memory_free=info.memory_free,
+                asynchronous=bool(info.asynchronous),
+                host_buffer=bool(info.host_buffer),
+                events=bool(info.events),
+                pointer=int(ffi.cast("uintptr_t", info.device)),
+            )
+        )
+    return devices
+
+
+def list_types(native: Native) -> dict[str, TypeInfo]:
+    """Every tensor type in use, by its name in capitals."""
+    types = {}
+    for number in range(native.lib.gb_type_count()):
+        info = ffi.new("gb_type_info *")
+        native.call("gb_get_type_info", number, info)
+        name = decode(info.name)
+        if name:
+            types[name] = TypeInfo(
+                name, number, info.block_elements, info.block_bytes, bool(info.quantized), bool(info.mul_mat)
+            )
+    if not types:
+        raise BridgeError("the loaded ggml names no tensor type; reinstall llama-cpp-python")
+    return types

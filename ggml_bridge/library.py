@@ -1,0 +1,142 @@
+"""Finds, checks and opens the native libraries: llama-cpp-python's ggml and llama, and our own libggml_bridge.
+
+The wheel of llama-cpp-python carries each library under several file names. libllama was linked against `lib….so.0`;
+opening any other file would load a second registry of devices, so only `lib….so.0` is opened, and it is checked that
+the library which llama_cpp uses sees the same registry.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from ggml_bridge.errors import BridgeError, VersionMismatch
+
+LLAMA_CPP_PYTHON_VERSION = "0.3.36"
+GGML_VERSION = "0.25.3"
+LIB_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
+"""Environment variable that names another folder of llama-cpp-python's libraries; llama_cpp reads it too."""
+
+_INSTALL = f"install it with: pip install llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
+_LIBRARIES = ("ggml-base", "ggml-cpu", "ggml")
+
+
+@dataclass(frozen=True, slots=True)
+class Libraries:
+    """What `open_libraries` opened: the folder, the llama_cpp module and the path of libggml_bridge."""
+
+    folder: Path
+    llama_cpp: ModuleType
+    bridge_path: Path
+
+
+def library_folder() -> Path:
+    """Folder of llama-cpp-python's libraries, found without importing it; raises BridgeError."""
+    override = os.environ.get(LIB_PATH_VARIABLE)
+    if override:
+        folder, source = Path(override), LIB_PATH_VARIABLE
+    else:
+        spec = importlib.util.find_spec("llama_cpp")
+        if spec is None or not spec.submodule_search_locations:
+            raise BridgeError(f"llama-cpp-python is not installed; {_INSTALL}")
+        folder, source = Path(spec.submodule_search_locations[0]) / "lib", "llama-cpp-python"
+    for name in _LIBRARIES:
+        if not (folder / soname(name)).is_file():
+            raise BridgeError(f"{source} has no {soname(name)} in {folder}; {_INSTALL}")
+    return folder
+
+
+def soname(name: str) -> str:
+    """`libggml.so.0` for `ggml`: the file that other libraries of the wheel ask for."""
+    return f"lib{name}.0.dylib" if sys.platform == "darwin" else f"lib{name}.so.0"
+
+
+def check_installed_version() -> None:
+    """Raises VersionMismatch unless the installed llama-cpp-python is exactly the one the bridge was written for."""
+    try:
+        version = importlib.metadata.version("llama_cpp_python")
+    except importlib.metadata.PackageNotFoundError:
+        raise BridgeError(f"llama-cpp-python is not installed; {_INSTALL}") from None
+    if version != LLAMA_CPP_PYTHON_VERSION:
+        raise VersionMismatch(
+            f"llama-cpp-python {version} is installed but only {LLAMA_CPP_PYTHON_VERSION} works; {_INSTALL}"
+        )
+
+
+def open_libraries() -> Libraries:
+    """Opens ggml, imports llama_cpp and finds libggml_bridge; raises BridgeError or VersionMismatch."""
+    if not sys.platform.startswith(("linux", "darwin")):
+        raise BridgeError(f"the native part runs on Linux and macOS, not on {sys.platform}")
+    check_installed_version()
+    folder = library_folder()
+    # ggml-base answers for its version before anything else of a foreign build may run
+    base = _open(folder / soname("ggml-base"))
+    _check_ggml_version(base, folder)
+    handles = [base, *(_open(folder / soname(name)) for name in _LIBRARIES[1:])]
+    llama_cpp = _import_llama_cpp(folder)
+    _check_one_registry(handles[-1], llama_cpp)
+    return Libraries(folder, llama_cpp, find_bridge())
+
+
+def find_bridge() -> Path:
+    """Path of libggml_bridge: beside this package (wheel, editable install) or in the build folder of a checkout."""
+    import ggml_bridge
+
+    name = "libggml_bridge.dylib" if sys.platform == "darwin" else "libggml_bridge.so"
+    folders = [Path(folder) for folder in ggml_bridge.__path__]
+    folders += [folder.parent / "build" / "native" for folder in folders]
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    raise BridgeError(
+        f"{name} is not built; run pip install . (or cmake -S . -B build/native && cmake --build build/native)"
+    )
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise BridgeError(
+            f"cannot load {path}: {error}; reinstall llama-cpp-python or unset {LIB_PATH_VARIABLE}"
+        ) from None
+
+
+def _check_ggml_version(base: ctypes.CDLL, folder: Path) -> None:
+    try:
+        ggml_version = base.ggml_version
+    except AttributeError:
+        raise VersionMismatch(f"the ggml in {folder} does not tell its version; {_INSTALL}") from None
+    ggml_version.restype = ctypes.c_char_p
+    version = (ggml_version() or b"").decode(errors="replace")
+    if version != GGML_VERSION:
+        raise VersionMismatch(f"the ggml in {folder} is version {version} but only {GGML_VERSION} works; {_INSTALL}")
+
+
+def _import_llama_cpp(folder: Path) -> ModuleType:
+    try:
+        import llama_cpp
+    except Exception as error:
+        raise BridgeError(f"llama_cpp with the libraries in {folder} cannot be imported: {error}; {_INSTALL}") from None
+    if llama_cpp.__version__ != LLAMA_CPP_PYTHON_VERSION:
+        raise VersionMismatch(
+            f"llama_cpp {llama_cpp.__version__} is installed but only {LLAMA_CPP_PYTHON_VERSION} works; {_INSTALL}"
+        )
+    module: ModuleType = llama_cpp
+    return module
+
+
+def _check_one_registry(ggml: ctypes.CDLL, llama_cpp: ModuleType) -> None:
+    """libllama must have found the ggml that we opened: the same function at the same address."""
+    seen_by_llama = ctypes.cast(llama_cpp.llama_cpp._lib.ggml_backend_dev_count, ctypes.c_void_p).value
+    seen_by_us = ctypes.cast(ggml.ggml_backend_dev_count, ctypes.c_void_p).value
+    if seen_by_llama != seen_by_us:
+        raise BridgeError(
+            f"llama_cpp uses another copy of ggml than {soname('ggml')}; {_INSTALL} into a fresh environment"
+        )

@@ -1,0 +1,215 @@
+// The C interface of libggml_bridge: the one ABI between Python and the native code.
+//
+// Python's cffi reads the part between the two "cdef" lines of this very file, so it holds plain C declarations only.
+// Every function returns GB_OK or another gb_status; on failure gb_last_error() of the same thread says in one sentence
+// what went wrong. No exception crosses this boundary. Sizes are bytes, times are seconds. A gb_timer belongs to one
+// thread at a time. Strings that a function fills are NUL-terminated; lists are joined by '\n'.
+
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// cdef begin
+
+#define GB_ABI 1
+#define GB_NAME_BYTES 128
+
+typedef enum gb_status {
+    GB_OK          = 0,
+    GB_INVALID     = 1, // an argument is out of range or names nothing
+    GB_UNSUPPORTED = 2, // this device or layout cannot do that
+    GB_NO_MEMORY   = 3, // an allocation failed
+    GB_MISMATCH    = 4, // the loaded ggml is not the one this library was written for
+    GB_FAILED      = 5  // anything else
+} gb_status;
+
+//
+// library
+//
+
+int          gb_abi(void);
+const char * gb_last_error(void);
+const char * gb_ggml_version(void);
+const char * gb_ggml_commit(void);
+
+// Compares version, struct layouts, op and type numbers of the loaded ggml with the ones compiled in.
+int gb_check(void);
+
+// Sends ggml's log into a ring of the last lines (to_stderr != 0: prints them too), and makes a ggml abort print one
+// line on stderr instead of running a debugger.
+int gb_log_capture(int to_stderr);
+int gb_log_tail(char * text, int64_t capacity);
+
+//
+// types
+//
+
+typedef struct gb_type_info {
+    char    name[GB_NAME_BYTES]; // as in GGUF: Q4_0, IQ2_XXS; empty: number not in use
+    int32_t number;
+    int64_t block_elements;
+    int64_t block_bytes;
+    int32_t quantized;
+    int32_t mul_mat; // the CPU can multiply a weight of this type
+} gb_type_info;
+
+int gb_type_count(void);
+int gb_get_type_info(int number, gb_type_info * info);
+
+//
+// devices
+//
+
+typedef struct gb_device_info {
+    char    name[GB_NAME_BYTES];
+    char    description[2 * GB_NAME_BYTES];
+    char    backend[GB_NAME_BYTES]; // name of the registry: CPU, CUDA, Vulkan, RPC
+    char    type[8];                // CPU, GPU, IGPU, ACCEL, META
+    int64_t memory_total;           // bytes
+    int64_t memory_free;            // bytes
+    int32_t asynchronous;
+    int32_t host_buffer;
+    int32_t events;
+    void *  device; // ggml_backend_dev_t
+} gb_device_info;
+
+int gb_device_count(void);
+int gb_get_device_info(int index, gb_device_info * info);
+int gb_cpu_features(char * text, int64_t capacity);
+
+// Buffer types (ggml_backend_buffer_type_t): the device's own, and its pinned host memory (NULL: it has none).
+int gb_device_buft(const char * device, void ** buft);
+int gb_host_buft(const char * device, void ** buft);
+
+// Layouts the CPU keeps weights in, best first: its extra buffer types, then plain "CPU".
+int gb_cpu_layouts(char * text, int64_t capacity);
+int gb_layout_buft(const char * layout, void ** buft);
+int gb_layout_supports(const char * layout, int32_t type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used,
+                       int32_t * supported);
+
+// Connects to a ggml RPC server and registers its devices; names: the devices' names. ggml aborts the process when
+// the server does not answer its handshake: probe first.
+int gb_rpc_add(const char * endpoint, char * names, int64_t capacity);
+
+// Serves the CPU as an RPC device; returns only on failure.
+int gb_rpc_serve(const char * endpoint, int32_t n_threads);
+
+//
+// timers
+//
+
+typedef struct gb_timer gb_timer;
+
+// Runs n times and stores n times in seconds; what one of them means is said at each constructor.
+int  gb_timer_run(gb_timer * timer, int64_t n, double * seconds);
+void gb_timer_free(gb_timer * timer);
+
+typedef struct gb_mul_mat_params {
+    const char * device; // ggml device name
+    const char * layout; // buffer type of the weight; NULL: the device's default
+    int32_t      type;   // ggml_type of the weight
+    int64_t      k;      // weight [K, N, E]
+    int64_t      n;
+    int64_t      e;
+    int64_t      n_expert_used; // 0: MUL_MAT over E matrices; else MUL_MAT_ID choosing so many of E per token
+    int64_t      n_tokens;
+    int64_t      working_set_bytes; // weight bytes to touch before one is touched again; 0: one copy
+    int32_t      n_threads;         // of the CPU
+} gb_mul_mat_params;
+
+typedef struct gb_mul_mat_info {
+    int64_t n_copies;       // weights in the set
+    int64_t n_nodes;        // mul-mats in the timed graph
+    int64_t copy_bytes;     // bytes of one weight
+    int64_t tile_rows;      // row r of the weight [K, N * E] is row r % tile_rows of the tile
+    double  launch_seconds; // time of an empty launch, taken off before dividing
+} gb_mul_mat_info;
+
+// One value: seconds of a single mul-mat (MUL_MAT or MUL_MAT_ID).
+int gb_mul_mat_new(const gb_mul_mat_params * params, gb_timer ** timer);
+int gb_mul_mat_get_info(const gb_timer * timer, gb_mul_mat_info * info);
+
+typedef enum gb_mul_mat_part {
+    GB_MUL_MAT_TILE = 0, // F32 [K, tile_rows]: the weight's values after quantisation
+    GB_MUL_MAT_SRC1 = 1, // F32 [K, n_tokens, E], or [K, n_expert_used, n_tokens]
+    GB_MUL_MAT_IDS  = 2, // I32 [n_expert_used, n_tokens] of the graph's last node
+    GB_MUL_MAT_DST  = 3  // F32 [N, n_tokens, E], or [N, n_expert_used, n_tokens], of the graph's last node
+} gb_mul_mat_part;
+
+// Reads what the last run computed with, so that a test can compute it again.
+int gb_mul_mat_read(gb_timer * timer, gb_mul_mat_part part, void * data, int64_t n_bytes);
+
+// One value: seconds of one n_bytes copy; host_to_device: marginal time in a stream that is read back.
+int gb_transfer_new(const char * device, int32_t host_to_device, int32_t pinned, int64_t n_bytes, gb_timer ** timer);
+
+// One value: seconds to launch a graph of one tiny operation and to see its result on the host.
+int gb_launch_new(const char * device, int32_t n_threads, gb_timer ** timer);
+
+// One value: seconds of a graph that a real scheduler runs over [device, CPU], whose activation of n_bytes makes
+// n_excursions trips CPU -> device -> CPU. on_cpu != 0: the same graph, all on the CPU.
+int gb_boundary_new(const char * device, int64_t n_bytes, int64_t n_excursions, int32_t on_cpu, int32_t n_threads,
+                    gb_timer ** timer);
+int gb_boundary_n_splits(const gb_timer * timer, int64_t * n_splits);
+
+typedef struct gb_layer_rest_params {
+    const char * device;
+    int64_t      n_tokens;
+    int64_t      n_kv; // rows of the KV cache that attention sees
+    int64_t      n_embd;
+    int64_t      n_head;
+    int64_t      n_head_kv;
+    int64_t      head_dim_k;
+    int64_t      head_dim_v;
+    int64_t      n_ff; // 0: no feed-forward activation
+    int64_t      n_layers;
+    int32_t      flash_attn;
+    int32_t      n_threads;
+} gb_layer_rest_params;
+
+// One value: seconds per layer of a Llama block without its weight mul-mats.
+int gb_layer_rest_new(const gb_layer_rest_params * params, gb_timer ** timer);
+
+typedef struct gb_contention_result {
+    double cpu_alone;     // weight bytes per second multiplied by the CPU
+    double link_alone;    // bytes per second from host memory to the device
+    double cpu_with_link; // the same two at once
+    double link_with_cpu;
+} gb_contention_result;
+
+// Times CPU mul-mats on this thread and host-to-device copies on another, alone and together, `seconds` each.
+int gb_contention(const char * device, const gb_mul_mat_params * cpu, int64_t chunk_bytes, double seconds,
+                  gb_contention_result * result);
+
+//
+// memory
+//
+
+typedef struct gb_memory_row {
+    char    buft[GB_NAME_BYTES];
+    char    device[GB_NAME_BYTES]; // empty: the buffer type names no device
+    int32_t is_host;
+    int64_t model;   // bytes of weights
+    int64_t context; // bytes of KV cache and other context memory
+    int64_t compute; // bytes of compute buffers
+} gb_memory_row;
+
+// breakdown: address of libllama's llama_get_memory_breakdown(const llama_context *); context: llama_context *.
+int gb_memory_breakdown(void * breakdown, const void * context, gb_memory_row * rows, int64_t capacity,
+                        int64_t * n_rows);
+
+// cdef end
+
+#ifdef __cplusplus
+}
+#endif
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif

@@ -1,0 +1,232 @@
+#include "support.h"
+
+#include <chrono>
+#include <cstring>
+
+namespace bridge {
+
+namespace {
+
+thread_local std::string last_error;
+
+} // namespace
+
+//
+// errors
+//
+
+void set_last_error(const char * message) noexcept {
+    try {
+        last_error = message;
+    } catch (...) {
+        last_error.clear();
+    }
+}
+
+void require(bool condition, const std::string & message) {
+    if (!condition) {
+        throw Error(GB_INVALID, message);
+    }
+}
+
+//
+// sizes and strings
+//
+
+int64_t mul(int64_t a, int64_t b) {
+    int64_t product = 0;
+    require(!__builtin_mul_overflow(a, b, &product), "a size does not fit in 64 bits");
+    return product;
+}
+
+int64_t add(int64_t a, int64_t b) {
+    int64_t sum = 0;
+    require(!__builtin_add_overflow(a, b, &sum), "a size does not fit in 64 bits");
+    return sum;
+}
+
+int64_t ceil_div(int64_t a, int64_t b) {
+    return a / b + (a % b != 0 ? 1 : 0);
+}
+
+double seconds_now() noexcept {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void copy_text(const std::string & text, char * out, int64_t capacity) {
+    require(out != nullptr && static_cast<int64_t>(text.size()) < capacity, "a text does not fit into its array");
+    std::memcpy(out, text.c_str(), text.size() + 1);
+}
+
+std::string join_lines(const std::vector<std::string> & lines) {
+    std::string text;
+    for (const std::string & line : lines) {
+        if (!text.empty()) {
+            text += '\n';
+        }
+        text += line;
+    }
+    return text;
+}
+
+//
+// owners
+//
+
+ContextPtr new_context(int64_t n_tensors, int64_t n_nodes) {
+    const int64_t overhead = static_cast<int64_t>(ggml_tensor_overhead());
+    int64_t       n_bytes  = mul(n_tensors, overhead);
+    if (n_nodes > 0) {
+        n_bytes = add(n_bytes, static_cast<int64_t>(ggml_graph_overhead_custom(graph_capacity(n_nodes), false)));
+    }
+    ContextPtr ctx(ggml_init({static_cast<size_t>(n_bytes), nullptr, /*no_alloc=*/true}));
+    if (!ctx) {
+        throw Error(GB_NO_MEMORY, "ggml could not create a context of " + std::to_string(n_bytes) + " bytes");
+    }
+    return ctx;
+}
+
+size_t graph_capacity(int64_t n_nodes) {
+    return static_cast<size_t>(add(mul(n_nodes, 4), 64));
+}
+
+ggml_cgraph * new_graph(ggml_context * ctx, int64_t n_nodes) {
+    return ggml_new_graph_custom(ctx, graph_capacity(n_nodes), /*grads=*/false);
+}
+
+BufferPtr alloc_tensors(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
+    BufferPtr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
+    if (!buffer) {
+        throw Error(GB_NO_MEMORY,
+                    std::string("not enough memory of type ") + ggml_backend_buft_name(buft) + ggml_reason());
+    }
+    return buffer;
+}
+
+BufferPtr alloc_buffer(ggml_backend_buffer_type_t buft, int64_t n_bytes) {
+    BufferPtr buffer(ggml_backend_buft_alloc_buffer(buft, static_cast<size_t>(n_bytes)));
+    if (!buffer) {
+        throw Error(GB_NO_MEMORY, "could not allocate " + std::to_string(n_bytes) + " bytes of type " +
+                                      ggml_backend_buft_name(buft) + ggml_reason());
+    }
+    return buffer;
+}
+
+//
+// devices
+//
+
+ggml_backend_dev_t find_device(const char * name) {
+    require(name != nullptr, "no device named");
+    ggml_backend_dev_t device = ggml_backend_dev_by_name(name);
+    if (device == nullptr) {
+        std::string known;
+        for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+            known += (i == 0 ? "" : ", ") + std::string(ggml_backend_dev_name(ggml_backend_dev_get(i)));
+        }
+        throw Error(GB_INVALID, "no ggml device is called " + std::string(name) + "; there are: " + known);
+    }
+    return device;
+}
+
+ggml_backend_dev_t cpu_device() {
+    ggml_backend_dev_t device = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    if (device == nullptr) {
+        throw Error(GB_FAILED, "this ggml has no CPU device");
+    }
+    return device;
+}
+
+bool is_cpu(ggml_backend_dev_t device) {
+    return ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
+std::vector<ggml_backend_buffer_type_t> cpu_layouts() {
+    std::vector<ggml_backend_buffer_type_t> bufts;
+    ggml_backend_dev_t                      device = cpu_device();
+
+    const auto get_extra_bufts = proc_address<ggml_backend_dev_get_extra_bufts_t>(ggml_backend_dev_backend_reg(device),
+                                                                                  "ggml_backend_dev_get_extra_bufts");
+    if (get_extra_bufts != nullptr) {
+        for (ggml_backend_buffer_type_t * buft = get_extra_bufts(device); buft != nullptr && *buft != nullptr; buft++) {
+            bufts.push_back(*buft);
+        }
+    }
+    bufts.push_back(ggml_backend_dev_buffer_type(device));
+    return bufts;
+}
+
+ggml_backend_buffer_type_t find_layout(ggml_backend_dev_t device, const char * layout) {
+    ggml_backend_buffer_type_t device_buft = ggml_backend_dev_buffer_type(device);
+    if (layout == nullptr || std::strcmp(layout, ggml_backend_buft_name(device_buft)) == 0) {
+        return device_buft;
+    }
+    require(is_cpu(device), std::string("device ") + ggml_backend_dev_name(device) + " has no layout " + layout);
+    std::string known;
+    for (ggml_backend_buffer_type_t buft : cpu_layouts()) {
+        if (std::strcmp(layout, ggml_backend_buft_name(buft)) == 0) {
+            return buft;
+        }
+        known += (known.empty() ? "" : ", ") + std::string(ggml_backend_buft_name(buft));
+    }
+    throw Error(GB_INVALID, "the CPU has no layout " + std::string(layout) + "; it has: " + known);
+}
+
+//
+// values
+//
+
+uint64_t Random::next() {
+    state_ += 0x9E3779B97F4A7C15U;
+    uint64_t z = state_;
+    z          = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9U;
+    z          = (z ^ (z >> 27U)) * 0x94D049BB133111EBU;
+    return z ^ (z >> 31U);
+}
+
+int64_t Random::below(int64_t n) {
+    return static_cast<int64_t>(next() % static_cast<uint64_t>(n));
+}
+
+float Random::normal() {
+    // four uniforms in [0, 1): mean 2, variance 4/12
+    constexpr float unit = 1.0F / 65536.0F;
+    const uint64_t  bits = next();
+    const float     sum =
+        static_cast<float>((bits & 0xFFFFU) + ((bits >> 16U) & 0xFFFFU) + ((bits >> 32U) & 0xFFFFU) + (bits >> 48U)) *
+        unit;
+    return (sum - 2.0F) * 1.7320508F;
+}
+
+std::vector<float> random_normal(int64_t n, float scale, uint64_t seed) {
+    Random             random(seed);
+    std::vector<float> values(static_cast<size_t>(n));
+    for (float & value : values) {
+        value = scale * random.normal();
+    }
+    return values;
+}
+
+} // namespace bridge
+
+//
+// C interface
+//
+
+const char * gb_last_error(void) {
+    return bridge::last_error.c_str();
+}
+
+int gb_timer_run(gb_timer * timer, int64_t n, double * seconds) {
+    return bridge::guarded([&] {
+        bridge::require(timer != nullptr && seconds != nullptr && n >= 0,
+                        "a timer and room for its results are needed");
+        for (int64_t i = 0; i < n; i++) {
+            seconds[i] = timer->run_once();
+        }
+    });
+}
+
+void gb_timer_free(gb_timer * timer) {
+    delete timer;
+}

@@ -1,0 +1,152 @@
+// Errors, owners of ggml objects, and checked sizes: what every part of the bridge needs.
+
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "bridge.h"
+#include "ggml_abi.h"
+
+namespace bridge {
+
+//
+// errors
+//
+
+class Error : public std::runtime_error {
+  public:
+    Error(gb_status status, const std::string & message) : std::runtime_error(message), status_(status) {}
+
+    gb_status status() const noexcept { return status_; }
+
+  private:
+    gb_status status_;
+};
+
+void set_last_error(const char * message) noexcept;
+
+// Runs f and turns every exception into a status and a message.
+template <typename F> int guarded(F && f) noexcept {
+    try {
+        f();
+        return GB_OK;
+    } catch (const Error & error) {
+        set_last_error(error.what());
+        return error.status();
+    } catch (const std::bad_alloc &) {
+        set_last_error("out of host memory");
+        return GB_NO_MEMORY;
+    } catch (const std::exception & error) {
+        set_last_error(error.what());
+        return GB_FAILED;
+    } catch (...) {
+        set_last_error("unknown C++ exception");
+        return GB_FAILED;
+    }
+}
+
+// Throws GB_INVALID unless condition holds.
+void require(bool condition, const std::string & message);
+
+// The last error line that ggml logged, as " (ggml: ...)", or nothing; forgets it.
+std::string ggml_reason();
+
+//
+// sizes and strings
+//
+
+// Products and sums of sizes in bytes or elements; throw GB_INVALID on overflow.
+int64_t mul(int64_t a, int64_t b);
+int64_t add(int64_t a, int64_t b);
+
+int64_t ceil_div(int64_t a, int64_t b);
+
+double seconds_now() noexcept; // steady clock
+
+// Copies text into a caller's array; throws GB_INVALID when it does not fit.
+void copy_text(const std::string & text, char * out, int64_t capacity);
+
+std::string join_lines(const std::vector<std::string> & lines);
+
+//
+// owners
+//
+
+template <auto Free> struct Deleter {
+    template <typename T> void operator()(T * object) const noexcept { Free(object); }
+};
+
+using ContextPtr = std::unique_ptr<ggml_context, Deleter<ggml_free>>;
+using BufferPtr  = std::unique_ptr<ggml_backend_buffer, Deleter<ggml_backend_buffer_free>>;
+using BackendPtr = std::unique_ptr<ggml_backend, Deleter<ggml_backend_free>>;
+using SchedPtr   = std::unique_ptr<ggml_backend_sched, Deleter<ggml_backend_sched_free>>;
+
+// A context for the headers of n_tensors tensors, and of a graph of n_nodes nodes.
+ContextPtr new_context(int64_t n_tensors, int64_t n_nodes = 0);
+
+// An empty graph in a context made for n_nodes nodes.
+ggml_cgraph * new_graph(ggml_context * ctx, int64_t n_nodes);
+
+// What ggml must reserve for a graph of n_nodes: it counts the leafs too, for which three a node is plenty here.
+size_t graph_capacity(int64_t n_nodes);
+
+// Allocates every tensor of the context in buffers of this type; throws GB_NO_MEMORY.
+BufferPtr alloc_tensors(ggml_context * ctx, ggml_backend_buffer_type_t buft);
+
+BufferPtr alloc_buffer(ggml_backend_buffer_type_t buft, int64_t n_bytes);
+
+//
+// devices
+//
+
+ggml_backend_dev_t find_device(const char * name); // throws GB_INVALID
+ggml_backend_dev_t cpu_device();
+bool               is_cpu(ggml_backend_dev_t device);
+
+// The buffer type of a layout name, of the device's default when the name is NULL; throws GB_INVALID.
+ggml_backend_buffer_type_t find_layout(ggml_backend_dev_t device, const char * layout);
+
+std::vector<ggml_backend_buffer_type_t> cpu_layouts();
+
+template <typename F> F proc_address(ggml_backend_reg_t reg, const char * name) {
+    return reinterpret_cast<F>(ggml_backend_reg_get_proc_address(reg, name));
+}
+
+//
+// values
+//
+
+// A small deterministic generator (splitmix64): the same numbers on every machine.
+class Random {
+  public:
+    explicit Random(uint64_t seed) : state_(seed) {}
+
+    uint64_t next();
+    int64_t  below(int64_t n); // uniform in [0, n)
+    float    normal();         // mean 0, variance 1 (sum of uniforms)
+
+  private:
+    uint64_t state_;
+};
+
+std::vector<float> random_normal(int64_t n, float scale, uint64_t seed);
+
+} // namespace bridge
+
+//
+// timers
+//
+
+// What bridge.h's opaque gb_timer is: one way to spend time that returns what the bridge reports.
+struct gb_timer {
+    gb_timer()                             = default;
+    gb_timer(const gb_timer &)             = delete;
+    gb_timer & operator=(const gb_timer &) = delete;
+    virtual ~gb_timer()                    = default;
+
+    virtual double run_once() = 0; // seconds
+};

@@ -1,0 +1,109 @@
+"""Timers over native loops. A timer owns native memory: use it as a context manager, or close it.
+
+Every `run(n)` returns n raw samples in seconds; what one sample means is said at each method of `Bridge`.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ggml_bridge.ffi import Native, ffi
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+TimerType = TypeVar("TimerType", bound="Timer")
+
+_TILE, _SRC1, _IDS, _DST = 0, 1, 2, 3  # gb_mul_mat_part
+
+
+class Timer:
+    """Something that can be timed again and again. Not for several threads at once."""
+
+    def __init__(self, native: Native, constructor: str, *arguments: Any) -> None:
+        """Calls the gb_…_new function of that name. Raises ValueError, Unsupported, OutOfMemory or BridgeError."""
+        self._native = native
+        handle = ffi.new("gb_timer **")
+        native.call(constructor, *arguments, handle)
+        self._handle: Any = ffi.gc(handle[0], native.lib.gb_timer_free)
+
+    def run(self, n: int = 1) -> list[float]:
+        """n samples in seconds."""
+        samples = ffi.new("double[]", max(n, 1))
+        self._native.call("gb_timer_run", self.handle, n, samples)
+        return list(ffi.unpack(samples, n)) if n else []
+
+    def close(self) -> None:
+        """Frees everything native; may be called twice."""
+        if self._handle is not None:
+            ffi.release(self._handle)
+            self._handle = None
+
+    @property
+    def handle(self) -> Any:
+        """The native `gb_timer *`; raises ValueError after close."""
+        if self._handle is None:
+            raise ValueError("this timer is closed")
+        return self._handle
+
+    def __enter__(self: TimerType) -> TimerType:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class MulMatTimer(Timer):
+    """A mul-mat of weight [K, N, E] over a rotating set of weights; one sample: seconds of a single mul-mat.
+
+    n_copies: weights in the set; n_nodes: mul-mats in the timed graph; copy_bytes: bytes of one weight;
+    launch_seconds: time of an empty launch, taken off each graph before dividing by n_nodes.
+    """
+
+    def __init__(self, native: Native, params: Any) -> None:
+        super().__init__(native, "gb_mul_mat_new", params)
+        self._k, self._n, self._e = params.k, params.n, params.e
+        self._n_expert_used = params.n_expert_used if params.e > 1 else 0
+        self._n_tokens = params.n_tokens
+        info = ffi.new("gb_mul_mat_info *")
+        native.call("gb_mul_mat_get_info", self.handle, info)
+        self.n_copies: int = info.n_copies
+        self.n_nodes: int = info.n_nodes
+        self.copy_bytes: int = info.copy_bytes
+        self.launch_seconds: float = info.launch_seconds
+        self._tile_rows: int = info.tile_rows
+
+    def check(self) -> float:
+        """Normalised mean squared error of the kernel's result against the product computed by numpy in F32 from the
+        dequantised weight (error of quantising the activations included)."""
+        import numpy as np
+
+        self.run(1)
+        k, n, e, n_tokens, used = self._k, self._n, self._e, self._n_tokens, self._n_expert_used
+        tile = self._read(_TILE, (self._tile_rows, k), "float32")
+        # row r of the weight [K, N * E] is row r % tile_rows of the tile
+        rows = np.arange(n * e).reshape(e, n) % self._tile_rows
+        if used:
+            src1 = self._read(_SRC1, (n_tokens, used, k), "float32")
+            ids = self._read(_IDS, (n_tokens, used), "int32")
+            result = self._read(_DST, (n_tokens, used, n), "float32")
+            products = src1.astype(np.float64) @ tile.T.astype(np.float64)
+            expected = np.take_along_axis(products, rows[ids], axis=2)
+        else:
+            src1 = self._read(_SRC1, (e, n_tokens, k), "float32")
+            result = self._read(_DST, (e, n_tokens, n), "float32")
+            products = src1.astype(np.float64) @ tile.T.astype(np.float64)
+            expected = np.stack([products[i][:, rows[i]] for i in range(e)])
+        return float(np.sum((result - expected) ** 2) / np.sum(expected**2))
+
+    def _read(self, part: int, shape: tuple[int, ...], dtype: str) -> npt.NDArray[np.float32 | np.int32]:
+        import numpy as np
+
+        array: npt.NDArray[Any] = np.empty(shape, dtype)
+        data = ffi.from_buffer(array, require_writable=True)
+        self._native.call("gb_mul_mat_read", self.handle, part, data, array.nbytes)
+        return array
