@@ -91,9 +91,9 @@ def find_bridge() -> Path:
     name = "libggml_bridge.dylib" if sys.platform == "darwin" else "libggml_bridge.so"
     folders = [Path(folder) for folder in ggml_bridge.__path__]
     folders += [folder.parent / "build" / "native" for folder in folders]
-    for folder in folders:
-        if (folder / name).is_file():
-            return folder / name
+    built = [folder / name for folder in folders if (folder / name).is_file()]
+    if built:
+        return max(built, key=lambda path: path.stat().st_mtime)  # an editable install and a checkout may have one each
     raise BridgeError(
         f"{name} is not built; run pip install . (or cmake -S . -B build/native && cmake --build build/native)"
     )
