@@ -1,0 +1,1 @@
+"""Reading and checking GGUF models, their hyperparameters, operators, memory and chat template."""

@@ -1,0 +1,196 @@
+"""Reads the header of one GGUF file: bounded in memory and work, trusting no number it finds.
+
+Layout (docs/gguf.md of ggml): magic, version, n_tensors, n_kv; n_kv records of key, type, value; n_tensors records of
+name, n_dims, ne[n_dims], type, offset; padding to the alignment; data. Everything little-endian. Read with plain read()
+calls, not mmap, so that a file cut while it is being read gives an error and no SIGBUS.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oallama.core.errors import ModelFileError
+from oallama.core.units import MIB
+from oallama.model.gguf_cursor import Cursor
+from oallama.model.gguf_file import (
+    CONVERT_AGAIN,
+    DOWNLOAD_AGAIN,
+    GgufArray,
+    GgufPart,
+    MetadataEntry,
+    TensorInfo,
+    fault,
+    quoted,
+)
+from oallama.model.gguf_tensors import place_tensors, read_tensor_headers
+from oallama.model.gguf_types import DEFAULT_ALIGNMENT, VALUE_ARRAY, VALUE_STRING, VALUE_TYPES
+
+MAX_ARRAY_LENGTH = 1 << 24
+MAX_KEY_BYTES = (1 << 16) - 1
+MAX_ALIGNMENT = 1 * MIB
+"""Limits far above any real model, low enough to bound the work."""
+
+_MIN_ENTRY_BYTES = 8 + 1 + 4 + 1
+_MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What one file says: its metadata, its tensors, and the bytes both were read from."""
+
+    part: GgufPart
+    version: int
+    entries: dict[str, MetadataEntry]
+    tensors: tuple[TensorInfo, ...]
+    raw: bytes  # metadata and tensor headers, byte 0 to the last tensor header
+
+
+def read_header(path: str) -> Header:
+    """Read and check the header of the GGUF file at `path`.
+
+    Raises ModelFileError for whatever keeps it from being one: not there, not readable, not a GGUF, cut, or damaged.
+    """
+    try:
+        found = Path(path).stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise ModelFileError(f"{path}: this is a directory; name the .gguf file inside it")
+        if not stat.S_ISREG(found.st_mode):
+            raise ModelFileError(f"{path}: this is not a regular file; copy the model into one")
+        with Path(path).open("rb", buffering=0) as file:
+            found = os.fstat(file.fileno())
+            cursor = Cursor(file, path, found.st_size)
+            return _parse(cursor, found.st_mtime_ns)
+    except FileNotFoundError:
+        raise ModelFileError(f"{path}: there is no such file; check the path") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelFileError(
+            f"{path}: the file cannot be read ({reason}); check the path and its permissions"
+        ) from None
+
+
+def _parse(cursor: Cursor, mtime_ns: int) -> Header:
+    version, n_tensors, n_kv = _preamble(cursor)
+    entries: dict[str, MetadataEntry] = {}
+    for index in range(n_kv):
+        _entry(cursor, index, entries)
+    alignment = _alignment(cursor.path, entries)
+    infos = read_tensor_headers(cursor, n_tensors)
+    end = cursor.position
+    data_offset = -(-end // alignment) * alignment
+    if infos and data_offset > cursor.size:
+        raise fault(cursor.path, end, "the file ends before its tensor data", DOWNLOAD_AGAIN)
+    tensors = place_tensors(cursor, infos, data_offset, alignment)
+    part = GgufPart(cursor.path, cursor.size, mtime_ns, data_offset, alignment)
+    return Header(part, version, entries, tensors, cursor.buffer[:end])
+
+
+def _preamble(cursor: Cursor) -> tuple[int, int, int]:
+    path, size = cursor.path, cursor.size
+    if size == 0:
+        raise fault(path, 0, "the file is empty", DOWNLOAD_AGAIN)
+    magic = cursor.take_bytes(min(4, size), "the magic")
+    if magic != b"GGUF":
+        raise fault(path, 0, f"this is not a GGUF file (it begins with {quoted(magic)})", "name a .gguf model file")
+    version = cursor.take("I", "the version")
+    if version & 0xFFFF == 0 and version != 0:
+        raise fault(path, 4, "the file is big-endian", "convert the model again for little-endian machines")
+    if version == 1:
+        raise fault(path, 4, "GGUF version 1 is no longer read by llama.cpp", CONVERT_AGAIN)
+    if version not in (2, 3):
+        raise fault(path, 4, f"GGUF version {version} is unknown (2 and 3 are known)", CONVERT_AGAIN)
+    n_tensors = cursor.take("Q", "the tensor count")
+    n_kv = cursor.take("Q", "the metadata count")
+    for offset, n, least, what in (
+        (8, n_tensors, _MIN_TENSOR_BYTES, "tensors"),
+        (16, n_kv, _MIN_ENTRY_BYTES, "metadata keys"),
+    ):
+        if n > (size - 24) // least:
+            raise fault(path, offset, f"{n} {what} are claimed, more than {size} bytes can hold")
+    return version, n_tensors, n_kv
+
+
+def _entry(cursor: Cursor, index: int, entries: dict[str, MetadataEntry]) -> None:
+    """Read one metadata record into `entries`."""
+    start = cursor.position
+    raw = cursor.take_string(MAX_KEY_BYTES, f"metadata key {index}")
+    try:
+        key = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise fault(cursor.path, start, f"metadata key {index} is not UTF-8") from None
+    if not key:
+        raise fault(cursor.path, start, f"metadata key {index} is empty")
+    if not key.isprintable():
+        raise fault(cursor.path, start, f"metadata key {quoted(key)} has unprintable characters")
+    if key in entries:
+        raise fault(cursor.path, start, f"metadata key {quoted(key)} is there twice")
+    what = f"the value of {quoted(key)}"
+    offset = cursor.position
+    kind = cursor.take("I", what)
+    if kind not in VALUE_TYPES:
+        raise fault(cursor.path, offset, f"{quoted(key)} has the unknown value type {kind}")
+    name, format = VALUE_TYPES[kind]
+    value: Any
+    if kind == VALUE_ARRAY:
+        value = _array(cursor, key, what)
+        name = f"array[{value.type}]"
+    elif kind == VALUE_STRING:
+        value = cursor.take_string(cursor.size, what).decode("utf-8", "replace")
+    elif name == "bool":
+        value = _bool(cursor.take("B", what), cursor, offset, key)
+    else:
+        value = cursor.take(format, what)
+    entries[key] = MetadataEntry(value, name, offset)
+
+
+def _bool(byte: int, cursor: Cursor, offset: int, key: str) -> bool:
+    if byte > 1:
+        raise fault(cursor.path, offset, f"{quoted(key)} is a bool of value {byte}")
+    return byte == 1
+
+
+def _array(cursor: Cursor, key: str, what: str) -> GgufArray:
+    """Note where an array is and step over it."""
+    offset = cursor.position
+    kind = cursor.take("I", what)
+    if kind == VALUE_ARRAY:
+        raise fault(cursor.path, offset, f"{quoted(key)} is an array of arrays, which GGUF readers do not accept")
+    if kind not in VALUE_TYPES:
+        raise fault(cursor.path, offset, f"{quoted(key)} is an array of the unknown type {kind}")
+    name, format = VALUE_TYPES[kind]
+    n = cursor.take("Q", what)
+    least = 8 if kind == VALUE_STRING else struct.calcsize("<" + format)
+    if n > (cursor.size - cursor.position) // least:
+        message = f"{quoted(key)} claims {n} elements, more than the file has left"
+        raise fault(cursor.path, offset, message, DOWNLOAD_AGAIN)
+    if n > MAX_ARRAY_LENGTH:
+        raise fault(cursor.path, offset, f"{quoted(key)} claims {n} elements, more than any real model has")
+    start = cursor.position
+    if kind == VALUE_STRING:
+        cursor.skip_strings(n, what)
+    else:
+        cursor.load(start + n * least, what)
+        cursor.position = start + n * least
+    return GgufArray(name, n, start, format, cursor.buffer)
+
+
+def _alignment(path: str, entries: dict[str, MetadataEntry]) -> int:
+    entry = entries.get("general.alignment")
+    if entry is None:
+        return DEFAULT_ALIGNMENT
+    if entry.type != "uint32":
+        raise fault(path, entry.offset, f"general.alignment is a {entry.type} instead of a uint32")
+    alignment = int(entry.value)
+    if alignment == 0 or alignment & (alignment - 1) or alignment > MAX_ALIGNMENT:
+        message = f"general.alignment is {alignment} instead of a power of two up to {MAX_ALIGNMENT}"
+        raise fault(path, entry.offset, message)
+    if alignment < DEFAULT_ALIGNMENT:
+        # ggml's CPU buffers assert 32-byte alignment of mapped weights: stock llama.cpp aborts on such a file.
+        message = f"general.alignment is {alignment}, less than the {DEFAULT_ALIGNMENT} ggml needs"
+        raise fault(path, entry.offset, message, CONVERT_AGAIN)
+    return alignment

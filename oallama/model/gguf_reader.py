@@ -1,0 +1,110 @@
+"""Opens a GGUF model, split or not, and validates all of it before any native code sees the file.
+
+llama.cpp 0.3.36 aborts, divides by zero or hangs on files that a hostile or unlucky hand made (DESIGN 2.14), so
+nothing here asserts, and every number is checked in Python's integers. Only metadata and tensor headers are read: a
+file of 40 GB costs what its header costs. `gguf.GGUFReader` trusts its input and is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from oallama.core.errors import ModelFileError
+from oallama.model.gguf_file import DOWNLOAD_AGAIN, GgufFile, fault, quoted
+from oallama.model.gguf_header import Header, read_header
+from oallama.model.validate import validate
+
+_PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+
+
+def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
+    """Read and validate the model at `path`; of a split model any part may be named, the others lie beside it.
+
+    Raises ModelFileError, one sentence with the file, the byte where the fault is, and what to do.
+    """
+    headers = _parts(os.fspath(path))
+    digest = hashlib.sha256()
+    for header in headers:
+        digest.update(header.raw)
+    first = headers[0]
+    gguf = GgufFile(
+        version=first.version,
+        entries=first.entries,
+        tensors=tuple(tensor for header in headers for tensor in header.tensors),
+        parts=tuple(header.part for header in headers),
+        fingerprint=digest.hexdigest(),
+    )
+    validate(gguf)
+    return gguf
+
+
+def _parts(path: str) -> list[Header]:
+    """The headers of all files the model consists of, in order, checked against each other."""
+    header = read_header(path)
+    n_parts = _split_value(header, "split.count", "uint16", 1)
+    if n_parts <= 1:
+        return [header]
+    match = _PART_NAME.fullmatch(Path(path).name)
+    if not match or int(match[3]) != n_parts or not 1 <= int(match[2]) <= n_parts:
+        offset = header.entries["split.count"].offset
+        example = f"model-00001-of-{n_parts:05d}.gguf"
+        raise fault(
+            path, offset, f"this is one of {n_parts} parts but is not named like one", f"name it like {example}"
+        )
+    # Only the directory of the named file is ever looked into: the names are made from its own.
+    names = [str(Path(path).with_name(f"{match[1]}-{i:05d}-of-{match[3]}.gguf")) for i in range(1, n_parts + 1)]
+    headers = [header if i == int(match[2]) - 1 else _read_part(name, path) for i, name in enumerate(names)]
+    _check_parts(headers)
+    return headers
+
+
+def _read_part(name: str, named: str) -> Header:
+    if not Path(name).exists():
+        raise ModelFileError(
+            f"{named}: the part {Path(name).name} of this split model is missing; put it beside this file"
+        )
+    return read_header(name)
+
+
+def _split_value(header: Header, key: str, type: str, default: int) -> int:
+    entry = header.entries.get(key)
+    if entry is None:
+        return default
+    if entry.type != type:
+        raise fault(header.part.path, entry.offset, f"{key} is a {entry.type} instead of a {type}")
+    return int(entry.value)
+
+
+def _check_parts(headers: list[Header]) -> None:
+    """Every part must say the same about the whole, and the tensors must add up without doubles."""
+    arch = headers[0].entries.get("general.architecture")
+    seen: set[str] = set()
+    for i, header in enumerate(headers):
+        path = header.part.path
+        for key, expected in (("split.count", len(headers)), ("split.no", i)):
+            found = _split_value(header, key, "uint16", -1)
+            if found != expected:
+                offset = header.entries[key].offset if key in header.entries else 0
+                stated = "missing" if found < 0 else str(found)
+                raise fault(
+                    path, offset, f"{key} is {stated} where {expected} belongs", "use parts of one and the same model"
+                )
+        own = header.entries.get("general.architecture")
+        if own and arch and own.value != arch.value:
+            message = (
+                f"this part is of architecture {quoted(str(own.value))}, the first one of {quoted(str(arch.value))}"
+            )
+            raise fault(path, own.offset, message, "use parts of one and the same model")
+        for tensor in header.tensors:
+            if tensor.name in seen:
+                raise fault(path, tensor.header_offset, f"tensor {quoted(tensor.name)} is in an earlier part too")
+            seen.add(tensor.name)
+    total = headers[0].entries.get("split.tensors.count")
+    if total is None or total.type != "int32" or total.value != len(seen):
+        offset = total.offset if total else 0
+        stated = str(total.value) if total else "no number of"
+        message = f"split.tensors.count states {stated} tensors but the parts hold {len(seen)}"
+        raise fault(headers[0].part.path, offset, message, DOWNLOAD_AGAIN)

@@ -1,0 +1,99 @@
+"""What a tensor's name says: its layer, its role, and whether the graph multiplies by it.
+
+Names follow llama.cpp's llama-arch.cpp: `blk.<layer>.<role>.weight`, with `.bias` and `.scale` beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_BLOCK = re.compile(r"(?:(enc|dec)\.)?blk\.(\d{1,9})\.(.+)")
+_SUFFIXES = ("weight", "bias", "scale", "input_scale")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRole:
+    """`layer` is None outside blocks; `suffix` is weight, bias, scale, input_scale, or empty."""
+
+    layer: int | None
+    role: str
+    suffix: str
+
+
+def tensor_role(name: str) -> TensorRole:
+    """Split a tensor name; the blocks of an encoder-decoder keep `enc.` or `dec.` before their role."""
+    stem, _, suffix = name.rpartition(".")
+    if suffix not in _SUFFIXES or not stem:
+        stem, suffix = name, ""
+    match = _BLOCK.fullmatch(stem)
+    if not match:
+        return TensorRole(None, stem, suffix)
+    side, layer, role = match.groups()
+    return TensorRole(int(layer), f"{side}.{role}" if side else role, suffix)
+
+
+LAYER_ROLES = (
+    # what stands before attention in the models that have it
+    "hc_attn_down", "hc_attn_up", "hc_attn_fn", "hc_attn_inject",
+    "altup_router", "altup_predict_coef", "laurel_l", "laurel_r",
+    # RWKV time mixing
+    "time_mix_w1", "time_mix_w2", "time_mix_receptance", "time_mix_key", "time_mix_value", "time_mix_gate",
+    "time_mix_decay_w1", "time_mix_decay_w2", "time_mix_a1", "time_mix_a2", "time_mix_v1", "time_mix_v2",
+    "time_mix_g1", "time_mix_g2", "time_mix_output",
+    # state space models, linear attention, short convolutions
+    "ssm_in",
+    # attention; absorbed latent attention runs q_a q_b k_b kv_a_mqa v_b, the plain one q_a q_b kv_a_mqa kv_b
+    "attn_qkv", "attn_q_a", "attn_q_b", "attn_q", "attn_k_b", "attn_kv", "attn_kv_a_mqa", "attn_kv_b",
+    "attn_v", "attn_k",
+    "indexer.attn_q_b", "indexer.attn_k", "indexer.q_proj", "indexer.k_proj", "indexer.proj",
+    "indexer_compressor_kv", "indexer_compressor_gate", "attn_compressor_kv", "attn_compressor_gate",
+    "attn_v_b", "attn_gate",
+    "ssm_f_a", "ssm_f_b", "ssm_ba", "ssm_beta", "ssm_alpha", "ssm_g_a", "ssm_g_b", "ssm_g", "ssm_x", "ssm_dt",
+    "ssm_out",
+    "shortconv.in_proj", "shortconv.out_proj",
+    "attn_output_a", "attn_output_b", "attn_output",
+    "hc_ffn_down", "hc_ffn_up", "hc_ffn_fn", "hc_ffn_inject",
+    # feed-forward: routed experts (the graph expands them first), the dense one, shared experts
+    "ffn_latent_down", "ffn_routed_down", "ffn_gate_inp",
+    "ffn_gate_up_exps", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps",
+    "ffn_gate_chexps", "ffn_up_chexps", "ffn_down_chexps", "ffn_latent_up", "ffn_routed_up",
+    "ffn_gate", "ffn_up", "ffn_down",
+    "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp",
+    "channel_mix_receptance", "channel_mix_key", "channel_mix_value",
+    "altup_correct_coef", "inp_gate", "proj", "ple_key", "ple_value",
+)  # fmt: skip
+"""Roles of weights inside blocks that a mul-mat reads, in the order llama.cpp 0.3.36 runs them in one layer."""
+
+_SIDE_ROLES = tuple(
+    f"{side}.{role}"
+    for side in ("enc", "dec")
+    for role in (
+        *("attn_q", "attn_v", "attn_k", "attn_o"),
+        *("cross_attn_q", "cross_attn_v", "cross_attn_k", "cross_attn_o"),
+        *("ffn_gate", "ffn_up", "ffn_down"),
+    )
+)
+
+FIRST_ROLES = ("per_layer_model_proj", "altup_proj")
+LAST_ROLES = ("altup_unembd_proj", "output_hc_down", "output_hc_up", "output_hc_fn", "output")
+"""Roles outside blocks that a mul-mat reads, before the first layer and after the last one."""
+
+LAYER_ORDER = {role: position for position, role in enumerate(LAYER_ROLES + _SIDE_ROLES)}
+
+MUL_MAT_ROLES = frozenset(LAYER_ORDER) | frozenset(FIRST_ROLES) | frozenset(LAST_ROLES)
+MUL_MAT_ID_ROLES = frozenset(role for role in LAYER_ROLES if role.endswith(("_exps", "_chexps")))
+
+INTEGER_ROLES = frozenset({"d2t", "ffn_gate_tid2eid", "masked_embd_ordering"})
+"""Look-up tables that hold indices."""
+
+F32_ROLES = frozenset(
+    {"rope_freqs", "rope_factors_long", "rope_factors_short", "attn_rot_embd", "attn_sinks", "exp_probs_b",
+     "exp_probs_b_vl", "layer_output_scale", "ssm_a", "ssm_d", "ssm_conv1d", "shortconv.conv", "ffn.act"}
+)  # fmt: skip
+"""Beside norms, biases and scales: what enters operations that ggml's CPU backend has in single precision only."""
+
+
+def is_f32_only(role: TensorRole) -> bool:
+    """True for tensors of element-wise operations: with another type ggml aborts while computing."""
+    return role.suffix in ("bias", "scale", "input_scale") or "norm" in role.role or role.role in F32_ROLES

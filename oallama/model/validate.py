@@ -1,0 +1,210 @@
+"""Checks that a GGUF's metadata and tensors fit together, where llama.cpp checks late, by abort, or not at all.
+
+What is refused here llama.cpp 0.3.36 refuses or dies on too; what it refuses cleanly by itself (an unknown
+architecture, a tensor that is missing) is left to it, so that no working model is turned away.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from oallama.model.gguf_file import CONVERT_AGAIN, GgufArray, GgufFile, MetadataEntry, fault, quoted
+from oallama.model.gguf_types import LLAMA_MAX_EXPERTS, LLAMA_MAX_LAYERS
+from oallama.model.hyperparameters import Hyperparameters, hyperparameters, number
+from oallama.model.validate_tensors import validate_tensors
+from oallama.model.validate_tokenizer import validate_tokenizer
+
+_ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_INT32_MAX = 2**31 - 1
+_MAX_WIDTH = 1 << 20  # of a residual stream or a head; the widest known model has 2^14
+_MAX_FF = 1 << 24
+
+# Key without its architecture, least and greatest value, must it be there. No zeros where llama.cpp divides by them.
+_COUNTS: tuple[tuple[str, int, int, bool], ...] = (
+    ("block_count", 1, LLAMA_MAX_LAYERS, True),
+    ("context_length", 1, _INT32_MAX, True),
+    ("embedding_length", 1, _MAX_WIDTH, True),
+    ("vocab_size", 0, _INT32_MAX, False),
+    ("expert_count", 0, LLAMA_MAX_EXPERTS, False),
+    ("expert_group_count", 0, LLAMA_MAX_EXPERTS, False),
+    ("expert_group_used_count", 0, LLAMA_MAX_EXPERTS, False),
+    ("expert_shared_count", 0, LLAMA_MAX_EXPERTS, False),
+    ("expert_shared_feed_forward_length", 0, _MAX_FF, False),
+    ("experts_per_group", 1, LLAMA_MAX_EXPERTS, False),
+    ("leading_dense_block_count", 0, LLAMA_MAX_LAYERS, False),
+    ("nextn_predict_layers", 0, LLAMA_MAX_LAYERS, False),
+    ("interleave_moe_layer_step", 1, LLAMA_MAX_LAYERS, False),
+    ("full_attention_interval", 1, _INT32_MAX, False),
+    ("attention.key_length", 1, _MAX_WIDTH, False),
+    ("attention.value_length", 1, _MAX_WIDTH, False),
+    ("attention.key_length_mla", 1, _MAX_WIDTH, False),
+    ("attention.value_length_mla", 1, _MAX_WIDTH, False),
+    ("attention.key_length_swa", 1, _MAX_WIDTH, False),
+    ("attention.value_length_swa", 1, _MAX_WIDTH, False),
+    ("attention.q_lora_rank", 0, _MAX_WIDTH, False),
+    ("attention.kv_lora_rank", 0, _MAX_WIDTH, False),
+    ("attention.sliding_window", 0, _INT32_MAX, False),
+    ("attention.output_group_count", 1, _INT32_MAX, False),
+    ("rope.dimension_count", 0, _MAX_WIDTH, False),
+    ("ssm.conv_kernel", 1, _MAX_WIDTH, False),
+    ("ssm.inner_size", 1, _MAX_FF, False),
+    ("ssm.state_size", 1, _MAX_WIDTH, False),
+    ("ssm.time_step_rank", 1, _MAX_WIDTH, False),
+    ("ssm.group_count", 1, _MAX_WIDTH, False),
+    ("wkv.head_size", 1, _MAX_WIDTH, False),
+)
+
+# The same for keys that may be one number or one per layer.
+_LAYER_COUNTS: tuple[tuple[str, int], ...] = (
+    ("attention.head_count", _MAX_WIDTH),
+    ("attention.head_count_kv", _MAX_WIDTH),
+    ("feed_forward_length", _MAX_FF),
+    ("expert_feed_forward_length", _MAX_FF),
+    ("expert_used_count", LLAMA_MAX_EXPERTS),
+)
+
+_EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon")
+_ROPE_SCALING = ("none", "linear", "yarn", "longrope")
+
+
+def validate(gguf: GgufFile) -> None:
+    """Raise ModelFileError for the first thing in metadata or tensors that llama.cpp cannot be trusted with."""
+    arch = _architecture(gguf)
+    for key, least, most, required in _COUNTS:
+        if key == "interleave_moe_layer_step" and arch == "llama4":
+            least = 0  # a dense llama4: the only architecture that looks before it divides
+        _count(gguf, f"{arch}.{key}", least, most, required)
+    for key, most in _LAYER_COUNTS:
+        _layer_counts(gguf, f"{arch}.{key}", most, number(gguf, "block_count"))
+    _floats(gguf, arch)
+    h = hyperparameters(gguf)
+    _heads(gguf, h)
+    _experts(gguf, h)
+    _layers(gguf, h)
+    validate_tokenizer(gguf)
+    validate_tensors(gguf, h)
+
+
+def _entry(gguf: GgufFile, key: str, type: str, required: bool = False) -> MetadataEntry | None:
+    """The entry under `key`, of that type; None where it is missing and may be."""
+    entry = gguf.entries.get(key)
+    if entry is None:
+        if required:
+            raise fault(gguf.path, 24, f"the metadata lack {quoted(key)}", CONVERT_AGAIN)
+        return None
+    if entry.type != type:
+        raise fault(gguf.path, entry.offset, f"{quoted(key)} is of type {entry.type} instead of {type}", CONVERT_AGAIN)
+    return entry
+
+
+def _architecture(gguf: GgufFile) -> str:
+    entry = _entry(gguf, "general.architecture", "string", required=True)
+    assert entry is not None
+    arch = str(entry.value)
+    if not _ARCHITECTURE.fullmatch(arch):
+        raise fault(gguf.path, entry.offset, f"general.architecture is {quoted(arch)}, which names no architecture")
+    kind = _entry(gguf, "general.type", "string")
+    if arch == "clip" or (kind and kind.value not in ("model", "")):
+        what = "a vision or audio projector" if arch == "clip" else f"of type {quoted(str(kind.value if kind else ''))}"
+        raise fault(gguf.path, entry.offset, f"the file is {what}, no language model", "name the model's own file")
+    _entry(gguf, "general.name", "string")
+    _entry(gguf, "general.file_type", "uint32")
+    _entry(gguf, "tokenizer.chat_template", "string")
+    return arch
+
+
+def _count(gguf: GgufFile, key: str, least: int, most: int, required: bool) -> None:
+    entry = _entry(gguf, key, "uint32", required)
+    if entry is None:
+        return
+    if not least <= entry.value <= most:
+        raise fault(gguf.path, entry.offset, f"{quoted(key)} is {entry.value}, not within {least} to {most}")
+
+
+def _layer_counts(gguf: GgufFile, key: str, most: int, n_layer: int) -> None:
+    entry = gguf.entries.get(key)
+    if entry is None:
+        return
+    if isinstance(entry.value, GgufArray):
+        if entry.type not in ("array[uint32]", "array[int32]"):
+            raise fault(
+                gguf.path, entry.offset, f"{quoted(key)} is of type {entry.type} instead of uint32", CONVERT_AGAIN
+            )
+        if len(entry.value) != n_layer:
+            message = f"{quoted(key)} has {len(entry.value)} elements for {n_layer} layers"
+            raise fault(gguf.path, entry.offset, message, CONVERT_AGAIN)
+        values = entry.value.values
+    else:
+        _entry(gguf, key, "uint32")
+        values = (entry.value,)
+    for value in values:
+        if not 0 <= value <= most:
+            raise fault(gguf.path, entry.offset, f"{quoted(key)} is {value}, not within 0 to {most}")
+
+
+def _floats(gguf: GgufFile, arch: str) -> None:
+    """Norm epsilons and rope numbers: ggml asserts some of them, and NaN spoils every token."""
+    for key, entry in gguf.entries.items():
+        if key.startswith(f"{arch}.") and isinstance(entry.value, float) and math.isnan(entry.value):
+            raise fault(gguf.path, entry.offset, f"{quoted(key)} is not a number")
+    epsilons = [found for key in _EPSILONS if (found := _entry(gguf, f"{arch}.{key}", "float32"))]
+    if not epsilons:
+        raise fault(gguf.path, 24, f"the metadata lack {quoted(f'{arch}.{_EPSILONS[0]}')}", CONVERT_AGAIN)
+    for epsilon in epsilons:
+        if not 0 <= epsilon.value < 1:
+            raise fault(gguf.path, epsilon.offset, f"a norm's epsilon is {epsilon.value}, not within 0 to 1")
+    base = _entry(gguf, f"{arch}.rope.freq_base", "float32")
+    if base and not 0 < base.value < math.inf:
+        raise fault(gguf.path, base.offset, f"the rope frequency base is {base.value} instead of a positive number")
+    scaling = _entry(gguf, f"{arch}.rope.scaling.type", "string")
+    if scaling and scaling.value not in _ROPE_SCALING:
+        message = f"the rope scaling type is {quoted(str(scaling.value))} instead of one of {', '.join(_ROPE_SCALING)}"
+        raise fault(gguf.path, scaling.offset, message, CONVERT_AGAIN)
+
+
+def _offset(gguf: GgufFile, key: str) -> int:
+    entry = gguf.entries.get(f"{gguf.arch}.{key}")
+    return entry.offset if entry else 24
+
+
+def _heads(gguf: GgufFile, h: Hyperparameters) -> None:
+    where = _offset(gguf, "attention.head_count")
+    for layer, (n_head, n_head_kv) in enumerate(zip(h.n_head, h.n_head_kv, strict=True)):
+        if n_head_kv and n_head % n_head_kv:
+            message = f"layer {layer} has {n_head} heads for {n_head_kv} KV heads, which does not divide"
+            raise fault(gguf.path, where, message)
+    width = max(h.n_embd_head_k, h.n_embd_head_v, number(gguf, "attention.key_length_mla"))
+    most = max(*h.n_head, *h.n_head_kv)
+    if most * width > _INT32_MAX:  # llama.cpp multiplies these in 32 bits, and a wrapped product passes its shape check
+        raise fault(gguf.path, where, f"{most} heads of width {width} are more than llama.cpp can count")
+    if most and not h.n_embd_head_k:
+        raise fault(gguf.path, where, f"{most} heads do not fit an embedding of {h.n_embd}")
+    rope = number(gguf, "rope.dimension_count")
+    if most and (rope > width or rope % 2):
+        at = _offset(gguf, "rope.dimension_count")
+        raise fault(
+            gguf.path, at, f"rope turns {rope} dimensions of heads {width} wide, which must be an even part of them"
+        )
+
+
+def _experts(gguf: GgufFile, h: Hyperparameters) -> None:
+    """llama.cpp asserts each of these while it reads the hyperparameters."""
+    if gguf.arch.startswith("hunyuan") and h.n_expert <= 1:
+        return  # read as a dense model
+    n_expert, used = h.n_expert, max(h.n_expert_used)
+    if used > n_expert or (used == 0) != (n_expert == 0):
+        raise fault(gguf.path, _offset(gguf, "expert_count"), f"{used} of {n_expert} experts are used, which cannot be")
+    groups, groups_used = number(gguf, "expert_group_count"), number(gguf, "expert_group_used_count")
+    if groups and (groups >= n_expert or n_expert % groups or (groups > 1 and not 0 < groups_used < groups)):
+        message = f"{n_expert} experts in {groups} groups, {groups_used} of them used, cannot be"
+        raise fault(gguf.path, _offset(gguf, "expert_group_count"), message)
+
+
+def _layers(gguf: GgufFile, h: Hyperparameters) -> None:
+    if h.n_layer_nextn >= h.n_layer:
+        message = f"{h.n_layer_nextn} of {h.n_layer} blocks predict further tokens only, which leaves none"
+        raise fault(gguf.path, _offset(gguf, "nextn_predict_layers"), message)
+    if number(gguf, "leading_dense_block_count") > h.n_layer:
+        message = f"more leading dense blocks than the {h.n_layer} blocks there are"
+        raise fault(gguf.path, _offset(gguf, "leading_dense_block_count"), message)

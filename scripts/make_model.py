@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""Write a Llama-architecture GGUF of any size with random weights, for timing and for tests.
+
+The numbers mean nothing, but shapes, types and file layout are those of a real model, and the scale keeps activations
+finite, so stock llama.cpp loads and runs it at the speed of a trained one. One layer's random blocks are written for
+every layer, so a synthetic 1B takes seconds:
+
+    scripts/make_model.py --layers 16 --embd 2048 --ff 8192 --heads 32 --kv-heads 8 --vocab 32000 --type Q4_0 -o 1b.gguf
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+# Where each type keeps its half-precision scales (byte in the block, ggml-common.h) and what to write there for values
+# with a standard deviation of one when all other bits are random; a second scale shifts the mean to zero.
+HALF_SCALES: dict[str, tuple[tuple[int, float], ...]] = {
+    "Q4_0": ((0, 1 / 4.6),),
+    "Q4_1": ((0, 1 / 4.6), (2, -7.5 / 4.6)),
+    "Q5_0": ((0, 1 / 9.2),),
+    "Q5_1": ((0, 1 / 9.2), (2, -15.5 / 9.2)),
+    "Q8_0": ((0, 1 / 74),),
+    "Q2_K": ((80, 1 / 15), (82, 1.5 / 15)),
+    "Q3_K": ((108, 1 / 44),),
+    "Q4_K": ((0, 1 / 310), (2, 7.5 / 310)),
+    "Q5_K": ((0, 1 / 640), (2, 15.5 / 640)),
+    "Q6_K": ((208, 1 / 1370),),
+    "IQ2_XXS": ((0, 1 / 50),),
+    "IQ2_XS": ((0, 1 / 50),),
+    "IQ2_S": ((0, 1 / 50),),
+    "IQ3_XXS": ((0, 1 / 120),),
+    "IQ3_S": ((0, 1 / 120),),
+    "IQ1_S": ((0, 1 / 8),),
+    "IQ4_NL": ((0, 1 / 70),),
+    "IQ4_XS": ((0, 1 / 1200),),
+    "TQ1_0": ((52, 1 / 0.8),),
+    "TQ2_0": ((64, 1 / 1.1),),
+    "Q1_0": ((0, 1.0),),
+}
+
+
+def random_blocks(type_name: str, n_blocks: int, sigma: float, rng: np.random.Generator) -> Bytes:
+    """Valid random blocks of a ggml type, uint8[n_blocks, block bytes], whose values have a spread of about `sigma`."""
+    kind = gguf.GGMLQuantizationType[type_name]
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    if type_name in ("F32", "F16", "BF16"):
+        values = (rng.standard_normal((n_blocks, block_size), dtype=np.float32) * sigma).astype(np.float32)
+        return np.ascontiguousarray(gguf.quants.quantize(values, kind)).view(np.uint8).reshape(n_blocks, block_bytes)
+    blocks = np.frombuffer(rng.bytes(n_blocks * block_bytes), np.uint8).reshape(n_blocks, block_bytes).copy()
+    if type_name in HALF_SCALES:
+        for offset, scale in HALF_SCALES[type_name]:
+            blocks[:, offset : offset + 2] = np.array([sigma * scale], np.float16).view(np.uint8)
+    elif type_name == "IQ1_M":  # its scale is spread over the top four bits of four 16-bit words
+        half = int(np.array([sigma / 8.0], np.float16).view(np.uint16)[0])
+        for word in range(4):
+            byte = 48 + 2 * word + 1
+            blocks[:, byte] = (blocks[:, byte] & 0x0F) | (((half >> (4 * word)) & 0xF) << 4)
+    elif type_name == "MXFP4":  # a power of two in the first byte
+        blocks[:, 0] = 127 + int(np.floor(np.log2(sigma / 4.0)))
+    elif type_name == "NVFP4":  # four unsigned E4M3 scales in the first four bytes
+        blocks[:, :4] = 0x08
+    else:
+        raise ValueError(f"{type_name} is no type that weights are stored in")
+    return blocks
+
+
+def byte_bpe(n_vocab: int) -> dict[str, list[Any]]:
+    """A byte-level BPE vocabulary (GPT-2's) of n_vocab >= 264 tokens: 3 special, 256 bytes, 5 merges, then fillers."""
+    if n_vocab < 264:
+        raise ValueError(f"a byte-level vocabulary needs at least 264 tokens, not {n_vocab}")
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    char = {byte: chr(byte) for byte in printable} | {byte: chr(256 + i) for i, byte in enumerate(others)}
+    tokens = ["<|begin|>", "<|end_of_text|>", "<|pad|>", *(char[byte] for byte in range(256))]
+    types = [3, 3, 3, *([1] * 256)]  # 3: control, 1: normal
+    space = char[0x20]
+    merges = ["t h", "th e", f"{space} t", f"{space} a", "e r"]
+    tokens += ["".join(merge.split(" ")) for merge in merges]
+    types += [1] * len(merges)
+    fillers = n_vocab - len(tokens)
+    tokens += [f"<|filler_{i}|>" for i in range(fillers)]
+    return {"tokens": tokens, "types": types + [5] * fillers, "merges": merges}  # 5: unused
+
+
+def add_byte_bpe(writer: gguf.GGUFWriter, n_vocab: int) -> None:
+    """Store byte_bpe(n_vocab) in the file as its tokenizer."""
+    vocabulary = byte_bpe(n_vocab)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(vocabulary["tokens"])
+    writer.add_token_types(vocabulary["types"])
+    writer.add_token_merges(vocabulary["merges"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_pad_token_id(2)
+    writer.add_add_bos_token(True)
+
+
+def _layer_shapes(n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_expert: int) -> dict[str, tuple[int, ...]]:
+    """ne of every matrix of one Llama layer, by role."""
+    n_embd_kv = n_embd // n_head * n_head_kv
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_q": (n_embd, n_embd),
+        "attn_k": (n_embd, n_embd_kv),
+        "attn_v": (n_embd, n_embd_kv),
+        "attn_output": (n_embd, n_embd),
+    }
+    ffn = {"ffn_gate": (n_embd, n_ff), "ffn_up": (n_embd, n_ff), "ffn_down": (n_ff, n_embd)}
+    if not n_expert:
+        return shapes | ffn
+    return shapes | {"ffn_gate_inp": (n_embd, n_expert)} | {f"{role}_exps": (*ne, n_expert) for role, ne in ffn.items()}
+
+
+def write_llama_shape(
+    path: str | Path,
+    n_layer: int,
+    n_embd: int,
+    n_ff: int,
+    n_head: int,
+    n_head_kv: int,
+    n_vocab: int,
+    type: str = "Q4_0",
+    *,
+    n_expert: int = 0,
+    n_expert_used: int = 2,
+    n_ctx: int = 4096,
+    seed: int = 0,
+) -> Path:
+    """Write the model described in the module docstring to `path` and return it. All matrices are of ggml type `type`
+    (a router stays F32); untied embeddings; norms are ones. Raises ValueError for shapes the type cannot hold."""
+    kind = gguf.GGMLQuantizationType[type]
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    if n_embd % block_size or n_ff % block_size or n_embd % n_head or n_head % n_head_kv:
+        raise ValueError(
+            f"n_embd and n_ff must be multiples of {block_size} ({type}), n_embd of n_head, n_head of n_head_kv"
+        )
+    rng = np.random.default_rng(seed)
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_name(f"random llama, {n_layer} layers")
+    writer.add_block_count(n_layer)
+    writer.add_context_length(n_ctx)
+    writer.add_embedding_length(n_embd)
+    writer.add_feed_forward_length(n_ff)
+    writer.add_head_count(n_head)
+    writer.add_head_count_kv(n_head_kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(n_embd // n_head)
+    writer.add_vocab_size(n_vocab)
+    if n_expert:
+        writer.add_expert_count(n_expert)
+        writer.add_expert_used_count(n_expert_used)
+    add_byte_bpe(writer, n_vocab)
+
+    ones = np.ones(n_embd, np.float32)
+
+    def matrix(shape: tuple[int, ...]) -> Bytes:
+        """Random weights of ne `shape`, as bytes [..., rows, row bytes]."""
+        n_blocks = int(np.prod(shape)) // block_size
+        blocks = random_blocks(type, n_blocks, shape[0] ** -0.5, rng)
+        return blocks.reshape(*reversed(shape[1:]), shape[0] // block_size * block_bytes)
+
+    layer: dict[str, npt.NDArray[Any]] = {"attn_norm": ones, "ffn_norm": ones}
+    for role, shape in _layer_shapes(n_embd, n_ff, n_head, n_head_kv, n_expert).items():
+        if role == "ffn_gate_inp":
+            layer[role] = (rng.standard_normal(shape[::-1]) * shape[0] ** -0.5).astype(np.float32)
+        else:
+            layer[role] = matrix(shape)
+    embedding = matrix((n_embd, n_vocab))
+
+    def tensors() -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        yield "token_embd.weight", embedding
+        for i in range(n_layer):
+            for role, data in layer.items():
+                yield f"blk.{i}.{role}.weight", data
+        yield "output_norm.weight", ones
+        yield "output.weight", embedding
+
+    for name, data in tensors():
+        raw = kind if data.dtype == np.uint8 else None
+        writer.add_tensor_info(name, data.shape, data.dtype, data.nbytes, raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for _, data in tensors():
+        writer.write_tensor_data(data)
+    writer.close()
+    return Path(path)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--embd", type=int, default=2048)
+    parser.add_argument("--ff", type=int, default=8192)
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--vocab", type=int, default=32000)
+    parser.add_argument("--experts", type=int, default=0, help="experts per layer; 0 (default) writes a dense model")
+    parser.add_argument("--experts-used", type=int, default=2)
+    parser.add_argument("--context", type=int, default=4096, help="context length the file states")
+    parser.add_argument("--type", default="Q4_0", help="ggml type of the matrices: F16, Q4_0, Q4_K, ... (default Q4_0)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-o", "--output", required=True, type=Path)
+    o = parser.parse_args(arguments)
+    try:
+        write_llama_shape(
+            o.output, o.layers, o.embd, o.ff, o.heads, o.kv_heads, o.vocab, o.type,
+            n_expert=o.experts, n_expert_used=o.experts_used, n_ctx=o.context, seed=o.seed,
+        )  # fmt: skip
+    except (KeyError, ValueError, OSError) as error:
+        reason = f"{o.type} is no ggml type" if isinstance(error, KeyError) else str(error)
+        print(f"make_model: {reason}", file=sys.stderr)
+        return 2
+    print(f"{o.output}: {o.output.stat().st_size / 1e6:.1f} MB", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

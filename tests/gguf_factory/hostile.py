@@ -1,0 +1,5 @@
+HOSTILE = {}
+
+
+def hostile():
+    pass
