@@ -56,8 +56,8 @@ def _active(operator: Operator) -> str:
     return "1" if operator.active_fraction == 1 else f"{operator.active_fraction:.4g}"
 
 
-def devices_table(devices: Iterable[DeviceInfo]) -> Table:
-    """ggml's devices, one a row."""
+def devices_table(devices: Iterable[DeviceInfo], footer: Sequence[str] = ()) -> Table:
+    """ggml's devices, one a row; sentences about the rest of the machine below."""
     rows = [
         (
             printable(d.name),
@@ -70,7 +70,7 @@ def devices_table(devices: Iterable[DeviceInfo]) -> Table:
         )
         for d in devices
     ]
-    return table("", "name |type |backend |>memory |>free |async |host buffer |events |description", rows)
+    return table("", "name |type |backend |>memory |>free |async |host buffer |events |description", rows, footer)
 
 
 def profile_tables(profile: Profile) -> tuple[Table, ...]:

@@ -74,7 +74,13 @@ def moe(n_layer: int = 48) -> AffinityReport:
             specs.append((f"blk.{layer}.{role}.weight", layer, role, kind, shape))
     specs.append(("output.weight", None, "output", "Q6_K", (2048, 151936, 1)))
     info = model(
-        name="Qwen3 30B A3B Instruct", arch="qwen3moe", n_layer=n_layer, n_embd=2048, n_ff=768, n_expert=128, n_expert_used=8,
+        name="Qwen3 30B A3B Instruct",
+        arch="qwen3moe",
+        n_layer=n_layer,
+        n_embd=2048,
+        n_ff=768,
+        n_expert=128,
+        n_expert_used=8,
         file_bytes=18_556_686_912,
     )
     notes = ("The KV cache was lowered to 4096 tokens so that it fits.", "ffn_gate_inp stays with its block.")

@@ -1,0 +1,120 @@
+"""`oallama affinity-report`: each operator's GPU affinity and place, and what they follow from."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oallama.cli.options import (
+    PlacementOptions,
+    WorkloadOptions,
+    model_argument,
+    output_option,
+    placement_options,
+    profile_option,
+    workload_options,
+)
+from oallama.cli.output import emit, json_text, show, talk, write_file
+
+if TYPE_CHECKING:
+    from oallama.core.types import AffinityReport
+
+FORMATS = ("table", "json", "csv", "md", "html")
+
+
+@click.command("affinity-report", short_help="Show where each operator goes, and why.")
+@model_argument
+@placement_options
+@workload_options
+@click.option(
+    "--phase",
+    type=click.Choice(["decode", "prefill", "mixed"]),
+    default="decode",
+    show_default=True,
+    help="Whose times count: a token's, the prompt's, or both as often as the workload runs them.",
+)
+@click.option(
+    "--affinity",
+    type=click.Choice(["default", "paper"]),
+    default="default",
+    show_default=True,
+    help="default: T' is the marginal cost of the edges; paper: Algorithm 1 as published.",
+)
+@click.option(
+    "--fill",
+    type=click.Choice(["continue", "paper"]),
+    default="continue",
+    show_default=True,
+    help="When an operator does not fit: go on with those that do, or stop (paper).",
+)
+@profile_option
+@click.option("--format", "form", type=click.Choice(FORMATS), help="[default: what the suffix of -o says, else table]")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--all", "every_row", is_flag=True, help="One line per operator, however many there are (table, md).")
+@output_option("the report")
+def command(
+    model: str,
+    placement: PlacementOptions,
+    workload: WorkloadOptions,
+    phase: Any,
+    affinity: Any,
+    fill: Any,
+    profile: str | None,
+    form: str | None,
+    as_json: bool,
+    every_row: bool,
+    output: str | None,
+) -> None:
+    """Rank the model's operators by GPU affinity, (T_c - T_g - T') / bytes, fill the device in that order, and show
+    where each goes, the device's memory, and the times this predicts.
+
+    The html page is one file that needs nothing else.
+    """
+    if as_json and form not in (None, "json"):
+        raise click.UsageError(f"--json and --format {form} exclude each other", click.get_current_context())
+    chosen = "json" if as_json else form or format_of(output)
+    placer = placement.load(model, profile)
+    report = placer.report(
+        phase=phase,
+        n_prompt=workload.n_prompt,
+        n_gen=workload.n_gen,
+        affinity=affinity,
+        fill=fill,
+        n_ctx=workload.n_ctx,
+    )
+    if chosen == "table" and output is None:
+        from oallama.report.affinity import report_tables
+
+        show(report_tables(report, every_row))
+        return
+    text = render(report, chosen, every_row)
+    if output is None:
+        emit(text)
+        return
+    write_file(output, text)
+    talk(f"wrote {output}")
+
+
+def format_of(output: str | None) -> str:
+    """The format that a file name asks for; `table` where it asks for none."""
+    suffix = PurePath(output).suffix.lower().lstrip(".") if output else ""
+    return {"htm": "html", "markdown": "md"}.get(suffix, suffix if suffix in FORMATS else "table")
+
+
+def render(report: AffinityReport, form: str, every_row: bool) -> str:
+    """The report as text in one of FORMATS."""
+    from oallama.report import affinity, documents, table
+
+    if form == "json":
+        return json_text(documents.report_document(report))
+    if form == "csv":
+        return affinity.affinity_csv(report)
+    if form == "md":
+        return affinity.affinity_markdown(report, every_row)
+    if form == "html":
+        from oallama.report.html import affinity_html
+
+        return affinity_html(report)
+    return "\n".join(table.plain(t) for t in affinity.report_tables(report, every_row))

@@ -1,0 +1,19 @@
+"""The small model that the project ships, for those who name none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import oallama
+from oallama.core.errors import UsageError
+
+FILE = "oallama-stories-q4_0.gguf"
+
+
+def default_model() -> str:
+    """Its path: in `models/` of the checkout, or inside the installed package. Raises UsageError where it is not."""
+    package = Path(oallama.__file__).resolve().parent
+    for folder in (package.parent / "models", package / "models"):
+        if (folder / FILE).is_file():
+            return str(folder / FILE)
+    raise UsageError(f"the default model, {FILE}, is not installed; name a GGUF file as MODEL")

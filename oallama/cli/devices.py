@@ -1,0 +1,52 @@
+"""`oallama devices`: what can compute here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from oallama.cli.options import json_option
+from oallama.cli.output import emit_json, show, talk
+
+
+@click.command("devices", short_help="List what can compute: ggml devices and the CPU.")
+@json_option
+def command(as_json: bool) -> None:
+    """List what can compute: ggml's devices with their memory, and the CPU.
+
+    A name in the first column can be given as --device. `rpc-worker` and `cpu-pair` are made on request and not listed.
+    """
+    from oallama.device.opening import list_devices
+    from oallama.report.documents import device_document
+    from oallama.report.tables import devices_table
+
+    devices = list_devices()
+    cpu, versions = cpu_document()
+    if as_json:
+        emit_json({"devices": [device_document(device) for device in devices], "cpu": cpu, **versions})
+        return
+    cores = f"{cpu['physical_cores']} cores, {cpu['logical_cores']} logical, {cpu['threads']} threads by default"
+    libraries = f"ggml {versions['ggml_version']}, llama-cpp-python {versions['llama_cpp_python']}"
+    show(
+        [devices_table(devices, (f"CPU: {cpu['name']}, {cores}", f"features: {' '.join(cpu['features'])}", libraries))]
+    )
+    if not any(device.type in ("GPU", "IGPU") for device in devices):
+        talk("no GPU found: `--device rpc-worker` uses a second process on this machine as the device")
+
+
+def cpu_document() -> tuple[dict[str, Any], dict[str, Any]]:
+    """(`cpu` of the JSON, the versions of the native libraries)."""
+    from oallama.placer import physical_cores
+    from oallama.profile.machine import fingerprint
+
+    threads = physical_cores()
+    machine = fingerprint(threads, "none")
+    cpu = {
+        "name": machine["cpu"],
+        "physical_cores": machine["cores_physical"],
+        "logical_cores": machine["cores_logical"],
+        "threads": threads,
+        "features": machine["cpu_features"],
+    }
+    return cpu, {name: machine[name] for name in ("ggml_version", "llama_cpp_python")}

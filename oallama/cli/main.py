@@ -1,0 +1,151 @@
+"""`oallama`: the command group, and the one place where errors become exit codes.
+
+Nothing heavy is imported here: a subcommand's module is loaded when it is called, so `oallama --help` answers at once.
+stdout carries the result and nothing else; whatever native libraries or children print goes to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import NoReturn
+
+import click
+
+from oallama import __version__
+from oallama.core.errors import OallamaError
+
+COMMANDS = {
+    "devices": "List what can compute: ggml devices and the CPU.",
+    "inspect": "Show a model's header and its operators.",
+    "profile": "Time the model's mul-mats here, once; the result is cached.",
+    "affinity-report": "Show where each operator goes, and why.",
+    "plan": "Decide the placement and write it as JSON.",
+    "run": "Generate text with the weights placed by a plan.",
+    "export": "Turn a plan into a command line of stock llama.cpp.",
+    "doctor": "Check the installation and say how to repair it.",
+}
+"""Subcommands and their short help, here so that listing them loads none of them."""
+
+DEBUG_VARIABLE = "OALLAMA_DEBUG"
+
+_TUTORIAL = """\
+Run large language models on machines whose GPU is too small for them: each weight goes where it saves the most time.
+
+\b
+  1. See what can compute:       oallama devices
+  2. See what would go where:    oallama affinity-report model.gguf
+  3. Run it:                     oallama run model.gguf "Once upon a time"
+
+Without MODEL, `oallama run` uses the small model that comes with it. No GPU? `--device rpc-worker` uses a second
+process on this machine as the device.
+"""
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are modules of oallama.cli, each with a `command`, imported on use."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"oallama.cli.{cmd_name.replace('-', '_')}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.command(
+    cls=LazyGroup,
+    help=_TUTORIAL,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(__version__, prog_name="oallama", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """The group: without a command it shows its help."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 done, 1 work failed, 2 wrong usage or unusable input, 130 interrupted."""
+    claim_stdout()
+    sys.exit(exit_code(argv))
+
+
+def exit_code(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; an expected failure is one line on stderr, never a traceback (unless OALLAMA_DEBUG=1)."""
+    try:
+        result = cli.main(args=None if argv is None else list(argv), prog_name="oallama", standalone_mode=False)
+        sys.stdout.flush()
+    except (KeyboardInterrupt, click.Abort):
+        return _fail("interrupted", 130)
+    except SystemExit as stop:  # click ends so when the reader of a pipe has gone
+        return _reader_gone() if isinstance(stop.__context__, BrokenPipeError) else int(stop.code or 0)
+    except BrokenPipeError:
+        return _reader_gone()
+    except click.UsageError as error:
+        where = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
+        return _fail(f"{error.format_message().rstrip('.')}{where}", 2)
+    except click.ClickException as error:
+        return _fail(error.format_message(), 2)
+    except OallamaError as error:
+        return _fail(str(error), error.exit_code)
+    except MemoryError:
+        return _fail("out of memory; use a smaller model, a shorter context (-c) or a smaller batch (-ub)", 1)
+    except OSError as error:
+        return _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 1)
+    except Exception as error:
+        return _fail(_unexpected(error), 1)
+    return result if isinstance(result, int) else 0
+
+
+def claim_stdout() -> None:
+    """Keep stdout for results: file descriptor 1 becomes stderr, and sys.stdout a private copy of what it was.
+
+    Native libraries and child processes write to descriptor 1 directly; this is the only way to hold them off.
+    """
+    try:
+        result, talk = sys.stdout.fileno(), sys.stderr.fileno()
+        private = os.dup(result)
+    except (AttributeError, OSError, ValueError):  # closed, or not a file at all
+        return
+    line_buffered = 1 if sys.stdout.isatty() else -1
+    encoding = sys.stdout.encoding
+    sys.stdout.flush()
+    os.dup2(talk, result)
+    sys.stdout = open(private, "w", buffering=line_buffered, encoding=encoding, errors="replace")  # noqa: PTH123, SIM115
+
+
+def _unexpected(error: Exception) -> str:
+    if type(error).__module__.startswith("ggml_bridge."):  # its errors are sentences too, but no OallamaError
+        return str(error)
+    return f"internal error, please report it: {type(error).__name__}: {error} (set {DEBUG_VARIABLE}=1 for the details)"
+
+
+def _fail(message: str, code: int) -> int:
+    from oallama.report.text import printable
+
+    if os.environ.get(DEBUG_VARIABLE) == "1" and code != 130:
+        import traceback
+
+        traceback.print_exc()
+    line = " ".join(message.split())
+    click.echo(f"oallama: {printable(line, 2000)}", err=True)
+    return code
+
+
+def _reader_gone() -> int:
+    """Whoever read our output has what it wanted; keep the interpreter from complaining while it ends."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

@@ -1,0 +1,207 @@
+"""Options that several commands share, defined once. Spellings that llama.cpp has are llama.cpp's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oallama import __version__
+from oallama.core.errors import UsageError
+from oallama.core.units import parse_bytes, parse_share
+
+if TYPE_CHECKING:
+    from oallama.placer import Placer
+
+Function = Callable[..., Any]
+
+
+def parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
+    """A click type that `parse` makes of the text; its ValueError is the sentence shown."""
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, str):  # a default
+            return value
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return convert
+
+
+def count(least: int, most: int = 2**31 - 1) -> Callable[[Any], Any]:
+    """A click type: a whole number from `least` to `most`."""
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\s*[0-9]{1,10}\s*", text) or not least <= int(text) <= most:
+            raise ValueError(f"{text!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return parsed(parse)
+
+
+SIZE = parsed(parse_bytes)
+SHARE = parsed(parse_share)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementOptions:
+    """What the placement options said; None where an option was not given."""
+
+    device: str | None
+    vram: int | None
+    vram_fill: float
+    gpu_weights: float | None
+    threads: int | None
+
+    def load(self, model: str, profile: str | None = None) -> Placer:
+        """Read the model and make its Placer."""
+        from oallama.placer import Placer
+
+        return Placer.load(
+            model,
+            device=self.device,
+            vram=self.vram,
+            vram_fill=self.vram_fill,
+            gpu_weights=self.gpu_weights,
+            threads=self.threads,
+            profile=profile,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadOptions:
+    """Tokens that a plan is made for; n_ctx None: as long as the workload needs."""
+
+    n_prompt: int
+    n_gen: int
+    n_ctx: int | None
+
+
+def model_argument(function: Function) -> Function:
+    """MODEL, positional or as -m; the command gets `model`."""
+
+    @wraps(function)
+    def merged(*args: Any, model_position: str | None, model_option: str | None, **values: Any) -> Any:
+        context = click.get_current_context()
+        if model_position and model_option:
+            raise click.UsageError("MODEL is given twice, by position and by -m", context)
+        if not (model_position or model_option):
+            raise click.UsageError("no MODEL: name a GGUF file", context)
+        return function(*args, model=model_position or model_option, **values)
+
+    positional = click.argument("model_position", metavar="MODEL", required=False, type=click.Path())
+    return positional(model_option(merged))
+
+
+model_option = click.option(
+    "-m", "--model", "model_option", type=click.Path(), metavar="MODEL", help="MODEL, as llama.cpp spells it."
+)
+
+threads_option = click.option(
+    "-t", "--threads", type=count(1, 1024), metavar="N", help="CPU threads.  [default: physical cores]"
+)
+
+device_option = click.option(
+    "-dev",
+    "--device",
+    metavar="NAME",
+    help="Device: a name of `oallama devices`, rpc://host:port, rpc-worker[:threads[:cpus]] (a local worker process), "
+    "cpu-pair or none.  [default: the first GPU, else none]",
+)
+
+
+vram_option = click.option(
+    "--vram", type=SIZE, metavar="SIZE",
+    help="Plan as if the device had this much: 6GiB, 6000MiB.  [default: what is free]",
+)  # fmt: skip
+
+vram_fill_option = click.option(
+    "--vram-fill", type=SHARE, default=0.9, show_default=True, metavar="SHARE",
+    help="Share of the device's memory that may be used.",
+)  # fmt: skip
+
+gpu_weights_option = click.option(
+    "--gpu-weights", type=SHARE, metavar="SHARE", help="Cap on the share of the weights' bytes on the device: 50%."
+)
+
+
+def placement_options(function: Function) -> Function:
+    """--device, --vram, --vram-fill, --gpu-weights, --threads; the command gets `placement`, a PlacementOptions."""
+
+    @wraps(function)
+    def gathered(*args: Any, **values: Any) -> Any:
+        fields = {name: values.pop(name) for name in ("device", "vram", "vram_fill", "gpu_weights", "threads")}
+        return function(*args, placement=PlacementOptions(**fields), **values)
+
+    return device_option(vram_option(vram_fill_option(gpu_weights_option(threads_option(gathered)))))
+
+
+context_option = click.option(
+    "-c", "--ctx-size", "n_ctx", type=count(1), metavar="N",
+    help="Context length in tokens.  [default: what the workload needs]",
+)  # fmt: skip
+
+n_prompt_option = click.option(
+    "-p", "--n-prompt", type=count(1), default=512, show_default=True, metavar="N_PROMPT", help="Tokens of the prompt."
+)
+n_gen_option = click.option(
+    "-n", "--n-gen", type=count(0), default=128, show_default=True, metavar="N_GEN", help="Tokens to generate."
+)
+
+
+def workload_options(function: Function) -> Function:
+    """-p, -n, -c as token counts; the command gets `workload`, a WorkloadOptions."""
+
+    @wraps(function)
+    def gathered(*args: Any, **values: Any) -> Any:
+        fields = {name: values.pop(name) for name in ("n_prompt", "n_gen", "n_ctx")}
+        return function(*args, workload=WorkloadOptions(**fields), **values)
+
+    return n_prompt_option(n_gen_option(context_option(gathered)))
+
+
+POLICIES = ("auto", "oato", "layers", "cpu")
+LATER_POLICIES = {
+    "scheinfer": "streaming of weights (issue 5)",
+    "hetegen": "streaming of weights (issue 5)",
+    "twinpilots": "streaming of weights (issue 5)",
+    "flexgen": "streaming of weights (issue 5)",
+    "fiddler": "the comparison of policies (issue 6)",
+    "fit": "the comparison with stock llama.cpp (issue 6)",
+}
+"""Policies of the contract that this version lacks, and what brings them."""
+
+
+def _check_policy(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    if value in LATER_POLICIES:
+        raise UsageError(
+            f"policy {value} is not in oallama {__version__}, it comes with {LATER_POLICIES[value]}; "
+            f"choose one of {', '.join(POLICIES)}"
+        )
+    return value
+
+
+policy_option = click.option(
+    "--policy", type=click.Choice([*POLICIES, *LATER_POLICIES]), default="auto", show_default=True, metavar="POLICY",
+    callback=_check_policy,
+    help="oato: operators by GPU affinity; layers: whole layers, as llama.cpp's -ngl; cpu: nothing on the device; "
+    "auto: whichever should be fastest.",
+)  # fmt: skip
+
+profile_option = click.option(
+    "--profile", type=click.Path(), metavar="FILE",
+    help="Use this profile (from `oallama profile --json`) instead of measuring.",
+)  # fmt: skip
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def output_option(what: str) -> Callable[[Function], Function]:
+    """-o FILE; the command gets `output`, None for stdout."""
+    return click.option("-o", "--output", type=click.Path(), metavar="FILE", help=f"Write {what} here.")

@@ -1,0 +1,121 @@
+"""How commands write: results to stdout, talk to stderr, colours on terminals only."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from oallama.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from oallama.report.table import Table
+
+
+def emit(text: str) -> None:
+    """Write a result to stdout, with a line end where it has none."""
+    click.echo(text, nl=not text.endswith("\n"))
+
+
+def emit_json(document: Any) -> None:
+    """Write exactly one JSON document to stdout."""
+    emit(json_text(document))
+
+
+def json_text(document: Any) -> str:
+    """JSON in ASCII, so that no name in it can steer a terminal. NaN and infinities, which JSON lacks, become null."""
+    return json.dumps(_finite(document), indent=1, allow_nan=False) + "\n"
+
+
+def talk(message: str) -> None:
+    """Say something on stderr."""
+    click.echo(message, err=True)
+
+
+def show(tables: Iterable[Table]) -> None:
+    """Write tables to stdout: in colour and fitted to the width on a terminal, plain otherwise."""
+    if is_terminal(sys.stdout):
+        _show_rich(tables)
+        return
+    from oallama.report.table import plain
+
+    emit("\n".join(plain(t) for t in tables))
+
+
+def is_terminal(stream: IO[str] | None) -> bool:
+    """Whether a person sees what is written to `stream` as it comes."""
+    try:
+        return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+    except ValueError:  # closed
+        return False
+
+
+def write_file(path: str, text: str) -> None:
+    """Write a file whole or not at all; `-` is stdout. Raises UsageError where it cannot be written."""
+    if path == "-":
+        emit(text)
+        return
+    target = Path(path)
+    try:
+        if target.exists() and not target.is_file():  # a device or a pipe cannot be replaced
+            target.write_text(text, encoding="utf-8")
+        else:
+            _replace(target.resolve(), text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _replace(target: Path, text: str) -> None:
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(text)
+        Path(temporary).chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _show_rich(tables: Iterable[Table]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    styles = {"GPU": "bold green", "ok": "green", "failed": "bold red"}
+    console = Console(file=sys.stdout, highlight=False)
+    for t in tables:
+        shown = RichTable(
+            box=SIMPLE_HEAD, title=Text(t.title) if t.title else None, title_justify="left", padding=(0, 1)
+        )
+        for column in t.columns:
+            shown.add_column(Text(column.heading), justify=column.align, overflow="fold")
+        for row in t.rows:
+            shown.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
+        console.print(shown)
+        for sentence in t.footer:
+            console.print(Text(sentence))

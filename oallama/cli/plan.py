@@ -1,0 +1,52 @@
+"""`oallama plan`: decide a placement and write it down."""
+
+from __future__ import annotations
+
+import click
+
+from oallama.cli.options import (
+    PlacementOptions,
+    WorkloadOptions,
+    model_argument,
+    output_option,
+    placement_options,
+    policy_option,
+    profile_option,
+    workload_options,
+)
+from oallama.cli.output import emit_json, talk
+
+
+@click.command("plan", short_help="Decide the placement and write it as JSON.")
+@model_argument
+@policy_option
+@placement_options
+@workload_options
+@profile_option
+@click.option("--json", "as_json", is_flag=True, help="Print the plan also where -o writes it.")
+@output_option("the plan")
+def command(
+    model: str,
+    policy: str,
+    placement: PlacementOptions,
+    workload: WorkloadOptions,
+    profile: str | None,
+    as_json: bool,
+    output: str | None,
+) -> None:
+    """Decide where every operator is stored and computed, check it against a dry load of the model, and print the plan
+    as JSON (or write it with -o). `oallama run --plan FILE` uses it.
+
+    Fractions of an operator: gg on the device, cg streamed to it, cc on the CPU; they add up to 1.
+    """
+    from oallama.report.plan import plan_sentences
+
+    placer = placement.load(model, profile)
+    plan = placer.plan(policy, n_prompt=workload.n_prompt, n_gen=workload.n_gen, n_ctx=workload.n_ctx)
+    if output is not None:
+        plan.save(output)
+        talk(f"wrote {output}")
+    if output is None or as_json:
+        emit_json(plan.to_json())
+    for sentence in plan_sentences(plan.record, placer.operators):
+        talk(sentence)

@@ -1,0 +1,52 @@
+"""`oallama profile`: time a model's mul-mats on this machine."""
+
+from __future__ import annotations
+
+import click
+
+from oallama.cli.options import PlacementOptions, device_option, json_option, model_argument, parsed, threads_option
+from oallama.cli.output import emit_json, show, talk
+
+
+def parse_tokens(text: str) -> tuple[int, ...]:
+    """`1,32,512` as ascending distinct counts. Raises ValueError on anything else."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and 0 < int(part) <= 65536 for part in parts):
+        raise ValueError(f"{text!r} is not a list of token counts; write it like 1,32,512")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+@click.command("profile", short_help="Time the model's mul-mats here, once; the result is cached.")
+@model_argument
+@device_option
+@threads_option
+@click.option(
+    "--tokens",
+    type=parsed(parse_tokens),
+    default="1,32,512",
+    show_default=True,
+    metavar="LIST",
+    help="Batch sizes to time, in tokens; 1 is decode.",
+)
+@click.option("--refresh", is_flag=True, help="Measure again what the cache already holds.")
+@json_option
+def command(
+    model: str, device: str | None, threads: int | None, tokens: tuple[int, ...], refresh: bool, as_json: bool
+) -> None:
+    """Time every distinct matrix multiplication of the model on the CPU (in each weight layout) and on the device, and
+    the link between them. Takes a minute or two; the result is cached for this machine, so the next call is instant.
+
+    Keep the machine quiet meanwhile. Interrupted, it goes on where it stopped.
+    """
+    from oallama.profile.store import profile_to_json
+    from oallama.report.tables import profile_tables
+    from oallama.report.text import printable
+
+    options = PlacementOptions(device, None, 0.9, None, threads)
+    profile = options.load(model).profile(progress=True, refresh=refresh, tokens=tokens)
+    if as_json:
+        emit_json(profile_to_json(profile))
+        return
+    show(profile_tables(profile))
+    for warning in profile.warnings:
+        talk(f"warning: {printable(warning, 500)}")

@@ -1,0 +1,70 @@
+"""Which word is the model, which the prompt, and where the prompt comes from when no word is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from oallama.cli.output import is_terminal
+from oallama.core.errors import UsageError
+
+MAX_PROMPT_BYTES = 64 * 1024 * 1024
+
+
+def model_and_prompt(words: Sequence[str], model: str | None, prompt: str | None) -> tuple[str | None, str | None]:
+    """(MODEL, PROMPT) out of the positional words, -m and -p; None for what is not given.
+
+    A single word is the model if a file of that name exists or it ends in .gguf, else the prompt. With -m every word is
+    the prompt; of two words the first is the model.
+    """
+    if len(words) > 2 or (len(words) == 2 and model is not None):
+        raise UsageError(
+            f"{len(words)} arguments where a MODEL and a PROMPT were expected; quote a prompt of several words"
+        )
+    if len(words) == 2 and not is_model(words[0]):
+        raise UsageError(f"{words[0]} is no GGUF file; name one before the prompt, and quote a prompt of several words")
+    rest = list(words)
+    if model is None and rest and is_model(rest[0]):
+        model = rest.pop(0)
+    if rest and prompt is not None:
+        raise UsageError("the prompt is given twice, by position and by -p")
+    return model, rest[0] if rest else prompt
+
+
+def is_model(word: str) -> bool:
+    """Whether a positional word names a model rather than a prompt."""
+    try:
+        return word.endswith(".gguf") or Path(word).is_file()
+    except (OSError, ValueError):  # too long for a file name, or a NUL in it
+        return False
+
+
+def read_prompt(prompt: str | None, stdin: TextIO | None = None) -> str:
+    """The prompt as given; from stdin where it is `-`, or not given and stdin is no terminal.
+
+    Raises UsageError where there is none, or it is empty.
+    """
+    source = sys.stdin if stdin is None else stdin
+    if prompt is None and is_terminal(source):
+        raise UsageError(
+            'no prompt: give PROMPT or -p PROMPT, or pipe it in, for example: oallama run "Once upon a time"'
+        )
+    if prompt is None or prompt == "-":
+        prompt = _from(source)
+    if not prompt:
+        raise UsageError("the prompt is empty; give PROMPT or -p PROMPT, or pipe it in")
+    return prompt
+
+
+def _from(stdin: TextIO | None) -> str:
+    if stdin is None:
+        return ""
+    try:
+        text = stdin.read(MAX_PROMPT_BYTES + 1)
+    except UnicodeDecodeError:
+        raise UsageError("the prompt on stdin is not UTF-8 text") from None
+    if len(text) > MAX_PROMPT_BYTES:
+        raise UsageError(f"the prompt on stdin is longer than {MAX_PROMPT_BYTES} characters")
+    return text.removesuffix("\n")

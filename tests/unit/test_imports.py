@@ -1,0 +1,149 @@
+"""The rooms' import direction (DESIGN 4), read from the sources: arrows point right and never back.
+
+cli -> placer -> {bench, run, report} -> {plan, place} -> cost -> {profile, model} -> device -> core, and ggml_bridge,
+which knows nothing of oallama, is for the rooms that touch native code.
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = (
+    ("cli",),
+    ("placer",),  # the front door for Python: ties the rooms, so it is not one of them
+    ("bench", "run", "report"),
+    ("plan", "place"),
+    ("cost",),
+    ("profile", "model"),
+    ("device",),
+    ("core",),
+)
+LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
+
+TOUCH_NATIVE = ("oallama.device", "oallama.profile", "oallama.model.memory", "oallama.model.trace", "oallama.run")
+TOUCH_NATIVE_TOO = {
+    "oallama.cli.checks": "doctor checks the bridge itself",
+    "oallama.model.gguf_types": "block sizes are ggml's own at run time (DESIGN 2.14)",
+}
+PURE = ("oallama.cost", "oallama.place", "oallama.report", "oallama.plan.patterns", "oallama.plan.split")
+IMPURE_MODULES = {"os", "time", "random", "logging", "subprocess", "socket", "tempfile", "shutil", "threading"}
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path):
+    """Every module that a file imports at run time, also inside functions; `if TYPE_CHECKING` blocks are left out."""
+    found = []
+
+    def visit(node):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            for child in node.orelse:
+                visit(child)
+            return
+        if isinstance(node, ast.Import):
+            found.extend(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.append(node.module)
+            found.extend(f"{node.module}.{alias.name}" for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text(encoding="utf-8")))
+    return found
+
+
+def sources(package):
+    return {module_name(path): imports(path) for path in sorted((ROOT / package).rglob("*.py"))}
+
+
+OALLAMA = sources("oallama")
+BRIDGE = sources("ggml_bridge")
+
+
+def room(module):
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[0] == "oallama" else None
+
+
+def inside(module, packages):
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def test_every_room_has_its_level():
+    rooms = {room(module) for module in OALLAMA} - {None, "__main__"}
+    assert rooms <= LEVEL.keys()
+
+
+def test_imports_between_rooms_go_right():
+    wrong = []
+    for module, imported in OALLAMA.items():
+        here = room(module)
+        if here not in LEVEL:  # oallama itself and __main__ open the doors
+            continue
+        for name in imported:
+            there = room(name)
+            if there in LEVEL and there != here and LEVEL[there] <= LEVEL[here]:
+                wrong.append(f"{module} imports {name}")
+    assert wrong == []
+
+
+def test_only_rooms_that_touch_native_code_import_the_bridge():
+    users = {module for module, imported in OALLAMA.items() if any(inside(name, ["ggml_bridge"]) for name in imported)}
+    assert {m for m in users if not inside(m, TOUCH_NATIVE) and m not in TOUCH_NATIVE_TOO} == set()
+
+
+def test_the_bridge_knows_nothing_of_oallama():
+    assert [module for module, imported in BRIDGE.items() if any(inside(name, ["oallama"]) for name in imported)] == []
+
+
+def test_only_rooms_that_touch_native_code_import_llama_cpp():
+    users = {module for module, imported in OALLAMA.items() if any(inside(name, ["llama_cpp"]) for name in imported)}
+    assert {module for module in users if not inside(module, TOUCH_NATIVE)} == set()
+
+
+def test_planning_cost_and_reports_are_pure():
+    wrong = [
+        f"{module} imports {name}"
+        for module, imported in OALLAMA.items()
+        if inside(module, PURE)
+        for name in imported
+        if name.split(".")[0] in IMPURE_MODULES
+    ]
+    assert wrong == []
+
+
+def test_the_guard_sees_imports_inside_functions_and_not_those_for_type_checkers(tmp_path):
+    source = tmp_path / "m.py"
+    source.write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import a\nelse:\n    import b\n"
+        "def f():\n    from c.d import e\n"
+    )
+    assert set(imports(source)) == {"typing", "typing.TYPE_CHECKING", "b", "c.d", "c.d.e"}
+
+
+@pytest.mark.parametrize("module", ["oallama", "oallama.cli.main", "oallama.core.types", "ggml_bridge"])
+def test_importing_costs_nothing_heavy(module):
+    heavy = [
+        "numpy",
+        "llama_cpp",
+        "jinja2",
+        "rich",
+        "gguf",
+        "cffi",
+        "psutil",
+        "tqdm",
+        "matplotlib",
+        "torch",
+        "platformdirs",
+    ]
+    code = f"import sys, {module}; print(*[name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.split() == []

@@ -1,0 +1,121 @@
+"""The affinity report as tables, CSV, Markdown and JSON: complete, in order, and adding up."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import report_records as records
+
+from oallama.core.types import MemoryLedger
+from oallama.report.affinity import (
+    affinity_csv,
+    affinity_markdown,
+    affinity_table,
+    convergence_text,
+    ledger_table,
+    report_tables,
+)
+from oallama.report.documents import AFFINITY_KEYS, report_document
+from oallama.report.fold import fold
+from oallama.report.table import plain
+
+
+def test_every_row_shows_every_operator_in_rank_order():
+    report = records.dense()
+    rows = affinity_table(report, every_row=True).rows
+    assert [row[0] for row in rows] == [str(rank) for rank in range(1, 226)]
+    assert {row[1] for row in rows} == {operator.name for operator in report.operators}
+
+
+def test_a_many_layer_report_folds_to_one_line_per_kind_and_a_small_one_does_not():
+    folded = affinity_table(records.dense())
+    assert len(folded.rows) < 20
+    assert "--all shows every operator" in folded.footer[0]
+    assert len(affinity_table(records.dense(n_layer=4)).rows) == 29
+
+
+def test_folding_loses_no_operator_layer_or_byte():
+    report = records.moe()
+    folds = fold(report.operators)
+    assert sum(line.count for line in folds) == len(report.operators)
+    assert sum(line.bytes for line in folds) == sum(operator.bytes for operator in report.operators)
+    for line in folds:
+        members = [
+            o
+            for o in report.operators
+            if (o.role, o.type, o.shape, o.backend) == (line.role, line.type, line.shape, line.backend)
+        ]
+        assert line.layers == tuple(sorted(o.layer for o in members if o.layer is not None))
+        assert line.rank == (min(o.rank for o in members), max(o.rank for o in members))
+        assert line.affinity == (min(o.affinity for o in members), max(o.affinity for o in members))
+        assert min(o.t_cpu_s for o in members) <= line.t_cpu_s <= max(o.t_cpu_s for o in members)
+
+
+def test_an_operator_that_the_device_cannot_compute_shows_no_device_time():
+    report = records.dense(n_layer=1)
+    first = replace(report.operators[0], t_gpu_s=None, benefit_s_per_byte=None, backend="CPU")
+    report = replace(report, operators=(first, *report.operators[1:]))
+    row = affinity_table(report).rows[0]
+    assert (row[6], row[8]) == ("-", "-")
+    assert fold(report.operators)[0].t_gpu_s is None
+    assert report_document(report)["operators"][0]["t_gpu_s"] is None
+
+
+def test_the_ledger_adds_up_as_shown():
+    memory = records.dense().memory
+    rows = {name: int(exact) for name, _, exact in ledger_table(memory, "CUDA0").rows}
+    items = [rows[name] for name in ("weights", "KV cache", "compute buffers", "staging", "spare")]
+    limit = next(value for name, value in rows.items() if name.startswith("= limit"))
+    assert sum(items) == limit == memory.limit
+    assert limit + rows["kept free"] == rows["= capacity"] == memory.capacity
+
+
+def test_without_a_device_there_is_no_ledger_but_the_sentences_stay():
+    empty = MemoryLedger(0, 0.9, 0, 0, 5, 0, 0, 0, 0)
+    tables = report_tables(replace(records.dense(n_layer=1), memory=empty))
+    assert len(tables) == 1
+    assert any(sentence.startswith("Predicted: TTFT 412 ms") for sentence in tables[0].footer)
+
+
+def test_the_sentences_say_how_the_iteration_ended():
+    assert convergence_text(records.dense()) == "The affinities were stable after 3 iterations."
+    assert "ran in a cycle (7 iterations)" in convergence_text(records.moe())
+
+
+def test_csv_has_every_operator_with_all_digits():
+    report = records.moe()
+    rows = list(csv.DictReader(io.StringIO(affinity_csv(report))))
+    assert list(rows[0]) == list(AFFINITY_KEYS)
+    for row, operator in zip(rows, report.operators, strict=True):
+        assert row["name"] == operator.name
+        assert row["layer"] == ("" if operator.layer is None else str(operator.layer))
+        assert float(row["t_cpu_s"]) == operator.t_cpu_s
+        assert row["shape"] == "x".join(map(str, operator.shape))
+
+
+def test_markdown_holds_both_tables_and_the_notes():
+    text = affinity_markdown(records.moe())
+    assert text.count("| --- |") >= 1
+    assert "## Memory of CUDA0" in text
+    assert "The KV cache was lowered to 4096 tokens so that it fits." in text
+
+
+def test_json_has_the_keys_of_the_contract():
+    document = json.loads(json.dumps(report_document(records.dense()), allow_nan=False))
+    assert {"model", "device", "phase", "iterations", "converged", "operators", "memory"} <= document.keys()
+    assert list(document["operators"][0]) == list(AFFINITY_KEYS)
+    memory = document["memory"]
+    assert set(memory) == {
+        *("capacity", "fill", "limit", "weights_gpu", "weights_host", "kv", "compute", "staging", "spare")
+    }
+    assert document["operators"][0]["rank"] == 1
+    assert document["operators"][-1]["layer"] == records.dense().operators[-1].layer
+
+
+def test_hostile_names_reach_a_terminal_as_text_only():
+    text = "\n".join(plain(t) for t in report_tables(records.hostile(), every_row=True))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "\x00" not in text
+    assert "\\x1b[31m" in text
