@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import threading
 from functools import cached_property
-from typing import Any
+from typing import Literal
 
 from ggml_bridge.devices import Device, TypeInfo, list_devices, list_types
 from ggml_bridge.ffi import Native, decode, encode, ffi
 from ggml_bridge.library import Libraries, open_libraries
-from ggml_bridge.timing import MulMatTimer
+from ggml_bridge.memory import MemoryRow, memory_breakdown
+from ggml_bridge.rpc import probe
+from ggml_bridge.timing import (
+    BoundaryTimer,
+    Contention,
+    MulMatCase,
+    MulMatTimer,
+    Timer,
+    layer_rest_timer,
+    measure_contention,
+)
 
 WORKING_SET_BYTES = 256 << 20
 """Default set of weights a timer rotates through: beyond the last-level cache of common machines."""
@@ -128,6 +138,15 @@ class Bridge:
         self.native.call("gb_layout_supports", encode(layout), number, K, N, E, n_expert_used, supported)
         return bool(supported[0])
 
+    def rpc_add(self, endpoint: str, timeout_s: float = 5.0) -> list[str]:
+        """Connects to the ggml RPC server at host:port; returns the names of its devices, new or known.
+
+        Makes the handshake by itself first, since ggml aborts the process when a server does not answer it. Raises
+        ValueError, Unsupported (ggml was built without RPC) or BridgeError.
+        """
+        probe(endpoint, timeout_s)
+        return self.native.lines("gb_rpc_add", encode(endpoint))
+
     #
     # timers
     #
@@ -153,36 +172,98 @@ class Bridge:
         another; the graph's time less an empty launch is divided by their number. Memory: working_set_bytes and up to
         two more copies while it is made. Raises ValueError, Unsupported, OutOfMemory, BridgeError.
         """
-        params, _strings = self._mul_mat_params(
-            device, layout, type, K, N, E, n_expert_used, n_tokens, working_set_bytes, n_threads
+        return MulMatTimer(
+            self.native,
+            self._case(device, layout, type, K, N, E, n_expert_used, n_tokens, working_set_bytes, n_threads),
         )
-        return MulMatTimer(self.native, params)
 
-    def _mul_mat_params(
+    def _case(self, device: str, layout: str | None, type: str, *numbers: int) -> MulMatCase:
+        return MulMatCase(device, layout, self.type_info(type).number, *numbers)
+
+    def transfer(self, device: str, direction: Literal["h2d", "d2h"], pinned: bool, n_bytes: int) -> Timer:
+        """A timer for copies of n_bytes between host memory and the device, on a stream of its own.
+
+        One sample: h2d: what the copy adds to a stream whose last byte is read back (the read's own time is taken off,
+        and at least 1 ns is left); only an answer proves arrival over RPC. d2h: the whole time. Host memory is cycled
+        through 128 MiB, so that it comes from DRAM. Raises Unsupported where there is no pinned memory.
+        """
+        if direction not in ("h2d", "d2h"):
+            raise ValueError(f"a transfer goes h2d or d2h, not {direction}")
+        return Timer(self.native, "gb_transfer_new", encode(device), int(direction == "h2d"), int(pinned), n_bytes)
+
+    def launch(self, device: str, n_threads: int = 1) -> Timer:
+        """A timer for an empty launch: a graph of one tiny operation, until its result is on the host."""
+        return Timer(self.native, "gb_launch_new", encode(device), n_threads)
+
+    def boundary(
+        self, device: str, n_bytes: int, n_excursions: int, n_threads: int = 1, on_cpu: bool = False
+    ) -> BoundaryTimer:
+        """A timer for a graph whose activation of n_bytes goes CPU -> device -> CPU n_excursions times, run by a real
+        ggml_backend_sched over [device, CPU]; one sample: seconds of the whole graph.
+
+        on_cpu: the same graph all on the CPU. (with - without) / n_excursions is the cost of one excursion: two copies,
+        a launch on the device, and waking the CPU's threads again. At most 256 excursions.
+        """
+        return BoundaryTimer(self.native, device, n_bytes, n_excursions, on_cpu, n_threads)
+
+    def layer_rest(
         self,
         device: str,
-        layout: str | None,
-        type: str,
+        n_tokens: int,
+        n_kv: int,
+        n_embd: int,
+        n_head: int,
+        n_head_kv: int,
+        head_dim_k: int,
+        head_dim_v: int,
+        n_ff: int,
+        n_layers_in_graph: int = 4,
+        n_threads: int = 1,
+        flash_attn: bool = True,
+    ) -> Timer:
+        """A timer for everything of a Llama block that is no weight mul-mat: two rms_norms with their weights, rope on
+        q and k, the KV write, attention over n_kv positions (F16 KV, causal mask, the batch being the last n_tokens of
+        them), swiglu (n_ff 0: none), two residual additions. One sample: seconds per layer, an empty launch taken off.
+
+        Raises ValueError, OutOfMemory, and Unsupported where the device lacks an operation (try flash_attn=False).
+        """
+        return layer_rest_timer(
+            self.native,
+            device,
+            n_tokens=n_tokens,
+            n_kv=n_kv,
+            n_embd=n_embd,
+            n_head=n_head,
+            n_head_kv=n_head_kv,
+            head_dim_k=head_dim_k,
+            head_dim_v=head_dim_v,
+            n_ff=n_ff,
+            n_layers=n_layers_in_graph,
+            flash_attn=int(flash_attn),
+            n_threads=n_threads,
+        )
+
+    def contention(
+        self,
+        device: str,
         K: int,
         N: int,
-        E: int,
-        n_expert_used: int,
-        n_tokens: int,
-        working_set_bytes: int,
-        n_threads: int,
-    ) -> tuple[Any, list[Any]]:
-        """The native parameters, and the strings they point to, which must live as long."""
-        strings = [ffi.new("char[]", name.encode()) if name is not None else ffi.NULL for name in (device, layout)]
-        fields = {
-            "device": strings[0],
-            "layout": strings[1],
-            "type": self.type_info(type).number,
-            "k": K,
-            "n": N,
-            "e": E,
-            "n_expert_used": n_expert_used,
-            "n_tokens": n_tokens,
-            "working_set_bytes": working_set_bytes,
-            "n_threads": n_threads,
-        }
-        return ffi.new("gb_mul_mat_params *", fields), strings
+        type: str,
+        layout: str,
+        n_threads: int = 1,
+        chunk_bytes: int = 4 << 20,
+        seconds: float = 0.5,
+        working_set_bytes: int = WORKING_SET_BYTES,
+    ) -> Contention:
+        """How CPU decode mul-mats (weight [K, N] rotated through working_set_bytes) and copies of chunk_bytes to the
+        device (from pinned memory if it has any) share the machine's memory; takes three times `seconds`."""
+        cpu = self._case("CPU", layout, type, K, N, 1, 0, 1, working_set_bytes, n_threads)
+        return measure_contention(self.native, device, cpu, chunk_bytes, seconds)
+
+    #
+    # memory
+    #
+
+    def memory_breakdown(self, context: int) -> list[MemoryRow]:
+        """What the llama_context at that address holds in each buffer type: exact, also for a no_alloc load."""
+        return memory_breakdown(self.native, self.libraries.llama_cpp, context)

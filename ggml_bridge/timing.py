@@ -5,10 +5,11 @@ Every `run(n)` returns n raw samples in seconds; what one sample means is said a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ggml_bridge.ffi import Native, ffi
+from ggml_bridge.ffi import Native, encode, ffi
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,6 +58,55 @@ class Timer:
         self.close()
 
 
+class BoundaryTimer(Timer):
+    """A graph that a scheduler runs over [device, CPU]; one sample: seconds of the whole graph.
+
+    n_splits: parts the scheduler cut it into: 1 + 2 * n_excursions, or 1 where all is on the CPU.
+    """
+
+    def __init__(
+        self, native: Native, device: str, n_bytes: int, n_excursions: int, on_cpu: bool, n_threads: int
+    ) -> None:
+        super().__init__(native, "gb_boundary_new", encode(device), n_bytes, n_excursions, int(on_cpu), n_threads)
+        n_splits = ffi.new("int64_t *")
+        native.call("gb_boundary_n_splits", self.handle, n_splits)
+        self.n_splits: int = n_splits[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """Bytes per second: weights multiplied by the CPU, and bytes copied to the device, each alone and both at once."""
+
+    cpu_alone: float
+    link_alone: float
+    cpu_with_link: float
+    link_with_cpu: float
+
+
+@dataclass(frozen=True, slots=True)
+class MulMatCase:
+    """A mul-mat to time, as `Bridge.mul_mat` takes it; `type_number` is the ggml_type."""
+
+    device: str
+    layout: str | None
+    type_number: int
+    k: int
+    n: int
+    e: int
+    n_expert_used: int
+    n_tokens: int
+    working_set_bytes: int
+    n_threads: int
+
+    def params(self) -> tuple[Any, list[Any]]:
+        """`gb_mul_mat_params *`, and the strings that it points to, which must live as long."""
+        device = ffi.new("char[]", self.device.encode())
+        layout = ffi.NULL if self.layout is None else ffi.new("char[]", self.layout.encode())
+        shape = (self.k, self.n, self.e, self.n_expert_used, self.n_tokens)
+        values = (device, layout, self.type_number, *shape, self.working_set_bytes, self.n_threads)
+        return ffi.new("gb_mul_mat_params *", values), [device, layout]
+
+
 class MulMatTimer(Timer):
     """A mul-mat of weight [K, N, E] over a rotating set of weights; one sample: seconds of a single mul-mat.
 
@@ -64,11 +114,10 @@ class MulMatTimer(Timer):
     launch_seconds: time of an empty launch, taken off each graph before dividing by n_nodes.
     """
 
-    def __init__(self, native: Native, params: Any) -> None:
+    def __init__(self, native: Native, case: MulMatCase) -> None:
+        params, _strings = case.params()
         super().__init__(native, "gb_mul_mat_new", params)
-        self._k, self._n, self._e = params.k, params.n, params.e
-        self._n_expert_used = params.n_expert_used if params.e > 1 else 0
-        self._n_tokens = params.n_tokens
+        self.case = case
         info = ffi.new("gb_mul_mat_info *")
         native.call("gb_mul_mat_get_info", self.handle, info)
         self.n_copies: int = info.n_copies
@@ -83,7 +132,8 @@ class MulMatTimer(Timer):
         import numpy as np
 
         self.run(1)
-        k, n, e, n_tokens, used = self._k, self._n, self._e, self._n_tokens, self._n_expert_used
+        k, n, e, n_tokens = self.case.k, self.case.n, self.case.e, self.case.n_tokens
+        used = self.case.n_expert_used if e > 1 else 0
         tile = self._read(_TILE, (self._tile_rows, k), "float32")
         # row r of the weight [K, N * E] is row r % tile_rows of the tile
         rows = np.arange(n * e).reshape(e, n) % self._tile_rows
@@ -107,3 +157,17 @@ class MulMatTimer(Timer):
         data = ffi.from_buffer(array, require_writable=True)
         self._native.call("gb_mul_mat_read", self.handle, part, data, array.nbytes)
         return array
+
+
+def layer_rest_timer(native: Native, device: str, **fields: int) -> Timer:
+    """A timer of gb_layer_rest_new; `fields` are those of gb_layer_rest_params but the device."""
+    name = ffi.new("char[]", device.encode())
+    return Timer(native, "gb_layer_rest_new", ffi.new("gb_layer_rest_params *", {"device": name, **fields}))
+
+
+def measure_contention(native: Native, device: str, cpu: MulMatCase, chunk_bytes: int, seconds: float) -> Contention:
+    """gb_contention: takes three times `seconds`."""
+    params, _strings = cpu.params()
+    result = ffi.new("gb_contention_result *")
+    native.call("gb_contention", encode(device), params, chunk_bytes, seconds, result)
+    return Contention(result.cpu_alone, result.link_alone, result.cpu_with_link, result.link_with_cpu)

@@ -177,6 +177,9 @@ typedef struct gb_layer_rest_params {
 // One value: seconds per layer of a Llama block without its weight mul-mats.
 int gb_layer_rest_new(const gb_layer_rest_params * params, gb_timer ** timer);
 
+// Names of the graph's operations in order, all layers, views left out.
+int gb_layer_rest_ops(const gb_timer * timer, char * text, int64_t capacity);
+
 typedef struct gb_contention_result {
     double cpu_alone;     // weight bytes per second multiplied by the CPU
     double link_alone;    // bytes per second from host memory to the device

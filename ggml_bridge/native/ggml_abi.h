@@ -280,10 +280,11 @@ ggml_backend_sched_t ggml_backend_sched_new(ggml_backend_t * backends, ggml_back
                                             int n_backends, size_t graph_size, bool parallel, bool op_offload);
 void                 ggml_backend_sched_free(ggml_backend_sched_t sched);
 void ggml_backend_sched_set_tensor_backend(ggml_backend_sched_t sched, ggml_tensor * node, ggml_backend_t backend);
-bool ggml_backend_sched_alloc_graph(ggml_backend_sched_t sched, ggml_cgraph * graph);
-ggml_status ggml_backend_sched_graph_compute_async(ggml_backend_sched_t sched, ggml_cgraph * graph);
-void        ggml_backend_sched_synchronize(ggml_backend_sched_t sched);
-int         ggml_backend_sched_get_n_splits(ggml_backend_sched_t sched);
+ggml_backend_t ggml_backend_sched_get_tensor_backend(ggml_backend_sched_t sched, ggml_tensor * node);
+bool           ggml_backend_sched_alloc_graph(ggml_backend_sched_t sched, ggml_cgraph * graph);
+ggml_status    ggml_backend_sched_graph_compute_async(ggml_backend_sched_t sched, ggml_cgraph * graph);
+void           ggml_backend_sched_synchronize(ggml_backend_sched_t sched);
+int            ggml_backend_sched_get_n_splits(ggml_backend_sched_t sched);
 
 //
 // CPU

@@ -96,8 +96,11 @@ void Session::alloc(ggml_cgraph * graph) {
         throw Error(GB_NO_MEMORY, std::string("not enough memory on ") + ggml_backend_dev_name(device_) +
                                       " for the graph" + ggml_reason());
     }
-    graph_   = graph;
-    closing_ = ggml_graph_node(graph, -1);
+    graph_ = graph;
+
+    ggml_tensor * last   = ggml_graph_node(graph, -1);
+    const bool on_device = device_backend_ && ggml_backend_sched_get_tensor_backend(sched_.get(), last) != cpu_.get();
+    closing_             = on_device ? last : nullptr;
 }
 
 double Session::compute() {
@@ -109,7 +112,7 @@ double Session::compute() {
         throw Error(GB_FAILED,
                     std::string("ggml could not compute a graph on ") + ggml_backend_dev_name(device_) + ggml_reason());
     }
-    if (device_backend_) {
+    if (closing_ != nullptr) {
         ggml_backend_tensor_get_async(device_backend_.get(), closing_, &close, 0, sizeof close);
     }
     ggml_backend_sched_synchronize(sched_.get());

@@ -46,8 +46,8 @@ class Session {
         alloc(graph);
     }
 
-    // Computes the graph and waits until its last result is on the host: for asynchronous devices the run is closed by
-    // reading 4 bytes of the last node, since for RPC ggml's synchronize only waits until the request is sent.
+    // Computes the graph and waits until its last result is on the host: a run that ends on the device is closed by
+    // reading 4 bytes of the last node, since over RPC ggml's synchronize only waits until the request is sent.
     double compute(); // seconds
 
     int n_splits() const { return ggml_backend_sched_get_n_splits(sched_.get()); }
@@ -61,7 +61,7 @@ class Session {
     BackendPtr         device_backend_; // NULL: the device is the CPU
     SchedPtr           sched_;          // declared last: freed before its backends
     ggml_cgraph *      graph_   = nullptr;
-    ggml_tensor *      closing_ = nullptr; // last node
+    ggml_tensor *      closing_ = nullptr; // last node, if it is not on the CPU
 };
 
 // Seconds of launching a graph of one tiny operation on a device and reading its result.

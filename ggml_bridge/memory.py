@@ -1,0 +1,49 @@
+"""What a llama_context has allocated, exactly, by buffer type."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from types import ModuleType
+
+from ggml_bridge.errors import BridgeError
+from ggml_bridge.ffi import Native, decode, ffi
+
+_MANGLED = "_Z26llama_get_memory_breakdownPK13llama_context"
+_MAX_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRow:
+    """Bytes of one buffer type: weights, KV cache and other context memory, compute buffers."""
+
+    buft: str  # name of the buffer type: CPU, CPU_REPACK, CUDA0, RPC0[host:port], ...
+    device: str  # name of its device; empty if it names none
+    is_host: bool  # the CPU can read it in ggml's plain layout
+    model: int
+    context: int
+    compute: int
+
+    @property
+    def total(self) -> int:
+        return self.model + self.context + self.compute
+
+
+def memory_breakdown(native: Native, llama_cpp: ModuleType, context: int) -> list[MemoryRow]:
+    """The rows of llama_get_memory_breakdown for the llama_context at that address; raises BridgeError, ValueError."""
+    try:
+        function = getattr(llama_cpp.llama_cpp._lib, _MANGLED)
+    except AttributeError:
+        raise BridgeError(
+            "this libllama does not export llama_get_memory_breakdown; reinstall llama-cpp-python"
+        ) from None
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    rows = ffi.new("gb_memory_row[]", _MAX_ROWS)
+    n_rows = ffi.new("int64_t *")
+    native.call(
+        "gb_memory_breakdown", ffi.cast("void *", address), ffi.cast("void *", context), rows, _MAX_ROWS, n_rows
+    )
+    return [
+        MemoryRow(decode(row.buft), decode(row.device), bool(row.is_host), row.model, row.context, row.compute)
+        for row in rows[0 : n_rows[0]]
+    ]

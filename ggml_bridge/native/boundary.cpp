@@ -1,0 +1,77 @@
+// What it costs to leave the CPU for a device and to come back, inside ggml's scheduler.
+
+#include "session.h"
+
+namespace bridge {
+
+namespace {
+
+constexpr int64_t max_excursions = 256;
+
+// A chain of operations on one activation: the first on the CPU, then turns of device and CPU.
+class Boundary : public gb_timer {
+  public:
+    Boundary(ggml_backend_dev_t device, int64_t n_bytes, int64_t n_excursions, bool on_cpu, int32_t n_threads)
+        : session_(device, n_threads) {
+        require(n_bytes > 0 && n_bytes <= int64_t{1} << 31, "an activation must be of 1 byte to 2 GiB");
+        require(n_excursions > 0 && n_excursions <= max_excursions, "the number of excursions must be 1 to 256");
+        require(!is_cpu(device), "the CPU has no boundary with itself");
+
+        const int64_t n_elements = ceil_div(n_bytes, static_cast<int64_t>(sizeof(float)));
+        const int64_t n_nodes    = 1 + 2 * n_excursions;
+        leaf_ctx_                = new_context(1);
+        ggml_tensor * leaf       = ggml_new_tensor_1d(leaf_ctx_.get(), GGML_TYPE_F32, n_elements);
+        leaf_buffer_             = alloc_tensors(leaf_ctx_.get(), ggml_backend_dev_buffer_type(cpu_device()));
+        ggml_backend_buffer_clear(leaf_buffer_.get(), 0);
+
+        graph_ctx_          = new_context(n_nodes, n_nodes);
+        ggml_cgraph * graph = new_graph(graph_ctx_.get(), n_nodes);
+        ggml_tensor * node  = leaf;
+        for (int64_t i = 0; i < n_nodes; i++) {
+            node = ggml_scale(graph_ctx_.get(), node, 1.0F);
+        }
+        ggml_build_forward_expand(graph, node);
+
+        bool on_device = true; // turned before each use, so the first node is on the CPU
+        session_.set_graph(graph, [&](ggml_tensor *) {
+            on_device = !on_device;
+            return on_device && !on_cpu ? session_.device_backend() : session_.cpu_backend();
+        });
+        session_.compute();
+    }
+
+    double  run_once() override { return session_.compute(); }
+    int64_t n_splits() const { return session_.n_splits(); }
+
+  private:
+    ContextPtr leaf_ctx_;
+    ContextPtr graph_ctx_;
+    BufferPtr  leaf_buffer_;
+    Session    session_;
+};
+
+} // namespace
+
+} // namespace bridge
+
+using namespace bridge;
+
+//
+// C interface
+//
+
+int gb_boundary_new(const char * device, int64_t n_bytes, int64_t n_excursions, int32_t on_cpu, int32_t n_threads,
+                    gb_timer ** timer) {
+    return guarded([&] {
+        require(timer != nullptr, "no room for the result");
+        *timer = new Boundary(find_device(device), n_bytes, n_excursions, on_cpu != 0, n_threads);
+    });
+}
+
+int gb_boundary_n_splits(const gb_timer * timer, int64_t * n_splits) {
+    return guarded([&] {
+        const auto * boundary = dynamic_cast<const Boundary *>(timer);
+        require(boundary != nullptr && n_splits != nullptr, "this timer does not time boundaries");
+        *n_splits = boundary->n_splits();
+    });
+}

@@ -1,0 +1,49 @@
+// Copies between host memory and a device.
+
+#pragma once
+
+#include "support.h"
+
+namespace bridge {
+
+// Host memory to copy from or to: pageable, or the device's pinned kind.
+class HostMemory {
+  public:
+    HostMemory(ggml_backend_dev_t device, bool pinned, int64_t n_bytes); // throws GB_UNSUPPORTED: no pinned memory
+
+    uint8_t * base() const { return base_; }
+
+  private:
+    std::vector<uint8_t> pageable_;
+    BufferPtr            buffer_;
+    uint8_t *            base_ = nullptr;
+};
+
+// One copy at a time, on a stream of its own. To the device: what a copy adds to a stream whose result is read back
+// anyway, since over RPC only an answer proves that the bytes have arrived. From the device: the whole time.
+class Transfer : public gb_timer {
+  public:
+    Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64_t n_bytes);
+
+    double  run_once() override;
+    double  run_raw(); // seconds, with the closing read
+    int64_t n_bytes() const { return n_bytes_; }
+
+  private:
+    void copy();
+    void close();
+
+    bool          to_device_;
+    int64_t       n_bytes_;
+    int64_t       n_slots_;
+    int64_t       next_slot_ = 0;
+    HostMemory    host_;
+    BackendPtr    backend_;
+    ContextPtr    ctx_;
+    BufferPtr     buffer_;
+    ggml_tensor * tensor_        = nullptr;
+    uint8_t       last_byte_     = 0;
+    double        close_seconds_ = 0.0;
+};
+
+} // namespace bridge
