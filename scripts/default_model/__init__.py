@@ -1,0 +1,1 @@
+"""Recipe of the small model that oallama ships: grammar, tokenizer, network and GGUF export."""
