@@ -14,10 +14,10 @@ from ggml_bridge.rpc import probe
 from ggml_bridge.timing import (
     BoundaryTimer,
     Contention,
+    LayerRestTimer,
     MulMatCase,
     MulMatTimer,
     Timer,
-    layer_rest_timer,
     measure_contention,
 )
 
@@ -220,14 +220,14 @@ class Bridge:
         n_layers_in_graph: int = 4,
         n_threads: int = 1,
         flash_attn: bool = True,
-    ) -> Timer:
+    ) -> LayerRestTimer:
         """A timer for everything of a Llama block that is no weight mul-mat: two rms_norms with their weights, rope on
         q and k, the KV write, attention over n_kv positions (F16 KV, causal mask, the batch being the last n_tokens of
         them), swiglu (n_ff 0: none), two residual additions. One sample: seconds per layer, an empty launch taken off.
 
         Raises ValueError, OutOfMemory, and Unsupported where the device lacks an operation (try flash_attn=False).
         """
-        return layer_rest_timer(
+        return LayerRestTimer(
             self.native,
             device,
             n_tokens=n_tokens,

@@ -73,6 +73,19 @@ class BoundaryTimer(Timer):
         self.n_splits: int = n_splits[0]
 
 
+class LayerRestTimer(Timer):
+    """A Llama block without its weight mul-mats; one sample: seconds per layer.
+
+    ops: names of the graph's operations in order, all layers, views left out.
+    """
+
+    def __init__(self, native: Native, device: str, **fields: int) -> None:
+        """`fields` are those of gb_layer_rest_params but the device."""
+        name = ffi.new("char[]", device.encode())
+        super().__init__(native, "gb_layer_rest_new", ffi.new("gb_layer_rest_params *", {"device": name, **fields}))
+        self.ops: list[str] = native.lines("gb_layer_rest_ops", self.handle)
+
+
 @dataclass(frozen=True, slots=True)
 class Contention:
     """Bytes per second: weights multiplied by the CPU, and bytes copied to the device, each alone and both at once."""
@@ -157,12 +170,6 @@ class MulMatTimer(Timer):
         data = ffi.from_buffer(array, require_writable=True)
         self._native.call("gb_mul_mat_read", self.handle, part, data, array.nbytes)
         return array
-
-
-def layer_rest_timer(native: Native, device: str, **fields: int) -> Timer:
-    """A timer of gb_layer_rest_new; `fields` are those of gb_layer_rest_params but the device."""
-    name = ffi.new("char[]", device.encode())
-    return Timer(native, "gb_layer_rest_new", ffi.new("gb_layer_rest_params *", {"device": name, **fields}))
 
 
 def measure_contention(native: Native, device: str, cpu: MulMatCase, chunk_bytes: int, seconds: float) -> Contention:

@@ -73,6 +73,8 @@ class LayerRest : public gb_timer {
         return std::max(seconds - launch_seconds_, 0.5 * seconds) / static_cast<double>(p_.n_layers);
     }
 
+    std::vector<std::string> ops() const;
+
   private:
     void          make_leafs();
     void          fill_leafs();
@@ -99,6 +101,17 @@ class LayerRest : public gb_timer {
     ggml_cgraph *        graph_ = nullptr;
     Session              session_;
 };
+
+std::vector<std::string> LayerRest::ops() const {
+    std::vector<std::string> names;
+    for (int i = 0; i < ggml_graph_n_nodes(graph_); i++) {
+        const ggml_op op = ggml_graph_node(graph_, i)->op;
+        if (op != GGML_OP_RESHAPE && op != GGML_OP_VIEW && op != GGML_OP_PERMUTE) {
+            names.emplace_back(ggml_op_name(op));
+        }
+    }
+    return names;
+}
 
 void LayerRest::make_leafs() {
     leaf_ctx_          = new_context(13 + 2 * p_.n_layers);
@@ -280,5 +293,13 @@ int gb_layer_rest_new(const gb_layer_rest_params * params, gb_timer ** timer) {
     return guarded([&] {
         require(params != nullptr && timer != nullptr, "no room for the result");
         *timer = new LayerRest(*params);
+    });
+}
+
+int gb_layer_rest_ops(const gb_timer * timer, char * text, int64_t capacity) {
+    return guarded([&] {
+        const auto * rest = dynamic_cast<const LayerRest *>(timer);
+        require(rest != nullptr, "this timer does not time the rest of a layer");
+        copy_text(join_lines(rest->ops()), text, capacity);
     });
 }
