@@ -37,10 +37,10 @@ def command(as_json: bool) -> None:
 
 def cpu_document() -> tuple[dict[str, Any], dict[str, Any]]:
     """(`cpu` of the JSON, the versions of the native libraries)."""
-    from oallama.placer import physical_cores
+    from oallama.device.cpu import default_threads
     from oallama.profile.machine import fingerprint
 
-    threads = physical_cores()
+    threads = default_threads()
     machine = fingerprint(threads, "none")
     cpu = {
         "name": machine["cpu"],

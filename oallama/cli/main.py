@@ -84,13 +84,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def exit_code(argv: Sequence[str] | None = None) -> int:
     """Run a command line; an expected failure is one line on stderr, never a traceback (unless OALLAMA_DEBUG=1)."""
+    stdout = sys.stdout
     try:
         result = cli.main(args=None if argv is None else list(argv), prog_name="oallama", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         return _fail("interrupted", 130)
-    except SystemExit as stop:  # click ends so when the reader of a pipe has gone
-        return _reader_gone() if isinstance(stop.__context__, BrokenPipeError) else int(stop.code or 0)
+    except SystemExit as stop:
+        # click wraps stdout and exits when the reader of a pipe has gone; else this is shell completion
+        return int(stop.code or 0) if sys.stdout is stdout else _reader_gone()
     except BrokenPipeError:
         return _reader_gone()
     except click.UsageError as error:

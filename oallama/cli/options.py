@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from oallama import __version__
-from oallama.core.errors import UsageError
 from oallama.core.units import parse_bytes, parse_share
 
 if TYPE_CHECKING:
@@ -59,6 +57,10 @@ class PlacementOptions:
     gpu_weights: float | None
     threads: int | None
 
+    def on(self, device: str) -> PlacementOptions:
+        """The same, on `device` where none was asked for."""
+        return self if self.device is not None else replace(self, device=device)
+
     def load(self, model: str, profile: str | None = None) -> Placer:
         """Read the model and make its Placer."""
         from oallama.placer import Placer
@@ -72,6 +74,31 @@ class PlacementOptions:
             threads=self.threads,
             profile=profile,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Context, batches and KV cache of a run; None: what the plan says."""
+
+    n_ctx: int | None
+    n_batch: int | None
+    n_ubatch: int | None
+    type_k: str | None
+    type_v: str | None
+    flash_attn: str | None
+
+    def for_plan(self) -> dict[str, Any]:
+        """What a plan must know besides n_ctx, as keywords of Placer.plan."""
+        return _given(n_ubatch=self.n_ubatch)
+
+    def for_engine(self) -> dict[str, Any]:
+        """Keywords of Engine."""
+        names = ("n_ctx", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn")
+        return _given(**{name: getattr(self, name) for name in names})
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,33 +193,40 @@ def workload_options(function: Function) -> Function:
     return n_prompt_option(n_gen_option(context_option(gathered)))
 
 
-POLICIES = ("auto", "oato", "layers", "cpu")
-LATER_POLICIES = {
-    "scheinfer": "streaming of weights (issue 5)",
-    "hetegen": "streaming of weights (issue 5)",
-    "twinpilots": "streaming of weights (issue 5)",
-    "flexgen": "streaming of weights (issue 5)",
-    "fiddler": "the comparison of policies (issue 6)",
-    "fit": "the comparison with stock llama.cpp (issue 6)",
-}
-"""Policies of the contract that this version lacks, and what brings them."""
+KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
-
-def _check_policy(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    if value in LATER_POLICIES:
-        raise UsageError(
-            f"policy {value} is not in oallama {__version__}, it comes with {LATER_POLICIES[value]}; "
-            f"choose one of {', '.join(POLICIES)}"
-        )
-    return value
-
-
-policy_option = click.option(
-    "--policy", type=click.Choice([*POLICIES, *LATER_POLICIES]), default="auto", show_default=True, metavar="POLICY",
-    callback=_check_policy,
-    help="oato: operators by GPU affinity; layers: whole layers, as llama.cpp's -ngl; cpu: nothing on the device; "
-    "auto: whichever should be fastest.",
+batch_option = click.option(
+    "-b", "--batch-size", "n_batch", type=count(1), metavar="N", help="Tokens of a logical batch.  [default: 2048]"
+)
+ubatch_option = click.option(
+    "-ub", "--ubatch-size", "n_ubatch", type=count(1), metavar="N", help="Tokens of a micro-batch.  [default: 512]"
+)
+type_k_option = click.option(
+    "-ctk", "--cache-type-k", "type_k", type=click.Choice(KV_TYPES), metavar="TYPE", help="Type of K.  [default: f16]"
+)
+type_v_option = click.option(
+    "-ctv", "--cache-type-v", "type_v", type=click.Choice(KV_TYPES), metavar="TYPE", help="Type of V.  [default: f16]"
+)
+flash_attention_option = click.option(
+    "-fa", "--flash-attn", type=click.Choice(["on", "off", "auto"]), metavar="on|off|auto",
+    help="Flash attention.  [default: auto]",
 )  # fmt: skip
+
+
+def engine_options(function: Function) -> Function:
+    """-c, -b, -ub, -ctk, -ctv, -fa; the command gets `engine`, an EngineOptions."""
+
+    @wraps(function)
+    def gathered(*args: Any, **values: Any) -> Any:
+        names = ("n_ctx", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn")
+        return function(*args, engine=EngineOptions(**{name: values.pop(name) for name in names}), **values)
+
+    decorated: Function = gathered
+    options = (context_option, batch_option, ubatch_option, type_k_option, type_v_option, flash_attention_option)
+    for option in reversed(options):
+        decorated = option(decorated)
+    return decorated
+
 
 profile_option = click.option(
     "--profile", type=click.Path(), metavar="FILE",

@@ -10,11 +10,11 @@ from oallama.cli.options import (
     model_argument,
     output_option,
     placement_options,
-    policy_option,
     profile_option,
     workload_options,
 )
 from oallama.cli.output import emit_json, talk
+from oallama.cli.policy import policy_option
 
 
 @click.command("plan", short_help="Decide the placement and write it as JSON.")

@@ -1,0 +1,195 @@
+"""The checks of `oallama doctor`: each does one thing for real, says what it found, and what to do when it fails.
+
+Whatever runs native code runs in a child process (`python -m oallama.cli.checks`), so that a crash is a finding.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from oallama.core.errors import BridgeError, DeviceError, OallamaError
+from oallama.core.units import format_bytes
+
+REQUIRED = ("cffi", "click", "gguf", "jinja2", "numpy", "platformdirs", "psutil", "rich", "tqdm")
+TIMEOUT_S = 240.0
+WORST_NMSE = 1e-3  # between CPU and device with quantised weights: rounding is far below, a wrong kernel far above
+TOKENS = 16
+
+_SET_UP = "run scripts/demo, which sets up the environment anew"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`work` returns what it found, as a phrase, or raises; `remedy` is what to do then."""
+
+    name: str
+    work: Callable[[], str]
+    remedy: str
+    in_child: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a check; `remedy` is empty where it passed."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str
+    seconds: float
+
+
+def outcomes() -> Iterator[Outcome]:
+    """Run the checks one after another."""
+    for check in CHECKS:
+        start_s = time.perf_counter()
+        try:
+            detail, ok = (_in_child(check.name) if check.in_child else check.work()), True
+        except Exception as error:  # whatever it is, it is the finding
+            detail, ok = " ".join(str(error).split()) or type(error).__name__, False
+        yield Outcome(check.name, ok, detail, "" if ok else check.remedy, time.perf_counter() - start_s)
+
+
+def _in_child(name: str) -> str:
+    from ggml_bridge.child import run_in_child
+
+    return str(run_in_child("oallama.cli.checks", {"check": name}, timeout_s=TIMEOUT_S)["detail"])
+
+
+def check_python() -> str:
+    return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+
+
+def check_packages() -> str:
+    missing = []
+    for name in REQUIRED:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            missing.append(name)
+    if missing:
+        raise OallamaError(f"missing: {', '.join(missing)}")
+    return f"{len(REQUIRED)} packages"
+
+
+def check_llama() -> str:
+    """Versions, one registry, struct layouts, and op and type numbers: all of it is checked by `load`."""
+    bridge = _bridge()
+    version = bridge.libraries.llama_cpp.__version__
+    return f"llama-cpp-python {version}, ggml {bridge.ggml_version()}, {len(bridge.types())} tensor types"
+
+
+def check_devices() -> str:
+    from oallama.device.opening import list_devices
+
+    names = [device.name for device in list_devices()]
+    if "CPU" not in names:
+        raise BridgeError(f"ggml names no CPU device, only {', '.join(names) or 'nothing'}")
+    return ", ".join(names)
+
+
+def check_layouts() -> str:
+    from ggml_bridge.selftest import check_layouts as multiply
+
+    found = multiply()
+    wrong = [f"{layout}: {result}" for layout, result in found.items() if result != "ok"]
+    if wrong:
+        raise BridgeError("; ".join(wrong))
+    return ", ".join(found)
+
+
+def check_cpu_run() -> str:
+    import numpy as np
+
+    logits, _ = _default_model_logits("none", ())
+    if not np.isfinite(logits).all():
+        raise OallamaError("the default model's logits are not finite")
+    return f"the default model, {TOKENS} tokens"
+
+
+def check_worker_run() -> str:
+    """The first layer on a worker process, everything else here, must compute what the CPU alone computes."""
+    import numpy as np
+
+    on_cpu, _ = _default_model_logits("none", ())
+    split, device_bytes = _default_model_logits("rpc-worker:1", (0,))
+    if device_bytes <= 0:
+        raise DeviceError("nothing was placed on the worker")
+    nmse = float(np.sum((split - on_cpu) ** 2) / np.sum((on_cpu - on_cpu.mean()) ** 2))
+    if not nmse <= WORST_NMSE:
+        raise DeviceError(f"the worker computes something else than the CPU: NMSE {nmse:.2g}, at most {WORST_NMSE:g}")
+    return f"one layer on a worker ({format_bytes(device_bytes)} there), NMSE {nmse:.1g} against the CPU alone"
+
+
+def check_cache() -> str:
+    from oallama.profile.cache import cache_folder
+
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"oallama")
+    return str(folder)
+
+
+def _bridge() -> Any:
+    from oallama.device.load_params import load_bridge
+
+    return load_bridge()
+
+
+def _default_model_logits(device: str, layers: tuple[int, ...]) -> tuple[Any, int]:
+    """(logits [TOKENS, n_vocab] of the default model with the operators of `layers` on `device`, bytes held there)."""
+    from oallama.cli.default_model import default_model
+    from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, Predicted, Workload
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+
+    placer = Placer.load(default_model(), device=device)
+    on_device = [float(operator.layer in layers) for operator in placer.operators]
+    record = PlanRecord(
+        model_path=placer.model.path,
+        model_fingerprint=placer.model.fingerprint,
+        machine_fingerprint="",
+        device=device,
+        policy="doctor",
+        workload=Workload(TOKENS, 0, 256, 64),
+        operators=tuple(
+            OperatorPlacement(operator.name, gg, 0.0, 1.0 - gg)
+            for operator, gg in zip(placer.operators, on_device, strict=True)
+        ),
+        n_gpu_layers=placer.model.n_layer + 1 if layers else 0,
+        memory=MemoryLedger(0, 1.0, 0, 0, 0, 0, 0, 0, 0),
+        predicted=Predicted(0.0, 0.0, 0.0),
+    )
+    with placer.engine(Plan(record), progress=False) as engine:
+        return engine.logits(range(1, TOKENS + 1)), engine.memory.device_bytes
+
+
+CHECKS = (
+    Check("python", check_python, "", in_child=False),
+    Check("packages", check_packages, f"install them with pip, or {_SET_UP}", in_child=False),
+    Check("libraries", check_llama, f"install the version that is asked for, or {_SET_UP}"),
+    Check("devices", check_devices, f"the build of llama-cpp-python is broken: {_SET_UP}"),
+    Check("layouts", check_layouts, f"this build computes wrong on this CPU: {_SET_UP}, it builds the fault out"),
+    Check("run on the CPU", check_cpu_run, "see what it says; OALLAMA_DEBUG=1 oallama run -p Hello shows more"),
+    Check(
+        "run on a worker",
+        check_worker_run,
+        f"llama-cpp-python must be built with -DGGML_RPC=ON: {_SET_UP}; a firewall must leave 127.0.0.1 alone",
+    ),
+    Check("cache", check_cache, "make the folder writable, or name another in OALLAMA_CACHE_DIR", in_child=False),
+)
+"""In an order in which the first that fails is the one to repair."""
+
+
+if __name__ == "__main__":
+    from ggml_bridge.child import child_main
+
+    works = {check.name: check.work for check in CHECKS}
+    child_main(lambda request, _progress: {"detail": works[request["check"]]()})

@@ -1,0 +1,37 @@
+"""`oallama doctor`: does everything that oallama builds on work here?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from oallama.cli.options import json_option
+from oallama.cli.output import emit, emit_json
+
+
+@click.command("doctor", short_help="Check the installation and say how to repair it.")
+@json_option
+@click.pass_context
+def command(context: click.Context, as_json: bool) -> None:
+    """Check the installation: versions, native libraries, devices, the CPU's weight layouts, a run on the CPU, a run on
+    a worker process, the cache. Says for each failure what to do; the exit code is 1 if there is one.
+    """
+    from oallama.cli.checks import outcomes
+    from oallama.report.text import printable
+
+    found = []
+    for outcome in outcomes():
+        found.append(outcome)
+        if as_json:
+            continue
+        state = click.style("ok    ", fg="green") if outcome.ok else click.style("failed", fg="red", bold=True)
+        emit(f"{state}  {outcome.name:<16}  {printable(outcome.detail, 1000)}")
+        if not outcome.ok:
+            emit(f"{'':24}  do: {outcome.remedy}")
+    failed = sum(not outcome.ok for outcome in found)
+    if as_json:
+        emit_json({"ok": not failed, "checks": [asdict(outcome) for outcome in found]})
+    else:
+        emit(f"{failed} of {len(found)} checks failed" if failed else f"all {len(found)} checks passed")
+    context.exit(1 if failed else 0)

@@ -1,0 +1,200 @@
+"""`oallama run`: generate text with the weights where a plan puts them."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from oallama.cli.chat import prompt_tokens
+from oallama.cli.default_model import default_model
+from oallama.cli.options import (
+    EngineOptions,
+    PlacementOptions,
+    count,
+    engine_options,
+    json_option,
+    model_option,
+    parsed,
+    placement_options,
+    profile_option,
+)
+from oallama.cli.output import emit_json, is_terminal, talk
+from oallama.cli.policy import policy_option
+from oallama.cli.prompt import model_and_prompt, read_prompt
+from oallama.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+    from oallama.run.engine import Engine
+    from oallama.run.generate import Generation
+
+BYTES_PER_TOKEN = 4  # of ordinary text; only sizes the plan, the engine counts for itself
+LEAST_BYTES_PER_TOKEN = 2  # below this a prompt may not fit the context that is chosen without -c
+
+
+def parse_seed(text: str) -> int:
+    """A seed from 0 to 2**32 - 1; -1 is a random one. Raises ValueError."""
+    if text.strip() == "-1":
+        return secrets.randbits(32)
+    if not text.strip().isdecimal() or int(text) >= 2**32:
+        raise ValueError(f"{text!r} is not a seed; give 0 to {2**32 - 1}, or -1 for a random one")
+    return int(text)
+
+
+@click.command("run", short_help="Generate text with the weights placed by a plan.")
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
+@model_option
+@click.option("-p", "--prompt", metavar="PROMPT", help="The prompt; `-` reads it from stdin, as does none in a pipe.")
+@click.option(
+    "-n",
+    "--predict",
+    "n_gen",
+    type=count(0),
+    default=128,
+    show_default=True,
+    metavar="N",
+    help="Tokens to generate at most.",
+)
+@click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says.")
+@policy_option
+@placement_options
+@engine_options
+@profile_option
+@click.option(
+    "-s",
+    "--seed",
+    type=parsed(parse_seed),
+    default="0",
+    show_default=True,
+    metavar="SEED",
+    help="Seed of the draw; -1: random.",
+)
+@click.option("--temp", type=float, default=0.8, show_default=True, metavar="T", help="Temperature; 0: greedy.")
+@click.option(
+    "--chat/--no-chat",
+    default=None,
+    help="Put the prompt into the model's chat template, or continue it as it is.  "
+    "[default: chat where the model has a template, except with the default model]",
+)
+@json_option
+@click.pass_context
+def command(
+    context: click.Context,
+    words: tuple[str, ...],
+    model_option: str | None,
+    prompt: str | None,
+    n_gen: int,
+    plan_file: str | None,
+    policy: str,
+    placement: PlacementOptions,
+    engine: EngineOptions,
+    profile: str | None,
+    seed: int,
+    temp: float,
+    chat: bool | None,
+    as_json: bool,
+) -> None:
+    """Generate text. Without MODEL the small model that comes with oallama is used; without PROMPT stdin is read.
+
+    The first run of a model measures this machine (a minute or two) and plans; both are remembered. An argument that
+    is an existing file or ends in .gguf is the MODEL, else the PROMPT.
+
+    \b
+      oallama run "Once upon a time"
+      oallama run model.gguf "Why is the sky blue?" -n 256
+      echo "Once upon a time" | oallama run model.gguf --device rpc-worker
+    """
+    model, text = model_and_prompt(words, model_option, prompt)
+    text = read_prompt(text)
+    if plan_file is not None and context.get_parameter_source("policy") is ParameterSource.COMMANDLINE:
+        raise UsageError("--plan and --policy exclude each other: the plan says what is where")
+    placer, plan = prepare(model, plan_file, policy, placement, engine, profile, len(text.encode()), n_gen)
+    with placer.engine(plan, **engine.for_engine()) as loaded:
+        for warning in loaded.warnings:
+            talk(f"warning: {warning}")
+        tokens = prompt_tokens(loaded, placer.model, text, chat)
+        stream = loaded.stream(tokens, max_tokens=n_gen, temperature=temp, seed=seed)
+        generation = write_stream(stream, show=not as_json)
+        if as_json:
+            emit_json(run_document(generation, loaded))
+        elif is_terminal(sys.stderr):
+            talk(statistics(generation, loaded, placer))
+
+
+def prepare(
+    model: str | None,
+    plan_file: str | None,
+    policy: str,
+    placement: PlacementOptions,
+    engine: EngineOptions,
+    profile: str | None,
+    prompt_bytes: int,
+    n_gen: int,
+) -> tuple[Placer, Plan]:
+    """The placer and the plan: read from a file, or made for a prompt of so many bytes."""
+    if plan_file is not None:
+        from oallama.plan.plan import Plan
+
+        plan = Plan.load(plan_file)
+        return placement.on(plan.device).load(model or plan.record.model_path, profile), plan
+    placer = placement.load(model or default_model(), profile)
+    n_prompt = prompt_bytes // BYTES_PER_TOKEN + 1
+    n_ctx = engine.n_ctx
+    if n_ctx is None and placer.workload(n_prompt, n_gen).n_ctx < prompt_bytes // LEAST_BYTES_PER_TOKEN + n_gen:
+        n_ctx = prompt_bytes // LEAST_BYTES_PER_TOKEN + n_gen + 1
+    plan = placer.plan(policy, n_prompt=n_prompt, n_gen=n_gen, n_ctx=n_ctx, **engine.for_plan())
+    for note in plan.record.extra.get("notes", ()):
+        talk(f"note: {note}")
+    return placer, plan
+
+
+def write_stream(stream: Generator[str, None, Generation], show: bool) -> Generation:
+    """Write pieces to stdout as they come; what would steer a terminal is shown as an escape there."""
+    from oallama.report.text import printable
+
+    clean = is_terminal(sys.stdout)
+    while True:
+        try:
+            piece = next(stream)
+        except StopIteration as end:
+            if show:
+                click.echo()
+            generation: Generation = end.value
+            return generation
+        if show:
+            click.echo("\n".join(printable(line) for line in piece.split("\n")) if clean else piece, nl=False)
+            sys.stdout.flush()
+
+
+def run_document(generation: Generation, engine: Engine) -> dict[str, Any]:
+    """`oallama run --json`."""
+    return {
+        "text": generation.text,
+        "tokens": list(generation.tokens),
+        "n_prompt": generation.n_prompt,
+        "n_gen": generation.n_gen,
+        "ttft_s": generation.ttft_s,
+        "tpot_s": generation.tpot_s,
+        "policy": engine.plan.policy,
+        "device": engine.device,
+        "memory": {"device_bytes": engine.memory.device_bytes, "host_bytes": engine.memory.host_bytes},
+        "plan_fingerprint": engine.plan.fingerprint,
+    }
+
+
+def statistics(generation: Generation, engine: Engine, placer: Placer) -> str:
+    """The line below the text: times, rate, and where the weights are."""
+    from oallama.core.units import format_seconds
+    from oallama.report.plan import processor_text, weights_on_device
+
+    parts = [f"{generation.n_prompt} + {generation.n_gen} tokens", f"TTFT {format_seconds(generation.ttft_s)}"]
+    if generation.tpot_s > 0:
+        parts += [f"TPOT {format_seconds(generation.tpot_s)}", f"{1 / generation.tpot_s:.1f} tokens/s"]
+    where = processor_text(*weights_on_device(engine.plan.record, placer.operators))
+    return " · ".join([*parts, f"{engine.plan.policy} on {engine.device}", where])

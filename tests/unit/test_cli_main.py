@@ -1,0 +1,211 @@
+"""The command line's edges: exit codes, one line per failure, stdout for results only."""
+
+import json
+import math
+import os
+import stat
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import click
+import pytest
+
+from oallama.cli import main as cli_main
+from oallama.cli import output
+from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError, PlanError, ProfileError, UsageError
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A subcommand `boom` that raises what the test hands over."""
+
+    def install(error):
+        @click.command()
+        def command():
+            raise error
+
+        module = types.ModuleType("oallama.cli.boom")
+        module.command = command
+        monkeypatch.setitem(sys.modules, "oallama.cli.boom", module)
+        monkeypatch.setitem(cli_main.COMMANDS, "boom", "Fails.")
+        return cli_main.exit_code(["boom"])
+
+    monkeypatch.delenv("OALLAMA_DEBUG", raising=False)
+    return install
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (
+            ModelFileError("bad.gguf: cut short; download it again"),
+            2,
+            "oallama: bad.gguf: cut short; download it again",
+        ),
+        (PlanError("no plan"), 2, "oallama: no plan"),
+        (UsageError("two\nlines"), 2, "oallama: two lines"),
+        (ProfileError("p"), 1, "oallama: p"),
+        (DeviceError("lost"), 1, "oallama: lost"),
+        (
+            DoesNotFit(3 << 30, 1 << 30, "CUDA0"),
+            1,
+            "oallama: the model needs 3 GiB on CUDA0 but only 1 GiB may be used",
+        ),
+        (MemoryError(), 1, "oallama: out of memory"),
+        (KeyboardInterrupt(), 130, "oallama: interrupted"),
+        (PermissionError(13, "Permission denied", "/x"), 1, "oallama: Permission denied: /x"),
+        (ZeroDivisionError("division"), 1, "oallama: internal error, please report it: ZeroDivisionError: division"),
+        (DeviceError("\x1b[31mred"), 1, "oallama: \\x1b[31mred"),
+    ],
+)
+def test_a_failure_is_one_line_and_an_exit_code(failing, capsys, error, code, says):
+    assert failing(error) == code
+    said = capsys.readouterr()
+    assert said.out == ""
+    lines = [line for line in said.err.splitlines() if line]
+    assert len(lines) == 1
+    assert lines[0].startswith(says)
+
+
+def test_debug_shows_the_traceback(failing, capsys, monkeypatch):
+    monkeypatch.setenv("OALLAMA_DEBUG", "1")
+    assert failing(DeviceError("lost")) == 1
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert said.rstrip().endswith("oallama: lost")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["frobnicate"], "No such command 'frobnicate'"),
+        (["plan", "--frobnicate", "x.gguf"], "No such option"),
+        (["plan"], "no MODEL: name a GGUF file (see oallama plan --help)"),
+        (["plan", "a.gguf", "-m", "b.gguf"], "MODEL is given twice"),
+        (["plan", "a.gguf", "--vram", "lots"], "'lots' is not a size; write it like 6GiB"),
+        (["plan", "a.gguf", "--gpu-weights", "150%"], "is outside 0..1"),
+        (["plan", "a.gguf", "-t", "0"], "'0' is not a whole number from 1 to 1024"),
+        (["plan", "a.gguf", "--policy", "magic"], "'magic' is not one of"),
+        (["profile", "a.gguf", "--tokens", "1,x"], "'1,x' is not a list of token counts"),
+        (["affinity-report", "a.gguf", "--phase", "both"], "'both' is not one of"),
+        (["affinity-report", "a.gguf", "--json", "--format", "csv"], "--json and --format csv exclude each other"),
+        (["run", "a.gguf", "hi", "--seed", "-2"], "'-2' is not a seed"),
+        (["run", "a.gguf", "hi", "-ctk", "q7"], "'q7' is not one of"),
+        (["export", "plan.json"], "Missing option '--to'"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_names_the_remedy(capsys, arguments, says):
+    assert cli_main.exit_code(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert says in said.err
+    assert said.err.startswith("oallama: ")
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["inspect", "profile", "affinity-report", "plan", "run"])
+def test_a_missing_model_is_unusable_input(capsys, tmp_path, command):
+    arguments = [command, str(tmp_path / "no.gguf"), *(["hi"] if command == "run" else [])]
+    assert cli_main.exit_code(arguments) == 2
+    assert "no.gguf" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("policy", ["scheinfer", "hetegen", "twinpilots", "flexgen", "fiddler", "fit"])
+def test_policies_of_later_releases_say_when_they_come(capsys, policy):
+    assert cli_main.exit_code(["plan", "a.gguf", "--policy", policy]) == 2
+    said = capsys.readouterr().err
+    assert f"policy {policy} is not in oallama" in said
+    assert "issue" in said
+    assert "choose one of auto, oato, layers, cpu" in said
+
+
+@pytest.mark.parametrize("name", cli_main.COMMANDS)
+def test_every_command_has_help_and_its_line_in_the_list(capsys, name):
+    assert cli_main.exit_code([name, "--help"]) == 0
+    assert f"Usage: oallama {name}" in capsys.readouterr().out
+    command = cli_main.cli.get_command(None, name)
+    assert command.get_short_help_str(100) == cli_main.COMMANDS[name]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_the_groups_help_is_a_tutorial_of_three_steps(capsys, arguments):
+    assert cli_main.exit_code(arguments) == 0
+    text = capsys.readouterr().out
+    for step in ("1. See what can compute", "2. See what would go where", "3. Run it"):
+        assert step in text
+    assert all(name in text for name in cli_main.COMMANDS)
+
+
+def test_json_has_no_nan_and_steers_no_terminal():
+    text = output.json_text({"a": [math.nan, math.inf, 1.5], "b": ("\x1b\u202e\u009b", -math.inf)})
+    assert json.loads(text) == {"a": [None, None, 1.5], "b": ["\x1b\u202e\u009b", None]}
+    assert text.isascii()
+    assert "\x1b" not in text
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "report.html"
+    target.write_text("old")
+    target.chmod(0o640)
+    link = tmp_path / "link"
+    link.symlink_to(target)
+    output.write_file(str(link), "new µ")
+    assert link.is_symlink()
+    assert target.read_text(encoding="utf-8") == "new µ"
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+    with pytest.raises(UsageError, match="cannot write"):
+        output.write_file(str(tmp_path / "no" / "such" / "folder"), "x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "report.html"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    target = tmp_path / "report.csv"
+    target.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        output.write_file(str(target), "bad \ud800")
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_what_cannot_be_replaced_is_written_into(tmp_path):
+    output.write_file(os.devnull, "x")
+    assert Path(os.devnull).is_char_device()
+
+
+def python(code, **options):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, **options)
+
+
+def test_stdout_is_for_results_even_if_native_code_prints():
+    done = python(
+        "import os, sys, subprocess\n"
+        "from oallama.cli.main import claim_stdout\n"
+        "claim_stdout()\n"
+        "os.write(1, b'native noise\\n')\n"
+        "subprocess.run(['echo', 'child noise'])\n"
+        "print('the result')\n"
+    )
+    assert done.stdout == "the result\n"
+    assert "native noise" in done.stderr
+    assert "child noise" in done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_failure():
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oallama", "--help"], stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    os.close(read)
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 0
+
+
+def test_text_that_stdout_cannot_encode_is_replaced():
+    done = python(
+        "from oallama.cli.main import claim_stdout; claim_stdout(); print('5 µs')",
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert (done.returncode, done.stdout) == (0, "5 ?s\n")
