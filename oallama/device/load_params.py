@@ -1,0 +1,135 @@
+"""How llama.cpp is told to load a model: its parameter structs filled from plain values, and kept alive.
+
+The memory probe and the engine both load through here, so what was probed is what gets loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from oallama.core.errors import BridgeError, DeviceError, UsageError
+
+if TYPE_CHECKING:
+    from ggml_bridge import Bridge
+
+FlashAttention = Literal["auto", "on", "off"]
+
+_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """What decides where a model's memory lies. Hashable; counts are tokens.
+
+    host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory (plan/patterns.py).
+    n_threads 0: one per physical core. n_outputs_max: rows of logits in one micro-batch, 0: as many as tokens (stock).
+    """
+
+    path: str
+    device: str = "none"  # --device text
+    n_ctx: int = 512
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    n_gpu_layers: int = 0  # counted as llama.cpp does: the output is one layer behind the last
+    host_patterns: tuple[tuple[str, str | None], ...] = ()
+    flash_attn: FlashAttention = "auto"
+    type_k: str = "f16"
+    type_v: str = "f16"
+    n_threads: int = 0
+    offload_kqv: bool = True
+    n_outputs_max: int = 0
+
+
+class ModelParams:
+    """The model half: device list and buffer type overrides of `llama_model_params`, and the memory they point to.
+
+    device: ggml_backend_dev_t of the one device that may be used, 0 for none. Raises BridgeError for a layout that
+    this CPU does not have.
+    """
+
+    def __init__(self, settings: LoadSettings, device: int, bridge: Bridge) -> None:
+        self.n_gpu_layers = settings.n_gpu_layers if device else 0
+        self._devices = (ctypes.c_void_p * 2)(device or None, None)
+        self._overrides = _overrides(settings.host_patterns, bridge)
+        # an override to plain CPU lets llama.cpp choose among the extra layouts; where a plan insists on plain
+        # memory for some weight, that choice is taken away and every other layout is named
+        self.use_extra_bufts = all(layout != PLAIN_LAYOUT for _, layout in settings.host_patterns)
+
+    def apply(self, params: Any) -> None:
+        """Fill a llama_model_params; this object must live until the model is loaded."""
+        params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
+        params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p) if self._overrides else None
+        params.n_gpu_layers = self.n_gpu_layers
+        params.use_extra_bufts = self.use_extra_bufts
+
+
+PLAIN_LAYOUT = "CPU"
+
+
+class _Override(ctypes.Structure):
+    """struct llama_model_tensor_buft_override"""
+
+    _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
+
+
+def _overrides(patterns: Sequence[tuple[str, str | None]], bridge: Bridge) -> Any:
+    """A NULL-terminated array; None without patterns."""
+    if not patterns:
+        return None
+    array = (_Override * (len(patterns) + 1))()
+    for entry, (pattern, layout) in zip(array, patterns, strict=False):
+        entry.pattern = pattern.encode()
+        try:
+            entry.buft = bridge.layout_buft(layout or PLAIN_LAYOUT)
+        except ValueError as error:
+            raise BridgeError(f"the plan names a layout this CPU does not have: {error}; make a new plan") from None
+    return array
+
+
+def apply_context(settings: LoadSettings, n_threads: int, params: Any) -> None:
+    """Fill a llama_context_params. Raises UsageError for an unknown cache type."""
+    params.n_ctx = settings.n_ctx
+    params.n_batch = min(settings.n_batch, settings.n_ctx) if settings.n_ctx else settings.n_batch
+    params.n_ubatch = min(settings.n_ubatch, params.n_batch)
+    params.n_threads = params.n_threads_batch = n_threads
+    params.flash_attn_type = _FLASH_ATTENTION[settings.flash_attn]
+    params.type_k, params.type_v = cache_type(settings.type_k), cache_type(settings.type_v)
+    params.offload_kqv = settings.offload_kqv
+    params.n_outputs_max = settings.n_outputs_max
+
+
+CACHE_TYPES = {
+    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
+}  # fmt: skip
+"""ggml types llama.cpp offers for the KV cache (-ctk, -ctv), by number."""
+
+
+def cache_type(name: str) -> int:
+    """The ggml type number of a KV cache type. Raises UsageError naming the ones there are."""
+    try:
+        return CACHE_TYPES[name.lower()]
+    except KeyError:
+        raise UsageError(f"{name!r} is no KV cache type; choose one of {', '.join(CACHE_TYPES)}") from None
+
+
+def load_bridge() -> Bridge:
+    """The native bridge. Raises oallama's BridgeError."""
+    import ggml_bridge
+
+    try:
+        return ggml_bridge.load()
+    except ggml_bridge.BridgeError as error:
+        raise BridgeError(str(error)) from None
+
+
+def device_pointer(bridge: Bridge, name: str) -> int:
+    """ggml_backend_dev_t of a device, 0 for "none". Raises DeviceError listing the known ones."""
+    if name == "none":
+        return 0
+    try:
+        return bridge.device_ptr(name)
+    except ValueError as error:
+        raise DeviceError(str(error)) from None

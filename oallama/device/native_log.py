@@ -1,0 +1,60 @@
+"""llama.cpp's log as data: what it said while loading, so that a failure can be told in one sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+LEVEL_WARN, LEVEL_ERROR, LEVEL_DEBUG, LEVEL_CONTINUE = 2, 3, 4, 5  # enum ggml_log_level
+
+_lock = threading.RLock()  # the callback is one for the process
+
+
+class NativeLog:
+    """Lines of the log with their levels, the last `keep` of them."""
+
+    def __init__(self, keep: int = 4000) -> None:
+        self.lines: deque[tuple[int, str]] = deque(maxlen=keep)
+
+    def add(self, level: int, text: str) -> None:
+        """Append what the log callback was given; a continuation joins the line before it."""
+        if level == LEVEL_CONTINUE and self.lines:
+            before, start = self.lines.pop()
+            self.lines.append((before, start + text))
+        else:
+            self.lines.append((level, text))
+
+    def texts(self, least_level: int = 0) -> list[str]:
+        """Lines of warnings and errors (`least_level`), or all but debug lines (0)."""
+        return [text.strip() for level, text in self.lines if least_level <= level < LEVEL_DEBUG]
+
+    def reason(self) -> str:
+        """The first error, without the function name llama.cpp puts before it; "" when there was none."""
+        errors = self.texts(LEVEL_ERROR)
+        return errors[0].rpartition(": error loading model: ")[2].split("\n")[0] if errors else ""
+
+
+@contextlib.contextmanager
+def native_log() -> Iterator[NativeLog]:
+    """Collect llama.cpp's log instead of printing it, for as long as the context lasts."""
+    from llama_cpp import llama_cpp as api
+
+    log = NativeLog()
+
+    def collect(level: int, text: bytes | None, user_data: Any) -> None:
+        with contextlib.suppress(Exception):  # an exception cannot cross the C caller
+            log.add(level, (text or b"").decode("utf-8", "replace"))
+
+    callback = api.llama_log_callback(collect)
+    with _lock:
+        before, before_data = api.llama_log_callback(), ctypes.c_void_p()
+        api.llama_log_get(ctypes.byref(before), ctypes.byref(before_data))
+        api.llama_log_set(callback, ctypes.c_void_p(0))
+        try:
+            yield log
+        finally:
+            api.llama_log_set(before, before_data)

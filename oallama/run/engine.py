@@ -1,0 +1,307 @@
+"""The engine: a model loaded as a plan says, ready to generate.
+
+Everything that computes is stock llama.cpp; the engine decides where weights lie, and sees to it that what goes wrong
+below becomes an error here.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oallama.core.errors import DeviceError, PlanError, UsageError
+from oallama.core.types import ModelInfo, Operator
+from oallama.device.cpu import default_threads
+from oallama.device.guard import STALL_S, Direct, Guard, Runner
+from oallama.device.load_params import (
+    FlashAttention,
+    LoadSettings,
+    ModelParams,
+    cache_type,
+    device_pointer,
+    load_bridge,
+)
+from oallama.device.native_log import native_log
+from oallama.device.opening import NO_DEVICE, OpenDevice, open_now
+from oallama.device.spec import DeviceSpec, parse_device
+from oallama.model.memory import ProbeResult, load_refusal, memory_of, probe_memory
+from oallama.plan.patterns import host_patterns
+from oallama.plan.plan import Plan
+from oallama.run.generate import Generation, Piece, Sampler, check_tokens, generation_of, pieces, tokenize
+from oallama.run.load import load_progress, usable_layouts
+from oallama.run.loaded_memory import EngineMemory, compare_memory
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from oallama.run.placed_llama import PlacedLlama
+
+
+class Engine:
+    """A loaded model. Use it in a `with` statement; one call at a time.
+
+    model, plan: what to load and where. device: defaults to the plan's. n_threads: CPU threads, default one per
+    physical core. operators, tensor_names: read from the file when not given. n_ctx, n_ubatch: default the plan's.
+    probed: what probe_memory said of this very load, if the caller has just asked; else it is asked here, since
+    native code must not see a file first in this process. progress: a bar on stderr where that is a terminal.
+    stall_s: a remote device that makes no progress for so long is given up.
+
+    Raises PlanError (another model's plan, or a split operator), ModelFileError, DeviceError, UsageError, BridgeError.
+    """
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        plan: Plan,
+        device: DeviceSpec | None = None,
+        n_threads: int | None = None,
+        *,
+        operators: Sequence[Operator] | None = None,
+        tensor_names: Sequence[str] | None = None,
+        n_ctx: int | None = None,
+        n_batch: int = 2048,
+        n_ubatch: int | None = None,
+        flash_attn: FlashAttention = "auto",
+        type_k: str = "f16",
+        type_v: str = "f16",
+        offload_kqv: bool = True,
+        probed: ProbeResult | None = None,
+        progress: bool = True,
+        stall_s: float = STALL_S,
+    ) -> None:
+        if operators is None or tensor_names is None:
+            operators, tensor_names = _read_operators(model.path)
+        plan.check(model, operators)
+        for name in (type_k, type_v):
+            cache_type(name)
+        spec = _device_of(plan, device)
+        bridge = load_bridge()
+        placements, warnings = usable_layouts(operators, plan.operators, bridge)
+        layouts_named = any(placement.layout for placement in placements)
+        self.model, self.plan = model, plan
+        self.n_threads = n_threads or default_threads()
+        self._settings = LoadSettings(
+            path=model.path,
+            device=str(spec),
+            n_ctx=n_ctx or plan.workload.n_ctx or model.n_ctx_train,
+            n_batch=n_batch,
+            n_ubatch=n_ubatch or plan.workload.n_ubatch,
+            n_gpu_layers=plan.n_gpu_layers,
+            host_patterns=host_patterns(operators, placements, tensor_names)
+            if spec.kind != "none" or layouts_named
+            else (),
+            flash_attn=flash_attn,
+            type_k=type_k,
+            type_v=type_v,
+            n_threads=self.n_threads,
+            offload_kqv=offload_kqv,
+        )
+        self.probed = probed or probe_memory(self._settings)
+        self._running: Generator[Piece, None, None] | None = None
+        device_now = open_now(spec)
+        self._runner = _runner(device_now, stall_s)
+        self._release = weakref.finalize(self, _release, loaded := [], self._runner, device_now)
+        try:
+            self._llama = self._load(device_now, progress)
+            loaded.append(self._llama)
+            self.device = device_now.name
+            self.memory = self._measure_memory()
+        except BaseException:
+            self.close()
+            raise
+        self.warnings = (*warnings, *filter(None, [self.memory.warning]))
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the model and the device; may be called twice."""
+        if self._running is not None:
+            try:
+                self._running.close()
+            except ValueError:  # it is executing
+                raise UsageError(
+                    "another thread is still using this engine; close it when that call has ended"
+                ) from None
+        self._release()
+
+    @property
+    def llama(self) -> PlacedLlama:
+        """A llama_cpp.Llama that behaves as usual, placed by the plan. It shares context and KV cache with generate,
+        stream and logits, which start from an empty cache and leave none behind."""
+        return self._llama
+
+    @property
+    def n_ctx(self) -> int:
+        return int(self._llama.n_ctx())
+
+    @property
+    def n_vocab(self) -> int:
+        return int(self._llama.n_vocab())
+
+    def tokenize(self, text: str, add_special: bool = True) -> list[int]:
+        """Token numbers of a text; add_special: with BOS and EOS as the model wants them."""
+        return tokenize(self._vocab, text, add_special)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 128,
+        temperature: float = 0.8,
+        seed: int = 0,
+        on_text: Callable[[str], None] | None = None,
+    ) -> Generation:
+        """Continue a prompt (text, or token numbers) until the model ends, max_tokens, or the end of the context.
+
+        temperature 0 is greedy; else the draw follows from seed. on_text gets every piece as it comes.
+        Raises UsageError for tokens outside the vocabulary or a prompt longer than the context, DeviceError.
+        """
+        stream = self.stream(prompt, max_tokens, temperature, seed)
+        while True:
+            try:
+                text = next(stream)
+            except StopIteration as end:
+                generation: Generation = end.value
+                return generation
+            if on_text is not None:
+                on_text(text)
+
+    def stream(
+        self, prompt: str | Sequence[int], max_tokens: int = 128, temperature: float = 0.8, seed: int = 0
+    ) -> Generator[str, None, Generation]:
+        """Pieces of text as they come, whole characters each; returns the Generation. Raises like generate."""
+        start_s = time.perf_counter()
+        tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        check_tokens(tokens, self.n_vocab, self.n_ctx)
+        if max_tokens < 0:
+            raise UsageError(f"{max_tokens} tokens cannot be generated; give 0 or more")
+        self._start()
+        sampler = Sampler(temperature, seed)
+        context, n_ubatch, beat = self._context, self._n_ubatch, self._runner.beat
+        running = self._runner.iterate(
+            lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, beat)
+        )
+        self._running = running
+        made: list[Piece] = []
+        try:
+            for piece in running:
+                made.append(piece)
+                if piece.text:
+                    yield piece.text
+        finally:
+            running.close()
+            self._finish()
+        return generation_of(made, len(tokens), start_s)
+
+    def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Teacher-forced logits [n_tokens, n_vocab]: row i is what the model expects after tokens[: i + 1].
+
+        Raises UsageError like generate, DeviceError.
+        """
+        from oallama.run.logits import teacher_forced_logits
+
+        checked = [int(token) for token in tokens]
+        check_tokens(checked, self.n_vocab, self.n_ctx)
+        self._start()
+        context, n_vocab, n_ubatch, beat = self._context, self.n_vocab, self._n_ubatch, self._runner.beat
+        try:
+            return self._runner.call(lambda: teacher_forced_logits(context, checked, n_vocab, n_ubatch, beat))
+        finally:
+            self._finish()
+
+    @property
+    def _context(self) -> int:
+        if not self._release.alive:
+            raise UsageError("this engine is closed; make another one")
+        address: int = self._llama.ctx
+        return address
+
+    @property
+    def _vocab(self) -> Any:
+        return self._llama._model.vocab
+
+    @property
+    def _n_ubatch(self) -> int:
+        return int(self._llama.context_params.n_ubatch)
+
+    def _start(self) -> None:
+        if self._running is not None:
+            raise UsageError("this engine is still generating; finish or close that stream first")
+
+    def _finish(self) -> None:
+        self._running = None
+        self._llama.n_tokens = 0  # what its own book-keeping says of the KV cache
+        self._llama._requires_eval = True
+
+    def _load(self, device: OpenDevice, progress: bool) -> PlacedLlama:
+        from oallama.run.placed_llama import PlacedLlama
+
+        bridge, settings = load_bridge(), self._settings
+        placement = ModelParams(settings, device_pointer(bridge, device.name), bridge)
+        name = Path(self.model.path).name
+        with native_log() as log, load_progress(name, self.model.file_bytes, progress) as shown:
+            try:
+                llama = self._runner.call(
+                    lambda: PlacedLlama.load(settings, placement, self.n_threads, shown.callback), shown.cancel
+                )
+            except ValueError as error:
+                shown.raise_interrupt()
+                raise load_refusal(settings.path, device.name, log.reason() or str(error)) from None
+        if device.spec.is_remote:
+            llama.guard(self._runner)
+        return llama
+
+    def _measure_memory(self) -> EngineMemory:
+        bridge = load_bridge()
+        buffers = self._runner.call(lambda: memory_of(bridge, self._context))
+        return compare_memory(buffers, self.device, self.plan.memory)
+
+
+def _release(loaded: list[PlacedLlama], runner: Runner, device: OpenDevice) -> None:
+    """Free what an engine holds, in the order its parts need each other; a lost device's memory is left alone."""
+
+    def free() -> None:
+        for llama in loaded:
+            llama.close()
+
+    try:
+        if not runner.close(free):
+            for llama in loaded:
+                llama.abandon()
+    finally:
+        device.close()
+
+
+def _read_operators(path: str) -> tuple[Sequence[Operator], Sequence[str]]:
+    from oallama.model.gguf_reader import read_gguf
+    from oallama.model.operators import operators
+
+    gguf = read_gguf(path)
+    return operators(gguf), [tensor.name for tensor in gguf.tensors]
+
+
+def _device_of(plan: Plan, device: DeviceSpec | None) -> DeviceSpec:
+    """The device to open: none for a plan that needs none. Raises DeviceError, PlanError where the two clash."""
+    if plan.device == NO_DEVICE:
+        return DeviceSpec("none")
+    spec = device or parse_device(plan.device)
+    if spec.kind == "cpu-pair":
+        raise DeviceError(
+            "cpu-pair can be profiled but not run: llama.cpp has no second CPU to keep weights on; use rpc-worker"
+        )
+    if spec.kind == "none" and any(placement.gg > 0 for placement in plan.operators):
+        raise PlanError(f"the plan needs device {plan.device}, but --device is none; plan again for none")
+    return spec
+
+
+def _runner(device: OpenDevice, stall_s: float) -> Runner:
+    if not device.spec.is_remote:
+        return Direct()
+    return Guard(f"{device.name} ({device.spec})", device.alive, device.kill, stall_s)

@@ -1,0 +1,219 @@
+"""Text out of a loaded model, token by token: prompt in micro-batches, sampling in llama.cpp, whole characters out."""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from oallama.core.errors import DeviceError, UsageError
+
+TOP_K, TOP_P, MIN_P = 40, 0.95, 0.05  # llama.cpp's defaults
+
+Wanted = Literal["none", "last", "all"]
+
+_SEED_BITS = 0xFFFFFFFF
+_PIECE_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One answer. Times in seconds: ttft_s from the call to the first token; tpot_s the mean between tokens after it,
+    0 with fewer than two tokens."""
+
+    text: str
+    tokens: tuple[int, ...]  # without the end-of-generation token
+    n_prompt: int
+    n_gen: int
+    ttft_s: float
+    tpot_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One generated token: its number, the whole characters it completed, and when it was there (perf_counter)."""
+
+    token: int | None  # None: the last piece, with what was left of an incomplete character
+    text: str
+    at_s: float
+
+
+def generation_of(made: Sequence[Piece], n_prompt: int, start_s: float) -> Generation:
+    """The record of a finished stream that was asked for at start_s (perf_counter)."""
+    tokens = tuple(piece.token for piece in made if piece.token is not None)
+    times = [piece.at_s for piece in made if piece.token is not None]
+    return Generation(
+        text="".join(piece.text for piece in made),
+        tokens=tokens,
+        n_prompt=n_prompt,
+        n_gen=len(tokens),
+        ttft_s=(times[0] if times else made[-1].at_s) - start_s,
+        tpot_s=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0,
+    )
+
+
+def tokenize(vocab: Any, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
+    """Token numbers of a text. add_special: BOS and EOS as the model wants them; parse_special: read `<|…|>` in it."""
+    from llama_cpp import llama_cpp as api
+
+    data = text.encode("utf-8", "surrogateescape")
+    capacity = len(data) + 16
+    while True:
+        tokens = (api.llama_token * capacity)()
+        count = api.llama_tokenize(vocab, data, len(data), tokens, capacity, add_special, parse_special)
+        if count >= 0:
+            return list(tokens[:count])
+        if -count <= capacity:
+            raise UsageError("the prompt cannot be tokenized; it is too long")
+        capacity = -count
+
+
+def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
+    """Raises UsageError unless there is at least one token, all are of this vocabulary, and they fit the context."""
+    if not len(tokens):
+        raise UsageError("there is no token to start from; give a prompt")
+    for token in tokens:
+        if not 0 <= token < n_vocab:
+            raise UsageError(f"token {token} is outside this model's vocabulary of {n_vocab}; tokenize with this model")
+    if len(tokens) > n_ctx:
+        raise UsageError(f"the prompt has {len(tokens)} tokens but the context holds {n_ctx}; shorten it or raise -c")
+
+
+class Batch:
+    """A llama_batch of sequence 0 that is filled anew for every decode. capacity: tokens, at most n_batch."""
+
+    def __init__(self, capacity: int) -> None:
+        import numpy as np
+        from llama_cpp import llama_cpp as api
+
+        self._api = api
+        self._batch = api.llama_batch_init(capacity, 0, 1)
+        view = np.ctypeslib.as_array
+        self._token = view(self._batch.token, shape=(capacity,))
+        self._position = view(self._batch.pos, shape=(capacity,))
+        self._wanted = view(self._batch.logits, shape=(capacity,))
+        view(self._batch.n_seq_id, shape=(capacity,))[:] = 1
+        for i in range(capacity):
+            self._batch.seq_id[i][0] = 0
+        self._count = np.arange(capacity, dtype=np.int32)
+
+    def decode(self, context: Any, tokens: Sequence[int], first_position: int, logits: Wanted) -> None:
+        """Run tokens at positions from first_position on, and keep the logits of none, the last, or all of them.
+
+        Raises UsageError where the KV cache is full, DeviceError where llama.cpp could not compute.
+        """
+        n_tokens = len(tokens)
+        self._batch.n_tokens = n_tokens
+        self._token[:n_tokens] = tokens
+        self._position[:n_tokens] = self._count[:n_tokens] + first_position
+        self._wanted[:n_tokens] = logits == "all"
+        if logits == "last":
+            self._wanted[n_tokens - 1] = True
+        status = self._api.llama_decode(context, self._batch)
+        if status == 1:
+            raise UsageError("the KV cache has no room for the next tokens; raise -c")
+        if status != 0:
+            raise DeviceError(f"llama.cpp could not compute the next tokens (llama_decode returned {status})")
+
+    def free(self) -> None:
+        self._api.llama_batch_free(self._batch)
+
+
+def clear_memory(context: Any) -> None:
+    """Empty the KV cache. Raises UsageError for a model that has none."""
+    from llama_cpp import llama_cpp as api
+
+    memory = api.llama_get_memory(context)
+    if memory is None:
+        raise UsageError(
+            "this model keeps no context, so it cannot generate; use it for embeddings through engine.llama"
+        )
+    api.llama_memory_clear(memory, True)
+
+
+class Sampler:
+    """llama.cpp's sampler chain: greedy at temperature 0, else top-k, top-p, min-p, temperature and a seeded draw."""
+
+    def __init__(self, temperature: float, seed: int) -> None:
+        from llama_cpp import llama_cpp as api
+
+        if not 0 <= temperature <= 100:
+            raise UsageError(f"--temp {temperature} is no temperature; give 0 (greedy) to 2")
+        self._api = api
+        self._chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+        if temperature == 0:
+            samplers = [api.llama_sampler_init_greedy()]
+        else:
+            samplers = [
+                api.llama_sampler_init_top_k(TOP_K),
+                api.llama_sampler_init_top_p(TOP_P, 1),
+                api.llama_sampler_init_min_p(MIN_P, 1),
+                api.llama_sampler_init_temp(temperature),
+                api.llama_sampler_init_dist(seed & _SEED_BITS),
+            ]
+        for sampler in samplers:
+            api.llama_sampler_chain_add(self._chain, sampler)
+
+    def sample(self, context: Any) -> int:
+        """The next token, from the logits of the last decode."""
+        token: int = self._api.llama_sampler_sample(self._chain, context, -1)
+        return token
+
+    def free(self) -> None:
+        self._api.llama_sampler_free(self._chain)
+
+
+def token_bytes(vocab: Any, token: int, special: bool = False) -> bytes:
+    """The bytes a token stands for; b"" for a special token unless `special`."""
+    from llama_cpp import llama_cpp as api
+
+    buffer = (ctypes.c_char * _PIECE_BYTES)()
+    length = api.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)
+    if length < 0:
+        buffer = (ctypes.c_char * -length)()
+        length = api.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)
+    return buffer.raw[: max(length, 0)]
+
+
+def pieces(
+    context: Any,
+    vocab: Any,
+    prompt: Sequence[int],
+    max_tokens: int,
+    sampler: Sampler,
+    n_ubatch: int,
+    beat: Callable[[], None] = lambda: None,
+) -> Generator[Piece, None, None]:
+    """Generate from an empty KV cache until the model ends, max_tokens, or the end of the context.
+
+    The prompt goes in by micro-batches, as llama.cpp would cut it anyway, so that an interrupt is seen between them;
+    beat is called after each. The sampler is freed at the end.
+    """
+    from llama_cpp import llama_cpp as api
+
+    batch = Batch(n_ubatch)
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
+    try:
+        clear_memory(context)
+        for start in range(0, len(prompt), n_ubatch):
+            chunk = prompt[start : start + n_ubatch]
+            last = start + len(chunk) == len(prompt)
+            batch.decode(context, chunk, start, "last" if last else "none")
+            beat()
+        n_past, n_ctx = len(prompt), api.llama_n_ctx(context)
+        for index in range(max_tokens):
+            token = sampler.sample(context)
+            if api.llama_vocab_is_eog(vocab, token):
+                break
+            yield Piece(token, characters.decode(token_bytes(vocab, token)), time.perf_counter())
+            if index + 1 == max_tokens or n_past == n_ctx:
+                break
+            batch.decode(context, (token,), n_past, "last")
+            n_past += 1
+        yield Piece(None, characters.decode(b"", final=True), time.perf_counter())
+    finally:
+        batch.free()
+        sampler.free()

@@ -1,0 +1,119 @@
+"""A llama_cpp.Llama whose weights lie where a plan wants them.
+
+Llama's constructor knows neither devices nor buffer type overrides nor automatic flash attention. It keeps its
+parameter structs as attributes and reads them back when it loads, so a subclass that answers for these attributes can
+fill in the rest, without touching anything that other users of llama_cpp see. Importing this module imports llama_cpp.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llama_cpp
+from llama_cpp import llama_cpp as api
+
+from oallama.device.guard import Runner
+from oallama.device.load_params import LoadSettings, ModelParams, apply_context
+
+
+class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
+    """Behaves like any Llama. Make one with `load`; it shares model, context and KV cache with its engine."""
+
+    _settings: LoadSettings
+    _placement: ModelParams
+    _threads: int
+    _progress: Any  # api.llama_progress_callback
+
+    @classmethod
+    def load(cls, settings: LoadSettings, placement: ModelParams, n_threads: int, progress: Any) -> PlacedLlama:
+        """Load as `settings` and `placement` say. Raises ValueError, as Llama does, where llama.cpp refuses."""
+        llama = cls.__new__(cls)
+        llama._settings, llama._placement = settings, placement
+        llama._threads, llama._progress = n_threads, progress
+        try:
+            llama.__init__(  # type: ignore[misc]
+                settings.path,
+                n_ctx=settings.n_ctx,
+                n_batch=settings.n_batch,
+                n_ubatch=settings.n_ubatch,
+                n_threads=n_threads,
+                n_threads_batch=n_threads,
+                verbose=False,
+            )
+        except BaseException:
+            llama.close()  # here and now: on a guarded device only this thread may free
+            raise
+        return llama
+
+    @property
+    def model_params(self) -> Any:
+        """llama_model_params, placed."""
+        params = self.__dict__["model_params"]
+        self._placement.apply(params)
+        params.load_mode = api.LLAMA_LOAD_MODE_AUTO  # llama.cpp's default: mmap where every device can use it
+        params.progress_callback = self._progress
+        return params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        self.__dict__["model_params"] = params
+
+    @property
+    def context_params(self) -> Any:
+        """llama_context_params, as the settings say."""
+        params = self.__dict__["context_params"]
+        if not hasattr(self, "_ctx"):
+            apply_context(self._settings, self._threads, params)
+        return params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        self.__dict__["context_params"] = params
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The GGUF's text metadata, without chat templates that do not compile: Llama compiles them all when it is
+        made, in jinja2's ImmutableSandboxedEnvironment, and a broken one is no reason not to load."""
+        found: dict[str, str] = self.__dict__["metadata"]
+        return found
+
+    @metadata.setter
+    def metadata(self, found: dict[str, str]) -> None:
+        self.__dict__["metadata"] = {
+            key: value
+            for key, value in found.items()
+            if not key.startswith("tokenizer.chat_template") or _compiles(value)
+        }
+
+    def guard(self, runner: Runner) -> None:
+        """Send what computes or clears memory on the device through `runner`, so that losing the device raises."""
+        context = self._ctx
+        decode, clear = context.decode, context.kv_cache_clear
+
+        def guarded_decode(batch: Any) -> None:
+            def decode_and_wait() -> None:
+                decode(batch)
+                api.llama_synchronize(context.ctx)
+
+            runner.call(decode_and_wait)
+
+        context.decode = guarded_decode
+        context.kv_cache_clear = lambda: runner.call(clear)
+
+    def abandon(self) -> None:
+        """Forget the native model and context without freeing them: their device is gone and would be asked."""
+        self._ctx.ctx = None
+        self._model.model = None
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a placed Llama cannot be pickled; save the plan and make another engine from it")
+
+
+def _compiles(template: str) -> bool:
+    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+    try:
+        Jinja2ChatFormatter(template, eos_token="", bos_token="")
+    except (Exception, RecursionError):
+        return False
+    return True
