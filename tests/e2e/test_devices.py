@@ -1,0 +1,211 @@
+"""Devices open, are pinned, end with whoever opened them, and say in one sentence why they cannot be opened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ggml_bridge.rpc import RpcServer
+from oallama.core.errors import DeviceError, UsageError
+from oallama.device.cpu import default_threads
+from oallama.device.opening import list_devices, open_device
+from oallama.device.spec import parse_device
+
+
+def gone(pid: int, timeout_s: float = 10.0) -> bool:
+    """Whether the process ends within timeout_s (a zombie has ended)."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_the_cpu_is_listed_with_its_memory() -> None:
+    cpus = [device for device in list_devices() if device.type == "CPU"]
+    assert [cpu.name for cpu in cpus] == ["CPU"]
+    assert cpus[0].memory_total > 0
+
+
+def test_none_is_no_device() -> None:
+    with open_device("none") as device:
+        assert (device.name, device.info, device.alive()) == ("none", None, True)
+
+
+def test_auto_is_the_first_gpu_or_none() -> None:
+    gpus = [device.name for device in list_devices() if device.type in ("GPU", "IGPU")]
+    with open_device(None) as device:
+        assert device.name == (gpus[0] if gpus else "none")
+
+
+def test_cpu_pair_is_the_cpu_playing_the_device() -> None:
+    with open_device("cpu-pair") as device:
+        assert device.is_pair and device.name == "CPU" and device.info is not None
+
+
+def test_an_unknown_device_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(DeviceError, match=r"CUDA77.*rpc-worker.*none"), open_device("CUDA77"):
+        pass
+
+
+def test_wrong_text_is_a_usage_error() -> None:
+    with pytest.raises(UsageError), open_device("rpc-worker:0"):
+        pass
+
+
+def test_a_worker_is_a_device_of_its_own_until_closed() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    with open_device(f"rpc-worker:1:{cpu}") as device:
+        assert device.pid is not None and device.info is not None
+        assert (device.info.backend, device.info.type, device.alive()) == ("RPC", "GPU", True)
+        assert device.info.memory_total > 0
+        assert psutil.Process(device.pid).cpu_affinity() == [cpu]
+        assert device.name in [listed.name for listed in list_devices()]
+    assert gone(device.pid)
+    assert not device.alive()
+    assert device.name not in [listed.name for listed in list_devices()], "a dead device would abort who lists devices"
+
+
+def test_two_workers_do_not_disturb_each_other() -> None:
+    with open_device("rpc-worker") as first:
+        with open_device("rpc-worker") as second:
+            assert first.name != second.name
+            assert {first.name, second.name} <= {listed.name for listed in list_devices()}
+        names = [listed.name for listed in list_devices()]
+        assert first.name in names and second.name not in names
+
+
+def test_a_worker_cannot_be_pinned_outside_our_cpus() -> None:
+    outside = max(os.sched_getaffinity(0)) + 1000
+    with pytest.raises(DeviceError, match="pin the worker"), open_device(f"rpc-worker:1:{outside}"):
+        pass
+
+
+def test_a_stopped_worker_counts_as_lost_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oallama.device.rpc_worker.STOPPED_S", 0.2)
+    with open_device("rpc-worker") as device:
+        assert device.pid is not None
+        os.kill(device.pid, signal.SIGSTOP)
+        time.sleep(0.1)
+        assert device.alive(), "a moment is no loss"
+        time.sleep(0.4)
+        assert not device.alive()
+        device.kill()
+        assert gone(device.pid)
+
+
+def test_a_running_server_is_connected_to() -> None:
+    with RpcServer(threads=1) as server, open_device(f"rpc://{server.endpoint}") as device:
+        assert device.info is not None and device.info.backend == "RPC"
+        assert device.pid is None
+
+
+def test_a_server_with_another_client_is_reported_and_not_waited_for() -> None:
+    with RpcServer(threads=1) as server:
+        host, _, port = server.endpoint.partition(":")
+        with socket.create_connection((host, int(port))):
+            start = time.monotonic()
+            with pytest.raises(DeviceError, match="one client"), open_device(f"rpc://{server.endpoint}"):
+                pass
+            assert time.monotonic() - start < 20
+
+
+def test_nobody_listening_is_reported() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(DeviceError, match="refused"), open_device(f"rpc://{endpoint}"):
+            pass
+
+
+OPENER = """
+import sys, time
+from oallama.device.opening import open_device
+with open_device("rpc-worker") as device:
+    print(device.pid, flush=True)
+    if sys.argv[1] == "raise":
+        raise RuntimeError("on purpose")
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("end", ["raise", "SIGTERM", "SIGKILL"])
+def test_a_worker_ends_with_its_parent(end: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OPENER, end], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        if end != "raise":
+            assert psutil.pid_exists(worker)
+            parent.send_signal(getattr(signal, end))
+        parent.wait(30)
+        assert gone(worker)
+
+
+UNGUARDED = """
+import os, signal
+import ggml_bridge
+from oallama.device.guard import Guard
+from oallama.device.opening import open_now
+from oallama.device.spec import parse_device
+device = open_now(parse_device("rpc-worker"))
+guard = Guard("worker", device.alive)
+os.kill(device.pid, signal.SIGKILL)
+while device.alive():
+    pass
+ggml_bridge.load().devices()  # asks the dead server, outside of any guarded call
+print("still here")
+"""
+
+
+def test_an_abort_outside_of_guarded_calls_stays_an_abort() -> None:
+    done = subprocess.run([sys.executable, "-c", UNGUARDED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGABRT
+    assert "still here" not in done.stdout
+    assert "ggml-rpc.cpp" in done.stderr
+
+
+def sysfs(root: Path, siblings: dict[int, str], cpu_max: str | None) -> Path:
+    for cpu, text in siblings.items():
+        folder = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(text + "\n")
+    if cpu_max is not None:
+        (root / "sys/fs/cgroup").mkdir(parents=True)
+        (root / "sys/fs/cgroup/cpu.max").write_text(cpu_max + "\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("siblings", "cpu_max", "expected"),
+    [
+        ({0: "0,4", 1: "1,5", 4: "0,4", 5: "1,5"}, None, 2),
+        ({0: "0", 1: "1", 4: "4", 5: "5"}, "max 100000", 4),
+        ({0: "0", 1: "1", 4: "4", 5: "5"}, "150000 100000", 2),
+        ({0: "0", 1: "1", 4: "4", 5: "5"}, "10000 100000", 1),
+        ({}, "nonsense", 4),
+    ],
+)
+def test_threads_are_physical_cores_within_affinity_and_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, siblings: dict[int, str], cpu_max: str | None, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 4, 5})
+    assert default_threads(sysfs(tmp_path, siblings, cpu_max)) == expected
+
+
+def test_open_devices_know_what_they_were_asked_for() -> None:
+    with open_device("cpu-pair") as device:
+        assert device.spec == parse_device("cpu-pair")
