@@ -50,7 +50,12 @@ FORMATS = ("table", "json", "csv", "md", "html")
     help="When an operator does not fit: go on with those that do, or stop (paper).",
 )
 @profile_option
-@click.option("--format", "form", type=click.Choice(FORMATS), help="[default: what the suffix of -o says, else table]")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="Form of the report.  [default: what the suffix of -o says, else table]",
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--all", "every_row", is_flag=True, help="One line per operator, however many there are (table, md).")
 @output_option("the report")

@@ -89,15 +89,16 @@ class EngineOptions:
 
     def for_plan(self) -> dict[str, Any]:
         """What a plan must know besides n_ctx, as keywords of Placer.plan."""
-        return _given(n_ubatch=self.n_ubatch)
+        return given(n_ubatch=self.n_ubatch)
 
     def for_engine(self) -> dict[str, Any]:
         """Keywords of Engine."""
         names = ("n_ctx", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn")
-        return _given(**{name: getattr(self, name) for name in names})
+        return given(**{name: getattr(self, name) for name in names})
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def given(**values: Any) -> dict[str, Any]:
+    """The values that are not None, as keywords."""
     return {name: value for name, value in values.items() if value is not None}
 
 

@@ -7,10 +7,12 @@ import click
 from oallama.cli.options import (
     PlacementOptions,
     WorkloadOptions,
+    given,
     model_argument,
     output_option,
     placement_options,
     profile_option,
+    ubatch_option,
     workload_options,
 )
 from oallama.cli.output import emit_json, talk
@@ -22,6 +24,7 @@ from oallama.cli.policy import policy_option
 @policy_option
 @placement_options
 @workload_options
+@ubatch_option
 @profile_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan also where -o writes it.")
 @output_option("the plan")
@@ -30,6 +33,7 @@ def command(
     policy: str,
     placement: PlacementOptions,
     workload: WorkloadOptions,
+    n_ubatch: int | None,
     profile: str | None,
     as_json: bool,
     output: str | None,
@@ -42,7 +46,9 @@ def command(
     from oallama.report.plan import plan_sentences
 
     placer = placement.load(model, profile)
-    plan = placer.plan(policy, n_prompt=workload.n_prompt, n_gen=workload.n_gen, n_ctx=workload.n_ctx)
+    plan = placer.plan(
+        policy, n_prompt=workload.n_prompt, n_gen=workload.n_gen, n_ctx=workload.n_ctx, **given(n_ubatch=n_ubatch)
+    )
     if output is not None:
         plan.save(output)
         talk(f"wrote {output}")

@@ -87,7 +87,7 @@ def moe(n_layer: int = 48) -> AffinityReport:
     return replace(report(info, specs, capacity=6 * GIB), notes=notes, converged=False, iterations=7)
 
 
-HOSTILE = "<script>alert('x')</script>\"'&{{7*7}}\u202egpj.exe\x1b[31m\x00</style><!--"
+HOSTILE = "<img src=x onerror=alerted=1><script>alert('x')</script>\"'&{{7*7}}\u202egpj.exe\x1b[31m\x00</style><!--"
 
 
 def hostile() -> AffinityReport:

@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Write docs/cli.md from the command line itself, so that it cannot be out of date.
+
+usage: python scripts/gen_cli_docs.py [--check]      --check: change nothing, exit 1 where docs/cli.md is out of date
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
+TARGET = ROOT / "docs" / "cli.md"
+
+HEAD = """\
+# The command line
+
+<!-- made by scripts/gen_cli_docs.py; change the commands in oallama/cli/ and run it again -->
+
+stdout carries the result and nothing else; progress, warnings and notes go to stderr. `--json` prints exactly one JSON
+document. Output is plain in pipes; on a terminal it has colours unless `NO_COLOR` is set. Options that llama.cpp has
+too are spelled as there.
+
+| exit code | |
+|---|---|
+| 0 | done |
+| 1 | the work failed: device lost, out of memory, a child process died, a check of `doctor` failed |
+| 2 | wrong usage or unusable input: a bad GGUF, a bad plan |
+| 130 | interrupted |
+
+A failure is one line on stderr that says what to do; with `OALLAMA_DEBUG=1` the traceback comes as well.
+
+Completion in the shell: put one of these lines into your shell's start-up file.
+
+    eval "$(_OALLAMA_COMPLETE=bash_source oallama)"     # ~/.bashrc
+    eval "$(_OALLAMA_COMPLETE=zsh_source oallama)"      # ~/.zshrc
+    _OALLAMA_COMPLETE=fish_source oallama | source      # ~/.config/fish/config.fish
+
+| environment | |
+|---|---|
+| `OALLAMA_CACHE_DIR` | where profiles are kept; default: the user's cache folder |
+| `OALLAMA_DEBUG` | `1`: show tracebacks |
+| `LLAMA_CPP_LIB_PATH` | another folder of llama-cpp-python's libraries |
+| `NO_COLOR` | anything: no colours |
+"""
+
+
+def document() -> str:
+    """The whole of docs/cli.md."""
+    sys.path.insert(0, str(ROOT))
+    from oallama.cli.main import COMMANDS, cli
+
+    parts = [HEAD]
+    for name in COMMANDS:
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        parts.append(section(name, command))
+    return "\n".join(parts)
+
+
+def section(name: str, command: click.Command) -> str:
+    """One command: usage, text, table of options."""
+    arguments = [p for p in command.params if isinstance(p, click.Argument)]
+    usage = " ".join(["oallama", name, "[OPTIONS]", *(str(a.metavar) for a in arguments)])
+    lines = [f"## {name}", "", f"    {usage}", "", *paragraphs(command.help or ""), "", "| option | |", "|---|---|"]
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            lines.append(f"| {spelling(parameter)} | {explanation(parameter)} |")
+    return "\n".join(lines) + "\n"
+
+
+def paragraphs(text: str) -> list[str]:
+    """click's help text as Markdown: a block marked by \\b is shown as it is, everything else is prose."""
+    lines: list[str] = []
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        if paragraph.startswith("\b"):
+            lines += [f"    {line.strip()}" for line in paragraph.splitlines()[1:]]
+        else:
+            lines.append(escape(" ".join(paragraph.split())))
+        lines.append("")
+    return lines[:-1]
+
+
+def spelling(option: click.Option) -> str:
+    """`-m`, `--model` MODEL."""
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    if option.is_flag:
+        return names
+    choices = option.type.choices if isinstance(option.type, click.Choice) and not option.metavar else None
+    metavar = "|".join(str(choice) for choice in choices) if choices else option.metavar or option.type.name.upper()
+    return f"{names} {escape(metavar)}"
+
+
+def explanation(option: click.Option) -> str:
+    """The help text with the default."""
+    text = escape(" ".join((option.help or "").split()))
+    text = re.sub(r" ?\[default: (.*)\]$", r" Default: \1.", text)
+    return f"{text} Default: {option.default}." if option.show_default else text
+
+
+def escape(text: str) -> str:
+    """Text that Markdown leaves alone, also inside a table; code spans stay code."""
+    pieces = text.split("`")
+    for i in range(0, len(pieces), 2):
+        pieces[i] = re.sub(r"([\\*<\[\]])", r"\\\1", pieces[i]) if "default:" not in pieces[i] else pieces[i]
+    return "`".join(pieces).replace("|", "\\|")
+
+
+def main() -> int:
+    """Write, or with --check compare."""
+    text = document()
+    if sys.argv[1:] == ["--check"]:
+        current = TARGET.read_text(encoding="utf-8") if TARGET.is_file() else ""
+        if current != text:
+            print("docs/cli.md is out of date: run python scripts/gen_cli_docs.py", file=sys.stderr)
+        return int(current != text)
+    TARGET.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

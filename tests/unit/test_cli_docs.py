@@ -1,0 +1,46 @@
+"""docs/cli.md is what the command line says of itself."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from oallama.cli.main import COMMANDS, cli
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATOR = ROOT / "scripts" / "gen_cli_docs.py"
+
+
+def test_the_document_is_current():
+    done = subprocess.run([sys.executable, str(GENERATOR), "--check"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_in_it(name):
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    part = text.split(f"\n## {name}\n")[1].split("\n## ")[0]
+    for parameter in cli.get_command(click.Context(cli), name).params:
+        if isinstance(parameter, click.Option):
+            assert all(f"`{spelling}`" in part for spelling in parameter.opts)
+
+
+CONTRACT = {
+    "devices": "--json",
+    "inspect": "--json -m",
+    "profile": "--device --tokens --refresh --json -m --threads",
+    "affinity-report": "--device --vram --vram-fill --gpu-weights --threads --phase -p -n --profile --format -o -m -c",
+    "plan": "--policy --device --vram --vram-fill --gpu-weights --threads -p -n --profile -o -m -c",
+    "run": "-p -n --plan --policy --seed --temp --json -m -c -b -ub -t -ctk -ctv -fa --device --vram --gpu-weights",
+    "export": "--to -o",
+    "doctor": "--json",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_contracts_spellings_exist(name):
+    command = cli.get_command(click.Context(cli), name)
+    spellings = {spelling for parameter in command.params for spelling in parameter.opts}
+    assert set(CONTRACT[name].split()) <= spellings
