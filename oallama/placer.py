@@ -68,7 +68,7 @@ class Placer:
         self.gpu_weights = gpu_weights
         self.threads = threads or physical_cores()
         self._profile = profile
-        self._graph: Graph = build_graph(model, self.operators)
+        self._graph: Graph = build_graph(model, self.operators, tensor_names)
         self._probes: dict[ProbeRequest, ProbeResult] = {}
 
     @classmethod

@@ -13,7 +13,7 @@ device), the KV write and attention (on the device that holds the layer's KV), G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -56,13 +56,23 @@ class Crossings:
 _ATTENTION_IN = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_q_a", "attn_kv_a_mqa")
 _ATTENTION_MIDDLE = {"attn_q_b": "attn_q_a", "attn_kv_b": "attn_kv_a_mqa", "attn_k_b": "attn_q_b"}
 _AFTER_ATTENTION = ("attn_v_b", "attn_output", "attn_out", "attn_gate")
+_NORM_AFTER = {
+    "attn_q": "attn_q_norm",
+    "attn_k": "attn_k_norm",
+    "attn_q_a": "attn_q_a_norm",
+    "attn_kv_a_mqa": "attn_kv_a_norm",
+    "attn_output": "post_attention_norm",
+    "ffn_down": "post_ffw_norm",
+}
+"""Norms directly behind an operator: their weights are on the layer's device, so the data has to be there."""
 _FFN_DOWN = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
 _ROUTER = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 
 
-def build_graph(model: ModelInfo, operators: Sequence[Operator]) -> Graph:
+def build_graph(model: ModelInfo, operators: Sequence[Operator], tensor_names: Iterable[str] = ()) -> Graph:
     """The node list of a model from its operators (in graph order). Roles that are not known are chained in order,
     which overstates no transfer of a contiguous placement."""
+    names = frozenset(tensor_names)
     nodes: list[Node] = []
     layer_nodes: list[tuple[int, int]] = []
     embd = model.n_embd * F32
@@ -84,7 +94,7 @@ def build_graph(model: ModelInfo, operators: Sequence[Operator]) -> Graph:
 
     for layer in range(model.n_layer):
         start = len(nodes)
-        stream = _add_layer(add, layer, stream, embd, [(i, operators[i]) for i in by_layer.get(layer, [])])
+        stream = _add_layer(add, layer, stream, embd, [(i, operators[i]) for i in by_layer.get(layer, [])], names)
         layer_nodes.append((start, len(nodes)))
 
     start = len(nodes)
@@ -108,7 +118,12 @@ def _output_bytes(operator: Operator) -> int:
 
 
 def _add_layer(
-    add: Callable[..., int], layer: int, stream: int, embd: int, operators: list[tuple[int, Operator]]
+    add: Callable[..., int],
+    layer: int,
+    stream: int,
+    embd: int,
+    operators: list[tuple[int, Operator]],
+    tensor_names: frozenset[str],
 ) -> int:
     """Append one block; returns the node of its output. Every split point of a transformer block is here: the two
     norms, attention (with the KV write) and the GLU."""
@@ -121,11 +136,17 @@ def _add_layer(
     router: list[int] = []
     blocks: list[int] = []  # block outputs that are added to the residual
 
+    def placed(index: int, inputs: Sequence[int], role: str, n_bytes: int) -> int:
+        """The operator, and the norm right behind it where this model has one."""
+        node = add(inputs, n_bytes, operator=index)
+        behind = f"blk.{layer}.{_NORM_AFTER.get(role, '')}.weight"
+        return add((node,), n_bytes, follows_layer=layer) if behind in tensor_names else node
+
     for index, operator in operators:
         role = operator.role
         n_bytes = _output_bytes(operator)
         if role in _ATTENTION_IN:
-            made[role] = add((norm,), n_bytes, operator=index)
+            made[role] = placed(index, (norm,), role, n_bytes)
             heads.append(made[role])
         elif role in _ATTENTION_MIDDLE:
             source = made.get(_ATTENTION_MIDDLE[role], norm)
@@ -135,7 +156,7 @@ def _add_layer(
             if attention is None:
                 attention = add(heads or (norm,), _attention_bytes(operator), follows_layer=layer)
             source = made.get("after_attention", attention)
-            made["after_attention"] = add((source,), n_bytes, operator=index)
+            made["after_attention"] = placed(index, (source,), role, n_bytes)
         elif role.startswith("ffn_"):
             if ffn_norm is None:
                 blocks_in = made.get("after_attention", attention if attention is not None else norm)
@@ -148,7 +169,7 @@ def _add_layer(
                 sources = hidden.get(family) or [ffn_norm]
                 glu = add(sources, operator.shape[0] * operator.n_expert_used * F32)
                 routed = router if operator.op == "MUL_MAT_ID" else []
-                blocks.append(add((glu, *routed), n_bytes, operator=index))
+                blocks.append(placed(index, (glu, *routed), role, n_bytes))
             else:
                 routed = router if operator.op == "MUL_MAT_ID" else []
                 hidden.setdefault(family, []).append(add((ffn_norm, *routed), n_bytes, operator=index))
@@ -201,7 +222,8 @@ def crossings(
     copied: set[tuple[int, bool]] = set()
     counts = [0, 0]  # by side of the reader: [out, in]
     n_bytes = [0, 0]
-    splits = 1 + sum(a != b for a, b in pairwise(sides))
+    computed = [s for s, node in zip(sides, graph.nodes[first:last], strict=True) if node.bytes_per_token]
+    splits = 1 + sum(a != b for a, b in pairwise(computed))
     device_splits = sum(b and not a for a, b in pairwise([False, *sides]))
     for i, side in enumerate(sides):
         for source in graph.nodes[first + i].inputs:
