@@ -118,7 +118,7 @@ def command(
     with placer.engine(plan, **engine.for_engine()) as loaded:
         for warning in loaded.warnings:
             talk(f"warning: {warning}")
-        tokens = prompt_tokens(loaded, placer.model, text, chat)
+        tokens = prompt_tokens(loaded, placer.model.path, text, chat)
         stream = loaded.stream(tokens, max_tokens=n_gen, temperature=temp, seed=seed)
         generation = write_stream(stream, show=not as_json)
         if as_json:
