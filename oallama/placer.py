@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +13,19 @@ from oallama.core.types import (
     AffinityReport,
     ModelInfo,
     Operator,
-    OperatorPlacement,
     Phase,
-    PlanRecord,
     Profile,
     Workload,
 )
 from oallama.core.units import parse_bytes, parse_share
 from oallama.cost.graph import Graph, build_graph
+from oallama.device.cpu import default_threads
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.place.baselines import Placed
-from oallama.place.decide import Decision, LoadBytes, Problem, decide
+from oallama.place.decide import Decision, LoadBytes, Problem, decide, decide_as_given
 from oallama.place.fill import FillRule
 from oallama.place.oato import AffinityRule, affinities
+from oallama.place.record import n_gpu_layers, plan_record
 
 if TYPE_CHECKING:
     from oallama.model.memory import ProbeRequest, ProbeResult
@@ -66,7 +65,7 @@ class Placer:
         self.vram = vram
         self.vram_fill = vram_fill
         self.gpu_weights = gpu_weights
-        self.threads = threads or physical_cores()
+        self.threads = threads or default_threads()
         self._profile = profile
         self._graph: Graph = build_graph(model, self.operators, tensor_names)
         self._probes: dict[ProbeRequest, ProbeResult] = {}
@@ -166,31 +165,43 @@ class Placer:
 
         Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
         """
-        from oallama.plan.plan import Plan
-
-        decision = self._decide(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), "mixed", affinity, fill)
-        placed = decision.placed
-        placements = self._placements(placed)
-        if self._layouts_matter():
-            placements = tuple(
-                replace(placement, layout=cost.layout) if placement.cc else placement
-                for placement, cost in zip(placements, decision.costs.operators, strict=True)
-            )
-        return Plan(
-            PlanRecord(
-                model_path=self.model.path,
-                model_fingerprint=self.model.fingerprint,
-                machine_fingerprint=self._machine_fingerprint(),
-                device=str(self.device) if decision.policy != "cpu" else "none",
-                policy=decision.policy,
-                workload=decision.workload,
-                operators=placements,
-                n_gpu_layers=self._n_gpu_layers(placed),
-                memory=decision.memory,
-                predicted=decision.predicted,
-                extra={"notes": list(decision.notes)} if decision.notes else {},
-            )
+        return self._plan_of(
+            self._decide(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), "mixed", affinity, fill)
         )
+
+    def plan_of(
+        self,
+        on_device: Iterable[str],
+        gpu_layers: int,
+        n_prompt: int = 512,
+        n_gen: int = 128,
+        n_ctx: int | None = None,
+        policy: str = "manual",
+    ) -> Plan:
+        """A plan of the caller's own: the names of the operators that go to the device, and how many layers (counted
+        from the end, the output first) have their norms and KV there. Priced and probed, not changed.
+
+        Raises UsageError for unknown names or an operator in a layer that is not on the device.
+        """
+        chosen = frozenset(on_device)
+        unknown = chosen - {operator.name for operator in self.operators}
+        if unknown:
+            raise UsageError(f"{self.model.path} has no operator {min(unknown)!r}; `oallama inspect` lists them")
+        first = self.model.n_layer + 1 - gpu_layers
+        for operator in self.operators:
+            layer = self.model.n_layer if operator.layer is None else operator.layer
+            if operator.name in chosen and layer < first:
+                raise UsageError(f"{operator.name} is in a layer that -ngl {gpu_layers} leaves on the host; raise it")
+        placed = Placed(tuple(operator.name in chosen for operator in self.operators), first, 0, True, 0.0)
+        return self._plan_of(decide_as_given(self._problem(), placed, self.workload(n_prompt, n_gen, n_ctx), policy))
+
+    def _plan_of(self, decision: Decision) -> Plan:
+        from oallama.plan.plan import Plan
+        from oallama.profile.machine import fingerprint_key
+
+        fingerprint = self.profile().fingerprint
+        pinned = bool(fingerprint.get("device", {}).get("host_buffer"))
+        return Plan(plan_record(decision, self.model, str(self.device), fingerprint_key(fingerprint), pinned))
 
     def engine(self, plan: Plan, **options: Any) -> Engine:
         """Load the model as the plan says. Use it in a `with` statement.
@@ -199,7 +210,15 @@ class Placer:
         """
         from oallama.run.engine import Engine
 
-        return Engine(self.model, plan, self.device, self.threads, operators=self.operators, **options)
+        return Engine(
+            self.model,
+            plan,
+            self.device,
+            self.threads,
+            operators=self.operators,
+            tensor_names=self.tensor_names,
+            **options,
+        )
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
         """Token counts of a run. Without n_ctx, the context holds prompt and generation, and at least 4096 tokens or
@@ -216,10 +235,12 @@ class Placer:
         return Workload(n_prompt, n_gen, context, n_ubatch)
 
     def _decide(self, policy: str, load: Workload, phase: Phase, affinity: AffinityRule, fill: FillRule) -> Decision:
-        problem = Problem(
+        return decide(self._problem(), policy, load, phase, affinity, fill)
+
+    def _problem(self) -> Problem:
+        return Problem(
             self.operators, self._graph, self.profile(), self._probe, self.vram, self.vram_fill, self.gpu_weights
         )
-        return decide(problem, policy, load, phase, affinity, fill)
 
     def _probe(self, load: Workload, placed: Placed) -> LoadBytes:
         """What a no_alloc load says of a placement; asked once per placement."""
@@ -232,7 +253,7 @@ class Placer:
             device=str(self.device) if on_device else "none",
             n_ctx=load.n_ctx,
             n_ubatch=load.n_ubatch,
-            n_gpu_layers=self._n_gpu_layers(placed),
+            n_gpu_layers=n_gpu_layers(self.model.n_layer, placed),
             host_patterns=host_patterns(self.operators, self._placements(placed), self.tensor_names)
             if on_device
             else (),
@@ -248,33 +269,6 @@ class Placer:
             compute=result.on_device("compute"),
             device_free=result.device_free,
         )
-
-    def _placements(self, placed: Placed) -> tuple[OperatorPlacement, ...]:
-        return tuple(
-            OperatorPlacement(operator.name, float(device), 0.0, float(not device))
-            for operator, device in zip(self.operators, placed.on_device, strict=True)
-        )
-
-    def _n_gpu_layers(self, placed: Placed) -> int:
-        """llama.cpp counts the output as one layer behind the last."""
-        return self.model.n_layer + 1 - placed.first_device_layer
-
-    def _layouts_matter(self) -> bool:
-        """Whether the plan must name CPU layouts: with a pinned host buffer llama.cpp keeps host weights plain (DESIGN
-        2.5)."""
-        return bool(self.profile().fingerprint.get("device", {}).get("host_buffer"))
-
-    def _machine_fingerprint(self) -> str:
-        from oallama.profile.machine import fingerprint_key
-
-        return fingerprint_key(self.profile().fingerprint)
-
-
-def physical_cores() -> int:
-    """CPU cores, as llama.cpp counts its default threads; hyper-threads of one core count once."""
-    import psutil
-
-    return psutil.cpu_count(logical=False) or os.cpu_count() or 1
 
 
 def _parsed(parse: Any, value: Any, option: str) -> Any:

@@ -103,6 +103,15 @@ def decide(
     return replace(best, notes=(*notes, *best.notes))
 
 
+def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: str) -> Decision:
+    """A placement of the caller's own, priced for the workload and probed but not changed: `spare` may be negative."""
+    costs = costs_of(problem, load, "mixed")
+    taken = problem.probe(load, placed)
+    capacity = taken.device_free if problem.vram is None else problem.vram
+    memory = ledger(capacity, problem.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute)
+    return Decision(policy, load, costs, placed, memory, _predicted(problem, load, placed), ())
+
+
 def costs_of(problem: Problem, load: Workload, phase: Phase) -> Costs:
     profile = problem.profile
     over = passes(load, phase)
