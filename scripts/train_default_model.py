@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from default_model.training import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS = 1500
+STEPS = 1000
 VALIDATION_DOCUMENTS = 1000
 TOKENIZER_DOCUMENTS = 4000
 

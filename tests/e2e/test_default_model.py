@@ -167,6 +167,7 @@ def test_interrupted_training_goes_on_as_if_it_had_not_been(tmp_path: Path) -> N
     torch = pytest.importorskip("torch", reason="torch is not installed (extra `train`)")
     from default_model.training import Settings, Trainer
 
+    torch.set_num_threads(1)
     settings = Settings(steps=4, seed=5, rows=1, time=64)
     whole, first, second = (Trainer(settings, load_tokenizer(F16), "f32") for _ in range(3))
     losses = [whole.train_step() for _ in range(4)]
