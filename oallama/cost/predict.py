@@ -44,19 +44,20 @@ def rest_seconds(index: RestIndex, device: str, passes: Sequence[Pass]) -> float
     total = 0.0
     for p in passes:
         by_depth = tuple(sorted((n_kv, interpolate(curve, p.n_tokens)) for n_kv, curve in by_kv.items()))
-        total += p.count * max(0.0, interpolate_depth(by_depth, p.n_kv))
+        total += p.count * interpolate_depth(by_depth, p.n_kv)
     return total
 
 
 def interpolate_depth(points: Curve, n_kv: int) -> float:
     """Linear in KV depth through the measured depths, extrapolated with the outer slopes (attention is affine in
-    depth)."""
+    depth); below the first depth never less than in proportion to depth."""
     if len(points) == 1:
         return points[0][1]
     below = [i for i in range(len(points) - 1) if points[i][0] <= n_kv]
     i = below[-1] if below else 0
     (n0, s0), (n1, s1) = points[i], points[i + 1]
-    return s0 + (s1 - s0) * (n_kv - n0) / (n1 - n0)
+    linear = s0 + (s1 - s0) * (n_kv - n0) / (n1 - n0)
+    return max(linear, points[0][1] * n_kv / points[0][0]) if n_kv < points[0][0] else linear
 
 
 def placement_seconds(costs: Costs, on_device: Sequence[bool], first_device_layer: int) -> float:

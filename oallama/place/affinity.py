@@ -92,7 +92,6 @@ def iterate(
     *,
     transfer: Transfer = marginal_transfer,
     rule: FillRule = "continue",
-    only_gains: bool = True,
     start: Sequence[bool] | None = None,
     max_iterations: int = 50,
 ) -> Search:
@@ -100,14 +99,15 @@ def iterate(
     affinities are stable. A placement met before is a cycle: it ends the loop unconverged. The placement with the
     least predicted time of all that were met is returned.
 
-    budget: bytes for the weights of operators. only_gains: leave units whose B is not positive on the CPU (the paper
-    fills regardless). start: a placement to compute the first T' from, in place of the one filled without T'.
+    budget: bytes for the weights of operators. rule: see fill.FillRule. start: a placement to compute the first T' from,
+    in place of the one filled without T'.
     """
     n = len(costs.operators)
     sizes = [sum(costs.operators[i].bytes for i in unit) for unit in units]
 
     def place(benefits: Sequence[float]) -> tuple[bool, ...]:
-        useful = [u for u in rank(benefits) if benefits[u] > (0.0 if only_gains else float("-inf"))]
+        least = 0.0 if rule == "continue" else float("-inf")
+        useful = [u for u in rank(benefits) if benefits[u] > least]
         chosen = fill(useful, sizes, budget, rule)
         on_device = [False] * n
         for u in chosen:

@@ -42,8 +42,8 @@ def search(
 ) -> Placed:
     """The placement with the least predicted time over the passes of `costs`.
 
-    "paper" runs Algorithm 1 as published: single operators, T' never negative, no regard to gains; norms and KV of all
-    layers are on the device, or of as many as fit.
+    affinity "paper" ranks as published: single operators, T' never negative; norms and KV of all layers are on the device,
+    or of as many as fit. rule "full" takes the least predicted time among placements that leave no room on the device.
     """
     n_layer = costs.graph.n_layer
     options = device_layer_choices(n_layer, layers(costs, budget).first_device_layer)
@@ -54,11 +54,22 @@ def search(
             continue
         for found in _searches(costs, operators, room, first, affinity, rule):
             placed = Placed(found.on_device, first, found.iterations, found.converged, found.seconds)
+            if rule == "full" and best is not None and not _is_full(costs, placed, room):
+                continue
             if best is None or placed.seconds < best.seconds:
                 best = placed
         if affinity == "paper":
             break
     return best or cpu(costs)
+
+
+def _is_full(costs: Costs, placed: Placed, room: int) -> bool:
+    """Whether no operator that the device can compute would still fit."""
+    used = sum(cost.bytes for cost, there in zip(costs.operators, placed.on_device, strict=True) if there)
+    return all(
+        there or cost.t_gpu_s is None or used + cost.bytes > room
+        for cost, there in zip(costs.operators, placed.on_device, strict=True)
+    )
 
 
 def _searches(
@@ -71,7 +82,7 @@ def _searches(
 
     singles = groups("operator")
     if affinity == "paper":
-        yield iterate(costs, singles, room, first, transfer=paper_transfer, rule=rule, only_gains=False)
+        yield iterate(costs, singles, room, first, transfer=paper_transfer, rule=rule)
         return
     for granularity in GRANULARITIES:
         found = iterate(costs, groups(granularity), room, first, rule=rule)
