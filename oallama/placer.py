@@ -25,7 +25,7 @@ from oallama.place.baselines import Placed
 from oallama.place.decide import Decision, LoadBytes, Problem, decide, decide_as_given
 from oallama.place.fill import FillRule
 from oallama.place.oato import AffinityRule, affinities
-from oallama.place.record import n_gpu_layers, plan_record
+from oallama.place.record import n_gpu_layers, placements, plan_record
 
 if TYPE_CHECKING:
     from oallama.model.memory import ProbeRequest, ProbeResult
@@ -254,7 +254,7 @@ class Placer:
             n_ctx=load.n_ctx,
             n_ubatch=load.n_ubatch,
             n_gpu_layers=n_gpu_layers(self.model.n_layer, placed),
-            host_patterns=host_patterns(self.operators, self._placements(placed), self.tensor_names)
+            host_patterns=host_patterns(self.operators, placements(self.operators, placed), self.tensor_names)
             if on_device
             else (),
             n_threads=self.threads,

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from oallama.cli.options import json_option
-from oallama.cli.output import emit, emit_json
+from oallama.cli.output import emit, emit_json, styled
 
 
 @click.command("doctor", short_help="Check the installation and say how to repair it.")
@@ -25,7 +25,7 @@ def command(context: click.Context, as_json: bool) -> None:
         found.append(outcome)
         if as_json:
             continue
-        state = click.style("ok    ", fg="green") if outcome.ok else click.style("failed", fg="red", bold=True)
+        state = styled("ok    ", fg="green") if outcome.ok else styled("failed", fg="red", bold=True)
         emit(f"{state}  {outcome.name:<16}  {printable(outcome.detail, 1000)}")
         if not outcome.ok:
             emit(f"{'':24}  do: {outcome.remedy}")

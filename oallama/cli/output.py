@@ -49,6 +49,11 @@ def show(tables: Iterable[Table]) -> None:
     emit("\n".join(plain(t) for t in tables))
 
 
+def styled(text: str, **style: Any) -> str:
+    """`text` in a style of click.style, unless NO_COLOR forbids it; click.echo takes it off again in pipes."""
+    return text if os.environ.get("NO_COLOR") else click.style(text, **style)
+
+
 def is_terminal(stream: IO[str] | None) -> bool:
     """Whether a person sees what is written to `stream` as it comes."""
     try:
@@ -101,7 +106,6 @@ def _finite(value: Any) -> Any:
 
 
 def _show_rich(tables: Iterable[Table]) -> None:
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
@@ -109,13 +113,15 @@ def _show_rich(tables: Iterable[Table]) -> None:
     styles = {"GPU": "bold green", "ok": "green", "failed": "bold red"}
     console = Console(file=sys.stdout, highlight=False)
     for t in tables:
-        shown = RichTable(
-            box=SIMPLE_HEAD, title=Text(t.title) if t.title else None, title_justify="left", padding=(0, 1)
-        )
+        shown = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold underline")
         for column in t.columns:
-            shown.add_column(Text(column.heading), justify=column.align, overflow="fold")
+            shown.add_column(Text(column.heading), justify=column.align, no_wrap=column.align == "right")
         for row in t.rows:
             shown.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
-        console.print(shown)
+        least = console.measure(shown).minimum  # in less, words and numbers would be cut; let the terminal wrap instead
+        if t.title:
+            console.print(Text(t.title, style="bold"))
+        console.print(shown, width=max(console.width, least), crop=False, soft_wrap=console.width < least)
         for sentence in t.footer:
             console.print(Text(sentence))
+        console.print()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-LEVEL_WARN, LEVEL_ERROR, LEVEL_DEBUG, LEVEL_CONTINUE = 2, 3, 4, 5  # enum ggml_log_level
+LEVEL_INFO, LEVEL_WARN, LEVEL_ERROR, LEVEL_CONTINUE = 2, 3, 4, 5  # enum ggml_log_level; 1 is debug
+
+_PREFIX = re.compile(r"^\w+: (?:error loading model: )?(?:\w+: )?")  # names of functions
 
 _lock = threading.RLock()  # the callback is one for the process
 
@@ -28,14 +31,14 @@ class NativeLog:
         else:
             self.lines.append((level, text))
 
-    def texts(self, least_level: int = 0) -> list[str]:
-        """Lines of warnings and errors (`least_level`), or all but debug lines (0)."""
-        return [text.strip() for level, text in self.lines if least_level <= level < LEVEL_DEBUG]
+    def texts(self, least_level: int = LEVEL_INFO) -> list[str]:
+        """Lines of that level and above."""
+        return [text.strip() for level, text in self.lines if level >= least_level]
 
     def reason(self) -> str:
-        """The first error, without the function name llama.cpp puts before it; "" when there was none."""
+        """The first error, without the names of functions llama.cpp puts before it; "" when there was none."""
         errors = self.texts(LEVEL_ERROR)
-        return errors[0].rpartition(": error loading model: ")[2].split("\n")[0] if errors else ""
+        return _PREFIX.sub("", errors[0]).split("\n")[0] if errors else ""
 
 
 @contextlib.contextmanager

@@ -55,12 +55,11 @@ class Cursor:
         self.position += n
         return self.buffer[self.position - n : self.position]
 
-    def take_string(self, limit: int, what: str) -> bytes:
-        """A string: 64-bit length, then that many bytes."""
+    def take_string(self, what: str, limit: int | None = None) -> bytes:
+        """A string: 64-bit length, then that many bytes, `limit` at most."""
         start = self.position
         n = self.take("Q", what)
-        if n > limit:
-            self.position = start
+        if limit is not None and n > limit:
             raise fault(self.path, start, f"{what} claims {n} bytes, more than the {limit} allowed")
         if n > self.size - self.position:
             raise fault(self.path, start, f"{what} claims {n} bytes, more than the file has left", DOWNLOAD_AGAIN)

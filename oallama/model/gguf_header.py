@@ -118,7 +118,7 @@ def _preamble(cursor: Cursor) -> tuple[int, int, int]:
 def _entry(cursor: Cursor, index: int, entries: dict[str, MetadataEntry]) -> None:
     """Read one metadata record into `entries`."""
     start = cursor.position
-    raw = cursor.take_string(MAX_KEY_BYTES, f"metadata key {index}")
+    raw = cursor.take_string(f"metadata key {index}", MAX_KEY_BYTES)
     try:
         key = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -140,7 +140,7 @@ def _entry(cursor: Cursor, index: int, entries: dict[str, MetadataEntry]) -> Non
         value = _array(cursor, key, what)
         name = f"array[{value.type}]"
     elif kind == VALUE_STRING:
-        value = cursor.take_string(cursor.size, what).decode("utf-8", "replace")
+        value = cursor.take_string(what).decode("utf-8", "replace")
     elif name == "bool":
         value = _bool(cursor.take("B", what), cursor, offset, key)
     else:

@@ -35,7 +35,7 @@ def read_tensor_headers(cursor: Cursor, n: int) -> list[TensorHeader]:
 
 def _tensor_header(cursor: Cursor, index: int) -> TensorHeader:
     path, start = cursor.path, cursor.position
-    raw = cursor.take_string(GGML_MAX_NAME - 1, f"the name of tensor {index}")
+    raw = cursor.take_string(f"the name of tensor {index}", GGML_MAX_NAME - 1)
     name = raw.decode("ascii", "replace")
     if not raw or not name.isprintable() or " " in name or not name.isascii():
         raise fault(path, start, f"tensor {index} has the name {quoted(raw)}, which is empty or not plain ASCII")

@@ -45,7 +45,7 @@ class BufferBytes:
 
     @property
     def in_host_memory(self) -> bool:
-        """CPU_REPACK and AMX are no "host" buffers to ggml, as nobody else can read them, but they are the host's memory."""
+        """Repacked layouts are no "host" buffers to ggml, as nothing else can read them, but are the host's memory."""
         return self.is_host or self.device in ("", CPU_DEVICE)
 
 
@@ -80,18 +80,21 @@ def probe_memory(request: ProbeRequest, timeout_s: float = TIMEOUT_S) -> ProbeRe
     try:
         answer = run_in_child("oallama.model.memory", asdict(request), timeout_s=timeout_s)
     except (ggml_bridge.ChildDied, ggml_bridge.ChildTimeout) as error:
+        reason = _SOURCE_FOLDER.sub("", str(error))
         if parse_device(request.device).kind != "none":
             raise DeviceError(
-                f"loading {request.path} for device {request.device} failed: {error}; "
+                f"loading {request.path} for device {request.device} failed: {reason}; "
                 "try --device none to learn whether the device or the file is the cause"
             ) from None
-        raise ModelFileError(f"{request.path} cannot be loaded, llama.cpp fails on it: {error}") from None
+        raise ModelFileError(f"{request.path} cannot be loaded, llama.cpp fails on it: {reason}") from None
     except ChildError as error:
         raise _ERRORS.get(error.type_name, OallamaError)(str(error)) from None
     except (ggml_bridge.BridgeError, ValueError) as error:
         raise BridgeError(str(error)) from None
     return ProbeResult(tuple(BufferBytes(**row) for row in answer.pop("buffers")), **answer)
 
+
+_SOURCE_FOLDER = re.compile(r"\S*/(?=[^/\s]+\.(?:c|cpp|h|hpp|cu):\d+)")  # before file:line of an assertion
 
 _ERRORS: dict[str, type[OallamaError]] = {
     kind.__name__: kind for kind in (ModelFileError, DeviceError, UsageError, BridgeError)

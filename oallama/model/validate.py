@@ -12,6 +12,7 @@ import re
 from oallama.model.gguf_file import CONVERT_AGAIN, GgufArray, GgufFile, MetadataEntry, fault, quoted
 from oallama.model.gguf_types import LLAMA_MAX_EXPERTS, LLAMA_MAX_LAYERS
 from oallama.model.hyperparameters import Hyperparameters, hyperparameters, number
+from oallama.model.roles import tensor_role
 from oallama.model.validate_tensors import validate_tensors
 from oallama.model.validate_tokenizer import validate_tokenizer
 
@@ -170,8 +171,12 @@ def _offset(gguf: GgufFile, key: str) -> int:
 
 def _heads(gguf: GgufFile, h: Hyperparameters) -> None:
     where = _offset(gguf, "attention.head_count")
+    if not any(h.n_head) and any(tensor_role(tensor.name).role in ("attn_q", "attn_qkv") for tensor in gguf.tensors):
+        raise fault(
+            gguf.path, where, "the tensors are those of attention, but the metadata state no heads", CONVERT_AGAIN
+        )
     for layer, (n_head, n_head_kv) in enumerate(zip(h.n_head, h.n_head_kv, strict=True)):
-        if n_head_kv and n_head % n_head_kv:
+        if n_head and n_head_kv and n_head % n_head_kv:
             message = f"layer {layer} has {n_head} heads for {n_head_kv} KV heads, which does not divide"
             raise fault(gguf.path, where, message)
     width = max(h.n_embd_head_k, h.n_embd_head_v, number(gguf, "attention.key_length_mla"))

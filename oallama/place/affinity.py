@@ -99,8 +99,8 @@ def iterate(
     affinities are stable. A placement met before is a cycle: it ends the loop unconverged. The placement with the
     least predicted time of all that were met is returned.
 
-    budget: bytes for the weights of operators. rule: see fill.FillRule. start: a placement to compute the first T' from,
-    in place of the one filled without T'.
+    budget: bytes for the weights of operators. rule: see fill.FillRule. start: a placement to compute the first T'
+    from, in place of the one filled without T'.
     """
     n = len(costs.operators)
     sizes = [sum(costs.operators[i].bytes for i in unit) for unit in units]

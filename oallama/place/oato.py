@@ -42,8 +42,8 @@ def search(
 ) -> Placed:
     """The placement with the least predicted time over the passes of `costs`.
 
-    affinity "paper" ranks as published: single operators, T' never negative; norms and KV of all layers are on the device,
-    or of as many as fit. rule "full" takes the least predicted time among placements that leave no room on the device.
+    affinity "paper" ranks as published: single operators, T' never negative; norms and KV of all layers are on the
+    device, or of as many as fit. rule "full" takes the least predicted time among placements that leave no room there.
     """
     n_layer = costs.graph.n_layer
     options = device_layer_choices(n_layer, layers(costs, budget).first_device_layer)

@@ -3,7 +3,9 @@
 Working set. Decode reads every weight once a token, so a weight is cold when its turn comes again unless the whole
 model fits the cache. A case therefore rotates through copies of its weight that together are as large as the model, or
 `COLD_FACTOR` times the last-level cache where the model is larger: a model that fits the cache is measured in the
-cache, as it will run. There are at least two copies, except of a weight that alone is that large.
+cache, as it will run. There are at least two copies, except of a weight that alone is that large, and except where one
+pass over the copies would take more than `PASS_FLOPS`: with many tokens each byte that was read is used so often that
+where it came from hardly counts.
 """
 
 from __future__ import annotations
@@ -25,9 +27,13 @@ from oallama.core.types import (
 
 PLAIN_LAYOUT = "CPU"
 COLD_FACTOR = 4  # a cache that does not replace strictly the oldest line keeps part of a set twice its size
-COMPUTE_BOUND_TOKENS = 64  # from here on a slow layout is not measured, and the output matrix does not run
+PASS_FLOPS = 8e9  # a tenth of a second on two ordinary cores
+COMPUTE_BOUND_TOKENS = 64  # from here on slow layouts are left out, and the output matrix does not run
 SLOW_LAYOUT = 2.0
-REST_KV = (256, 1024)
+MIN_REST_KV = 256  # llama.cpp pads the KV cache that attention sees to this
+REST_KV_RATIO = 4  # of the two depths; attention is affine in the depth
+MAX_REST_TOKENS = 512  # attention grows with batch times depth
+REST = "REST"  # in place of an operation's name, for a rest case that was left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +63,6 @@ class Case:
     working_set_bytes: int
 
     @property
-    def flops(self) -> int:
-        """Multiplications and additions of one run."""
-        k, n, _ = self.signature.shape
-        return 2 * k * n * self.signature.matrices_per_token * self.n_tokens
-
-    @property
-    def bytes_read(self) -> float:
-        """Weight bytes of one run. Of E experts each token uses n at random, so n_tokens tokens touch
-        E * (1 - (1 - n/E)^n_tokens) of them on average."""
-        signature = self.signature
-        if signature.op == "MUL_MAT":
-            return float(signature.bytes)
-        untouched = (1 - signature.n_expert_used / signature.shape[2]) ** self.n_tokens
-        return signature.bytes * (1 - untouched)
-
-    @property
     def key(self) -> CaseKey:
         signature = self.signature
         return CaseKey(
@@ -92,8 +82,8 @@ class Case:
             n_tokens=self.n_tokens,
             seconds=seconds,
             samples=tuple(samples),
-            gb_per_s=self.bytes_read / seconds / 1e9,
-            gflops=self.flops / seconds / 1e9,
+            gb_per_s=bytes_read(signature, self.n_tokens) / seconds / 1e9,
+            gflops=flops(signature, self.n_tokens) / seconds / 1e9,
             working_set_bytes=self.working_set_bytes,
             op=signature.op,
         )
@@ -133,9 +123,9 @@ def key_of(case: ProfileCase | SkippedCase) -> CaseKey:
 class Wanted:
     """What a model needs of a profile."""
 
-    signatures: tuple[tuple[Signature, tuple[int, ...], int], ...]  # (signature, n_tokens..., working set)
-    rest: tuple[tuple[int, int], ...]  # (n_tokens, n_kv)
-    rest_shape: RestShape
+    mul_mats: tuple[tuple[Signature, int, int], ...]  # (signature, n_tokens, bytes of the working set)
+    rest: tuple[tuple[int, int], ...]  # (n_tokens, n_kv); every n_tokens at every n_kv
+    rest_shape: RestShape  # with flash attention, which is measured without where a device lacks it
     n_layer: int
 
 
@@ -145,14 +135,8 @@ def signature_of(operator: Operator) -> Signature:
     return Signature(operator.op, operator.type, operator.shape, used, operator.bytes)
 
 
-def wanted(
-    model: ModelInfo,
-    operators: Sequence[Operator],
-    tokens: Sequence[int],
-    llc_bytes: int,
-    flash_attn: bool = True,
-) -> Wanted:
-    """Distinct signatures, cheapest first, each with its batch sizes and working set, and the rest cases.
+def wanted(model: ModelInfo, operators: Sequence[Operator], tokens: Sequence[int], llc_bytes: int) -> Wanted:
+    """Distinct signatures at each batch size with their working sets, and the rest cases.
 
     Operators outside the blocks (the output matrix) run on the last token only, whatever the prompt's length: they are
     not measured at COMPUTE_BOUND_TOKENS or more unless nothing smaller is asked for.
@@ -165,31 +149,64 @@ def wanted(
         signature = signature_of(operator)
         inside[signature] = inside.get(signature, False) or operator.layer is not None
     ordered = sorted(inside, key=lambda s: (s.bytes, s.op, s.type, s.shape, s.n_expert_used))
-    shape = RestShape(
-        n_embd=model.n_embd,
-        n_head=model.n_head,
-        n_head_kv=model.n_head_kv,
-        n_embd_head_k=model.n_embd_head_k,
-        n_embd_head_v=model.n_embd_head_v,
-        n_ff=model.n_ff,
-        flash_attn=flash_attn,
-    )
+    batches = sorted({min(n, MAX_REST_TOKENS) for n in sizes})
+    shallow = max(MIN_REST_KV, *batches)
     return Wanted(
-        signatures=tuple(
-            (s, tuple(sizes if inside[s] else small), working_set(s.bytes, total, llc_bytes)) for s in ordered
+        mul_mats=tuple(
+            (s, n, working_set(s, n, total, llc_bytes)) for s in ordered for n in (sizes if inside[s] else small)
         ),
-        rest=tuple(dict.fromkeys((n, max(n, n_kv)) for n in sizes for n_kv in REST_KV)),
-        rest_shape=shape,
+        rest=tuple((n, n_kv) for n in batches for n_kv in (shallow, REST_KV_RATIO * shallow) if _has_attention(model)),
+        rest_shape=RestShape(
+            n_embd=model.n_embd,
+            n_head=model.n_head,
+            n_head_kv=model.n_head_kv,
+            n_embd_head_k=model.n_embd_head_k,
+            n_embd_head_v=model.n_embd_head_v,
+            n_ff=_widest_activation(operators),
+            flash_attn=True,
+        ),
         n_layer=model.n_layer,
     )
 
 
-def working_set(weight_bytes: int, model_bytes: int, llc_bytes: int) -> int:
+def _has_attention(model: ModelInfo) -> bool:
+    """Whether the layers look like a Llama block, the only one whose rest can be measured."""
+    heads = (model.n_head, model.n_head_kv, model.n_embd_head_k, model.n_embd_head_v)
+    return min(heads) > 0 and model.n_head % model.n_head_kv == 0 and model.n_embd_head_k % 2 == 0
+
+
+def _widest_activation(operators: Sequence[Operator]) -> int:
+    """Elements per token that the feed-forward activation of a layer computes, of all its experts; the most of any
+    layer."""
+    by_layer: dict[int | None, int] = {}
+    for operator in operators:
+        if operator.role.startswith("ffn_down"):
+            width = operator.shape[0] * signature_of(operator).n_expert_used
+            by_layer[operator.layer] = by_layer.get(operator.layer, 0) + width
+    return max(by_layer.values(), default=0)
+
+
+def working_set(signature: Signature, n_tokens: int, model_bytes: int, llc_bytes: int) -> int:
     """Bytes of weights that the runs of one case rotate through (see the module's docstring)."""
     cold = COLD_FACTOR * llc_bytes
-    if weight_bytes >= cold:
-        return weight_bytes
-    return max(min(model_bytes, cold), 2 * weight_bytes)
+    wanted = max(min(model_bytes, cold), 2 * signature.bytes if signature.bytes < cold else 0)
+    affordable = PASS_FLOPS * bytes_read(signature, n_tokens) / flops(signature, n_tokens)
+    return max(signature.bytes, min(wanted, int(affordable)))
+
+
+def flops(signature: Signature, n_tokens: int) -> int:
+    """Multiplications and additions of one mul-mat."""
+    k, n, _ = signature.shape
+    return 2 * k * n * signature.matrices_per_token * n_tokens
+
+
+def bytes_read(signature: Signature, n_tokens: int) -> float:
+    """Weight bytes of one mul-mat. Of E experts each token uses n at random, so n_tokens tokens touch
+    E * (1 - (1 - n/E)^n_tokens) of them on average."""
+    if signature.op == "MUL_MAT":
+        return float(signature.bytes)
+    untouched = (1 - signature.n_expert_used / signature.shape[2]) ** n_tokens
+    return signature.bytes * (1 - untouched)
 
 
 def required(want: Wanted, device: str | None) -> list[Case]:
@@ -200,7 +217,15 @@ def required(want: Wanted, device: str | None) -> list[Case]:
 
 def cases_at(want: Wanted, device: str, layout: str) -> list[Case]:
     """Every case of a model at one place."""
-    return [Case(device, layout, s, n, size) for s, tokens, size in want.signatures for n in tokens]
+    return [Case(device, layout, signature, n, size) for signature, n, size in want.mul_mats]
+
+
+def rest_skipped(device: str, n_tokens: int, n_kv: int, shape: RestShape, reason: str) -> SkippedCase:
+    """The record of a rest case that was left out."""
+    heads = f"{shape.n_head}/{shape.n_head_kv} heads of {shape.n_embd_head_k}/{shape.n_embd_head_v}"
+    return SkippedCase(
+        device, "rest", f"{heads}, feed-forward {shape.n_ff}", (shape.n_embd, n_kv, 1), 0, n_tokens, 0, reason, REST
+    )
 
 
 def in_order(cases: Iterable[Case]) -> list[Case]:
@@ -218,15 +243,14 @@ def too_slow(case: Case, known: dict[CaseKey, float]) -> str | None:
     same = {
         key: seconds
         for key, seconds in known.items()
-        if key.device == CPU_DEVICE
-        and (key.op, key.type, key.shape, key.n_expert_used, key.working_set_bytes)
-        == (case.key.op, case.key.type, case.key.shape, case.key.n_expert_used, case.working_set_bytes)
+        if (key.device, key.op, key.type, key.shape, key.n_expert_used)
+        == (CPU_DEVICE, case.key.op, case.key.type, case.key.shape, case.key.n_expert_used)
         and 1 < key.n_tokens < COMPUTE_BOUND_TOKENS
     }
     if not same:
         return None
-    n_tokens = max(key.n_tokens for key in same)
-    by_layout = {key.layout: seconds for key, seconds in same.items() if key.n_tokens == n_tokens}
+    n_tokens, size = max((key.n_tokens, key.working_set_bytes) for key in same)
+    by_layout = {k.layout: s for k, s in same.items() if (k.n_tokens, k.working_set_bytes) == (n_tokens, size)}
     best = min(by_layout, key=lambda layout: by_layout[layout])
     own = by_layout.get(case.layout)
     if own is None or own <= SLOW_LAYOUT * by_layout[best]:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from oallama.core.types import CPU_DEVICE, Profile, ProfileCase, RestCase, RestShape, SkippedCase
-from oallama.profile.cases import Case, Wanted, key_of, required, too_slow
+from oallama.profile.cases import Case, Wanted, key_of, required, rest_skipped, too_slow
 from oallama.profile.quality import sample_warnings
 from oallama.profile.store import VERSION, profile_from_json, profile_to_json
 
-NO_DEVICE = "none"
+LINKS = ("h2d_pinned", "h2d_pageable", "d2h")
+CPU_PAIR = "cpu-pair"
 
 _T = TypeVar("_T", ProfileCase, RestCase, SkippedCase)
 
@@ -67,8 +68,8 @@ def _identity(record: ProfileCase | RestCase | SkippedCase) -> object:
 
 
 def rest_key(device: str, n_tokens: int, n_kv: int, shape: RestShape | None) -> object:
-    """What identifies a rest case in a store."""
-    return (device, n_tokens, n_kv, shape)
+    """What identifies a rest case in a store: not whether it has flash attention, which the device decides."""
+    return (device, n_tokens, n_kv, replace(shape, flash_attn=True) if shape else None)
 
 
 def missing_cases(profile: Profile, candidates: Sequence[Case]) -> list[Case]:
@@ -77,46 +78,65 @@ def missing_cases(profile: Profile, candidates: Sequence[Case]) -> list[Case]:
     return [case for case in candidates if case.key not in known]
 
 
-def missing_rest(profile: Profile, want: Wanted, devices: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(device, n_tokens, n_kv) of the rest cases that are not measured."""
+def missing_rest(profile: Profile, want: Wanted, device: str) -> list[tuple[int, int]]:
+    """(n_tokens, n_kv) of the device's rest cases that are neither measured nor left out on purpose."""
     known = {rest_key(rest.device, rest.n_tokens, rest.n_kv, rest.shape) for rest in profile.rest}
+    left_out = {key_of(case) for case in profile.skipped}
     return [
-        (device, n_tokens, n_kv)
-        for device in devices
+        (n_tokens, n_kv)
         for n_tokens, n_kv in want.rest
         if rest_key(device, n_tokens, n_kv, want.rest_shape) not in known
+        and key_of(rest_skipped(device, n_tokens, n_kv, want.rest_shape, "")) not in left_out
     ]
 
 
-def missing_link(profile: Profile) -> bool:
-    """Whether the link to the device is still to be measured."""
-    return not (profile.link and profile.boundary and profile.contention and profile.launch_s > 0)
+def missing_link(profile: Profile) -> list[str]:
+    """Parts of the link to the device that are still to be measured: names of `link`, `boundary`, `contention` and
+    `launch_s`. The two halves of a pair of CPU backends share their memory: no boundary, no contention."""
+    missing = [name for name in LINKS if name not in profile.link]
+    if not profile.launch_s > 0:
+        missing.append("launch_s")
+    if profile.device != CPU_PAIR:
+        missing += [name for name in ("boundary", "contention") if getattr(profile, name) is None]
+    return missing
 
 
-def is_complete(profile: Profile, want: Wanted, has_device: bool) -> bool:
+def has_device(profile: Profile) -> bool:
+    """Whether the profile is of a device beside the CPU."""
+    return profile.device != CPU_DEVICE
+
+
+def is_complete(profile: Profile, want: Wanted) -> bool:
     """Whether the profile can serve the model as it is.
 
     A stored profile has every layout of a case or none (an interrupted measurement stays in the journal), so that the
     plain layout tells for all of them.
     """
-    if has_device and (profile.device == CPU_DEVICE or missing_link(profile)):
+    if "device_name" not in profile.fingerprint:  # never measured: nobody knows what `auto` stands for
         return False
-    device = profile.device if has_device else None
+    device = profile.device if has_device(profile) else None
+    if device and missing_link(profile):
+        return False
     places = [CPU_DEVICE] + ([device] if device else [])
-    return not missing_cases(profile, required(want, device)) and not missing_rest(profile, want, places)
+    return not missing_cases(profile, required(want, device)) and not any(
+        missing_rest(profile, want, place) for place in places
+    )
 
 
 def select(profile: Profile, want: Wanted) -> Profile:
     """The part of a store that the model needs, with the warnings that concern it, in a fixed order."""
-    signatures = {(s.op, s.type, s.shape, s.n_expert_used, size) for s, _, size in want.signatures}
+    mul_mats = {(s.op, s.type, s.shape, s.n_expert_used, n, size) for s, n, size in want.mul_mats}
+
+    rest_cases = {rest_key(d, *at, want.rest_shape) for d in (CPU_DEVICE, profile.device) for at in want.rest}
 
     def concerns(case: ProfileCase | SkippedCase) -> bool:
-        return (case.op, case.type, case.shape, case.n_expert_used, case.working_set_bytes) in signatures
+        what = (case.op, case.type, case.shape, case.n_expert_used, case.n_tokens, case.working_set_bytes)
+        return what in mul_mats
 
     cases = tuple(sorted(filter(concerns, profile.cases), key=_case_order))
     rest = tuple(
         sorted(
-            (rest for rest in profile.rest if rest.shape == want.rest_shape),
+            (rest for rest in profile.rest if _identity(rest) in rest_cases),
             key=lambda rest: (rest.device, rest.n_tokens, rest.n_kv),
         )
     )

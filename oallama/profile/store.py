@@ -218,7 +218,7 @@ def _fit(reader: _Reader) -> LinearFit:
 def _point(point: Any, where: str) -> tuple[int, float]:
     if not isinstance(point, list) or len(point) != 2 or type(point[0]) is not int:
         raise ProfileError(f"{where}: points must be pairs [bytes, seconds]; {_REMEDY}")
-    return point[0], _number(point[1], f"{where}: points", True)
+    return point[0], _number(point[1], f"{where}: points", signed=True)  # a difference of two times may be negative
 
 
 def _contention(reader: _Reader) -> Contention:

@@ -14,7 +14,8 @@ from oallama.report.text import model_title, percent, plural, printable, ranges_
 FOLD_ABOVE = 40
 """Reports with more operators than this are folded to one line per role and backend unless every row is asked for."""
 
-_AFFINITY_HEADINGS = "operator |type |>shape |>bytes |>T_c µs |>T_g µs |>T' µs |>benefit µs/MiB |>affinity |backend"
+_LEGEND = "µs/MiB: what a MiB of device memory saves, (T_c - T_g - T') / bytes; affinity: that, scaled to 0..1."
+_AFFINITY_HEADINGS = "operator |type |>shape |>bytes |>T_c µs |>T_g µs |>T' µs |>µs/MiB |>affinity |backend"
 
 
 def benefit_text(benefit_s_per_byte: float | None) -> str:
@@ -35,7 +36,7 @@ def affinity_table(report: AffinityReport, every_row: bool = False) -> Table:
     folded = fold(report.operators)
     footer = (
         f"{plural(len(report.operators), 'operator')} in {plural(len(folded), 'line')}: bytes are sums, "
-        "T_c, T_g, T' and benefit medians of one operator; --all shows every operator.",
+        "T_c, T_g, T' and µs/MiB medians of one operator; --all shows every operator.",
     )
     return table(_title(report), f">rank |>count |layers |{_AFFINITY_HEADINGS}", map(_fold_row, folded), footer)
 
@@ -73,7 +74,7 @@ def _fold_row(line: Fold) -> tuple[str, ...]:
         microseconds_text(line.t_gpu_s),
         microseconds_text(line.t_transfer_s),
         benefit_text(line.benefit_s_per_byte),
-        _span(*(f"{value:.3f}" for value in line.affinity)),
+        _span(*(f"{value:.2f}" for value in line.affinity)),
         line.backend,
     )
 
@@ -130,7 +131,12 @@ def ledger_table(memory: MemoryLedger, device: str) -> Table:
 
 def report_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
     """The whole report: ranked operators, then the ledger (where there is a device) with the sentences below it."""
-    sentences = (convergence_text(report), predicted_text(report.predicted), *map(printable_sentence, report.notes))
+    sentences = (
+        _LEGEND,
+        convergence_text(report),
+        predicted_text(report.predicted),
+        *map(printable_sentence, report.notes),
+    )
     ranked = affinity_table(report, every_row)
     if report.memory.capacity <= 0:
         return (replace(ranked, footer=ranked.footer + sentences),)

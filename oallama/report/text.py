@@ -29,8 +29,8 @@ def _escape(character: str) -> str:
 
 
 def shape_text(shape: Shape) -> str:
-    """[K, N, E] as `4096 × 14336`, with `× 8` only where there is a third dimension."""
-    return " × ".join(str(n) for n in (shape if shape[2] != 1 else shape[:2]))
+    """[K, N, E] as `4096×14336`, with `×8` only where there is a third dimension."""
+    return "×".join(str(n) for n in (shape if shape[2] != 1 else shape[:2]))
 
 
 def ranges_text(numbers: Iterable[int]) -> str:

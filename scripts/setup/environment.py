@@ -57,41 +57,33 @@ class Environment:
         same = stamp.schema == SCHEMA and stamp.inputs.get("place") == self.place()
         return stamp if same else None
 
+    def drop_stamp(self) -> None:
+        """Forget what was installed: it is about to be replaced."""
+        (self.folder / STAMP).unlink(missing_ok=True)
+
+    def settle(self) -> None:
+        """Take the mark of an interrupted set-up away."""
+        (self.folder / UNFINISHED).unlink(missing_ok=True)
+
     def write_stamp(self, stamp: Stamp) -> None:
         """Declare the set-up finished: the last thing that is done."""
         draft = self.folder / f"{STAMP}.{os.getpid()}"
         draft.write_text(json.dumps(asdict(stamp), indent=1), encoding="utf-8")
         draft.replace(self.folder / STAMP)
-        (self.folder / UNFINISHED).unlink(missing_ok=True)
+        self.settle()
 
     def place(self) -> str:
         """Where the environment and its interpreter are: an environment that was moved, or lost it, does not work."""
         return f"{self.folder} {os.path.realpath(self.python)}"
 
-    def prepare(self, console: Console, step: Step, env: Mapping[str, str]) -> bool:
-        """Make `.venv` usable and mark it unfinished. Returns whether it is new.
+    def fault(self, env: Mapping[str, str]) -> str | None:
+        """Why `.venv` has to be made anew; None when it is usable.
 
-        One that a set-up left half-written, that was moved or whose interpreter is gone is made anew; one that
-        somebody made by hand is kept and brought up to date.
+        That is so when a set-up left it half-written, when it was moved, or when its interpreter is gone. One that
+        somebody made by hand is usable.
         """
-        fresh = not self.folder.exists()
-        why = None if fresh else self._why_unusable(env)
-        if why:
-            step.change(f"making .venv anew ({why})")
-            shutil.rmtree(self.folder)
-        if not fresh and not why:
-            (self.folder / UNFINISHED).touch()
-            step.result = "kept .venv"
-            return False
-        self.folder.mkdir()
-        (self.folder / UNFINISHED).touch()
-        run(console, step, [sys.executable, "-m", "venv", str(self.folder)], env, "creating .venv")
-        self._upgrade_old_pip(console, step, env)
-        version = ".".join(map(str, sys.version_info[:3]))
-        step.result = f"created .venv with Python {version}" + (f" ({why})" if why else "")
-        return True
-
-    def _why_unusable(self, env: Mapping[str, str]) -> str | None:
+        if not self.folder.exists():
+            return "there is none"
         if (self.folder / UNFINISHED).exists():
             return "the last set-up was cut short"
         version = capture([str(self.python), "-c", "import pip, sys; print(sys.version_info >= (3, 10))"], env)
@@ -104,6 +96,19 @@ class Environment:
         except (OSError, ValueError, KeyError, TypeError):
             return None
         return None if place == self.place() else "it was moved or its Python was replaced"
+
+    def prepare(self, console: Console, step: Step, fault: str | None, env: Mapping[str, str]) -> None:
+        """Make `.venv` anew where it has a fault, and mark it unfinished."""
+        if fault is None:
+            (self.folder / UNFINISHED).touch()
+            step.result = "kept .venv"
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        (self.folder / UNFINISHED).touch()
+        run(console, step, [sys.executable, "-m", "venv", str(self.folder)], env, "creating .venv")
+        self._upgrade_old_pip(console, step, env)
+        step.result = f"created .venv with Python {'.'.join(map(str, sys.version_info[:3]))} ({fault})"
 
     def _upgrade_old_pip(self, console: Console, step: Step, env: Mapping[str, str]) -> None:
         shown = capture([str(self.python), "-m", "pip", "--version"], env) or ""

@@ -12,13 +12,15 @@ from pathlib import Path
 from .console import Console
 from .environment import Environment, lock
 from .errors import SetupError
-from .gpu import Backend, choose_backend
+from .gpu import Backend
 from .llama_wheel import Recipe, Variant, WheelStore, make_recipe
 from .machine import Compiler, Cpu, cache_dir
 
 _SELFTEST = "import json; from ggml_bridge.selftest import check_layouts; print(json.dumps(check_layouts()))"
 _SELFTEST_S = 300.0
-WHOLE = "*"  # stands for a build that failed, or a self-test that died, as a whole
+# In place of a layout's name, what concerns the whole build:
+UNUSABLE = "build"  # it cannot be compiled or loaded
+DIED = "self-test"  # the child died without saying in which layout
 
 
 @dataclass(frozen=True)
@@ -45,13 +47,13 @@ def next_variant(variant: Variant, bad: Mapping[str, str], has_amx: bool, auto: 
     """What to build after a failure (`bad`: layout -> what is wrong); None when nothing is left to try.
 
     A layout that computes wrong or crashes is built out. With `auto`, a GPU back end that cannot be built or loaded is
-    given up for the CPU. A test that died as a whole says no layout: the suspect is AMX where the CPU has it.
+    given up for the CPU. Where the self-test died without naming a layout, AMX is suspected first.
     """
-    if variant.backend.name != "cpu" and auto and WHOLE in bad:
+    if variant.backend.name != "cpu" and auto and (UNUSABLE in bad or DIED in bad):
         return replace(variant, backend=Backend("cpu", f"CPU build: the {variant.backend.name} build does not work"))
-    if variant.amx and has_amx and ("AMX" in bad or WHOLE in bad):
+    if variant.amx and has_amx and ("AMX" in bad or DIED in bad):
         return replace(variant, amx=False)
-    if variant.repack and ("CPU_REPACK" in bad or WHOLE in bad):
+    if variant.repack and ("CPU_REPACK" in bad or DIED in bad):
         return replace(variant, repack=False)
     return None
 
@@ -66,15 +68,14 @@ class LlamaInstaller:
         self.version = version
         self.store = WheelStore(cache_dir(machine.env))
 
-    def install(self, install_project: Callable[[], None], refresh: bool) -> Installed:
-        """Try variants in order. `install_project` is called once, after the first wheel is in (the self-test is part
-        of the project). With `refresh` remembered self-tests are run again. Raises SetupError when none passes."""
+    def install(self, backend: Backend, install_project: Callable[[], None], refresh: bool) -> Installed:
+        """Try variants in order, the first with all that `backend` offers. Raises SetupError when none passes.
+
+        `install_project` is called once, after the first wheel is in: the self-test is part of the project. With
+        `refresh`, self-tests whose outcome is remembered are run again.
+        """
         machine, project_in = self.machine, False
         notes: list[str] = []
-        cmake = machine.env.get("CMAKE_ARGS", "")
-        with self.console.step("machine", "looking for GPUs") as step:
-            backend = choose_backend(machine.wish, machine.env, machine.compiler.cxx, cmake)
-            step.result = f"{machine.cpu.model}, {machine.compiler}; {backend.why}"
         variant: Variant | None = Variant(backend)
         while variant:
             recipe = make_recipe(variant, self.version, machine.cpu, machine.compiler, machine.env)
@@ -91,7 +92,7 @@ class LlamaInstaller:
             if not bad:
                 return Installed(recipe.key, variant.backend.name, outcome, notes)
             following = next_variant(variant, bad, machine.cpu.has_amx, machine.wish == "auto")
-            what = "; ".join(result if layout == WHOLE else f"{layout}: {result}" for layout, result in bad.items())
+            what = "; ".join(f"{layout}: {result}" for layout, result in bad.items())
             if following:
                 notes.append(f"{variant} does not work ({what}), so {following} is used")
                 self.console.line("llama.cpp", notes[-1])
@@ -115,7 +116,7 @@ class LlamaInstaller:
                         if recipe.backend.name == "cpu" or self.machine.wish != "auto":
                             raise
                         step.result = f"{step.result}: the build failed"
-                        return {WHOLE: str(error)}
+                        return {UNUSABLE: str(error)}
             self.environment.install_wheel(self.console, step, wheel, env)
             step.result = f"{step.result} {source} and installed"
         return {}
@@ -125,28 +126,48 @@ class LlamaInstaller:
         with self.console.step("self-test", "multiplying with every CPU layout") as step:
             outcome = run_selftest(self.environment.python, self.machine.env, self.console)
             step.result = ", ".join(f"{layout} {result}" for layout, result in outcome.items())
-            self.store.write_outcome(recipe.key, outcome)
+            if UNUSABLE not in outcome:  # a driver's library may be there next time
+                self.store.write_outcome(recipe.key, outcome)
         return outcome
 
 
 def run_selftest(python: Path, env: Mapping[str, str], console: Console) -> dict[str, str]:
-    """Layout -> "ok" or what is wrong; {"*": reason} when the child died or said nothing."""
-    command = [str(python), "-c", _SELFTEST]
+    """Layout -> "ok" or what is wrong; {"build": …} when llama_cpp cannot be loaded, {"self-test": …} when it died.
+
+    Raises SetupError when the self-test itself does not run: that says nothing about the build.
+    """
+    load = _child(python, "import llama_cpp", env, console)
+    if load.returncode > 0:
+        return {UNUSABLE: f"llama_cpp cannot be loaded: {_last_line(load.stderr)}"}
+    done = load if load.returncode < 0 else _child(python, _SELFTEST, env, console)
+    if done.returncode < 0:
+        return {DIED: f"died with {signal.Signals(-done.returncode).name}"}
+    try:
+        outcome = json.loads(_last_line(done.stdout))
+    except ValueError:
+        outcome = None
+    if done.returncode > 0 or not isinstance(outcome, dict) or not outcome:
+        raise SetupError(
+            f"the self-test of llama.cpp cannot run ({_last_line(done.stderr)}): reinstall with setup_env.py --refresh"
+        )
+    return {str(layout): str(result) for layout, result in outcome.items()}
+
+
+def _child(python: Path, code: str, env: Mapping[str, str], console: Console) -> subprocess.CompletedProcess[str]:
+    command = [str(python), "-c", code]
     console.log_command(command, {})
     try:
         done = subprocess.run(
             command, env=dict(env), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SELFTEST_S
         )
-    except subprocess.TimeoutExpired:
-        return {WHOLE: f"the self-test did not end within {_SELFTEST_S:.0f} s"}
+    except subprocess.TimeoutExpired as error:
+        raise SetupError(f"the self-test of llama.cpp did not end within {_SELFTEST_S:.0f} s: run it again") from error
     console.write_log(done.stdout + done.stderr)
-    if done.returncode < 0:
-        return {WHOLE: f"the self-test died with {signal.Signals(-done.returncode).name}"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode == 0 and lines:
-        return {str(layout): str(result) for layout, result in json.loads(lines[-1]).items()}
-    said = done.stderr.strip().splitlines()
-    return {WHOLE: said[-1][:300] if said else f"the self-test ended with status {done.returncode}"}
+    return done
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1][:300]
 
 
 def _failures(outcome: Mapping[str, str]) -> dict[str, str]:

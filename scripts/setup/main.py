@@ -16,7 +16,7 @@ from types import FrameType
 from .console import Console, format_seconds
 from .environment import Environment, Stamp, digest_files, lock, native_sources
 from .errors import SetupError, UsageError
-from .gpu import CHOICES, gpu_hint
+from .gpu import CHOICES, Backend, choose_backend, gpu_hint
 from .llama import LlamaInstaller, Machine
 from .llama_wheel import pinned_version
 from .machine import check_compiler, find_compiler, platform_tag, this_cpu
@@ -52,31 +52,46 @@ class Setup:
         return stamp is not None and stamp.inputs == self.inputs() and set(self.extras) <= set(stamp.extras)
 
     def run(self, refresh: bool = False) -> Stamp:
-        """Do what is missing. Raises SetupError; whatever happens, an unfinished environment is known as such."""
-        check_compiler(self.machine.compiler, self.machine.env)
-        old = self.environment.read_stamp()
+        """Do what is missing. Raises SetupError; an environment that was cut short is known as such ever after."""
+        machine = self.machine
+        check_compiler(machine.compiler, machine.env)
+        fault = self.environment.fault(machine.env)
+        old = None if refresh or fault else self.environment.read_stamp()
+        backend = None  # None: the installed llama-cpp-python stays
+        if old is None or old.inputs["llama"] != self.inputs()["llama"]:
+            with self.console.step("machine", "looking for GPUs") as step:
+                cmake_args = machine.env.get("CMAKE_ARGS", "")
+                backend = choose_backend(machine.wish, machine.env, machine.compiler.cxx, cmake_args)
+                step.result = f"{machine.cpu.model}, {machine.compiler}; {backend.why}"
         with self.console.step("environment", "creating .venv") as step:
-            if self.environment.prepare(self.console, step, self.machine.env) or refresh:
-                old = None
+            self.environment.prepare(self.console, step, fault, machine.env)
+        try:
+            stamp = self._install(old, backend, refresh)
+        except SetupError:
+            self.environment.settle()  # the command that failed ended by itself: nothing is half-written
+            raise
+        self.environment.write_stamp(stamp)
+        return stamp
+
+    def _install(self, old: Stamp | None, backend: Backend | None, refresh: bool) -> Stamp:
         now = self.inputs()
         extras = sorted({*self.extras, *(old.extras if old else ())})
         dependencies = old is None or old.inputs["project"] != now["project"] or extras != old.extras
-        if old is not None and old.inputs["llama"] == now["llama"]:
+        if old is not None and backend is None:
             self._install_project(extras, dependencies)
-            stamp = Stamp(now, extras, old.wheel, old.backend, old.layouts, old.notes)
-        else:
-            for folder in (self.root / "build").glob("*-none-*"):  # CMake would keep the compiler of another time
-                shutil.rmtree(folder)
-            installer = LlamaInstaller(self.console, self.environment, self.machine, self.version)
-            made = installer.install(lambda: self._install_project(extras, dependencies), refresh)
-            stamp = Stamp(now, extras, made.wheel, made.backend, made.layouts, made.notes)
-        self.environment.write_stamp(stamp)
-        return stamp
+            return Stamp(now, extras, old.wheel, old.backend, old.layouts, old.notes)
+        assert backend is not None
+        self.environment.drop_stamp()
+        for folder in (self.root / "build").glob("*-none-*"):  # CMake would keep the compiler of another time
+            shutil.rmtree(folder)
+        installer = LlamaInstaller(self.console, self.environment, self.machine, self.version)
+        made = installer.install(backend, lambda: self._install_project(extras, dependencies), refresh)
+        return Stamp(now, extras, made.wheel, made.backend, made.layouts, made.notes)
 
     def _install_project(self, extras: list[str], dependencies: bool) -> None:
         env = {name: value for name, value in self.machine.env.items() if name != "CMAKE_ARGS"}  # llama.cpp's, not ours
         env.update(CC=self.machine.compiler.cc, CXX=self.machine.compiler.cxx)
-        what = "oallama, its native bridge" + (" and what they need" if dependencies else "")
+        what = "oallama, its native bridge and what they need" if dependencies else "oallama and its native bridge"
         with self.console.step("oallama", f"installing {what}") as step:
             self.environment.install_project(self.console, step, extras, dependencies, env)
             step.result = f"installed {what}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from oallama.core.types import ModelInfo, Operator
@@ -9,7 +11,9 @@ from oallama.core.units import MIB
 from oallama.profile.cases import (
     Case,
     Signature,
+    bytes_read,
     cases_at,
+    flops,
     in_order,
     required,
     signature_of,
@@ -28,7 +32,7 @@ def model(n_layer: int = 2) -> ModelInfo:
 
 
 def operator(name: str, layer: int | None, shape: tuple[int, int, int], n_bytes: int, **more: object) -> Operator:
-    values = {"role": name, "op": "MUL_MAT", "type": "Q4_0", "active_fraction": 1.0, **more}
+    values = {"role": name.split(".")[-1], "op": "MUL_MAT", "type": "Q4_0", "active_fraction": 1.0, **more}
     return Operator(name=name, layer=layer, shape=shape, bytes=n_bytes, **values)  # type: ignore[arg-type]
 
 
@@ -47,8 +51,8 @@ OUTPUT = operator("output", None, (256, 1000, 1), 144000)
 
 def test_equal_operators_are_measured_once() -> None:
     want = wanted(model(), [*LAYERS, OUTPUT], (32, 1, 32), llc_bytes=MIB)
-    assert [s.shape for s, _, _ in want.signatures] == [(256, 256, 1), (256, 512, 1), (512, 256, 1), (256, 1000, 1)]
-    assert all(tokens == (1, 32) for _, tokens, _ in want.signatures)
+    shapes = [(256, 256, 1), (256, 512, 1), (512, 256, 1), (256, 1000, 1)]
+    assert [(s.shape, n) for s, n, _ in want.mul_mats] == [(shape, n) for shape in shapes for n in (1, 32)]
     assert len(required(want, None)) == 8
     assert len(required(want, "CUDA0")) == 16
 
@@ -62,23 +66,39 @@ def test_type_and_routing_tell_signatures_apart() -> None:
         operator("d", 0, (256, 256, 8), 294912),
     ]
     want = wanted(model(), operators, (1,), llc_bytes=MIB)
-    assert len(want.signatures) == 4
+    assert len(want.mul_mats) == 4
 
 
 def test_the_output_matrix_is_not_measured_at_prompt_sized_batches() -> None:
     want = wanted(model(), [*LAYERS, OUTPUT], (1, 32, 512), llc_bytes=MIB)
-    by_shape = {s.shape: tokens for s, tokens, _ in want.signatures}
-    assert by_shape[(256, 1000, 1)] == (1, 32)
-    assert by_shape[(256, 512, 1)] == (1, 32, 512)
+    assert [n for s, n, _ in want.mul_mats if s.shape == (256, 1000, 1)] == [1, 32]
+    assert [n for s, n, _ in want.mul_mats if s.shape == (256, 512, 1)] == [1, 32, 512]
     only_large = wanted(model(), [OUTPUT], (512,), llc_bytes=MIB)
-    assert only_large.signatures[0][1] == (512,)
+    assert [n for _, n, _ in only_large.mul_mats] == [512]
 
 
-def test_rest_covers_every_batch_at_depths_that_hold_it() -> None:
-    want = wanted(model(), LAYERS, (1, 512), llc_bytes=MIB, flash_attn=False)
-    assert want.rest == ((1, 256), (1, 1024), (512, 512), (512, 1024))
-    assert (want.rest_shape.n_head, want.rest_shape.n_head_kv, want.rest_shape.flash_attn) == (8, 2, False)
-    assert wanted(model(), LAYERS, (2048,), llc_bytes=MIB).rest == ((2048, 2048),)
+def test_rest_covers_every_batch_at_two_depths_that_hold_it() -> None:
+    want = wanted(model(), LAYERS, (1, 512), llc_bytes=MIB)
+    assert want.rest == ((1, 512), (1, 2048), (512, 512), (512, 2048))
+    assert wanted(model(), LAYERS, (1, 32), llc_bytes=MIB).rest == ((1, 256), (1, 1024), (32, 256), (32, 1024))
+    assert wanted(model(), LAYERS, (4096,), llc_bytes=MIB).rest == ((512, 512), (512, 2048))
+
+
+def test_rest_has_the_head_shape_and_the_activation_of_all_experts_in_use() -> None:
+    shape = wanted(model(), LAYERS, (1,), llc_bytes=MIB).rest_shape
+    assert (shape.n_head, shape.n_head_kv, shape.n_embd_head_k, shape.n_ff) == (8, 2, 32, 512)
+    routed = {"op": "MUL_MAT_ID", "n_expert_used": 2, "active_fraction": 0.25, "role": "ffn_down_exps"}
+    experts = [
+        operator("a", 0, (128, 256, 8), 1, **routed),
+        operator("b", 0, (64, 256, 1), 1, role="ffn_down_shexp"),
+        operator("c", 1, (300, 256, 1), 1, role="ffn_down"),
+    ]
+    assert wanted(model(), experts, (1,), llc_bytes=MIB).rest_shape.n_ff == 2 * 128 + 64
+
+
+@pytest.mark.parametrize("odd", [{"n_head": 0}, {"n_head_kv": 3}, {"n_embd_head_k": 33}, {"n_embd_head_v": 0}])
+def test_layers_that_are_no_llama_block_have_no_rest_cases(odd: dict[str, int]) -> None:
+    assert wanted(replace(model(), **odd), LAYERS, (1,), llc_bytes=MIB).rest == ()
 
 
 @pytest.mark.parametrize(
@@ -92,24 +112,35 @@ def test_rest_covers_every_batch_at_depths_that_hold_it() -> None:
         (5 * MIB, 9 * MIB, 32 * MIB, 10 * MIB),  # two copies, though the model has only one
     ],
 )
-def test_working_set(weight: int, whole_model: int, llc: int, expected: int) -> None:
-    assert working_set(weight, whole_model, llc) == expected
+def test_working_set_in_decode(weight: int, whole_model: int, llc: int, expected: int) -> None:
+    matrix = Signature("MUL_MAT", "F16", (1024, weight // 2048, 1), 1, weight)
+    assert working_set(matrix, 1, whole_model, llc) == expected
+
+
+def test_working_set_shrinks_to_one_copy_as_a_pass_gets_long() -> None:
+    matrix = Signature("MUL_MAT", "Q4_0", (4096, 4096, 1), 1, 9 * MIB)
+    sizes = [working_set(matrix, n, 4000 * MIB, 32 * MIB) for n in (1, 8, 32, 64, 128, 512)]
+    assert sizes[:2] == [128 * MIB] * 2
+    assert sizes == sorted(sizes, reverse=True)
+    assert 64 * MIB < sizes[2] < 72 * MIB  # 8 GFLOP of 32 tokens
+    assert sizes[-1] == 9 * MIB
+    experts = Signature("MUL_MAT_ID", "Q4_0", (4096, 1024, 64), 8, 64 * 9 * MIB // 4)
+    assert working_set(experts, 1, 9000 * MIB, 32 * MIB) == 64 * 9 * MIB // 4  # larger than four caches by itself
 
 
 def test_bytes_and_flops_of_a_dense_a_batched_and_a_routed_mul_mat() -> None:
-    dense = Case("CPU", "CPU", Signature("MUL_MAT", "F16", (64, 32, 1), 1, 4096), 3, 0)
-    assert dense.flops == 2 * 64 * 32 * 3
-    assert dense.bytes_read == 4096
-    batched = Case("CPU", "CPU", Signature("MUL_MAT", "F16", (64, 32, 8), 1, 8 * 4096), 3, 0)
-    assert batched.flops == 8 * dense.flops
-    assert batched.bytes_read == 8 * 4096
+    dense = Signature("MUL_MAT", "F16", (64, 32, 1), 1, 4096)
+    assert flops(dense, 3) == 2 * 64 * 32 * 3
+    assert bytes_read(dense, 3) == 4096
+    batched = Signature("MUL_MAT", "F16", (64, 32, 8), 1, 8 * 4096)
+    assert flops(batched, 3) == 8 * flops(dense, 3)
+    assert bytes_read(batched, 3) == 8 * 4096
     routed = Signature("MUL_MAT_ID", "F16", (64, 32, 8), 2, 8 * 4096)
-    one = Case("CPU", "CPU", routed, 1, 0)
-    assert one.flops == 2 * 64 * 32 * 2
-    assert one.bytes_read == pytest.approx(2 * 4096)
+    assert flops(routed, 1) == 2 * 64 * 32 * 2
+    assert bytes_read(routed, 1) == pytest.approx(2 * 4096)
     # two tokens of 2 in 8 experts meet in an expert with probability 1/4
-    assert Case("CPU", "CPU", routed, 2, 0).bytes_read == pytest.approx(8 * 4096 * (1 - 0.75**2))
-    assert Case("CPU", "CPU", routed, 512, 0).bytes_read == pytest.approx(8 * 4096)
+    assert bytes_read(routed, 2) == pytest.approx(8 * 4096 * (1 - 0.75**2))
+    assert bytes_read(routed, 512) == pytest.approx(8 * 4096)
 
 
 def test_a_measured_case_states_its_rates() -> None:

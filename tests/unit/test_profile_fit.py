@@ -37,7 +37,7 @@ def test_small_messages_count_as_much_as_large_ones() -> None:
     assert fit.seconds(16 << 20) == pytest.approx(1.65e-3, rel=0.05)
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**9), st.floats(1e-7, 10.0)), min_size=2, unique_by=lambda p: p[0]))
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.floats(-1e-4, 10.0)), min_size=2, unique_by=lambda p: p[0]))
 def test_neither_term_is_ever_negative(points: list[tuple[int, float]]) -> None:
     fit = fit_linear(points)
     assert fit.alpha_s >= 0 and fit.beta_s_per_byte >= 0
@@ -53,9 +53,30 @@ def test_a_falling_line_becomes_a_constant_and_a_negative_latency_zero() -> None
     assert 1.0 <= steep.seconds(1000) <= 1.5
 
 
-@pytest.mark.parametrize(
-    "points", [[], [(8, 1.0)], [(8, 1.0), (8, 2.0)], [(8, 1.0), (16, 0.0)], [(8, -1.0), (16, 1.0)]]
-)
+@pytest.mark.parametrize("points", [[], [(8, 1.0)], [(8, 1.0), (8, 2.0)]])
 def test_points_without_a_line_are_refused(points: list[tuple[int, float]]) -> None:
     with pytest.raises(ValueError):
         fit_linear(points)
+
+
+@pytest.mark.parametrize("wild", [0.0, 1e-9, -2e-5, 1e-2])
+@pytest.mark.parametrize("where", range(7))
+def test_one_wild_point_does_not_carry_the_others_with_it(wild: float, where: int) -> None:
+    line = [(size, 20e-6 + 1e-9 * size) for size in SIZES]
+    fit = fit_linear([(size, wild if i == where else seconds) for i, (size, seconds) in enumerate(line)])
+    others = [point for i, point in enumerate(line) if i != where]
+    off = [abs(fit.seconds(size) / seconds - 1) for size, seconds in others]
+    assert sorted(off)[3] < 0.15  # most of them
+    assert fit.r2 < 1
+
+
+def test_copies_measured_on_a_busy_machine_keep_their_line() -> None:
+    # h2d of a local RPC worker; at 64 KiB the time of closing the stream, taken off, was larger than the whole
+    points = [
+        (4096, 1.27e-05), (16384, 5.17e-05), (65536, 1e-09), (262144, 9.03e-05), (1048576, 0.0005),
+        (4194304, 0.00207), (16777216, 0.0118),
+    ]  # fmt: skip
+    fit = fit_linear(points)
+    assert 4e-10 < fit.beta_s_per_byte < 8e-10
+    assert fit.alpha_s < 5e-5
+    assert 0.3 < fit.r2 < 1

@@ -7,30 +7,36 @@ from dataclasses import replace
 import pytest
 
 from oallama.core.types import Contention, LinearFit, Profile, RestCase, RestShape
-from oallama.profile.cases import Signature, Wanted, cases_at, required
-from oallama.profile.merge import empty, is_complete, missing_cases, missing_rest, select
+from oallama.profile.cases import Signature, Wanted, cases_at, required, rest_skipped
+from oallama.profile.merge import empty, is_complete, missing_cases, missing_link, missing_rest, select
 
 SHAPE = RestShape(64, 2, 1, 32, 32, 128, True)
 LINE = LinearFit(1e-6, 1e-10, 1.0)
 
 
 def want(*shapes: tuple[int, int, int], tokens: tuple[int, ...] = (1, 32), size: int = 1 << 20) -> Wanted:
-    signatures = tuple((Signature("MUL_MAT", "F16", s, 1, 2 * s[0] * s[1]), tokens, size) for s in shapes)
-    return Wanted(signatures, tuple((n, 256) for n in tokens), SHAPE, 2)
+    mul_mats = tuple((Signature("MUL_MAT", "F16", s, 1, 2 * s[0] * s[1]), n, size) for s in shapes for n in tokens)
+    return Wanted(mul_mats, tuple((n, 256) for n in tokens), SHAPE, 2)
 
 
 def measured(wanted: Wanted, device: str | None = None) -> Profile:
     """A profile that has everything for a model, all cases taking 1 ms."""
     devices = ["CPU", *([device] if device else [])]
     profile = replace(
-        empty({"cpu": "x"}),
+        empty({"cpu": "x", "device_name": device or "none"}),
         device=device or "CPU",
         cases=tuple(case.measured([1e-3], 1e-3) for case in required(wanted, device)),
         rest=tuple(RestCase(d, n, kv, 1e-3, (1e-3,), SHAPE) for d in devices for n, kv in wanted.rest),
     )
     if not device:
         return profile
-    return replace(profile, link={"d2h": LINE}, boundary=LINE, contention=Contention(1.0, 1.0, 1.0, 1.0), launch_s=1e-5)
+    return replace(
+        profile,
+        link=dict.fromkeys(("h2d_pinned", "h2d_pageable", "d2h"), LINE),
+        boundary=LINE,
+        contention=Contention(1.0, 1.0, 1.0, 1.0),
+        launch_s=1e-5,
+    )
 
 
 SMALL = want((64, 32, 1))
@@ -38,15 +44,19 @@ LARGE = want((64, 32, 1), (128, 64, 1))
 
 
 def test_a_complete_profile_is_complete_and_an_empty_one_is_not() -> None:
-    assert is_complete(measured(LARGE), LARGE, has_device=False)
-    assert is_complete(measured(LARGE, "CUDA0"), LARGE, has_device=True)
-    assert not is_complete(empty({}), LARGE, has_device=False)
-    assert not is_complete(measured(LARGE), LARGE, has_device=True)
+    assert is_complete(measured(LARGE), LARGE)
+    assert is_complete(measured(LARGE, "CUDA0"), LARGE)
+    assert not is_complete(empty({}), LARGE)
+
+
+def test_a_device_that_was_never_opened_is_not_known_to_be_absent() -> None:
+    profile = measured(SMALL)
+    assert not is_complete(replace(profile, fingerprint={"cpu": "x"}), SMALL)
 
 
 def test_a_profile_serves_every_model_whose_cases_it_has() -> None:
-    assert is_complete(measured(LARGE), SMALL, has_device=False)
-    assert not is_complete(measured(SMALL), LARGE, has_device=False)
+    assert is_complete(measured(LARGE), SMALL)
+    assert not is_complete(measured(SMALL), LARGE)
     lacking = missing_cases(measured(SMALL), required(LARGE, None))
     assert {case.signature.shape for case in lacking} == {(128, 64, 1)}
     assert len(lacking) == 2
@@ -56,15 +66,36 @@ def test_a_profile_serves_every_model_whose_cases_it_has() -> None:
 def test_no_part_may_be_missing_with_a_device(part: str) -> None:
     whole = measured(SMALL, "CUDA0")
     nothing = getattr(empty({}), part)
-    assert not is_complete(replace(whole, **{part: nothing}), SMALL, has_device=True)
+    assert not is_complete(replace(whole, **{part: nothing}), SMALL)
 
 
 def test_batch_sizes_working_sets_and_head_shapes_are_not_mixed_up() -> None:
     profile = measured(SMALL)
-    assert not is_complete(profile, want((64, 32, 1), tokens=(1, 32, 512)), has_device=False)
-    assert not is_complete(profile, want((64, 32, 1), size=1 << 21), has_device=False)
+    assert not is_complete(profile, want((64, 32, 1), tokens=(1, 32, 512)))
+    assert not is_complete(profile, want((64, 32, 1), size=1 << 21))
     other_heads = replace(SMALL, rest_shape=replace(SHAPE, n_head_kv=2))
-    assert missing_rest(profile, other_heads, ["CPU"]) == [("CPU", 1, 256), ("CPU", 32, 256)]
+    assert missing_rest(profile, other_heads, "CPU") == [(1, 256), (32, 256)]
+    assert missing_rest(profile, SMALL, "CUDA0") == [(1, 256), (32, 256)]
+
+
+def test_rest_without_flash_attention_serves_where_the_device_lacks_it() -> None:
+    profile = measured(SMALL)
+    without = replace(profile, rest=tuple(replace(r, shape=replace(SHAPE, flash_attn=False)) for r in profile.rest))
+    assert is_complete(without, SMALL)
+    assert select(without, SMALL).rest == without.rest
+
+
+def test_rest_that_a_device_cannot_compute_is_not_asked_for_again() -> None:
+    profile = replace(measured(SMALL), rest=())
+    skipped = tuple(rest_skipped("CPU", n, n_kv, SHAPE, "cannot") for n, n_kv in SMALL.rest)
+    assert not is_complete(profile, SMALL)
+    assert is_complete(replace(profile, skipped=skipped), SMALL)
+
+
+def test_a_pair_of_cpu_backends_has_no_boundary_of_its_own() -> None:
+    pair = measured(SMALL, "cpu-pair")
+    assert is_complete(replace(pair, boundary=None, contention=None), SMALL)
+    assert missing_link(replace(pair, link={}, launch_s=0.0)) == ["h2d_pinned", "h2d_pageable", "d2h", "launch_s"]
 
 
 def test_a_case_left_out_on_purpose_is_not_missing() -> None:

@@ -55,6 +55,6 @@ def test_numbers_keep_about_three_digits_and_no_exponent():
 
 
 def test_shapes_and_plurals():
-    assert shape_text((4096, 14336, 1)) == "4096 × 14336"
-    assert shape_text((768, 2048, 128)) == "768 × 2048 × 128"
+    assert shape_text((4096, 14336, 1)) == "4096×14336"
+    assert shape_text((768, 2048, 128)) == "768×2048×128"
     assert (plural(1, "layer"), plural(2, "layer")) == ("1 layer", "2 layers")
