@@ -1,0 +1,191 @@
+"""The probe's bytes are those of the real load; what kills, stalls or is refused by llama.cpp becomes an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from e2e.placed import Where, placed
+from gguf_factory import hostile, write_gguf
+from llama_cpp import llama_cpp as api
+
+from oallama.core.errors import DeviceError, ModelFileError, UsageError
+from oallama.core.units import MIB
+from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
+from oallama.device.native_log import native_log
+from oallama.model.memory import ProbeRequest, graph_splits, probe_memory
+from oallama.run.engine import Engine
+
+PLACES: dict[str, Where] = {
+    "attention on the device": lambda op: op.role.startswith("attn"),
+    "FFN of layer 0 on the device": lambda op: op.layer == 0 and op.role.startswith("ffn"),
+    "all on the device": lambda op: True,
+    "only norms and KV on the device": lambda op: False,
+}
+
+
+@pytest.mark.parametrize(
+    ("arch", "where"),
+    [
+        *(("llama", where) for where in PLACES),
+        ("qwen3moe", "FFN of layer 0 on the device"),
+        ("gemma2", "attention on the device"),
+        ("minicpm3", "attention on the device"),
+    ],
+)
+def test_the_probe_says_what_a_load_really_takes(arch: str, where: str, tmp_path: Path) -> None:
+    case = placed(write_gguf(tmp_path / "model.gguf", arch, weight_type="Q4_0"), "rpc-worker", PLACES[where])
+    with Engine(case.model, case.plan, operators=case.operators, tensor_names=case.tensor_names, n_threads=1) as engine:
+        for part in ("model", "context", "compute"):
+            real = sum(getattr(buffer, part) for buffer in engine.memory.buffers if not buffer.in_host_memory)
+            assert abs(real - case.probed.on_device(part)) <= max(0.01 * real, MIB), part  # type: ignore[arg-type]
+            # these are not just near: the probe and the load take the same decisions
+            assert real == case.probed.on_device(part), part  # type: ignore[arg-type]
+        assert engine.memory.device_bytes == engine.memory.planned_device_bytes > 0
+        assert engine.warnings == ()
+
+
+def test_without_a_device_everything_is_host_memory(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", weight_type="Q4_0")
+    result = probe_memory(ProbeRequest(str(path), n_ctx=256, n_threads=1))
+    assert all(buffer.in_host_memory for buffer in result.buffers)
+    assert result.on_device("model") == result.on_device("context") == result.on_device("compute") == 0
+    # K and V, f16, of 2 layers with 128 columns each
+    assert result.on_host("context") == 256 * 2 * 2 * 128 * 2
+    assert (result.n_splits_prefill, result.n_splits_decode) == (1, 1)
+    assert (result.device_total, result.device_free) == (0, 0)
+
+
+def test_a_larger_context_and_cache_type_show_in_the_bytes(tmp_path: Path) -> None:
+    path = str(write_gguf(tmp_path / "model.gguf", "llama"))
+    small = probe_memory(ProbeRequest(path, n_ctx=256, n_threads=1))
+    large = probe_memory(ProbeRequest(path, n_ctx=1024, type_k="q8_0", type_v="q8_0", n_threads=1))
+    assert large.on_host("context") * 64 == small.on_host("context") * 4 * 34, "34 bytes for 32 values, not 64"
+
+
+def test_the_weights_on_the_device_are_the_chosen_ones(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", n_layer=3)
+    none = placed(path, "rpc-worker", lambda op: False).probed.on_device("model")
+    some = placed(path, "rpc-worker", lambda op: op.role == "ffn_up" and op.layer == 1)
+    chosen = sum(op.bytes for op in some.operators if op.role == "ffn_up" and op.layer == 1)
+    assert some.probed.on_device("model") - none == chosen > 0
+
+
+def overridden(path: Path, patterns: tuple[tuple[str, str | None], ...]) -> dict[str, str]:
+    """Tensor name -> buffer type, as llama.cpp's own pattern matching decided while loading."""
+    bridge = load_bridge()
+    placement = ModelParams(LoadSettings(str(path), host_patterns=patterns), 0, bridge)
+    params = api.llama_model_default_params()
+    placement.apply(params)
+    params.no_alloc, params.load_mode = True, api.LLAMA_LOAD_MODE_NONE
+    with native_log() as log:
+        model = api.llama_model_load_from_file(str(path).encode(), params)
+        assert model
+        api.llama_model_free(model)
+    lines = [text.split() for _, text in log.lines if "buffer type overridden to" in text]
+    return {words[1]: words[-1] for words in lines}
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "gpt2", "llama-tied", "qwen3moe", "minicpm3"])
+def test_llama_cpp_matches_exactly_the_host_operators_and_their_biases(arch: str, tmp_path: Path) -> None:
+    case = placed(write_gguf(tmp_path / "model.gguf", arch, n_layer=12), "rpc-worker", lambda op: len(op.name) % 2 == 0)
+    hosted = {placement.name for placement in case.plan.operators if placement.gg == 0}
+    stems = {name.removesuffix(".weight") for name in hosted}
+    expected = {name for name in case.tensor_names if name.rpartition(".")[0] in stems and not name.endswith("_norm")}
+    assert 0 < len(hosted) < len(case.operators)
+    assert set(overridden(Path(case.model.path), case.request.host_patterns)) == expected
+
+
+def test_layouts_are_honoured_where_named(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", weight_type="Q4_0")
+    best = load_bridge().cpu_layouts()[0]
+    assert best != "CPU", "this CPU build has no repacked layout"
+    named = overridden(path, ((r"^blk\.0\.ffn_up\.weight$", best), (r"^blk\.1\.ffn_up\.weight$", None)))
+    assert named == {"blk.0.ffn_up.weight": best, "blk.1.ffn_up.weight": best}, "None is llama.cpp's own choice"
+    plain = overridden(path, ((r"^blk\.0\.ffn_up\.weight$", "CPU"), (r"^blk\.1\.ffn_up\.weight$", best)))
+    assert plain == {"blk.0.ffn_up.weight": "CPU", "blk.1.ffn_up.weight": best}
+
+
+def test_a_file_that_kills_llama_cpp_is_a_model_file_error(tmp_path: Path) -> None:
+    path = hostile(tmp_path / "model.gguf", "no blocks")  # SIGABRT in 0.3.36
+    with pytest.raises(ModelFileError, match="SIGABRT") as caught:
+        probe_memory(ProbeRequest(str(path), n_threads=1))
+    assert "\n" not in str(caught.value)
+
+
+def test_with_a_device_in_play_the_same_death_is_a_device_error(tmp_path: Path) -> None:
+    path = hostile(tmp_path / "model.gguf", "no blocks")
+    with pytest.raises(DeviceError, match="--device none"):
+        probe_memory(ProbeRequest(str(path), device="rpc-worker", n_gpu_layers=9, n_threads=1))
+
+
+def test_a_file_that_stalls_llama_cpp_is_a_model_file_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    os.mkfifo(path)
+    start = time.monotonic()
+    with pytest.raises(ModelFileError, match="no answer within 3 s"):
+        probe_memory(ProbeRequest(str(path), n_threads=1), timeout_s=3)
+    assert time.monotonic() - start < 30
+
+
+def test_a_refused_file_tells_llama_cpps_reason(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(ModelFileError, match=r"model\.gguf cannot be loaded: bad GGUF version: 0"):
+        probe_memory(ProbeRequest(str(path), n_threads=1))
+
+
+def test_errors_of_the_device_come_back_as_they_are(tmp_path: Path) -> None:
+    path = str(write_gguf(tmp_path / "model.gguf", "llama"))
+    with pytest.raises(DeviceError, match="CUDA77"):
+        probe_memory(ProbeRequest(path, device="CUDA77", n_threads=1))
+    with pytest.raises(UsageError, match="KV cache type"):
+        probe_memory(ProbeRequest(path, type_k="q9_9", n_threads=1))
+
+
+PROBER = """
+import json, sys
+from oallama.model.memory import ProbeRequest, probe_memory
+print("ready", flush=True)
+probe_memory(ProbeRequest(sys.argv[1], n_threads=1), timeout_s=600)
+"""
+
+
+def test_the_child_ends_with_a_killed_parent(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    os.mkfifo(path)  # keeps the child waiting
+    with subprocess.Popen([sys.executable, "-c", PROBER, str(path)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == "ready\n"
+        children: list[psutil.Process] = []
+        while not children:
+            children = psutil.Process(parent.pid).children()
+            time.sleep(0.02)
+        parent.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+
+
+@pytest.mark.parametrize(
+    ("line", "splits"),
+    [
+        ("sched_reserve: graph (pp bs=512, tg bs=1): nodes = 1 / 2, splits = 7 / 5, input objects = 3", (7, 5)),
+        ("sched_reserve: graph: nodes = 61, splits = 2, input objects = 5, input tensors = 5", (2, 2)),
+        ("nothing of the kind", (-1, -1)),
+    ],
+)
+def test_graph_splits_are_read_from_the_log(line: str, splits: tuple[int, int]) -> None:
+    assert graph_splits(["before", line, "after"]) == splits
+
+
+def test_requests_are_plain_values(tmp_path: Path) -> None:
+    request = ProbeRequest("x.gguf", host_patterns=(("^a$", None),))
+    assert request == ProbeRequest("x.gguf", host_patterns=(("^a$", None),))
+    assert len({request, ProbeRequest("x.gguf", host_patterns=(("^a$", None),))}) == 1
+    assert json.dumps(request.host_patterns)
