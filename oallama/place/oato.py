@@ -50,7 +50,7 @@ def search(
     best: Placed | None = None
     for first in options:
         room = budget(first)
-        if room < 0:
+        if room < 0 or (rule == "full" and first > n_layer):
             continue
         for found in _searches(costs, operators, room, first, affinity, rule):
             placed = Placed(found.on_device, first, found.iterations, found.converged, found.seconds)

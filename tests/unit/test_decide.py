@@ -135,6 +135,14 @@ def test_paper_rules_fill_regardless_of_gain_and_stop_at_the_first_that_does_not
     assert all(decide(slow, "oato", LOAD, "mixed", affinity="paper", fill="paper").placed.on_device)
 
 
+def test_full_uses_a_slow_device_up() -> None:
+    made, _ = problem(free=16_000)
+    slow = replace(made, profile=profile(t_gpu_s=5.0))
+    decision = decide(slow, "oato", LOAD, "mixed", fill="full")
+    assert decision.memory.spare < 1000  # no operator of 1000 bytes would still fit
+    assert decision.memory.spare >= 0
+
+
 def test_without_a_device_every_policy_is_the_cpu() -> None:
     made, _ = problem(free=0)
     alone = replace(made, profile=profile(device="CPU"))
