@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from oallama.core.types import CPU_DEVICE, Profile, ProfileCase, RestCase, RestShape, SkippedCase
-from oallama.profile.cases import Case, Wanted, key_of, required, rest_skipped, too_slow
+from oallama.profile.cases import Case, key_of
 from oallama.profile.quality import sample_warnings
 from oallama.profile.store import VERSION, profile_from_json, profile_to_json
+from oallama.profile.wanted import Wanted, required, rest_skipped, too_slow
 
 LINKS = ("h2d_pinned", "h2d_pageable", "d2h")
 CPU_PAIR = "cpu-pair"

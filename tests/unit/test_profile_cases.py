@@ -8,19 +8,8 @@ import pytest
 
 from oallama.core.types import ModelInfo, Operator
 from oallama.core.units import MIB
-from oallama.profile.cases import (
-    Case,
-    Signature,
-    bytes_read,
-    cases_at,
-    flops,
-    in_order,
-    required,
-    signature_of,
-    too_slow,
-    wanted,
-    working_set,
-)
+from oallama.profile.cases import Case, Signature, bytes_read, case_of, flops, key_of
+from oallama.profile.wanted import cases_at, in_order, required, signature_of, too_slow, wanted, working_set
 
 
 def model(n_layer: int = 2) -> ModelInfo:
@@ -149,6 +138,22 @@ def test_a_measured_case_states_its_rates() -> None:
     assert record.gb_per_s == pytest.approx(1.0)
     assert record.gflops == pytest.approx(1.0)
     assert (record.samples, record.working_set_bytes, record.op) == ((0.001, 0.002, 0.003), 64, "MUL_MAT")
+
+
+@pytest.mark.parametrize("n_tokens", [1, 7, 512])
+@pytest.mark.parametrize(
+    "signature",
+    [
+        Signature("MUL_MAT", "F16", (1000, 1000, 1), 1, 2_000_000),
+        Signature("MUL_MAT", "Q4_0", (64, 32, 8), 1, 9216),
+        Signature("MUL_MAT_ID", "Q4_0", (64, 32, 8), 2, 9216),
+    ],
+)
+def test_a_record_tells_its_case(signature: Signature, n_tokens: int) -> None:
+    case = Case("CPU", "CPU_REPACK", signature, n_tokens, 123456)
+    record = case.measured([0.0013], 0.0013)
+    assert case_of(record) == case
+    assert key_of(record) == case.key == key_of(case.skipped("why"))
 
 
 def test_cheap_cases_come_first_and_small_batches_before_large_ones() -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from oallama.core.types import Contention, LinearFit, Profile, RestCase, RestShape
-from oallama.profile.cases import Signature, Wanted, cases_at, required, rest_skipped
+from oallama.profile.cases import Signature
 from oallama.profile.merge import empty, is_complete, missing_cases, missing_link, missing_rest, select
+from oallama.profile.wanted import Wanted, cases_at, required, rest_skipped
 
 SHAPE = RestShape(64, 2, 1, 32, 32, 128, True)
 LINE = LinearFit(1e-6, 1e-10, 1.0)
