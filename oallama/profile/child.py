@@ -1,0 +1,193 @@
+"""The process that measures: `python -m oallama.profile.child`, started by profiler.py.
+
+It loads native code and opens the device; whatever crashes here is an exception over there. It sends every finished
+part of the profile at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from oallama import __version__
+from oallama.core.types import CPU_DEVICE, Profile, RestShape
+from oallama.profile.cases import Signature
+from oallama.profile.merge import CPU_PAIR
+from oallama.profile.store import profile_from_json, profile_to_json
+from oallama.profile.timing import Policy
+from oallama.profile.wanted import Wanted
+
+if TYPE_CHECKING:
+    from ggml_bridge import Bridge
+    from oallama.device.opening import OpenDevice
+    from oallama.profile.session import Fragment
+
+MODULE = "oallama.profile.child"
+STALL_S = 180.0  # a device that answers nothing for so long is lost
+WATCH_S = 0.5
+BUSY_PERCENT = 20.0
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the child is asked to measure: everything of `want` that `profile` lacks."""
+
+    device_spec: str
+    n_threads: int
+    want: Wanted
+    profile: Profile
+    policy: Policy
+    broken_layouts: tuple[str, ...] = ()  # CPU layouts that crashed before
+
+    def to_json(self) -> Message:
+        return {
+            "device_spec": self.device_spec,
+            "n_threads": self.n_threads,
+            "want": asdict(self.want),
+            "profile": profile_to_json(self.profile),
+            "policy": asdict(self.policy),
+            "broken_layouts": self.broken_layouts,
+        }
+
+    @classmethod
+    def from_json(cls, message: Message) -> Request:
+        want = message["want"]
+        return cls(
+            device_spec=message["device_spec"],
+            n_threads=message["n_threads"],
+            want=Wanted(
+                mul_mats=tuple(
+                    (Signature(**{**signature, "shape": tuple(signature["shape"])}), n_tokens, size)
+                    for signature, n_tokens, size in want["mul_mats"]
+                ),
+                rest=tuple((n_tokens, n_kv) for n_tokens, n_kv in want["rest"]),
+                rest_shape=RestShape(**want["rest_shape"]),
+                n_layer=want["n_layer"],
+            ),
+            profile=profile_from_json(message["profile"]),
+            policy=Policy(**message["policy"]),
+            broken_layouts=tuple(message["broken_layouts"]),
+        )
+
+
+def handle(message: Message, progress: Callable[[Message], None]) -> Message:
+    """Measure all that is missing. Sends {"fragment"}, {"weight"} of everything once it is known, and for each task
+    {"start", "device", "layout"} and {"fragment", "done"}; returns nothing more."""
+    from oallama.device.load_params import load_bridge
+    from oallama.device.opening import open_device
+    from oallama.profile.link import contention_tasks, link_tasks
+    from oallama.profile.mul_mats import MulMats
+    from oallama.profile.rest import rest_tasks
+    from oallama.profile.session import Session
+
+    request = Request.from_json(message)
+    progress({"fragment": _others_at_work()})
+    bridge = load_bridge()
+    with open_device(request.device_spec) as device:
+        details = _details(bridge, device)
+        details["fingerprint"]["policy"] = asdict(request.policy)
+        progress({"fragment": details})
+        session = Session(
+            bridge=bridge,
+            ggml_device=device.name if device.info else CPU_DEVICE,
+            profile=replace(request.profile, device=details["device"]),
+            want=request.want,
+            n_threads=request.n_threads,
+            policy=request.policy,
+            clock=time.perf_counter,
+        )
+        mul_mats = MulMats(session, frozenset(request.broken_layouts))
+        tasks = [*link_tasks(session), *mul_mats.tasks(), *rest_tasks(session)]
+        tasks += contention_tasks(session, mul_mats.layouts(), mul_mats.known)
+        progress({"weight": sum(task.weight for task in tasks)})
+        with Watchdog(device.name, device.alive) as watchdog:
+            for task in tasks:
+                watchdog.beat()
+                progress({"start": task.label, "device": task.device, "layout": task.layout})
+                progress({"fragment": task.run(), "done": task.weight})
+    return {}
+
+
+def _others_at_work() -> Fragment:
+    """A warning where other programs use the CPU: a busy machine gives times that are no use."""
+    import psutil
+
+    percent = psutil.cpu_percent(interval=0.3)
+    if percent < BUSY_PERCENT:
+        return {}
+    return {
+        "warnings": [
+            f"other programs used {percent:.0f} % of the CPU when the measurement began; "
+            "close them and use --refresh to measure again"
+        ]
+    }
+
+
+def _details(bridge: Bridge, device: OpenDevice) -> Fragment:
+    """What only native code knows of this machine; `device` is the name that its cases are stored under."""
+    info = device.info
+    fingerprint = {
+        "oallama": __version__,
+        "measured_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "ggml_commit": bridge.ggml_commit(),
+        "cpu_layouts": bridge.cpu_layouts(),
+        "cpu_kernels": bridge.cpu_features(),
+        "device_name": device.name,
+        "device_description": info.description if info else None,
+        "device_backend": info.backend if info else None,
+        "device_type": info.type if info else None,
+        "device_memory_bytes": info.memory_total if info else None,
+        "device_host_buffer": info.host_buffer if info else None,
+        "device_asynchronous": info.asynchronous if info else None,
+    }
+    name = device.name if info else CPU_DEVICE
+    return {"device": CPU_PAIR if device.is_pair else name, "fingerprint": fingerprint}
+
+
+class Watchdog:
+    """Ends this process when the device dies or nothing is finished for STALL_S: a native call cannot be left
+    otherwise, and may wait for a lost device for ever."""
+
+    def __init__(self, name: str, alive: Callable[[], bool], stall_s: float = STALL_S) -> None:
+        self._name = name
+        self._alive = alive
+        self._stall_s = stall_s
+        self._last_beat = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def beat(self) -> None:
+        """Something was finished."""
+        self._last_beat = time.monotonic()
+
+    def __enter__(self) -> Watchdog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(WATCH_S):
+            if not self._alive():
+                self._end("ended")
+            if time.monotonic() - self._last_beat > self._stall_s:
+                self._end(f"gave no answer for {self._stall_s:.0f} s")
+
+    def _end(self, how: str) -> None:
+        print(f"the device {self._name} {how}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    from ggml_bridge.child import child_main
+
+    child_main(handle)

@@ -1,0 +1,201 @@
+"""The profile of a model on this machine: from the cache, or measured in a child process and put there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from oallama.core import errors
+from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, ModelInfo, Operator, Profile
+from oallama.device.spec import DeviceSpec, parse_device
+from oallama.profile import cache
+from oallama.profile.cases import PLAIN_LAYOUT
+from oallama.profile.child import MODULE, Request
+from oallama.profile.machine import fingerprint, power_changes
+from oallama.profile.merge import empty, is_complete, merged, select
+from oallama.profile.progress import Progress
+from oallama.profile.timing import Policy
+from oallama.profile.wanted import Wanted, wanted
+
+DEFAULT_TOKENS = (1, 32, 512)
+DEFAULT_POLICY = Policy(target=0.02, min_repeats=5, max_repeats=100, warmup_runs=1, time_cap_s=0.2)
+
+Message = dict[str, Any]
+RunChild = Callable[[str, Mapping[str, Any], Callable[[Message], None]], Message]
+
+_RESTART = "restart"  # key of a journal's first line: nothing measured earlier counts
+
+
+def profile_model(
+    model: ModelInfo,
+    operators: Sequence[Operator],
+    device: DeviceSpec | str | None,
+    n_threads: int,
+    tokens: Sequence[int] = DEFAULT_TOKENS,
+    refresh: bool = False,
+    progress: bool = True,
+    policy: Policy = DEFAULT_POLICY,
+) -> Profile:
+    """What the model's operators cost on this machine and on the device, in seconds.
+
+    Each distinct (type, shape, batch size of `tokens`) is timed in every layout of the CPU, with n_threads threads, and
+    on the device; beside them the rest of a layer and the link. What is in the cache is not measured again, unless
+    refresh says so. An interrupted measurement goes on where it was. progress: a bar and notes on stderr.
+
+    Raises UsageError (tokens), ProfileError (cannot be measured or stored), DeviceError (unknown or lost), BridgeError.
+    """
+    if not tokens or min(tokens) < 1:
+        raise UsageError("--tokens needs batch sizes of at least 1, such as 1,32,512")
+    if n_threads < 1:
+        raise UsageError("--threads must be at least 1")
+    if not operators:
+        raise ProfileError(f"{model.path} has no weights that are multiplied, so there is nothing to measure")
+    spec = device if isinstance(device, DeviceSpec) else parse_device(device)
+    machine = fingerprint(n_threads, str(spec))
+    want = wanted(model, operators, tokens, machine["llc_bytes"])
+    path = cache.profile_path(machine)
+    journal = cache.Journal(path)
+
+    with Progress(progress) as shown:
+        profile = None if refresh else _stored(path, journal, want, shown)
+        if profile is None:
+            waits = "another profile is being measured on this machine; waiting for it, as two would spoil each other"
+            with cache.measuring_lock(path.parent, lambda: shown.say(waits)):
+                profile = None if refresh else _stored(path, journal, want, shown)
+                if profile is None:
+                    if refresh:
+                        journal.clear()
+                        journal.append({_RESTART: True})
+                    known = _resumed(path, journal, machine, shown)
+                    request = Request(str(spec), n_threads, want, known, policy)
+                    profile = _Measurement(request, journal, shown).run()
+                    cache.save(path, profile)
+                    journal.clear()
+    part = select(profile, want)
+    return replace(part, warnings=part.warnings + tuple(power_changes(profile.fingerprint, machine)))
+
+
+def _stored(path: Path, journal: cache.Journal, want: Wanted, shown: Progress) -> Profile | None:
+    """The stored profile if it can serve the model, and is not about to be replaced by an interrupted refresh."""
+    profile = cache.load(path, shown.say)
+    if profile is None or not is_complete(profile, want) or _restarts(journal.read()):
+        return None
+    return profile
+
+
+def _restarts(fragments: Sequence[Message]) -> bool:
+    return bool(fragments) and _RESTART in fragments[0]
+
+
+def _resumed(path: Path, journal: cache.Journal, machine: Message, shown: Progress) -> Profile:
+    """What is known when measuring begins: the stored profile with what an interrupted measurement had finished."""
+    fragments = journal.read()
+    stored = None if _restarts(fragments) else cache.load(path, lambda _: None)
+    base = stored or empty(machine)
+    try:
+        return merged(base, [fragment for fragment in fragments if _RESTART not in fragment])
+    except ProfileError as error:
+        shown.say(f"an interrupted measurement cannot be used and is made again: {error}")
+        journal.clear()
+        return base
+
+
+@dataclass(slots=True)
+class _Measurement:
+    """One measurement: children are started until one of them gets to the end."""
+
+    request: Request
+    journal: cache.Journal
+    shown: Progress
+    run_child: RunChild | None = None  # tests
+    _fragments: list[Message] = field(default_factory=list)
+    _task: Message | None = None  # what the child is doing
+
+    def run(self) -> Profile:
+        """Measure all that is missing. A CPU layout that crashes is left out and named in a warning; any other crash is
+        a ProfileError, or a DeviceError where the device was at work."""
+        from ggml_bridge import BridgeError as NativeError
+        from ggml_bridge import ChildDied
+        from ggml_bridge.child import ChildError, run_in_child
+
+        run_child = self.run_child or run_in_child
+        broken = list(self.request.profile.fingerprint.get("broken_layouts") or ())
+        profile = self.request.profile
+        while True:
+            self._fragments, self._task = [], None
+            request = replace(self.request, profile=profile, broken_layouts=tuple(broken))
+            try:
+                run_child(MODULE, request.to_json(), self._on_progress)
+                return merged(profile, self._fragments)
+            except ChildDied as died:
+                layout = self._crashed_layout()
+                if layout is None or layout in broken:
+                    raise self._blame(died) from None
+                broken.append(layout)
+                self._keep(_left_out(layout, self._task, died, broken))
+                profile = merged(profile, self._fragments)
+            except KeyboardInterrupt:
+                self.shown.say("interrupted; what is finished is kept, and the same command goes on from there")
+                raise
+            except ChildError as error:
+                raise _same_error(error.type_name, str(error)) from None
+            except ValueError as error:
+                raise ProfileError(f"the measurement failed: {error}") from None
+            except NativeError as error:
+                raise BridgeError(str(error)) from None
+
+    def _on_progress(self, message: Message) -> None:
+        if "weight" in message:
+            self.shown.expect(message["weight"])
+        if "start" in message:
+            self._task = message
+            self.shown.start(message["start"])
+        if message.get("fragment"):
+            self._keep(message["fragment"])
+        if "done" in message:
+            self._task = None
+            self.shown.finish(message["done"])
+
+    def _keep(self, fragment: Message) -> None:
+        self.journal.append(fragment)
+        self._fragments.append(fragment)
+
+    def _crashed_layout(self) -> str | None:
+        """The CPU layout that was at work, if the model can do without it."""
+        task = self._task or {}
+        special = task.get("device") == CPU_DEVICE and task.get("layout") not in (PLAIN_LAYOUT, DEVICE_LAYOUT)
+        return task["layout"] if special else None
+
+    def _blame(self, died: Exception) -> OallamaError:
+        """Whose fault a crash is."""
+        spec, task = self.request.device_spec, self._task
+        if task is None:
+            what = f"the measuring process died before it measured anything ({died})"
+            remedy = "check the device and the installation with `oallama doctor`"
+            return ProfileError(f"{what}; {remedy}") if spec == "none" else DeviceError(f"{spec}: {what}; {remedy}")
+        kept = "what was finished is kept, so run the same command again to go on"
+        if task["device"] != CPU_DEVICE:
+            return DeviceError(f"the device {spec} was lost while measuring {task['start']} ({died}); {kept}")
+        return ProfileError(f"measuring {task['start']} ended the process ({died}); {kept}, or run `oallama doctor`")
+
+
+def _left_out(layout: str, task: Message | None, died: Exception, broken: Sequence[str]) -> Message:
+    label = (task or {}).get("start", layout)
+    return {
+        "fingerprint": {"broken_layouts": list(broken)},
+        "warnings": [
+            f"the CPU layout {layout} crashed while measuring {label} ({died}) and is left out; "
+            "rebuild llama-cpp-python with scripts/test"
+        ],
+    }
+
+
+def _same_error(type_name: str, message: str) -> OallamaError:
+    """An error of the child as the same error here."""
+    kind = getattr(errors, type_name, None)
+    if isinstance(kind, type) and issubclass(kind, OallamaError) and kind is not errors.DoesNotFit:
+        return kind(message)
+    return ProfileError(f"the measurement failed: {type_name}: {message}")

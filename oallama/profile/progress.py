@@ -1,0 +1,60 @@
+"""A progress bar on a terminal; nothing where stderr is piped."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import Any
+
+
+class Progress:
+    """Shows what is being measured and how long it will still take. stdout is never touched."""
+
+    def __init__(self, wanted: bool) -> None:
+        """wanted: show a bar, if stderr is a terminal, and print notes."""
+        self._notes = wanted
+        self._shown = wanted and sys.stderr.isatty()
+        self._bar: Any = None
+        self._left = 0.0
+
+    def say(self, note: str) -> None:
+        """A line on stderr, above the bar."""
+        if not self._notes:
+            return
+        if self._bar is not None:
+            self._bar.write(note, file=sys.stderr)
+        else:
+            print(note, file=sys.stderr)
+
+    def expect(self, weight: float) -> None:
+        """So much is to be done, in guessed seconds; a second call, after a crash, replaces what was left."""
+        if not self._shown:
+            return
+        if self._bar is None:
+            from tqdm import tqdm
+
+            layout = "{percentage:3.0f}%|{bar:20}| {elapsed} of about {remaining} more: {desc}"
+            self._bar = tqdm(total=weight, file=sys.stderr, bar_format=layout, leave=False)
+        else:
+            self._bar.total += weight - self._left
+        self._left = weight
+
+    def start(self, label: str) -> None:
+        """The next thing is measured."""
+        if self._bar is not None:
+            self._bar.set_description_str(label)
+
+    def finish(self, weight: float) -> None:
+        """It is done."""
+        self._left -= weight
+        if self._bar is not None:
+            self._bar.update(weight)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,175 @@
+"""What the measuring process may do to its parent: crash, refuse, and be started again. No native code here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ggml_bridge import BridgeError as NativeError
+from ggml_bridge import ChildDied
+from ggml_bridge.child import ChildError
+from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError
+from oallama.core.types import ModelInfo, Operator, Profile, RestShape
+from oallama.profile.cache import Journal
+from oallama.profile.cases import Case, Signature
+from oallama.profile.child import Request
+from oallama.profile.link import line_over
+from oallama.profile.merge import empty
+from oallama.profile.profiler import _Measurement, profile_model
+from oallama.profile.progress import Progress
+from oallama.profile.timing import Policy
+from oallama.profile.wanted import Wanted
+
+SIGNATURE = Signature("MUL_MAT", "F16", (64, 32, 1), 1, 4096)
+WANT = Wanted(((SIGNATURE, 1, 8192),), ((1, 256),), RestShape(64, 2, 1, 32, 32, 128, True), 2)
+
+Send = Callable[[dict[str, Any]], None]
+Script = Callable[[Mapping[str, Any], Send], None]
+
+
+def case_json(layout: str) -> dict[str, Any]:
+    record = Case("CPU", layout, SIGNATURE, 1, 8192).measured([1e-3], 1e-3)
+    fields: dict[str, Any] = json.loads(json.dumps(record, default=lambda r: {s: getattr(r, s) for s in r.__slots__}))
+    return fields
+
+
+def started(device: str, layout: str) -> dict[str, Any]:
+    return {"start": f"{device} {layout}", "device": device, "layout": layout}
+
+
+def measure(tmp_path: Path, scripts: list[Script], spec: str = "none") -> tuple[Profile, list[Mapping[str, Any]]]:
+    """Run a measurement whose children follow the scripts, and give back what they were asked."""
+    requests: list[Mapping[str, Any]] = []
+
+    def run_child(module: str, request: Mapping[str, Any], progress: Send) -> dict[str, Any]:
+        json.dumps(request)
+        requests.append(request)
+        scripts[len(requests) - 1](request, progress)
+        return {}
+
+    request = Request(spec, 1, WANT, empty({"cpu": "x"}), Policy())
+    journal = Journal(tmp_path / "profile.json")
+    return _Measurement(request, journal, Progress(False), run_child).run(), requests
+
+
+def good(request: Mapping[str, Any], send: Send) -> None:
+    send({"fragment": {"device": "CPU", "fingerprint": {"device_name": "none"}}})
+    send({"weight": 1.0})
+    send(started("CPU", "CPU"))
+    send({"fragment": {"cases": [case_json("CPU")]}, "done": 1.0})
+
+
+def crashes(device: str, layout: str) -> Script:
+    def script(request: Mapping[str, Any], send: Send) -> None:
+        good(request, send)
+        send(started(device, layout))
+        raise ChildDied("oallama.profile.child", -11)
+
+    return script
+
+
+def test_what_a_child_finishes_is_journalled_at_once(tmp_path: Path) -> None:
+    profile, _ = measure(tmp_path, [good])
+    assert [case.layout for case in profile.cases] == ["CPU"]
+    assert profile.fingerprint == {"cpu": "x", "device_name": "none"}
+    fragments = Journal(tmp_path / "profile.json").read()
+    assert [list(fragment) for fragment in fragments] == [["device", "fingerprint"], ["cases"]]
+
+
+def test_a_layout_that_crashes_is_left_out_and_named(tmp_path: Path) -> None:
+    profile, requests = measure(tmp_path, [crashes("CPU", "AMX"), good])
+    assert [list(request["broken_layouts"]) for request in requests] == [[], ["AMX"]]
+    assert requests[1]["profile"]["cases"] == [case_json("CPU")]  # the second child goes on where the first one died
+    assert profile.fingerprint["broken_layouts"] == ["AMX"]
+    (warning,) = profile.warnings
+    assert "AMX" in warning and "SIGSEGV" in warning and "rebuild" in warning
+
+
+def test_two_layouts_may_crash_but_none_twice(tmp_path: Path) -> None:
+    profile, _ = measure(tmp_path, [crashes("CPU", "AMX"), crashes("CPU", "CPU_REPACK"), good])
+    assert profile.fingerprint["broken_layouts"] == ["AMX", "CPU_REPACK"]
+    with pytest.raises(ProfileError, match="CPU AMX"):
+        measure(tmp_path, [crashes("CPU", "AMX"), crashes("CPU", "AMX")])
+
+
+def test_a_crash_of_the_plain_layout_is_a_profile_error(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"measuring CPU CPU ended the process .*run the same command again"):
+        measure(tmp_path, [crashes("CPU", "CPU")])
+    assert len(Journal(tmp_path / "profile.json").read()) == 2  # what was finished is kept
+
+
+def test_a_crash_while_the_device_works_is_a_device_error(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match=r"the device rpc-worker:1 was lost while measuring RPC0 device"):
+        measure(tmp_path, [crashes("RPC0", "device")], spec="rpc-worker:1")
+
+
+@pytest.mark.parametrize(("spec", "kind"), [("none", ProfileError), ("CUDA0", DeviceError)])
+def test_a_crash_before_anything_is_measured(tmp_path: Path, spec: str, kind: type[OallamaError]) -> None:
+    def script(request: Mapping[str, Any], send: Send) -> None:
+        raise ChildDied("oallama.profile.child", -4)
+
+    with pytest.raises(kind, match="SIGILL"):
+        measure(tmp_path, [script], spec)
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        (ChildError("DeviceError", "there is no device 'CUDA7' here"), DeviceError),
+        (ChildError("UsageError", "there is no device 'CUDA7' here"), UsageError),
+        (ChildError("KeyError", "there is no device 'CUDA7' here"), ProfileError),
+        (ValueError("there is no device 'CUDA7' here"), ProfileError),
+        (NativeError("there is no device 'CUDA7' here"), BridgeError),
+    ],
+)
+def test_errors_of_the_child_are_ours(tmp_path: Path, raised: Exception, kind: type[OallamaError]) -> None:
+    def script(request: Mapping[str, Any], send: Send) -> None:
+        raise raised
+
+    with pytest.raises(kind, match="CUDA7") as error:
+        measure(tmp_path, [script])
+    assert type(error.value) is kind
+
+
+def test_a_request_survives_the_pipe() -> None:
+    request = Request("rpc-worker:1:1", 2, WANT, empty({"cpu": "x"}), Policy(target=0.1), ("AMX",))
+    assert Request.from_json(json.loads(json.dumps(request.to_json()))) == request
+
+
+MODEL = ModelInfo(
+    path="m.gguf", arch="llama", name="m", n_layer=1, n_embd=64, n_ff=128, n_head=2, n_head_kv=1, n_embd_head_k=32,
+    n_embd_head_v=32, n_expert=0, n_expert_used=0, n_vocab=10, n_ctx_train=64, file_bytes=1, paths=("m.gguf",),
+    fingerprint="f",
+)  # fmt: skip
+OPERATOR = Operator("a", 0, "attn_q", "MUL_MAT", "F16", (64, 64, 1), 8192, 1.0)
+
+
+def test_bad_requests_are_refused_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match="--tokens"):
+        profile_model(MODEL, [OPERATOR], "none", 1, tokens=())
+    with pytest.raises(UsageError, match="--tokens"):
+        profile_model(MODEL, [OPERATOR], "none", 1, tokens=(0, 32))
+    with pytest.raises(UsageError, match="--threads"):
+        profile_model(MODEL, [OPERATOR], "none", 0)
+    with pytest.raises(UsageError, match="--device"):
+        profile_model(MODEL, [OPERATOR], "rpc://nowhere", 1)
+    with pytest.raises(ProfileError, match=r"m\.gguf has no weights"):
+        profile_model(MODEL, [], "none", 1)
+
+
+def test_a_slow_link_is_spared_large_messages_but_has_a_line() -> None:
+    asked: list[int] = []
+
+    def seconds_of(size: int) -> float:
+        asked.append(size)
+        return size * 1e-3
+
+    fit = line_over((1, 10, 100, 1000, 10000), seconds_of, slow_s=0.005)
+    assert asked == [1, 10, 100]
+    assert fit.beta_s_per_byte == pytest.approx(1e-3)
+    line_over((1, 10, 100, 1000, 10000), seconds_of, slow_s=0.5)
+    assert asked[3:] == [1, 10, 100, 1000]
