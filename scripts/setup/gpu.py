@@ -188,14 +188,17 @@ def _find(program: str, env: Mapping[str, str]) -> str | None:
     """A program on PATH, or where its toolkit puts it when it does not put it on PATH."""
     if program == "nvcc" and env.get("CUDACXX"):
         return shutil.which(env["CUDACXX"], path=env.get("PATH"))
-    roots: dict[str, tuple[str | None, ...]] = {
-        "nvcc": (env.get("CUDA_HOME"), env.get("CUDA_PATH"), "/usr/local/cuda"),
-        "rocminfo": (env.get("ROCM_PATH"), "/opt/rocm"),
-        "hipcc": (env.get("ROCM_PATH"), "/opt/rocm"),
-        "glslc": (env.get("VULKAN_SDK"),),
+    rocm = env.get("ROCM_PATH") or "/opt/rocm"
+    toolkits = {
+        "nvcc": env.get("CUDA_HOME") or env.get("CUDA_PATH") or "/usr/local/cuda",
+        "rocminfo": rocm,
+        "hipcc": rocm,
+        "glslc": env.get("VULKAN_SDK"),
     }
-    folders = [env.get("PATH"), *(f"{root}/bin" for root in roots.get(program, ()) if root)]
-    return next((found for folder in folders if (found := shutil.which(program, path=folder))), None)
+    toolkit = toolkits.get(program)
+    return shutil.which(program, path=env.get("PATH")) or (
+        shutil.which(program, path=f"{toolkit}/bin") if toolkit else None
+    )
 
 
 def _compiles(command: list[str], name: str, source: str, env: Mapping[str, str]) -> bool:

@@ -16,7 +16,15 @@ from .gpu import Backend
 from .llama_wheel import Recipe, Variant, WheelStore, make_recipe
 from .machine import Compiler, Cpu, cache_dir
 
-_SELFTEST = "import json; from ggml_bridge.selftest import check_layouts; print(json.dumps(check_layouts()))"
+_SELFTEST = """
+import json
+from ggml_bridge.errors import BridgeError
+from ggml_bridge.selftest import check_layouts
+try:
+    print(json.dumps(check_layouts()))
+except BridgeError as error:  # not even the layouts can be listed
+    print(json.dumps({"build": str(error)}))
+"""
 _SELFTEST_S = 300.0
 # In place of a layout's name, what concerns the whole build:
 UNUSABLE = "build"  # it cannot be compiled or loaded
@@ -99,7 +107,7 @@ class LlamaInstaller:
             variant = following
         raise SetupError(
             f"llama.cpp built with {machine.compiler} does not work ({what}): "
-            "name another compiler in CXX (for example clang++) and run again"
+            "name another compiler in CXX (for example clang++) and run again, or see the log"
         )
 
     def _install_wheel(self, recipe: Recipe) -> dict[str, str]:
@@ -118,7 +126,8 @@ class LlamaInstaller:
                         step.result = f"{step.result}: the build failed"
                         return {UNUSABLE: str(error)}
             self.environment.install_wheel(self.console, step, wheel, env)
-            step.result = f"{step.result} {source} and installed"
+            tested = " (its self-test passed before)" if self.store.read_outcome(recipe.key) else ""
+            step.result = f"{step.result} {source} and installed{tested}"
         return {}
 
     def _test(self, recipe: Recipe) -> dict[str, str]:

@@ -125,7 +125,7 @@ class WheelStore:
             )
         jobs = build_jobs(env)
         minutes = max(1, round(CORE_MINUTES.get(name, CORE_MINUTES_GPU) / jobs))
-        step.announce(f"compiling llama.cpp with {recipe.compiler}, {jobs} jobs: about {minutes} min, only this once")
+        step.announce(f"fetching and compiling llama.cpp, {jobs} jobs: about {minutes} min, only this once")
         draft = Path(tempfile.mkdtemp(dir=drafts))
         build_env = {
             **{key: value for key, value in env.items() if key not in ("CFLAGS", "CXXFLAGS")},  # they are in the args
