@@ -200,7 +200,7 @@ class Placer:
         from oallama.profile.machine import fingerprint_key
 
         fingerprint = self.profile().fingerprint
-        pinned = bool(fingerprint.get("device", {}).get("host_buffer"))
+        pinned = bool(fingerprint.get("device_host_buffer"))
         return Plan(plan_record(decision, self.model, str(self.device), fingerprint_key(fingerprint), pinned))
 
     def engine(self, plan: Plan, **options: Any) -> Engine:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, Operator, Profile, ProfileCase, Shape, Workload
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, LinearFit, Operator, Profile, ProfileCase, Shape, Workload
 
 Signature = tuple[str, str, Shape, int]
 """(op, type, shape, n_expert_used): what distinguishes a mul-mat except where it runs and its batch size."""
@@ -24,6 +24,10 @@ Curve = tuple[tuple[int, float], ...]
 """((n_tokens, seconds), ...) with ascending n_tokens."""
 
 CaseIndex = Mapping[CaseKey, Curve]
+
+PLAIN_LAYOUT = "CPU"
+OFFLOAD_MIN_TOKENS = 32
+"""llama.cpp computes a host weight on the device from this batch size on, streaming it there first (DESIGN 2.13)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +99,13 @@ def _seconds(curve: Curve, over: Iterable[Pass]) -> float:
     return sum(p.count * interpolate(curve, p.n_tokens) for p in over)
 
 
-def operator_cost(index: CaseIndex, operator: Operator, device: str, over: Sequence[Pass]) -> OperatorCost:
+def operator_cost(
+    index: CaseIndex, operator: Operator, device: str, over: Sequence[Pass], stream: LinearFit | None = None
+) -> OperatorCost:
     """T_c in the layout that is fastest over `over`, and T_g.
 
+    stream: the link over which llama.cpp streams plain host weights to this device for large batches, one after another
+    with the computation; None where the device does not take them. Repacked weights are never streamed.
     Raises ProfileError if the CPU never measured this operator's shape.
     """
 
@@ -108,15 +116,26 @@ def operator_cost(index: CaseIndex, operator: Operator, device: str, over: Seque
             f"the profile has no CPU timing of {operator.type} {list(operator.shape)} ({operator.name}); "
             "run `oallama profile` for this model"
         )
-    timed = [(_seconds(index[CPU_DEVICE, layout, wanted], over), layout) for layout in layouts]
-    t_cpu_s, layout = min(timed)
     curve = index.get((device, DEVICE_LAYOUT, wanted)) if device != CPU_DEVICE else None
     t_gpu_s = _seconds(curve, over) if curve else None
+    timed = []
+    for layout in layouts:
+        streamed = [p for p in over if stream and curve and layout == PLAIN_LAYOUT and p.n_tokens >= OFFLOAD_MIN_TOKENS]
+        seconds = _seconds(index[CPU_DEVICE, layout, wanted], [p for p in over if p not in streamed])
+        if stream and curve and streamed:
+            n_streams = sum(p.count for p in streamed)
+            seconds += n_streams * stream.seconds(operator.bytes) + _seconds(curve, streamed)
+        timed.append((seconds, layout))
+    t_cpu_s, layout = min(timed)
     return OperatorCost(operator.name, operator.bytes, t_cpu_s, t_gpu_s, layout)
 
 
 def operator_costs(
-    index: CaseIndex, operators: Sequence[Operator], device: str, over: Sequence[Pass]
+    index: CaseIndex,
+    operators: Sequence[Operator],
+    device: str,
+    over: Sequence[Pass],
+    stream: LinearFit | None = None,
 ) -> tuple[OperatorCost, ...]:
     """operator_cost of each operator, equal ones computed once."""
     seen: dict[Signature, OperatorCost] = {}
@@ -124,7 +143,7 @@ def operator_costs(
     for operator in operators:
         key = signature(operator)
         if key not in seen:
-            seen[key] = operator_cost(index, operator, device, over)
+            seen[key] = operator_cost(index, operator, device, over, stream)
         known = seen[key]
         costs.append(replace(known, name=operator.name, bytes=operator.bytes))
     return tuple(costs)

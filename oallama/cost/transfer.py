@@ -50,3 +50,11 @@ def transfer_rates(profile: Profile) -> TransferRates:
         return TransferRates(copy_in, copy_out, profile.launch_s)
     split_s = max(0.0, profile.boundary.alpha_s - copy_in.alpha_s - copy_out.alpha_s)
     return TransferRates(copy_in, copy_out, split_s)
+
+
+def weight_stream(profile: Profile) -> LinearFit | None:
+    """The link llama.cpp streams plain host weights over for large batches: mapped files are pageable memory. None for
+    devices that take no such work (ggml's RPC and CPU devices have no offload_op)."""
+    if profile.fingerprint.get("device_backend") in (None, "RPC", "CPU"):
+        return None
+    return profile.link.get("h2d_pageable")

@@ -15,7 +15,7 @@ from oallama.core.units import format_bytes
 from oallama.cost.graph import Graph
 from oallama.cost.operator_cost import index_cases, operator_costs, passes
 from oallama.cost.predict import Costs, index_rest, predicted, rest_of
-from oallama.cost.transfer import transfer_rates
+from oallama.cost.transfer import transfer_rates, weight_stream
 from oallama.place.baselines import Placed, cpu, layers
 from oallama.place.budget import DeviceMemory, ledger
 from oallama.place.fill import FillRule
@@ -115,7 +115,7 @@ def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: st
 def costs_of(problem: Problem, load: Workload, phase: Phase) -> Costs:
     profile = problem.profile
     over = passes(load, phase)
-    priced = operator_costs(index_cases(profile), problem.operators, profile.device, over)
+    priced = operator_costs(index_cases(profile), problem.operators, profile.device, over, weight_stream(profile))
     return Costs(
         priced, problem.graph, transfer_rates(profile), over, *rest_of(index_rest(profile), profile.device, over)
     )

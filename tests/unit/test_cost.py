@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from oallama.core.types import LinearFit, Operator, Profile, ProfileCase, RestCa
 from oallama.cost.graph import build_graph, crossings, node_sides
 from oallama.cost.operator_cost import Pass, index_cases, interpolate, operator_cost, passes
 from oallama.cost.predict import index_rest, interpolate_depth, rest_of
-from oallama.cost.transfer import transfer_rates
+from oallama.cost.transfer import transfer_rates, weight_stream
 
 OP = Operator("blk.0.ffn_up.weight", 0, "ffn_up", "MUL_MAT", "Q4_0", (256, 512, 1), 73728, 1.0)
 
@@ -62,6 +64,24 @@ def test_cpu_time_is_that_of_the_fastest_layout_over_the_phase() -> None:
     prefill = operator_cost(index, OP, "RPC0", (Pass(32, 32, 2),))
     assert (prefill.t_cpu_s, prefill.layout) == (40.0, "CPU_REPACK")
     assert operator_cost(index, OP, "CUDA0", (Pass(1, 1, 1),)).t_gpu_s is None
+
+
+def test_plain_weights_are_streamed_for_large_batches_where_the_device_takes_them() -> None:
+    made = profile(
+        case("CPU", "CPU", 1, 1.0),
+        case("CPU", "CPU", 64, 64.0),
+        case("CPU", "CPU_REPACK", 1, 1.0),
+        case("CPU", "CPU_REPACK", 64, 50.0),
+        case("RPC0", "device", 1, 0.5),
+        case("RPC0", "device", 64, 2.0),
+    )
+    over = (Pass(64, 64, 1), Pass(1, 64, 1))
+    stream = LinearFit(3.0, 0.0, 1.0)
+    streamed = operator_cost(index_cases(made), OP, "RPC0", over, stream)
+    assert (streamed.layout, streamed.t_cpu_s) == ("CPU", pytest.approx(3.0 + 2.0 + 1.0))
+    assert operator_cost(index_cases(made), OP, "RPC0", over).layout == "CPU_REPACK"
+    assert weight_stream(made) is None  # its fingerprint names no device that takes them
+    assert weight_stream(replace(made, fingerprint={"device_backend": "CUDA"})) == made.link["h2d_pageable"]
 
 
 def test_missing_cpu_timing_is_a_profile_error_that_names_the_operator() -> None:
