@@ -96,7 +96,7 @@ class ProfileCase:
 
 @dataclass(frozen=True, slots=True)
 class LinearFit:
-    """t = alpha_s + beta_s_per_byte * bytes (ScheInfer Eq. 3), least squares; r2 of the fit; the points it was made from."""
+    """t = alpha_s + beta_s_per_byte * bytes (ScheInfer Eq. 3), least squares; r2 of the fit; the points behind it."""
 
     alpha_s: float
     beta_s_per_byte: float
@@ -122,7 +122,7 @@ class RestShape:
 
 @dataclass(frozen=True, slots=True)
 class RestCase:
-    """Everything of one transformer layer that is not a weight-bearing mul-mat (norms, rope, KV write, attention, GLU, adds)
+    """What one transformer layer does beside its weight-bearing mul-mats (norms, rope, KV write, attention, GLU, adds)
     for this model's head shape, timed on one device at one batch size and KV depth."""
 
     device: str
@@ -160,7 +160,7 @@ class Contention:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A measured experiment: what was timed, on what, and every raw sample. Serialised as in the contract (profile/store.py)."""
+    """A measured experiment: what was timed, on what, and every raw sample. As JSON: profile/store.py."""
 
     version: int
     fingerprint: dict[str, Any]  # CPU, threads, device, driver, ggml version, power state, ...
