@@ -142,5 +142,5 @@ def _routed(signature: Signature) -> int:
 
 def _label(case: Case) -> str:
     shape = "x".join(map(str, case.signature.shape))
-    layout = "" if case.layout == DEVICE_LAYOUT else f" {case.layout}"
+    layout = "" if case.layout in (DEVICE_LAYOUT, case.device) else f" {case.layout}"
     return f"{case.device}{layout} {case.signature.type} {shape} at {case.n_tokens} tokens"

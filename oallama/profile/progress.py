@@ -33,7 +33,7 @@ class Progress:
         if self._bar is None:
             from tqdm import tqdm
 
-            layout = "{percentage:3.0f}%|{bar:20}| {elapsed} of about {remaining} more: {desc}"
+            layout = "measuring {percentage:3.0f}%|{bar:20}| {elapsed}, about {remaining} left: {desc}"
             self._bar = tqdm(total=weight, file=sys.stderr, bar_format=layout, leave=False)
         else:
             self._bar.total += weight - self._left

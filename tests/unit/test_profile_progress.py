@@ -1,0 +1,83 @@
+"""What a person sees while a profile is measured, and how the measuring process ends itself."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import pytest
+
+from oallama.profile.progress import Progress
+
+
+def use(progress: Progress) -> None:
+    with progress:
+        progress.say("a note")
+        progress.expect(10.0)
+        for label in ("first", "second"):
+            progress.start(label)
+            time.sleep(0.15)  # tqdm draws ten times a second
+            progress.finish(2.5)
+        progress.expect(10.0)  # a child crashed, and another one begins with what is left
+        progress.start("third")
+        progress.say("another note")
+        time.sleep(0.15)
+        progress.finish(10.0)
+
+
+def test_a_terminal_gets_a_bar_and_notes_on_stderr_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        use(Progress(True))
+        terminal.flush()
+        shown = os.read(master, 1 << 16).decode()
+    os.close(master)
+    for text in ("a note", "another note", "first", "second", "third", "measuring", "25%", "100%", "left"):
+        assert text in shown, shown
+    assert capsys.readouterr().out == ""
+
+
+def test_a_pipe_gets_the_notes_only(capsys: pytest.CaptureFixture[str]) -> None:
+    use(Progress(True))
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "a note\nanother note\n")
+
+
+def test_nothing_is_shown_where_nothing_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    use(Progress(False))
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("alive", "stall_s", "message"),
+    [("False", 60, "the device RPC0 ended"), ("True", 0.1, "the device RPC0 gave no answer for 0 s")],
+)
+def test_a_lost_or_silent_device_ends_the_measuring_process(alive: str, stall_s: float, message: str) -> None:
+    code = (
+        "import time; from oallama.profile.child import Watchdog\n"
+        f"with Watchdog('RPC0', lambda: {alive}, {stall_s}): time.sleep(60)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 1
+    assert ended.stderr.strip() == message
+
+
+def test_a_device_that_answers_is_left_alone() -> None:
+    code = (
+        "import time; from oallama.profile.child import Watchdog\n"
+        "with Watchdog('RPC0', lambda: True, 0.8) as watchdog:\n"
+        "    for _ in range(4): time.sleep(0.4); watchdog.beat()\n"
+        "print('done')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (ended.returncode, ended.stdout) == (0, "done\n")
