@@ -1,4 +1,4 @@
-"""Small placement problems for the tests: a llama-like block structure with chosen times, and the exhaustive optimum."""
+"""Small placement problems for the tests: llama-like blocks with chosen times, and the exhaustive optimum."""
 
 from __future__ import annotations
 

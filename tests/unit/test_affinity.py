@@ -62,7 +62,7 @@ def test_whole_ffn_block_costs_one_excursion() -> None:
     ops = operators(1, output=False)
     problem = costs(ops, 1, [(1.0, 1.0)] * len(ops), rates(1.0))
     block = tuple(i for i, op in enumerate(ops) if op.role.startswith("ffn_"))
-    # x goes in for gate and up; the residual add follows down to the device, so the stream goes in as well; the sum comes back
+    # x goes in for gate and up; the residual add follows down to the device, so the stream goes in too; the sum returns
     assert marginal_transfer(problem, [False] * len(ops), 2, block) == pytest.approx(3.0)
 
 
