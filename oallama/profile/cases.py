@@ -27,6 +27,11 @@ class Signature:
         return self.n_expert_used if self.op == "MUL_MAT_ID" else self.shape[2]
 
 
+def kind(signature: Signature) -> str:
+    """The sort of kernel: MUL_MAT, MUL_MAT of 3-D weights, or MUL_MAT_ID. A layout may be sound for one only."""
+    return "3-D MUL_MAT" if signature.op == "MUL_MAT" and signature.shape[2] > 1 else signature.op
+
+
 def flops(signature: Signature, n_tokens: int) -> int:
     """Multiplications and additions of one mul-mat."""
     k, n, _ = signature.shape

@@ -79,7 +79,7 @@ class Request:
 
 def handle(message: Message, progress: Callable[[Message], None]) -> Message:
     """Measure all that is missing. Sends {"fragment"}, {"weight"} of everything once it is known, and for each task
-    {"start", "device", "layout"} and {"fragment", "done"}; returns nothing more."""
+    {"start", "device", "layout", "kind"} and {"fragment", "done"}; returns nothing more."""
     from oallama.device.load_params import load_bridge
     from oallama.device.opening import open_device
     from oallama.profile.link import contention_tasks, link_tasks
@@ -110,7 +110,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
         with Watchdog(device.name, device.alive) as watchdog:
             for task in tasks:
                 watchdog.beat()
-                progress({"start": task.label, "device": task.device, "layout": task.layout})
+                progress({"start": task.label, "device": task.device, "layout": task.layout, "kind": task.kind})
                 progress({"fragment": task.run(), "done": task.weight})
     return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -40,7 +41,7 @@ def merged(profile: Profile, fragments: Iterable[dict[str, Any]]) -> Profile:
     Of two cases with one key the later one stays. Raises ProfileError where a fragment does not fit the format.
     """
     record = profile_to_json(profile)
-    for fragment in fragments:
+    for fragment in json.loads(json.dumps(list(fragments))):  # tuples become lists
         for name, value in fragment.items():
             if isinstance(record.get(name), list) and isinstance(value, list):
                 record[name] += value
@@ -125,7 +126,10 @@ def is_complete(profile: Profile, want: Wanted) -> bool:
 
 
 def select(profile: Profile, want: Wanted) -> Profile:
-    """The part of a store that the model needs, with the warnings that concern it, in a fixed order."""
+    """The part of a store that the model needs, with the warnings that concern it, in a fixed order.
+
+    Of a CPU layout that has crashed nothing is passed on, or a plan might use it.
+    """
     mul_mats = {(s.op, s.type, s.shape, s.n_expert_used, n, size) for s, n, size in want.mul_mats}
 
     rest_cases = {rest_key(d, *at, want.rest_shape) for d in (CPU_DEVICE, profile.device) for at in want.rest}
@@ -134,7 +138,8 @@ def select(profile: Profile, want: Wanted) -> Profile:
         what = (case.op, case.type, case.shape, case.n_expert_used, case.n_tokens, case.working_set_bytes)
         return what in mul_mats
 
-    cases = tuple(sorted(filter(concerns, profile.cases), key=_case_order))
+    broken = profile.fingerprint.get("broken_layouts") or ()
+    cases = tuple(sorted((c for c in profile.cases if concerns(c) and c.layout not in broken), key=_case_order))
     rest = tuple(
         sorted(
             (rest for rest in profile.rest if _identity(rest) in rest_cases),

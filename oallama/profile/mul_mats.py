@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT
-from oallama.profile.cases import PLAIN_LAYOUT, Case, CaseKey, Signature, bytes_read, case_of, flops, key_of
+from oallama.profile.cases import PLAIN_LAYOUT, Case, CaseKey, Signature, bytes_read, case_of, flops, key_of, kind
 from oallama.profile.merge import has_device, missing_cases
 from oallama.profile.session import Fragment, Session, Task, TimerLike
 from oallama.profile.timing import Timing
@@ -60,7 +60,8 @@ class MulMats:
 
     def _task(self, case: Case) -> Task:
         weight = self.session.policy.time_cap_s + 6 * flops(case.signature, case.n_tokens) / GUESSED_FLOPS
-        return Task(_label(case), weight, case.device, case.layout, partial(self._measure, case))
+        run = partial(self._measure, case)
+        return Task(_label(case), weight, case.device, case.layout, run, kind(case.signature))
 
     def _measure(self, case: Case) -> Fragment:
         """Time one case, or say why not."""

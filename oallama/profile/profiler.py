@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from oallama.core import errors
 from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, ModelInfo, Operator, Profile
+from oallama.core.types import CPU_DEVICE, ModelInfo, Operator, Profile
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.profile import cache
-from oallama.profile.cases import PLAIN_LAYOUT
+from oallama.profile.cases import PLAIN_LAYOUT, kind
 from oallama.profile.child import MODULE, Request
 from oallama.profile.machine import fingerprint, power_changes
 from oallama.profile.merge import empty, is_complete, merged, select
 from oallama.profile.progress import Progress
 from oallama.profile.timing import Policy
-from oallama.profile.wanted import Wanted, wanted
+from oallama.profile.wanted import Wanted, cases_at, wanted
 
 DEFAULT_TOKENS = (1, 32, 512)
 DEFAULT_POLICY = Policy(target=0.02, min_repeats=5, max_repeats=100, warmup_runs=1, time_cap_s=0.2)
@@ -113,10 +113,11 @@ class _Measurement:
     run_child: RunChild | None = None  # tests
     _fragments: list[Message] = field(default_factory=list)
     _task: Message | None = None  # what the child is doing
+    _crashed: set[tuple[str, Any]] = field(default_factory=set)  # (layout, kind of kernel)
 
     def run(self) -> Profile:
-        """Measure all that is missing. A CPU layout that crashes is left out and named in a warning; any other crash is
-        a ProfileError, or a DeviceError where the device was at work."""
+        """Measure all that is missing. A CPU layout that crashes is left out and named in a warning (see _left_out);
+        any other crash is a ProfileError, or a DeviceError where the device was at work."""
         from ggml_bridge import BridgeError as NativeError
         from ggml_bridge import ChildDied
         from ggml_bridge.child import ChildError, run_in_child
@@ -131,11 +132,11 @@ class _Measurement:
                 run_child(MODULE, request.to_json(), self._on_progress)
                 return merged(profile, self._fragments)
             except ChildDied as died:
-                layout = self._crashed_layout()
-                if layout is None or layout in broken:
+                crash = self._left_out(died, broken)
+                if crash is None:
                     raise self._blame(died) from None
-                broken.append(layout)
-                self._keep(_left_out(layout, self._task, died, broken))
+                self._keep(crash)
+                broken = crash.get("fingerprint", {}).get("broken_layouts", broken)
                 profile = merged(profile, self._fragments)
             except KeyboardInterrupt:
                 self.shown.say("interrupted; what is finished is kept, and the same command goes on from there")
@@ -163,11 +164,26 @@ class _Measurement:
         self.journal.append(fragment)
         self._fragments.append(fragment)
 
-    def _crashed_layout(self) -> str | None:
-        """The CPU layout that was at work, if the model can do without it."""
+    def _left_out(self, died: Exception, broken: Sequence[str]) -> Message | None:
+        """The fragment that keeps the next child from what crashed, if the model can do without it: a CPU layout other
+        than the plain one, or only its kernels for 3-D or routed weights. None: it cannot, or that did not help."""
         task = self._task or {}
-        special = task.get("device") == CPU_DEVICE and task.get("layout") not in (PLAIN_LAYOUT, DEVICE_LAYOUT)
-        return task["layout"] if special else None
+        layout, kernel = str(task.get("layout")), task.get("kind")
+        again = (layout, kernel) in self._crashed
+        self._crashed.add((layout, kernel))
+        if again or task.get("device") != CPU_DEVICE or layout in (PLAIN_LAYOUT, *broken):
+            return None
+        what = f"crashed while measuring {task['start']} ({died})"
+        remedy = "rebuild llama-cpp-python with scripts/test"
+        if kernel == "MUL_MAT":
+            warning = f"the CPU layout {layout} {what} and is left out; {remedy}"
+            return {"fingerprint": {"broken_layouts": [*broken, layout]}, "warnings": [warning]}
+        cases = [c for c in cases_at(self.request.want, CPU_DEVICE, layout) if kind(c.signature) == kernel]
+        warning = f"{kernel} in the CPU layout {layout} {what} and is left out; {remedy}"
+        return {
+            "skipped": [asdict(case.skipped(f"{kernel} crashes in this layout")) for case in cases],
+            "warnings": [warning],
+        }
 
     def _blame(self, died: Exception) -> OallamaError:
         """Whose fault a crash is."""
@@ -180,17 +196,6 @@ class _Measurement:
         if task["device"] != CPU_DEVICE:
             return DeviceError(f"the device {spec} was lost while measuring {task['start']} ({died}); {kept}")
         return ProfileError(f"measuring {task['start']} ended the process ({died}); {kept}, or run `oallama doctor`")
-
-
-def _left_out(layout: str, task: Message | None, died: Exception, broken: Sequence[str]) -> Message:
-    label = (task or {}).get("start", layout)
-    return {
-        "fingerprint": {"broken_layouts": list(broken)},
-        "warnings": [
-            f"the CPU layout {layout} crashed while measuring {label} ({died}) and is left out; "
-            "rebuild llama-cpp-python with scripts/test"
-        ],
-    }
 
 
 def _same_error(type_name: str, message: str) -> OallamaError:

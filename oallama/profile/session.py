@@ -29,13 +29,14 @@ class TimerLike(Protocol):
 @dataclass(frozen=True, slots=True)
 class Task:
     """One thing to measure. `weight` is a guess of its seconds; `device` and `layout` tell who is to blame for a
-    crash."""
+    crash, and `kind` with which sort of mul-mat."""
 
     label: str
     weight: float
     device: str
     layout: str
     run: Callable[[], Fragment]
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,15 @@ from oallama.profile.cache import Journal
 from oallama.profile.cases import Case, Signature
 from oallama.profile.child import Request
 from oallama.profile.link import line_over
-from oallama.profile.merge import empty
+from oallama.profile.merge import empty, select
 from oallama.profile.profiler import _Measurement, profile_model
 from oallama.profile.progress import Progress
 from oallama.profile.timing import Policy
 from oallama.profile.wanted import Wanted
 
 SIGNATURE = Signature("MUL_MAT", "F16", (64, 32, 1), 1, 4096)
-WANT = Wanted(((SIGNATURE, 1, 8192),), ((1, 256),), RestShape(64, 2, 1, 32, 32, 128, True), 2)
+BATCHED = Signature("MUL_MAT", "F16", (64, 32, 4), 1, 16384)
+WANT = Wanted(((SIGNATURE, 1, 8192), (BATCHED, 1, 32768)), ((1, 256),), RestShape(64, 2, 1, 32, 32, 128, True), 2)
 
 Send = Callable[[dict[str, Any]], None]
 Script = Callable[[Mapping[str, Any], Send], None]
@@ -37,8 +38,8 @@ def case_json(layout: str) -> dict[str, Any]:
     return fields
 
 
-def started(device: str, layout: str) -> dict[str, Any]:
-    return {"start": f"{device} {layout}", "device": device, "layout": layout}
+def started(device: str, layout: str, kind: str = "MUL_MAT") -> dict[str, Any]:
+    return {"start": f"{device} {layout}", "device": device, "layout": layout, "kind": kind}
 
 
 def measure(tmp_path: Path, scripts: list[Script], spec: str = "none") -> tuple[Profile, list[Mapping[str, Any]]]:
@@ -63,10 +64,10 @@ def good(request: Mapping[str, Any], send: Send) -> None:
     send({"fragment": {"cases": [case_json("CPU")]}, "done": 1.0})
 
 
-def crashes(device: str, layout: str) -> Script:
+def crashes(device: str, layout: str, kind: str = "MUL_MAT") -> Script:
     def script(request: Mapping[str, Any], send: Send) -> None:
         good(request, send)
-        send(started(device, layout))
+        send(started(device, layout, kind))
         raise ChildDied("oallama.profile.child", -11)
 
     return script
@@ -94,6 +95,27 @@ def test_two_layouts_may_crash_but_none_twice(tmp_path: Path) -> None:
     assert profile.fingerprint["broken_layouts"] == ["AMX", "CPU_REPACK"]
     with pytest.raises(ProfileError, match="CPU AMX"):
         measure(tmp_path, [crashes("CPU", "AMX"), crashes("CPU", "AMX")])
+
+
+def test_of_a_layout_that_crashed_nothing_reaches_a_plan(tmp_path: Path) -> None:
+    def decodes_then_crashes(request: Mapping[str, Any], send: Send) -> None:
+        good(request, send)
+        send({"fragment": {"cases": [case_json("AMX")]}})
+        crashes("CPU", "AMX")(request, send)
+
+    profile, _ = measure(tmp_path, [decodes_then_crashes, good])
+    assert {case.layout for case in profile.cases} == {"CPU", "AMX"}
+    assert {case.layout for case in select(profile, WANT).cases} == {"CPU"}
+
+
+def test_a_kernel_for_3d_weights_may_crash_and_its_layout_stays(tmp_path: Path) -> None:
+    profile, requests = measure(tmp_path, [crashes("CPU", "AMX", "3-D MUL_MAT"), good])
+    assert list(requests[1]["broken_layouts"]) == []
+    skipped = requests[1]["profile"]["skipped"]
+    assert [(case["layout"], case["shape"]) for case in skipped] == [("AMX", [64, 32, 4])]
+    assert "3-D MUL_MAT in the CPU layout AMX crashed" in profile.warnings[0]
+    with pytest.raises(ProfileError):
+        measure(tmp_path, [crashes("CPU", "CPU", "3-D MUL_MAT")])
 
 
 def test_a_crash_of_the_plain_layout_is_a_profile_error(tmp_path: Path) -> None:
