@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
+REDRAW_EVERY_S = 0.1  # of the line on a terminal
 REPORT_EVERY_S = 30.0  # between progress lines where there is no terminal
 NAME_WIDTH = 12
 
@@ -46,11 +47,13 @@ class Step:
         self._transient()
 
     def progress(self, counter: str) -> None:
-        """Show the counter (`57/197`, or nothing known: an empty string): at once on a terminal, else every 30 s."""
+        """Show the counter (`57/197`, or nothing known: an empty string): live on a terminal, else every 30 s."""
+        if time.monotonic() - self._reported < (REDRAW_EVERY_S if self._console.tty else REPORT_EVERY_S):
+            return
+        self._reported = time.monotonic()
         if self._console.tty:
             self._transient(counter)
-        elif time.monotonic() - self._reported >= REPORT_EVERY_S:
-            self._reported = time.monotonic()
+        else:
             self._console.line(self._name, f"{self._doing} … {counter}".rstrip(), self.elapsed_s())
 
     def announce(self, what: str) -> None:
@@ -59,8 +62,8 @@ class Step:
 
     def _transient(self, counter: str = "") -> None:
         if self._console.tty:
-            text = f"  {self._name:<{NAME_WIDTH}}  {self._doing} … {counter} {format_seconds(self.elapsed_s())}"
-            self._console.overwrite(text)
+            text = f"  {self._name:<{NAME_WIDTH}}  {self._doing} … {counter}".rstrip()
+            self._console.overwrite(f"{text} {format_seconds(self.elapsed_s())}")
 
 
 class Console:

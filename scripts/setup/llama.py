@@ -90,7 +90,7 @@ class LlamaInstaller:
             outcome = {} if refresh else self.store.read_outcome(recipe.key)
             bad = _failures(outcome)
             if not bad:
-                bad = self._install_wheel(recipe)
+                bad = self._install_wheel(recipe, tested=bool(outcome))
             if not bad and not project_in:
                 install_project()
                 project_in = True
@@ -110,7 +110,7 @@ class LlamaInstaller:
             "name another compiler in CXX (for example clang++) and run again, or see the log"
         )
 
-    def _install_wheel(self, recipe: Recipe) -> dict[str, str]:
+    def _install_wheel(self, recipe: Recipe, tested: bool) -> dict[str, str]:
         """Build the wheel unless it is kept, and install it. A GPU build that fails is a result where we may choose."""
         env = self.machine.env
         with self.console.step("llama.cpp", f"llama-cpp-python {recipe.version} ({recipe.backend.name})") as step:
@@ -126,8 +126,7 @@ class LlamaInstaller:
                         step.result = f"{step.result}: the build failed"
                         return {UNUSABLE: str(error)}
             self.environment.install_wheel(self.console, step, wheel, env)
-            tested = " (its self-test passed before)" if self.store.read_outcome(recipe.key) else ""
-            step.result = f"{step.result} {source} and installed{tested}"
+            step.result += f" {source} and installed" + (", passed its self-test before" if tested else "")
         return {}
 
     def _test(self, recipe: Recipe) -> dict[str, str]:

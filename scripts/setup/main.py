@@ -56,7 +56,9 @@ class Setup:
         machine = self.machine
         check_compiler(machine.compiler, machine.env)
         fault = self.environment.fault(machine.env)
-        old = None if refresh or fault else self.environment.read_stamp()
+        stamp = None if fault else self.environment.read_stamp()
+        extras = sorted({*self.extras, *(stamp.extras if stamp else ())})
+        old = None if refresh else stamp
         backend = None  # None: the installed llama-cpp-python stays
         if old is None or old.inputs["llama"] != self.inputs()["llama"]:
             with self.console.step("machine", "looking for GPUs") as step:
@@ -66,16 +68,15 @@ class Setup:
         with self.console.step("environment", "creating .venv") as step:
             self.environment.prepare(self.console, step, fault, machine.env)
         try:
-            stamp = self._install(old, backend, refresh)
+            stamp = self._install(old, backend, extras, refresh)
         except SetupError:
             self.environment.settle()  # the command that failed ended by itself: nothing is half-written
             raise
         self.environment.write_stamp(stamp)
         return stamp
 
-    def _install(self, old: Stamp | None, backend: Backend | None, refresh: bool) -> Stamp:
+    def _install(self, old: Stamp | None, backend: Backend | None, extras: list[str], refresh: bool) -> Stamp:
         now = self.inputs()
-        extras = sorted({*self.extras, *(old.extras if old else ())})
         dependencies = old is None or old.inputs["project"] != now["project"] or extras != old.extras
         if old is not None and backend is None:
             self._install_project(extras, dependencies)

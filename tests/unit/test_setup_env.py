@@ -22,6 +22,7 @@ from setup.environment import Environment, Stamp, digest_files, lock, native_sou
 from setup.errors import SetupError, UsageError, remedy
 from setup.main import Setup, clean_environment, main
 
+SELFTEST = "print(json.dumps(check_layouts()))"  # a line of what the self-test's process is told
 ROOT = Path(__file__).resolve().parents[2]
 GCC = machine.Compiler("/usr/bin/gcc", "/usr/bin/g++", "gcc", "12.2.0", "x86_64-linux-gnu")
 CLANG = machine.Compiler("/usr/bin/clang", "/usr/bin/clang++", "clang", "16.0.6", "x86_64-linux-gnu")
@@ -445,19 +446,15 @@ def test_a_layout_that_crashes_is_rebuilt_without_it_and_remembered(tmp_path: Pa
     assert first.notes == ["cpu does not work (AMX: died with SIGSEGV), so cpu without AMX is used"]
     assert first.notes[0] in said(console), "and said so"
     assert "-mno-amx-tile" in (tmp_path / "installed").read_text(encoding="utf-8")
-    assert (projects, calls(tmp_path, "pip wheel"), calls(tmp_path, "print(json.dumps(check_layouts()))")) == (
-        [1],
-        2,
-        2,
-    )
+    assert (projects, calls(tmp_path, "pip wheel"), calls(tmp_path, SELFTEST)) == ([1], 2, 2)
 
     again = installer(tmp_path, console, tested, XEON).install(CPU_BUILD, lambda: projects.append(2), False)
     assert again == first
-    assert (projects, calls(tmp_path, "pip wheel"), calls(tmp_path, "print(json.dumps(check_layouts()))")) == (
-        [1, 2],
-        2,
-        2,
-    ), "from the cache"
+    assert (projects, calls(tmp_path, "pip wheel"), calls(tmp_path, SELFTEST)) == ([1, 2], 2, 2), "from the cache"
+    assert "passed its self-test before" in said(console)
+
+    installer(tmp_path, console, tested, XEON).install(CPU_BUILD, lambda: None, True)
+    assert (calls(tmp_path, "pip wheel"), calls(tmp_path, SELFTEST)) == (2, 4), "refresh tests again"
 
 
 def test_a_gpu_build_that_fails_gives_a_cpu_build_unless_asked_for_by_name(tmp_path: Path, console: Console) -> None:
