@@ -13,7 +13,7 @@ device), the KV write and attention (on the device that holds the layer's KV), G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -31,6 +31,7 @@ class Node:
     operator: int | None = None  # index into the operator list
     follows_layer: int | None = None  # runs where this layer's norms and KV are
     host: bool = False  # always on the CPU (embedding look-up, logits read by the sampler)
+    outputs_only: bool = False  # computed only for the tokens whose logits are wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class Crossings:
     copies_out: int  # device -> host
     bytes_in_per_token: int
     bytes_out_per_token: int
+    bytes_in_per_output: int  # for each token whose logits are wanted
+    bytes_out_per_output: int
 
 
 _ATTENTION_IN = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_q_a", "attn_kv_a_mqa")
@@ -69,42 +72,38 @@ _FFN_DOWN = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
 _ROUTER = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 
 
+def computes_outputs_only(operator: Operator, n_layer: int) -> bool:
+    """llama.cpp drops the tokens whose logits nobody wants (all but the last of a prompt) after the last layer's
+    attention: that layer's FFN and the output see the others only."""
+    return operator.layer is None or (operator.layer == n_layer - 1 and operator.role.startswith("ffn_"))
+
+
 def build_graph(model: ModelInfo, operators: Sequence[Operator], tensor_names: Iterable[str] = ()) -> Graph:
-    """The node list of a model from its operators (in graph order). Roles that are not known are chained in order,
-    which overstates no transfer of a contiguous placement."""
-    names = frozenset(tensor_names)
-    nodes: list[Node] = []
+    """The node list of a model from its operators (in graph order) and, for the norms between them, its tensor names.
+
+    Roles that are not known are chained in order, which overstates no transfer of a contiguous placement.
+    """
+    made = _Builder(model, frozenset(tensor_names))
     layer_nodes: list[tuple[int, int]] = []
-    embd = model.n_embd * F32
-
-    def add(
-        inputs: Sequence[int],
-        n_bytes: int,
-        operator: int | None = None,
-        follows_layer: int | None = None,
-        host: bool = False,
-    ) -> int:
-        nodes.append(Node(tuple(dict.fromkeys(inputs)), n_bytes, operator, follows_layer, host))
-        return len(nodes) - 1
-
-    stream = add((), embd, host=True)  # token embedding
     by_layer: dict[int, list[int]] = {}
     for index, operator in enumerate(operators):
         by_layer.setdefault(model.n_layer if operator.layer is None else operator.layer, []).append(index)
 
+    stream = made.add((), made.embd, host=True)  # token embedding
     for layer in range(model.n_layer):
-        start = len(nodes)
-        stream = _add_layer(add, layer, stream, embd, [(i, operators[i]) for i in by_layer.get(layer, [])], names)
-        layer_nodes.append((start, len(nodes)))
+        start = len(made.nodes)
+        stream = made.layer(layer, stream, [(i, operators[i]) for i in by_layer.get(layer, [])])
+        layer_nodes.append((start, len(made.nodes)))
 
-    start = len(nodes)
-    stream = add((stream,), embd, follows_layer=model.n_layer)  # output norm
+    start = len(made.nodes)
+    made.outputs_only = True
+    stream = made.add((stream,), made.embd, follows_layer=model.n_layer)  # output norm
     for index in by_layer.get(model.n_layer, []):
-        stream = add((stream,), operators[index].shape[1] * F32, operator=index)
-    add((stream,), 0, host=True)  # logits are read on the host
-    layer_nodes.append((start, len(nodes)))
+        stream = made.add((stream,), operators[index].shape[1] * F32, operator=index)
+    made.add((stream,), 0, host=True)  # logits are read on the host
+    layer_nodes.append((start, len(made.nodes)))
     return Graph(
-        tuple(nodes),
+        tuple(made.nodes),
         tuple(model.n_layer if op.layer is None else op.layer for op in operators),
         tuple(layer_nodes),
         model.n_layer,
@@ -117,72 +116,88 @@ def _output_bytes(operator: Operator) -> int:
     return operator.shape[1] * heads * F32
 
 
-def _add_layer(
-    add: Callable[..., int],
-    layer: int,
-    stream: int,
-    embd: int,
-    operators: list[tuple[int, Operator]],
-    tensor_names: frozenset[str],
-) -> int:
-    """Append one block; returns the node of its output. Every split point of a transformer block is here: the two
-    norms, attention (with the KV write) and the GLU."""
-    made: dict[str, int] = {}
-    norm = add((stream,), embd, follows_layer=layer)
-    attention: int | None = None
-    ffn_norm: int | None = None
-    heads: list[int] = []  # outputs that feed attention
-    hidden: dict[str, list[int]] = {}  # outputs that feed the GLU, by expert family suffix
-    router: list[int] = []
-    blocks: list[int] = []  # block outputs that are added to the residual
-
-    def placed(index: int, inputs: Sequence[int], role: str, n_bytes: int) -> int:
-        """The operator, and the norm right behind it where this model has one."""
-        node = add(inputs, n_bytes, operator=index)
-        behind = f"blk.{layer}.{_NORM_AFTER.get(role, '')}.weight"
-        return add((node,), n_bytes, follows_layer=layer) if behind in tensor_names else node
-
-    for index, operator in operators:
-        role = operator.role
-        n_bytes = _output_bytes(operator)
-        if role in _ATTENTION_IN:
-            made[role] = placed(index, (norm,), role, n_bytes)
-            heads.append(made[role])
-        elif role in _ATTENTION_MIDDLE:
-            source = made.get(_ATTENTION_MIDDLE[role], norm)
-            made[role] = add((source,), n_bytes, operator=index)
-            heads = [h for h in heads if h != source] + [made[role]]
-        elif role in _AFTER_ATTENTION:
-            if attention is None:
-                attention = add(heads or (norm,), _attention_bytes(operator), follows_layer=layer)
-            source = made.get("after_attention", attention)
-            made["after_attention"] = placed(index, (source,), role, n_bytes)
-        elif role.startswith("ffn_"):
-            if ffn_norm is None:
-                blocks_in = made.get("after_attention", attention if attention is not None else norm)
-                stream = add((stream, blocks_in), embd)  # residual add
-                ffn_norm = add((stream,), embd, follows_layer=layer)
-            family = role.rsplit("_", 1)[1] if role.endswith(("_exps", "_shexp")) else ""
-            if role in _ROUTER:
-                router.append(add((ffn_norm,), n_bytes, operator=index))
-            elif role in _FFN_DOWN:
-                sources = hidden.get(family) or [ffn_norm]
-                glu = add(sources, operator.shape[0] * operator.n_expert_used * F32)
-                routed = router if operator.op == "MUL_MAT_ID" else []
-                blocks.append(placed(index, (glu, *routed), role, n_bytes))
-            else:
-                routed = router if operator.op == "MUL_MAT_ID" else []
-                hidden.setdefault(family, []).append(add((ffn_norm, *routed), n_bytes, operator=index))
-        else:
-            norm = add((norm,), n_bytes, operator=index)
-    if ffn_norm is None:
-        blocks = [made.get("after_attention", norm)]
-    return add((stream, *blocks), embd)
-
-
 def _attention_bytes(output: Operator) -> int:
     """Bytes of one token's attention output: the K of the projection that reads it, once per head for MLA's v_b."""
     return output.shape[0] * (output.shape[2] if output.op == "MUL_MAT" else 1) * F32
+
+
+class _Builder:
+    """Collects nodes; `outputs_only` is what the nodes from here on are."""
+
+    def __init__(self, model: ModelInfo, tensor_names: frozenset[str]) -> None:
+        self.nodes: list[Node] = []
+        self.tensor_names = tensor_names
+        self.embd = model.n_embd * F32
+        self.n_layer = model.n_layer
+        self.outputs_only = False
+
+    def add(
+        self,
+        inputs: Sequence[int],
+        n_bytes: int,
+        operator: int | None = None,
+        follows_layer: int | None = None,
+        host: bool = False,
+    ) -> int:
+        node = Node(tuple(dict.fromkeys(inputs)), n_bytes, operator, follows_layer, host, self.outputs_only)
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def add_operator(self, layer: int, index: int, inputs: Sequence[int], role: str, n_bytes: int) -> int:
+        """The operator, and the norm right behind it where this model has one."""
+        node = self.add(inputs, n_bytes, operator=index)
+        behind = f"blk.{layer}.{_NORM_AFTER.get(role, '')}.weight"
+        return self.add((node,), n_bytes, follows_layer=layer) if behind in self.tensor_names else node
+
+    def layer(self, layer: int, stream: int, operators: Sequence[tuple[int, Operator]]) -> int:
+        """Append one block; returns the node of its output. Every split point of a transformer block is here: the two
+        norms, attention (with the KV write) and the GLU."""
+        made: dict[str, int] = {}
+        norm = self.add((stream,), self.embd, follows_layer=layer)
+        attention: int | None = None
+        ffn_norm: int | None = None
+        heads: list[int] = []  # outputs that feed attention
+        hidden: dict[str, list[int]] = {}  # outputs that feed the GLU, by expert family suffix
+        router: list[int] = []
+        blocks: list[int] = []  # block outputs that are added to the residual
+
+        for index, operator in operators:
+            role = operator.role
+            n_bytes = _output_bytes(operator)
+            if role in _ATTENTION_IN:
+                made[role] = self.add_operator(layer, index, (norm,), role, n_bytes)
+                heads.append(made[role])
+            elif role in _ATTENTION_MIDDLE:
+                source = made.get(_ATTENTION_MIDDLE[role], norm)
+                made[role] = self.add((source,), n_bytes, operator=index)
+                heads = [h for h in heads if h != source] + [made[role]]
+            elif role in _AFTER_ATTENTION:
+                if attention is None:
+                    attention = self.add(heads or (norm,), _attention_bytes(operator), follows_layer=layer)
+                source = made.get("after_attention", attention)
+                made["after_attention"] = self.add_operator(layer, index, (source,), role, n_bytes)
+            elif role.startswith("ffn_"):
+                if ffn_norm is None:
+                    blocks_in = made.get("after_attention", attention if attention is not None else norm)
+                    self.outputs_only = layer == self.n_layer - 1
+                    stream = self.add((stream, blocks_in), self.embd)  # residual add
+                    ffn_norm = self.add((stream,), self.embd, follows_layer=layer)
+                family = role.rsplit("_", 1)[1] if role.endswith(("_exps", "_shexp")) else ""
+                if role in _ROUTER:
+                    router.append(self.add((ffn_norm,), n_bytes, operator=index))
+                elif role in _FFN_DOWN:
+                    sources = hidden.get(family) or [ffn_norm]
+                    glu = self.add(sources, operator.shape[0] * operator.n_expert_used * F32)
+                    routed = router if operator.op == "MUL_MAT_ID" else []
+                    blocks.append(self.add_operator(layer, index, (glu, *routed), role, n_bytes))
+                else:
+                    routed = router if operator.op == "MUL_MAT_ID" else []
+                    hidden.setdefault(family, []).append(self.add((ffn_norm, *routed), n_bytes, operator=index))
+            else:
+                norm = self.add((norm,), n_bytes, operator=index)
+        if ffn_norm is None:
+            blocks = [made.get("after_attention", norm)]
+        return self.add((stream, *blocks), self.embd)
 
 
 def node_sides(graph: Graph, on_device: Sequence[bool], first_device_layer: int, first: int, last: int) -> list[bool]:
@@ -222,6 +237,7 @@ def crossings(
     copied: set[tuple[int, bool]] = set()
     counts = [0, 0]  # by side of the reader: [out, in]
     n_bytes = [0, 0]
+    output_bytes = [0, 0]
     computed = [s for s, node in zip(sides, graph.nodes[first:last], strict=True) if node.bytes_per_token]
     splits = 1 + sum(a != b for a, b in pairwise(computed))
     device_splits = sum(b and not a for a, b in pairwise([False, *sides]))
@@ -231,5 +247,11 @@ def crossings(
                 continue
             copied.add((source, side))
             counts[side] += 1
-            n_bytes[side] += graph.nodes[source].bytes_per_token
-    return Crossings(splits, device_splits, counts[1], counts[0], n_bytes[1], n_bytes[0])
+            node = graph.nodes[source]
+            if node.outputs_only:
+                output_bytes[side] += node.bytes_per_token
+            else:
+                n_bytes[side] += node.bytes_per_token
+    return Crossings(
+        splits, device_splits, counts[1], counts[0], n_bytes[1], n_bytes[0], output_bytes[1], output_bytes[0]
+    )

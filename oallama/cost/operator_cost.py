@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from oallama.core.errors import ProfileError
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, LinearFit, Operator, Profile, ProfileCase, Shape, Workload
+from oallama.cost.graph import computes_outputs_only
 
 Signature = tuple[str, str, Shape, int]
 """(op, type, shape, n_expert_used): what distinguishes a mul-mat except where it runs and its batch size."""
@@ -38,6 +39,7 @@ class Pass:
     n_tokens: int
     n_kv: int
     count: int
+    n_outputs: int = 1  # tokens whose logits are wanted: the last of a prompt, each generated one
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ def passes(workload: Workload, phase: str) -> tuple[Pass, ...]:
     done = 0
     while done < workload.n_prompt:
         n = min(workload.n_ubatch, workload.n_prompt - done)
-        prompt.append(Pass(n, done + n, 1))
+        prompt.append(Pass(n, done + n, 1, int(done + n == workload.n_prompt)))
         done += n
     depth = workload.n_prompt + max(1, workload.n_gen) // 2
     if phase == "decode":
@@ -133,17 +135,21 @@ def operator_cost(
 def operator_costs(
     index: CaseIndex,
     operators: Sequence[Operator],
+    n_layer: int,
     device: str,
     over: Sequence[Pass],
     stream: LinearFit | None = None,
 ) -> tuple[OperatorCost, ...]:
-    """operator_cost of each operator, equal ones computed once."""
-    seen: dict[Signature, OperatorCost] = {}
+    """operator_cost of each operator, equal ones computed once; those behind the last layer's attention over the tokens
+    whose logits are wanted."""
+    output_passes = [replace(p, n_tokens=p.n_outputs) for p in over if p.n_outputs]
+    seen: dict[tuple[Signature, bool], OperatorCost] = {}
     costs = []
     for operator in operators:
-        key = signature(operator)
+        outputs_only = computes_outputs_only(operator, n_layer)
+        key = (signature(operator), outputs_only)
         if key not in seen:
-            seen[key] = operator_cost(index, operator, device, over, stream)
+            seen[key] = operator_cost(index, operator, device, output_passes if outputs_only else over, stream)
         known = seen[key]
         costs.append(replace(known, name=operator.name, bytes=operator.bytes))
     return tuple(costs)

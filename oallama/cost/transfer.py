@@ -23,17 +23,20 @@ class TransferRates:
     copy_out: LinearFit
     split_s: float
 
-    def seconds(self, moved: Crossings, n_tokens: int) -> float:
+    def seconds(self, moved: Crossings, n_tokens: int, n_outputs: int) -> float:
+        """One pass over n_tokens, of which n_outputs give logits."""
         return (
             moved.device_splits * self.split_s
             + moved.copies_in * self.copy_in.alpha_s
             + moved.copies_out * self.copy_out.alpha_s
-            + n_tokens * moved.bytes_in_per_token * self.copy_in.beta_s_per_byte
-            + n_tokens * moved.bytes_out_per_token * self.copy_out.beta_s_per_byte
+            + (n_tokens * moved.bytes_in_per_token + n_outputs * moved.bytes_in_per_output)
+            * self.copy_in.beta_s_per_byte
+            + (n_tokens * moved.bytes_out_per_token + n_outputs * moved.bytes_out_per_output)
+            * self.copy_out.beta_s_per_byte
         )
 
     def over(self, moved: Crossings, passes: Sequence[Pass]) -> float:
-        return sum(p.count * self.seconds(moved, p.n_tokens) for p in passes)
+        return sum(p.count * self.seconds(moved, p.n_tokens, p.n_outputs) for p in passes)
 
 
 NO_TRANSFER = TransferRates(LinearFit(0.0, 0.0, 1.0), LinearFit(0.0, 0.0, 1.0), 0.0)

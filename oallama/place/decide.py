@@ -115,7 +115,9 @@ def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: st
 def costs_of(problem: Problem, load: Workload, phase: Phase) -> Costs:
     profile = problem.profile
     over = passes(load, phase)
-    priced = operator_costs(index_cases(profile), problem.operators, profile.device, over, weight_stream(profile))
+    priced = operator_costs(
+        index_cases(profile), problem.operators, problem.graph.n_layer, profile.device, over, weight_stream(profile)
+    )
     return Costs(
         priced, problem.graph, transfer_rates(profile), over, *rest_of(index_rest(profile), profile.device, over)
     )

@@ -11,8 +11,8 @@ from placement_cases import model, operators, rates
 
 from oallama.core.errors import ProfileError
 from oallama.core.types import LinearFit, Operator, Profile, ProfileCase, RestCase, Workload
-from oallama.cost.graph import build_graph, crossings, node_sides
-from oallama.cost.operator_cost import Pass, index_cases, interpolate, operator_cost, passes
+from oallama.cost.graph import build_graph, computes_outputs_only, crossings, node_sides
+from oallama.cost.operator_cost import Pass, index_cases, interpolate, operator_cost, operator_costs, passes
 from oallama.cost.predict import index_rest, interpolate_depth, rest_of
 from oallama.cost.transfer import transfer_rates, weight_stream
 
@@ -32,7 +32,7 @@ def profile(*cases: ProfileCase, rest: tuple[RestCase, ...] = (), boundary: Line
 
 def test_passes_of_a_workload() -> None:
     load = Workload(n_prompt=1100, n_gen=10, n_ctx=2048, n_ubatch=512)
-    assert passes(load, "prefill") == (Pass(512, 512, 1), Pass(512, 1024, 1), Pass(76, 1100, 1))
+    assert passes(load, "prefill") == (Pass(512, 512, 1, 0), Pass(512, 1024, 1, 0), Pass(76, 1100, 1, 1))
     assert passes(load, "decode") == (Pass(1, 1105, 1),)
     assert passes(load, "mixed") == (*passes(load, "prefill"), Pass(1, 1105, 10))
 
@@ -84,6 +84,19 @@ def test_plain_weights_are_streamed_for_large_batches_where_the_device_takes_the
     assert weight_stream(replace(made, fingerprint={"device_backend": "CUDA"})) == made.link["h2d_pageable"]
 
 
+def test_output_and_last_ffn_see_only_the_last_token_of_a_prompt() -> None:
+    ops = operators(2)
+    roles = {op.name for op in ops if computes_outputs_only(op, 2)}
+    assert roles == {
+        "output.weight", "blk.1.ffn_gate.weight", "blk.1.ffn_up.weight", "blk.1.ffn_down.weight"
+    }  # fmt: skip
+    made = profile(case("CPU", "CPU", 1, 1.0), case("CPU", "CPU", 512, 512.0))
+    three = [replace(OP, name=name, layer=layer) for name, layer in (("a", 0), ("b", 1), ("c", None))]
+    prompt = passes(Workload(1024, 0, 2048, 512), "prefill")
+    priced = operator_costs(index_cases(made), three, 2, "CPU", prompt)
+    assert [cost.t_cpu_s for cost in priced] == [pytest.approx(1024.0), 1.0, 1.0]
+
+
 def test_missing_cpu_timing_is_a_profile_error_that_names_the_operator() -> None:
     with pytest.raises(ProfileError, match=r"blk\.0\.ffn_up\.weight"):
         operator_cost(index_cases(profile(case("RPC0", "device", 1, 1.0))), OP, "RPC0", (Pass(1, 1, 1),))
@@ -127,7 +140,8 @@ def test_everything_on_the_device_crosses_only_at_the_ends() -> None:
     graph = build_graph(model(3), ops)
     moved = crossings(graph, [True] * len(ops), 0)
     assert (moved.device_splits, moved.copies_in, moved.copies_out) == (1, 1, 1)
-    assert (moved.bytes_in_per_token, moved.bytes_out_per_token) == (256 * 4, 1000 * 4)  # embedding in, logits out
+    assert (moved.bytes_in_per_token, moved.bytes_out_per_token) == (256 * 4, 0)  # the embedding of every token
+    assert (moved.bytes_in_per_output, moved.bytes_out_per_output) == (0, 1000 * 4)  # the logits of the last
     nothing = crossings(graph, [False] * len(ops), 4)
     assert (nothing.device_splits, nothing.copies_in, nothing.copies_out) == (0, 0, 0)
 
@@ -155,6 +169,6 @@ def test_a_window_prices_a_move_exactly_as_the_whole_graph_does(sides: list[bool
     window = (max(0, layer - 1), layer + 2)
     other = list(sides)
     other[moved] = not other[moved]
-    whole = [price.seconds(crossings(graph, s, first), 1) for s in (sides, other)]
-    local = [price.seconds(crossings(graph, s, first, window), 1) for s in (sides, other)]
+    whole = [price.seconds(crossings(graph, s, first), 3, 1) for s in (sides, other)]
+    local = [price.seconds(crossings(graph, s, first, window), 3, 1) for s in (sides, other)]
     assert local[1] - local[0] == pytest.approx(whole[1] - whole[0])
