@@ -183,7 +183,7 @@ class Guard:
             raise UsageError(f"the device {self.name} is still busy with another call; finish or close that one first")
         try:
             if not self.lost and not self._alive():
-                self._give_up("it is gone")
+                self._give_up("it is gone", abort_to_come=False)  # nobody waits for its answer
             if self.lost:
                 raise self._error()
             self.beat()
@@ -212,7 +212,7 @@ class Guard:
             if result is not _WAKE:
                 return result
             if self._abort_message:
-                self._give_up("the connection to it broke")
+                self._give_up("the connection to it broke", abort_to_come=False)
             elif not self._alive():
                 self._give_up("it ended or stopped answering")
             elif time.monotonic() - self._last_beat > self._stall_s:
@@ -220,8 +220,11 @@ class Guard:
             if self.lost:
                 raise self._error()
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str, abort_to_come: bool = True) -> None:
         self.lost = reason
+        if abort_to_come:
+            with _guards_lock:
+                _abort_to_come.append(self)
         self._on_lost()
 
     def _error(self) -> DeviceError:
@@ -236,6 +239,7 @@ class Guard:
 
 _WAKE = object()
 _guards: list[Guard] = []  # with a call in flight
+_abort_to_come: list[Guard] = []  # given up while ggml still waits: it will abort when the connection breaks at last
 _guards_lock = threading.Lock()
 _kept: list[Any] = []  # callbacks that ggml may call
 
@@ -273,13 +277,19 @@ def _install_abort_callback() -> None:
 
 
 def _tell_guards(message: str) -> bool:
-    """Tell the guards with a call in flight that ggml gave a connection up; False if there are none.
+    """Tell the guard whose connection ggml gave up; False if no guard, and none given up before, can be meant.
 
-    ggml does not say which connection. Of several guards those whose device is dead are told, or all where none is.
+    ggml does not say which connection broke. It is that of a guard with a call in flight whose device is dead; else
+    one given up before, if ggml still owes us its abort; else it may be any with a call in flight.
     """
     with _guards_lock:
         waiting = list(_guards)
-    dead = [guard for guard in waiting if len(waiting) > 1 and not guard._alive()]
+    dead = [guard for guard in waiting if not guard._alive()]
+    with _guards_lock:
+        awaited = [guard for guard in _abort_to_come if guard in dead or not dead]
+        if awaited:
+            _abort_to_come.remove(awaited[0])
+            return True
     for guard in dead or waiting:
         guard._aborted(message)
     return bool(waiting)

@@ -213,6 +213,7 @@ def pieces(
                 break
             batch.decode(context, (token,), n_past, "last")
             n_past += 1
+        api.llama_synchronize(context)  # nothing may be under way on a device when nobody watches it
         yield Piece(None, characters.decode(b"", final=True), time.perf_counter())
     finally:
         batch.free()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def usable_layouts(
     operators: Sequence[Operator], placements: Sequence[OperatorPlacement], bridge: Bridge
 ) -> tuple[tuple[OperatorPlacement, ...], tuple[str, ...]]:
-    """Placements whose named layouts this CPU has and can multiply with, and a warning for each that it cannot.
+    """Placements whose named layouts this CPU has and can multiply with, and a warning for each layout dropped.
 
     Where the plan insists on plain memory for some operator, llama.cpp must be kept from repacking (load_params.py);
     then the operators left to its choice get the layout it would have chosen by name.
@@ -27,15 +27,21 @@ def usable_layouts(
     by_name = {operator.name: operator for operator in operators}
     layouts = bridge.cpu_layouts()
     plain_wanted = any(placement.layout == PLAIN_LAYOUT for placement in placements)
-    checked, warnings = [], []
+    checked: list[OperatorPlacement] = []
+    dropped: dict[str, list[str]] = {}  # layout -> operators
     for placement in placements:
         operator, layout = by_name[placement.name], placement.layout
         if layout is not None and not (layout in layouts and _supports(bridge, layout, operator)):
-            warnings.append(f"layout {layout} cannot hold {operator.name} on this CPU; llama.cpp chooses its layout")
+            dropped.setdefault(layout, []).append(operator.name)
             layout = None
         if layout is None and plain_wanted:
             layout = next((name for name in layouts if _supports(bridge, name, operator)), PLAIN_LAYOUT)
         checked.append(replace(placement, layout=layout))
+    warnings = (
+        f"this CPU cannot keep {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} in layout {layout}; "
+        "llama.cpp chooses another one"
+        for layout, names in dropped.items()
+    )
     return tuple(checked), tuple(warnings)
 
 

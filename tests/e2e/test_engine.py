@@ -1,0 +1,464 @@
+"""The engine computes what stock llama.cpp computes, wherever the weights are, and survives what happens below it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import pytest
+from e2e.placed import Placed, placed, with_ledger
+from gguf_factory import write_gguf
+from llama_cpp import Llama
+
+from oallama.core.errors import DeviceError, ModelFileError, PlanError, UsageError
+from oallama.core.types import Operator
+from oallama.device.load_params import load_bridge
+from oallama.device.spec import parse_device
+from oallama.plan.plan import Plan
+from oallama.run.engine import Engine
+
+Logits = npt.NDArray[np.float32]
+
+MODELS = Path(__file__).parents[2] / "models"
+TOKENS = [int(token) for token in np.random.default_rng(5).integers(0, 300, 150)]
+N_UBATCH = 64  # of placed(): three micro-batches, the last one cut
+
+F16_NMSE = 1e-6
+"""F16 and F32 weights: both sides multiply the same numbers and differ in the order of sums only."""
+
+QUANTISED_NMSE = 1e-3
+"""Quantised weights: ggml also quantises the activations before the mul-mat (Q8_0, Q8_K). A difference in the last bit
+of an activation can move it to the next of 127 steps, up to half a step (0.4 % of the block's largest value) in single
+values; so two right computations differ by up to about (0.004)^2 times the share of values that moved, per
+layer. Repacked kernels on our side and plain ones on the worker's sum in another order, which is what moves them."""
+
+
+def engine_of(case: Placed, **options: Any) -> Engine:
+    names = {"operators": case.operators, "tensor_names": case.tensor_names}
+    return Engine(case.model, case.plan, **{"n_threads": 1, "probed": case.probed, "progress": False} | names | options)
+
+
+def stock_logits(path: str | Path, tokens: list[int], flash_attn: bool = True, **options: Any) -> Logits:
+    """What stock llama-cpp-python says, with its own defaults but for the threads and `options`."""
+    settings: dict[str, Any] = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False} | options
+    llama = Llama(str(path), logits_all=True, flash_attn=flash_attn, **settings)
+    try:
+        llama.eval(tokens)
+        return np.array(llama.scores[: len(tokens)])
+    finally:
+        llama.close()
+
+
+def nmse(found: Logits, wanted: Logits) -> float:
+    """Mean squared error over mean square, as test-backend-ops computes it."""
+    a, b = found.astype(np.float64), wanted.astype(np.float64)
+    return float(((a - b) ** 2).sum() / (b**2).sum())
+
+
+@pytest.fixture(scope="module")
+def f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("models") / "f16.gguf", "llama", weight_type="F16")
+
+
+@pytest.fixture(scope="module")
+def q4_0(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("models") / "q4_0.gguf", "llama", weight_type="Q4_0")
+
+
+@pytest.fixture(scope="module")
+def cpu_engine(f16: Path) -> Iterator[Engine]:
+    with engine_of(placed(f16)) as engine:
+        yield engine
+
+
+#
+# the same numbers as stock
+#
+
+
+@pytest.mark.parametrize("weight_type", ["F16", "Q4_0", "Q8_0"])
+def test_all_cpu_logits_are_bit_identical_to_stock(weight_type: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", weight_type=weight_type)
+    with engine_of(placed(path)) as engine:
+        found = engine.logits(TOKENS)
+    wanted = stock_logits(path, TOKENS, n_ubatch=N_UBATCH)
+    assert found.dtype == np.float32 and found.shape == (len(TOKENS), 320)
+    assert np.array_equal(found, wanted)
+    assert not np.array_equal(found[:-1], found[1:]), "the rows differ, so the comparison says something"
+
+
+def test_with_llama_cpp_pythons_own_defaults_too(f16: Path) -> None:
+    """Its default is no flash attention and micro-batches of 512; one batch holds all tokens then."""
+    with engine_of(placed(f16), flash_attn="off", n_ubatch=512) as engine:
+        found = engine.logits(TOKENS)
+    assert np.array_equal(found, stock_logits(f16, TOKENS, flash_attn=False))
+
+
+@pytest.mark.parametrize("name", ["oallama-stories-f16.gguf", "oallama-stories-q4_0.gguf"])
+def test_the_default_model_is_bit_identical_to_stock(name: str) -> None:
+    if not (MODELS / name).is_file():
+        pytest.skip(f"models/{name} is not there; scripts/train_default_model.py makes it")
+    with engine_of(placed(MODELS / name)) as engine:
+        assert np.array_equal(engine.logits(TOKENS), stock_logits(MODELS / name, TOKENS, n_ubatch=N_UBATCH))
+
+
+def attention(op: Operator) -> bool:
+    return op.role.startswith("attn")
+
+
+def every_other(op: Operator) -> bool:
+    return sum(op.name.encode()) % 2 == 0
+
+
+@pytest.mark.parametrize(
+    ("weight_type", "bound"), [("F32", F16_NMSE), ("F16", F16_NMSE), ("Q4_0", QUANTISED_NMSE), ("Q4_K", QUANTISED_NMSE)]
+)
+@pytest.mark.parametrize("where", [attention, every_other])
+def test_operators_on_the_worker_compute_the_same(weight_type: str, bound: float, where: Any, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", weight_type=weight_type)
+    case = placed(path, "rpc-worker", where)
+    assert 0 < sum(p.gg for p in case.plan.operators) < len(case.operators)
+    with engine_of(case) as engine:
+        found = engine.logits(TOKENS)
+    assert nmse(found, stock_logits(path, TOKENS, n_ubatch=N_UBATCH)) <= bound
+
+
+@pytest.mark.parametrize("arch", ["qwen3moe", "gemma2", "minicpm3", "llama-tied"])
+def test_other_architectures_compute_the_same_on_the_worker(arch: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", arch, weight_type="F16")
+    with engine_of(placed(path, "rpc-worker", every_other)) as engine:
+        found = engine.logits(TOKENS[:40])
+    assert nmse(found, stock_logits(path, TOKENS[:40], n_ubatch=N_UBATCH)) <= F16_NMSE
+
+
+def test_a_named_layout_computes_the_same(q4_0: Path) -> None:
+    wanted = stock_logits(q4_0, TOKENS, n_ubatch=N_UBATCH)
+    for layout in load_bridge().cpu_layouts():
+        with engine_of(placed(q4_0, layout=layout)) as engine:
+            assert nmse(engine.logits(TOKENS), wanted) <= QUANTISED_NMSE
+            held = {buffer.buft for buffer in engine.memory.buffers if buffer.model}
+            assert any(layout in buft for buft in held), (layout, held)
+
+
+def test_a_layout_this_cpu_lacks_is_left_to_llama_cpp(q4_0: Path) -> None:
+    case = placed(q4_0)
+    operators = tuple(replace(placement, layout="CPU_NEXT_YEAR") for placement in case.plan.operators)
+    plan = Plan(replace(case.plan.record, operators=operators))
+    with Engine(case.model, plan, n_threads=1, probed=case.probed, progress=False) as engine:
+        assert len(engine.warnings) == 1 and "CPU_NEXT_YEAR" in engine.warnings[0]
+        assert np.array_equal(engine.logits(TOKENS), stock_logits(q4_0, TOKENS, n_ubatch=N_UBATCH))
+
+
+#
+# text
+#
+
+
+def test_greedy_text_is_what_stock_generates(f16: Path, cpu_engine: Engine) -> None:
+    llama = Llama(str(f16), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
+    prompt = cpu_engine.tokenize("once upon")
+    wanted = []
+    for token in llama.generate(prompt, temp=0.0):
+        wanted.append(token)
+        if len(wanted) == 12:
+            break
+    llama.close()
+    generation = cpu_engine.generate("once upon", max_tokens=12, temperature=0)
+    assert list(generation.tokens) == wanted
+    assert (generation.n_prompt, generation.n_gen) == (len(prompt), 12)
+    assert generation.ttft_s > 0 and generation.tpot_s > 0
+
+
+def test_the_seed_decides_the_draw(cpu_engine: Engine) -> None:
+    first = cpu_engine.generate("once", max_tokens=24, temperature=1.5, seed=7)
+    assert cpu_engine.generate("once", max_tokens=24, temperature=1.5, seed=7).tokens == first.tokens
+    assert cpu_engine.generate("once", max_tokens=24, temperature=1.5, seed=8).tokens != first.tokens
+
+
+def test_stream_gives_whole_characters_and_the_same_text(cpu_engine: Engine) -> None:
+    heard: list[str] = []
+    whole = cpu_engine.generate("once", max_tokens=80, temperature=1.5, seed=3, on_text=heard.append)
+    streamed = list(cpu_engine.stream("once", max_tokens=80, temperature=1.5, seed=3))
+    assert streamed == heard and "".join(streamed) == whole.text
+    raw = b"".join(cpu_engine.llama.detokenize([token]) for token in whole.tokens)
+    assert whole.text == raw.decode("utf-8", "replace"), "bytes were not decoded token by token"
+
+
+def test_characters_of_several_tokens_come_whole(cpu_engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    euro = iter([b"\xe2", b"\x82", b"\xac!", b"\xe2"])
+    monkeypatch.setattr("oallama.run.generate.token_bytes", lambda vocab, token: next(euro))
+    assert list(cpu_engine.stream("once", max_tokens=4, temperature=1.5)) == ["€!", "\N{REPLACEMENT CHARACTER}"]
+
+
+def test_generation_ends_where_the_model_ends(cpu_engine: Engine) -> None:
+    end = cpu_engine.llama.token_eos()
+    made = [cpu_engine.generate("once", max_tokens=200, temperature=1.0, seed=seed) for seed in range(12)]
+    assert any(generation.n_gen < 200 for generation in made), "one token of 320 ends it, in 12 * 200 draws"
+    assert all(end not in generation.tokens for generation in made)
+
+
+def test_generation_ends_with_the_context(cpu_engine: Engine) -> None:
+    n_ctx = cpu_engine.n_ctx
+    prompt = [1 + i % 200 for i in range(n_ctx - 3)]
+    assert cpu_engine.generate(prompt, max_tokens=50, temperature=1.0).n_gen <= 4
+    assert cpu_engine.generate([*prompt, 1, 2, 3], max_tokens=50, temperature=1.0).n_gen <= 1
+
+
+def test_no_token_may_be_asked_for(cpu_engine: Engine) -> None:
+    generation = cpu_engine.generate("once", max_tokens=0)
+    assert (generation.text, generation.n_gen, generation.tpot_s) == ("", 0, 0.0)
+
+
+def test_a_closed_stream_leaves_the_engine_usable(cpu_engine: Engine) -> None:
+    stream = cpu_engine.stream("once", max_tokens=50, temperature=0)
+    next(stream)
+    with pytest.raises(UsageError, match="still generating"):
+        cpu_engine.generate("twice")
+    stream.close()
+    assert cpu_engine.generate("once", max_tokens=3, temperature=0).n_gen == 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [([], "no token"), ([0, 320], "320"), ([-1], "vocabulary"), ([1] * 300, "context holds")],
+)
+def test_unusable_prompts_are_refused(cpu_engine: Engine, prompt: list[int], reason: str) -> None:
+    for ask in (cpu_engine.generate, cpu_engine.logits):
+        with pytest.raises(UsageError, match=reason):
+            ask(prompt)  # type: ignore[operator]
+
+
+def test_unusable_options_are_refused(cpu_engine: Engine) -> None:
+    with pytest.raises(UsageError, match="--temp"):
+        cpu_engine.generate("once", temperature=-1)
+    with pytest.raises(UsageError, match="0 or more"):
+        cpu_engine.generate("once", max_tokens=-1)
+
+
+def test_llama_is_a_usual_llama_and_shares_the_engine(f16: Path) -> None:
+    stock = Llama(str(f16), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
+    wanted = stock("once upon", max_tokens=8, temperature=0)["choices"][0]["text"]
+    stock.close()
+    with engine_of(placed(f16, "rpc-worker", attention)) as engine:
+        assert isinstance(engine.llama, Llama)
+        logits = engine.logits(TOKENS)
+        for _ in range(2):  # neither leaves anything in the shared KV cache that the other would take for its own
+            assert engine.llama("once upon", max_tokens=8, temperature=0)["choices"][0]["text"] == wanted
+            assert np.array_equal(engine.logits(TOKENS), logits)
+
+
+def test_chat_templates_run_in_the_sandbox(tmp_path: Path) -> None:
+    hostile = "{{ messages.__class__.__mro__[-1].__subclasses__() }}"
+    path = write_gguf(tmp_path / "model.gguf", "llama", chat_template=hostile)
+    with engine_of(placed(path)) as engine, pytest.raises(Exception, match="unsafe"):
+        engine.llama.create_chat_completion([{"role": "user", "content": "hello"}], max_tokens=2)
+
+
+def test_a_chat_template_that_does_not_compile_is_no_reason_not_to_load(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", chat_template="{% if %}{{")
+    with engine_of(placed(path)) as engine:
+        assert engine.generate("once", max_tokens=2, temperature=0).n_gen == 2
+
+
+#
+# plans and memory
+#
+
+
+def test_memory_as_planned_gives_no_warning(f16: Path) -> None:
+    case = placed(f16, "rpc-worker", attention)
+    with engine_of(case) as engine:
+        assert engine.warnings == ()
+        assert engine.memory.device_bytes == engine.memory.planned_device_bytes > 0
+        assert engine.memory.host_bytes > 0
+
+
+def test_memory_not_as_planned_is_said(f16: Path) -> None:
+    case = placed(f16, "rpc-worker", attention)
+    wrong = with_ledger(case.plan, weights_gpu=case.plan.memory.weights_gpu + (8 << 20))
+    with Engine(case.model, wrong, n_threads=1, probed=case.probed, progress=False) as engine:
+        assert len(engine.warnings) == 1 and "RPC" in engine.warnings[0] and "plan" in engine.warnings[0]
+
+
+def test_another_models_plan_is_refused(f16: Path, q4_0: Path) -> None:
+    with pytest.raises(PlanError, match="fingerprint"):
+        Engine(placed(q4_0).model, placed(f16).plan)
+
+
+def test_cpu_pair_is_for_profiles_only(f16: Path) -> None:
+    case = placed(f16, "rpc-worker", attention)
+    with pytest.raises(DeviceError, match="cpu-pair can be profiled"):
+        Engine(case.model, case.plan, parse_device("cpu-pair"))
+
+
+def test_a_device_plan_without_a_device_is_refused(f16: Path) -> None:
+    case = placed(f16, "rpc-worker", attention)
+    with pytest.raises(PlanError, match="--device is none"):
+        Engine(case.model, case.plan, parse_device("none"))
+
+
+def test_a_file_that_vanished_is_a_model_file_error(f16: Path, tmp_path: Path) -> None:
+    path = tmp_path / "copy.gguf"
+    path.write_bytes(f16.read_bytes())
+    case = placed(path)
+    path.unlink()
+    with pytest.raises(ModelFileError, match=r"copy\.gguf"):
+        engine_of(case)
+
+
+#
+# what happens below
+#
+
+
+def lose(engine: Engine, how: signal.Signals, after_s: float = 0.0) -> threading.Timer:
+    """Send the engine's worker a signal, later."""
+    workers = [child for child in psutil.Process().children() if "ggml_bridge.rpc_server" in child.cmdline()]
+    timer = threading.Timer(after_s, workers[-1].send_signal, [how])
+    timer.start()
+    return timer
+
+
+def until_lost(engine: Engine, work: Any) -> DeviceError:
+    with pytest.raises(DeviceError) as caught:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            work()
+    return caught.value
+
+
+@pytest.mark.parametrize("work", ["generate", "logits", "llama"])
+def test_a_worker_killed_while_computing_is_a_device_error(work: str, f16: Path) -> None:
+    engine = engine_of(placed(f16, "rpc-worker", attention))
+    jobs = {
+        "generate": lambda: engine.generate("once", max_tokens=100, temperature=1.0),
+        "logits": lambda: engine.logits(TOKENS),
+        "llama": lambda: (engine.llama.reset(), engine.llama.eval(TOKENS)),
+    }
+    timer = lose(engine, signal.SIGKILL, 0.3)
+    error = until_lost(engine, jobs[work])
+    timer.join()
+    assert "lost while working" in str(error) and "\n" not in str(error)
+    until_lost(engine, jobs[work])
+    engine.close()
+    with engine_of(placed(f16, "rpc-worker", attention)) as another:
+        assert another.generate("once", max_tokens=2, temperature=0).n_gen == 2
+
+
+def test_a_worker_killed_between_calls_is_a_device_error(f16: Path) -> None:
+    with engine_of(placed(f16, "rpc-worker", attention)) as engine:
+        lose(engine, signal.SIGKILL).join()
+        time.sleep(0.2)
+        assert "lost" in str(until_lost(engine, lambda: engine.generate("once", max_tokens=1)))
+
+
+def test_a_stopped_worker_is_given_up(f16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oallama.device.rpc_worker.STOPPED_S", 0.5)
+    with engine_of(placed(f16, "rpc-worker", attention)) as engine:
+        timer = lose(engine, signal.SIGSTOP, 0.3)
+        until_lost(engine, lambda: engine.generate("once", max_tokens=100, temperature=1.0))
+        timer.join()
+
+
+def test_a_server_that_never_answers_is_given_up(f16: Path) -> None:
+    """A remote one, of which nothing but its silence can be known."""
+    from ggml_bridge.rpc import RpcServer
+
+    case = placed(f16, "rpc-worker", attention)
+    with RpcServer(threads=1) as server:
+        spec = parse_device(f"rpc://{server.endpoint}")
+        with engine_of(case, device=spec, stall_s=1.0) as engine:
+            os.kill(server.pid, signal.SIGSTOP)
+            error = until_lost(engine, lambda: engine.generate("once", max_tokens=100, temperature=1.0))
+            assert "has not answered for 1 s" in str(error)
+        os.kill(server.pid, signal.SIGCONT)
+
+
+SCRIPT = """
+import signal, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import psutil
+from e2e.placed import placed
+from oallama.run.engine import Engine
+case = placed(Path(sys.argv[2]), sys.argv[3], lambda op: op.role.startswith("attn"))
+engine = Engine(case.model, case.plan, n_threads=1, probed=case.probed)
+stream = engine.stream("once", max_tokens=10**6, temperature=1.5)
+print("ready", flush=True)
+how = sys.argv[4]
+if how == "interrupt":
+    engine.close()
+    try:
+        while True:
+            with Engine(case.model, case.plan, n_threads=1, probed=case.probed) as engine:
+                for piece in engine.stream("once", max_tokens=10**6, temperature=1.5):
+                    pass
+    except KeyboardInterrupt:
+        assert engine._release.alive is False
+        sys.exit(130)
+next(stream)
+if how == "lost":
+    psutil.Process().children()[-1].send_signal(signal.SIGKILL)
+    time.sleep(0.3)
+"""
+
+
+def script(f16: Path, device: str, how: str) -> subprocess.Popen[str]:
+    tests = Path(__file__).parents[1]
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(tests), str(f16), device, how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize(("device", "how"), [("none", "open"), ("rpc-worker", "open"), ("rpc-worker", "lost")])
+def test_a_process_may_end_with_an_engine_open(f16: Path, device: str, how: str) -> None:
+    with script(f16, device, how) as process:
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+
+
+@pytest.mark.parametrize("device", ["none", "rpc-worker"])
+def test_ctrl_c_ends_cleanly(f16: Path, device: str) -> None:
+    with script(f16, device, "interrupt") as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")
+
+
+def test_engines_do_not_leak(q4_0: Path) -> None:
+    """Loading and freeing again and again keeps the process' memory where it was after the first few."""
+    case = placed(q4_0, "rpc-worker", attention)
+
+    def load_and_free() -> int:
+        with engine_of(case) as engine:
+            engine.generate("once", max_tokens=2, temperature=0)
+        gc.collect()
+        return int(psutil.Process().memory_info().rss)
+
+    threads = None
+    for _ in range(4):
+        before = load_and_free()
+        threads = threads or threading.active_count()
+    for _ in range(8):
+        after = load_and_free()
+    assert after - before < 8 << 20, "a model of this size is 2 MiB of weights and 4 MiB of buffers"
+    assert threading.active_count() <= threads
+    assert not psutil.Process().children()
