@@ -87,10 +87,6 @@ class EngineOptions:
     type_v: str | None
     flash_attn: str | None
 
-    def for_plan(self) -> dict[str, Any]:
-        """What a plan must know besides n_ctx, as keywords of Placer.plan."""
-        return given(n_ubatch=self.n_ubatch)
-
     def for_engine(self) -> dict[str, Any]:
         """Keywords of Engine."""
         names = ("n_ctx", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn")

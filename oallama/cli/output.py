@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from oallama.report.table import Table
 
 
+WRAP_AT = 18  # cells of text wrap at this width, in a narrow terminal
+
+
 def emit(text: str) -> None:
     """Write a result to stdout, with a line end where it has none."""
     click.echo(text, nl=not text.endswith("\n"))
@@ -112,16 +115,22 @@ def _show_rich(tables: Iterable[Table]) -> None:
 
     styles = {"GPU": "bold green", "ok": "green", "failed": "bold red"}
     console = Console(file=sys.stdout, highlight=False)
+    terminal_width = console.width
     for t in tables:
         shown = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold underline")
-        for column in t.columns:
-            shown.add_column(Text(column.heading), justify=column.align, no_wrap=column.align == "right")
+        for index, column in enumerate(t.columns):
+            longest = max(len(text) for text in (column.heading, *(row[index] for row in t.rows)))
+            right = column.align == "right"
+            shown.add_column(Text(column.heading), justify=column.align, no_wrap=right, min_width=min(longest, WRAP_AT))
         for row in t.rows:
             shown.add_row(*(Text(cell, style=styles.get(cell, "")) for cell in row))
-        least = console.measure(shown).minimum  # in less, words and numbers would be cut; let the terminal wrap instead
+        # in less, words and numbers would be cut; let the terminal wrap instead
+        least = console.measure(shown, options=console.options.update(max_width=10_000)).minimum
         if t.title:
             console.print(Text(t.title, style="bold"))
-        console.print(shown, width=max(console.width, least), crop=False, soft_wrap=console.width < least)
+        console.width = max(terminal_width, least)
+        console.print(shown)
+        console.width = terminal_width
         for sentence in t.footer:
             console.print(Text(sentence))
         console.print()

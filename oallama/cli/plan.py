@@ -7,7 +7,6 @@ import click
 from oallama.cli.options import (
     PlacementOptions,
     WorkloadOptions,
-    given,
     model_argument,
     output_option,
     placement_options,
@@ -16,12 +15,12 @@ from oallama.cli.options import (
     workload_options,
 )
 from oallama.cli.output import emit_json, talk
-from oallama.cli.policy import policy_option
+from oallama.cli.policy import PolicyOptions, policy_options
 
 
 @click.command("plan", short_help="Decide the placement and write it as JSON.")
 @model_argument
-@policy_option
+@policy_options
 @placement_options
 @workload_options
 @ubatch_option
@@ -30,7 +29,7 @@ from oallama.cli.policy import policy_option
 @output_option("the plan")
 def command(
     model: str,
-    policy: str,
+    policy: PolicyOptions,
     placement: PlacementOptions,
     workload: WorkloadOptions,
     n_ubatch: int | None,
@@ -46,9 +45,7 @@ def command(
     from oallama.report.plan import plan_sentences
 
     placer = placement.load(model, profile)
-    plan = placer.plan(
-        policy, n_prompt=workload.n_prompt, n_gen=workload.n_gen, n_ctx=workload.n_ctx, **given(n_ubatch=n_ubatch)
-    )
+    plan = policy.plan(placer, workload.n_prompt, workload.n_gen, workload.n_ctx, n_ubatch)
     if output is not None:
         plan.save(output)
         talk(f"wrote {output}")

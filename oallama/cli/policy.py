@@ -1,11 +1,22 @@
-"""--policy: the placement policies of this version, and when the others come."""
+"""--policy and -ngl: how a placement is chosen, and when the policies that this version lacks come."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from oallama import __version__
-from oallama.core.errors import UsageError
+from oallama.cli.options import Function, count, given
+from oallama.core.errors import DoesNotFit, UsageError
+from oallama.core.types import CPU_DEVICE
+
+if TYPE_CHECKING:
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
 
 POLICIES = ("auto", "oato", "layers", "cpu")
 LATER_POLICIES = {
@@ -19,7 +30,7 @@ LATER_POLICIES = {
 """Policies of the contract that this version lacks, and what brings them."""
 
 
-def _check_policy(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+def _check_policy(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     if value in LATER_POLICIES:
         raise UsageError(
             f"policy {value} is not in oallama {__version__}, it comes with {LATER_POLICIES[value]}; "
@@ -28,9 +39,66 @@ def _check_policy(_context: click.Context, _parameter: click.Parameter, value: s
     return value
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """What --policy and -ngl said; None where not given."""
+
+    policy: str | None
+    n_gpu_layers: int | None
+
+    @property
+    def given(self) -> bool:
+        return self.policy is not None or self.n_gpu_layers is not None
+
+    def plan(self, placer: Placer, n_prompt: int, n_gen: int, n_ctx: int | None, n_ubatch: int | None) -> Plan:
+        """The placement that was asked for, `auto` where none was. Raises UsageError, DoesNotFit, and what the
+        placer raises."""
+        if self.n_gpu_layers is None:
+            return placer.plan(
+                self.policy or "auto", n_prompt=n_prompt, n_gen=n_gen, n_ctx=n_ctx, **given(n_ubatch=n_ubatch)
+            )
+        if self.policy not in (None, "layers"):
+            raise UsageError(f"-ngl places whole layers, so it does not go with --policy {self.policy}")
+        if self.n_gpu_layers and placer.profile().device == CPU_DEVICE:
+            raise UsageError("-ngl needs a device, and there is none; name one with --device, such as rpc-worker")
+        return whole_layers(placer, self.n_gpu_layers, n_prompt, n_gen, n_ctx)
+
+
+def whole_layers(placer: Placer, n_gpu_layers: int, n_prompt: int, n_gen: int, n_ctx: int | None) -> Plan:
+    """The plan of llama.cpp's -ngl: the last layers whole, the output being one of them and the first that is taken.
+
+    Raises DoesNotFit.
+    """
+    n_layer = placer.model.n_layer
+    n = min(n_gpu_layers, n_layer + 1)
+    names = [o.name for o in placer.operators if (n_layer if o.layer is None else o.layer) > n_layer - n]
+    plan = placer.plan_of(names, n, n_prompt=n_prompt, n_gen=n_gen, n_ctx=n_ctx, policy="layers")
+    memory = plan.memory
+    if memory.spare < 0:
+        needed = memory.limit - memory.spare
+        raise DoesNotFit(needed, memory.limit, placer.profile().device, f"-ngl {n_gpu_layers}", "lower -ngl")
+    return plan
+
+
+def policy_options(function: Function) -> Function:
+    """--policy and -ngl; the command gets `policy`, a PolicyOptions."""
+
+    @wraps(function)
+    def gathered(*args: Any, policy: str | None, n_gpu_layers: int | None, **values: Any) -> Any:
+        return function(*args, policy=PolicyOptions(policy, n_gpu_layers), **values)
+
+    decorated: Callable[..., Any] = policy_option(layers_option(gathered))
+    return decorated
+
+
 policy_option = click.option(
-    "--policy", type=click.Choice([*POLICIES, *LATER_POLICIES]), default="auto", show_default=True, metavar="POLICY",
+    "--policy", type=click.Choice([*POLICIES, *LATER_POLICIES]), metavar="POLICY",
     callback=_check_policy,
     help="oato: operators by GPU affinity; layers: whole layers, as llama.cpp's -ngl; cpu: nothing on the device; "
-    "auto: whichever should be fastest.",
+    "auto: whichever should be fastest.  [default: auto]",
+)  # fmt: skip
+
+layers_option = click.option(
+    "-ngl", "--gpu-layers", "--n-gpu-layers", "n_gpu_layers", type=count(0), metavar="N",
+    help="Just so many layers on the device, the output being one of them (a --policy layers of your own).",
 )  # fmt: skip

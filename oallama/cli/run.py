@@ -8,7 +8,6 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from oallama.cli.chat import prompt_tokens
 from oallama.cli.default_model import default_model
@@ -24,7 +23,7 @@ from oallama.cli.options import (
     profile_option,
 )
 from oallama.cli.output import emit_json, is_terminal, talk
-from oallama.cli.policy import policy_option
+from oallama.cli.policy import PolicyOptions, policy_options
 from oallama.cli.prompt import model_and_prompt, read_prompt
 from oallama.core.errors import UsageError
 
@@ -62,7 +61,7 @@ def parse_seed(text: str) -> int:
     help="Tokens to generate at most.",
 )
 @click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says.")
-@policy_option
+@policy_options
 @placement_options
 @engine_options
 @profile_option
@@ -83,15 +82,13 @@ def parse_seed(text: str) -> int:
     "[default: chat where the model has a template, except with the default model]",
 )
 @json_option
-@click.pass_context
 def command(
-    context: click.Context,
     words: tuple[str, ...],
     model_option: str | None,
     prompt: str | None,
     n_gen: int,
     plan_file: str | None,
-    policy: str,
+    policy: PolicyOptions,
     placement: PlacementOptions,
     engine: EngineOptions,
     profile: str | None,
@@ -112,8 +109,8 @@ def command(
     """
     model, text = model_and_prompt(words, model_option, prompt)
     text = read_prompt(text)
-    if plan_file is not None and context.get_parameter_source("policy") is ParameterSource.COMMANDLINE:
-        raise UsageError("--plan and --policy exclude each other: the plan says what is where")
+    if plan_file is not None and policy.given:
+        raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
     placer, plan = prepare(model, plan_file, policy, placement, engine, profile, len(text.encode()), n_gen)
     with placer.engine(plan, **engine.for_engine()) as loaded:
         for warning in loaded.warnings:
@@ -130,7 +127,7 @@ def command(
 def prepare(
     model: str | None,
     plan_file: str | None,
-    policy: str,
+    policy: PolicyOptions,
     placement: PlacementOptions,
     engine: EngineOptions,
     profile: str | None,
@@ -148,7 +145,7 @@ def prepare(
     n_ctx = engine.n_ctx
     if n_ctx is None and placer.workload(n_prompt, n_gen).n_ctx < prompt_bytes // LEAST_BYTES_PER_TOKEN + n_gen:
         n_ctx = prompt_bytes // LEAST_BYTES_PER_TOKEN + n_gen + 1
-    plan = placer.plan(policy, n_prompt=n_prompt, n_gen=n_gen, n_ctx=n_ctx, **engine.for_plan())
+    plan = policy.plan(placer, n_prompt, n_gen, n_ctx, engine.n_ubatch)
     for note in plan.record.extra.get("notes", ()):
         talk(f"note: {note}")
     return placer, plan

@@ -123,7 +123,7 @@ def ledger_table(memory: MemoryLedger, device: str) -> Table:
     rows = [(name, f"{n_bytes / MIB:.2f}", str(n_bytes)) for name, n_bytes in entries]
     weights = memory.weights_gpu + memory.weights_host
     footer = (
-        f"Weights of operators: {format_bytes(memory.weights_gpu)} on the device "
+        f"Weights: {format_bytes(memory.weights_gpu)} on the device "
         f"({percent(memory.weights_gpu, weights)}), {format_bytes(memory.weights_host)} on the host.",
     )
     return table(f"Memory of {printable(device)}", "item |>MiB |>bytes", rows, footer)
