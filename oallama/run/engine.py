@@ -106,6 +106,7 @@ class Engine:
         self._runner = _runner(device_now, stall_s)
         self._release = weakref.finalize(self, _release, loaded := [], self._runner, device_now)
         try:
+            _check_device(plan, device_now)
             self._llama = self._load(device_now, progress)
             loaded.append(self._llama)
             self.device = device_now.name
@@ -296,9 +297,12 @@ def _device_of(plan: Plan, device: DeviceSpec | None) -> DeviceSpec:
         raise DeviceError(
             "cpu-pair can be profiled but not run: llama.cpp has no second CPU to keep weights on; use rpc-worker"
         )
-    if spec.kind == "none" and any(placement.gg > 0 for placement in plan.operators):
-        raise PlanError(f"the plan needs device {plan.device}, but --device is none; plan again for none")
     return spec
+
+
+def _check_device(plan: Plan, device: OpenDevice) -> None:
+    if device.name == NO_DEVICE and any(placement.gg > 0 for placement in plan.operators):
+        raise PlanError(f"the plan needs device {plan.device}, but --device {device.spec} is none here; plan again")
 
 
 def _runner(device: OpenDevice, stall_s: float) -> Runner:

@@ -305,7 +305,7 @@ def test_cpu_pair_is_for_profiles_only(f16: Path) -> None:
 
 def test_a_device_plan_without_a_device_is_refused(f16: Path) -> None:
     case = placed(f16, "rpc-worker", attention)
-    with pytest.raises(PlanError, match="--device is none"):
+    with pytest.raises(PlanError, match="--device none is none"):
         Engine(case.model, case.plan, parse_device("none"))
 
 
