@@ -18,7 +18,7 @@ class MemoryRow:
     """Bytes of one buffer type: weights, KV cache and other context memory, compute buffers."""
 
     buft: str  # name of the buffer type: CPU, CPU_REPACK, CUDA0, RPC0[host:port], ...
-    device: str  # name of its device; empty if it names none
+    device: str  # name of its device; CPU for plain host memory
     is_host: bool  # the CPU can read it in ggml's plain layout
     model: int
     context: int

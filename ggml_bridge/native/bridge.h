@@ -197,7 +197,7 @@ int gb_contention(const char * device, const gb_mul_mat_params * cpu, int64_t ch
 
 typedef struct gb_memory_row {
     char    buft[GB_NAME_BYTES];
-    char    device[GB_NAME_BYTES]; // empty: the buffer type names no device
+    char    device[GB_NAME_BYTES]; // plain host memory: the CPU; empty: unknown
     int32_t is_host;
     int64_t model;   // bytes of weights
     int64_t context; // bytes of KV cache and other context memory

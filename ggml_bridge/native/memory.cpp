@@ -34,6 +34,9 @@ int gb_memory_breakdown(void * breakdown, const void * context, gb_memory_row * 
             require(*n_rows < capacity, "there are more buffer types than rows");
             gb_memory_row &    row    = rows[(*n_rows)++];
             ggml_backend_dev_t device = ggml_backend_buft_get_device(buft);
+            if (device == nullptr && ggml_backend_buft_is_host(buft)) {
+                device = cpu_device(); // ggml's plain host buffer types name no device
+            }
 
             row = {};
             copy_text(ggml_backend_buft_name(buft), row.buft, sizeof row.buft);

@@ -1,0 +1,137 @@
+"""The child runner: answers, errors, and every way a child can die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from native_helpers import RunHere
+
+from ggml_bridge.child import ChildError
+from ggml_bridge.errors import BridgeError, ChildDied, ChildTimeout, OutOfMemory
+
+CASES = "child_cases"
+
+
+def gone(pid: int, patience_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_answers(run_here: RunHere) -> None:
+    text = "naïve “text”\nin two lines " + "x" * 200_000
+    answer = run_here(CASES, {"case": "echo", "text": text}, env={"CHILD_CASE": "set"})
+    assert answer["echo"] == text
+    assert answer["variable"] == "set"
+    assert answer["pid"] != os.getpid()
+
+
+def test_progress_arrives_in_order(run_here: RunHere) -> None:
+    seen: list[dict[str, Any]] = []
+    assert run_here(CASES, {"case": "progress", "steps": 500}, on_progress=seen.append) == {"steps": 500}
+    assert [message["step"] for message in seen] == list(range(500))
+
+
+@pytest.mark.parametrize(
+    ("case", "number", "words"),
+    [
+        ("abort", signal.SIGABRT, "died by SIGABRT (an assertion in native code failed): GGML_ASSERT(false) failed"),
+        ("segv", signal.SIGSEGV, "died by SIGSEGV (native code touched memory that is not its own)"),
+        ("chatter", signal.SIGKILL, "died by SIGKILL (killed from outside, perhaps for using too much memory)"),
+    ],
+)
+def test_death_by_signal(run_here: RunHere, case: str, number: int, words: str) -> None:
+    with pytest.raises(ChildDied) as died:
+        run_here(CASES, {"case": case})
+    assert died.value.signal == number
+    assert died.value.exit_code is None
+    assert words in str(died.value)
+    assert "\n" not in str(died.value)
+    assert len(died.value.stderr_tail) <= 8192
+
+
+def test_exit_without_an_answer(run_here: RunHere) -> None:
+    with pytest.raises(ChildDied) as died:
+        run_here(CASES, {"case": "exit"})
+    assert (died.value.signal, died.value.exit_code) == (None, 3)
+    assert str(died.value) == "the child process child_cases died with exit code 3: noise on stderr"
+
+
+def test_a_module_that_does_not_exist(run_here: RunHere) -> None:
+    with pytest.raises(ChildDied, match="No module named no_such_module"):
+        run_here("no_such_module", {})
+
+
+@pytest.mark.parametrize(
+    ("case", "kind", "message"),
+    [
+        ("value error", ValueError, "K must be positive"),
+        ("out of memory", OutOfMemory, "not enough memory of type CUDA0"),
+        ("other error", ChildError, "'unforeseen'"),
+    ],
+)
+def test_errors_keep_their_type(run_here: RunHere, case: str, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as error:
+        run_here(CASES, {"case": case})
+    assert type(error.value) is kind
+    assert str(error.value) == message
+    if isinstance(error.value, ChildError):
+        assert error.value.type_name == "KeyError"
+        assert isinstance(error.value, BridgeError)
+
+
+def test_timeout_ends_the_child(run_here: RunHere) -> None:
+    seen: list[dict[str, Any]] = []
+    with pytest.raises(ChildTimeout, match=r"gave no answer within 1 s"):
+        run_here(CASES, {"case": "hang"}, on_progress=seen.append, timeout_s=1.0)
+    assert gone(seen[0]["pid"])
+
+
+def test_an_error_in_on_progress_ends_the_child(run_here: RunHere) -> None:
+    pids: list[int] = []
+
+    def fail(message: dict[str, Any]) -> None:
+        pids.append(message["pid"])
+        raise RuntimeError("not shown")
+
+    with pytest.raises(RuntimeError, match="not shown"):
+        run_here(CASES, {"case": "hang"}, on_progress=fail)
+    assert gone(pids[0])
+
+
+PARENT = textwrap.dedent(
+    """
+    from ggml_bridge.child import run_in_child
+    try:
+        run_in_child("child_cases", {"case": "hang"}, on_progress=lambda m: print(m["pid"], flush=True))
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    """
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_child_ends_with_its_parent(number: signal.Signals) -> None:
+    """Ctrl-C is passed on and raised again; a parent that is killed takes the child along."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen([sys.executable, "-c", PARENT], env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert psutil.pid_exists(pid)
+        parent.send_signal(number)
+        rest = parent.stdout.read()
+        parent.wait(10)
+    assert gone(pid)
+    assert rest == ("interrupted\n" if number == signal.SIGINT else "")

@@ -1,0 +1,95 @@
+"""The rest of a layer: the very operations that llama.cpp runs, and times that grow with what attention sees."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_factory import write_gguf
+
+import ggml_bridge
+from ggml_bridge.library import soname
+
+N_LAYER = 2
+SHAPE: dict[str, Any] = {
+    "n_embd": 256,
+    "n_head": 4,
+    "n_head_kv": 2,
+    "head_dim_k": 64,
+    "head_dim_v": 64,
+    "n_ff": 512,
+}
+
+
+def traced_ops(bridge: ggml_bridge.Bridge, path: Path, flash_attn: bool) -> Counter[str]:
+    """Operations of one real decode without views, weight mul-mats, look-ups and the final norm."""
+    llama_cpp: Any = bridge.libraries.llama_cpp.llama_cpp
+    base = ctypes.CDLL(str(bridge.libraries.folder / soname("ggml-base")))
+    base.ggml_op_desc.restype = base.ggml_get_name.restype = ctypes.c_char_p
+    base.ggml_op_desc.argtypes = base.ggml_get_name.argtypes = [ctypes.c_void_p]
+    ops: Counter[str] = Counter()
+
+    @llama_cpp.ggml_backend_sched_eval_callback
+    def on_node(tensor: Any, ask: bool, user_data: Any) -> bool:
+        op, name = base.ggml_op_desc(tensor).decode(), base.ggml_get_name(tensor).decode()
+        if ask and not (op == "MUL_MAT" and not name.startswith("kq")):
+            ops[{"SWIGLU": "GLU"}.get(op, op)] += 1
+        return False
+
+    model_params = llama_cpp.llama_model_default_params()
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = 256
+    params.flash_attn_type = int(flash_attn)
+    params.cb_eval = on_node
+    context = llama_cpp.llama_init_from_model(model, params)
+    ops.clear()  # a context runs or reserves graphs while it is made
+    batch = llama_cpp.llama_batch_get_one((llama_cpp.llama_token * 1)(1), 1)
+    assert llama_cpp.llama_decode(context, batch) == 0
+    llama_cpp.llama_free(context)
+    llama_cpp.llama_model_free(model)
+    for op in ("VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE", "GET_ROWS"):
+        del ops[op]
+    return ops - Counter({"RMS_NORM": 1, "MUL": 1})
+
+
+@pytest.mark.parametrize("flash_attn", [True, False])
+def test_operations_are_those_of_a_real_decode(bridge: ggml_bridge.Bridge, tmp_path: Path, flash_attn: bool) -> None:
+    path = tmp_path / "llama.gguf"
+    write_gguf(path, "llama", weight_type="F16")
+    with bridge.layer_rest("CPU", 1, 256, **SHAPE, n_layers_in_graph=N_LAYER, flash_attn=flash_attn) as timer:
+        assert Counter(timer.ops) == traced_ops(bridge, path, flash_attn)
+
+
+@pytest.mark.parametrize("flash_attn", [True, False])
+def test_attention_costs_by_what_it_sees(bridge: ggml_bridge.Bridge, flash_attn: bool) -> None:
+    with (
+        bridge.layer_rest("CPU", 1, 256, **SHAPE, flash_attn=flash_attn) as short,
+        bridge.layer_rest("CPU", 1, 16384, **SHAPE, flash_attn=flash_attn) as long,
+    ):
+        assert min(long.run(9)) > 4 * min(short.run(9)) > 0
+
+
+def test_no_activation_without_a_feed_forward(bridge: ggml_bridge.Bridge) -> None:
+    with bridge.layer_rest("CPU", 1, 256, **{**SHAPE, "n_ff": 0}) as timer:
+        assert "GLU" not in timer.ops
+        assert timer.run(1)[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_tokens": 300}, "must hold the tokens of the batch"),
+        ({"n_head_kv": 3}, "multiple of the number of KV heads"),
+        ({"n_embd": -1}, "must be positive"),
+        ({"head_dim_k": 33}, "even head width"),
+        ({"n_layers_in_graph": 65}, "must be 1 to 64"),
+        ({"n_kv": 1 << 40}, "larger than a tebielement"),
+    ],
+)
+def test_impossible_blocks(bridge: ggml_bridge.Bridge, change: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        bridge.layer_rest("CPU", **{"n_tokens": 1, "n_kv": 256, **SHAPE, **change})

@@ -1,0 +1,69 @@
+"""The memory breakdown adds up to what the file holds and what the cache must hold, loaded or only simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGUFReader
+from gguf_factory import write_gguf
+
+import ggml_bridge
+
+N_CTX, N_LAYER, N_EMBD_KV, F16_BYTES = 256, 2, 128, 2
+LOAD_MODE_NONE = 0  # llama_load_mode
+
+
+@contextmanager
+def context_of(bridge: ggml_bridge.Bridge, path: Path, no_alloc: bool) -> Iterator[Any]:
+    llama_cpp: Any = bridge.libraries.llama_cpp.llama_cpp
+    model_params = llama_cpp.llama_model_default_params()
+    model_params.no_alloc = no_alloc
+    if no_alloc:
+        model_params.load_mode = LOAD_MODE_NONE
+    model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = N_CTX
+    context = llama_cpp.llama_init_from_model(model, params)
+    try:
+        yield context
+    finally:
+        llama_cpp.llama_free(context)
+        llama_cpp.llama_model_free(model)
+
+
+@pytest.mark.parametrize("no_alloc", [False, True])
+@pytest.mark.parametrize("weight_type", ["F16", "Q4_0"])
+def test_adds_up(bridge: ggml_bridge.Bridge, tmp_path: Path, weight_type: str, no_alloc: bool) -> None:
+    path = tmp_path / "llama.gguf"
+    write_gguf(path, "llama", weight_type=weight_type)
+    with context_of(bridge, path, no_alloc) as context:
+        rows = bridge.memory_breakdown(context)
+    weights = sum(int(tensor.n_bytes) for tensor in GGUFReader(path).tensors)
+    kv = 2 * N_CTX * N_LAYER * N_EMBD_KV * F16_BYTES
+    assert weights <= sum(row.model for row in rows) <= weights + (1 << 20)
+    assert sum(row.context for row in rows) == pytest.approx(kv, abs=1 << 16)
+    assert sum(row.compute for row in rows) > 0
+    assert {row.device for row in rows} == {"CPU"}
+    assert {row.buft for row in rows} <= {*bridge.cpu_layouts(), "CPU_Mapped"}
+    assert all(row.total == row.model + row.context + row.compute for row in rows)
+    assert [row.is_host for row in rows if row.buft == "CPU"] == [True]
+
+
+def test_simulated_is_the_same_as_real(bridge: ggml_bridge.Bridge, tmp_path: Path) -> None:
+    path = tmp_path / "llama.gguf"
+    write_gguf(path, "llama", weight_type="Q4_0")
+    with context_of(bridge, path, False) as context:
+        real = bridge.memory_breakdown(context)
+    with context_of(bridge, path, True) as context:
+        simulated = bridge.memory_breakdown(context)
+    assert sum(row.context for row in real) == sum(row.context for row in simulated)
+    assert sum(row.compute for row in real) == sum(row.compute for row in simulated)
+
+
+def test_needs_a_context(bridge: ggml_bridge.Bridge) -> None:
+    with pytest.raises(ValueError, match="a context"):
+        bridge.memory_breakdown(0)

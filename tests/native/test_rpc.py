@@ -1,0 +1,160 @@
+"""RPC devices: a worker of our own, and servers that are not there, not ours, or lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+from native_helpers import RunHere
+
+import ggml_bridge
+from ggml_bridge.errors import BridgeError, ChildDied, Unsupported
+from ggml_bridge.rpc import RpcServer, parse_endpoint, probe
+
+CASES = "rpc_cases"
+
+
+def test_the_device(run_here: RunHere, server: RpcServer) -> None:
+    device = run_here(CASES, {"case": "device", "endpoint": server.endpoint})
+    assert device["again"] == [device["name"]] == ["RPC0"]
+    assert (device["type"], device["backend"]) == ("GPU", "RPC")
+    assert device["total"] == psutil.virtual_memory().total
+
+
+def test_kernels_agree_with_numpy(run_here: RunHere, server: RpcServer) -> None:
+    results = run_here(CASES, {"case": "mul_mat", "endpoint": server.endpoint})
+    assert len(results) == 9
+    assert all(nmse < 2e-4 for nmse in results.values()), results
+
+
+def test_transfers_take_time_by_size(run_here: RunHere, server: RpcServer) -> None:
+    results = run_here(CASES, {"case": "transfer", "endpoint": server.endpoint})
+    for direction in ("h2d", "d2h"):
+        small, large = (statistics.median(results[f"{direction} {n}"]) for n in (1 << 12, 1 << 23))
+        assert min(results[f"{direction} 1"]) > 0
+        assert large > 4 * small
+        assert (1 << 23) / large < 1e11, "loopback does not carry 100 GB/s"
+
+
+def test_no_pinned_memory(run_here: RunHere, server: RpcServer) -> None:
+    with pytest.raises(Unsupported, match="device RPC0 has no pinned host memory"):
+        run_here(CASES, {"case": "pinned", "endpoint": server.endpoint})
+
+
+def test_boundaries_are_real_splits(run_here: RunHere, server: RpcServer) -> None:
+    result = run_here(CASES, {"case": "boundary", "endpoint": server.endpoint})
+    assert result["splits"] == [11, 1]
+    there, here, launch = (statistics.median(result[name]) for name in ("there", "here", "launch"))
+    assert there > here
+    assert there > 2 * launch, "five excursions are more than two launches"
+
+
+def test_the_rest_of_a_layer_runs_there(run_here: RunHere, server: RpcServer) -> None:
+    result = run_here(CASES, {"case": "layer_rest", "endpoint": server.endpoint})
+    assert all(seconds > 0 for samples in result.values() for seconds in samples)
+    assert set(result) == {"True", "False"}
+
+
+def test_contention_measures_both(run_here: RunHere, server: RpcServer) -> None:
+    result = run_here(CASES, {"case": "contention", "endpoint": server.endpoint})
+    assert set(result) == {"cpu_alone", "link_alone", "cpu_with_link", "link_with_cpu"}
+    assert all(1e6 < rate < 1e12 for rate in result.values()), result
+
+
+def test_a_lost_server_is_an_exception_in_the_parent(run_here: RunHere) -> None:
+    with RpcServer() as server, pytest.raises(ChildDied) as died:
+        run_here(CASES, {"case": "lose the server", "endpoint": server.endpoint, "pid": server.pid})
+    assert died.value.signal == signal.SIGABRT
+    assert "Remote RPC server crashed" in str(died.value)
+
+
+def test_the_worker_is_pinned_and_ends() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    with RpcServer(threads=1, cpus=[cpu]) as server:
+        probe(server.endpoint)
+        assert server.died() is None
+        for thread in psutil.Process(server.pid).threads():
+            assert os.sched_getaffinity(thread.id) == {cpu}
+    assert server.died() is not None
+    with pytest.raises(BridgeError, match="no RPC server can be reached"):
+        probe(server.endpoint)
+
+
+def test_the_worker_dies_with_a_killed_parent() -> None:
+    code = (
+        "import time; from ggml_bridge.rpc import RpcServer; s = RpcServer(); print(s.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert psutil.pid_exists(pid)
+        parent.kill()
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_taken_port_is_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        command = [sys.executable, "-m", "ggml_bridge.rpc_server", "--port", str(other.getsockname()[1])]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 1
+    assert run.stdout == ""
+    assert run.stderr.strip().endswith("Address already in use")
+
+
+def test_a_worker_that_cannot_start_says_why() -> None:
+    with pytest.raises(ChildDied, match=r"cannot serve at 192\.0\.2\.1:0"):
+        RpcServer(host="192.0.2.1")  # an address of nobody
+
+
+@pytest.mark.parametrize("endpoint", ["", "localhost", "localhost:", ":50052", "::1:50052", "host:0", "host:99999"])
+def test_what_is_no_endpoint(bridge: ggml_bridge.Bridge, endpoint: str) -> None:
+    with pytest.raises(ValueError, match="is not an RPC endpoint; write host:port"):
+        bridge.rpc_add(endpoint)
+    assert parse_endpoint("192.168.1.2:50052") == ("192.168.1.2", 50052)
+
+
+def test_nobody_there(bridge: ggml_bridge.Bridge) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(BridgeError, match=f"no RPC server can be reached at 127.0.0.1:{port}"):
+        bridge.rpc_add(f"127.0.0.1:{port}")
+
+
+def test_somebody_who_does_not_answer(bridge: ggml_bridge.Bridge) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(BridgeError, match=r"within 0\.3 s"):
+        bridge.rpc_add(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "is not a ggml RPC server of our protocol"),
+        (b"\x1c" + bytes(7) + b"\x06\x01" + bytes(26), r"speaks protocol 6\.1, but 7\.x is needed"),
+        (b"", "it closed the connection"),
+    ],
+)
+def test_somebody_else(bridge: ggml_bridge.Bridge, answer: bytes, message: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(64)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(BridgeError, match=message):
+            bridge.rpc_add(f"127.0.0.1:{listener.getsockname()[1]}")
+        thread.join()
