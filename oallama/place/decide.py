@@ -196,13 +196,26 @@ def _verified(
     for _ in range(VERIFY_ROUNDS):
         placed = _propose(policy, costs, problem.operators, memory, overrun, affinity, fill)
         if placed.first_device_layer > problem.graph.n_layer:
-            return replace(_on_cpu(problem, load, phase), policy=policy)
+            return _nothing_placed(problem, policy, load, phase, memory)
         taken = problem.probe(load, placed)
         real = ledger(memory.capacity, memory.fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute)
         if real.spare >= 0:
             return Decision(policy, load, costs, placed, real, _predicted(problem, load, placed), ())
         overrun -= real.spare
     raise DoesNotFit(real.limit - real.spare, real.limit, problem.profile.device, f"the {policy} placement")
+
+
+def _nothing_placed(problem: Problem, policy: str, load: Workload, phase: Phase, memory: DeviceMemory) -> Decision:
+    """The device stays empty: said why, with the device's ledger."""
+    decision = _on_cpu(problem, load, phase)
+    device = problem.profile.device
+    reason = (
+        "no layer fits the device"
+        if policy == "layers"
+        else f"with crossings counted, no operator is predicted to be faster on {device} (--fill full uses it anyway)"
+    )
+    empty = ledger(memory.capacity, memory.fill, 0, decision.memory.weights_host, 0, 0)
+    return replace(decision, policy=policy, memory=empty, notes=(f"nothing is placed on {device}: {reason}",))
 
 
 def _propose(

@@ -126,7 +126,10 @@ def test_auto_is_never_predicted_slower_than_its_candidates() -> None:
 def test_slow_device_is_left_alone() -> None:
     made, _ = problem(free=10**6)
     slow = replace(made, profile=profile(t_gpu_s=5.0))
-    assert not any(decide(slow, "oato", LOAD, "mixed").placed.on_device)
+    decision = decide(slow, "oato", LOAD, "mixed")
+    assert not any(decision.placed.on_device)
+    assert "nothing is placed on RPC0" in decision.notes[0]
+    assert decision.memory.spare == decision.memory.limit == 900_000
 
 
 def test_paper_rules_fill_regardless_of_gain_and_stop_at_the_first_that_does_not_fit() -> None:
