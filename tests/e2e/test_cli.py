@@ -1,0 +1,362 @@
+"""The command line from outside, on the default model: every command, its JSON, its exit codes, its manners.
+
+One profile is measured (the default model on a local worker process, about half a minute) and shared by all tests.
+"""
+
+import csv
+import io
+import json
+import os
+import pty
+import re
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from oallama.cli.default_model import FILE
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / FILE
+WORKER = ("--device", "rpc-worker:1")
+HALF = (*WORKER, "--gpu-weights", "50%")
+COMMAND = (sys.executable, "-m", "oallama")
+
+needs_model = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
+
+
+def oallama(*arguments, code=0, **options):
+    """Run a command line; check its exit code and that a failure is one line."""
+    options = {"stdin": subprocess.DEVNULL, "timeout": 280, **options}
+    if "input" in options:
+        del options["stdin"]
+    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, **options)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    if code:
+        assert done.stderr.splitlines()[-1].startswith("oallama: ")
+    return done
+
+
+def document(*arguments, **options):
+    """The single JSON document of a command line."""
+
+    def refuse(name):
+        raise ValueError(f"{name} is not JSON")
+
+    return json.loads(oallama(*arguments, **options).stdout, parse_constant=refuse)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A cache of profiles for these tests alone."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("OALLAMA_CACHE_DIR")
+    os.environ["OALLAMA_CACHE_DIR"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["OALLAMA_CACHE_DIR"]
+    else:
+        os.environ["OALLAMA_CACHE_DIR"] = before
+
+
+@pytest.fixture(scope="module")
+def profile(cache):
+    """The measured profile, as JSON."""
+    return document("profile", MODEL, *WORKER, "--json")
+
+
+@pytest.fixture(scope="module")
+def plan_file(profile, tmp_path_factory):
+    """Three whole layers on the worker: what OATO puts there follows from timings, and may be nothing."""
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    oallama("plan", MODEL, *WORKER, "-ngl", "3", "-p", "64", "-n", "32", "-o", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def cpu_plan(profile, tmp_path_factory):
+    path = tmp_path_factory.mktemp("plan") / "cpu.json"
+    oallama("plan", MODEL, *WORKER, "--policy", "cpu", "-o", path)
+    return path
+
+
+def test_help_answers_at_once():
+    used = []
+    for _ in range(5):  # the least CPU time of five, so that a busy machine does not matter
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        oallama("--help")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(used) < 0.3
+
+
+def test_devices():
+    found = document("devices", "--json")
+    assert set(found) == {"devices", "cpu", "ggml_version", "llama_cpp_python"}
+    assert set(found["cpu"]) == {"name", "physical_cores", "logical_cores", "threads", "features"}
+    cpu = next(device for device in found["devices"] if device["name"] == "CPU")
+    assert set(cpu) == {
+        *("name", "description", "backend", "type", "memory_total", "memory_free", "async", "host_buffer", "events")
+    }
+    assert cpu["memory_total"] > 0
+    assert re.search(r"^CPU +CPU", oallama("devices").stdout, re.MULTILINE)
+
+
+@needs_model
+def test_inspect():
+    found = document("inspect", MODEL, "--json")
+    assert found["model"]["arch"] == "llama"
+    assert found["model"]["file_bytes"] == MODEL.stat().st_size
+    assert len(found["operators"]) == 7 * found["model"]["n_layer"] + 1
+    first, last = found["operators"][0], found["operators"][-1]
+    assert set(first) == {"name", "layer", "role", "op", "type", "shape", "bytes", "active_fraction"}
+    assert (first["layer"], first["op"], len(first["shape"])) == (0, "MUL_MAT", 3)
+    assert (last["role"], last["layer"]) == ("output", None)
+    lines = oallama("inspect", "-m", MODEL).stdout.splitlines()
+    assert lines[0].startswith("oallama stories: llama, ")
+    assert sum(line.startswith("ffn_down ") for line in lines) == 1
+    assert oallama("inspect", MODEL, "--all").stdout.count("ffn_down.weight") == found["model"]["n_layer"]
+
+
+@needs_model
+def test_profile_is_measured_once_and_then_remembered(profile):
+    assert {"version", "fingerprint", "cases", "link", "contention", "launch_s", "warnings"} <= profile.keys()
+    case = profile["cases"][0]
+    assert {
+        *("device", "layout", "type", "shape", "n_tokens", "seconds", "samples", "gb_per_s", "gflops")
+    } <= case.keys()
+    assert {case["device"] for case in profile["cases"]} == {"CPU", "RPC0"}
+    assert {"h2d_pageable", "d2h"} <= profile["link"].keys()
+    start_s = time.monotonic()
+    assert document("profile", MODEL, *WORKER, "--json") == profile
+    assert time.monotonic() - start_s < 10
+    table = oallama("profile", MODEL, *WORKER).stdout
+    assert "RPC0    device" in table
+    assert "Link\n" in table
+
+
+@needs_model
+def test_affinity_report_in_every_format(profile, tmp_path):
+    report = document("affinity-report", MODEL, *HALF, "--format", "json")
+    assert {"model", "device", "phase", "iterations", "converged", "operators", "memory"} <= report.keys()
+    operators = report["operators"]
+    assert [operator["rank"] for operator in operators] == list(range(1, len(operators) + 1))
+    assert {0.0, 1.0} <= {operator["affinity"] for operator in operators}
+    memory = report["memory"]
+    parts = sum(memory[key] for key in ("weights_gpu", "kv", "compute", "staging", "spare"))
+    assert parts == memory["limit"] <= memory["capacity"] * memory["fill"]
+    on_device = sum(o["bytes"] for o in operators if o["backend"] == "GPU")
+    assert on_device <= 0.5 * sum(o["bytes"] for o in operators)
+
+    rows = list(csv.DictReader(io.StringIO(oallama("affinity-report", MODEL, *HALF, "--format", "csv").stdout)))
+    assert [row["name"] for row in rows] == [operator["name"] for operator in operators]
+    table = oallama("affinity-report", MODEL, *HALF, "--all").stdout
+    assert all(operator["name"] in table for operator in operators)
+    assert "\x1b" not in table
+    assert "| --- |" in oallama("affinity-report", MODEL, *HALF, "--format", "md").stdout
+
+    page = tmp_path / "report.html"
+    done = oallama("affinity-report", MODEL, *HALF, "-o", page)
+    assert done.stdout == ""
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@needs_model
+def test_affinity_report_as_published_and_from_a_file(profile, tmp_path):
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(profile), encoding="utf-8")
+    paper = ("--affinity", "paper", "--fill", "paper", "--phase", "prefill")
+    report = document("affinity-report", MODEL, *HALF, *paper, "--profile", file, "--json")
+    assert report["phase"] == "prefill"
+    assert all(operator["t_transfer_s"] >= 0 for operator in report["operators"])  # the published T' is never negative
+
+
+@needs_model
+def test_plan_goes_to_stdout_or_to_a_file(profile, tmp_path):
+    arguments = ("plan", MODEL, *HALF, "--policy", "oato", "-p", "64", "-n", "32")
+    plan = document(*arguments)
+    assert oallama(*arguments, "-o", tmp_path / "plan.json").stdout == ""
+    assert json.loads((tmp_path / "plan.json").read_text(encoding="utf-8")) == plan
+    assert set(plan) >= {
+        *("version", "model", "machine", "device", "policy", "workload", "operators"),
+        *("token_assignment", "n_gpu_layers", "memory", "predicted"),
+    }
+    assert (plan["policy"], plan["workload"]["n_prompt"], plan["workload"]["n_gen"]) == ("oato", 64, 32)
+    assert all((o["gg"], o["cg"], o["cc"]) in ((1, 0, 0), (0, 0, 1)) for o in plan["operators"])
+
+
+@needs_model
+def test_ngl_takes_whole_layers_from_the_end(plan_file):
+    plan = json.loads(plan_file.read_text(encoding="utf-8"))
+    assert (plan["policy"], plan["n_gpu_layers"]) == ("layers", 3)
+    on_device = {o["name"] for o in plan["operators"] if o["gg"] == 1}
+    assert "output.weight" in on_device
+    assert {name.split(".")[1] for name in on_device if name.startswith("blk.")} == {"4", "5"}
+    needed = oallama("plan", MODEL, *WORKER, "-ngl", "3", "--vram", "1MiB", code=1).stderr
+    assert re.search(r"-ngl 3 needs .* on RPC0 but only .* may be used; lower -ngl", needed)
+
+
+@needs_model
+def test_run_generates_on_the_worker_what_the_plan_says(plan_file):
+    arguments = ("run", "Once upon a time", "-n", "24", "--seed", "3", "--plan", plan_file)
+    made = document(*arguments, "--json")
+    assert set(made) >= {
+        *("text", "tokens", "n_prompt", "n_gen", "ttft_s", "tpot_s", "policy", "device", "memory", "plan_fingerprint")
+    }
+    assert (made["policy"], made["device"], made["n_gen"]) == ("layers", "RPC0", len(made["tokens"]))
+    assert made["memory"]["device_bytes"] > 0
+    assert oallama(*arguments).stdout == made["text"] + "\n"
+    assert document(*arguments, "--json")["tokens"] == made["tokens"]
+
+
+@needs_model
+def test_the_prompt_may_come_from_a_pipe_and_the_model_may_be_left_out(cpu_plan):
+    common = ("-n", "8", "--temp", "0", "--plan", cpu_plan)
+    piped = oallama("run", *common, input="Once upon a time\n").stdout
+    assert piped == oallama("run", MODEL, "-p", "Once upon a time", *common).stdout
+    assert len(piped) > 1
+
+
+@needs_model
+def test_a_chat_begins_with_the_models_template(cpu_plan):
+    common = ("-n", "4", "--temp", "0", "--plan", cpu_plan, "--json")
+    raw, chat = (document("run", MODEL, "What is 2 + 3?", *common, *way) for way in ([], ["--chat"]))
+    assert chat["n_prompt"] > raw["n_prompt"]
+
+
+@needs_model
+def test_export_gives_a_line_for_stock_llama_cpp(cpu_plan, tmp_path):
+    line = oallama("export", cpu_plan, "--to", "llama-server").stdout
+    assert shlex.split(line)[:3] == ["llama-server", "-m", str(MODEL)]
+    oallama("export", cpu_plan, "--to", "llama-server", "-o", tmp_path / "line")
+    assert (tmp_path / "line").read_text(encoding="utf-8") == line
+    assert "issue 4" in oallama("export", cpu_plan, "--to", "plugin", code=2).stderr
+
+
+@needs_model
+def test_export_refuses_a_worker_that_nobody_else_can_reach(plan_file):
+    assert "rpc-server" in oallama("export", plan_file, "--to", "llama-cli", code=2).stderr
+
+
+def test_unusable_input_is_exit_code_2_and_one_line(tmp_path):
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF" + bytes(20))
+    assert "bad.gguf" in oallama("inspect", bad, code=2).stderr
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}", encoding="utf-8")
+    assert "plan.json" in oallama("run", "hi", "--plan", plan, code=2).stderr
+    assert oallama("run", "hi", "--plan", tmp_path / "none.json", code=2).stderr.count("\n") == 1
+    assert "nowhere" in oallama("run", "hi", "--device", "nowhere", code=1, env=fresh(tmp_path)).stderr
+
+
+def fresh(folder):
+    return {**os.environ, "OALLAMA_CACHE_DIR": str(folder / "cache")}
+
+
+@needs_model
+def test_a_plan_of_another_model_is_refused(plan_file, tmp_path):
+    plan = json.loads(plan_file.read_text(encoding="utf-8"))
+    plan["model"]["fingerprint"] = "0" * 64
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(plan), encoding="utf-8")
+    assert "make a new plan" in oallama("run", "hi", "--plan", other, code=2).stderr
+
+
+def start(*arguments, **options):
+    return subprocess.Popen([*COMMAND, *map(str, arguments)], cwd=ROOT, stdin=subprocess.DEVNULL, **options)
+
+
+@needs_model
+def test_an_interrupt_ends_a_run_with_130(plan_file):
+    arguments = ("run", "Once upon a time", "-n", "400", "--plan", plan_file)
+    with start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.decode().strip() == "oallama: interrupted"
+
+
+@needs_model
+def test_a_reader_that_has_enough_is_no_failure(plan_file):
+    arguments = ("run", "Once upon a time", "-n", "400", "--plan", plan_file)
+    with start(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.read(1)
+        process.stdout.close()
+        said = process.stderr.read()
+        assert process.wait(timeout=60) == 0
+    assert said == b""
+
+
+def on_terminal(*arguments, **env):
+    """What a person sees: stdout and stderr on a pseudo-terminal."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", **env}
+    with start(*arguments, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        seen = b""
+        while True:
+            try:
+                chunk = os.read(ours, 4096)
+            except OSError:  # Linux says so when the other end closes
+                break
+            if not chunk:
+                break
+            seen += chunk
+    os.close(ours)
+    assert process.returncode == 0
+    return seen.decode()
+
+
+@needs_model
+def test_on_a_terminal_there_are_colours_unless_no_color_is_set(profile):
+    command = ("affinity-report", MODEL, *HALF, "--affinity", "paper")  # which fills the device whatever it gains
+    assert "\x1b[1;32mGPU" in on_terminal(*command, NO_COLOR="")
+    plain = on_terminal(*command, NO_COLOR="1")
+    assert "GPU" in plain
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]", plain)
+
+
+@needs_model
+def test_on_a_terminal_a_line_of_figures_follows_the_text(plan_file):
+    seen = on_terminal("run", "Once upon a time", "-n", "8", "--plan", plan_file)
+    last = seen.strip().splitlines()[-1]
+    assert re.search(r"\+ 8 tokens · TTFT .* · TPOT .* tokens/s · layers on RPC0 · \d+%/\d+% CPU/GPU$", last)
+
+
+@needs_model
+def test_doctor_finds_nothing_wrong():
+    found = document("doctor", "--json")
+    assert found["ok"] is True
+    names = [check["name"] for check in found["checks"]]
+    assert names == [
+        "python",
+        "packages",
+        "libraries",
+        "devices",
+        "layouts",
+        "run on the CPU",
+        "run on a worker",
+        "cache",
+    ]
+    assert all(check["ok"] and check["detail"] for check in found["checks"])
+
+
+def test_doctor_says_what_to_do_about_each_failure(tmp_path):
+    (tmp_path / "file").write_text("")
+    wrong = {**os.environ, "OALLAMA_CACHE_DIR": str(tmp_path / "file"), "LLAMA_CPP_LIB_PATH": str(tmp_path)}
+    done = subprocess.run(
+        [*COMMAND, "doctor", "--json"], capture_output=True, text=True, cwd=ROOT, env=wrong, timeout=250
+    )
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    failed = {check["name"]: check for check in found["checks"] if not check["ok"]}
+    assert {"libraries", "devices", "layouts", "run on the CPU", "run on a worker", "cache"} == set(failed)
+    assert all(check["detail"] and check["remedy"] for check in failed.values())
+    assert "LLAMA_CPP_LIB_PATH" in failed["libraries"]["detail"]
