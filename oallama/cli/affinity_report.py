@@ -17,6 +17,7 @@ from oallama.cli.options import (
     workload_options,
 )
 from oallama.cli.output import emit, json_text, show, talk, write_file
+from oallama.cli.policy import affinity_option, fill_option
 
 if TYPE_CHECKING:
     from oallama.core.types import AffinityReport
@@ -35,20 +36,8 @@ FORMATS = ("table", "json", "csv", "md", "html")
     show_default=True,
     help="Whose times count: a token's, the prompt's, or both as often as the workload runs them.",
 )
-@click.option(
-    "--affinity",
-    type=click.Choice(["default", "paper"]),
-    default="default",
-    show_default=True,
-    help="default: T' is the marginal cost of the edges; paper: Algorithm 1 as published.",
-)
-@click.option(
-    "--fill",
-    type=click.Choice(["continue", "paper"]),
-    default="continue",
-    show_default=True,
-    help="When an operator does not fit: go on with those that do, or stop (paper).",
-)
+@affinity_option
+@fill_option
 @profile_option
 @click.option(
     "--format",

@@ -1,4 +1,4 @@
-"""--policy and -ngl: how a placement is chosen, and when the policies that this version lacks come."""
+"""--policy, --affinity, --fill and -ngl: how a placement is chosen, and when the policies this version lacks come."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ class PolicyOptions:
 
     policy: str | None
     n_gpu_layers: int | None
+    affinity: Any = "default"
+    fill: Any = "continue"
 
     @property
     def given(self) -> bool:
@@ -54,8 +56,16 @@ class PolicyOptions:
         """The placement that was asked for, `auto` where none was. Raises UsageError, DoesNotFit, and what the
         placer raises."""
         if self.n_gpu_layers is None:
+            if (self.affinity, self.fill) != ("default", "continue") and self.policy not in (None, "oato"):
+                raise UsageError(f"--affinity and --fill say how oato places; --policy {self.policy} does not use them")
             return placer.plan(
-                self.policy or "auto", n_prompt=n_prompt, n_gen=n_gen, n_ctx=n_ctx, **given(n_ubatch=n_ubatch)
+                self.policy or ("auto" if self.fill == "continue" else "oato"),
+                n_prompt=n_prompt,
+                n_gen=n_gen,
+                n_ctx=n_ctx,
+                affinity=self.affinity,
+                fill=self.fill,
+                **given(n_ubatch=n_ubatch),
             )
         if self.policy not in (None, "layers"):
             raise UsageError(f"-ngl places whole layers, so it does not go with --policy {self.policy}")
@@ -81,14 +91,34 @@ def whole_layers(placer: Placer, n_gpu_layers: int, n_prompt: int, n_gen: int, n
 
 
 def policy_options(function: Function) -> Function:
-    """--policy and -ngl; the command gets `policy`, a PolicyOptions."""
+    """--policy, --affinity, --fill and -ngl; the command gets `policy`, a PolicyOptions."""
 
     @wraps(function)
-    def gathered(*args: Any, policy: str | None, n_gpu_layers: int | None, **values: Any) -> Any:
-        return function(*args, policy=PolicyOptions(policy, n_gpu_layers), **values)
+    def gathered(
+        *args: Any, policy: str | None, n_gpu_layers: int | None, affinity: str, fill: str, **values: Any
+    ) -> Any:
+        return function(*args, policy=PolicyOptions(policy, n_gpu_layers, affinity, fill), **values)
 
-    decorated: Callable[..., Any] = policy_option(layers_option(gathered))
+    decorated: Callable[..., Any] = policy_option(affinity_option(fill_option(layers_option(gathered))))
     return decorated
+
+
+affinity_option = click.option(
+    "--affinity",
+    type=click.Choice(["default", "paper"]),
+    default="default",
+    show_default=True,
+    help="default: T' is the marginal cost of the edges; paper: Algorithm 1 as published.",
+)
+
+fill_option = click.option(
+    "--fill",
+    type=click.Choice(["continue", "full", "paper"]),
+    default="continue",
+    show_default=True,
+    help="continue: pass over what does not fit, leave on the CPU what gains nothing; full: use the device up, gain or "
+    "not; paper: stop at the first that does not fit, gain or not.",
+)
 
 
 policy_option = click.option(
