@@ -1,57 +1,63 @@
-"""Chat templates are programs from a stranger: what they may do, and what happens when they do something else."""
+"""Whether a run chats or continues, and what the engine is given then."""
 
 import pytest
+from gguf_factory.write import write_gguf
 
-from oallama.cli.chat import MAX_TEMPLATE_CHARS, render
-from oallama.core.errors import ModelFileError
+from oallama.cli.chat import prompt_tokens, template_of
+from oallama.cli.default_model import FILE
+from oallama.core.errors import ModelFileError, UsageError
 
-MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
-MARKS = {"bos_token": "<s>", "eos_token": "</s>"}
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '<answer>' if add_generation_prompt }}"
 
 
-def test_a_common_template():
-    template = (
-        "{{ bos_token }}{% for m in messages %}\n"
-        "{% if m['role'] not in ['user', 'assistant'] %}{{ raise_exception('role?') }}{% endif %}\n"
-        "<|{{ m.role }}|>{{ m.content | trim }}{{ eos_token }}{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+class Recorder:
+    """Stands for the engine's tokenizer: what it was asked comes back in place of tokens."""
+
+    def tokenize(self, text, add_special=True):
+        return [text, add_special]
+
+
+def asked(path, chat):
+    return prompt_tokens(Recorder(), str(path), "hi", chat)
+
+
+@pytest.fixture
+def chatty(tmp_path):
+    return write_gguf(tmp_path / "chatty.gguf", "llama", chat_template=TEMPLATE)
+
+
+def test_a_model_with_a_template_chats_unless_told_not_to(chatty):
+    assert asked(chatty, None) == asked(chatty, True) == ["<user>hi<answer>", True]
+    assert asked(chatty, False) == ["hi", True]
+
+
+def test_a_model_without_a_template_continues_and_cannot_chat(tmp_path):
+    plain = write_gguf(tmp_path / "plain.gguf", "llama")
+    assert asked(plain, None) == asked(plain, False) == ["hi", True]
+    with pytest.raises(UsageError, match="no chat template; use --no-chat"):
+        asked(plain, True)
+
+
+def test_the_default_model_tells_stories_unless_asked_to_chat(tmp_path):
+    path = write_gguf(tmp_path / FILE, "llama", chat_template=TEMPLATE)
+    assert asked(path, None) == ["hi", True]
+    assert asked(path, True) == ["<user>hi<answer>", True]
+
+
+def test_the_begin_token_is_not_added_to_a_template_that_writes_it(tmp_path):
+    path = write_gguf(
+        tmp_path / "bos.gguf",
+        "llama",
+        chat_template="{{ bos_token }}" + TEMPLATE,
+        metadata={"tokenizer.ggml.bos_token_id": 7},
     )
-    assert render(template, MESSAGES, MARKS) == "<s><|user|>Why is the sky blue?</s><|assistant|>"
+    template, bos, _ = template_of(str(path))
+    assert template.startswith("{{ bos_token }}")
+    assert bos
+    assert asked(path, True) == [f"{bos}<user>hi<answer>", False]
 
 
-def test_what_templates_of_others_use():
-    template = (
-        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% break %}{% endfor %}"
-        "{{ ns.n }}{{ messages | tojson }}{% if tools %}T{% endif %}{{ strftime_now('%Y') | length }}"
-    )
-    assert render(template, MESSAGES, MARKS) == '1[{"content": "Why is the sky blue?", "role": "user"}]4'
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ raise_exception.__globals__['os'] }}",
-        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
-        "{{ messages.append(1) }}",
-        "{% include '/etc/passwd' %}",
-        "{% for m in %}",
-        "{{ raise_exception('no') }}",
-        "{{ 'x' * 10**12 }}",
-        "{{ 'x' * 500000000 }}",
-        "x" * (MAX_TEMPLATE_CHARS + 1),
-    ],
-)
-def test_what_leaves_the_sandbox_or_its_limits_is_an_error(template):
-    with pytest.raises(ModelFileError, match="--no-chat"):
-        render(template, MESSAGES, MARKS)
-
-
-def test_a_template_that_never_ends_is_ended():
-    endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with pytest.raises(ModelFileError, match="cannot be used"):
-        render(endless, MESSAGES, MARKS, timeout_s=1.5)
-
-
-def test_a_template_does_not_see_what_it_was_not_given():
-    assert render("{{ secret is defined }} {{ open is defined }}", MESSAGES, MARKS) == "False False"
+def test_a_template_that_cannot_be_used_names_the_way_around(tmp_path):
+    path = write_gguf(tmp_path / "bad.gguf", "llama", chat_template="{{ messages.append(1) }}")
+    with pytest.raises(ModelFileError, match="use --no-chat"):
+        asked(path, None)
