@@ -1,0 +1,275 @@
+// The C interface under sanitizers, with the real ggml: every function once, every timer, every kind of refusal.
+//
+// usage: native_test        prints one line per case; exit code 1 when any fails
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "bridge.h"
+
+// ggml keeps what it registers, and its uninstrumented threads and futures are unknown to the thread sanitizer; what is
+// ours has frames of ours on top.
+extern "C" __attribute__((visibility("default"))) const char * __lsan_default_suppressions() {
+    return "leak:libggml-rpc\n";
+}
+
+extern "C" __attribute__((visibility("default"))) const char * __tsan_default_suppressions() {
+    return "race:libggml\n";
+}
+
+namespace {
+
+int n_failed = 0;
+
+void check(bool condition, const std::string & what) {
+    if (!condition) {
+        n_failed++;
+    }
+    std::printf("%s %s%s%s\n", condition ? "ok    " : "FAILED", what.c_str(), condition ? "" : ": ",
+                condition ? "" : gb_last_error());
+    std::fflush(stdout);
+}
+
+// Runs a timer that has just been made twice, and frees it.
+void check_timer(const std::string & what, int status, gb_timer *& timer) {
+    check(status == GB_OK, what + " is made");
+    if (status == GB_OK) {
+        double seconds[2] = {};
+        check(gb_timer_run(timer, 2, seconds) == GB_OK && seconds[0] > 0.0 && seconds[1] > 0.0, what + " runs");
+        gb_timer_free(timer);
+        timer = nullptr;
+    }
+}
+
+gb_mul_mat_params mul_mat_params(const char * device, const char * layout, int32_t type) {
+    gb_mul_mat_params params = {};
+    params.device            = device;
+    params.layout            = layout;
+    params.type              = type;
+    params.k                 = 256;
+    params.n                 = 64;
+    params.e                 = 1;
+    params.n_tokens          = 3;
+    params.working_set_bytes = 1 << 16;
+    params.n_threads         = 1;
+    return params;
+}
+
+gb_layer_rest_params layer_rest_params(const char * device, bool flash_attn) {
+    gb_layer_rest_params params = {};
+    params.device               = device;
+    params.n_tokens             = 3;
+    params.n_kv                 = 256;
+    params.n_embd               = 128;
+    params.n_head               = 4;
+    params.n_head_kv            = 2;
+    params.head_dim_k           = 32;
+    params.head_dim_v           = 32;
+    params.n_ff                 = 256;
+    params.n_layers             = 2;
+    params.flash_attn           = flash_attn ? 1 : 0;
+    params.n_threads            = 1;
+    return params;
+}
+
+//
+// cases
+//
+
+void test_library() {
+    check(gb_abi() == GB_ABI, "the header belongs to the library");
+    check(gb_log_capture(0) == GB_OK, "the log is captured");
+    check(gb_check() == GB_OK, "this ggml is the expected one");
+    char tail[8];
+    check(gb_log_tail(tail, sizeof tail) == GB_OK, "the log's tail fits into a small array");
+    check(std::strlen(gb_ggml_version()) > 0 && gb_ggml_commit() != nullptr, "ggml tells its version");
+}
+
+void test_types_and_devices() {
+    gb_type_info type = {};
+    for (int number = 0; number < gb_type_count(); number++) {
+        check(gb_get_type_info(number, &type) == GB_OK, "type " + std::to_string(number) + " " + type.name);
+    }
+    check(gb_get_type_info(-1, &type) == GB_INVALID && gb_get_type_info(1 << 20, &type) == GB_INVALID,
+          "numbers of no type are refused");
+
+    gb_device_info device = {};
+    for (int index = 0; index < gb_device_count(); index++) {
+        check(gb_get_device_info(index, &device) == GB_OK, std::string("device ") + device.name);
+    }
+    check(gb_get_device_info(1000, &device) == GB_INVALID, "an index of no device is refused");
+
+    char text[4096];
+    check(gb_cpu_features(text, sizeof text) == GB_OK, "the CPU has features");
+    check(gb_cpu_features(text, 1) == GB_INVALID, "an array that is too small is refused");
+    void * buft = nullptr;
+    check(gb_device_buft("CPU", &buft) == GB_OK && buft != nullptr, "the CPU has a buffer type");
+    check(gb_host_buft("CPU", &buft) == GB_OK && buft == nullptr, "the CPU has no pinned memory");
+    check(gb_device_buft("NOBODY", &buft) == GB_INVALID, "an unknown device is refused");
+    check(gb_memory_breakdown(nullptr, nullptr, nullptr, 0, nullptr) == GB_INVALID, "no context, no memory breakdown");
+}
+
+std::vector<std::string> layouts() {
+    char text[4096];
+    check(gb_cpu_layouts(text, sizeof text) == GB_OK, "the CPU has layouts");
+    std::vector<std::string> names;
+    const std::string        joined = text;
+    for (size_t start = 0; start <= joined.size();) {
+        const size_t end = std::min(joined.find('\n', start), joined.size());
+        names.push_back(joined.substr(start, end - start));
+        start = end + 1;
+    }
+    return names;
+}
+
+void test_mul_mat(const char * device, const char * layout) {
+    gb_type_info type = {};
+    for (int number = 0; number < gb_type_count(); number++) {
+        for (int64_t n_expert_used : {0, 2}) {
+            gb_get_type_info(number, &type);
+            gb_mul_mat_params params = mul_mat_params(device, layout, number);
+            params.e                 = n_expert_used > 0 ? 4 : 1;
+            params.n_expert_used     = n_expert_used;
+            int32_t supported        = 0;
+            if (type.mul_mat == 0 ||
+                (layout != nullptr && (gb_layout_supports(layout, number, params.k, params.n, params.e, n_expert_used,
+                                                          &supported) != GB_OK ||
+                                       supported == 0))) {
+                continue;
+            }
+            gb_timer *  timer  = nullptr;
+            const int   status = gb_mul_mat_new(&params, &timer);
+            std::string what   = std::string(device) + " " + (layout == nullptr ? "-" : layout) + " " + type.name +
+                                 (n_expert_used > 0 ? " MUL_MAT_ID" : " MUL_MAT");
+            if (status == GB_OK) {
+                gb_mul_mat_info info = {};
+                check(gb_mul_mat_get_info(timer, &info) == GB_OK && info.n_copies >= 1, what + " has a set");
+                std::vector<float> tile(static_cast<size_t>(info.tile_rows * params.k));
+                check(gb_mul_mat_read(timer, GB_MUL_MAT_TILE, tile.data(),
+                                      static_cast<int64_t>(tile.size() * sizeof(float))) == GB_OK,
+                      what + " shows its tile");
+                check(gb_mul_mat_read(timer, GB_MUL_MAT_DST, tile.data(), 1) == GB_INVALID,
+                      what + " refuses a wrong size");
+            }
+            check_timer(what, status, timer);
+        }
+    }
+}
+
+void test_refusals() {
+    gb_timer *        timer  = nullptr;
+    gb_mul_mat_params params = mul_mat_params("CPU", nullptr, 2);
+    params.k                 = 100;
+    check(gb_mul_mat_new(&params, &timer) == GB_INVALID, "a row of broken blocks is refused");
+    params   = mul_mat_params("CPU", nullptr, 0);
+    params.k = params.n = int64_t{1} << 40;
+    check(gb_mul_mat_new(&params, &timer) == GB_INVALID, "a size beyond 64 bits is refused");
+    params = mul_mat_params("CPU", nullptr, 24);
+    check(gb_mul_mat_new(&params, &timer) == GB_UNSUPPORTED, "a type without a kernel is refused");
+    check(gb_mul_mat_new(nullptr, &timer) == GB_INVALID, "no parameters are refused");
+    check(gb_timer_run(nullptr, 1, nullptr) == GB_INVALID, "no timer is refused");
+    gb_layer_rest_params rest = layer_rest_params("CPU", true);
+    rest.n_kv                 = 1;
+    check(gb_layer_rest_new(&rest, &timer) == GB_INVALID, "a cache that is too small is refused");
+    check(gb_boundary_new("CPU", 64, 1, 0, 1, &timer) == GB_INVALID, "the CPU has no boundary with itself");
+    check(gb_transfer_new("CPU", 1, 1, 64, &timer) == GB_UNSUPPORTED, "no pinned memory on the CPU");
+    check(gb_rpc_add("nowhere", nullptr, 0) == GB_INVALID, "an endpoint without a port is refused");
+    gb_timer_free(nullptr);
+}
+
+void test_timers(const char * device) {
+    const std::string name  = device;
+    gb_timer *        timer = nullptr;
+    check_timer(name + " launch", gb_launch_new(device, 1, &timer), timer);
+    check_timer(name + " device to host", gb_transfer_new(device, 0, 0, 5000, &timer), timer);
+    check_timer(name + " host to device", gb_transfer_new(device, 1, 0, 5000, &timer), timer);
+    for (bool flash_attn : {true, false}) {
+        const gb_layer_rest_params params = layer_rest_params(device, flash_attn);
+        check_timer(name + " rest of a layer", gb_layer_rest_new(&params, &timer), timer);
+    }
+}
+
+void test_two_devices(const char * device) {
+    gb_timer * timer = nullptr;
+    for (int32_t on_cpu : {0, 1}) {
+        check_timer("boundary", gb_boundary_new(device, 4096, 3, on_cpu, 1, &timer), timer);
+    }
+    gb_mul_mat_params    params = mul_mat_params("CPU", nullptr, 2);
+    gb_contention_result result = {};
+    check(gb_contention(device, &params, 1 << 16, 0.1, &result) == GB_OK && result.cpu_alone > 0.0 &&
+              result.link_alone > 0.0 && result.cpu_with_link > 0.0 && result.link_with_cpu > 0.0,
+          "contention");
+}
+
+//
+// an RPC server to have a second device
+//
+
+int free_port() {
+    const int   listener = socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address  = {};
+    socklen_t   size     = sizeof address;
+    address.sin_family   = AF_INET;
+    inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
+    bind(listener, reinterpret_cast<sockaddr *>(&address), sizeof address);
+    getsockname(listener, reinterpret_cast<sockaddr *>(&address), &size);
+    close(listener);
+    return ntohs(address.sin_port);
+}
+
+bool answers(int port) {
+    sockaddr_in address = {};
+    address.sin_family  = AF_INET;
+    address.sin_port    = htons(static_cast<uint16_t>(port));
+    inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
+    const int  connection = socket(AF_INET, SOCK_STREAM, 0);
+    const bool connected  = connect(connection, reinterpret_cast<sockaddr *>(&address), sizeof address) == 0;
+    close(connection);
+    return connected;
+}
+
+} // namespace
+
+int main() {
+    const int         port     = free_port();
+    const std::string endpoint = "127.0.0.1:" + std::to_string(port);
+    const pid_t       server   = fork(); // before any thread exists
+    if (server == 0) {
+        if (std::freopen("/dev/null", "w", stdout) != nullptr) {
+            gb_rpc_serve(endpoint.c_str(), 1);
+        }
+        _exit(1);
+    }
+
+    test_library();
+    test_types_and_devices();
+    test_refusals();
+    for (const std::string & layout : layouts()) {
+        test_mul_mat("CPU", layout.c_str());
+    }
+    test_timers("CPU");
+
+    for (int i = 0; i < 500 && !answers(port); i++) {
+        usleep(10000);
+    }
+    char names[256];
+    check(gb_rpc_add(endpoint.c_str(), names, sizeof names) == GB_OK, "an RPC server is added");
+    test_mul_mat(names, nullptr);
+    test_timers(names);
+    test_two_devices(names);
+
+    kill(server, SIGKILL);
+    waitpid(server, nullptr, 0);
+    std::printf("%d failed\n", n_failed);
+    return n_failed == 0 ? 0 : 1;
+}
