@@ -1,16 +1,12 @@
 """The operators a real decode runs, read off llama.cpp's graph: the truth that operators.py must agree with.
 
-`cb_eval` of the context shows every node before it is computed (DESIGN 2.12). The decode happens in a child process
-(`python -m oallama.model.trace MODEL` prints JSON), because llama.cpp aborts on some files that no check foresees.
+`cb_eval` of the context shows every node before it is computed (DESIGN 2.12). The decode happens in a child process,
+because llama.cpp aborts on some files that no check foresees.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
-import signal
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +27,28 @@ class TracedOperator:
     shape: Shape
 
 
+def trace_operators(path: str, timeout_s: float = 600.0) -> tuple[TracedOperator, ...]:
+    """Every weight-bearing mul-mat of a one-token decode of the model at `path` on the CPU, in graph order.
+
+    Raises ModelFileError if the file is no good, or kills, stalls or is refused by llama.cpp; BridgeError if
+    llama-cpp-python is not the one this was written for.
+    """
+    from ggml_bridge.child import run_in_child
+    from ggml_bridge.errors import BridgeError as Failed
+    from ggml_bridge.errors import ChildDied, ChildTimeout
+
+    path = read_gguf(path).path
+    try:
+        rows = run_in_child("oallama.model.trace", {"path": path}, timeout_s=timeout_s)["operators"]
+    except (ChildDied, ChildTimeout) as error:
+        raise ModelFileError(f"{path} cannot be decoded, llama.cpp fails on it: {error}; try another file") from None
+    except ValueError as error:
+        raise ModelFileError(str(error)) from None
+    except Failed as error:
+        raise BridgeError(str(error)) from None
+    return tuple(TracedOperator(row["name"], row["op"], tuple(row["shape"])) for row in rows)
+
+
 class _Tensor(ctypes.Structure):
     """struct ggml_tensor of ggml 0.25.3, up to its name; `_check_layout` proves it before it is used."""
 
@@ -49,30 +67,6 @@ _Tensor._fields_ = [
     ("data", ctypes.c_void_p),
     ("name", ctypes.c_char * _MAX_NAME),
 ]
-
-
-def trace_operators(path: str, timeout_s: float = 600.0) -> tuple[TracedOperator, ...]:
-    """Every weight-bearing mul-mat of a one-token decode of the model at `path` on the CPU, in graph order.
-
-    Raises ModelFileError if the file is no good, or kills, stalls or is refused by llama.cpp.
-    """
-    path = read_gguf(path).path
-    command = [sys.executable, "-m", "oallama.model.trace", path]
-    try:
-        child = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise ModelFileError(
-            f"{path}: llama.cpp did not decode a token within {timeout_s:.0f} s; try a smaller model"
-        ) from None
-    if child.returncode == 0:
-        return tuple(TracedOperator(r["name"], r["op"], tuple(r["shape"])) for r in json.loads(child.stdout))
-    lines = [line.strip() for line in child.stderr.splitlines() if line.strip()]
-    reason = lines[-1] if lines else "it said nothing"
-    if child.returncode < 0:
-        how = f"llama.cpp was killed by {signal.Signals(-child.returncode).name} while running it"
-    else:
-        how = "llama.cpp cannot run it"
-    raise ModelFileError(f"{path}: {how} ({reason}); convert the model again, or use another file")
 
 
 def _check_layout(ggml: Any) -> None:
@@ -114,16 +108,26 @@ def _check_layout(ggml: Any) -> None:
         raise BridgeError("this llama.cpp lays its tensors out differently; install llama-cpp-python==0.3.36")
 
 
-def _decode_traced(path: str) -> list[TracedOperator]:
-    """Decode one token on the CPU and note every mul-mat that reads a weight. Runs in the child."""
-    import llama_cpp
-    from llama_cpp.llama_cpp import _lib as ggml  # a handle on libllama reaches the ggml libraries it is linked with
+#
+# the child's side
+#
 
+
+def _decode_traced(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
+    """Decode one token on the CPU and note every mul-mat that reads a weight. ValueError where llama.cpp refuses."""
+    from llama_cpp import llama_cpp as api
+
+    from ggml_bridge.library import check_installed_version, library_folder, soname
+    from oallama.device.native_log import native_log
+
+    check_installed_version()
+    ggml = ctypes.CDLL(str(library_folder() / soname("ggml-base")))  # the file that libllama is linked with
     _check_layout(ggml)
+    path = str(request["path"])
     weights = frozenset(tensor.name for tensor in read_gguf(path).tensors)
     traced: list[TracedOperator] = []
 
-    def on_node(node: int, ask: bool, user_data: int) -> bool:
+    def on_node(node: int, ask: bool, _user_data: int) -> bool:
         tensor = ctypes.cast(node, ctypes.POINTER(_Tensor)).contents
         op = ggml.ggml_op_name(tensor.op).decode()
         if ask and op in _MUL_MATS:
@@ -135,36 +139,40 @@ def _decode_traced(path: str) -> list[TracedOperator]:
                 traced.append(TracedOperator(name, op, (weight.ne[0], weight.ne[1], weight.ne[2])))
         return False  # never stop at a node
 
-    def on_log(level: int, text: bytes, user_data: int) -> None:
-        if level >= 4:  # errors and their continuations
-            sys.stderr.write(text.decode("utf-8", "replace"))
+    with native_log() as log:
 
-    log_callback = llama_cpp.llama_log_callback(on_log)
-    llama_cpp.llama_log_set(log_callback, ctypes.c_void_p())
-    llama_cpp.llama_backend_init()
-    model_params = llama_cpp.llama_model_default_params()
-    model_params.n_gpu_layers = 0
-    model_params.use_extra_bufts = False  # names and order are the same without repacking the weights
-    model = llama_cpp.llama_model_load_from_file(path.encode(), model_params)
-    if not model:
-        raise SystemExit("llama.cpp refuses the file")
-    params = llama_cpp.llama_context_default_params()
-    params.n_ctx, params.n_batch, params.n_ubatch = 32, 32, 32
-    params.n_threads = params.n_threads_batch = 1
-    params.offload_kqv, params.op_offload = False, False
-    params.cb_eval = llama_cpp.ggml_backend_sched_eval_callback(on_node)
-    context = llama_cpp.llama_init_from_model(model, params)
-    if not context:
-        raise SystemExit("llama.cpp cannot make a context for it")
-    batch = llama_cpp.llama_batch_get_one((llama_cpp.llama_token * 1)(0), 1)
-    if llama_cpp.llama_model_has_encoder(model) and llama_cpp.llama_encode(context, batch):
-        raise SystemExit("llama.cpp cannot encode a token")
-    if llama_cpp.llama_model_has_decoder(model) and llama_cpp.llama_decode(context, batch):
-        raise SystemExit("llama.cpp cannot decode a token")
-    llama_cpp.llama_free(context)
-    llama_cpp.llama_model_free(model)
-    return traced
+        def refused(doing: str) -> ValueError:
+            return ValueError(
+                f"{path} cannot be decoded, llama.cpp refuses {doing}: {log.reason() or 'no reason given'}"
+            )
+
+        no_devices = (ctypes.c_void_p * 1)(None)
+        model_params = api.llama_model_default_params()
+        model_params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
+        model_params.n_gpu_layers = 0
+        model_params.use_extra_bufts = False  # names and order are the same without repacking the weights
+        model = api.llama_model_load_from_file(path.encode(), model_params)
+        if not model:
+            raise refused("to load it")
+        params = api.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = 32
+        params.n_threads = params.n_threads_batch = 1
+        params.offload_kqv = params.op_offload = False
+        params.cb_eval = api.ggml_backend_sched_eval_callback(on_node)
+        context = api.llama_init_from_model(model, params)
+        if not context:
+            raise refused("to make a context for it")
+        batch = api.llama_batch_get_one((api.llama_token * 1)(0), 1)
+        if api.llama_model_has_encoder(model) and api.llama_encode(context, batch):
+            raise refused("to encode a token")
+        if api.llama_model_has_decoder(model) and api.llama_decode(context, batch):
+            raise refused("to decode a token")
+        api.llama_free(context)
+        api.llama_model_free(model)
+    return {"operators": [asdict(operator) for operator in traced]}
 
 
 if __name__ == "__main__":
-    print(json.dumps([asdict(operator) for operator in _decode_traced(sys.argv[1])]))
+    from ggml_bridge.child import child_main
+
+    child_main(_decode_traced)
