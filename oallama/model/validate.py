@@ -66,6 +66,7 @@ _LAYER_COUNTS: tuple[tuple[str, int], ...] = (
 )
 
 _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon", "attention.group_norm_epsilon")
+_WITHOUT_ROPE = frozenset({"glm5-next", "kimi-linear", "kimi-k3"})  # latent attention that turns nothing
 _ROPE_SCALING = ("none", "linear", "yarn", "longrope")
 
 
@@ -185,12 +186,26 @@ def _heads(gguf: GgufFile, h: Hyperparameters) -> None:
         raise fault(gguf.path, where, f"{most} heads of width {width} are more than llama.cpp can count")
     if most and not h.n_embd_head_k:
         raise fault(gguf.path, where, f"{most} heads do not fit an embedding of {h.n_embd}")
-    rope = number(gguf, "rope.dimension_count")
-    if most and (rope > width or rope % 2):
+    rope = number(gguf, "rope.dimension_count", 2)
+    if most and (rope > width or rope % 2 or (rope == 0 and gguf.arch not in _WITHOUT_ROPE)):
         at = _offset(gguf, "rope.dimension_count")
-        raise fault(
-            gguf.path, at, f"rope turns {rope} dimensions of heads {width} wide, which must be an even part of them"
-        )
+        message = f"rope turns {rope} dimensions of heads {width} wide, which must be an even part of them"
+        raise fault(gguf.path, at, message)
+    _latent_attention(gguf, h)
+
+
+def _latent_attention(gguf: GgufFile, h: Hyperparameters) -> None:
+    """MLA's cache shapes, which llama.cpp asserts while it builds the graph: one KV head as wide as latent and rope
+    when attn_k_b and attn_v_b are absorbed (deepseek2), as many KV heads as heads when they are not (minicpm3)."""
+    where = _offset(gguf, "attention.head_count_kv")
+    if gguf.arch == "minicpm3" and h.n_head_kv != h.n_head:
+        message = f"minicpm3 needs as many KV heads as heads, not {max(h.n_head_kv)} for {max(h.n_head)}"
+        raise fault(gguf.path, where, message)
+    if gguf.arch == "deepseek2" and number(gguf, "attention.key_length_mla"):
+        latent = number(gguf, "attention.kv_lora_rank") + number(gguf, "rope.dimension_count")
+        if set(h.n_head_kv) != {1} or h.n_embd_head_k != latent:
+            message = f"latent attention needs one KV head {latent} wide, not {max(h.n_head_kv)} of {h.n_embd_head_k}"
+            raise fault(gguf.path, where, message)
 
 
 def _experts(gguf: GgufFile, h: Hyperparameters) -> None:

@@ -137,13 +137,12 @@ class _Shapes:
     def n_ff(self, layer: int) -> int:
         return self.h.n_ff[layer] * (2 if self.arch in _FUSED_GATE_UP else 1)
 
-    def n_ff_exp(self, layer: int) -> int | None:
-        """Of one routed expert. llama and granite take it from feed_forward_length; others divide that where it is all
-        they have."""
+    def n_ff_exp(self, layer: int) -> int:
+        """Of one routed expert; qwen's and deepseek's have their own, or share the dense one among those used."""
         h = self.h
-        if self.arch in ("llama", "granite", "granitemoe", "mistral3"):
+        if not self.arch.startswith(("qwen", "deepseek")):
             return h.n_ff[layer]
-        return h.n_ff_exp[layer] or h.n_ff[layer] // h.n_expert_used[layer]
+        return h.n_ff_exp[layer] or h.n_ff[layer] // max(h.n_expert_used[layer], 1)
 
 
 _BY_ROLE: dict[str, Callable[[_Shapes, int], tuple[int | None, ...]]] = {
@@ -162,6 +161,7 @@ _BY_ROLE: dict[str, Callable[[_Shapes, int], tuple[int | None, ...]]] = {
     "ffn_up": lambda s, i: (s.h.n_embd, s.n_ff(i)),
     "ffn_down": lambda s, i: (s.h.n_ff[i], s.h.n_embd),
     "ffn_gate_inp": lambda s, i: (s.h.n_embd, s.h.n_expert),
+    "ffn_gate_up_exps": lambda s, i: (s.h.n_embd, 2 * s.n_ff_exp(i), s.h.n_expert),
     "ffn_gate_exps": lambda s, i: (s.h.n_embd, s.n_ff_exp(i), s.h.n_expert),
     "ffn_up_exps": lambda s, i: (s.h.n_embd, s.n_ff_exp(i), s.h.n_expert),
     "ffn_down_exps": lambda s, i: (s.n_ff_exp(i), s.h.n_embd, s.h.n_expert),
