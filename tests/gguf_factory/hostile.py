@@ -1,4 +1,4 @@
-"""The hostile corpus: files made by hand that stock llama.cpp refuses, dies on or hangs on, and the error ours must give."""
+"""The hostile corpus: files made by hand that stock llama.cpp refuses, dies on or hangs on, and what ours must say."""
 
 from __future__ import annotations
 

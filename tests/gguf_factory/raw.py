@@ -1,4 +1,4 @@
-"""A GGUF as loose parts, each of which may lie: the material of the hostile files. Written byte by byte, by no library."""
+"""A GGUF as loose parts, each of which may lie: what hostile files are made of. Written byte by byte, by no library."""
 
 from __future__ import annotations
 
@@ -59,10 +59,9 @@ class RawTensor:
     def header(self, offset: int) -> bytes:
         n_dims = len(self.shape) if self.n_dims is None else self.n_dims
         length = len(self.name) if self.name_length is None else self.name_length
-        return b"".join(
-            [u64(length), self.name, u32(n_dims), *(u64(extent) for extent in self.shape), u32(self.type_id)]
-            + [u64(offset if self.offset is None else self.offset)]
-        )
+        shape = b"".join(u64(extent) for extent in self.shape)
+        place = offset if self.offset is None else self.offset
+        return u64(length) + self.name + u32(n_dims) + shape + u32(self.type_id) + u64(place)
 
 
 @dataclass

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from make_model import add_byte_bpe, random_blocks
 
-from gguf_factory.architectures import ARCHITECTURES, Kind, Sizes
+from gguf_factory.architectures import ARCHITECTURES
+from gguf_factory.parts import Kind, Sizes
 
 __all__ = ["ARCHITECTURES", "write_gguf"]
 
