@@ -1,0 +1,79 @@
+"""The static operator list against the graph of a real decode in stock llama.cpp, for all that the factory writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_factory import ARCHITECTURES, hostile, write_gguf, write_llama_shape
+
+from oallama.core.errors import ModelFileError
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.gguf_types import MUL_MAT_TYPES
+from oallama.model.operators import operators
+from oallama.model.trace import TracedOperator, trace_operators
+
+
+def static(path: Path) -> tuple[TracedOperator, ...]:
+    return tuple(TracedOperator(o.name, o.op, o.shape) for o in operators(read_gguf(path)))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_the_static_list_is_the_traced_one(arch: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", arch, n_layer=3)
+    assert static(path) == trace_operators(str(path))
+
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("gemma3", {"gemma3.attention.sliding_window": None}),
+    ("gemma2", {"gemma2.attention.sliding_window": None}),
+    ("olmo2", {"olmo2.attention.sliding_window": 64, "olmo2.attention.sliding_window_pattern": 4}),
+    ("gptneox", {"gptneox.use_parallel_residual": False}),
+    ("lfm2", {"lfm2.attention.sliding_window": 64}),
+]
+
+
+@pytest.mark.parametrize(("arch", "metadata"), VARIANTS, ids=[arch for arch, _ in VARIANTS])
+def test_metadata_that_change_the_graph_change_the_list(arch: str, metadata: dict[str, Any], tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", arch, metadata=metadata)
+    assert static(path) == trace_operators(str(path))
+
+
+WRITABLE = sorted(MUL_MAT_TYPES - {"Q2_0"})  # gguf 0.19 cannot write Q2_0
+
+
+@pytest.mark.parametrize("weight_type", WRITABLE)
+def test_every_type_that_passes_validation_decodes(weight_type: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama-tied", weight_type=weight_type, n_layer=1)
+    assert static(path) == trace_operators(str(path))
+    assert {o.type for o in operators(read_gguf(path))} == {weight_type}
+
+
+def test_a_split_model_is_traced_whole(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", split_max_tensors=5)
+    assert static(path) == trace_operators(str(path))
+
+
+def test_the_synthetic_llama(tmp_path: Path) -> None:
+    path = write_llama_shape(tmp_path / "model.gguf", 3, 512, 1024, 8, 2, 300, "Q4_K")
+    assert static(path) == trace_operators(str(path))
+    moe = write_llama_shape(tmp_path / "moe.gguf", 2, 256, 512, 4, 2, 300, "Q4_0", n_expert=4)
+    assert static(moe) == trace_operators(str(moe))
+
+
+def test_what_llama_cpp_refuses_is_a_model_file_error(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", metadata={"llama.rope.dimension_count": 32})
+    with pytest.raises(ModelFileError, match="invalid n_rot"):
+        trace_operators(str(path))
+
+
+def test_a_hostile_file_does_not_reach_llama_cpp(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match="is of type F64, which"):
+        trace_operators(str(hostile(tmp_path / "model.gguf", "weights F64")))
+
+
+def test_a_decode_without_end_is_ended(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama")
+    with pytest.raises(ModelFileError, match=r"no answer within 0\.01 s"):
+        trace_operators(str(path), timeout_s=0.01)

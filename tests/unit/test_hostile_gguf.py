@@ -1,0 +1,132 @@
+"""Files made to hurt: each is refused with the right sentence, and nothing made of a sound file does anything worse."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf_factory import HOSTILE, hostile
+from gguf_factory.hostile_files import split_llama
+from gguf_factory.raw import tiny_llama
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oallama.core.errors import ModelFileError
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.hyperparameters import model_info
+from oallama.model.operators import operators
+
+REMEDIES = (
+    "download it again", "get it again from a source you trust", "convert the model again", "name a", "name the",
+    "name it like", "put it beside this file", "use parts of one and the same model", "check the path",
+    "copy the model",
+)  # fmt: skip
+
+
+def test_the_file_that_all_are_made_of_is_sound(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_llama().encode())
+    assert len(operators(read_gguf(path))) == 8
+    assert len(operators(read_gguf(split_llama(tmp_path / "split.gguf")))) == 8
+
+
+def test_there_are_enough_of_them() -> None:
+    assert len(HOSTILE) > 150
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_file_is_refused(kind: str, tmp_path: Path) -> None:
+    path = hostile(tmp_path / "model.gguf", kind)
+    with pytest.raises(ModelFileError) as caught:
+        read_gguf(path)
+    message = str(caught.value)
+    assert HOSTILE[kind] in message
+    assert message.startswith(str(tmp_path)), "the file first"
+    assert message.isprintable(), "one line, no control characters"
+    assert any(remedy in message.rpartition(";")[2] for remedy in REMEDIES), "the remedy last"
+    if path.is_file() and "missing" not in kind:
+        assert re.search(r"\(at byte \d+\)", message)
+
+
+def test_what_it_costs_does_not_follow_what_the_file_claims(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_llama().encode())
+    sound = calls_made(lambda: read_gguf(path))
+    for kind in ("array of 2^28 strings", "string of 2 GiB", "4 GiB of zeros", "tensor count 2^64-1", "2^32-1 blocks"):
+        giant = hostile(tmp_path / f"{kind.replace(' ', '_')}.gguf", kind)
+        assert calls_made(lambda giant=giant: refused(giant)) < 2 * sound, kind  # type: ignore[misc]
+
+
+def refused(path: Path) -> None:
+    with pytest.raises(ModelFileError):
+        read_gguf(path)
+
+
+def calls_made(work: Callable[[], Any]) -> int:
+    """Functions called, a measure of work that no busy machine changes."""
+    count = 0
+
+    def on_event(_frame: Any, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(on_event)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+SOUND = tiny_llama().encode()
+HEAD = len(tiny_llama().head())
+CALLS_ALLOWED = 60_000
+
+edits = st.lists(
+    st.tuples(st.integers(0, HEAD - 1), st.one_of(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]), st.integers(0, 255))),
+    max_size=6,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(edits=edits, cut=st.one_of(st.none(), st.integers(0, len(SOUND))))
+def test_any_damage_is_read_or_refused(edits: list[tuple[int, int]], cut: int | None) -> None:
+    damaged = bytearray(SOUND)
+    for position, byte in edits:
+        damaged[position] = byte
+    read_or_refuse(bytes(damaged[:cut]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(start=st.integers(0, HEAD), length=st.integers(0, 64), inserted=st.binary(max_size=64))
+def test_any_replaced_run_is_read_or_refused(start: int, length: int, inserted: bytes) -> None:
+    read_or_refuse(SOUND[:start] + inserted + SOUND[start + length :])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=400))
+def test_any_bytes_after_the_magic_are_read_or_refused(tail: bytes) -> None:
+    read_or_refuse(b"GGUF\x03\0\0\0" + tail)
+
+
+def read_or_refuse(raw: bytes) -> None:
+    """Read to the end what can be read; anything raised but ModelFileError, or endless work, fails the test."""
+
+    def work() -> None:
+        try:
+            found = read_gguf(path)
+        except ModelFileError as error:
+            assert str(error).isprintable()
+            return
+        model_info(found)
+        assert operators(found)
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "model.gguf"
+        path.write_bytes(raw)
+        assert calls_made(work) < CALLS_ALLOWED
