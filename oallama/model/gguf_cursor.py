@@ -68,15 +68,16 @@ class Cursor:
     def skip_strings(self, n: int, what: str) -> None:
         """Step over n strings, checking each length: the hot loop of a large vocabulary."""
         unpack = struct.Struct("<Q").unpack_from
-        position, buffer, loaded, size = self.position, self.buffer, len(self.buffer), self.size
+        position, buffer, last, size = self.position, self.buffer, len(self.buffer) - 8, self.size
         for _ in range(n):
-            if position + 8 > loaded:
+            if position > last:
                 buffer = self.load(position + 8, what)
-                loaded = len(buffer)
+                last = len(buffer) - 8
             (length,) = unpack(buffer, position)
-            if length > size - position - 8:
+            end = position + 8 + length
+            if end > size:
                 message = f"a string in {what} claims {length} bytes, more than the file has left"
                 raise fault(self.path, position, message, DOWNLOAD_AGAIN)
-            position += 8 + length
+            position = end
         self.load(position, what)
         self.position = position

@@ -162,7 +162,8 @@ def _decode_traced(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
         context = api.llama_init_from_model(model, params)
         if not context:
             raise refused("to make a context for it")
-        batch = api.llama_batch_get_one((api.llama_token * 1)(0), 1)
+        token = (api.llama_token * 1)(0)  # the batch points to it
+        batch = api.llama_batch_get_one(token, 1)
         if api.llama_model_has_encoder(model) and api.llama_encode(context, batch):
             raise refused("to encode a token")
         if api.llama_model_has_decoder(model) and api.llama_decode(context, batch):

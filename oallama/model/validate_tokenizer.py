@@ -48,21 +48,26 @@ def _array(gguf: GgufFile, name: str, allowed: tuple[str, ...]) -> GgufArray | N
 
 
 def _check_tokens(gguf: GgufFile, tokens: GgufArray, types: GgufArray | None, byte_tokens: bool) -> None:
-    """No token twice, as llama.cpp sees them: cut at a zero byte, and an empty one named after its place."""
-    seen: set[bytes] = set()
-    for i, raw in enumerate(tokens.raw_strings()):
-        text = raw if raw and raw.find(b"\0") < 0 else raw.split(b"\0", 1)[0] or b"[EMPTY_%d]" % i
-        if text in seen:
-            raise fault(
-                gguf.path, tokens.offset, f"token {i}, {quoted(text)}, is in the vocabulary twice", CONVERT_AGAIN
-            )
-        seen.add(text)
+    distinct = set(tokens.raw_strings())
+    if len(distinct) < len(tokens) or b"" in distinct or any(b"\0" in token for token in distinct):
+        _check_doubles(gguf, tokens)
     if byte_tokens and types is not None:
         values = types.values
         for i, raw in enumerate(tokens.raw_strings()):
             if values[i] == _BYTE_TOKEN_TYPE and not _BYTE_TOKEN.fullmatch(raw):
                 message = f"token {i} is a byte token but reads {quoted(raw)} instead of <0x00> to <0xFF>"
                 raise fault(gguf.path, tokens.offset, message)
+
+
+def _check_doubles(gguf: GgufFile, tokens: GgufArray) -> None:
+    """No token twice, as llama.cpp sees them: cut at a zero byte, and an empty one named after its place."""
+    seen: set[bytes] = set()
+    for i, raw in enumerate(tokens.raw_strings()):
+        text = raw.split(b"\0", 1)[0] or b"[EMPTY_%d]" % i
+        if text in seen:
+            message = f"token {i}, {quoted(text)}, is in the vocabulary twice"
+            raise fault(gguf.path, tokens.offset, message, CONVERT_AGAIN)
+        seen.add(text)
 
 
 def _check_special_ids(gguf: GgufFile) -> None:
