@@ -28,6 +28,7 @@ from oallama.place.oato import AffinityRule, affinities
 from oallama.place.record import n_gpu_layers, placements, plan_record
 
 if TYPE_CHECKING:
+    from oallama.device.load_params import FlashAttention
     from oallama.model.memory import ProbeRequest, ProbeResult
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
@@ -51,6 +52,9 @@ class Placer:
         gpu_weights: float | None = None,
         threads: int | None = None,
         profile: Profile | None = None,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        flash_attn: FlashAttention = "auto",
     ) -> None:
         if not 0 < vram_fill <= 1:
             raise UsageError(f"--vram-fill is {vram_fill:g}; give a share above 0 and up to 1")
@@ -66,6 +70,7 @@ class Placer:
         self.vram_fill = vram_fill
         self.gpu_weights = gpu_weights
         self.threads = threads or default_threads()
+        self._context: dict[str, Any] = {"type_k": type_k, "type_v": type_v, "flash_attn": flash_attn}
         self._profile = profile
         self._graph: Graph = build_graph(model, self.operators, tensor_names)
         self._probes: dict[ProbeRequest, ProbeResult] = {}
@@ -80,6 +85,9 @@ class Placer:
         gpu_weights: float | str | None = None,
         threads: int | None = None,
         profile: Profile | str | os.PathLike[str] | None = None,
+        type_k: str = "f16",
+        type_v: str = "f16",
+        flash_attn: FlashAttention = "auto",
     ) -> Placer:
         """Read and check a GGUF; no native code sees it yet.
 
@@ -104,6 +112,9 @@ class Placer:
             gpu_weights=_parsed(parse_share, gpu_weights, "--gpu-weights"),
             threads=threads,
             profile=_read_profile(profile) if isinstance(profile, str | os.PathLike) else profile,
+            type_k=type_k,
+            type_v=type_v,
+            flash_attn=flash_attn,
         )
 
     def profile(self, progress: bool = True, refresh: bool = False, tokens: Sequence[int] = (1, 32, 512)) -> Profile:
@@ -217,7 +228,7 @@ class Placer:
             self.threads,
             operators=self.operators,
             tensor_names=self.tensor_names,
-            **options,
+            **{**self._context, **options},
         )
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
@@ -258,6 +269,7 @@ class Placer:
             if on_device
             else (),
             n_threads=self.threads,
+            **self._context,
         )
         if request not in self._probes:
             self._probes[request] = probe_memory(request)

@@ -61,8 +61,8 @@ class PlacementOptions:
         """The same, on `device` where none was asked for."""
         return self if self.device is not None else replace(self, device=device)
 
-    def load(self, model: str, profile: str | None = None) -> Placer:
-        """Read the model and make its Placer."""
+    def load(self, model: str, profile: str | None = None, engine: EngineOptions | None = None) -> Placer:
+        """Read the model and make its Placer, for the KV cache and attention that `engine` asks for."""
         from oallama.placer import Placer
 
         return Placer.load(
@@ -73,6 +73,7 @@ class PlacementOptions:
             gpu_weights=self.gpu_weights,
             threads=self.threads,
             profile=profile,
+            **(engine.for_placer() if engine else {}),
         )
 
 
@@ -89,7 +90,13 @@ class EngineOptions:
 
     def for_engine(self) -> dict[str, Any]:
         """Keywords of Engine."""
-        names = ("n_ctx", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn")
+        return self._given("n_ctx", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn")
+
+    def for_placer(self) -> dict[str, Any]:
+        """Keywords of Placer.load."""
+        return self._given("type_k", "type_v", "flash_attn")
+
+    def _given(self, *names: str) -> dict[str, Any]:
         return given(**{name: getattr(self, name) for name in names})
 
 

@@ -139,8 +139,8 @@ def prepare(
         from oallama.plan.plan import Plan
 
         plan = Plan.load(plan_file)
-        return placement.on(plan.device).load(model or plan.record.model_path, profile), plan
-    placer = placement.load(model or default_model(), profile)
+        return placement.on(plan.device).load(model or plan.record.model_path, profile, engine), plan
+    placer = placement.load(model or default_model(), profile, engine)
     n_prompt = prompt_bytes // BYTES_PER_TOKEN + 1
     n_ctx = engine.n_ctx
     if n_ctx is None and placer.workload(n_prompt, n_gen).n_ctx < prompt_bytes // LEAST_BYTES_PER_TOKEN + n_gen:
