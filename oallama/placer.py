@@ -25,11 +25,18 @@ from oallama.place.baselines import Placed
 from oallama.place.decide import Decision, LoadBytes, Problem, decide, decide_as_given
 from oallama.place.fill import FillRule
 from oallama.place.oato import AffinityRule, affinities
-from oallama.place.record import n_gpu_layers, placements, plan_record
+from oallama.place.record import (
+    n_gpu_layers,
+    placed_as_named,
+    placed_by_plan,
+    placements,
+    plan_record,
+    unmeasured_cpu_record,
+)
 
 if TYPE_CHECKING:
-    from oallama.device.load_params import FlashAttention
-    from oallama.model.memory import ProbeRequest, ProbeResult
+    from oallama.device.load_params import FlashAttention, LoadSettings
+    from oallama.model.memory import ProbeResult
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
 
@@ -73,7 +80,7 @@ class Placer:
         self._context: dict[str, Any] = {"type_k": type_k, "type_v": type_v, "flash_attn": flash_attn}
         self._profile = profile
         self._graph: Graph = build_graph(model, self.operators, tensor_names)
-        self._probes: dict[ProbeRequest, ProbeResult] = {}
+        self._probes: dict[LoadSettings, ProbeResult] = {}
 
     @classmethod
     def load(
@@ -180,6 +187,24 @@ class Placer:
             self._decide(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), "mixed", affinity, fill)
         )
 
+    @property
+    def has_device(self) -> bool:
+        """Whether there is a device to place on. Raises BridgeError, as `auto` looks for one."""
+        if self.device.kind != "auto":
+            return self.device.kind != "none"
+        from oallama.device.opening import first_gpu, list_devices
+
+        return first_gpu(list_devices()) is not None
+
+    def cpu_plan(self, n_prompt: int = 512, n_gen: int = 128, n_ctx: int | None = None, n_ubatch: int = 512) -> Plan:
+        """Everything on the CPU, without measuring anything: such a plan predicts nothing."""
+        from oallama.plan.plan import Plan
+
+        load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
+        nothing = placed_as_named(self.model, self.operators, (), 0)
+        taken = self._probe(load, nothing)
+        return Plan(unmeasured_cpu_record(self.model, self.operators, load, taken.weights_host))
+
     def plan_of(
         self,
         on_device: Iterable[str],
@@ -194,16 +219,7 @@ class Placer:
 
         Raises UsageError for unknown names or an operator in a layer that is not on the device.
         """
-        chosen = frozenset(on_device)
-        unknown = chosen - {operator.name for operator in self.operators}
-        if unknown:
-            raise UsageError(f"{self.model.path} has no operator {min(unknown)!r}; `oallama inspect` lists them")
-        first = self.model.n_layer + 1 - gpu_layers
-        for operator in self.operators:
-            layer = self.model.n_layer if operator.layer is None else operator.layer
-            if operator.name in chosen and layer < first:
-                raise UsageError(f"{operator.name} is in a layer that -ngl {gpu_layers} leaves on the host; raise it")
-        placed = Placed(tuple(operator.name in chosen for operator in self.operators), first, 0, True, 0.0)
+        placed = placed_as_named(self.model, self.operators, on_device, gpu_layers)
         return self._plan_of(decide_as_given(self._problem(), placed, self.workload(n_prompt, n_gen, n_ctx), policy))
 
     def _plan_of(self, decision: Decision) -> Plan:
@@ -221,6 +237,9 @@ class Placer:
         """
         from oallama.run.engine import Engine
 
+        if not options:  # what verified the plan need not be asked again
+            settings = self._settings(plan.workload, placed_by_plan(self.model.n_layer, plan.record))
+            options["probed"] = self._probes.get(settings)
         return Engine(
             self.model,
             plan,
@@ -253,27 +272,32 @@ class Placer:
             self.operators, self._graph, self.profile(), self._probe, self.vram, self.vram_fill, self.gpu_weights
         )
 
-    def _probe(self, load: Workload, placed: Placed) -> LoadBytes:
-        """What a no_alloc load says of a placement; asked once per placement."""
-        from oallama.model.memory import ProbeRequest, probe_memory
+    def _settings(self, load: Workload, placed: Placed) -> LoadSettings:
+        """How the engine would load a placement."""
+        from oallama.device.load_params import LoadSettings
         from oallama.plan.patterns import host_patterns
 
         on_device = placed.first_device_layer <= self.model.n_layer
-        request = ProbeRequest(
+        where = placements(self.operators, placed)
+        return LoadSettings(
             path=self.model.path,
             device=str(self.device) if on_device else "none",
             n_ctx=load.n_ctx,
             n_ubatch=load.n_ubatch,
             n_gpu_layers=n_gpu_layers(self.model.n_layer, placed),
-            host_patterns=host_patterns(self.operators, placements(self.operators, placed), self.tensor_names)
-            if on_device
-            else (),
+            host_patterns=host_patterns(self.operators, where, self.tensor_names) if on_device else (),
             n_threads=self.threads,
             **self._context,
         )
-        if request not in self._probes:
-            self._probes[request] = probe_memory(request)
-        result = self._probes[request]
+
+    def _probe(self, load: Workload, placed: Placed) -> LoadBytes:
+        """What a no_alloc load says of a placement; asked once per placement."""
+        from oallama.model.memory import probe_memory
+
+        settings = self._settings(load, placed)
+        if settings not in self._probes:
+            self._probes[settings] = probe_memory(settings)
+        result = self._probes[settings]
         return LoadBytes(
             weights_gpu=result.on_device("model"),
             weights_host=result.on_host("model"),

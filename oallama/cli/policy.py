@@ -52,6 +52,10 @@ class PolicyOptions:
     def given(self) -> bool:
         return self.policy is not None or self.n_gpu_layers is not None
 
+    def keeps_to_cpu(self, placer: Placer) -> bool:
+        """Whether nothing can go to a device, so that there is nothing to measure or to decide."""
+        return self.n_gpu_layers in (None, 0) and (self.policy == "cpu" or not placer.has_device)
+
     def plan(self, placer: Placer, n_prompt: int, n_gen: int, n_ctx: int | None, n_ubatch: int | None) -> Plan:
         """The placement that was asked for, `auto` where none was. Raises UsageError, DoesNotFit, and what the
         placer raises."""

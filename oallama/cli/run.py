@@ -16,6 +16,7 @@ from oallama.cli.options import (
     PlacementOptions,
     count,
     engine_options,
+    given,
     json_option,
     model_option,
     parsed,
@@ -145,6 +146,8 @@ def prepare(
     n_ctx = engine.n_ctx
     if n_ctx is None and placer.workload(n_prompt, n_gen).n_ctx < prompt_bytes // LEAST_BYTES_PER_TOKEN + n_gen:
         n_ctx = prompt_bytes // LEAST_BYTES_PER_TOKEN + n_gen + 1
+    if policy.keeps_to_cpu(placer):
+        return placer, placer.cpu_plan(n_prompt, n_gen, n_ctx, **given(n_ubatch=engine.n_ubatch))
     plan = policy.plan(placer, n_prompt, n_gen, n_ctx, engine.n_ubatch)
     for note in plan.record.extra.get("notes", ()):
         talk(f"note: {note}")

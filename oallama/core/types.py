@@ -269,7 +269,7 @@ class PlanRecord:
     operators: tuple[OperatorPlacement, ...]
     n_gpu_layers: int
     memory: MemoryLedger
-    predicted: Predicted
+    predicted: Predicted | None  # None: made without a profile
     token_assignment: tuple[tuple[int, int], ...] = ()  # (n_tokens, n_g)
     version: int = 1
     extra: dict[str, Any] = field(default_factory=dict)

@@ -35,6 +35,7 @@ SUM_TOLERANCE = 1e-9  # of gg + cg + cc, and of a fraction against a multiple of
 MAX_FILE_BYTES = 64 * 1024 * 1024
 
 _LEDGER_BYTES = ("limit", "weights_gpu", "weights_host", "kv", "compute", "staging", "spare")
+_PREDICTED = ("ttft_s", "tpot_s", "total_s")  # null without a profile
 _KEYS = {
     *("version", "model", "machine", "device", "policy", "workload", "operators"),
     *("token_assignment", "n_gpu_layers", "memory", "predicted"),
@@ -75,7 +76,7 @@ class Plan:
         return self.record.memory
 
     @property
-    def predicted(self) -> Predicted:
+    def predicted(self) -> Predicted | None:
         return self.record.predicted
 
     @property
@@ -112,7 +113,7 @@ class Plan:
             "token_assignment": [{"n_tokens": n, "n_g": n_g} for n, n_g in record.token_assignment],
             "n_gpu_layers": record.n_gpu_layers,
             "memory": asdict(record.memory),
-            "predicted": asdict(record.predicted),
+            "predicted": asdict(record.predicted) if record.predicted else dict.fromkeys(_PREDICTED),
         }
 
     @classmethod
@@ -150,7 +151,9 @@ class Plan:
                     fill=memory.number("fill"),
                     **{key: memory.whole(key) for key in _LEDGER_BYTES},
                 ),
-                predicted=Predicted(*(predicted.number(key) for key in ("ttft_s", "tpot_s", "total_s"))),
+                predicted=None
+                if all(predicted.is_null(key) for key in _PREDICTED)
+                else Predicted(*(predicted.number(key) for key in _PREDICTED)),
                 extra={key: value for key, value in reader.document.items() if key not in _KEYS},
             )
         )

@@ -55,6 +55,10 @@ class Reader:
             raise self._wrong(key, "a finite number")
         return number
 
+    def is_null(self, key: str) -> bool:
+        """Whether the value is there and null."""
+        return self._get(key) is None
+
     def _get(self, key: str) -> Any:
         if key not in self.document:
             raise PlanError(f"{self.source} has no {key!r}; it is not a plan that `oallama plan` wrote")

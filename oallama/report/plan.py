@@ -36,4 +36,5 @@ def plan_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[s
         f"({percent(on_device, total)}) and {whole} of {plural(len(record.operators), 'operator')} on the device"
     )
     notes = record.extra.get("notes", ())
-    return (place, predicted_text(record.predicted), *(printable_sentence(str(note)) for note in notes))
+    times = (predicted_text(record.predicted),) if record.predicted else ()
+    return (place, *times, *(printable_sentence(str(note)) for note in notes))

@@ -22,6 +22,7 @@ from oallama.core.types import (
     Predicted,
     Workload,
 )
+from oallama.place.record import unmeasured_cpu_record
 from oallama.plan.export import export_command
 from oallama.plan.plan import Plan
 from oallama.plan.split import split_units
@@ -238,3 +239,14 @@ def test_export_of_remote_and_host_only_plans() -> None:
     assert host_only[-4:] == ["--device", "none", "-ngl", "0"]
     with pytest.raises(PlanError, match="rpc-server"):
         export_command(Plan(record(device="rpc-worker:1")), OPERATORS, names)
+
+
+def test_a_plan_without_a_profile_predicts_nothing_and_survives_a_round_trip(tmp_path: Path) -> None:
+    operator = Operator("output.weight", None, "output", "MUL_MAT", "F16", (256, 1000, 1), 512_000, 1.0)
+    model = ModelInfo("m.gguf", "llama", "m", 2, 256, 512, 8, 2, 32, 32, 0, 0, 1000, 512, 1, ("m.gguf",), "f" * 64)
+    plan = Plan(unmeasured_cpu_record(model, [operator], Workload(8, 8, 256), 512_000))
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again.predicted is None
+    assert again.to_json()["predicted"] == {"ttft_s": None, "tpot_s": None, "total_s": None}
+    assert again.operators[0].cc == 1
