@@ -40,6 +40,10 @@ _NO_OUTPUT = frozenset(
 """Embedding models: a missing output.weight does not mean that the embedding is used as one."""
 
 
+_NO_CACHE = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+"""Diffusion models: like the embedding models, they attend without a cache, which takes k before v too."""
+
+
 def operators(gguf: GgufFile) -> tuple[Operator, ...]:
     """Every weight that a mul-mat of one decode reads, in graph order; a tied embedding once, at the end."""
     h = hyperparameters(gguf)
@@ -54,7 +58,7 @@ def operators(gguf: GgufFile) -> tuple[Operator, ...]:
 def _is_operator(role: TensorRole, h: Hyperparameters) -> bool:
     if role.suffix not in ("weight", "") or role.role not in MUL_MAT_ROLES:
         return False
-    return role.layer is None or role.layer < h.n_layer - h.n_layer_nextn
+    return role.layer is None or bool(role.side) or role.layer < h.n_layer - h.n_layer_nextn
 
 
 def _graph_position(gguf: GgufFile, role: TensorRole) -> tuple[int, int, float]:
@@ -68,10 +72,12 @@ def _graph_position(gguf: GgufFile, role: TensorRole) -> tuple[int, int, float]:
         place = LAYER_ORDER["attn_v"] - 0.5
     if role.role == "attn_output" and _output_after_ffn(gguf):
         place = len(LAYER_ORDER)
-    return (1 if role.role.startswith("enc.") else 2, role.layer, place)
+    return (1 if role.side == "enc" else 2, role.layer, place)
 
 
 def _k_before_v(gguf: GgufFile) -> bool:
+    if gguf.arch in _NO_OUTPUT | _NO_CACHE:
+        return True
     by_default = _SLIDING_WINDOW.get(gguf.arch)
     return by_default is not None and number(gguf, "attention.sliding_window", int(by_default)) > 0
 

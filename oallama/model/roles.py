@@ -20,6 +20,12 @@ class TensorRole:
     role: str
     suffix: str
 
+    @property
+    def side(self) -> str:
+        """enc or dec for the blocks of an encoder-decoder, else empty."""
+        side, _, rest = self.role.partition(".")
+        return side if rest and side in ("enc", "dec") and self.layer is not None else ""
+
 
 def tensor_role(name: str) -> TensorRole:
     """Split a tensor name; the blocks of an encoder-decoder keep `enc.` or `dec.` before their role."""
@@ -65,15 +71,13 @@ LAYER_ROLES = (
 )  # fmt: skip
 """Roles of weights inside blocks that a mul-mat reads, in the order llama.cpp 0.3.36 runs them in one layer."""
 
-_SIDE_ROLES = tuple(
-    f"{side}.{role}"
-    for side in ("enc", "dec")
-    for role in (
-        *("attn_q", "attn_v", "attn_k", "attn_o"),
-        *("cross_attn_q", "cross_attn_v", "cross_attn_k", "cross_attn_o"),
-        *("ffn_gate", "ffn_up", "ffn_down"),
-    )
-)
+_SIDE_ROLES = (
+    "enc.attn_q", "enc.attn_k", "enc.attn_v", "enc.attn_o", "enc.ffn_gate", "enc.ffn_up", "enc.ffn_down",
+    "dec.attn_q", "dec.attn_v", "dec.attn_k", "dec.attn_o",
+    "dec.cross_attn_q", "dec.cross_attn_k", "dec.cross_attn_v", "dec.cross_attn_o",
+    "dec.ffn_gate", "dec.ffn_up", "dec.ffn_down",
+)  # fmt: skip
+"""The same for an encoder-decoder: only attention with a growing cache takes v before k."""
 
 FIRST_ROLES = ("per_layer_model_proj", "altup_proj")
 LAST_ROLES = ("altup_unembd_proj", "output_hc_down", "output_hc_up", "output_hc_fn", "output")

@@ -36,7 +36,7 @@ def validate_tensors(gguf: GgufFile, h: Hyperparameters) -> None:
     layers: set[int] = set()
     for tensor in gguf.tensors:
         role = tensor_role(tensor.name)
-        if role.layer is not None:
+        if role.layer is not None and not role.side:
             layers.add(role.layer)
         _check_type(tensor, role)
         if role.role in MUL_MAT_ID_ROLES and role.suffix == "weight":
@@ -61,7 +61,10 @@ def _check_presence(gguf: GgufFile, h: Hyperparameters) -> None:
 
 
 def _check_layers(gguf: GgufFile, h: Hyperparameters, layers: set[int]) -> None:
-    """Blocks are numbered from 0 to block_count - 1, and each has something in it."""
+    """Blocks are numbered from 0 to block_count - 1, and each has something in it. (An encoder-decoder has two stacks,
+    which may differ in height: those are left to llama.cpp.)"""
+    if not layers and any(tensor_role(tensor.name).side for tensor in gguf.tensors):
+        return
     if layers and max(layers) >= h.n_layer:
         tensor = next(t for t in gguf.tensors if (tensor_role(t.name).layer or 0) >= h.n_layer)
         message = f"tensor {quoted(tensor.name)} is beyond the {h.n_layer} blocks the metadata state"

@@ -39,4 +39,5 @@ ARCHITECTURES: dict[str, Callable[[Sizes], Model]] = {
     "gpt-oss": other.gpt_oss,
     "lfm2": other.lfm2,
     "mamba2": other.mamba2,
+    "t5": other.t5,
 }

@@ -160,3 +160,37 @@ def mamba2(z: Sizes) -> Model:
     )
     del m.metadata["mamba2.attention.head_count_kv"]
     return m
+
+
+def t5(z: Sizes) -> Model:
+    """An encoder and a decoder, the decoder one layer lower."""
+    m = Model("t5", replace(z, n_head_kv=z.n_head))
+    m.rms()
+    m.embedding()
+    m.tensors = [tensor for tensor in m.tensors if tensor[0] != "output_norm.weight"]
+    for side, n_layer in (("enc", z.n_layer), ("dec", z.n_layer - 1)):
+        m.norm(f"{side}.output_norm")
+        for i in range(n_layer):
+            blk = f"{side}.blk.{i}"
+            for attention in ("attn",) if side == "enc" else ("attn", "cross_attn"):
+                m.norm(f"{blk}.{attention}_norm")
+                for role in "qkvo":
+                    m.matrix(f"{blk}.{attention}_{role}", z.n_embd, z.n_embd)
+            m.tensors.append((f"{blk}.attn_rel_b.weight", (z.n_head, 32), "state"))
+            m.norm(f"{blk}.ffn_norm")
+            for role, shape in {
+                "gate": (z.n_embd, z.n_ff),
+                "up": (z.n_embd, z.n_ff),
+                "down": (z.n_ff, z.n_embd),
+            }.items():
+                m.matrix(f"{blk}.ffn_{role}", *shape)
+    m.set(
+        decoder_block_count=z.n_layer - 1,
+        decoder_start_token_id=0,
+        **{
+            "attention.key_length": z.n_head_dim,
+            "attention.value_length": z.n_head_dim,
+            "attention.relative_buckets_count": 32,
+        },
+    )
+    return m
