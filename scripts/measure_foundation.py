@@ -19,6 +19,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,51 @@ def nmse(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.mean((a - b) ** 2) / np.mean(b**2))
 
 
+def stock_on_device(path: str, plan: Any, prompt: list[int], threads: int) -> np.ndarray:
+    """Logits of stock llama.cpp with the same operators on a worker of its own, told so name by name."""
+    import ctypes
+
+    import llama_cpp.llama_cpp as api
+
+    import ggml_bridge
+    from ggml_bridge.rpc import RpcServer
+
+    bridge = ggml_bridge.load()
+    with RpcServer(threads=1) as server:
+        (device,) = bridge.rpc_add(server.endpoint)
+        host = [p.name for p in plan.operators if p.gg == 0]
+
+        class Override(ctypes.Structure):
+            _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
+
+        overrides = (Override * (len(host) + 1))()
+        for entry, name in zip(overrides, host, strict=False):
+            entry.pattern, entry.buft = f"^{name}$".replace(".", "\\.").encode(), bridge.layout_buft("CPU")
+        devices = (ctypes.c_void_p * 2)(bridge.device_ptr(device), None)
+        params = api.llama_model_default_params()
+        params.devices = ctypes.cast(devices, ctypes.c_void_p)
+        params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+        params.n_gpu_layers = plan.n_gpu_layers
+        model = api.llama_model_load_from_file(path.encode(), params)
+        context_params = api.llama_context_default_params()
+        context_params.n_ctx = plan.workload.n_ctx
+        context_params.n_threads = context_params.n_threads_batch = threads
+        context = api.llama_init_from_model(model, context_params)
+        batch = api.llama_batch_init(len(prompt), 0, 1)
+        batch.n_tokens = len(prompt)
+        for i, token in enumerate(prompt):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, i, 1, 1
+            batch.seq_id[i][0] = 0
+        if api.llama_decode(context, batch) != 0:
+            raise SystemExit("stock llama.cpp could not decode")
+        n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model))
+        logits = np.ctypeslib.as_array(api.llama_get_logits(context), shape=(len(prompt), n_vocab)).copy()
+        api.llama_batch_free(batch)
+        api.llama_free(context)
+        api.llama_model_free(model)
+    return logits
+
+
 def measure_logits(args: argparse.Namespace) -> dict[str, Any]:
     import llama_cpp
 
@@ -131,7 +178,12 @@ def measure_logits(args: argparse.Namespace) -> dict[str, Any]:
         placed = placer.plan("oato", n_prompt=len(prompt), n_gen=1, fill="full")
         with placer.engine(placed) as engine:
             row["device_operators"] = sum(p.gg == 1 for p in placed.operators)
-            row["nmse_device_against_cpu"] = nmse(engine.logits(prompt), reference)
+            on_device = engine.logits(prompt)
+        # in a process of its own: ggml keeps asking the devices of a server that has ended
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            same = pool.submit(stock_on_device, path, placed, prompt, args.threads).result()
+        row["nmse_against_stock_same_device"] = nmse(on_device, same)
+        row["nmse_device_against_cpu"] = nmse(on_device, reference)
         results.append(row)
         print(row)
     return {"results": results}
