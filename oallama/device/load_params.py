@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from oallama.core.errors import BridgeError, DeviceError, UsageError
+from oallama.core.errors import BridgeError, UsageError
 
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
@@ -123,13 +123,3 @@ def load_bridge() -> Bridge:
         return ggml_bridge.load()
     except ggml_bridge.BridgeError as error:
         raise BridgeError(str(error)) from None
-
-
-def device_pointer(bridge: Bridge, name: str) -> int:
-    """ggml_backend_dev_t of a device, 0 for "none". Raises DeviceError listing the known ones."""
-    if name == "none":
-        return 0
-    try:
-        return bridge.device_ptr(name)
-    except ValueError as error:
-        raise DeviceError(str(error)) from None

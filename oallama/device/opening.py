@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from oallama.core.errors import DeviceError
 from oallama.core.types import CPU_DEVICE, DeviceInfo
 from oallama.device.load_params import load_bridge
+from oallama.device.rpc_link import connect, connection_broke, device_info, forget_dead
 from oallama.device.rpc_worker import RpcWorker
 from oallama.device.spec import DeviceSpec, parse_device
 
-if TYPE_CHECKING:
-    from ggml_bridge import Bridge, Device
-
 NO_DEVICE = "none"
 CPU_PAIR = "cpu-pair"
+LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class OpenDevice:
     info: DeviceInfo | None
     spec: DeviceSpec
     alive: Callable[[], bool]  # whether it can still compute; always true for what this process holds itself
-    kill: Callable[[], None]  # end a worker of ours at once
+    give_up: Callable[[], None]  # it is lost: end a worker of ours at once, and never speak to the server again
     close: Callable[[], None]
     pid: int | None = None  # of a local worker
 
@@ -45,7 +42,21 @@ class OpenDevice:
 
 def list_devices() -> list[DeviceInfo]:
     """Every device ggml found in this process, the CPU included, in ggml's order. Raises BridgeError."""
-    return [_info(device) for device in load_bridge().devices()]
+    bridge = load_bridge()
+    forget_dead()
+    return [device_info(device) for device in bridge.devices()]
+
+
+def device_pointer(name: str) -> int:
+    """ggml_backend_dev_t of a device, 0 for "none". Raises DeviceError listing the known ones."""
+    if name == NO_DEVICE:
+        return 0
+    bridge = load_bridge()
+    forget_dead()
+    try:
+        return bridge.device_ptr(name)
+    except ValueError as error:
+        raise DeviceError(str(error)) from None
 
 
 @contextlib.contextmanager
@@ -67,8 +78,8 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
     if spec.kind == "rpc-worker":
         return _open_worker(spec)
     if spec.kind == "rpc":
-        info = _connect(spec.endpoint)
-        return OpenDevice(info.name, info, spec, _always, _nothing, lambda: _forget(spec.endpoint))
+        link = connect(spec, spec.endpoint, _connected_to(spec.endpoint))
+        return OpenDevice(link.info.name, link.info, spec, link.alive, link.abandon, link.close)
     if spec.kind == "none":
         return OpenDevice(NO_DEVICE, None, spec, _always, _nothing, _nothing)
     devices = list_devices()
@@ -97,17 +108,35 @@ def _open_worker(spec: DeviceSpec) -> OpenDevice:
     load_bridge()  # so that what is missing here is said before a process starts
     worker = RpcWorker(spec)
     try:
-        info = _connect(worker.endpoint)
+        link = connect(spec, worker.endpoint, worker.alive)
     except BaseException:
-        worker.close()
+        worker.kill()
         raise
 
+    def give_up() -> None:
+        link.abandon()
+        worker.kill()
+
     def close() -> None:
-        _forget(worker.endpoint)
+        link.close()
         worker.close()
 
-    info = replace(info, description=f"worker on {worker.endpoint}")
-    return OpenDevice(info.name, info, spec, worker.alive, worker.kill, close, worker.pid)
+    info = replace(link.info, description=f"worker on {worker.endpoint}")
+    return OpenDevice(info.name, info, spec, worker.alive, give_up, close, worker.pid)
+
+
+def _connected_to(endpoint: str) -> Callable[[], bool]:
+    """Whether our connection to a remote server stands, looked at once in LOOK_S at most. A host that went without a
+    word is not noticed."""
+    looked_at, broke = 0.0, False
+
+    def alive() -> bool:
+        nonlocal looked_at, broke
+        if not broke and time.monotonic() - looked_at > LOOK_S:
+            looked_at, broke = time.monotonic(), connection_broke(endpoint)
+        return not broke
+
+    return alive
 
 
 def _always() -> bool:
@@ -116,74 +145,3 @@ def _always() -> bool:
 
 def _nothing() -> None:
     pass
-
-
-def _info(device: Device) -> DeviceInfo:
-    return DeviceInfo(
-        name=device.name,
-        description=device.description,
-        backend=device.backend,
-        type=device.type,
-        memory_total=device.memory_total,
-        memory_free=device.memory_free,
-        asynchronous=device.asynchronous,
-        host_buffer=device.host_buffer,
-        events=device.events,
-    )
-
-
-#
-# ggml's registry: an RPC device is there only while it is open, because whoever lists devices asks its server, and
-# ggml aborts the process when that one is gone
-#
-
-_registry_lock = threading.Lock()
-_connected: list[str] = []  # endpoints
-
-
-def _connect(endpoint: str) -> DeviceInfo:
-    import ggml_bridge
-
-    bridge = load_bridge()
-    with _registry_lock:
-        try:
-            names = bridge.rpc_add(endpoint)
-        except ggml_bridge.BridgeError as error:
-            raise DeviceError(str(error)) from None
-        _connected.append(endpoint)
-        return _info(bridge.device(names[0]))
-
-
-def _forget(endpoint: str) -> None:
-    """Take the endpoint's devices out of ggml's registry. ggml drops devices by registry, and files all RPC devices
-    under one, so that one is taken out and everything still connected is put back. Nothing is sent."""
-    libraries = _Registry(load_bridge())
-    with _registry_lock:
-        if endpoint not in _connected:
-            return
-        _connected.remove(endpoint)
-        libraries.unload(libraries.endpoint(endpoint))
-        libraries.unload(libraries.rpc())
-        libraries.register(libraries.rpc())
-        for other in _connected:
-            libraries.unload(libraries.endpoint(other))
-            libraries.register(libraries.endpoint(other))
-
-
-class _Registry:
-    """The five functions of ggml's registry that `_forget` needs; none of them does I/O for a known endpoint."""
-
-    def __init__(self, bridge: Bridge) -> None:
-        library = bridge.libraries.llama_cpp.llama_cpp._lib
-        self._endpoint = library.ggml_backend_rpc_add_server
-        self._endpoint.argtypes, self._endpoint.restype = [ctypes.c_char_p], ctypes.c_void_p
-        self.rpc = library.ggml_backend_rpc_reg
-        self.rpc.argtypes, self.rpc.restype = [], ctypes.c_void_p
-        self.register = library.ggml_backend_register
-        self.register.argtypes, self.register.restype = [ctypes.c_void_p], None
-        self.unload = library.ggml_backend_unload
-        self.unload.argtypes, self.unload.restype = [ctypes.c_void_p], None
-
-    def endpoint(self, endpoint: str) -> int:
-        registry: int = self._endpoint(endpoint.encode())
-        return registry

@@ -17,7 +17,6 @@ from oallama.device.load_params import (
     LoadSettings,
     ModelParams,
     apply_context,
-    device_pointer,
     load_bridge,
 )
 from oallama.device.spec import parse_device
@@ -140,13 +139,13 @@ def _probe(request: dict[str, Any], progress: Any) -> dict[str, Any]:
 
     from oallama.device.cpu import default_threads
     from oallama.device.native_log import native_log
-    from oallama.device.opening import open_device
+    from oallama.device.opening import device_pointer, open_device
 
     patterns = tuple((pattern, layout) for pattern, layout in request.pop("host_patterns"))
     settings = LoadSettings(**request, host_patterns=patterns)
     bridge = load_bridge()
     with open_device(parse_device(settings.device)) as device, native_log() as log:
-        placement = ModelParams(settings, device_pointer(bridge, device.name), bridge)
+        placement = ModelParams(settings, device_pointer(device.name), bridge)
         model_params = api.llama_model_default_params()
         placement.apply(model_params)
         model_params.no_alloc = True

@@ -21,11 +21,10 @@ from oallama.device.load_params import (
     LoadSettings,
     ModelParams,
     cache_type,
-    device_pointer,
     load_bridge,
 )
 from oallama.device.native_log import native_log
-from oallama.device.opening import NO_DEVICE, OpenDevice, open_now
+from oallama.device.opening import NO_DEVICE, OpenDevice, device_pointer, open_now
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.model.memory import ProbeResult, load_refusal, memory_of, probe_memory
 from oallama.plan.patterns import host_patterns
@@ -245,13 +244,15 @@ class Engine:
         from oallama.run.placed_llama import PlacedLlama
 
         bridge, settings = load_bridge(), self._settings
-        placement = ModelParams(settings, device_pointer(bridge, device.name), bridge)
         name = Path(self.model.path).name
         with native_log() as log, load_progress(name, self.model.file_bytes, progress) as shown:
+
+            def load() -> PlacedLlama:
+                placement = ModelParams(settings, device_pointer(device.name), bridge)
+                return PlacedLlama.load(settings, placement, self.n_threads, shown.callback)
+
             try:
-                llama = self._runner.call(
-                    lambda: PlacedLlama.load(settings, placement, self.n_threads, shown.callback), shown.cancel
-                )
+                llama = self._runner.call(load, shown.cancel)
             except ValueError as error:
                 shown.raise_interrupt()
                 raise load_refusal(settings.path, device.name, log.reason() or str(error)) from None
@@ -308,4 +309,4 @@ def _check_device(plan: Plan, device: OpenDevice) -> None:
 def _runner(device: OpenDevice, stall_s: float) -> Runner:
     if not device.spec.is_remote:
         return Direct()
-    return Guard(f"{device.name} ({device.spec})", device.alive, device.kill, stall_s)
+    return Guard(f"{device.name} ({device.spec})", device.alive, device.give_up, stall_s)

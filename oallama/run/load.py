@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -68,15 +67,10 @@ class LoadProgress:
         self._cancelled = False
         self._interrupt: BaseException | None = None
         self._bar: Any = None
-        self._file: Any = None
         if show and sys.stderr.isatty():
             from tqdm import tqdm
 
-            # llama_cpp points file descriptor 2 at /dev/null while it loads
-            self._file = os.fdopen(os.dup(sys.stderr.fileno()), "w")
-            self._bar = tqdm(
-                total=n_bytes, desc=f"load {name}", unit="B", unit_scale=True, leave=False, file=self._file, delay=0.3
-            )
+            self._bar = tqdm(total=n_bytes, desc=f"load {name}", unit="B", unit_scale=True, leave=False, delay=0.3)
         self.callback = api.llama_progress_callback(self._on_progress)
 
     def cancel(self) -> None:
@@ -90,7 +84,6 @@ class LoadProgress:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-            self._file.close()
 
     def _on_progress(self, share: float, user_data: Any) -> bool:
         try:

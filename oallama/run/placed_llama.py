@@ -71,6 +71,16 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         self.__dict__["context_params"] = params
 
     @property
+    def verbose(self) -> bool:
+        """False, but True while the model loads: else Llama points the process' stdout and stderr at /dev/null for
+        that time, and they would stay there if the device is lost meanwhile. What llama.cpp logs is caught anyway."""
+        return not hasattr(self, "_model") or bool(self.__dict__["verbose"])
+
+    @verbose.setter
+    def verbose(self, verbose: bool) -> None:
+        self.__dict__["verbose"] = verbose
+
+    @property
     def metadata(self) -> dict[str, str]:
         """The GGUF's text metadata, without chat templates that do not compile: Llama compiles them all when it is
         made, in jinja2's ImmutableSandboxedEnvironment, and a broken one is no reason not to load."""

@@ -13,10 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ggml_bridge.rpc import RpcServer
+from ggml_bridge import BridgeError
+from ggml_bridge.rpc import RpcServer, probe
 from oallama.core.errors import DeviceError, UsageError
 from oallama.device.cpu import default_threads
-from oallama.device.opening import list_devices, open_device
+from oallama.device.opening import LOOK_S, list_devices, open_device
 from oallama.device.spec import parse_device
 
 
@@ -102,8 +103,34 @@ def test_a_stopped_worker_counts_as_lost_after_a_while(monkeypatch: pytest.Monke
         assert device.alive(), "a moment is no loss"
         time.sleep(0.4)
         assert not device.alive()
-        device.kill()
+        device.give_up()
         assert gone(device.pid)
+
+
+def test_a_dead_worker_is_no_danger_to_who_lists_devices() -> None:
+    with open_device("rpc-worker") as device, open_device("rpc-worker") as other:
+        assert device.pid is not None
+        os.kill(device.pid, signal.SIGKILL)
+        assert gone(device.pid)
+        names = [listed.name for listed in list_devices()]
+        assert device.name not in names and other.name in names
+
+
+def test_a_dead_server_is_noticed_by_its_broken_connection() -> None:
+    with RpcServer(threads=1) as server, open_device(f"rpc://{server.endpoint}") as device:
+        assert device.alive()
+        os.kill(server.pid, signal.SIGKILL)
+        assert gone(server.pid)
+        time.sleep(LOOK_S + 0.1)
+        assert not device.alive()
+        assert device.name not in [listed.name for listed in list_devices()]
+
+
+def test_nobody_takes_our_place_at_a_server_between_calls() -> None:
+    with RpcServer(threads=1) as server:
+        with open_device(f"rpc://{server.endpoint}"), pytest.raises(BridgeError, match="one client"):
+            probe(server.endpoint, timeout_s=0.5)
+        probe(server.endpoint)
 
 
 def test_a_running_server_is_connected_to() -> None:

@@ -1,0 +1,171 @@
+"""This process' connection to an RPC server, held from opening the device to closing it.
+
+Holding it matters twice. ggml connects whenever nothing of the device is in use, and a failing connect leaves a lock of
+its client taken for good; while a connection is held, nothing connects again. And a server has one client at a time:
+nobody takes our place between two calls. The device is in ggml's registry for as long only, because whoever lists
+devices asks its server, and ggml aborts the process when that one is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from oallama.core.errors import DeviceError
+from oallama.core.types import DeviceInfo
+from oallama.device.guard import Guard
+from oallama.device.load_params import load_bridge
+from oallama.device.spec import DeviceSpec
+
+if TYPE_CHECKING:
+    from ggml_bridge import Bridge, Device
+
+CONNECT_S = 20.0  # a server that greeted must have told its devices after so long
+
+_lock = threading.Lock()  # of ggml's registry and of what follows
+_links: list[RpcLink] = []  # whose devices are registered
+_stuck = ""  # why this process can connect no more
+
+
+class RpcLink:
+    """A held connection. info: the server's first device. Made by `connect`."""
+
+    def __init__(self, endpoint: str, info: DeviceInfo, backend: int, alive: Callable[[], bool]) -> None:
+        self.endpoint = endpoint
+        self.info = info
+        self.alive = alive
+        self._backend: int | None = backend
+
+    def abandon(self) -> None:
+        """The server is lost: take its devices out of ggml's registry, and leave the connection as it is, since ggml's
+        thread may be parked on it."""
+        self._backend = None
+        with _lock:
+            _unregister(self)
+
+    def close(self) -> None:
+        """Take the devices out of ggml's registry and let go of the connection; sends nothing. What lives on the device
+        must have been freed before. May be called twice."""
+        backend, self._backend = self._backend, None
+        with _lock:
+            _unregister(self)
+        if backend is not None:
+            _Client(load_bridge()).free(backend)
+
+
+def forget_dead() -> None:
+    """Take the devices of servers that are gone out of ggml's registry. Call it before anything lists devices."""
+    with _lock:
+        for link in list(_links):
+            if not link.alive():
+                _unregister(link)
+
+
+def _unregister(link: RpcLink) -> None:
+    """ggml drops devices by registry, and files all RPC devices under one; so that one is taken out, and everything
+    still connected is put back. Nothing is sent."""
+    if link not in _links:
+        return
+    client = _Client(load_bridge())
+    _links.remove(link)
+    client.unload(client.registry(link.endpoint.encode()))
+    client.unload(client.all_rpc())
+    client.register(client.all_rpc())
+    for other in _links:
+        client.unload(client.registry(other.endpoint.encode()))
+        client.register(client.registry(other.endpoint.encode()))
+
+
+def connection_broke(endpoint: str) -> bool:
+    """Whether a connection of this process to "host:port" was closed by the other side. Sends nothing."""
+    import psutil
+
+    host, _, port = endpoint.rpartition(":")
+    try:
+        addresses = {info[4][0] for info in socket.getaddrinfo(host, int(port), socket.AF_INET)}
+        connections = psutil.Process().net_connections("tcp4")
+    except (OSError, psutil.Error):
+        return False
+    return any(
+        c.status == psutil.CONN_CLOSE_WAIT and c.raddr and c.raddr.port == int(port) and c.raddr.ip in addresses
+        for c in connections
+    )
+
+
+def connect(spec: DeviceSpec, endpoint: str, alive: Callable[[], bool]) -> RpcLink:
+    """Connect to the server at host:port and register its devices. Raises DeviceError.
+
+    Guarded, because the server may go right after its greeting. Then ggml's client stays locked, and this process
+    cannot connect again, which later calls say.
+    """
+    global _stuck
+    import ggml_bridge
+
+    bridge = load_bridge()
+    forget_dead()
+
+    def make() -> RpcLink:
+        try:
+            names = bridge.rpc_add(endpoint)
+        except ggml_bridge.BridgeError as error:
+            raise DeviceError(str(error)) from None
+        client = _Client(bridge)
+        client.buffer_type(endpoint.encode(), 0)  # asks the server once; the answer is kept
+        backend = client.init(endpoint.encode(), 0)
+        link = RpcLink(endpoint, device_info(bridge.device(names[0])), backend, alive)
+        _links.append(link)
+        return link
+
+    with _lock:
+        if _stuck:
+            raise DeviceError(f"cannot connect to {spec}: {_stuck}")
+        guard = Guard(str(spec), alive, stall_s=CONNECT_S)
+        try:
+            return guard.call(make)
+        except DeviceError:
+            if guard.lost:
+                _stuck = f"the server at {endpoint} went while this process connected to it; start oallama again"
+            raise
+        finally:
+            guard.close(lambda: None)
+
+
+def device_info(device: Device) -> DeviceInfo:
+    """The bridge's record of a device as ours."""
+    return DeviceInfo(
+        name=device.name,
+        description=device.description,
+        backend=device.backend,
+        type=device.type,
+        memory_total=device.memory_total,
+        memory_free=device.memory_free,
+        asynchronous=device.asynchronous,
+        host_buffer=device.host_buffer,
+        events=device.events,
+    )
+
+
+class _Client:
+    """The functions of ggml's RPC client and registry that the bridge has no need of. For an endpoint that is
+    connected, none of them waits for the server."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        library = bridge.libraries.llama_cpp.llama_cpp._lib
+        text, number, pointer = ctypes.c_char_p, ctypes.c_uint32, ctypes.c_void_p
+
+        def function(name: str, result: type | None, *arguments: type) -> Callable[..., int]:
+            found = library[name]  # a function object of our own: llama_cpp's are not changed
+            found.argtypes, found.restype = list(arguments), result
+            made: Callable[..., int] = found
+            return made
+
+        self.registry = function("ggml_backend_rpc_add_server", pointer, text)
+        self.all_rpc = function("ggml_backend_rpc_reg", pointer)
+        self.init = function("ggml_backend_rpc_init", pointer, text, number)
+        self.buffer_type = function("ggml_backend_rpc_buffer_type", pointer, text, number)
+        self.free = function("ggml_backend_free", None, pointer)
+        self.register = function("ggml_backend_register", None, pointer)
+        self.unload = function("ggml_backend_unload", None, pointer)
