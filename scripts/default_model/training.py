@@ -124,7 +124,7 @@ def make_optimizers(network: Llama, settings: Settings) -> list[torch.optim.Opti
 
 
 def schedule(step: int, settings: Settings) -> float:
-    """Share of the full rate: linear warm-up, the first two thirds of half a cosine, and from 40 % on a line to zero."""
+    """Share of the full rate: linear warm-up, two thirds of half a cosine, and from 40 % on a line to zero."""
     warmup = min(1.0, (step + 1) / settings.warmup_steps)
     cosine = 0.5 * (1 + math.cos(math.pi * step / (1.5 * settings.steps)))
     return warmup * cosine * min(1.0, (settings.steps - step) / (0.6 * settings.steps))
@@ -140,7 +140,7 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 def validate(
     network: Llama, tokenizer: Tokenizer, seed: int, n_documents: int, tick: Callable[[], object]
 ) -> dict[str, float]:
-    """Cross-entropy of the network and entropy of the grammar, in nats, on documents that training never draws."""
+    """Cross-entropy of the network and entropy of the grammar, in nats, on documents of another seed."""
     documents = [sample_document(seed + VALIDATION_SEED_OFFSET, i) for i in range(n_documents)]
     rows = sorted(((tokens_of(d, tokenizer), d.nats) for d in documents), key=lambda row: len(row[0]))
     model: list[float] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ MODELS = Path(__file__).resolve().parents[2] / "models"
 F16, Q4_0 = (MODELS / f"oallama-stories-{kind}.gguf" for kind in ("f16", "q4_0"))
 HELD_OUT_SEED = 77_000_001  # a stream that neither training nor its validation draws from
 N_DOCUMENTS = 60
-MARGIN = {F16: 0.03, Q4_0: 0.06}  # nats per token above the grammar's entropy
+MARGIN = 0.045  # nats per token above the grammar's entropy; the card states 0.034 for both files
 
 
 @pytest.fixture(scope="module", params=[F16, Q4_0], ids=["f16", "q4_0"])
@@ -108,7 +109,7 @@ def test_cross_entropy_is_near_the_entropy_of_the_grammar(path: Path, llama: Any
         n_tokens += len(tokens) - 1
     gap = (model - grammar) / n_tokens
     assert math.isfinite(gap)
-    assert -0.005 < gap < MARGIN[path], f"{model / n_tokens:.4f} nats a token, the grammar has {grammar / n_tokens:.4f}"
+    assert -0.005 < gap < MARGIN, f"{model / n_tokens:.4f} nats a token, the grammar has {grammar / n_tokens:.4f}"
 
 
 @pytest.mark.parametrize(
@@ -126,20 +127,34 @@ def test_answers_sums(llama: Any, question: str, answer: str) -> None:
     assert chat["choices"][0]["message"]["content"] == answer
 
 
-def test_answers_questions_about_the_story_just_told(llama: Any) -> None:
-    story = (
-        "Once upon a time there was a clever fox named Nora. Nora lived in a tall tower. Nora had a golden bell. "
-        "One morning the bell was gone. Nora looked under the bed, but the bell was not there. Then a duck named Omar "
-        "came to help. They looked on the shelf, and there was the golden bell! Nora was very happy. The end.\n"
-    )
-    for question, answer in (
-        ("Who was Nora?", "Nora was a clever fox."),
-        ("Where did Nora live?", "Nora lived in a tall tower."),
-        ("What colour was the bell?", "The bell was golden."),
-        ("Where was the bell?", "The bell was on the shelf."),
-        ("Who helped Nora?", "Omar helped Nora."),
-    ):
-        assert greedy(llama, f"{story}Question: {question}\nAnswer:").startswith(f" {answer}\n")
+@pytest.mark.parametrize(
+    ("answer", "least"),
+    [
+        (r"\d+ [-+] \d+ = \d+\.", 0.95),
+        (r"\w+ helped \w+\.|It was the \w+ of \w+\.", 0.9),
+        (r"\w+ lived (?:in|on|at) [\w ]+\.", 0.6),
+    ],
+    ids=["sums", "who", "homes"],
+)
+def test_answers_questions_in_held_out_documents(path: Path, llama: Any, answer: str, least: float) -> None:
+    """Greedy answers, word for word; models/README.md has all kinds of questions, those it fails included."""
+    tokenizer = load_tokenizer(path)
+    right = asked = 0
+    for document in (sample_document(HELD_OUT_SEED, i) for i in range(1000)):
+        found = re.search(
+            rf"\?(?:{re.escape(END)})?\n(?:{re.escape(ASSISTANT)}\n|Answer:)?( ?(?:{answer}))", document.text
+        )
+        if found is None:
+            continue
+        start = 1 + len(tokenizer.encode(document.text[: found.start(1)]))
+        tokens = [tokenizer.id_of(BEGIN), *tokenizer.encode(document.text[: found.end(1)])]
+        best = logits_of(llama, tokens)[start - 1 : -1].argmax(axis=1)
+        right += best.tolist() == tokens[start:]
+        asked += 1
+        if asked == 25:
+            break
+    assert asked == 25
+    assert right >= least * asked, f"{right} of {asked} answers are right"
 
 
 def test_a_requested_story_is_about_what_was_requested(llama: Any) -> None:
@@ -160,7 +175,7 @@ def test_torch_and_llama_cpp_compute_the_same_logits(path: Path, llama: Any) -> 
         with torch.no_grad():
             expected = network(torch.tensor([tokens]))[0].double().numpy()
         error = np.mean((logits_of(llama, tokens) - expected) ** 2) / np.mean(expected**2)
-        assert error < (1e-5 if path == F16 else 1e-2)
+        assert error < (1e-6 if path == F16 else 1e-3)
 
 
 def test_interrupted_training_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
