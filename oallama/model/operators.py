@@ -1,8 +1,8 @@
 """The weight-bearing mul-mats of a model's graph, from its tensor names alone, in the order llama.cpp runs them.
 
-tests/e2e/test_operator_trace.py compares this list with the graph of a real decode (trace.py) for every architecture
-the tests can write. Architectures it does not know get the common order, which is a guess; roles it does not know are
-no operators.
+Compared with real decodes (trace.py) in tests/e2e/test_operator_trace.py, and with graphs recorded from 122 architectures
+in tests/golden/test_operator_graphs.py. An architecture it does not know gets the common order, which is a guess; a role
+it does not know is no operator.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ from oallama.model.roles import (
     tensor_role,
 )
 
-# Architectures whose attention runs through llama.cpp's interleaved sliding-window cache, which takes k before v, and
-# whether they do so when the file states no window (a stated window of 0 switches it off).
-_SLIDING_WINDOW = {
-    "gemma2": True, "llama4": True, "cohere2": True, "cohere2moe": True, "gpt-oss": True, "gemma3n": True,
-    "gemma4": True, "exaone-moe": True, "granite_swa": True, "maple": True, "mimo2": True, "muse-glimmer": True,
-    "spark2_5": True, "step35": True,
-    "afmoe": False, "exaone4": False, "gemma3": False, "laguna": False, "lfm2": False, "mellum": False, "olmo2": False,
-    "plamo3": False, "smallthinker": False,
-}  # fmt: skip
+# Architectures whose attention runs through llama.cpp's interleaved sliding-window cache, which takes k before v:
+# always, or if the file states a window.
+_SLIDING_WINDOW = frozenset(
+    {"gemma2", "gemma3n", "gemma4", "cohere2", "cohere2moe", "gpt-oss", "exaone-moe", "granite_swa", "maple", "mimo2",
+     "muse-glimmer", "spark2_5", "step35"}
+)  # fmt: skip
+_SLIDING_IF_STATED = frozenset(
+    {"afmoe", "gemma3", "laguna", "lfm2", "lfm2moe", "mellum", "olmo2", "plamo3", "smallthinker"}
+)
 
 _PARALLEL_FFN = frozenset({"falcon", "command-r", "cohere2", "cohere2moe", "plamo"})
 """Attention and FFN both read the layer's input, and the sum of the two is built FFN first: attn_output runs last."""
+
+_BEFORE_ATTN_OUTPUT = {
+    "smallthinker": ("ffn_gate_inp",),
+    "arctic": ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
+}
+"""Routers and experts that read the layer's input, not what attention makes of it."""
 
 _NO_OUTPUT = frozenset(
     {"bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2", "jina-bert-v3", "eurobert",
@@ -51,7 +57,10 @@ def operators(gguf: GgufFile) -> tuple[Operator, ...]:
     found = [(tensor, role) for tensor, role in named if _is_operator(role, h)]
     if "output.weight" not in gguf.tensor_by_name and gguf.arch not in _NO_OUTPUT:
         found += [(tensor, role) for tensor, role in named if tensor.name == "token_embd.weight"]
-    found.sort(key=lambda pair: _graph_position(gguf, pair[1]))
+    beside: dict[int | None, set[str]] = {}
+    for _, role in found:
+        beside.setdefault(role.layer, set()).add(role.role)
+    found.sort(key=lambda pair: _graph_position(gguf, pair[1], beside[pair[1].layer]))
     return tuple(_operator(tensor, role, h) for tensor, role in found)
 
 
@@ -61,25 +70,31 @@ def _is_operator(role: TensorRole, h: Hyperparameters) -> bool:
     return role.layer is None or bool(role.side) or role.layer < h.n_layer - h.n_layer_nextn
 
 
-def _graph_position(gguf: GgufFile, role: TensorRole) -> tuple[int, int, float]:
-    """A key that sorts tensors into the order of the graph: side, layer, place in the layer."""
+def _graph_position(gguf: GgufFile, role: TensorRole, beside: set[str]) -> tuple[int, int, float]:
+    """A key that sorts tensors into the order of the graph: side, layer, place in it. beside: the layer's roles."""
     if role.layer is None:
         if role.role in FIRST_ROLES:
             return (0, 0, FIRST_ROLES.index(role.role))
         return (3, 0, LAST_ROLES.index(role.role) if role.role in LAST_ROLES else len(LAST_ROLES))
     place: float = LAYER_ORDER[role.role]
-    if role.role == "attn_k" and _k_before_v(gguf):
+    if role.role == "attn_k" and _k_before_v(gguf, beside):
         place = LAYER_ORDER["attn_v"] - 0.5
-    if role.role == "attn_output" and _output_after_ffn(gguf):
+    elif role.role == "attn_output" and _output_after_ffn(gguf):
         place = len(LAYER_ORDER)
+    elif role.role in _BEFORE_ATTN_OUTPUT.get(gguf.arch, ()):
+        place = LAYER_ORDER["attn_output"] - 1 + place / len(LAYER_ORDER)
     return (1 if role.side == "enc" else 2, role.layer, place)
 
 
-def _k_before_v(gguf: GgufFile) -> bool:
-    if gguf.arch in _NO_OUTPUT | _NO_CACHE:
-        return True
-    by_default = _SLIDING_WINDOW.get(gguf.arch)
-    return by_default is not None and number(gguf, "attention.sliding_window", int(by_default)) > 0
+def _k_before_v(gguf: GgufFile, beside: set[str]) -> bool:
+    window = number(gguf, "attention.sliding_window", 1 if gguf.arch == "llama4" else 0)
+    return (
+        gguf.arch in _NO_OUTPUT | _NO_CACHE | _SLIDING_WINDOW
+        or (gguf.arch in _SLIDING_IF_STATED | {"llama4"} and window > 0)
+        or (gguf.arch == "exaone4" and number(gguf, "block_count") == 64)  # only the largest of them slides
+        or (gguf.arch == "minimax-m3" and "indexer.k_proj" in beside)
+        or "ssm_f_a" in beside  # a layer of Kimi's delta attention
+    )
 
 
 def _output_after_ffn(gguf: GgufFile) -> bool:

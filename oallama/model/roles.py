@@ -41,33 +41,31 @@ def tensor_role(name: str) -> TensorRole:
 
 LAYER_ROLES = (
     # what stands before attention in the models that have it
-    "hc_attn_down", "hc_attn_up", "hc_attn_fn", "hc_attn_inject",
+    "ple_value", "ple_key", "hc_attn_down", "hc_attn_up", "hc_attn_fn",
     "altup_router", "altup_predict_coef", "laurel_l", "laurel_r",
     # RWKV time mixing
     "time_mix_w1", "time_mix_w2", "time_mix_receptance", "time_mix_key", "time_mix_value", "time_mix_gate",
     "time_mix_decay_w1", "time_mix_decay_w2", "time_mix_a1", "time_mix_a2", "time_mix_v1", "time_mix_v2",
     "time_mix_g1", "time_mix_g2", "time_mix_output",
-    # state space models, linear attention, short convolutions
-    "ssm_in",
+    # keys of compressed and indexed (sparse) attention
+    "attn_compressor_kv", "attn_compressor_gate",
+    "indexer.attn_k", "indexer.k_proj", "indexer_compressor_kv", "indexer_compressor_gate",
     # attention; absorbed latent attention runs q_a q_b k_b kv_a_mqa v_b, the plain one q_a q_b kv_a_mqa kv_b
     "attn_qkv", "attn_q_a", "attn_q_b", "attn_q", "attn_k_b", "attn_kv", "attn_kv_a_mqa", "attn_kv_b",
-    "attn_v", "attn_k",
-    "indexer.attn_q_b", "indexer.attn_k", "indexer.q_proj", "indexer.k_proj", "indexer.proj",
-    "indexer_compressor_kv", "indexer_compressor_gate", "attn_compressor_kv", "attn_compressor_gate",
-    "attn_v_b", "attn_gate",
-    "ssm_f_a", "ssm_f_b", "ssm_ba", "ssm_beta", "ssm_alpha", "ssm_g_a", "ssm_g_b", "ssm_g", "ssm_x", "ssm_dt",
-    "ssm_out",
-    "shortconv.in_proj", "shortconv.out_proj",
-    "attn_output_a", "attn_output_b", "attn_output",
-    "hc_ffn_down", "hc_ffn_up", "hc_ffn_fn", "hc_ffn_inject",
+    "attn_v", "attn_k", "indexer.attn_q_b", "indexer.q_proj", "indexer.proj", "attn_v_b",
+    # state spaces, linear attention, short convolutions; some beside attention in the same layer
+    "ssm_in", "ssm_x", "ssm_dt", "ssm_f_a", "ssm_f_b", "ssm_ba", "ssm_alpha", "ssm_beta",
+    "attn_gate", "ssm_g_a", "ssm_g_b", "ssm_g",
+    "shortconv.in_proj", "shortconv.out_proj", "attn_output_a", "attn_output_b", "attn_output", "ssm_out",
+    "hc_attn_inject", "hc_ffn_down", "hc_ffn_up", "hc_ffn_fn",
     # feed-forward: routed experts (the graph expands them first), the dense one, shared experts
-    "ffn_latent_down", "ffn_routed_down", "ffn_gate_inp",
+    "ffn_gate_inp", "ffn_latent_down", "ffn_routed_down",
     "ffn_gate_up_exps", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps",
     "ffn_gate_chexps", "ffn_up_chexps", "ffn_down_chexps", "ffn_latent_up", "ffn_routed_up",
     "ffn_gate", "ffn_up", "ffn_down",
     "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp",
     "channel_mix_receptance", "channel_mix_key", "channel_mix_value",
-    "altup_correct_coef", "inp_gate", "proj", "ple_key", "ple_value",
+    "hc_ffn_inject", "altup_correct_coef", "inp_gate", "proj",
 )  # fmt: skip
 """Roles of weights inside blocks that a mul-mat reads, in the order llama.cpp 0.3.36 runs them in one layer."""
 

@@ -1,0 +1,42 @@
+"""The operator list against traced graphs of 122 architectures (make_operator_graphs.py says where they come from)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oallama.model.gguf_file import GgufFile, GgufPart, MetadataEntry, TensorInfo
+from oallama.model.operators import operators
+
+GRAPHS = json.loads((Path(__file__).parent / "operator_graphs.json").read_text())
+
+ALTERNATIVES = {"hy_v3-moe", "mimo2-moe", "qwen3next-moe", "refact-moe"}
+"""Files that hold both of two ways to compute the same, of which the graph takes one; no converted model does."""
+
+REPEATED = {"hrm_text-dense"}
+"""Runs its layers several times over: the list names each weight once."""
+
+
+def gguf_of(graph: dict[str, Any]) -> GgufFile:
+    """A model of these tensors; their shapes do not matter here."""
+    arch = graph["arch"]
+    values = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in graph["metadata"].items()}
+    tensors = tuple(TensorInfo(name, (256, 256, 2), "F32", 0, 4, "", 0) for name in graph["tensors"])
+    entries = {key: MetadataEntry(value, "", 0) for key, value in values.items()}
+    return GgufFile(3, entries, tensors, (GgufPart("", 0, 0, 0, 32),), "")
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_list_is_what_the_graph_reads(name: str) -> None:
+    graph = GRAPHS[name]
+    listed = [operator.name for operator in operators(gguf_of(graph))]
+    traced = [graph["tensors"][index] for index in graph["graph"]]
+    if name in REPEATED:
+        traced = list(dict.fromkeys(traced))
+    if name in ALTERNATIVES:
+        assert set(traced) < set(listed)
+        listed = [tensor for tensor in listed if tensor in set(traced)]
+    assert listed == traced
