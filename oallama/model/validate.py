@@ -21,7 +21,7 @@ _INT32_MAX = 2**31 - 1
 _MAX_WIDTH = 1 << 20  # of a residual stream or a head; the widest known model has 2^14
 _MAX_FF = 1 << 24
 
-# Key without its architecture, least and greatest value, must it be there. No zeros where llama.cpp divides by them.
+# Key without its architecture, least and greatest value, must it be there.
 _COUNTS: tuple[tuple[str, int, int, bool], ...] = (
     ("block_count", 1, LLAMA_MAX_LAYERS, True),
     ("context_length", 1, _INT32_MAX, True),
@@ -32,31 +32,48 @@ _COUNTS: tuple[tuple[str, int, int, bool], ...] = (
     ("expert_group_used_count", 0, LLAMA_MAX_EXPERTS, False),
     ("expert_shared_count", 0, LLAMA_MAX_EXPERTS, False),
     ("expert_shared_feed_forward_length", 0, _MAX_FF, False),
-    ("experts_per_group", 1, LLAMA_MAX_EXPERTS, False),
+    ("experts_per_group", 0, LLAMA_MAX_EXPERTS, False),
     ("leading_dense_block_count", 0, LLAMA_MAX_LAYERS, False),
     ("nextn_predict_layers", 0, LLAMA_MAX_LAYERS, False),
-    ("interleave_moe_layer_step", 1, LLAMA_MAX_LAYERS, False),
-    ("full_attention_interval", 1, _INT32_MAX, False),
-    ("attention.key_length", 1, _MAX_WIDTH, False),
-    ("attention.value_length", 1, _MAX_WIDTH, False),
-    ("attention.key_length_mla", 1, _MAX_WIDTH, False),
-    ("attention.value_length_mla", 1, _MAX_WIDTH, False),
-    ("attention.key_length_swa", 1, _MAX_WIDTH, False),
-    ("attention.value_length_swa", 1, _MAX_WIDTH, False),
+    ("interleave_moe_layer_step", 0, LLAMA_MAX_LAYERS, False),
+    ("full_attention_interval", 0, _INT32_MAX, False),
+    ("attention.key_length", 0, _MAX_WIDTH, False),
+    ("attention.value_length", 0, _MAX_WIDTH, False),
+    ("attention.key_length_mla", 0, _MAX_WIDTH, False),
+    ("attention.value_length_mla", 0, _MAX_WIDTH, False),
+    ("attention.key_length_swa", 0, _MAX_WIDTH, False),
+    ("attention.value_length_swa", 0, _MAX_WIDTH, False),
     ("attention.q_lora_rank", 0, _MAX_WIDTH, False),
     ("attention.kv_lora_rank", 0, _MAX_WIDTH, False),
     ("attention.sliding_window", 0, _INT32_MAX, False),
-    ("attention.output_group_count", 1, _INT32_MAX, False),
+    ("attention.output_group_count", 0, _INT32_MAX, False),
     ("rope.dimension_count", 0, _MAX_WIDTH, False),
-    ("ssm.conv_kernel", 1, _MAX_WIDTH, False),
-    ("ssm.inner_size", 1, _MAX_FF, False),
-    ("ssm.state_size", 1, _MAX_WIDTH, False),
-    ("ssm.time_step_rank", 1, _MAX_WIDTH, False),
-    ("ssm.group_count", 1, _MAX_WIDTH, False),
-    ("wkv.head_size", 1, _MAX_WIDTH, False),
+    ("ssm.conv_kernel", 0, _MAX_WIDTH, False),
+    ("ssm.inner_size", 0, _MAX_FF, False),
+    ("ssm.state_size", 0, _MAX_WIDTH, False),
+    ("ssm.time_step_rank", 0, _MAX_WIDTH, False),
+    ("ssm.group_count", 0, _MAX_WIDTH, False),
+    ("wkv.head_size", 0, _MAX_WIDTH, False),
 )
 
-# The same for keys that may be one number or one per layer.
+# Keys that llama.cpp divides by in these architectures. In others they may be zero, and are where it saved a model.
+_DELTA_NET = frozenset({"qwen3next", "qwen35", "qwen35moe", "qwen4exp"})
+_MAMBA2 = frozenset({"mamba2", "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe"})
+_STATE_SPACE = _DELTA_NET | _MAMBA2 | {"mamba", "jamba", "plamo2"}
+_DIVISORS: tuple[tuple[str, frozenset[str]], ...] = (
+    ("experts_per_group", frozenset({"grovemoe"})),
+    ("interleave_moe_layer_step", frozenset({"ernie4_5-moe"})),
+    ("full_attention_interval", _DELTA_NET | {"minimax-01"}),
+    ("attention.output_group_count", frozenset({"deepseek4"})),
+    ("ssm.conv_kernel", _STATE_SPACE),
+    ("ssm.inner_size", _STATE_SPACE),
+    ("ssm.state_size", _STATE_SPACE),
+    ("ssm.time_step_rank", _STATE_SPACE),
+    ("ssm.group_count", _DELTA_NET | _MAMBA2),
+    ("wkv.head_size", frozenset({"rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})),
+)
+
+# Counts that may be one number or one per layer.
 _LAYER_COUNTS: tuple[tuple[str, int], ...] = (
     ("attention.head_count", _MAX_WIDTH),
     ("attention.head_count_kv", _MAX_WIDTH),
@@ -74,9 +91,11 @@ def validate(gguf: GgufFile) -> None:
     """Raise ModelFileError for the first thing in metadata or tensors that llama.cpp cannot be trusted with."""
     arch = _architecture(gguf)
     for key, least, most, required in _COUNTS:
-        if key == "interleave_moe_layer_step" and arch == "llama4":
-            least = 0  # a dense llama4: the only architecture that looks before it divides
         _count(gguf, f"{arch}.{key}", least, most, required)
+    for key, architectures in _DIVISORS:
+        entry = gguf.entries.get(f"{arch}.{key}")
+        if arch in architectures and entry and entry.value == 0:
+            raise fault(gguf.path, entry.offset, f"{quoted(f'{arch}.{key}')} is 0, and llama.cpp divides by it")
     for key, most in _LAYER_COUNTS:
         _layer_counts(gguf, f"{arch}.{key}", most, number(gguf, "block_count"))
     _floats(gguf, arch)
@@ -184,8 +203,8 @@ def _heads(gguf: GgufFile, h: Hyperparameters) -> None:
     most = max(*h.n_head, *h.n_head_kv)
     if most * width > _INT32_MAX:  # llama.cpp multiplies these in 32 bits, and a wrapped product passes its shape check
         raise fault(gguf.path, where, f"{most} heads of width {width} are more than llama.cpp can count")
-    if most and not h.n_embd_head_k:
-        raise fault(gguf.path, where, f"{most} heads do not fit an embedding of {h.n_embd}")
+    if most and not (h.n_embd_head_k and h.n_embd_head_v):
+        raise fault(gguf.path, where, f"{most} heads in an embedding of {h.n_embd} have no width")
     rope = number(gguf, "rope.dimension_count", 2)
     if most and (rope > width or rope % 2 or (rope == 0 and gguf.arch not in _WITHOUT_ROPE)):
         at = _offset(gguf, "rope.dimension_count")

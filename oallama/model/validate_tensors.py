@@ -55,7 +55,7 @@ def _check_presence(gguf: GgufFile, h: Hyperparameters) -> None:
             gguf.path, 8, "the file lacks token_embd.weight, so it is no language model by itself", CONVERT_AGAIN
         )
     expected = (h.n_embd, h.n_vocab)
-    if embedding.shape != expected and gguf.arch not in _UNUSUAL_EMBEDDING:
+    if _all_extents(embedding.shape) != _all_extents(expected) and gguf.arch not in _UNUSUAL_EMBEDDING:
         message = f"token_embd.weight has shape {embedding.shape} instead of {expected} (n_embd, n_vocab)"
         raise fault(embedding.path, embedding.header_offset, message)
 
@@ -89,11 +89,16 @@ def _check_type(tensor: TensorInfo, role: TensorRole) -> None:
 
 
 def _check_experts(tensor: TensorInfo, role: TensorRole, h: Hyperparameters) -> None:
-    found = tensor.shape[2] if len(tensor.shape) == 3 else 0
+    _, _, found, more = _all_extents(tensor.shape)
     expected = h.n_expert if role.role.endswith("_exps") else found
-    if not found or found != expected:
+    if more != 1 or found != expected:
         message = f"tensor {quoted(tensor.name)} of shape {tensor.shape} does not hold {h.n_expert} experts"
         raise fault(tensor.path, tensor.header_offset, message)
+
+
+def _all_extents(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    """All four extents; a writer may leave out ones at the end."""
+    return (*shape, 1, 1, 1)[:4]
 
 
 class _Shapes:
@@ -102,8 +107,8 @@ class _Shapes:
     def __init__(self, gguf: GgufFile, h: Hyperparameters) -> None:
         self.arch = gguf.arch
         self.h = h
-        self.k = number(gguf, "attention.key_length_mla", h.n_embd_head_k)
-        self.v = number(gguf, "attention.value_length_mla", h.n_embd_head_v)
+        self.k = number(gguf, "attention.key_length_mla") or h.n_embd_head_k
+        self.v = number(gguf, "attention.value_length_mla") or h.n_embd_head_v
         self.rope = number(gguf, "rope.dimension_count", h.n_embd_head_k)
         self.q_rank = number(gguf, "attention.q_lora_rank") or None
         self.kv_rank = number(gguf, "attention.kv_lora_rank") or None
@@ -114,10 +119,10 @@ class _Shapes:
             return
         if role.suffix == "bias":
             expected = expected[1:]
-        same = len(expected) == len(tensor.shape)
-        if not same or any(e is not None and e != f for e, f in zip(expected, tensor.shape, strict=True)):
-            wanted = tuple("any" if extent is None else extent for extent in expected)
-            message = f"tensor {quoted(tensor.name)} has shape {tensor.shape} where the hyperparameters demand {wanted}"
+        pairs = zip(_all_extents(expected), _all_extents(tensor.shape), strict=True)
+        if any(wanted is not None and wanted != found for wanted, found in pairs):
+            demand = tuple("any" if extent is None else extent for extent in expected)
+            message = f"tensor {quoted(tensor.name)} has shape {tensor.shape} where the hyperparameters demand {demand}"
             raise fault(tensor.path, tensor.header_offset, message, DO_NOT_TRUST)
 
     def _expected(self, role: TensorRole) -> tuple[int | None, ...] | None:

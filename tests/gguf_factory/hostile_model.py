@@ -104,7 +104,7 @@ CASES = {
         lambda g: g.set_array("llama.attention.head_count", "string", ["2"]),
     ),
     "heads times width that wrap": ("more than llama.cpp can count", _wrapping_heads),
-    "head width 0": ("'llama.attention.key_length' is 0", _u32("attention.key_length", 0)),
+    "head width 0": ("2 heads in an embedding of 64 have no width", _u32("attention.key_length", 0)),
     "head wider than the tensors": (
         "where the hyperparameters demand",
         lambda g: (g.set("llama.attention.key_length", 64), g.set("llama.attention.value_length", 64)),

@@ -87,6 +87,21 @@ def test_another_alignment(tmp_path: Path) -> None:
     assert all(tensor.offset % 4096 == 0 for tensor in found.tensors)
 
 
+def test_what_does_not_concern_an_architecture_may_be_zero(tmp_path: Path) -> None:
+    """llama.cpp writes every hyperparameter it knows when it saves a model."""
+    unused = ("experts_per_group", "full_attention_interval", "attention.key_length_mla", "ssm.group_count")
+    others = {f"llama.{key}": 0 for key in (*unused, "interleave_moe_layer_step", "wkv.head_size")}
+    assert read_gguf(write_gguf(tmp_path / "model.gguf", "llama", metadata=others)).arch == "llama"
+
+
+def test_ones_at_the_end_of_a_shape_do_not_matter(tmp_path: Path) -> None:
+    g = tiny_llama()
+    g.change("blk.0.attn_q.weight", shape=[64, 64, 1, 1])
+    path = tmp_path / "model.gguf"
+    path.write_bytes(g.encode())
+    assert read_gguf(path).tensor_by_name["blk.0.attn_q.weight"].shape == (64, 64, 1, 1)
+
+
 def _bytes_read() -> int:
     with open("/proc/self/io") as io:  # noqa: PTH123
         return next(int(line.split()[1]) for line in io if line.startswith("rchar"))

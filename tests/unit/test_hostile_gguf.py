@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_factory import HOSTILE, hostile
+from gguf_factory import HOSTILE, hostile, write_gguf
 from gguf_factory.hostile_files import split_llama
 from gguf_factory.raw import tiny_llama
 from hypothesis import given, settings
@@ -51,6 +51,38 @@ def test_a_hostile_file_is_refused(kind: str, tmp_path: Path) -> None:
     assert any(remedy in message.rpartition(";")[2] for remedy in REMEDIES), "the remedy last"
     if path.is_file() and "missing" not in kind:
         assert re.search(r"\(at byte \d+\)", message)
+
+
+DIVISORS = [
+    ("mamba2", "ssm.group_count"),
+    ("mamba2", "ssm.time_step_rank"),
+    ("mamba2", "ssm.conv_kernel"),
+    ("mamba2", "ssm.inner_size"),
+]
+
+
+@pytest.mark.parametrize(("arch", "key"), DIVISORS)
+def test_what_llama_cpp_divides_by_is_not_zero(arch: str, key: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", arch, metadata={f"{arch}.{key}": 0})
+    with pytest.raises(ModelFileError, match="is 0, and llama"):
+        read_gguf(path)
+
+
+@pytest.mark.parametrize(
+    ("arch", "metadata"),
+    [
+        ("minicpm3", {"attention.head_count_kv": 1}),
+        ("deepseek2", {"attention.head_count_kv": 2}),
+        ("deepseek2", {"attention.key_length": 289}),
+        ("phi3", {"rope.dimension_count": 0}),
+        ("granitemoe", {"expert_used_count": [0, 2, 9]}),
+        ("lfm2", {"attention.head_count_kv": [0, 3]}),
+    ],
+)
+def test_shapes_that_llama_cpp_asserts_on_are_refused(arch: str, metadata: dict[str, Any], tmp_path: Path) -> None:
+    changed = {f"{arch}.{key}": value for key, value in metadata.items()}
+    with pytest.raises(ModelFileError):
+        read_gguf(write_gguf(tmp_path / "model.gguf", arch, metadata=changed))
 
 
 def test_what_it_costs_does_not_follow_what_the_file_claims(tmp_path: Path) -> None:
