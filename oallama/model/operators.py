@@ -1,8 +1,8 @@
 """The weight-bearing mul-mats of a model's graph, from its tensor names alone, in the order llama.cpp runs them.
 
-Compared with real decodes (trace.py) in tests/e2e/test_operator_trace.py, and with graphs recorded from 122 architectures
-in tests/golden/test_operator_graphs.py. An architecture it does not know gets the common order, which is a guess; a role
-it does not know is no operator.
+Compared with real decodes (trace.py) in tests/e2e/test_operator_trace.py, and with graphs recorded from 122
+architectures in tests/golden/test_operator_graphs.py. An architecture it does not know gets the common order, which is
+a guess; a role it does not know is no operator.
 """
 
 from __future__ import annotations
