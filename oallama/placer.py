@@ -77,7 +77,7 @@ class Placer:
         self.vram_fill = vram_fill
         self.gpu_weights = gpu_weights
         self.threads = threads or default_threads()
-        self._context: dict[str, Any] = {"type_k": type_k, "type_v": type_v, "flash_attn": flash_attn}
+        self.type_k, self.type_v, self.flash_attn = type_k, type_v, flash_attn
         self._profile = profile
         self._graph: Graph = build_graph(model, self.operators, tensor_names)
         self._probes: dict[LoadSettings, ProbeResult] = {}
@@ -247,7 +247,7 @@ class Placer:
             self.threads,
             operators=self.operators,
             tensor_names=self.tensor_names,
-            **{**self._context, **options},
+            **{**self._context(plan.device != "none"), **options},
         )
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
@@ -272,6 +272,12 @@ class Placer:
             self.operators, self._graph, self.profile(), self._probe, self.vram, self.vram_fill, self.gpu_weights
         )
 
+    def _context(self, on_device: bool) -> dict[str, Any]:
+        """KV cache and attention of a load. "auto" keeps flash attention off on the CPU alone, as llama-cpp-python does:
+        there it is slower from some hundred tokens on (docs/decisions.md). Quantised V needs it."""
+        off = self.flash_attn == "auto" and not on_device and self.type_v in ("f16", "f32", "bf16")
+        return {"type_k": self.type_k, "type_v": self.type_v, "flash_attn": "off" if off else self.flash_attn}
+
     def _settings(self, load: Workload, placed: Placed) -> LoadSettings:
         """How the engine would load a placement."""
         from oallama.device.load_params import LoadSettings
@@ -287,7 +293,7 @@ class Placer:
             n_gpu_layers=n_gpu_layers(self.model.n_layer, placed),
             host_patterns=host_patterns(self.operators, where, self.tensor_names) if on_device else (),
             n_threads=self.threads,
-            **self._context,
+            **self._context(on_device),
         )
 
     def _probe(self, load: Workload, placed: Placed) -> LoadBytes:

@@ -32,8 +32,17 @@ from oallama import Placer
 Sample = dict[str, float]
 
 
-def prompt_of(n_tokens: int, n_vocab: int) -> list[int]:
-    return [int(t) for t in np.random.default_rng(7).integers(3, min(n_vocab, 1000), n_tokens)]
+def prompt_of(n_tokens: int, n_vocab: int, seed: int = 7) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(3, min(n_vocab, 1000), n_tokens)]
+
+
+def lasting_prompt(engine: Any, n_prompt: int, n_gen: int) -> list[int]:
+    """A prompt that the model continues for n_gen tokens without ending."""
+    for seed in range(100):
+        prompt = prompt_of(n_prompt, engine.n_vocab, seed)
+        if engine.generate(prompt, max_tokens=n_gen, temperature=0.0).n_gen == n_gen:
+            return prompt
+    raise SystemExit(f"the model always ends before {n_gen} tokens; lower -n")
 
 
 def interleaved(arms: dict[str, Callable[[], Sample]], rounds: int) -> dict[str, list[Sample]]:
@@ -89,9 +98,9 @@ def measure_cpu(args: argparse.Namespace) -> dict[str, Any]:
     for path in args.models:
         placer = Placer.load(path, device="none", threads=args.threads)
         n_prompt = min(args.n_prompt, (placer.model.n_ctx_train or 4096) - args.n_gen)
-        prompt = prompt_of(n_prompt, placer.model.n_vocab)
-        plan = placer.plan("cpu", n_prompt=n_prompt, n_gen=args.n_gen)
+        plan = placer.cpu_plan(n_prompt=n_prompt, n_gen=args.n_gen)
         with placer.engine(plan) as engine:
+            prompt = lasting_prompt(engine, n_prompt, args.n_gen)
             arms = {
                 "stock": stock_arm(path, prompt, args.n_gen, plan.workload.n_ctx, args.threads),
                 "oallama": engine_arm(engine, prompt, args.n_gen),
@@ -169,7 +178,7 @@ def measure_logits(args: argparse.Namespace) -> dict[str, Any]:
             ours = engine.logits(prompt)
         stock = llama_cpp.Llama(
             path, n_ctx=plan.workload.n_ctx, n_threads=args.threads, n_threads_batch=args.threads, logits_all=True,
-            flash_attn=True, verbose=False,
+            verbose=False,
         )  # fmt: skip
         stock.eval(prompt)
         reference = np.array(stock.scores[: len(prompt)])
