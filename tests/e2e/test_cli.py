@@ -316,7 +316,7 @@ def on_terminal(*arguments, **env):
 
 @needs_model
 def test_on_a_terminal_there_are_colours_unless_no_color_is_set(profile):
-    command = ("affinity-report", MODEL, *HALF, "--affinity", "paper")  # which fills the device whatever it gains
+    command = ("affinity-report", MODEL, *HALF, "--fill", "full")
     assert "\x1b[1;32mGPU" in on_terminal(*command, NO_COLOR="")
     plain = on_terminal(*command, NO_COLOR="1")
     assert "GPU" in plain
