@@ -273,8 +273,8 @@ class Placer:
         )
 
     def _context(self, on_device: bool) -> dict[str, Any]:
-        """KV cache and attention of a load. "auto" keeps flash attention off on the CPU alone, as llama-cpp-python does:
-        there it is slower beyond short contexts (docs/decisions.md). Quantised V needs it."""
+        """KV cache and attention of a load. "auto" keeps flash attention off on the CPU alone, as llama-cpp-python
+        does: there it is slower beyond short contexts (docs/decisions.md). Quantised V needs it."""
         off = self.flash_attn == "auto" and not on_device and self.type_v in ("f16", "f32", "bf16")
         return {"type_k": self.type_k, "type_v": self.type_v, "flash_attn": "off" if off else self.flash_attn}
 

@@ -13,17 +13,18 @@ A server that neither answers nor dies (stopped, or cut off) is found by asking 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol, TypeVar
 
 from oallama.core.errors import DeviceError, UsageError
+from oallama.device import rpc_abort
 
 T = TypeVar("T")
+
+_WAKE = object()  # in a queue of results: look why
 
 POLL_S = 0.2  # how often a waiting caller looks whether the device still lives
 STALL_S = 300.0  # no beat for so long: the device is given up
@@ -72,14 +73,14 @@ class Guard:
         on_lost: Callable[[], None] = lambda: None,
         stall_s: float = STALL_S,
     ) -> None:
-        _install_abort_callback()
+        rpc_abort.install()
         self.name = name
         self.lost = ""  # why the device was given up
-        self._alive = alive
+        self.alive = alive
         self._on_lost = on_lost
         self._stall_s = stall_s
         self._last_beat = time.monotonic()
-        self._abort_message = ""
+        self.broke = False
         self._wake: Callable[[], None] = lambda: None  # of the call in flight
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stop = threading.Event()  # of the stream in flight
@@ -182,7 +183,7 @@ class Guard:
         if not self._busy.acquire(blocking=False):
             raise UsageError(f"the device {self.name} is still busy with another call; finish or close that one first")
         try:
-            if not self.lost and not self._alive():
+            if not self.lost and not self.alive():
                 self._give_up("it is gone", abort_to_come=False)  # nobody waits for its answer
             if self.lost:
                 raise self._error()
@@ -195,13 +196,8 @@ class Guard:
     @contextlib.contextmanager
     def _told_of_aborts(self, results: queue.SimpleQueue[Any]) -> Iterator[None]:
         self._wake = lambda: results.put(_WAKE)
-        with _guards_lock:
-            _guards.append(self)
-        try:
+        with rpc_abort.told(self):
             yield
-        finally:
-            with _guards_lock:
-                _guards.remove(self)
 
     def _next(self, results: queue.SimpleQueue[Any]) -> Any:
         while True:
@@ -211,9 +207,9 @@ class Guard:
                 result = _WAKE
             if result is not _WAKE:
                 return result
-            if self._abort_message:
+            if self.broke:
                 self._give_up("the connection to it broke", abort_to_come=False)
-            elif not self._alive():
+            elif not self.alive():
                 self._give_up("it ended or stopped answering")
             elif time.monotonic() - self._last_beat > self._stall_s:
                 self._give_up(f"it has not answered for {self._stall_s:.0f} s")
@@ -223,8 +219,7 @@ class Guard:
     def _give_up(self, reason: str, abort_to_come: bool = True) -> None:
         self.lost = reason
         if abort_to_come:
-            with _guards_lock:
-                _abort_to_come.append(self)
+            rpc_abort.expect(self)
         self._on_lost()
 
     def _error(self) -> DeviceError:
@@ -232,64 +227,7 @@ class Guard:
             f"the device {self.name} was lost while working: {self.lost}; run again, or use --device none"
         )
 
-    def _aborted(self, message: str) -> None:
-        self._abort_message = message
+    def connection_broke(self) -> None:
+        """Called on ggml's thread, which is parked afterwards."""
+        self.broke = True
         self._wake()
-
-
-_WAKE = object()
-_guards: list[Guard] = []  # with a call in flight
-_abort_to_come: list[Guard] = []  # given up while ggml still waits: it will abort when the connection breaks at last
-_guards_lock = threading.Lock()
-_kept: list[Any] = []  # callbacks that ggml may call
-
-
-def _install_abort_callback() -> None:
-    """Make ggml park a thread whose RPC server is gone while a guarded call lasts; other aborts stay as they were.
-
-    Installed again for every guard, in front of whatever took its place meanwhile.
-    """
-    from llama_cpp import llama_cpp as api
-
-    signature = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-    install = api._lib.ggml_set_abort_callback
-    install.argtypes, install.restype = [signature], ctypes.c_void_p
-    before: list[Any] = []
-
-    def on_abort(message: bytes | None) -> None:
-        text = (message or b"").decode("utf-8", "replace")
-        if "ggml-rpc.cpp" in text and _tell_guards(text):
-            threading.Event().wait()  # for good
-        if before:
-            before[0](message)
-        else:
-            print(text, file=sys.stderr, flush=True)
-
-    with _guards_lock:
-        callback = signature(on_abort)
-        address = install(callback)
-        if _kept and address == ctypes.cast(_kept[-1], ctypes.c_void_p).value:
-            install(_kept[-1])
-            return
-        if address:
-            before.append(signature(address))
-        _kept.append(callback)
-
-
-def _tell_guards(message: str) -> bool:
-    """Tell the guard whose connection ggml gave up; False if no guard, and none given up before, can be meant.
-
-    ggml does not say which connection broke. It is that of a guard with a call in flight whose device is dead; else
-    one given up before, if ggml still owes us its abort; else it may be any with a call in flight.
-    """
-    with _guards_lock:
-        waiting = list(_guards)
-    dead = [guard for guard in waiting if not guard._alive()]
-    with _guards_lock:
-        awaited = [guard for guard in _abort_to_come if guard in dead or not dead]
-        if awaited:
-            _abort_to_come.remove(awaited[0])
-            return True
-    for guard in dead or waiting:
-        guard._aborted(message)
-    return bool(waiting)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from oallama.core.errors import DeviceError
 from oallama.core.types import CPU_DEVICE, DeviceInfo
 from oallama.device.load_params import load_bridge
-from oallama.device.rpc_link import connect, connection_broke, device_info, forget_dead
+from oallama.device.rpc_link import connect, connection_broke, device_info, linked_pointer, list_with_links
 from oallama.device.rpc_worker import RpcWorker
 from oallama.device.spec import DeviceSpec, parse_device
 
@@ -41,22 +41,23 @@ class OpenDevice:
 
 
 def list_devices() -> list[DeviceInfo]:
-    """Every device ggml found in this process, the CPU included, in ggml's order. Raises BridgeError."""
-    bridge = load_bridge()
-    forget_dead()
-    return [device_info(device) for device in bridge.devices()]
+    """Every device ggml found in this process, the CPU included, in ggml's order. Raises BridgeError,
+    DeviceError where the server of an open RPC device goes while it is asked."""
+    return [device_info(device) for device in list_with_links(load_bridge())]
 
 
 def device_pointer(name: str) -> int:
     """ggml_backend_dev_t of a device, 0 for "none". Raises DeviceError listing the known ones."""
     if name == NO_DEVICE:
         return 0
-    bridge = load_bridge()
-    forget_dead()
-    try:
-        return bridge.device_ptr(name)
-    except ValueError as error:
-        raise DeviceError(str(error)) from None
+    linked = linked_pointer(name)
+    if linked is not None:
+        return linked
+    devices = list_with_links(load_bridge())
+    for device in devices:
+        if device.name.lower() == name.lower():
+            return device.pointer
+    raise DeviceError(f"there is no device {name!r}; there are: {', '.join(device.name for device in devices)}")
 
 
 @contextlib.contextmanager

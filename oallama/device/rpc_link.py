@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from oallama.core.errors import DeviceError
@@ -31,11 +31,12 @@ _stuck = ""  # why this process can connect no more
 
 
 class RpcLink:
-    """A held connection. info: the server's first device. Made by `connect`."""
+    """A held connection. info, pointer: the server's first device, and its ggml_backend_dev_t. Made by `connect`."""
 
-    def __init__(self, endpoint: str, info: DeviceInfo, backend: int, alive: Callable[[], bool]) -> None:
+    def __init__(self, endpoint: str, info: DeviceInfo, pointer: int, backend: int, alive: Callable[[], bool]) -> None:
         self.endpoint = endpoint
         self.info = info
+        self.pointer = pointer
         self.alive = alive
         self._backend: int | None = backend
 
@@ -56,8 +57,29 @@ class RpcLink:
             _Client(load_bridge()).free(backend)
 
 
-def forget_dead() -> None:
-    """Take the devices of servers that are gone out of ggml's registry. Call it before anything lists devices."""
+def linked_pointer(name: str) -> int | None:
+    """ggml_backend_dev_t of a connected device, without asking its server; None where no such one is connected."""
+    with _lock:
+        return next((link.pointer for link in _links if link.info.name.lower() == name.lower()), None)
+
+
+def list_with_links(bridge: Bridge) -> list[Device]:
+    """Every device, including those connected. Guarded where there are any, since ggml asks their servers.
+
+    Raises DeviceError where a server goes right then.
+    """
+    _forget_dead()
+    if not _links:
+        return bridge.devices()
+    guard = Guard("list of devices", lambda: all(link.alive() for link in list(_links)), stall_s=CONNECT_S)
+    try:
+        return guard.call(bridge.devices)
+    finally:
+        guard.close(lambda: None)
+
+
+def _forget_dead() -> None:
+    """Take the devices of servers that are known to be gone out of ggml's registry."""
     with _lock:
         for link in list(_links):
             if not link.alive():
@@ -65,18 +87,21 @@ def forget_dead() -> None:
 
 
 def _unregister(link: RpcLink) -> None:
-    """ggml drops devices by registry, and files all RPC devices under one; so that one is taken out, and everything
-    still connected is put back. Nothing is sent."""
-    if link not in _links:
-        return
+    if link in _links:
+        _links.remove(link)
+        _register_only(_links, [*_links, link])
+
+
+def _register_only(links: Sequence[RpcLink], of: Sequence[RpcLink]) -> None:
+    """Leave the devices of these links in ggml's registry, and of no other. ggml drops devices by registry, and files
+    all RPC devices under one; so that one is taken out and what stays is put back. Nothing is sent."""
     client = _Client(load_bridge())
-    _links.remove(link)
-    client.unload(client.registry(link.endpoint.encode()))
+    for link in of:
+        client.unload(client.registry(link.endpoint.encode()))
     client.unload(client.all_rpc())
     client.register(client.all_rpc())
-    for other in _links:
-        client.unload(client.registry(other.endpoint.encode()))
-        client.register(client.registry(other.endpoint.encode()))
+    for link in links:
+        client.register(client.registry(link.endpoint.encode()))
 
 
 def connection_broke(endpoint: str) -> bool:
@@ -105,18 +130,22 @@ def connect(spec: DeviceSpec, endpoint: str, alive: Callable[[], bool]) -> RpcLi
     import ggml_bridge
 
     bridge = load_bridge()
-    forget_dead()
+    _forget_dead()
 
     def make() -> RpcLink:
+        _register_only([], _links)  # the bridge asks every server there is when it looks for a device
         try:
             names = bridge.rpc_add(endpoint)
         except ggml_bridge.BridgeError as error:
+            _register_only(_links, _links)
             raise DeviceError(str(error)) from None
         client = _Client(bridge)
         client.buffer_type(endpoint.encode(), 0)  # asks the server once; the answer is kept
         backend = client.init(endpoint.encode(), 0)
-        link = RpcLink(endpoint, device_info(bridge.device(names[0])), backend, alive)
+        device = bridge.device(names[0])
+        link = RpcLink(endpoint, device_info(device), device.pointer, backend, alive)
         _links.append(link)
+        _register_only(_links, _links)
         return link
 
     with _lock:

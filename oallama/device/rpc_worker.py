@@ -51,7 +51,10 @@ class RpcWorker:
         """Whether the worker can still compute: it runs, and has not been stopped for STOPPED_S."""
         if self._server.died() is not None:
             return False
-        if not _is_stopped(self.pid):
+        status = _status(self.pid)
+        if status in _ENDED:
+            return False  # its last threads are about to go
+        if status not in _STOPPED:
             self._stopped_since = None
             return True
         now = time.monotonic()
@@ -70,11 +73,14 @@ class RpcWorker:
         self._server.close()
 
 
-def _is_stopped(pid: int) -> bool:
+_ENDED = ("zombie", "dead")  # psutil's names
+_STOPPED = ("stopped", "tracing-stop")
+
+
+def _status(pid: int) -> str:
     import psutil
 
     try:
-        status: str = psutil.Process(pid).status()
+        return str(psutil.Process(pid).status())
     except psutil.Error:
-        return False
-    return status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return "dead"

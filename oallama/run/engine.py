@@ -12,10 +12,10 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oallama.core.errors import DeviceError, PlanError, UsageError
+from oallama.core.errors import UsageError
 from oallama.core.types import ModelInfo, Operator
 from oallama.device.cpu import default_threads
-from oallama.device.guard import STALL_S, Direct, Guard, Runner
+from oallama.device.guard import STALL_S
 from oallama.device.load_params import (
     FlashAttention,
     LoadSettings,
@@ -24,14 +24,15 @@ from oallama.device.load_params import (
     load_bridge,
 )
 from oallama.device.native_log import native_log
-from oallama.device.opening import NO_DEVICE, OpenDevice, device_pointer, open_now
-from oallama.device.spec import DeviceSpec, parse_device
+from oallama.device.opening import OpenDevice, device_pointer, open_now
+from oallama.device.spec import DeviceSpec
 from oallama.model.memory import ProbeResult, load_refusal, memory_of, probe_memory
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
 from oallama.run.generate import Generation, Piece, Sampler, check_tokens, generation_of, pieces, tokenize
 from oallama.run.load import load_progress, usable_layouts
 from oallama.run.loaded_memory import EngineMemory, compare_memory
+from oallama.run.setup import check_device, device_of, read_operators, release, runner_for
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,11 +74,11 @@ class Engine:
         stall_s: float = STALL_S,
     ) -> None:
         if operators is None or tensor_names is None:
-            operators, tensor_names = _read_operators(model.path)
+            operators, tensor_names = read_operators(model.path)
         plan.check(model, operators)
         for name in (type_k, type_v):
             cache_type(name)
-        spec = _device_of(plan, device)
+        spec = device_of(plan, device)
         bridge = load_bridge()
         placements, warnings = usable_layouts(operators, plan.operators, bridge)
         layouts_named = any(placement.layout for placement in placements)
@@ -102,10 +103,10 @@ class Engine:
         self.probed = probed or probe_memory(self._settings)
         self._running: Generator[Piece, None, None] | None = None
         device_now = open_now(spec)
-        self._runner = _runner(device_now, stall_s)
-        self._release = weakref.finalize(self, _release, loaded := [], self._runner, device_now)
+        self._runner = runner_for(device_now, stall_s)
+        self._release = weakref.finalize(self, release, loaded := [], self._runner, device_now)
         try:
-            _check_device(plan, device_now)
+            check_device(plan, device_now)
             self._llama = self._load(device_now, progress)
             loaded.append(self._llama)
             self.device = device_now.name
@@ -264,49 +265,3 @@ class Engine:
         bridge = load_bridge()
         buffers = self._runner.call(lambda: memory_of(bridge, self._context))
         return compare_memory(buffers, self.device, self.plan.memory)
-
-
-def _release(loaded: list[PlacedLlama], runner: Runner, device: OpenDevice) -> None:
-    """Free what an engine holds, in the order its parts need each other; a lost device's memory is left alone."""
-
-    def free() -> None:
-        for llama in loaded:
-            llama.close()
-
-    try:
-        if not runner.close(free):
-            for llama in loaded:
-                llama.abandon()
-    finally:
-        device.close()
-
-
-def _read_operators(path: str) -> tuple[Sequence[Operator], Sequence[str]]:
-    from oallama.model.gguf_reader import read_gguf
-    from oallama.model.operators import operators
-
-    gguf = read_gguf(path)
-    return operators(gguf), [tensor.name for tensor in gguf.tensors]
-
-
-def _device_of(plan: Plan, device: DeviceSpec | None) -> DeviceSpec:
-    """The device to open: none for a plan that needs none. Raises DeviceError, PlanError where the two clash."""
-    if plan.device == NO_DEVICE:
-        return DeviceSpec("none")
-    spec = device or parse_device(plan.device)
-    if spec.kind == "cpu-pair":
-        raise DeviceError(
-            "cpu-pair can be profiled but not run: llama.cpp has no second CPU to keep weights on; use rpc-worker"
-        )
-    return spec
-
-
-def _check_device(plan: Plan, device: OpenDevice) -> None:
-    if device.name == NO_DEVICE and any(placement.gg > 0 for placement in plan.operators):
-        raise PlanError(f"the plan needs device {plan.device}, but --device {device.spec} is none here; plan again")
-
-
-def _runner(device: OpenDevice, stall_s: float) -> Runner:
-    if not device.spec.is_remote:
-        return Direct()
-    return Guard(f"{device.name} ({device.spec})", device.alive, device.give_up, stall_s)

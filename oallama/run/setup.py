@@ -1,0 +1,65 @@
+"""What an engine needs around a loaded model: the device it opens, where calls on it run, and how all is freed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from oallama.core.errors import DeviceError, PlanError
+from oallama.core.types import Operator
+from oallama.device.guard import Direct, Guard, Runner
+from oallama.device.opening import NO_DEVICE, OpenDevice
+from oallama.device.spec import DeviceSpec, parse_device
+from oallama.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from oallama.run.placed_llama import PlacedLlama
+
+
+def release(loaded: list[PlacedLlama], runner: Runner, device: OpenDevice) -> None:
+    """Free what an engine holds, in the order its parts need each other; a lost device's memory is left alone."""
+
+    def free() -> None:
+        for llama in loaded:
+            llama.close()
+
+    try:
+        if not runner.close(free):
+            for llama in loaded:
+                llama.abandon()
+    finally:
+        device.close()
+
+
+def read_operators(path: str) -> tuple[Sequence[Operator], Sequence[str]]:
+    """The operators and all tensor names of a GGUF. Raises ModelFileError."""
+    from oallama.model.gguf_reader import read_gguf
+    from oallama.model.operators import operators
+
+    gguf = read_gguf(path)
+    return operators(gguf), [tensor.name for tensor in gguf.tensors]
+
+
+def device_of(plan: Plan, device: DeviceSpec | None) -> DeviceSpec:
+    """The device to open: none for a plan that needs none. Raises DeviceError, PlanError where the two clash."""
+    if plan.device == NO_DEVICE:
+        return DeviceSpec("none")
+    spec = device or parse_device(plan.device)
+    if spec.kind == "cpu-pair":
+        raise DeviceError(
+            "cpu-pair can be profiled but not run: llama.cpp has no second CPU to keep weights on; use rpc-worker"
+        )
+    return spec
+
+
+def check_device(plan: Plan, device: OpenDevice) -> None:
+    """Raises PlanError for a plan that puts something on a device where none was found."""
+    if device.name == NO_DEVICE and any(placement.gg > 0 for placement in plan.operators):
+        raise PlanError(f"the plan needs device {plan.device}, but --device {device.spec} is none here; plan again")
+
+
+def runner_for(device: OpenDevice, stall_s: float) -> Runner:
+    """Where calls on this device run: guarded where a server may be lost."""
+    if not device.spec.is_remote:
+        return Direct()
+    return Guard(f"{device.name} ({device.spec})", device.alive, device.give_up, stall_s)
