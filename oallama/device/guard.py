@@ -150,8 +150,9 @@ class Guard:
                     yield item
             finally:
                 stop.set()
-                while not finished and not self.lost:
-                    finished = self._next(results)[2]
+                with contextlib.suppress(DeviceError):  # whoever calls next hears of it
+                    while not finished and not self.lost:
+                        finished = self._next(results)[2]
 
     def close(self, last: Callable[[], None]) -> bool:
         """Stop what is in flight, call `last` on the guarded thread and end it; False if the device is lost, and

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -377,6 +379,30 @@ def test_a_worker_killed_while_loading_is_a_device_error(
     assert os.fstat(1).st_ino == stdout, "llama_cpp mutes the process while it loads, and would have left it mute"
     with engine_of(case) as another:
         assert another.generate("once", max_tokens=2, temperature=0).n_gen == 2
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_losing_worker_after_worker_at_any_moment_leaves_a_usable_process(f16: Path) -> None:
+    case = placed(f16, "rpc-worker", attention)
+    rng = random.Random(11)
+    for round in range(10):
+        engine = engine_of(case)
+        timer = lose(engine, signal.SIGKILL, rng.uniform(0, 0.2))
+
+        def work(engine: Engine = engine, seed: int = round) -> None:
+            for _ in engine.stream("once", max_tokens=rng.randint(0, 60), temperature=1.0, seed=seed):
+                if rng.random() < 0.02:
+                    break
+            engine.llama.reset()
+            engine.llama.eval(TOKENS[: rng.randint(1, 40)])
+            list_devices()
+
+        until_lost(work)
+        timer.join()
+        engine.close()
+    gc.collect()
+    with engine_of(case) as engine:
+        assert np.array_equal(engine.logits(TOKENS), engine.logits(TOKENS))
 
 
 def test_a_worker_killed_between_calls_is_a_device_error(f16: Path) -> None:
