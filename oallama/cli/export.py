@@ -24,7 +24,7 @@ def command(plan_file: str, target: str, output: str | None) -> None:
     from oallama.plan.plan import Plan
 
     if target == "plugin":
-        raise UsageError("export --to plugin comes with the split backend (issue 4); use llama-server or llama-cli")
+        raise UsageError("export --to plugin comes with the split backend; use llama-server or llama-cli")
     plan = Plan.load(plan_file)
     placer = Placer.load(plan.record.model_path, device="none")
     plan.check(placer.model, placer.operators)

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 POLICIES = ("auto", "oato", "layers", "cpu")
 LATER_POLICIES = {
-    "scheinfer": "streaming of weights (issue 5)",
-    "hetegen": "streaming of weights (issue 5)",
-    "twinpilots": "streaming of weights (issue 5)",
-    "flexgen": "streaming of weights (issue 5)",
-    "fiddler": "the comparison of policies (issue 6)",
-    "fit": "the comparison with stock llama.cpp (issue 6)",
+    "scheinfer": "streaming of weights",
+    "hetegen": "streaming of weights",
+    "twinpilots": "streaming of weights",
+    "flexgen": "streaming of weights",
+    "fiddler": "the comparison of policies",
+    "fit": "the comparison with stock llama.cpp",
 }
 """Policies of the contract that this version lacks, and what brings them."""
 

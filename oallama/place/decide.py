@@ -89,18 +89,23 @@ def decide(
         raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICIES)}")
     if policy == "cpu" or problem.profile.device == CPU_DEVICE:
         return _on_cpu(problem, load, phase)
-    memory, load, notes = _device_memory(problem, load, required=policy != "auto")
+    asked = load
+    memory, load, notes = _device_memory(problem, asked, required=policy != "auto")
     if memory is None:
-        return replace(_on_cpu(problem, load, phase), notes=notes)
+        return replace(_on_cpu(problem, asked, phase), notes=notes)
     candidates = ("oato", "layers", "cpu") if policy == "auto" else (policy,)
     decisions = [
-        _on_cpu(problem, load, phase)
+        _on_cpu(problem, asked, phase)
         if candidate == "cpu"
         else _verified(problem, candidate, load, phase, memory, affinity, fill)
         for candidate in candidates
     ]
     best = min(decisions, key=lambda decision: decision.placed.seconds)
-    return replace(best, notes=(*notes, *best.notes))
+    if best.placed.first_device_layer <= problem.graph.n_layer:
+        return replace(best, notes=(*notes, *best.notes))
+    if best.policy == "cpu":
+        return best
+    return _nothing_placed(problem, best.policy, asked, phase, memory)  # what was lowered for the device need not be
 
 
 def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: str) -> Decision:
