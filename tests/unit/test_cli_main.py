@@ -117,7 +117,7 @@ def test_policies_of_later_releases_say_when_they_come(capsys, policy):
     assert cli_main.exit_code(["plan", "a.gguf", "--policy", policy]) == 2
     said = capsys.readouterr().err
     assert f"policy {policy} is not in oallama" in said
-    assert "issue" in said
+    assert "it comes with the comparison" in said or "it comes with streaming" in said
     assert "choose one of auto, oato, layers, cpu" in said
 
 
