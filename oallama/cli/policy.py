@@ -13,12 +13,12 @@ from oallama import __version__
 from oallama.cli.options import Function, count, given
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import CPU_DEVICE
+from oallama.place.decide import POLICIES
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
-POLICIES = ("auto", "oato", "layers", "cpu")
 LATER_POLICIES = {
     "scheinfer": "streaming of weights",
     "hetegen": "streaming of weights",

@@ -97,15 +97,13 @@ def decide(
     decisions = [
         _on_cpu(problem, asked, phase)
         if candidate == "cpu"
-        else _verified(problem, candidate, load, phase, memory, affinity, fill)
+        else _verified(problem, candidate, load, asked, phase, memory, affinity, fill)
         for candidate in candidates
     ]
     best = min(decisions, key=lambda decision: decision.placed.seconds)
-    if best.placed.first_device_layer <= problem.graph.n_layer:
-        return replace(best, notes=(*notes, *best.notes))
-    if best.policy == "cpu":
-        return best
-    return _nothing_placed(problem, best.policy, asked, phase, memory)  # what was lowered for the device need not be
+    if best.placed.first_device_layer > problem.graph.n_layer:
+        return best  # without the device, nothing had to be lowered for it
+    return replace(best, notes=(*notes, *best.notes))
 
 
 def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: str) -> Decision:
@@ -190,18 +188,21 @@ def _verified(
     problem: Problem,
     policy: str,
     load: Workload,
+    asked: Workload,
     phase: Phase,
     memory: DeviceMemory,
     affinity: AffinityRule,
     fill: FillRule,
 ) -> Decision:
-    """Propose a placement, ask what it really takes, and take what is too much off the budget until it fits."""
+    """Propose a placement, ask what it really takes, and take what is too much off the budget until it fits.
+
+    load is asked, with the micro-batch lowered as the device needs; a placement that leaves it empty is for asked."""
     costs = costs_of(problem, load, phase)
     overrun = 0
     for _ in range(VERIFY_ROUNDS):
         placed = _propose(policy, costs, problem.operators, memory, overrun, affinity, fill)
         if placed.first_device_layer > problem.graph.n_layer:
-            return _nothing_placed(problem, policy, load, phase, memory)
+            return _nothing_placed(problem, policy, asked, phase, memory)
         taken = problem.probe(load, placed)
         real = ledger(memory.capacity, memory.fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute)
         if real.spare >= 0:
