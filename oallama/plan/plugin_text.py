@@ -1,0 +1,61 @@
+"""A plan as the text that libggml-oallama reads (ggml_bridge/native/split/ggml-oallama.h): which slice of which tensor
+lies where. The engine hands it over in memory, stock binaries read it from the file that OALLAMA_PLAN names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oallama.core.errors import PlanError
+from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, PlanRecord
+from oallama.plan.plan import Plan
+from oallama.plan.split import cut_axis, slice_counts
+
+FORMAT = "oallama-plan 1"
+"""First line: the format and its version."""
+
+_NO_LAYOUT = "-"  # there is no CC slice that could have one
+_NAME_BYTES = 127  # OALLAMA_NAME_BYTES with its terminating zero
+
+
+def is_split(placement: OperatorPlacement) -> bool:
+    """Whether a part of the operator lies on the device and a part in host memory, so that only the plugin can run it.
+
+    A whole operator on either side is llama.cpp's own business.
+    """
+    return 0 < placement.gg < 1
+
+
+def plugin_text(
+    plan: Plan | PlanRecord, operators: Sequence[Operator], device_name: str, every_operator: bool = False
+) -> str:
+    """The plan text: format, model fingerprint, device and one line for each split operator, in graph order.
+
+    device_name: ggml's name of the device that holds GG (`RPC0`), not the --device spec that makes it.
+    every_operator: list the operators that lie whole on one side too; the plugin then takes all that `-ot` gives it.
+    CC without a named layout is plain (CPU): the plugin asks for one it can slice. Raises PlanError for an operator
+    without a placement, and for names that the format cannot carry.
+    """
+    record = plan.record if isinstance(plan, Plan) else plan
+    by_name = {placement.name: placement for placement in record.operators}
+    lines = [FORMAT, f"model {_word(record.model_fingerprint)}", f"device {_word(device_name)}"]
+    for operator in operators:
+        placement = by_name.get(operator.name)
+        if placement is None:
+            raise PlanError(f"the plan has no place for operator {operator.name}; make a new plan for this model")
+        if every_operator or is_split(placement):
+            lines.append(_tensor_line(operator, placement))
+    return "\n".join(lines) + "\n"
+
+
+def _tensor_line(operator: Operator, placement: OperatorPlacement) -> str:
+    cc, cg, gg = slice_counts(operator, placement)
+    shape = "x".join(str(extent) for extent in operator.shape)
+    layout = _word(placement.layout or CPU_DEVICE) if cc else _NO_LAYOUT
+    return f"tensor {_word(operator.name)} {operator.type} {shape} {cut_axis(operator)} {cc} {cg} {gg} {layout}"
+
+
+def _word(name: str) -> str:
+    if not name or name.split() != [name] or len(name.encode()) > _NAME_BYTES:
+        raise PlanError(f"{name!r} cannot stand in a plugin's plan file: give it a name without blanks, 1-127 bytes long")
+    return name
