@@ -59,6 +59,8 @@ class Operator:
     bytes: int
     active_fraction: float  # experts used / experts for MUL_MAT_ID, else 1.0
     n_expert_used: int = 1  # experts each token is routed to (MUL_MAT_ID), else 1
+    gate_up: bool = False  # one weight for both: rows 0..N/2 are the gate, the others up
+    biased: bool = False  # a bias or a scale of its own follows the mul-mat
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ a guess; a role it does not know is no operator.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from oallama.core.types import Operator, Shape
 from oallama.model.gguf_file import GgufFile, TensorInfo
 from oallama.model.hyperparameters import Hyperparameters, hyperparameters, number
@@ -61,7 +63,8 @@ def operators(gguf: GgufFile) -> tuple[Operator, ...]:
     for _, role in found:
         beside.setdefault(role.layer, set()).add(role.role)
     found.sort(key=lambda pair: _graph_position(gguf, pair[1], beside[pair[1].layer]))
-    return tuple(_operator(tensor, role, h) for tensor, role in found)
+    shapes = {(role.layer, role.role): tensor.shape for tensor, role in found}
+    return tuple(_operator(gguf, tensor, role, h, _holds_gate_and_up(tensor, role, shapes)) for tensor, role in found)
 
 
 def _is_operator(role: TensorRole, h: Hyperparameters) -> bool:
@@ -103,11 +106,27 @@ def _output_after_ffn(gguf: GgufFile) -> bool:
     return gguf.arch in _PARALLEL_FFN
 
 
-def _operator(tensor: TensorInfo, role: TensorRole, h: Hyperparameters) -> Operator:
+def _holds_gate_and_up(
+    tensor: TensorInfo, role: TensorRole, shapes: Mapping[tuple[int | None, str], tuple[int, ...]]
+) -> bool:
+    """Whether this up is twice as wide as the down behind it reads, as phi3's and glm4's, where no gate is beside it.
+
+    shapes: of every operator by layer and role.
+    """
+    if "ffn_gate_up" in role.role:
+        return True
+    if "ffn_up" not in role.role or (role.layer, role.role.replace("ffn_up", "ffn_gate")) in shapes:
+        return False
+    down = shapes.get((role.layer, role.role.replace("ffn_up", "ffn_down")))
+    return down is not None and tensor.shape[1] == 2 * down[0]
+
+
+def _operator(gguf: GgufFile, tensor: TensorInfo, role: TensorRole, h: Hyperparameters, gate_up: bool) -> Operator:
     k, n, e, *_ = (*tensor.shape, 1, 1)
     shape: Shape = (k, n, e)
     routed = role.role in MUL_MAT_ID_ROLES
     used = h.n_expert_used[role.layer] if routed and role.layer is not None else 1
+    stem = tensor.name.removesuffix(".weight")
     return Operator(
         name=tensor.name,
         layer=role.layer,
@@ -118,4 +137,6 @@ def _operator(tensor: TensorInfo, role: TensorRole, h: Hyperparameters) -> Opera
         bytes=tensor.n_bytes,
         active_fraction=used / e if routed else 1.0,
         n_expert_used=used,
+        gate_up=gate_up,
+        biased=any(f"{stem}.{suffix}" in gguf.tensor_by_name for suffix in ("bias", "scale")),
     )

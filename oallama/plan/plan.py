@@ -28,10 +28,9 @@ from oallama.core.types import (
     Workload,
 )
 from oallama.plan.read import Reader
-from oallama.plan.split import split_units
+from oallama.plan.split import FRACTION_TOLERANCE, slice_counts
 
 VERSION = 1
-SUM_TOLERANCE = 1e-9  # of gg + cg + cc, and of a fraction against a multiple of the granularity
 MAX_FILE_BYTES = 64 * 1024 * 1024
 
 _LEDGER_BYTES = ("limit", "weights_gpu", "weights_host", "kv", "compute", "staging", "spare")
@@ -96,7 +95,7 @@ class Plan:
         planned = {placement.name: placement for placement in self.operators}
         _same_names(planned.keys(), [operator.name for operator in operators])
         for operator in operators:
-            _check_granularity(planned[operator.name], operator)
+            slice_counts(operator, planned[operator.name])
 
     def to_json(self) -> dict[str, Any]:
         """The plan as the contract's JSON object."""
@@ -211,20 +210,10 @@ def _check_record(record: PlanRecord) -> None:
         fractions = (placement.gg, placement.cg, placement.cc)
         if not all(math.isfinite(fraction) and 0 <= fraction <= 1 for fraction in fractions):
             raise PlanError(f"operator {placement.name} has a fraction outside 0..1: gg, cg, cc = {fractions}")
-        if abs(math.fsum(fractions) - 1) > SUM_TOLERANCE:
+        if abs(math.fsum(fractions) - 1) > FRACTION_TOLERANCE:
             raise PlanError(
                 f"operator {placement.name}: gg + cg + cc is {math.fsum(fractions):.9g} but must be 1 "
                 f"(gg, cg, cc = {fractions})"
-            )
-
-
-def _check_granularity(placement: OperatorPlacement, operator: Operator) -> None:
-    units = split_units(operator)
-    for name, fraction in (("gg", placement.gg), ("cg", placement.cg), ("cc", placement.cc)):
-        if abs(fraction * units - round(fraction * units)) > SUM_TOLERANCE * units:
-            raise PlanError(
-                f"operator {operator.name}: {name} = {fraction:.9g} is no multiple of its split granularity 1/{units}; "
-                f"the nearest is {round(fraction * units) / units:.9g}"
             )
 
 
