@@ -1,34 +1,44 @@
-"""A plan as the command line of stock llama.cpp that makes the same placement."""
+"""A plan as the command line of stock llama.cpp that makes the same placement; split operators run in the plugin."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from oallama.core.errors import PlanError
-from oallama.core.types import Operator
+from oallama.core.types import CPU_DEVICE, Operator
 from oallama.device.spec import parse_device
-from oallama.plan.patterns import host_patterns
+from oallama.plan.patterns import SPLIT_LAYOUT, host_patterns, is_split
 from oallama.plan.plan import Plan
 
-Target = Literal["llama-server", "llama-cli"]
-TARGETS: tuple[Target, ...] = ("llama-server", "llama-cli")
+Target = Literal["llama-server", "llama-cli", "llama-bench"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+
+LIBRARY_VARIABLE = "GGML_BACKEND_PATH"  # ggml loads this library beside its own back ends
+PLAN_VARIABLE = "OALLAMA_PLAN"
 
 
-def export_command(
-    plan: Plan, operators: Sequence[Operator], all_tensor_names: Iterable[str], target: Target = "llama-server"
-) -> str:
-    """The shell-quoted command line. `-ot` knows CPU as the only host buffer type, so layouts are left to llama.cpp,
-    which repacks what it can; `--fit off` keeps it from changing the rest.
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """Paths that a stock program needs for split operators: libggml-oallama and the text of plan/plugin_text.py."""
 
-    Raises PlanError for a plan over `rpc-worker`, whose worker no other program can reach.
+    library: str
+    plan_file: str
+
+
+def splits(plan: Plan) -> bool:
+    """Whether the plan splits an operator, so that stock llama.cpp needs the plugin for it."""
+    return any(is_split(placement) for placement in plan.operators)
+
+
+def stock_device(plan: Plan) -> str:
+    """ggml's name of the plan's device in a stock program; "none" for a plan without one.
+
+    Raises PlanError for a device that no other program has.
     """
     spec = parse_device(plan.device)
-    arguments = [target, "-m", plan.record.model_path, "-c", str(plan.workload.n_ctx)]
-    arguments += ["-ub", str(plan.workload.n_ubatch), "--fit", "off"]
-    if spec.kind == "none":
-        return shlex.join([*arguments, "--device", "none", "-ngl", "0"])
     if spec.kind == "rpc-worker":
         raise PlanError(
             f"the plan runs on {spec}, a worker that ends with oallama; start llama.cpp's rpc-server, "
@@ -36,11 +46,57 @@ def export_command(
         )
     if spec.kind == "cpu-pair":
         raise PlanError("llama.cpp has no second CPU device; plan for a GPU or rpc://host:port and export that")
-    if spec.kind == "rpc":
-        arguments += ["--rpc", spec.endpoint]
-    arguments += ["--device", spec.name if spec.kind == "ggml" else "RPC0", "-ngl", str(plan.n_gpu_layers)]
-    for pattern, _ in host_patterns(operators, plan.operators, all_tensor_names):
-        if "," in pattern or "=" in pattern:
-            raise PlanError(f"{target} cannot take a tensor name with a comma or an equals sign: {pattern}")
-        arguments += ["-ot", f"{pattern}=CPU"]
-    return shlex.join(arguments)
+    return {"none": "none", "rpc": "RPC0"}.get(spec.kind, spec.name)
+
+
+def export_command(
+    plan: Plan,
+    operators: Sequence[Operator],
+    all_tensor_names: Iterable[str],
+    target: Target = "llama-server",
+    plugin: Plugin | None = None,
+) -> str:
+    """The shell-quoted command line. `-ot` knows CPU as the only plain host buffer type, so layouts of whole operators
+    are left to llama.cpp, which repacks what it can; `--fit off` keeps it from changing the rest.
+
+    A plan that splits operators needs `plugin`; one that does not runs without. Raises PlanError for a device that no
+    other program has, and where a stock program cannot do what the plan says.
+    """
+    device, spec = stock_device(plan), parse_device(plan.device)
+    if any(placement.cg for placement in plan.operators):
+        raise PlanError("the plan streams operators (cg > 0), which is not possible yet; plan with another policy")
+    if splits(plan) and (plugin is None or device == "none"):
+        raise PlanError("the plan splits operators, so it needs a device and the plugin's library and plan file")
+    arguments = [target, "-m", plan.record.model_path, *_workload(plan, target)]
+    if device == "none":
+        return shlex.join([*arguments, "--device", "none", "-ngl", "0"])
+    arguments += ["--rpc", spec.endpoint] if spec.kind == "rpc" else []
+    arguments += ["--device", device, "-ngl", str(plan.n_gpu_layers)]
+    arguments += _overrides(plan, operators, all_tensor_names, target)
+    command = shlex.join(arguments)
+    if plugin is None or not splits(plan):
+        return command
+    # A quoted NAME=value would be the name of a program; only the value may be quoted.
+    settings = {LIBRARY_VARIABLE: plugin.library, PLAN_VARIABLE: plugin.plan_file}
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in settings.items()), command])
+
+
+def _workload(plan: Plan, target: Target) -> list[str]:
+    workload = plan.workload
+    batch = ["-ub", str(workload.n_ubatch)]
+    if target == "llama-bench":  # makes its context as large as its prompts, and changes nothing by itself
+        return [*batch, "-p", str(workload.n_prompt), "-n", str(workload.n_gen)]
+    return ["-c", str(workload.n_ctx), *batch, "--fit", "off"]
+
+
+def _overrides(plan: Plan, operators: Sequence[Operator], all_tensor_names: Iterable[str], target: Target) -> list[str]:
+    """`-ot` and its patterns, those of split operators first."""
+    separators = ",=;" if target == "llama-bench" else ",="
+    overrides: list[str] = []
+    for pattern, layout in host_patterns(operators, plan.operators, all_tensor_names):
+        if any(character in pattern for character in separators):
+            raise PlanError(f"{target} cannot take a tensor name with one of {separators} in it: {pattern}")
+        overrides.append(f"{pattern}={layout if layout == SPLIT_LAYOUT else CPU_DEVICE}")
+    if target == "llama-bench":  # a second -ot would be a second benchmark
+        return ["-ot", ";".join(overrides)] if overrides else []
+    return [word for override in overrides for word in ("-ot", override)]

@@ -1,4 +1,5 @@
-"""Tensor name patterns that keep operators in host memory (`-ot` of llama.cpp, `tensor_buft_overrides` of its API).
+"""Tensor name patterns that keep operators in host memory, or give them to the plugin (`-ot` of llama.cpp,
+`tensor_buft_overrides` of its API).
 
 llama.cpp compiles every pattern again for every tensor, so the patterns are few: one for all operators that share a
 layout and a set of layers. Each is anchored and escaped, so it matches the names it was made for and no other.
@@ -12,7 +13,10 @@ from collections.abc import Iterable, Sequence
 from oallama.core.errors import PlanError
 from oallama.core.types import Operator, OperatorPlacement
 
-Pattern = tuple[str, str | None]  # (regular expression, CPU buffer type; None: llama.cpp's own choice)
+Pattern = tuple[str, str | None]  # (regular expression, buffer type; None: plain host memory or llama.cpp's choice)
+
+SPLIT_LAYOUT = "OALLAMA_Split"
+"""The plugin's buffer type: a weight in it lies partly in host memory, partly on the device."""
 
 MAX_PATTERNS = 4096  # stock llama.cpp's limit on overrides
 
@@ -24,11 +28,13 @@ _SHARED_NAMES = ("token_embd.weight",)  # tied embeddings: one name, read by GET
 def host_patterns(
     operators: Sequence[Operator], placements: Sequence[OperatorPlacement], all_tensor_names: Iterable[str]
 ) -> tuple[Pattern, ...]:
-    """Patterns for the weights that stay in host memory (gg = 0), with their biases and scales.
+    """Patterns for the weights that stay in host memory (gg = 0) or are split (0 < gg < 1; SPLIT_LAYOUT), with their
+    biases and scales. No tensor matches two.
 
-    A bias that stayed on the device would pull the addition there and cost one more crossing. Biases and tied
-    embeddings never get a named layout: only a mul-mat can read one. Deterministic: sorted by pattern.
-    Raises PlanError for an operator without a placement, for a split operator, and beyond MAX_PATTERNS.
+    A bias that stayed on the device would pull the addition there and cost one more crossing; the result of a split
+    mul-mat comes out on the host too. Biases and tied embeddings never get a named layout: only a mul-mat can read
+    one. Deterministic: sorted by pattern, split ones first. Raises PlanError for an operator without a placement, for
+    tied embeddings that are split, and beyond MAX_PATTERNS.
     """
     by_name = {placement.name: placement for placement in placements}
     names = frozenset(all_tensor_names)
@@ -37,11 +43,9 @@ def host_patterns(
         placement = by_name.get(operator.name)
         if placement is None:
             raise PlanError(f"the plan has no place for operator {operator.name}; make a new plan for this model")
-        if 0 < placement.gg < 1:
-            raise PlanError(f"operator {operator.name} is split (gg {placement.gg:g}); only whole operators are placed")
-        if placement.gg > 0:
+        if not is_split(placement) and placement.gg > 0:
             continue
-        hosted[operator.name] = None if operator.name in _SHARED_NAMES else placement.layout
+        hosted[operator.name] = _layout(placement)
         stem = operator.name.removesuffix(".weight")
         for companion in (stem + suffix for suffix in _COMPANIONS):
             if companion in names:
@@ -50,6 +54,20 @@ def host_patterns(
     if len(patterns) > MAX_PATTERNS:
         raise PlanError(f"the plan needs {len(patterns)} tensor patterns but llama.cpp takes {MAX_PATTERNS}")
     return patterns
+
+
+def is_split(placement: OperatorPlacement) -> bool:
+    """Whether a part of the weight lies on the device and a part in host memory, so that only the plugin can run it."""
+    return 0 < placement.gg < 1
+
+
+def _layout(placement: OperatorPlacement) -> str | None:
+    shared = placement.name in _SHARED_NAMES
+    if not is_split(placement):
+        return None if shared else placement.layout
+    if shared:
+        raise PlanError(f"{placement.name} is the embedding too, which is read whole; place it with gg 0 or 1")
+    return SPLIT_LAYOUT
 
 
 def _group(hosted: dict[str, str | None]) -> tuple[Pattern, ...]:
@@ -68,7 +86,7 @@ def _group(hosted: dict[str, str | None]) -> tuple[Pattern, ...]:
         layer_text = _any_of([str(layer) for layer in layer_set])
         tail_text = _any_of([escape(tail) for tail in sorted(tails)])
         patterns.append((f"^{escape(head)}{layer_text}\\.{tail_text}$", layout))
-    return tuple(sorted(patterns, key=lambda pattern: (pattern[0], pattern[1] or "")))
+    return tuple(sorted(patterns, key=lambda pattern: (pattern[1] != SPLIT_LAYOUT, pattern[0], pattern[1] or "")))
 
 
 def _any_of(alternatives: list[str]) -> str:

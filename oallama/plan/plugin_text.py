@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from oallama.core.errors import PlanError
 from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, PlanRecord
+from oallama.plan.patterns import is_split
 from oallama.plan.plan import Plan
 from oallama.plan.split import cut_axis, slice_counts
 
@@ -16,14 +17,6 @@ FORMAT = "oallama-plan 1"
 
 _NO_LAYOUT = "-"  # there is no CC slice that could have one
 _NAME_BYTES = 127  # OALLAMA_NAME_BYTES with its terminating zero
-
-
-def is_split(placement: OperatorPlacement) -> bool:
-    """Whether a part of the operator lies on the device and a part in host memory, so that only the plugin can run it.
-
-    A whole operator on either side is llama.cpp's own business.
-    """
-    return 0 < placement.gg < 1
 
 
 def plugin_text(
@@ -57,5 +50,7 @@ def _tensor_line(operator: Operator, placement: OperatorPlacement) -> str:
 
 def _word(name: str) -> str:
     if not name or name.split() != [name] or len(name.encode()) > _NAME_BYTES:
-        raise PlanError(f"{name!r} cannot stand in a plugin's plan file: give it a name without blanks, 1-127 bytes long")
+        raise PlanError(
+            f"{name!r} cannot stand in a plugin's plan file: give it a name without blanks, 1-127 bytes long"
+        )
     return name

@@ -1,0 +1,121 @@
+"""The plugin's plan text: the golden file of version 1, what is listed, and what the format cannot carry."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oallama.core.errors import PlanError
+from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, Workload
+from oallama.model.gguf_types import GGML_TYPES_BY_NAME
+from oallama.plan.plan import Plan
+from oallama.plan.plugin_text import plugin_text
+from oallama.plan.split import cut_extent, cut_granularity, slice_counts
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "plugin_plan_v1.oallama"
+
+
+def operator(name: str, type: str, shape: tuple[int, int, int], **fields: bool) -> Operator:
+    layer = int(name.split(".")[1]) if name.startswith("blk.") else None
+    op = "MUL_MAT_ID" if "_exps" in name else "MUL_MAT"
+    return Operator(name, layer, name.split(".")[-2], op, type, shape, 1, 1.0, **fields)
+
+
+OPERATORS = (
+    operator("blk.0.attn_q.weight", "Q4_0", (2048, 2048, 1)),
+    operator("blk.0.ffn_gate.weight", "Q4_0", (2048, 8192, 1)),
+    operator("blk.0.ffn_up.weight", "Q4_0", (2048, 8192, 1)),
+    operator("blk.0.ffn_down.weight", "Q4_K", (8192, 2048, 1)),
+    operator("blk.1.ffn_up.weight", "Q4_0", (3072, 16384, 1), gate_up=True),
+    operator("blk.1.ffn_gate_exps.weight", "Q8_0", (256, 512, 8)),
+    operator("blk.1.ffn_down_exps.weight", "Q8_0", (512, 256, 8)),
+    operator("output.weight", "F16", (512, 1001, 1)),
+)
+
+
+def split(name: str, gg: float, layout: str | None = None) -> OperatorPlacement:
+    return OperatorPlacement(name, gg, 0.0, 1.0 - gg, layout)
+
+
+PLACEMENTS = (
+    split("blk.0.attn_q.weight", 1.0),
+    split("blk.0.ffn_gate.weight", 0.375, "CPU_REPACK"),
+    split("blk.0.ffn_up.weight", 0.375),
+    split("blk.0.ffn_down.weight", 0.375, "CPU_REPACK"),
+    split("blk.1.ffn_up.weight", 8128 / 8192, "CPU"),
+    split("blk.1.ffn_gate_exps.weight", 0.0, "CPU_REPACK"),
+    split("blk.1.ffn_down_exps.weight", 480 / 512),
+    split("output.weight", 969 / 1001),
+)
+
+
+def record(placements: tuple[OperatorPlacement, ...] = PLACEMENTS) -> PlanRecord:
+    ledger = MemoryLedger(6000, 0.9, 5400, 3000, 2000, 512, 256, 0, 1632)
+    workload = Workload(64, 32, 512)
+    return PlanRecord("m.gguf", "ab" * 32, "cd" * 32, "rpc://h:1", "split", workload, placements, 999, ledger, None)
+
+
+def test_the_text_of_version_1() -> None:
+    assert plugin_text(record(), OPERATORS, "RPC0") == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_a_plan_and_its_record_give_the_same_text() -> None:
+    assert plugin_text(Plan(record()), OPERATORS, "RPC0") == plugin_text(record(), OPERATORS, "RPC0")
+
+
+def test_lines_are_in_graph_order_whatever_the_order_of_the_plan() -> None:
+    assert plugin_text(record(PLACEMENTS[::-1]), OPERATORS, "RPC0") == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_every_operator_is_listed_on_request_with_no_layout_where_nothing_is_on_the_host() -> None:
+    lines = plugin_text(record(), OPERATORS, "CUDA0", every_operator=True).splitlines()
+    assert [line.split()[1] for line in lines[3:]] == [operator.name for operator in OPERATORS]
+    assert "tensor blk.0.attn_q.weight Q4_0 2048x2048x1 rows 0 0 2048 -" in lines
+    assert "tensor blk.1.ffn_gate_exps.weight Q8_0 256x512x8 rows 512 0 0 CPU_REPACK" in lines
+
+
+def test_an_operator_without_a_place_is_refused() -> None:
+    with pytest.raises(PlanError, match=r"no place for operator output\.weight"):
+        plugin_text(record(PLACEMENTS[:-1]), OPERATORS, "RPC0")
+
+
+@pytest.mark.parametrize("device", ["", "RPC 0", "RPC0\n", "x" * 128])
+def test_names_that_no_word_of_a_line_can_hold_are_refused(device: str) -> None:
+    with pytest.raises(PlanError, match="without blanks"):
+        plugin_text(record(), OPERATORS, device)
+
+
+def test_a_tensor_name_with_a_line_end_cannot_smuggle_in_another_line() -> None:
+    name = "output.weight\ntensor token_embd.weight"
+    operators = (*OPERATORS[:-1], dataclasses.replace(OPERATORS[-1], name=name))
+    placements = (*PLACEMENTS[:-1], dataclasses.replace(PLACEMENTS[-1], name=name))
+    with pytest.raises(PlanError, match="without blanks"):
+        plugin_text(record(placements), operators, "RPC0")
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[Operator, OperatorPlacement]:
+    """An operator of any type and a placement that splits it somewhere."""
+    type_name = draw(st.sampled_from(["F32", "F16", "Q4_0", "Q8_0", "Q4_K", "Q6_K", "IQ4_XS"]))
+    block = GGML_TYPES_BY_NAME[type_name].block_size
+    k = block * 32 * draw(st.integers(1, 8))
+    role = draw(st.sampled_from(["ffn_up", "ffn_down", "attn_q"]))
+    made = operator(f"blk.3.{role}.weight", type_name, (k, 64 * draw(st.integers(1, 100)), 1))
+    extent, step = cut_extent(made), cut_granularity(made)
+    cc = step * draw(st.integers(0, extent // step))
+    return made, OperatorPlacement(made.name, (extent - cc) / extent, 0.0, cc / extent)
+
+
+@given(cuts())
+def test_counts_are_those_of_the_placement_and_fill_the_extent(cut: tuple[Operator, OperatorPlacement]) -> None:
+    made, placement = cut
+    text = plugin_text(record((placement,)), [made], "RPC0", every_operator=True)
+    _, name, type_name, shape, axis, *counts, layout = text.splitlines()[3].split()
+    assert (name, type_name, shape) == (made.name, made.type, "x".join(map(str, made.shape)))
+    assert tuple(map(int, counts)) == slice_counts(made, placement)
+    assert sum(map(int, counts)) == made.shape[0 if axis == "cols" else 1]
+    assert (layout == "-") == (int(counts[0]) == 0)
