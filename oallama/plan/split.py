@@ -1,62 +1,17 @@
-"""Where an operator may be cut: the axis of a slice, its extent, and what a cut must be a multiple of (DESIGN 2.1).
-
-The second mul-mat of an FFN (down) is cut through K, so that each side goes on with the part of the hidden values that
-it made itself; every other one is cut between the rows of its weight, N. A weight that holds gate and up is cut in both
-halves alike. Counts are elements along that axis: CC first, then CG, GG last
-(ggml_bridge/native/split/ggml-oallama.h).
-"""
+"""Fractions of an operator as counts of elements along the axis of its cut."""
 
 from __future__ import annotations
 
-from math import lcm
-from typing import Literal
-
 from oallama.core.errors import PlanError
 from oallama.core.types import Operator, OperatorPlacement
-from oallama.model.gguf_types import GGML_TYPES_BY_NAME
+from oallama.model.cut import Axis, cut_axis, cut_extent, cut_granularity
 
-Axis = Literal["rows", "cols", "halves"]
+__all__ = ["FRACTION_TOLERANCE", "Axis", "Counts", "cut_axis", "cut_extent", "cut_granularity", "slice_counts"]
 
 Counts = tuple[int, int, int]
 """(CC, CG, GG) in elements along the axis; the sum is the extent."""
 
-ROW_GROUP = 32
-"""Rows that the widest host layout takes together (AMX tiles; CPU_REPACK interleaves up to 16)."""
-
 FRACTION_TOLERANCE = 1e-9  # of gg + cg + cc, and of a fraction against a whole number of elements, of the extent
-
-_DOWN_ROLES = ("ffn_down", "ffn_down_exps", "ffn_down_shexp", "ffn_down_chexps")
-
-
-def is_down(operator: Operator) -> bool:
-    """Whether the operator is the second mul-mat of an FFN: its K are hidden values."""
-    return operator.role.rpartition(".")[2] in _DOWN_ROLES
-
-
-def cut_axis(operator: Operator) -> Axis:
-    """cols for down, halves for a weight that holds gate and up, else rows.
-
-    Experts with biases (gpt-oss) have an ADD_ID between their mul-mats, so these run one by one; down by rows then
-    returns a part of the result from each side instead of two partial sums of all of it.
-    """
-    if operator.gate_up:
-        return "halves"
-    lone = operator.op == "MUL_MAT_ID" and operator.biased
-    return "cols" if is_down(operator) and not lone else "rows"
-
-
-def cut_extent(operator: Operator) -> int:
-    """Elements along the axis: N, K, or half of N."""
-    k, n, _ = operator.shape
-    return {"rows": n, "cols": k, "halves": n // 2}[cut_axis(operator)]
-
-
-def cut_granularity(operator: Operator) -> int:
-    """Elements along the axis that a cut is a multiple of, unless it lies at the end: whole groups of rows, and whole
-    quantisation blocks along K."""
-    if cut_axis(operator) != "cols":
-        return ROW_GROUP
-    return lcm(GGML_TYPES_BY_NAME[operator.type].block_size, ROW_GROUP)
 
 
 def slice_counts(operator: Operator, placement: OperatorPlacement) -> Counts:

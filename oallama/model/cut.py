@@ -1,0 +1,51 @@
+"""Where a weight may be cut: the axis of a slice, its extent, and what a cut must be a multiple of (DESIGN 2.1).
+
+The second mul-mat of an FFN (down) is cut through K, so that each side goes on with the part of the hidden values that
+it made itself; every other one is cut between the rows of its weight, N. A weight that holds gate and up is cut in both
+halves alike. Along the axis CC lies first, then CG, GG last (ggml_bridge/native/split/ggml-oallama.h).
+"""
+
+from __future__ import annotations
+
+from math import lcm
+from typing import Literal
+
+from oallama.core.types import Operator
+from oallama.model.gguf_types import GGML_TYPES_BY_NAME
+
+Axis = Literal["rows", "cols", "halves"]
+
+ROW_GROUP = 32
+"""Rows that the widest host layout takes together (AMX tiles; CPU_REPACK interleaves up to 16)."""
+
+_DOWN_ROLES = ("ffn_down", "ffn_down_exps", "ffn_down_shexp", "ffn_down_chexps")
+
+
+def runs_alone(operator: Operator) -> bool:
+    """Whether an FFN's mul-mats run one by one: experts with biases (gpt-oss) have an ADD_ID between them."""
+    return operator.op == "MUL_MAT_ID" and operator.biased
+
+
+def cut_axis(operator: Operator) -> Axis:
+    """cols for down, halves for a weight that holds gate and up, else rows.
+
+    A down that runs alone is cut by rows: each side then returns its part of the result, not a partial sum of it all.
+    """
+    if operator.gate_up:
+        return "halves"
+    is_down = operator.role.rpartition(".")[2] in _DOWN_ROLES  # without the enc. or dec. of an encoder-decoder
+    return "cols" if is_down and not runs_alone(operator) else "rows"
+
+
+def cut_extent(operator: Operator) -> int:
+    """Elements along the axis: N, K, or half of N."""
+    k, n, _ = operator.shape
+    return {"rows": n, "cols": k, "halves": n // 2}[cut_axis(operator)]
+
+
+def cut_granularity(operator: Operator) -> int:
+    """Elements along the axis that a cut is a multiple of, unless it lies at the end: whole groups of rows, and whole
+    quantisation blocks along K."""
+    if cut_axis(operator) != "cols":
+        return ROW_GROUP
+    return lcm(GGML_TYPES_BY_NAME[operator.type].block_size, ROW_GROUP)
