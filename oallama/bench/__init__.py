@@ -1,0 +1,1 @@
+"""Honest comparisons: every arm in a process of its own, samples interleaved, ratios with an interval."""

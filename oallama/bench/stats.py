@@ -1,0 +1,172 @@
+"""What samples of two arms say of each other. Pure: records in, records out; the seed makes the bootstrap repeatable.
+
+Samples are compared in pairs taken right after each other, by the logarithm of their quotient, so that whatever made
+both slower cancels out. The estimate is the Hodges-Lehmann median of pairwise means: as precise as the mean for
+well-behaved samples, and unmoved by up to a quarter of wild ones, so that no sample needs to be thrown away for its
+value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, median
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
+LEAST_PAIRS = 6
+"""Below this no interval is given: of four pairs it would hold the truth in 89 of 100 cases, not in 95."""
+
+OUTLIER_Z = 3.5
+"""Modified z-score beyond which a pair is called an outlier (Iglewicz and Hoaglin, 1993)."""
+
+OUTLIER_LEAST = 0.02  # and it must lie at least so far (relative) from the estimate
+_MAD_OF_NORMAL = 0.6744897501960817  # median absolute deviation of a normal distribution of deviation 1
+
+_CHUNK_VALUES = 4_000_000  # of pairwise means held at once
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times faster one arm is than another (above 1: faster), with its confidence interval.
+
+    outliers: positions of pairs far from the rest; they are in the estimate, which they hardly move.
+    """
+
+    value: float
+    low: float
+    high: float
+    n_pairs: int
+    outliers: tuple[int, ...] = ()
+
+    @property
+    def includes_one(self) -> bool:
+        """Whether the two may be equally fast, as far as these samples tell."""
+        return self.low <= 1.0 <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A slow change over a series: relative change from first to last sample, and how likely chance explains it."""
+
+    change: float
+    p_value: float
+
+
+def speed_ratio(
+    reference_s: Sequence[float],
+    other_s: Sequence[float],
+    confidence: float = CONFIDENCE,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Ratio | None:
+    """How many times faster `other` is than `reference`, by pairs of seconds that belong together.
+
+    The interval is the expanded percentile bootstrap over pairs (Hesterberg 2015, section 5.4): the percentile
+    interval at the level that makes it right for the mean of few normal samples, which the plain one is too narrow for.
+    None with fewer than LEAST_PAIRS pairs. Raises ValueError for lengths that differ or times that are not positive.
+    """
+    if len(reference_s) != len(other_s):
+        raise ValueError(f"{len(reference_s)} and {len(other_s)} samples make no pairs")
+    if not all(math.isfinite(s) and s > 0 for s in (*reference_s, *other_s)):
+        raise ValueError("a time must be positive")
+    if len(reference_s) < LEAST_PAIRS:
+        return None
+    import numpy as np
+
+    logs = np.log(np.asarray(reference_s, float)) - np.log(np.asarray(other_s, float))
+    n = len(logs)
+    estimate = float(_hodges_lehmann(logs[None, :])[0])
+    means = _resampled(logs, resamples, np.random.default_rng(seed))
+    tail = NormalDist().cdf(-math.sqrt(n / (n - 1)) * student_t((1 + confidence) / 2, n - 1))
+    low, high = np.quantile(means, [tail, 1 - tail])
+    value = math.exp(estimate)
+    # the estimate of the sample itself lies inside whatever the resampling drew
+    return Ratio(value, min(math.exp(low), value), max(math.exp(high), value), n, _outliers(logs.tolist(), estimate))
+
+
+def block_drift(pairs: Sequence[tuple[float, float]]) -> float:
+    """How much the machine changed within one block A B B A: the median over arms of how much slower the second
+    sample of an arm was than its first, relative; at least 0. One arm's own hiccup does not move it with three arms
+    and counts half with two. Raises ValueError without arms."""
+    if not pairs:
+        raise ValueError("a block needs at least one arm")
+    return abs(math.expm1(abs(median(math.log(second / first) for first, second in pairs))))
+
+
+def trend(seconds: Sequence[float]) -> Trend:
+    """Whether a series of times grows or falls: Theil-Sen slope and Mann-Kendall test (normal approximation)."""
+    n = len(seconds)
+    if n < 3:
+        return Trend(0.0, 1.0)
+    score, slopes = 0, []
+    for i in range(n):
+        for j in range(i + 1, n):
+            difference = seconds[j] - seconds[i]
+            score += (difference > 0) - (difference < 0)
+            slopes.append(difference / (j - i))
+    ties = [list(seconds).count(value) for value in set(seconds)]
+    variance = (n * (n - 1) * (2 * n + 5) - sum(t * (t - 1) * (2 * t + 5) for t in ties)) / 18
+    if variance <= 0:
+        return Trend(0.0, 1.0)
+    z = (abs(score) - (1 if score else 0)) / math.sqrt(variance)  # continuity corrected
+    return Trend(median(slopes) * (n - 1) / median(seconds), min(1.0, 2 * (1 - NormalDist().cdf(z))))
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Of positive values; raises ValueError without any."""
+    if not values:
+        raise ValueError("no values have no mean")
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
+
+
+def student_t(probability: float, freedom: int) -> float:
+    """Quantile of Student's t distribution for probability > 0.5: exact for one and two degrees of freedom, else the
+    expansion in Abramowitz and Stegun 26.7.5 (off by less than 1 % at three degrees, 0.2 % at five)."""
+    if freedom < 1 or not 0.5 < probability < 1:
+        raise ValueError("Student's t needs a degree of freedom and a probability between 0.5 and 1")
+    if freedom == 1:
+        return math.tan(math.pi * (probability - 0.5))
+    if freedom == 2:
+        a = 2 * probability - 1
+        return a * math.sqrt(2 / (1 - a * a))
+    z = NormalDist().inv_cdf(probability)
+    g1 = (z**3 + z) / 4
+    g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    g4 = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
+    return z + g1 / freedom + g2 / freedom**2 + g3 / freedom**3 + g4 / freedom**4
+
+
+def _hodges_lehmann(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Median of the means of all pairs of a row, a value with itself included; [m, n] -> [m]."""
+    import numpy as np
+
+    first, second = np.triu_indices(rows.shape[1])
+    medians: npt.NDArray[np.float64] = np.median((rows[:, first] + rows[:, second]) / 2, axis=1)
+    return medians
+
+
+def _resampled(logs: npt.NDArray[np.float64], resamples: int, rng: Any) -> npt.NDArray[np.float64]:
+    """Hodges-Lehmann of `resamples` bootstrap samples, some at a time to bound memory."""
+    import numpy as np
+
+    n = len(logs)
+    at_once = max(1, _CHUNK_VALUES // (n * (n + 1) // 2))
+    parts = []
+    for start in range(0, resamples, at_once):
+        count = min(at_once, resamples - start)
+        parts.append(_hodges_lehmann(logs[rng.integers(0, n, size=(count, n))]))
+    return np.concatenate(parts)
+
+
+def _outliers(logs: Sequence[float], centre: float) -> tuple[int, ...]:
+    spread = median(abs(value - centre) for value in logs) / _MAD_OF_NORMAL
+    limit = max(OUTLIER_Z * spread, OUTLIER_LEAST)
+    return tuple(i for i, value in enumerate(logs) if abs(value - centre) > limit)

@@ -1,0 +1,149 @@
+"""The statistics of comparisons, on synthetic samples whose truth is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oallama.bench.stats import (
+    LEAST_PAIRS,
+    RESAMPLES,
+    block_drift,
+    geometric_mean,
+    speed_ratio,
+    student_t,
+    trend,
+)
+
+TIMES = st.floats(1e-6, 1e3)
+
+
+def noisy(seconds: float, n: int, seed: int, sigma: float = 0.03) -> list[float]:
+    return [float(s) for s in seconds * np.exp(np.random.default_rng(seed).normal(0, sigma, n))]
+
+
+def test_a_constant_ratio_is_found_exactly_whatever_the_machine_does() -> None:
+    machine = [1.0, 1.3, 0.7, 2.5, 1.1, 0.9, 1.0, 4.0]  # both arms feel it alike
+    ratio = speed_ratio([0.12 * m for m in machine], [0.1 * m for m in machine])
+    assert ratio is not None
+    assert ratio.value == pytest.approx(1.2, rel=1e-12)
+    assert (ratio.low, ratio.high) == (pytest.approx(1.2, rel=1e-12), pytest.approx(1.2, rel=1e-12))
+    assert (ratio.n_pairs, ratio.outliers) == (8, ())
+
+
+def test_of_two_equal_arms_neither_is_faster() -> None:
+    times = noisy(0.1, 10, seed=1)
+    ratio = speed_ratio(times, times)
+    assert ratio is not None
+    assert (ratio.value, ratio.low, ratio.high) == (1.0, 1.0, 1.0)
+    assert ratio.includes_one
+
+
+@pytest.mark.parametrize(("truth", "n"), [(1.0, 6), (1.0, 20), (1.34, 8), (0.8, 12)])
+def test_the_interval_holds_the_truth_in_about_95_of_100_cases(truth: float, n: int) -> None:
+    runs = 300
+    inside = 0
+    for seed in range(runs):
+        ratio = speed_ratio(noisy(truth, n, 2 * seed), noisy(1.0, n, 2 * seed + 1), resamples=1000, seed=seed)
+        assert ratio is not None
+        inside += ratio.low <= truth <= ratio.high
+    assert 0.91 <= inside / runs <= 0.99
+
+
+def test_more_samples_make_the_interval_narrower() -> None:
+    few, many = (speed_ratio(noisy(1.0, n, 3), noisy(1.0, n, 4)) for n in (6, 40))
+    assert few is not None
+    assert many is not None
+    assert many.high / many.low < 0.6 * (few.high / few.low - 1) + 1
+
+
+def test_wild_samples_are_named_and_hardly_move_the_estimate() -> None:
+    reference, other = noisy(1.2, 12, 5, 0.01), noisy(1.0, 12, 6, 0.01)
+    clean = speed_ratio(reference, other)
+    other[3] *= 5
+    reference[9] *= 3
+    ratio = speed_ratio(reference, other)
+    assert ratio is not None
+    assert clean is not None
+    assert clean.outliers == ()
+    assert ratio.outliers == (3, 9)
+    assert ratio.value == pytest.approx(1.2, rel=0.02)
+
+
+def test_the_same_seed_gives_the_same_interval_and_another_hardly_another() -> None:
+    a, b = noisy(1.0, 10, 7), noisy(0.9, 10, 8)
+    first, again, other = speed_ratio(a, b, seed=1), speed_ratio(a, b, seed=1), speed_ratio(a, b, seed=2)
+    assert first == again
+    assert first is not None
+    assert other is not None
+    assert other.low == pytest.approx(first.low, rel=0.01)
+    assert other.high == pytest.approx(first.high, rel=0.01)
+
+
+def test_too_few_pairs_give_no_interval() -> None:
+    assert speed_ratio([1.0] * (LEAST_PAIRS - 1), [1.0] * (LEAST_PAIRS - 1)) is None
+    assert speed_ratio([1.0] * LEAST_PAIRS, [1.0] * LEAST_PAIRS) is not None
+
+
+@pytest.mark.parametrize(("a", "b"), [([1.0], [1.0, 2.0]), ([1.0, 0.0], [1.0, 1.0]), ([1.0, math.nan], [1.0, 1.0])])
+def test_what_is_no_pair_of_times_is_refused(a: list[float], b: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"pairs|positive"):
+        speed_ratio(a, b)
+
+
+@given(st.lists(st.tuples(TIMES, TIMES), min_size=LEAST_PAIRS, max_size=12))
+def test_swapping_the_arms_inverts_the_ratio(pairs: list[tuple[float, float]]) -> None:
+    a, b = [p[0] for p in pairs], [p[1] for p in pairs]
+    there, back = speed_ratio(a, b, resamples=200), speed_ratio(b, a, resamples=200)
+    assert there is not None
+    assert back is not None
+    assert there.low <= there.value <= there.high
+    assert there.value * back.value == pytest.approx(1.0, rel=1e-9)
+
+
+def test_memory_stays_bounded_for_long_series() -> None:
+    ratio = speed_ratio(noisy(1.1, 300, 9), noisy(1.0, 300, 10), resamples=200)
+    assert ratio is not None
+    assert ratio.value == pytest.approx(1.1, rel=0.02)
+    assert RESAMPLES * 300 * 301 / 2 * 8 > 3e9  # what it would take at once
+
+
+def test_a_block_that_the_machine_changed_in_shows_it() -> None:
+    assert block_drift([(1.0, 1.0), (2.0, 2.0)]) == 0
+    assert block_drift([(1.0, 1.2), (2.0, 2.4), (5.0, 6.0)]) == pytest.approx(0.2)
+    assert block_drift([(1.2, 1.0), (2.4, 2.0), (6.0, 5.0)]) == pytest.approx(0.2)  # whichever way
+    assert block_drift([(1.0, 9.0), (2.0, 2.0), (5.0, 5.0)]) == 0  # one arm's hiccup is not the machine's
+    with pytest.raises(ValueError, match="arm"):
+        block_drift([])
+
+
+def test_a_trend_is_told_from_noise() -> None:
+    rising = [s * (1 + 0.01 * i) for i, s in enumerate(noisy(1.0, 20, 11, 0.01))]
+    found = trend(rising)
+    assert found.p_value < 1e-3
+    assert found.change == pytest.approx(0.17, abs=0.05)
+    assert trend(noisy(1.0, 20, 12, 0.01)).p_value > 0.05
+    assert trend([1.0] * 10).p_value == 1.0
+    assert trend([1.0, 2.0]).p_value == 1.0
+
+
+def test_the_geometric_mean() -> None:
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+    with pytest.raises(ValueError, match="mean"):
+        geometric_mean([])
+
+
+@pytest.mark.parametrize(
+    ("freedom", "quantile"), [(1, 12.7062), (2, 4.30265), (3, 3.18245), (5, 2.57058), (9, 2.26216), (30, 2.04227)]
+)
+def test_students_t_is_that_of_the_tables(freedom: int, quantile: float) -> None:
+    assert student_t(0.975, freedom) == pytest.approx(quantile, rel=0.002)
+
+
+def test_students_t_needs_sense() -> None:
+    with pytest.raises(ValueError, match="Student"):
+        student_t(0.975, 0)
