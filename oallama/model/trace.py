@@ -12,9 +12,9 @@ from typing import Any
 
 from oallama.core.errors import BridgeError, ModelFileError
 from oallama.core.types import Shape
+from oallama.model.ggml_tensor import check_tensor_layout, tensor_at, weight_of
 from oallama.model.gguf_reader import read_gguf
 
-_MAX_DIMS, _MAX_SRC, _MAX_OP_PARAMS, _MAX_NAME = 4, 10, 64, 64
 _MUL_MATS = ("MUL_MAT", "MUL_MAT_ID")
 
 
@@ -49,65 +49,6 @@ def trace_operators(path: str, timeout_s: float = 600.0) -> tuple[TracedOperator
     return tuple(TracedOperator(row["name"], row["op"], tuple(row["shape"])) for row in rows)
 
 
-class _Tensor(ctypes.Structure):
-    """struct ggml_tensor of ggml 0.25.3, up to its name; `_check_layout` proves it before it is used."""
-
-
-_Tensor._fields_ = [
-    ("type", ctypes.c_int),
-    ("buffer", ctypes.c_void_p),
-    ("ne", ctypes.c_int64 * _MAX_DIMS),
-    ("nb", ctypes.c_size_t * _MAX_DIMS),
-    ("op", ctypes.c_int),
-    ("op_params", ctypes.c_int32 * (_MAX_OP_PARAMS // 4)),
-    ("flags", ctypes.c_int32),
-    ("src", ctypes.POINTER(_Tensor) * _MAX_SRC),
-    ("view_src", ctypes.POINTER(_Tensor)),
-    ("view_offs", ctypes.c_size_t),
-    ("data", ctypes.c_void_p),
-    ("name", ctypes.c_char * _MAX_NAME),
-]
-
-
-def _check_layout(ggml: Any) -> None:
-    """Prove `_Tensor` against tensors that ggml itself makes; BridgeError if the library has another layout."""
-
-    class InitParams(ctypes.Structure):
-        _fields_ = (("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool))
-
-    tensor = ctypes.POINTER(_Tensor)
-    for function, result, *arguments in (
-        (ggml.ggml_init, ctypes.c_void_p, InitParams),
-        (ggml.ggml_free, None, ctypes.c_void_p),
-        (ggml.ggml_new_tensor_2d, tensor, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_int64),
-        (ggml.ggml_mul_mat, tensor, ctypes.c_void_p, tensor, tensor),
-        (ggml.ggml_view_1d, tensor, ctypes.c_void_p, tensor, ctypes.c_int64, ctypes.c_size_t),
-        (ggml.ggml_set_name, tensor, tensor, ctypes.c_char_p),
-        (ggml.ggml_op_name, ctypes.c_char_p, ctypes.c_int),
-    ):
-        function.restype, function.argtypes = result, arguments
-    context = ggml.ggml_init(InitParams(1 << 20, None, True))
-    a = ggml.ggml_new_tensor_2d(context, 0, 8, 3)
-    b = ggml.ggml_new_tensor_2d(context, 0, 8, 5)
-    ggml.ggml_set_name(a, b"weight")
-    product = ggml.ggml_mul_mat(context, a, b).contents
-    view = ggml.ggml_view_1d(context, a, 4, 0).contents
-
-    def address(pointer: Any) -> int | None:
-        return ctypes.cast(pointer, ctypes.c_void_p).value
-
-    agrees = (
-        tuple(product.ne) == (3, 5, 1, 1)
-        and ggml.ggml_op_name(product.op) == b"MUL_MAT"
-        and (address(product.src[0]), address(product.src[1])) == (address(a), address(b))
-        and address(view.view_src) == address(a)
-        and a.contents.name == b"weight"
-    )
-    ggml.ggml_free(context)
-    if not agrees:
-        raise BridgeError("this llama.cpp lays its tensors out differently; install llama-cpp-python==0.3.36")
-
-
 #
 # the child's side
 #
@@ -122,18 +63,16 @@ def _decode_traced(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
 
     check_installed_version()
     ggml = ctypes.CDLL(str(library_folder() / soname("ggml-base")))  # the file that libllama is linked with
-    _check_layout(ggml)
+    check_tensor_layout(ggml)
     path = str(request["path"])
     weights = frozenset(tensor.name for tensor in read_gguf(path).tensors)
     traced: list[TracedOperator] = []
 
     def on_node(node: int, ask: bool, _user_data: int) -> bool:
-        tensor = ctypes.cast(node, ctypes.POINTER(_Tensor)).contents
+        tensor = tensor_at(node)
         op = ggml.ggml_op_name(tensor.op).decode()
         if ask and op in _MUL_MATS:
-            weight = tensor.src[0].contents
-            while weight.view_src:  # a reshaped or transposed weight still reads that weight
-                weight = weight.view_src.contents
+            weight = weight_of(tensor)
             name = weight.name.decode("ascii", "replace")
             if name in weights:
                 traced.append(TracedOperator(name, op, (weight.ne[0], weight.ne[1], weight.ne[2])))
