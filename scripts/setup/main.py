@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -111,16 +111,21 @@ def main(root: Path, arguments: Sequence[str]) -> int:
     parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml (test, plots, train)")
     parser.add_argument("--refresh", action="store_true", help="look, install and test again even if nothing changed")
     options = parser.parse_args(arguments)
+    console = Console(sys.stderr, root / "build" / "setup.log")
+    start = time.monotonic()
+    return guarded(console, "set-up", lambda: _set_up(root, console, options.extra, options.refresh, start))
+
+
+def guarded(console: Console, what: str, job: Callable[[], int]) -> int:
+    """The exit status of `job`, or of what it ran into: Ctrl-C, a known fault, a full disk are told in a sentence."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, _interrupt)
-    console = Console(sys.stderr, root / "build" / "setup.log")
-    start = time.monotonic()
     try:
-        return _set_up(root, console, options.extra, options.refresh, start)
+        return job()
     except KeyboardInterrupt:
         console.clear()
-        console.say("set-up interrupted: run it again to go on")
+        console.say(f"{what} interrupted: run it again to go on")
         return INTERRUPTED
     except SetupError as error:
         _explain(console, error)
@@ -131,11 +136,17 @@ def main(root: Path, arguments: Sequence[str]) -> int:
         return FAILED
 
 
-def _set_up(root: Path, console: Console, extras: Sequence[str], refresh: bool, start: float) -> int:
-    env = clean_environment(os.environ)
+def asked_backend(env: Mapping[str, str]) -> str:
+    """OALLAMA_BACKEND, `auto` where it is not set; raises UsageError for one that does not exist."""
     wish = env.get("OALLAMA_BACKEND", "").strip().lower() or "auto"
     if wish not in CHOICES:
         raise UsageError(f"OALLAMA_BACKEND={wish} is not known: use one of {', '.join(CHOICES)}")
+    return wish
+
+
+def _set_up(root: Path, console: Console, extras: Sequence[str], refresh: bool, start: float) -> int:
+    env = clean_environment(os.environ)
+    wish = asked_backend(env)
     setup = Setup(root, Machine(env, this_cpu(env), find_compiler(env), wish), console, extras)
     if not refresh and setup.up_to_date():
         print(f"set-up: up to date ({format_seconds(time.monotonic() - start)})", file=sys.stderr)

@@ -1,0 +1,190 @@
+"""The pinned llama.cpp's own programs, built unmodified and kept in the cache: `stock/<key>/bin`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .commands import capture, run
+from .console import Console, Step
+from .environment import Environment, lock
+from .errors import SetupError
+from .gpu import Backend, choose_backend
+from .llama import next_variant
+from .llama_wheel import Recipe, Variant, WheelStore, make_recipe, pinned_version, wheel_key
+from .machine import Cpu, build_jobs, cache_dir, check_compiler, find_compiler, platform_tag, this_cpu
+from .main import DONE, asked_backend, clean_environment, guarded
+
+PROGRAMS = ("llama-bench", "llama-server", "llama-cli", "ggml-rpc-server", "test-backend-ops")
+CORE_MINUTES = 20  # on a 2-core machine, for the CPU; a GPU back end takes longer
+DISK_BYTES = 3 * 10**9
+_FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=ON",  # a plugin finds ggml's functions in its library; a static program exports none
+    "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # the programs are moved together with their libraries
+    "-DLLAMA_BUILD_UI=OFF",  # the server's web page would be made by npm ...
+    "-DLLAMA_USE_PREBUILT_UI=OFF",  # ... or downloaded
+    "-DLLAMA_OPENSSL=OFF",
+    *(f"-DLLAMA_BUILD_{part}=ON" for part in ("COMMON", "TOOLS", "SERVER", "TESTS")),
+    *(f"-DLLAMA_BUILD_{part}=OFF" for part in ("EXAMPLES", "APP")),
+)
+
+
+@dataclass(frozen=True)
+class StockBuild:
+    """What to build, and where it is (to be) kept: `place/bin` holds programs and libraries once it is complete."""
+
+    recipe: Recipe
+    place: Path
+
+    @property
+    def programs(self) -> Path | None:
+        """The folder of the finished programs; None until they are built."""
+        return self.place / "bin" if (self.place / "recipe.json").is_file() else None
+
+
+def stock_build(root: Path, env: Mapping[str, str], wish: str) -> StockBuild:
+    """The build for this machine. `wish` is the back end as in OALLAMA_BACKEND. Raises SetupError, UsageError."""
+    cpu, compiler = this_cpu(env), find_compiler(env)
+    backend = choose_backend(wish, env, compiler.cxx, env.get("CMAKE_ARGS", ""))
+    version = pinned_version((root / "pyproject.toml").read_text(encoding="utf-8"))
+    recipe = _working_recipe(backend, version, cpu, env, wish == "auto")
+    key = wheel_key(version, (*_FLAGS, *recipe.args, *PROGRAMS), cpu, recipe.compiler, platform_tag())
+    return StockBuild(recipe, cache_dir(env) / "stock" / key)
+
+
+def _working_recipe(backend: Backend, version: str, cpu: Cpu, env: Mapping[str, str], auto: bool) -> Recipe:
+    """How llama-cpp-python is built here: without the CPU layouts that its self-test found wrong."""
+    compiler, store = find_compiler(env), WheelStore(cache_dir(env))
+    variant = Variant(backend)
+    while True:
+        recipe = make_recipe(variant, version, cpu, compiler, env)
+        outcome = store.read_outcome(recipe.key)
+        bad = {layout: result for layout, result in outcome.items() if result != "ok"}
+        following = next_variant(variant, bad, cpu.has_amx, auto) if bad else None
+        if following is None:
+            return recipe
+        variant = following
+
+
+def build_programs(console: Console, build: StockBuild, python: Path, env: Mapping[str, str]) -> Path:
+    """Build them unless they are there; returns their folder. Raises SetupError. What an interrupted build compiled is
+    used by the next."""
+    work = build.place.with_name(f"{build.place.name}.work")
+    with lock(build.place.with_name("stock.lock"), console):
+        if build.programs:  # another process may have built them while we waited
+            return build.programs
+        work.mkdir(parents=True, exist_ok=True)
+        if (free := shutil.disk_usage(work).free) < DISK_BYTES and not (work / "build").exists():
+            raise SetupError(
+                f"the build needs {DISK_BYTES / 1e9:.0f} GB in {work.parent} and {free / 1e9:.1f} GB are free: "
+                "free some, or set OALLAMA_CACHE_DIR to a folder on another disk"
+            )
+        with console.step("source", f"fetching llama-cpp-python {build.recipe.version}") as step:
+            step.result = _fetch(console, step, build.recipe.version, work, python, env)
+        with console.step("programs", "configuring") as step:
+            _compile(console, step, build.recipe, work, python, env)
+            step.result = f"compiled {', '.join(PROGRAMS)} ({build.recipe.backend.name})"
+        _keep(build, work)
+    assert build.programs is not None
+    return build.programs
+
+
+def _fetch(console: Console, step: Step, version: str, work: Path, python: Path, env: Mapping[str, str]) -> str:
+    """Unpack llama.cpp out of the source package into work/llama.cpp. Returns what was done."""
+    if (work / "llama.cpp").is_dir():
+        return f"kept the source of llama-cpp-python {version}"
+    sdist = work / "sdist"
+    shutil.rmtree(sdist, ignore_errors=True)
+    pip = [str(python), "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", "--dest", str(sdist)]
+    run(console, step, [*pip, f"llama-cpp-python=={version}"], env, "fetching the source of llama.cpp")
+    with tarfile.open(next(sdist.glob("*.tar.gz"))) as tar:
+        if hasattr(tarfile, "data_filter"):  # not in the first releases of Python 3.10
+            tar.extractall(sdist, filter="data")
+        else:
+            tar.extractall(sdist)
+    next(sdist.glob("*/vendor/llama.cpp")).replace(work / "llama.cpp")
+    shutil.rmtree(sdist)
+    return f"fetched the source of llama-cpp-python {version}"
+
+
+def _compile(console: Console, step: Step, recipe: Recipe, work: Path, python: Path, env: Mapping[str, str]) -> None:
+    """Configure and build the programs in work/build."""
+    jobs = build_jobs(env)
+    build_env = {
+        **{key: value for key, value in env.items() if key not in ("CFLAGS", "CXXFLAGS")},  # they are in the args
+        **dict(recipe.backend.env),
+        "CC": recipe.compiler.cc,
+        "CXX": recipe.compiler.cxx,
+        "GIT_CEILING_DIRECTORIES": str(work),  # a repository around the cache is not llama.cpp's
+    }
+    cmake = _find_cmake(console, step, work, python, env)
+    configure = [cmake, "-S", str(work / "llama.cpp"), "-B", str(work / "build"), *_FLAGS, *recipe.args]
+    run(console, step, configure, build_env, "configuring llama.cpp")
+    step.change(f"compiling {len(PROGRAMS)} programs")
+    step.announce(f"compiling, {jobs} jobs: about {max(1, round(CORE_MINUTES / jobs))} min, only this once")
+    make = [cmake, "--build", str(work / "build"), "--parallel", str(jobs), "--target", *PROGRAMS]
+    run(console, step, make, build_env, "compiling llama.cpp's programs")
+
+
+def _find_cmake(console: Console, step: Step, work: Path, python: Path, env: Mapping[str, str]) -> str:
+    """The cmake of this machine, or one from the package index, which is what building the wheel uses then."""
+    if found := shutil.which("cmake", path=env.get("PATH")):
+        return found
+    tools = work / "tools"
+    cmake = tools / "cmake" / "data" / "bin" / "cmake"
+    if not cmake.exists():
+        pip = [str(python), "-m", "pip", "install", "--target", str(tools), "--upgrade", "cmake>=3.21"]
+        run(console, step, pip, env, "installing cmake")
+    return str(cmake)
+
+
+def _keep(build: StockBuild, work: Path) -> None:
+    """Move programs and libraries into their place, the note that they are complete last; drop everything else."""
+    shutil.rmtree(build.place, ignore_errors=True)
+    build.place.mkdir()
+    (work / "build" / "bin").replace(build.place / "bin")
+    note = {"version": build.recipe.version, "args": build.recipe.args, "compiler": str(build.recipe.compiler)}
+    draft = build.place / "recipe.draft"
+    draft.write_text(json.dumps(note, indent=1), encoding="utf-8")
+    draft.replace(build.place / "recipe.json")
+    shutil.rmtree(work)
+
+
+def _python_with_pip(root: Path, env: Mapping[str, str]) -> Path:
+    for python in (Environment(root).python, Path(sys.executable)):
+        if capture([str(python), "-m", "pip", "--version"], env) is not None:
+            return python
+    raise SetupError("there is no pip to fetch llama.cpp with: run python3 scripts/setup_env.py first")
+
+
+def main(root: Path, arguments: Sequence[str]) -> int:
+    """The command. Returns its exit status: 0 done, 1 failed or not built, 2 wrong usage, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="stock_binaries", description="Build the pinned llama.cpp's own programs.")
+    parser.add_argument("--vulkan", action="store_true", help="with the Vulkan back end (as OALLAMA_BACKEND=vulkan)")
+    parser.add_argument("--find", action="store_true", help="build nothing: print where they are, or fail")
+    options = parser.parse_args(arguments)
+    console = Console(sys.stderr, root / "build" / "stock_binaries.log")
+    return guarded(console, "stock_binaries", lambda: _main(root, console, options.vulkan, options.find))
+
+
+def _main(root: Path, console: Console, vulkan: bool, find: bool) -> int:
+    env = clean_environment(os.environ)
+    build = stock_build(root, env, "vulkan" if vulkan else asked_backend(env))
+    folder = build.programs
+    if folder is None and find:
+        raise SetupError("llama.cpp's programs are not built here: run scripts/stock_binaries")
+    if folder is None:
+        check_compiler(build.recipe.compiler, env)
+        console.open_log()
+        console.say(f"llama.cpp {build.recipe.version}, its own programs (log: {console.log_path})")
+        folder = build_programs(console, build, _python_with_pip(root, env), env)
+    print(folder)
+    return DONE
