@@ -1,4 +1,5 @@
-"""The patterns match the weights that stay on the host, their biases and scales, and no other tensor of the model."""
+"""The patterns match the weights that stay on the host or are split, their biases and scales, and no other tensor of
+the model."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from oallama.core.errors import PlanError
 from oallama.core.types import Operator, OperatorPlacement
-from oallama.plan.patterns import Pattern, escape, host_patterns
+from oallama.plan.patterns import SPLIT_LAYOUT, Pattern, escape, host_patterns
 
 ROLES = ("attn_q", "attn_k", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_up_exps")
 
@@ -29,9 +30,19 @@ def device(name: str) -> OperatorPlacement:
     return OperatorPlacement(name, 1.0, 0.0, 0.0)
 
 
+def split(name: str, gg: float = 0.5) -> OperatorPlacement:
+    return OperatorPlacement(name, gg, 0.0, 1.0 - gg, "CPU_REPACK")
+
+
 def matches(patterns: tuple[Pattern, ...], name: str) -> list[str | None]:
     """Layouts of the patterns that match, as llama.cpp searches them."""
     return [layout for pattern, layout in patterns if re.search(pattern, name)]
+
+
+def splits(name: str) -> st.SearchStrategy[OperatorPlacement]:
+    if name == "token_embd.weight":
+        return st.nothing()
+    return st.sampled_from([0.25, 0.999]).map(lambda gg: split(name, gg))
 
 
 @st.composite
@@ -48,16 +59,19 @@ def models(draw: st.DrawFn) -> tuple[list[Operator], list[OperatorPlacement], se
             others.add(name.removesuffix(".weight") + suffix)
     layout = st.sampled_from([None, "CPU", "CPU_REPACK"])
     placements = [
-        draw(st.one_of(st.just(device(name)), layout.map(lambda chosen, n=name: host(n, chosen)))) for name in names
+        draw(st.one_of(st.just(device(name)), layout.map(lambda chosen, n=name: host(n, chosen)), splits(name)))
+        for name in names
     ]
     return [operator(name) for name in names], placements, set(names) | others
 
 
 @given(models())
-def test_exactly_the_host_tensors_match_once(model: tuple[list[Operator], list[OperatorPlacement], set[str]]) -> None:
+def test_exactly_the_tensors_that_are_not_whole_on_the_device_match_once(
+    model: tuple[list[Operator], list[OperatorPlacement], set[str]],
+) -> None:
     operators, placements, tensor_names = model
     patterns = host_patterns(operators, placements, tensor_names)
-    hosted = {p.name: p.layout for p in placements if p.gg == 0}
+    hosted = {p.name: SPLIT_LAYOUT if p.gg else p.layout for p in placements if p.gg < 1}
     stems = {name.removesuffix(".weight") for name in hosted}
     for name in tensor_names:
         found = matches(patterns, name)
@@ -76,8 +90,11 @@ def test_patterns_are_few_and_in_a_fixed_order(
     operators, placements, tensor_names = model
     patterns = host_patterns(operators, placements, tensor_names)
     assert patterns == host_patterns(operators[::-1], placements[::-1], sorted(tensor_names))
-    # per role: at most one pattern for the weight in each of three layouts and one for each companion
-    assert len(patterns) <= len(ROLES) * 6 + 1
+    # per role: at most one pattern for the weight in each of four layouts and one for each companion
+    assert len(patterns) <= len(ROLES) * 7 + 1
+    layouts = [layout for _, layout in patterns]
+    n_split = layouts.count(SPLIT_LAYOUT)
+    assert layouts[:n_split] == [SPLIT_LAYOUT] * n_split, "split ones come first"
 
 
 def test_roles_with_the_same_layers_share_one_pattern() -> None:
@@ -107,9 +124,21 @@ def test_an_operator_without_a_place_is_refused() -> None:
         host_patterns([operator("output.weight")], [], ["output.weight"])
 
 
-def test_a_split_operator_is_refused() -> None:
-    with pytest.raises(PlanError, match="split"):
-        host_patterns([operator("output.weight")], [OperatorPlacement("output.weight", 0.5, 0.0, 0.5)], [])
+def test_split_ffns_of_many_layers_are_one_pattern_and_their_biases_stay_plain() -> None:
+    roles = ("ffn_down", "ffn_gate", "ffn_up")
+    names = [f"blk.{layer}.{role}.weight" for layer in range(3) for role in roles]
+    patterns = host_patterns(
+        [operator(name) for name in names], [split(name) for name in names], [*names, "blk.1.ffn_down.bias"]
+    )
+    assert patterns == (
+        (r"^blk\.(?:0|1|2)\.(?:ffn_down\.weight|ffn_gate\.weight|ffn_up\.weight)$", SPLIT_LAYOUT),
+        (r"^blk\.1\.ffn_down\.bias$", None),
+    )
+
+
+def test_tied_embeddings_are_not_split() -> None:
+    with pytest.raises(PlanError, match="embedding"):
+        host_patterns([operator("token_embd.weight")], [split("token_embd.weight")], ["token_embd.weight"])
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\n\r\u2028\u2029\x85"), min_size=1, max_size=20))
