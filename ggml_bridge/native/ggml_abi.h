@@ -58,6 +58,10 @@ enum ggml_type : int32_t {
 enum ggml_op : int32_t {
     GGML_OP_NONE           = 0,
     GGML_OP_ADD            = 2,
+    GGML_OP_SUB            = 6,
+    GGML_OP_MUL            = 7,
+    GGML_OP_DIV            = 8,
+    GGML_OP_SQR            = 9,
     GGML_OP_RMS_NORM       = 25,
     GGML_OP_MUL_MAT        = 29,
     GGML_OP_MUL_MAT_ID     = 30,
@@ -65,18 +69,31 @@ enum ggml_op : int32_t {
     GGML_OP_RESHAPE        = 36,
     GGML_OP_VIEW           = 37,
     GGML_OP_PERMUTE        = 38,
+    GGML_OP_TRANSPOSE      = 39,
     GGML_OP_SET_ROWS       = 42,
     GGML_OP_SOFT_MAX       = 46,
     GGML_OP_ROPE           = 48,
+    GGML_OP_CLAMP          = 50,
     GGML_OP_FLASH_ATTN_EXT = 74,
+    GGML_OP_UNARY          = 91,
     GGML_OP_GLU            = 100,
 };
 
 enum ggml_prec : int32_t { GGML_PREC_F32 = 10 };
 
-enum ggml_status : int32_t { GGML_STATUS_SUCCESS = 0 };
+enum ggml_status : int32_t {
+    GGML_STATUS_ALLOC_FAILED = -2,
+    GGML_STATUS_FAILED       = -1,
+    GGML_STATUS_SUCCESS      = 0,
+    GGML_STATUS_ABORTED      = 1,
+};
 
 enum ggml_log_level : int32_t { GGML_LOG_LEVEL_ERROR = 4 };
+
+enum ggml_tensor_flag : int32_t {
+    GGML_TENSOR_FLAG_INPUT  = 1,
+    GGML_TENSOR_FLAG_OUTPUT = 2,
+};
 
 //
 // tensors and contexts
@@ -138,11 +155,16 @@ ggml_abort_callback_t    ggml_set_abort_callback(ggml_abort_callback_t callback)
 
 ggml_context * ggml_init(ggml_init_params params);
 void           ggml_free(ggml_context * ctx);
+ggml_tensor *  ggml_new_tensor(ggml_context * ctx, ggml_type type, int n_dims, const int64_t * ne);
 ggml_tensor *  ggml_new_tensor_1d(ggml_context * ctx, ggml_type type, int64_t ne0);
 ggml_tensor *  ggml_new_tensor_2d(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1);
 ggml_tensor *  ggml_new_tensor_3d(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1, int64_t ne2);
 ggml_tensor *  ggml_set_name(ggml_tensor * tensor, const char * name);
 void           ggml_set_input(ggml_tensor * tensor);
+void           ggml_set_output(ggml_tensor * tensor);
+ggml_tensor *  ggml_get_first_tensor(const ggml_context * ctx);
+ggml_tensor *  ggml_get_next_tensor(const ggml_context * ctx, ggml_tensor * tensor);
+bool           ggml_is_contiguous(const ggml_tensor * tensor);
 
 //
 // operations
@@ -168,6 +190,9 @@ ggml_tensor * ggml_reshape_3d(ggml_context * ctx, ggml_tensor * a, int64_t ne0, 
 ggml_tensor * ggml_view_2d(ggml_context * ctx, ggml_tensor * a, int64_t ne0, int64_t ne1, size_t nb1, size_t offset);
 ggml_tensor * ggml_view_3d(ggml_context * ctx, ggml_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, size_t nb1,
                            size_t nb2, size_t offset);
+ggml_tensor * ggml_view_4d(ggml_context * ctx, ggml_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3,
+                           size_t nb1, size_t nb2, size_t nb3, size_t offset);
+ggml_tensor * ggml_cont(ggml_context * ctx, ggml_tensor * a);
 ggml_tensor * ggml_permute(ggml_context * ctx, ggml_tensor * a, int axis0, int axis1, int axis2, int axis3);
 bool          ggml_prec_set_acc(ggml_tensor * a, ggml_prec prec);
 
@@ -243,7 +268,9 @@ bool                  ggml_backend_buft_is_host(ggml_backend_buffer_type_t buft)
 ggml_backend_dev_t    ggml_backend_buft_get_device(ggml_backend_buffer_type_t buft);
 void                  ggml_backend_buffer_free(ggml_backend_buffer_t buffer);
 void *                ggml_backend_buffer_get_base(ggml_backend_buffer_t buffer);
+size_t                ggml_backend_buffer_get_size(ggml_backend_buffer_t buffer);
 void                  ggml_backend_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value);
+ggml_backend_buffer_usage ggml_backend_buffer_get_usage(ggml_backend_buffer_t buffer);
 void                  ggml_backend_buffer_set_usage(ggml_backend_buffer_t buffer, ggml_backend_buffer_usage usage);
 ggml_backend_buffer_t ggml_backend_alloc_ctx_tensors_from_buft(ggml_context * ctx, ggml_backend_buffer_type_t b);
 ggml_status           ggml_backend_tensor_alloc(ggml_backend_buffer_t buffer, ggml_tensor * t, void * addr);

@@ -1,0 +1,424 @@
+// Backend, devices, registration, and the C interface: how ggml and Python see the split backend.
+//
+// Two devices are registered. OALLAMA computes; its buffer type is plain host memory, so results lie where llama.cpp's
+// CPU backend reads them. OALLAMA_Split computes nothing: it only makes the split buffer type known by name, because
+// `-ot` looks among the default buffer types of devices (DESIGN 2.2).
+
+#include "ggml-oallama.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "abi_check.h"
+#include "split_backend.h"
+
+using namespace oallama;
+
+struct oallama_plan {
+    std::shared_ptr<LoadedPlan> loaded;
+};
+
+namespace {
+
+//
+// backend interface
+//
+
+struct BackendContext {
+    std::unique_ptr<SplitBackend> split; // NULL: of the device that computes nothing
+};
+
+SplitBackend & split_of(ggml_backend_t backend) {
+    return *static_cast<BackendContext *>(backend->context)->split;
+}
+
+const char * oallama_backend_get_name(ggml_backend_t backend) {
+    return ggml_backend_dev_name(backend->device);
+}
+
+void oallama_backend_free(ggml_backend_t backend) {
+    delete static_cast<BackendContext *>(backend->context);
+    delete backend;
+}
+
+ggml_status oallama_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    try {
+        return split_of(backend).compute(graph);
+    } catch (const Error & error) {
+        log_error(error.what());
+        return error.status() == OALLAMA_NO_MEMORY ? GGML_STATUS_ALLOC_FAILED : GGML_STATUS_FAILED;
+    } catch (const std::bad_alloc &) {
+        return GGML_STATUS_ALLOC_FAILED;
+    } catch (const std::exception & error) {
+        log_error(error.what());
+        return GGML_STATUS_FAILED;
+    }
+}
+
+void oallama_backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
+                                    ggml_backend_graph_optimize_params * params) {
+    try {
+        split_of(backend).prepare(graph, params);
+    } catch (const std::exception &) {
+        return; // graph_compute meets the same, and can say so
+    }
+}
+
+const ggml_backend_i oallama_backend_i = {
+    /* .get_name            = */ oallama_backend_get_name,
+    /* .free                = */ oallama_backend_free,
+    /* .set_tensor_async    = */ nullptr,
+    /* .get_tensor_async    = */ nullptr,
+    /* .set_tensor_2d_async = */ nullptr,
+    /* .get_tensor_2d_async = */ nullptr,
+    /* .cpy_tensor_async    = */ nullptr,
+    /* .synchronize         = */ nullptr,
+    /* .graph_plan_create   = */ nullptr,
+    /* .graph_plan_free     = */ nullptr,
+    /* .graph_plan_update   = */ nullptr,
+    /* .graph_plan_compute  = */ nullptr,
+    /* .graph_compute       = */ oallama_backend_graph_compute,
+    /* .event_record        = */ nullptr,
+    /* .event_wait          = */ nullptr,
+    /* .graph_optimize      = */ oallama_backend_graph_optimize,
+};
+
+ggml_guid_t oallama_backend_guid() {
+    static ggml_guid guid = {0x6f, 0x61, 0x6c, 0x6c, 0x61, 0x6d, 0x61, 0x2d,
+                             0x73, 0x70, 0x6c, 0x69, 0x74, 0x2d, 0x30, 0x31};
+    return &guid;
+}
+
+void oallama_backend_set_n_threads(ggml_backend_t backend, int n_threads) {
+    if (static_cast<BackendContext *>(backend->context)->split) {
+        split_of(backend).set_n_threads(n_threads);
+    }
+}
+
+void oallama_backend_set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data) {
+    if (static_cast<BackendContext *>(backend->context)->split) {
+        split_of(backend).set_abort_callback(callback, data);
+    }
+}
+
+//
+// device interface
+//
+
+enum DeviceIndex { device_compute = 0, device_split = 1, n_devices = 2 };
+
+struct DeviceContext {
+    const char * name;
+    const char * description;
+};
+
+ggml_backend_dev_t device_at(size_t index);
+
+// What `-ot` finds by name: the plan of OALLAMA_PLAN, or an empty one.
+std::shared_ptr<LoadedPlan> & default_plan() {
+    static std::shared_ptr<LoadedPlan> plan;
+    return plan;
+}
+
+const DeviceContext & context_of(ggml_backend_dev_t dev) {
+    return *static_cast<DeviceContext *>(dev->context);
+}
+
+const char * oallama_device_get_name(ggml_backend_dev_t dev) {
+    return context_of(dev).name;
+}
+
+const char * oallama_device_get_description(ggml_backend_dev_t dev) {
+    return context_of(dev).description;
+}
+
+void oallama_device_get_memory(ggml_backend_dev_t /*dev*/, size_t * free, size_t * total) {
+    *free  = 0; // memory is the CPU's and the partner's, and reported by them
+    *total = 0;
+}
+
+enum ggml_backend_dev_type oallama_device_get_type(ggml_backend_dev_t /*dev*/) {
+    return GGML_BACKEND_DEVICE_TYPE_ACCEL;
+}
+
+void oallama_device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
+    *props             = {};
+    props->name        = oallama_device_get_name(dev);
+    props->description = oallama_device_get_description(dev);
+    props->type        = oallama_device_get_type(dev);
+}
+
+ggml_backend_t oallama_device_init_backend(ggml_backend_dev_t dev, const char * /*params*/) {
+    try {
+        auto context = std::make_unique<BackendContext>();
+        if (dev == device_at(device_compute)) {
+            context->split = std::make_unique<SplitBackend>();
+        }
+        return new ggml_backend{oallama_backend_guid(), oallama_backend_i, dev, context.release()};
+    } catch (const std::exception & error) {
+        log_error(error.what());
+        return nullptr;
+    }
+}
+
+ggml_backend_buffer_type_t oallama_device_get_buffer_type(ggml_backend_dev_t dev) {
+    return dev == device_at(device_compute) ? ggml_backend_cpu_buffer_type() : default_plan()->buft();
+}
+
+bool oallama_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    return dev == device_at(device_compute) && claims(op);
+}
+
+bool oallama_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
+    return is_split_buft(buft) || (dev == device_at(device_compute) && ggml_backend_buft_is_host(buft));
+}
+
+const ggml_backend_device_i oallama_device_i = {
+    /* .get_name             = */ oallama_device_get_name,
+    /* .get_description      = */ oallama_device_get_description,
+    /* .get_memory           = */ oallama_device_get_memory,
+    /* .get_type             = */ oallama_device_get_type,
+    /* .get_props            = */ oallama_device_get_props,
+    /* .init_backend         = */ oallama_device_init_backend,
+    /* .get_buffer_type      = */ oallama_device_get_buffer_type,
+    /* .get_host_buffer_type = */ nullptr,
+    /* .buffer_from_host_ptr = */ nullptr,
+    /* .supports_op          = */ oallama_device_supports_op,
+    /* .supports_buft        = */ oallama_device_supports_buft,
+    /* .offload_op           = */ nullptr,
+    /* .event_new            = */ nullptr,
+    /* .event_free           = */ nullptr,
+    /* .event_synchronize    = */ nullptr,
+};
+
+//
+// registration interface
+//
+
+const char * oallama_reg_get_name(ggml_backend_reg_t /*reg*/) {
+    return "OALLAMA";
+}
+
+size_t oallama_reg_get_device_count(ggml_backend_reg_t /*reg*/) {
+    return n_devices;
+}
+
+ggml_backend_dev_t oallama_reg_get_device(ggml_backend_reg_t /*reg*/, size_t index) {
+    return index < n_devices ? device_at(index) : nullptr;
+}
+
+void * oallama_reg_get_proc_address(ggml_backend_reg_t /*reg*/, const char * name) {
+    if (std::strcmp(name, "ggml_backend_set_n_threads") == 0) {
+        return reinterpret_cast<void *>(oallama_backend_set_n_threads);
+    }
+    if (std::strcmp(name, "ggml_backend_set_abort_callback") == 0) {
+        return reinterpret_cast<void *>(oallama_backend_set_abort_callback);
+    }
+    return nullptr;
+}
+
+ggml_backend_reg the_reg = {
+    /* .api_version = */ GGML_BACKEND_API_VERSION,
+    /* .iface       = */
+    {
+        /* .get_name         = */ oallama_reg_get_name,
+        /* .get_device_count = */ oallama_reg_get_device_count,
+        /* .get_device       = */ oallama_reg_get_device,
+        /* .get_proc_address = */ oallama_reg_get_proc_address,
+    },
+    /* .context     = */ nullptr,
+};
+
+DeviceContext device_contexts[n_devices] = {
+    {"OALLAMA", "CPU and a partner device computing one operator together"},
+    {"OALLAMA_Split", "names the split buffer type; computes nothing"},
+};
+
+ggml_backend_device devices[n_devices] = {
+    {oallama_device_i, &the_reg, &device_contexts[device_compute]},
+    {oallama_device_i, &the_reg, &device_contexts[device_split]},
+};
+
+ggml_backend_dev_t device_at(size_t index) {
+    return &devices[index];
+}
+
+std::string read_file(const char * path) {
+    const std::ifstream file(path, std::ios::binary);
+    std::ostringstream  text;
+    text << file.rdbuf();
+    require(file.good() && text.good(), std::string("OALLAMA_PLAN names ") + path + ", which cannot be read");
+    return text.str();
+}
+
+std::mutex registering;
+bool       registered = false;
+
+// What both ways in do first.
+void start(const char * plan_path) {
+    check_ggml();
+    if (default_plan() == nullptr) {
+        PlanSpec spec = plan_path == nullptr || plan_path[0] == '\0' ? PlanSpec{} : parse_plan(read_file(plan_path));
+        default_plan() = LoadedPlan::make(std::move(spec), device_at(device_split));
+    }
+}
+
+const LoadedPlan & loaded_of(const oallama_plan * plan) {
+    require(plan != nullptr && plan->loaded != nullptr, "a plan is needed");
+    return *plan->loaded;
+}
+
+double seconds(const std::atomic<int64_t> & nanoseconds) {
+    return static_cast<double>(nanoseconds.load()) * 1e-9;
+}
+
+} // namespace
+
+//
+// C interface
+//
+
+void * ggml_backend_init(void) {
+    void *    reg    = nullptr;
+    const int status = guarded([&] {
+        const std::lock_guard<std::mutex> lock(registering);
+        start(std::getenv("OALLAMA_PLAN"));
+        registered = true; // ggml adds what is returned
+        reg        = &the_reg;
+    });
+    if (status != OALLAMA_OK) {
+        std::fprintf(stderr, "oallama: %s\n", last_error());
+    }
+    return reg;
+}
+
+int oallama_abi(void) {
+    return OALLAMA_ABI;
+}
+
+const char * oallama_last_error(void) {
+    return last_error();
+}
+
+int oallama_check(void) {
+    return guarded(check_ggml);
+}
+
+int oallama_register(void) {
+    return guarded([] {
+        const std::lock_guard<std::mutex> lock(registering);
+        if (registered) {
+            return;
+        }
+        start(nullptr);
+        ggml_backend_register(&the_reg);
+        registered = true;
+    });
+}
+
+int oallama_granularity(int32_t type, int32_t axis, int64_t * elements) {
+    return guarded([&] {
+        require(elements != nullptr, "room for the result is needed");
+        require(type >= 0 && type < GGML_TYPE_COUNT && axis >= OALLAMA_ROWS && axis <= OALLAMA_HALVES,
+                "there is no such ggml type or axis");
+        *elements = granularity(static_cast<ggml_type>(type), static_cast<Axis>(axis));
+    });
+}
+
+int oallama_plan_new(const char * text, oallama_plan ** plan) {
+    return guarded([&] {
+        require(text != nullptr && plan != nullptr, "a plan text and room for the plan are needed");
+        require(registered, "the backend is not registered yet; call oallama_register first");
+        auto made    = std::make_unique<oallama_plan>();
+        made->loaded = LoadedPlan::make(parse_plan(text), device_at(device_split));
+        *plan        = made.release();
+    });
+}
+
+void oallama_plan_free(oallama_plan * plan) {
+    delete plan;
+}
+
+int oallama_plan_buft(oallama_plan * plan, void ** buft) {
+    return guarded([&] {
+        require(plan != nullptr && buft != nullptr, "a plan and room for the result are needed");
+        *buft = plan->loaded->buft();
+    });
+}
+
+int oallama_plan_count(const oallama_plan * plan, int64_t * n_slices) {
+    return guarded([&] {
+        require(n_slices != nullptr, "room for the result is needed");
+        *n_slices = static_cast<int64_t>(loaded_of(plan).spec().slices.size());
+    });
+}
+
+int oallama_plan_slice(const oallama_plan * plan, int64_t index, oallama_slice * slice) {
+    return guarded([&] {
+        require(slice != nullptr, "room for the result is needed");
+        require(index >= 0 && index < static_cast<int64_t>(loaded_of(plan).spec().slices.size()),
+                "the plan has no slice of this number");
+        *slice = loaded_of(plan).placed(static_cast<size_t>(index));
+    });
+}
+
+int oallama_plan_problems(const oallama_plan * plan, int32_t * usable, char * text, int64_t capacity) {
+    return guarded([&] {
+        require(usable != nullptr && text != nullptr && capacity > 0, "room for the results is needed");
+        bool        is_usable = true;
+        std::string lines;
+        for (const std::string & problem : loaded_of(plan).problems(&is_usable)) {
+            lines += (lines.empty() ? "" : "\n") + problem;
+        }
+        *usable = is_usable ? 1 : 0;
+        std::snprintf(text, static_cast<size_t>(capacity), "%s", lines.c_str());
+    });
+}
+
+int oallama_get_memory(oallama_memory * memory) {
+    return guarded([&] {
+        require(memory != nullptr, "room for the result is needed");
+        memory->host_weights   = counters().host_weights;
+        memory->device_weights = counters().device_weights;
+        memory->host_compute   = counters().host_compute;
+        memory->device_compute = counters().device_compute;
+        memory->n_weights      = counters().n_weights;
+        memory->n_programs     = counters().n_programs;
+    });
+}
+
+int oallama_get_stats(oallama_stats * out) {
+    return guarded([&] {
+        require(out != nullptr, "room for the result is needed");
+        const Stats & from = stats();
+        out->n_graphs      = from.n_graphs;
+        out->n_phases      = from.n_phases;
+        out->n_built       = from.n_built;
+        out->launch_s      = seconds(from.launch_ns);
+        out->host_s        = seconds(from.host_ns);
+        out->wait_s        = seconds(from.wait_ns);
+        out->join_s        = seconds(from.join_ns);
+        out->total_s       = seconds(from.total_ns);
+        out->bytes_in      = from.bytes_in;
+        out->bytes_out     = from.bytes_out;
+    });
+}
+
+int oallama_reset_stats(void) {
+    return guarded([] {
+        Stats & all   = stats();
+        all.n_graphs  = 0;
+        all.n_phases  = 0;
+        all.n_built   = 0;
+        all.launch_ns = 0;
+        all.host_ns   = 0;
+        all.wait_ns   = 0;
+        all.join_ns   = 0;
+        all.total_ns  = 0;
+        all.bytes_in  = 0;
+        all.bytes_out = 0;
+    });
+}

@@ -1,0 +1,147 @@
+// The C interface of libggml-oallama, a ggml backend that computes one mul-mat (or a whole FFN) on the CPU and on
+// another device at the same time: every weight is stored once, a part of it in host memory (CC) and a part in device
+// memory (GG), and partial results are joined (ScheInfer, section III; DESIGN 2.1, 2.2, 2.7).
+//
+// Two ways in. A program that loads models itself hands a plan over with oallama_plan_new, and gives the plan's buffer
+// type to llama_model_params.tensor_buft_overrides. Stock binaries load the library by GGML_BACKEND_PATH, which calls
+// ggml_backend_init; it reads the plan file that OALLAMA_PLAN names, and `-ot 'regex=OALLAMA_Split'` chooses the tensors.
+//
+// Plan text: one item a line, words separated by blanks; empty lines and lines that begin with # are skipped.
+//
+//     oallama-plan 1                            first line: format and version
+//     model 9f2c…                               fingerprint of the GGUF, kept for the reader; at most once
+//     device RPC0                               ggml device that holds GG; at most once; needed where any GG > 0
+//     tensor blk.0.ffn_gate.weight Q4_0 2048x8192x1 rows 5120 0 3072 CPU_REPACK
+//     tensor blk.0.ffn_down.weight Q4_0 8192x2048x1 cols 5120 0 3072 CPU_REPACK
+//            name                  type KxNxE       axis CC   CG GG   layout
+//
+// axis: rows cuts ne[1] (gate, up, any lone mul-mat), cols cuts ne[0] (down), halves cuts both halves of ne[1] alike
+// (a fused gate_up). CC + CG + GG is the extent: ne[1], ne[0], or ne[1] / 2. CC comes first, GG last along the axis;
+// CC and CG are multiples of oallama_granularity, or the whole extent. layout: the host buffer type of CC (CPU_REPACK,
+// AMX, CPU); - where CC is 0. Gate, up and down of one FFN run as one block when their counts are equal.
+// CG must be 0 in this version.
+//
+// Python's cffi reads the part between the two "cdef" lines. Functions return an oallama_status; on failure
+// oallama_last_error() of the same thread says in one sentence what went wrong. No exception crosses this boundary.
+
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// cdef begin
+
+#define OALLAMA_ABI 1
+#define OALLAMA_NAME_BYTES 128
+
+typedef enum oallama_status {
+    OALLAMA_OK          = 0,
+    OALLAMA_INVALID     = 1, // the plan or an argument is wrong
+    OALLAMA_UNSUPPORTED = 2, // this device or layout cannot do that
+    OALLAMA_NO_MEMORY   = 3, // an allocation failed
+    OALLAMA_MISMATCH    = 4, // the loaded ggml is not the one this library was written for
+    OALLAMA_FAILED      = 5  // anything else
+} oallama_status;
+
+typedef enum oallama_axis { OALLAMA_ROWS = 0, OALLAMA_COLS = 1, OALLAMA_HALVES = 2 } oallama_axis;
+
+int          oallama_abi(void);
+const char * oallama_last_error(void);
+
+// Compares version, struct layouts, op and type numbers of the loaded ggml with the ones compiled in.
+int oallama_check(void);
+
+// Adds the backend's devices to ggml's registry, once a process; every llama context made later can use it.
+int oallama_register(void);
+
+// Elements along the axis that a cut must be a multiple of, for a weight of this ggml type: whole quantisation blocks,
+// whole groups of rows of every host layout.
+int oallama_granularity(int32_t type, int32_t axis, int64_t * elements);
+
+//
+// plans
+//
+
+typedef struct oallama_plan oallama_plan;
+
+// Reads and checks a plan text: types, counts, granularity, and that the device exists. Needs oallama_register first.
+int oallama_plan_new(const char * text, oallama_plan ** plan);
+
+// Models loaded with the plan keep what they need of it.
+void oallama_plan_free(oallama_plan * plan);
+
+// ggml_backend_buffer_type_t for tensor_buft_overrides. A tensor that the plan does not name is kept whole in plain
+// host memory; one whose type or shape differs from the plan's fails the load.
+int oallama_plan_buft(oallama_plan * plan, void ** buft);
+
+typedef struct oallama_slice {
+    char    name[OALLAMA_NAME_BYTES];
+    int32_t axis;
+    int32_t loaded; // a model holds this tensor now
+    int64_t cc;     // elements along the axis; as loaded, else as planned
+    int64_t cg;
+    int64_t gg;
+    int64_t cc_planned;
+    int64_t gg_planned;
+    int64_t host_bytes; // as loaded
+    int64_t device_bytes;
+    char    layout[32]; // host buffer type; as loaded, else as planned
+} oallama_slice;
+
+int oallama_plan_count(const oallama_plan * plan, int64_t * n_slices);
+int oallama_plan_slice(const oallama_plan * plan, int64_t index, oallama_slice * slice);
+
+// Why the last load with this plan did not do what the plan says: one sentence a line, empty when it did. A device
+// that had too little memory gives smaller GG and a line here; host memory that ran out makes the load unusable
+// (*usable = 0: computing with it fails).
+int oallama_plan_problems(const oallama_plan * plan, int32_t * usable, char * text, int64_t capacity);
+
+//
+// what is held and what was done, over all models and contexts of the process
+//
+
+typedef struct oallama_memory {
+    int64_t host_weights; // bytes
+    int64_t device_weights;
+    int64_t host_compute;
+    int64_t device_compute;
+    int64_t n_weights;  // tensors
+    int64_t n_programs; // prepared sub-graphs
+} oallama_memory;
+
+int oallama_get_memory(oallama_memory * memory);
+
+typedef struct oallama_stats {
+    int64_t n_graphs;   // sub-graphs that llama.cpp gave us
+    int64_t n_phases;   // launch, compute, join; one for an FFN, more where a result is needed in between
+    int64_t n_built;    // programs built rather than found
+    double  launch_s;   // sending inputs and starting the device, on the caller's thread
+    double  host_s;     // computing CC
+    double  wait_s;     // waiting for the device after CC was done
+    double  join_s;     // adding and interleaving results
+    double  total_s;    // inside the backend
+    int64_t bytes_in;   // copied to the device
+    int64_t bytes_out;  // copied back
+} oallama_stats;
+
+int oallama_get_stats(oallama_stats * stats);
+int oallama_reset_stats(void);
+
+// cdef end
+
+// What GGML_BACKEND_PATH calls: ggml_backend_reg_t, or NULL after one sentence on stderr.
+void * ggml_backend_init(void);
+
+#ifdef __cplusplus
+}
+#endif
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif

@@ -1,0 +1,183 @@
+#include "memory_plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+namespace oallama {
+
+namespace {
+
+constexpr int64_t common_step = 256; // a multiple of every granularity, so that gate, up and down still end at one cut
+constexpr int     shrink_from = 15;  // sixteenths of the planned GG that are tried when the whole does not fit
+
+using Weights = std::vector<std::unique_ptr<SplitWeight>>;
+
+ggml_backend_buffer_type_t find_layout(const std::string & name) {
+    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    auto get_extra_bufts   = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts"));
+    if (get_extra_bufts != nullptr) {
+        for (ggml_backend_buffer_type_t * buft = get_extra_bufts(cpu); buft != nullptr && *buft != nullptr; buft++) {
+            if (name == ggml_backend_buft_name(*buft)) {
+                return *buft;
+            }
+        }
+    }
+    return nullptr;
+}
+
+// Whether the device has a mul-mat by this part of a weight; buffer: an empty one of the buffer type to ask about, or
+// NULL for the device's own. Three dimensions are experts (MUL_MAT_ID), or the heads of MLA (MUL_MAT over all of them).
+bool can_multiply(ggml_backend_dev_t device, const SplitWeight & weight, Side side, ggml_backend_buffer_t buffer) {
+    const std::array<int64_t, 3> ne      = weight.shape(side);
+    const bool                   experts = ne[2] > 1 && weight.slice().name.find("_exps") != std::string::npos;
+
+    ContextPtr    ctx = new_context(8);
+    ggml_tensor * w   = ne[2] > 1 ? ggml_new_tensor_3d(ctx.get(), weight.slice().type, ne[0], ne[1], ne[2])
+                                  : ggml_new_tensor_2d(ctx.get(), weight.slice().type, ne[0], ne[1]);
+    ggml_tensor * x   = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, ne[0], 1, experts ? 1 : ne[2]);
+    w->buffer         = buffer;
+    ggml_tensor * ids = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, 1);
+    return ggml_backend_dev_supports_op(
+        device, experts ? ggml_mul_mat_id(ctx.get(), w, x, ids) : ggml_mul_mat(ctx.get(), w, x));
+}
+
+// GG of weights the device cannot multiply goes back to the host.
+void refuse_unsupported(const Weights & weights, ggml_backend_dev_t device,
+                        const std::function<void(const std::string &)> & problem) {
+    for (const auto & weight : weights) {
+        if (weight->slice().gg == 0) {
+            continue;
+        }
+        if (device == nullptr || !can_multiply(device, *weight, side_device, nullptr)) {
+            problem(std::string(device == nullptr ? "no device" : ggml_backend_dev_name(device)) +
+                    " cannot multiply by " + weight->slice().name + " (" + ggml_type_name(weight->slice().type) +
+                    "): it stays on the host");
+            weight->move_cut(0);
+        }
+    }
+}
+
+// The tensors of one side that share a buffer type, in buffers of that type. False: no memory.
+bool allocate(const std::vector<SplitWeight *> & weights, Side side, ggml_backend_buffer_type_t buft,
+              WeightMemory & memory) {
+    ContextPtr ctx = new_context(static_cast<int64_t>(weights.size()));
+    for (SplitWeight * weight : weights) {
+        const std::array<int64_t, 3> ne     = weight->shape(side);
+        Part &                       part   = weight->part(side);
+        const ggml_type              type   = weight->slice().type;
+        part.tensor = ne[2] > 1 ? ggml_new_tensor_3d(ctx.get(), type, ne[0], ne[1], ne[2])
+                                : ggml_new_tensor_2d(ctx.get(), type, ne[0], ne[1]);
+        ggml_set_name(part.tensor, weight->slice().name.c_str());
+    }
+    BufferPtr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft));
+    if (!buffer) {
+        for (SplitWeight * weight : weights) {
+            weight->part(side).tensor = nullptr;
+        }
+        return false;
+    }
+    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    (side == side_host ? memory.host_bytes : memory.device_bytes) +=
+        static_cast<int64_t>(ggml_backend_buffer_get_size(buffer.get()));
+    memory.buffers.push_back(std::move(buffer));
+    memory.contexts.push_back(std::move(ctx));
+    return true;
+}
+
+std::vector<SplitWeight *> with_part(const Weights & weights, Side side) {
+    std::vector<SplitWeight *> chosen;
+    for (const auto & weight : weights) {
+        if (weight->part(side).count > 0) {
+            chosen.push_back(weight.get());
+        }
+    }
+    return chosen;
+}
+
+// Takes device memory for every GG; when there is too little, every GG is made smaller alike until it fits.
+void place_on_device(const Weights & weights, ggml_backend_dev_t device, WeightMemory & memory,
+                     const std::function<void(const std::string &)> & problem) {
+    std::vector<SplitWeight *> chosen = with_part(weights, side_device);
+    if (chosen.empty()) {
+        return;
+    }
+    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(device);
+    if (allocate(chosen, side_device, buft, memory)) {
+        return;
+    }
+    std::map<SplitWeight *, int64_t> planned;
+    int64_t                          wanted_bytes = 0;
+    for (SplitWeight * weight : chosen) {
+        planned[weight] = weight->slice().gg;
+        wanted_bytes += weight->part_bytes(side_device);
+    }
+    for (int sixteenths = shrink_from; sixteenths >= 0; sixteenths--) {
+        int64_t bytes = 0;
+        for (SplitWeight * weight : chosen) {
+            // GG gives up whole steps from its front, so CC keeps ending at a multiple of them
+            const int64_t lost = (planned[weight] * (16 - sixteenths) / 16 + common_step - 1) / common_step * common_step;
+            weight->move_cut(sixteenths == 0 ? 0 : std::max<int64_t>(0, planned[weight] - lost));
+            bytes += weight->part_bytes(side_device);
+        }
+        const std::vector<SplitWeight *> left = with_part(weights, side_device);
+        if (left.empty() || allocate(left, side_device, buft, memory)) {
+            problem(std::string(ggml_backend_dev_name(device)) + " has no room for " + std::to_string(wanted_bytes) +
+                    " bytes of weights: " + std::to_string(left.empty() ? 0 : bytes) + " bytes are there now, the rest " +
+                    "is on the host");
+            return;
+        }
+    }
+}
+
+// The layout the plan names, where the CPU has it and can multiply by it; else plain memory.
+ggml_backend_buffer_type_t host_buft(SplitWeight & weight, const std::function<void(const std::string &)> & problem) {
+    const std::string & layout = weight.slice().layout;
+    if (layout == plain_layout || layout == "-") {
+        return ggml_backend_cpu_buffer_type();
+    }
+    ggml_backend_buffer_type_t buft = find_layout(layout);
+    if (buft != nullptr) {
+        const BufferPtr empty(ggml_backend_buft_alloc_buffer(buft, 0));
+        if (empty && can_multiply(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), weight, side_host,
+                                         empty.get())) {
+            return buft;
+        }
+    }
+    problem("the CPU cannot keep " + weight.slice().name + " in the layout " + layout + ": plain memory is used");
+    return ggml_backend_cpu_buffer_type();
+}
+
+void place_on_host(const Weights & weights, WeightMemory & memory,
+                   const std::function<void(const std::string &)> & problem) {
+    std::map<ggml_backend_buffer_type_t, std::vector<SplitWeight *>> by_buft;
+    for (SplitWeight * weight : with_part(weights, side_host)) {
+        ggml_backend_buffer_type_t buft = host_buft(*weight, problem);
+        weight->part(side_host).pieces  = buft == ggml_backend_cpu_buffer_type();
+        weight->set_layout(ggml_backend_buft_name(buft));
+        by_buft[buft].push_back(weight);
+    }
+    for (const auto & [buft, chosen] : by_buft) {
+        if (!allocate(chosen, side_host, buft, memory)) {
+            int64_t bytes = 0;
+            for (const SplitWeight * weight : chosen) {
+                bytes += weight->part_bytes(side_host);
+            }
+            throw Error(OALLAMA_NO_MEMORY, "host memory has no room for " + std::to_string(bytes) + " bytes of weights");
+        }
+    }
+}
+
+} // namespace
+
+WeightMemory place_weights(const Weights & weights, ggml_backend_dev_t device,
+                           const std::function<void(const std::string &)> & problem) {
+    WeightMemory memory;
+    refuse_unsupported(weights, device, problem);
+    place_on_device(weights, device, memory, problem);
+    place_on_host(weights, memory, problem);
+    return memory;
+}
+
+} // namespace oallama

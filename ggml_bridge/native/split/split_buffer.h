@@ -1,0 +1,70 @@
+// The split buffer type: one per plan, so that two models with two plans can be loaded at once.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+
+#include "split_weight.h"
+
+namespace oallama {
+
+// Bytes and objects held now, over the whole process.
+struct Counters {
+    std::atomic<int64_t> host_weights{0};
+    std::atomic<int64_t> device_weights{0};
+    std::atomic<int64_t> host_compute{0};
+    std::atomic<int64_t> device_compute{0};
+    std::atomic<int64_t> n_weights{0};
+    std::atomic<int64_t> n_programs{0};
+};
+
+Counters & counters();
+
+// A plan in use: its buffer type, and what loading made of it. Buffers share it, so it outlives its oallama_plan.
+class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
+  public:
+    // device: what inert device the buffer type belongs to. Throws OALLAMA_INVALID where the plan's device is missing.
+    static std::shared_ptr<LoadedPlan> make(PlanSpec spec, ggml_backend_dev_t owner);
+
+    const PlanSpec & spec() const { return spec_; }
+
+    ggml_backend_buffer_type_t buft() { return &buft_; }
+
+    ggml_backend_dev_t device() const { return device_; } // that holds GG; NULL without any
+
+    // What the plan says of a tensor; a tensor it does not name is kept whole on the host.
+    SliceSpec slice_of(const ggml_tensor * tensor) const; // throws OALLAMA_INVALID for another type or shape
+
+    // How a buffer reports what it did: called with the cut as loaded, and again with loaded = false when freed.
+    void report(const SplitWeight & weight, bool loaded);
+    void problem(const std::string & sentence, bool usable);
+
+    oallama_slice            placed(size_t index) const;
+    std::vector<std::string> problems(bool * usable) const;
+
+  private:
+    LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner, ggml_backend_dev_t device);
+
+    PlanSpec                   spec_;
+    ggml_backend_buffer_type   buft_;
+    ggml_backend_dev_t         device_;
+    mutable std::mutex         mutex_;
+    std::vector<oallama_slice> placed_;
+    std::vector<std::string>   problems_;
+    bool                       usable_ = true;
+};
+
+bool is_split_buft(ggml_backend_buffer_type_t buft);
+
+// The plan of a tensor in a split buffer; NULL for any other tensor. Views of one are not in it themselves.
+LoadedPlan * plan_of(const ggml_tensor * tensor);
+
+// The weight behind a tensor in a split buffer; NULL for any other, and before it was allocated.
+SplitWeight * weight_of(const ggml_tensor * tensor);
+
+// Gives a weight's parts their memory if that has not been done; false where that failed.
+bool ensure_placed(const ggml_tensor * tensor);
+
+} // namespace oallama

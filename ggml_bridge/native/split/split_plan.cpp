@@ -1,0 +1,197 @@
+#include "split_plan.h"
+
+#include <algorithm>
+#include <cctype>
+#include <limits>
+#include <numeric>
+#include <sstream>
+
+namespace oallama {
+
+namespace {
+
+constexpr int64_t row_group = 32;
+
+// One line of the text, with its number for messages.
+class Line {
+  public:
+    Line(const std::string & text, int64_t number) : stream_(text), number_(number) {}
+
+    // The next word; what: what it should be.
+    std::string word(const char * what) {
+        std::string word;
+        if (!(stream_ >> word)) {
+            fail(std::string("has no ") + what);
+        }
+        return word;
+    }
+
+    bool more() {
+        stream_ >> std::ws;
+        return !stream_.eof();
+    }
+
+    void end() {
+        if (more()) {
+            fail("has more words than it should");
+        }
+    }
+
+    int64_t count(const std::string & text, const char * what) const {
+        const bool digits = !text.empty() && text.size() <= 18 &&
+                            std::all_of(text.begin(), text.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
+        if (!digits) {
+            fail("has " + text + " for " + what + ", which is no count");
+        }
+        return std::stoll(text);
+    }
+
+    [[noreturn]] void fail(const std::string & what) const {
+        throw Error(OALLAMA_INVALID, "line " + std::to_string(number_) + " of the plan " + what);
+    }
+
+  private:
+    std::istringstream stream_;
+    int64_t            number_;
+};
+
+ggml_type type_of(const std::string & name, const Line & line) {
+    for (int32_t number = 0; number < GGML_TYPE_COUNT; number++) {
+        const auto  type  = static_cast<ggml_type>(number);
+        std::string known = ggml_type_name(type) == nullptr ? "" : ggml_type_name(type);
+        std::transform(known.begin(), known.end(), known.begin(), [](unsigned char c) { return std::toupper(c); });
+        if (known == name && ggml_blck_size(type) > 0 && ggml_type_size(type) > 0) {
+            return type;
+        }
+    }
+    line.fail("names type " + name + ", which this ggml does not have");
+}
+
+void read_shape(const std::string & text, SliceSpec & slice, const Line & line) {
+    const size_t first  = text.find('x');
+    const size_t second = first == std::string::npos ? first : text.find('x', first + 1);
+    if (second == std::string::npos) {
+        line.fail("has shape " + text + ", not KxNxE");
+    }
+    slice.k = line.count(text.substr(0, first), "K");
+    slice.n = line.count(text.substr(first + 1, second - first - 1), "N");
+    slice.e = line.count(text.substr(second + 1), "E");
+    if (slice.k < 1 || slice.n < 1 || slice.e < 1) {
+        line.fail("has an empty shape");
+    }
+    const int64_t max = std::numeric_limits<int64_t>::max() / 8; // bytes of an element: 8 at most
+    if (slice.n > max / slice.k || slice.e > max / (slice.k * slice.n)) {
+        line.fail("has a shape that no memory holds");
+    }
+    if (slice.k % ggml_blck_size(slice.type) != 0) {
+        line.fail("has a K that is no multiple of the type's block");
+    }
+}
+
+Axis axis_of(const std::string & name, const Line & line) {
+    if (name == "rows") {
+        return Axis::rows;
+    }
+    if (name == "cols") {
+        return Axis::cols;
+    }
+    if (name == "halves") {
+        return Axis::halves;
+    }
+    line.fail("names axis " + name + "; it is rows, cols or halves");
+}
+
+void check_counts(const SliceSpec & slice, const Line & line) {
+    const int64_t extent = slice.extent();
+    if (slice.axis == Axis::halves && slice.n % 2 != 0) {
+        line.fail("cuts an odd number of rows into halves");
+    }
+    if (slice.cc > extent || slice.cg > extent || slice.gg > extent || slice.cc + slice.cg + slice.gg != extent) {
+        line.fail("has counts that do not add up to " + std::to_string(extent) + " for " + slice.name);
+    }
+    if (slice.cg > 0) {
+        throw Error(OALLAMA_UNSUPPORTED, "CG is not in this version; make a plan with cg = 0 for " + slice.name);
+    }
+    const int64_t step = granularity(slice.type, slice.axis);
+    if (slice.cc != extent && slice.cc % step != 0) {
+        line.fail("cuts " + slice.name + " at " + std::to_string(slice.cc) + ", which is no multiple of " +
+                  std::to_string(step));
+    }
+}
+
+SliceSpec read_slice(Line & line) {
+    SliceSpec slice;
+    slice.name = line.word("tensor name");
+    slice.type = type_of(line.word("type"), line);
+    read_shape(line.word("shape"), slice, line);
+    slice.axis   = axis_of(line.word("axis"), line);
+    slice.cc     = line.count(line.word("CC"), "CC");
+    slice.cg     = line.count(line.word("CG"), "CG");
+    slice.gg     = line.count(line.word("GG"), "GG");
+    slice.layout = line.word("layout");
+    line.end();
+    if (slice.name.size() >= OALLAMA_NAME_BYTES || slice.name.size() >= GGML_MAX_NAME) {
+        line.fail("has a tensor name that is too long for ggml");
+    }
+    check_counts(slice, line);
+    if ((slice.layout == "-") != (slice.cc == 0)) {
+        line.fail("must name a host layout where CC is not 0, and - where it is");
+    }
+    return slice;
+}
+
+} // namespace
+
+int64_t granularity(ggml_type type, Axis axis) {
+    const int64_t block = ggml_blck_size(type);
+    require(block > 0, "there is no ggml type " + std::to_string(static_cast<int32_t>(type)));
+    return axis == Axis::cols ? std::lcm(block, row_group) : row_group;
+}
+
+PlanSpec parse_plan(const std::string & text) {
+    PlanSpec           plan;
+    std::istringstream lines(text);
+    std::string        content;
+    bool               started = false;
+    for (int64_t number = 1; std::getline(lines, content); number++) {
+        Line line(content, number);
+        if (!line.more() || content[content.find_first_not_of(" \t\r")] == '#') {
+            continue;
+        }
+        const std::string item = line.word("word");
+        if (!started) {
+            if (item != "oallama-plan" || line.word("version") != "1") {
+                throw Error(OALLAMA_INVALID, "this is no plan of version 1: its first line must be oallama-plan 1");
+            }
+            line.end();
+            started = true;
+        } else if (item == "model") {
+            if (!plan.model.empty()) {
+                line.fail("names a second model");
+            }
+            plan.model = line.word("fingerprint");
+            line.end();
+        } else if (item == "device") {
+            if (!plan.device.empty()) {
+                line.fail("names a second device");
+            }
+            plan.device = line.word("device");
+            line.end();
+        } else if (item == "tensor") {
+            SliceSpec slice = read_slice(line);
+            if (!plan.by_name.emplace(slice.name, plan.slices.size()).second) {
+                line.fail("names " + slice.name + " a second time");
+            }
+            plan.slices.push_back(std::move(slice));
+        } else {
+            line.fail("begins with " + item + "; known are model, device and tensor");
+        }
+    }
+    require(started, "the plan is empty: its first line must be oallama-plan 1");
+    for (const SliceSpec & slice : plan.slices) {
+        require(slice.gg == 0 || !plan.device.empty(), "the plan gives " + slice.name + " a GG but names no device");
+    }
+    return plan;
+}
+
+} // namespace oallama

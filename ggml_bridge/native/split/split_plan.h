@@ -1,0 +1,47 @@
+// A plan as text says it: which tensors are cut, along which axis, into how much CC, CG and GG.
+
+#pragma once
+
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "error.h"
+
+namespace oallama {
+
+constexpr const char * plain_layout = "CPU"; // ggml's plain host buffer type
+
+enum class Axis : int32_t { rows = OALLAMA_ROWS, cols = OALLAMA_COLS, halves = OALLAMA_HALVES };
+
+struct SliceSpec {
+    std::string name;
+    ggml_type   type = GGML_TYPE_F32;
+    int64_t     k    = 0; // weight [K, N, E]
+    int64_t     n    = 0;
+    int64_t     e    = 0;
+    Axis        axis = Axis::rows;
+    int64_t     cc   = 0; // elements along the axis
+    int64_t     cg   = 0;
+    int64_t     gg   = 0;
+    std::string layout; // host buffer type of CC
+
+    int64_t extent() const { return axis == Axis::cols ? k : axis == Axis::rows ? n : n / 2; }
+};
+
+struct PlanSpec {
+    std::string            model;  // fingerprint, kept for the reader
+    std::string            device; // empty: no GG anywhere
+    std::vector<SliceSpec> slices;
+    // name -> position in slices
+    std::unordered_map<std::string, size_t> by_name;
+};
+
+// Elements along the axis that a cut must be a multiple of: whole quantisation blocks of a row, and whole groups of
+// rows of every host layout (CPU_REPACK interleaves up to 16, AMX takes tiles of 32).
+int64_t granularity(ggml_type type, Axis axis);
+
+// Throws OALLAMA_INVALID naming the line, OALLAMA_UNSUPPORTED for CG.
+PlanSpec parse_plan(const std::string & text);
+
+} // namespace oallama

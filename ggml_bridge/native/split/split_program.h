@@ -1,0 +1,104 @@
+// A sub-graph of llama.cpp's graph as a program for two processors.
+//
+// Every value of the sub-graph is in one of three states, as in Megatron-LM's tensor parallelism:
+//
+//     full     whole, in host memory
+//     shard    cut along ne[0]: the first CC elements of each row on the host, the others on the device. A mul-mat by a
+//              weight cut by rows makes one; element-wise operations keep it (gate, up, GLU)
+//     partial  whole on both sides, to be added: a mul-mat by a weight cut along K makes one out of a shard (down)
+//
+// Work is done in phases. A phase sends the full values that its device side needs, starts the device, computes the
+// host side meanwhile, and joins what the next phase or llama.cpp needs in full. A feed-forward block is one phase.
+//
+// The host side writes into the memory that llama.cpp gave the original tensors (a shard is smaller than its original),
+// so only the addresses change from call to call; all else is prepared once for a shape and reused.
+
+#pragma once
+
+#include <vector>
+
+#include "split_buffer.h"
+
+namespace oallama {
+
+// What distinguishes one sub-graph from another: shapes, operations, how values depend on each other, which weights.
+using Signature = std::vector<uint64_t>;
+
+void make_signature(const ggml_cgraph * graph, Signature & signature);
+
+// A tensor of llama.cpp's sub-graph: a node, or the source of one.
+struct Origin {
+    int node = 0;
+    int src  = -1; // -1: the node itself
+
+    const ggml_tensor * of(const ggml_cgraph * graph) const {
+        return src < 0 ? graph->nodes[node] : graph->nodes[node]->src[src];
+    }
+};
+
+// A host tensor that is to get the data pointer of a tensor of llama.cpp's before each run.
+struct Binding {
+    ggml_tensor * tensor;
+    Origin        origin;
+};
+
+// A full value to send: elements [begin, begin + count) of each row, for halves of both halves.
+struct Upload {
+    ggml_tensor * tensor; // on the device
+    Origin        origin;
+    int64_t       begin;
+    int64_t       count;
+    bool          packed;  // contiguous and whole: sent from where it is
+    size_t        staging; // bytes into the staging memory, where it is packed first
+};
+
+// A result to fetch, and how it becomes part of the original tensor.
+struct Download {
+    enum class Join {
+        copy,    // the device has all of it
+        scatter, // rows [cc, extent) of each row or half
+        add,     // partial sums
+    };
+
+    ggml_tensor * tensor; // on the device
+    int           node;
+    Join          join;
+    int64_t       cc;      // elements
+    int64_t       extent;  // elements; 2 * extent == ne[0] of the node: halves
+    bool          spread;  // the host side is packed and must be moved apart first
+    bool          direct;  // can be fetched to where it belongs
+    size_t        staging; // bytes into the staging memory
+};
+
+struct Phase {
+    std::vector<Upload>   uploads;
+    std::vector<Download> downloads;
+    int                   device_begin = 0; // nodes of the device graph
+    int                   device_end   = 0;
+    int                   host_begin   = 0; // nodes of the host graph
+    int                   host_end     = 0;
+};
+
+struct Program {
+    Signature            signature;
+    ContextPtr           ctx;
+    ggml_cgraph *        device_graph = nullptr;
+    ggml_cgraph *        host_graph   = nullptr;
+    ggml_backend_dev_t   device       = nullptr; // NULL: nothing runs there
+    std::vector<Binding> bindings;
+    std::vector<ggml_tensor *> host_views; // of bound tensors; their data pointers follow, in this order
+    std::vector<Phase>   phases;
+    size_t               staging_bytes = 0;
+    uint64_t             last_used     = 0;
+};
+
+// Whether the split backend computes this operation (see supports_op in ggml's backend interface).
+bool claims(const ggml_tensor * op);
+
+// Prepares a sub-graph; device memory is not allocated yet. Throws OALLAMA_UNSUPPORTED, OALLAMA_NO_MEMORY.
+std::unique_ptr<Program> build_program(const ggml_cgraph * graph, Signature signature);
+
+// A part of a graph.
+ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end);
+
+} // namespace oallama

@@ -1,0 +1,146 @@
+#include "split_weight.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace oallama {
+
+namespace {
+
+constexpr int64_t gather_bytes = int64_t{4} << 20; // strided rows go to the device in pieces of this size
+
+int64_t row_size(ggml_type type, int64_t n) {
+    return static_cast<int64_t>(ggml_row_size(type, n));
+}
+
+} // namespace
+
+SplitWeight::SplitWeight(const ggml_tensor * tensor, SliceSpec slice)
+    : slice_(std::move(slice)), row_bytes_(row_size(tensor->type, tensor->ne[0])) {
+    move_cut(slice_.gg);
+}
+
+void SplitWeight::move_cut(int64_t gg) {
+    slice_.gg           = gg;
+    slice_.cc           = slice_.extent() - gg;
+    parts_[side_host]   = Part{0, slice_.cc, nullptr, true};
+    parts_[side_device] = Part{slice_.cc, gg, nullptr, true};
+}
+
+std::array<int64_t, 3> SplitWeight::shape(Side side) const {
+    const int64_t count = parts_[side].count;
+    switch (slice_.axis) {
+        case Axis::cols:
+            return {count, slice_.n, slice_.e};
+        case Axis::halves:
+            return {slice_.k, 2 * count, slice_.e};
+        case Axis::rows:
+            break;
+    }
+    return {slice_.k, count, slice_.e};
+}
+
+int64_t SplitWeight::part_bytes(Side side) const {
+    const std::array<int64_t, 3> ne = shape(side);
+    return row_size(slice_.type, ne[0]) * ne[1] * ne[2];
+}
+
+SplitWeight::Segment SplitWeight::segment(int64_t offset, int64_t size) const {
+    const int64_t row = offset / row_bytes_; // over all rows of all matrices
+    const int64_t col = offset % row_bytes_; // bytes into the row
+    if (slice_.axis == Axis::cols) {
+        const int64_t cut  = row_size(slice_.type, slice_.cc);
+        const Side    side = col < cut ? side_host : side_device;
+        const int64_t from = side == side_host ? 0 : cut;
+        const int64_t to   = side == side_host ? cut : row_bytes_;
+        return {side, row * (to - from) + col - from, std::min(size, to - col)};
+    }
+    const int64_t run    = slice_.extent(); // rows that are cut together: a matrix, or half of one
+    const int64_t n_run  = row / run;
+    const int64_t in_run = row % run;
+    const Side    side   = in_run < slice_.cc ? side_host : side_device;
+    const Part &  part   = parts_[side];
+    const int64_t left   = (part.begin + part.count - in_run) * row_bytes_ - col;
+    return {side, (n_run * part.count + in_run - part.begin) * row_bytes_ + col, std::min(size, left)};
+}
+
+void SplitWeight::set(const void * data, size_t offset, size_t size) {
+    const char * bytes = static_cast<const char *>(data);
+    int64_t      at    = static_cast<int64_t>(offset);
+    int64_t      left  = static_cast<int64_t>(size);
+    while (left > 0) {
+        const Segment piece = segment(at, left);
+        write(piece.side, bytes, piece.offset, piece.size);
+        bytes += piece.size;
+        at += piece.size;
+        left -= piece.size;
+    }
+    flush(side_device);
+    if (parts_[side_host].pieces) {
+        flush(side_host);
+    }
+}
+
+void SplitWeight::write(Side side, const char * data, int64_t offset, int64_t size) {
+    Part &        part    = parts_[side];
+    Pending &     pending = pending_[side];
+    const int64_t whole   = part_bytes(side);
+    if (part.pieces && ggml_backend_buffer_is_host(part.tensor->buffer)) {
+        std::memcpy(static_cast<char *>(part.tensor->data) + offset, data, static_cast<size_t>(size));
+        return;
+    }
+    if (size == whole || (part.pieces && size >= gather_bytes)) { // nothing to collect
+        flush(side);
+        ggml_backend_tensor_set(part.tensor, data, static_cast<size_t>(offset), static_cast<size_t>(size));
+        return;
+    }
+    if (!part.pieces) { // a repacked part is converted in one go, so all of it has to be there
+        pending.bytes.resize(static_cast<size_t>(whole));
+        std::memcpy(pending.bytes.data() + offset, data, static_cast<size_t>(size));
+        pending.filled += size;
+        if (pending.filled >= whole) {
+            flush(side);
+        }
+        return;
+    }
+    const bool follows = offset == pending.offset + pending.filled;
+    if (!follows || pending.filled + size > gather_bytes) {
+        flush(side);
+    }
+    if (pending.filled == 0) {
+        pending.bytes.resize(static_cast<size_t>(std::min(gather_bytes, whole)));
+        pending.offset = offset;
+    }
+    std::memcpy(pending.bytes.data() + pending.filled, data, static_cast<size_t>(size));
+    pending.filled += size;
+}
+
+void SplitWeight::flush(Side side) {
+    Pending & pending = pending_[side];
+    if (pending.filled > 0) {
+        ggml_backend_tensor_set(parts_[side].tensor, pending.bytes.data(), static_cast<size_t>(pending.offset),
+                                static_cast<size_t>(pending.filled));
+    }
+    pending = Pending{};
+}
+
+void SplitWeight::get(void * data, size_t offset, size_t size) const {
+    char *  bytes = static_cast<char *>(data);
+    int64_t at    = static_cast<int64_t>(offset);
+    int64_t left  = static_cast<int64_t>(size);
+    while (left > 0) {
+        const Segment piece = segment(at, left);
+        const Part &  part  = parts_[piece.side];
+        if (!part.pieces) {
+            throw Error(OALLAMA_UNSUPPORTED, slice_.name + " is kept in the layout " + slice_.layout +
+                                                 ", which cannot be read back");
+        }
+        ggml_backend_tensor_get(part.tensor, bytes, static_cast<size_t>(piece.offset),
+                                static_cast<size_t>(piece.size));
+        bytes += piece.size;
+        at += piece.size;
+        left -= piece.size;
+    }
+}
+
+} // namespace oallama

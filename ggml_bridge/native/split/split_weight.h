@@ -1,0 +1,78 @@
+// One weight, cut: where its parts are, and how bytes of the whole tensor find their part.
+
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "split_plan.h"
+
+namespace oallama {
+
+enum Side : int { side_host = 0, side_device = 1 };
+
+constexpr int n_sides = 2;
+
+struct Part {
+    int64_t       begin  = 0; // elements along the axis
+    int64_t       count  = 0;
+    ggml_tensor * tensor = nullptr; // NULL where count is 0, or not allocated yet
+    bool          pieces = true;    // takes any range of bytes; a repacked layout takes the whole part only
+};
+
+class SplitWeight {
+  public:
+    // tensor: llama.cpp's; slice: what the plan says of it.
+    SplitWeight(const ggml_tensor * tensor, SliceSpec slice);
+
+    const SliceSpec & slice() const { return slice_; }
+
+    const Part & part(Side side) const { return parts_[side]; }
+
+    Part & part(Side side) { return parts_[side]; }
+
+    // Shape of a part's tensor, ne[0..2].
+    std::array<int64_t, 3> shape(Side side) const;
+
+    int64_t part_bytes(Side side) const;
+
+    void set_layout(const std::string & layout) { slice_.layout = layout; }
+
+    // Moves the cut: so many elements along the axis on the device, the others on the host.
+    void move_cut(int64_t gg);
+
+    // Bytes [offset, offset + size) of the whole tensor, in any order and any pieces.
+    void set(const void * data, size_t offset, size_t size);
+
+    // Throws OALLAMA_UNSUPPORTED for a part that is in a repacked layout.
+    void get(void * data, size_t offset, size_t size) const;
+
+  private:
+    struct Segment {
+        Side    side;
+        int64_t offset; // bytes in the part
+        int64_t size;
+    };
+
+    // Where the whole tensor's byte at offset is, and how many bytes follow it there; at most size.
+    Segment segment(int64_t offset, int64_t size) const;
+
+    void write(Side side, const char * data, int64_t offset, int64_t size);
+    void flush(Side side);
+
+    SliceSpec                 slice_;
+    int64_t                   row_bytes_;
+    std::array<Part, n_sides> parts_;
+
+    // bytes collected for a part before they are handed over in one go
+    struct Pending {
+        std::vector<char> bytes;
+        int64_t           offset = 0; // of bytes[0] in the part
+        int64_t           filled = 0;
+    };
+
+    std::array<Pending, n_sides> pending_;
+};
+
+} // namespace oallama
