@@ -19,7 +19,7 @@ from .errors import SetupError
 from .gpu import Backend, choose_backend
 from .llama import next_variant
 from .llama_wheel import Recipe, Variant, WheelStore, make_recipe, pinned_version, wheel_key
-from .machine import Cpu, build_jobs, cache_dir, check_compiler, find_compiler, platform_tag, this_cpu
+from .machine import Compiler, Cpu, build_jobs, cache_dir, check_compiler, find_compiler, platform_tag, this_cpu
 from .main import DONE, asked_backend, clean_environment, guarded
 
 PROGRAMS = ("llama-bench", "llama-server", "llama-cli", "ggml-rpc-server", "test-backend-ops")
@@ -55,15 +55,16 @@ def stock_build(root: Path, env: Mapping[str, str], wish: str) -> StockBuild:
     cpu, compiler = this_cpu(env), find_compiler(env)
     backend = choose_backend(wish, env, compiler.cxx, env.get("CMAKE_ARGS", ""))
     version = pinned_version((root / "pyproject.toml").read_text(encoding="utf-8"))
-    recipe = _working_recipe(backend, version, cpu, env, wish == "auto")
+    recipe = working_recipe(backend, version, cpu, compiler, env, wish == "auto")
     key = wheel_key(version, (*_FLAGS, *recipe.args, *PROGRAMS), cpu, recipe.compiler, platform_tag())
     return StockBuild(recipe, cache_dir(env) / "stock" / key)
 
 
-def _working_recipe(backend: Backend, version: str, cpu: Cpu, env: Mapping[str, str], auto: bool) -> Recipe:
+def working_recipe(
+    backend: Backend, version: str, cpu: Cpu, compiler: Compiler, env: Mapping[str, str], auto: bool
+) -> Recipe:
     """How llama-cpp-python is built here: without the CPU layouts that its self-test found wrong."""
-    compiler, store = find_compiler(env), WheelStore(cache_dir(env))
-    variant = Variant(backend)
+    store, variant = WheelStore(cache_dir(env)), Variant(backend)
     while True:
         recipe = make_recipe(variant, version, cpu, compiler, env)
         outcome = store.read_outcome(recipe.key)
