@@ -12,6 +12,7 @@ from ggml_bridge.errors import BridgeError, ChildDied, ChildTimeout, OutOfMemory
 if TYPE_CHECKING:
     from ggml_bridge.bridge import Bridge
     from ggml_bridge.devices import Device, TypeInfo
+    from ggml_bridge.split import SliceInfo, SplitBackend, SplitMemory, SplitPlan, SplitStats
 
 __all__ = [
     "Bridge",
@@ -20,6 +21,11 @@ __all__ = [
     "ChildTimeout",
     "Device",
     "OutOfMemory",
+    "SliceInfo",
+    "SplitBackend",
+    "SplitMemory",
+    "SplitPlan",
+    "SplitStats",
     "TypeInfo",
     "Unsupported",
     "VersionMismatch",
@@ -34,14 +40,17 @@ def load() -> Bridge:
     return load_bridge()
 
 
+_LAZY = {
+    "Bridge": "bridge",
+    **dict.fromkeys(("Device", "TypeInfo"), "devices"),
+    **dict.fromkeys(("SliceInfo", "SplitBackend", "SplitMemory", "SplitPlan", "SplitStats"), "split"),
+}
+"""Names by the module they are in, imported on first use: they need cffi."""
+
+
 def __getattr__(name: str) -> Any:
-    """Bridge, Device and TypeInfo, imported on first use: they need cffi."""
-    if name == "Bridge":
-        from ggml_bridge.bridge import Bridge
+    if name in _LAZY:
+        from importlib import import_module
 
-        return Bridge
-    if name in ("Device", "TypeInfo"):
-        from ggml_bridge import devices
-
-        return getattr(devices, name)
+        return getattr(import_module(f"ggml_bridge.{_LAZY[name]}"), name)
     raise AttributeError(f"module 'ggml_bridge' has no attribute '{name}'")

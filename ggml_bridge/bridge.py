@@ -8,9 +8,10 @@ from typing import Literal
 
 from ggml_bridge.devices import Device, TypeInfo, list_devices, list_types
 from ggml_bridge.ffi import Native, decode, encode, ffi
-from ggml_bridge.library import Libraries, open_libraries
+from ggml_bridge.library import Libraries, find_plugin, open_libraries
 from ggml_bridge.memory import MemoryRow, memory_breakdown
 from ggml_bridge.rpc import probe
+from ggml_bridge.split import SplitBackend
 from ggml_bridge.timing import (
     BoundaryTimer,
     Contention,
@@ -47,6 +48,7 @@ class Bridge:
     def __init__(self, libraries: Libraries, native: Native) -> None:
         self.libraries = libraries
         self.native = native
+        self._split: SplitBackend | None = None
         native.call("gb_log_capture", 0)
         native.call("gb_check")
 
@@ -267,3 +269,17 @@ class Bridge:
     def memory_breakdown(self, context: int) -> list[MemoryRow]:
         """What the llama_context at that address holds in each buffer type: exact, also for a no_alloc load."""
         return memory_breakdown(self.native, self.libraries.llama_cpp, context)
+
+    #
+    # the split backend
+    #
+
+    def split(self) -> SplitBackend:
+        """The split backend, loaded and registered with ggml by the first call, for the rest of the process.
+
+        Raises VersionMismatch, BridgeError where libggml-oallama is missing or does not fit this ggml.
+        """
+        with _lock:
+            if self._split is None:
+                self._split = SplitBackend(find_plugin(), lambda name: self.type_info(name).number)
+            return self._split

@@ -1,4 +1,4 @@
-"""cffi (ABI mode) over libggml_bridge: reads native/bridge.h, opens the library, turns status codes into exceptions."""
+"""cffi (ABI mode) over our native libraries: reads a C header, opens the library, makes exceptions of status codes."""
 
 from __future__ import annotations
 
@@ -9,33 +9,47 @@ import cffi
 
 from ggml_bridge.errors import BridgeError, OutOfMemory, Unsupported, VersionMismatch
 
-HEADER = Path(__file__).parent / "native" / "bridge.h"
+_FOLDER = Path(__file__).parent / "native"
 
-_INVALID, _UNSUPPORTED, _NO_MEMORY, _MISMATCH = 1, 2, 3, 4  # gb_status
+_INVALID, _UNSUPPORTED, _NO_MEMORY, _MISMATCH = 1, 2, 3, 4  # gb_status and oallama_status
 _TEXT_BYTES = 1 << 16
 
-ffi: Any = cffi.FFI()
-ffi.cdef(HEADER.read_text(encoding="utf-8").partition("// cdef begin")[2].partition("// cdef end")[0])
+
+def declared(header: str) -> Any:
+    """An FFI that knows what stands between the two "cdef" lines of native/`header`."""
+    made = cffi.FFI()
+    text = (_FOLDER / header).read_text(encoding="utf-8")
+    made.cdef(text.partition("// cdef begin")[2].partition("// cdef end")[0])
+    return made
+
+
+ffi: Any = declared("bridge.h")
 
 
 class Native:
-    """The functions of bridge.h as methods of `lib`; `call` raises what they report."""
+    """The functions of a header as attributes of `lib`; `call` raises what they report.
 
-    def __init__(self, path: Path) -> None:
-        """Opens the library at `path`; ggml's symbols must be global already. Raises BridgeError."""
+    prefix: what the header's names begin with: it declares prefix_abi(), PREFIX_ABI and prefix_last_error().
+    """
+
+    def __init__(self, path: Path, interface: Any = ffi, prefix: str = "gb") -> None:
+        """Opens the library at `path`; ggml's symbols must be global already. Raises BridgeError, VersionMismatch."""
+        self._ffi = interface
         try:
-            self.lib: Any = ffi.dlopen(str(path), ffi.RTLD_NOW | ffi.RTLD_LOCAL)
-        except OSError as error:
+            self.lib: Any = interface.dlopen(str(path), interface.RTLD_NOW | interface.RTLD_LOCAL)
+            found = getattr(self.lib, f"{prefix}_abi")()
+            self._last_error = getattr(self.lib, f"{prefix}_last_error")
+        except (OSError, AttributeError) as error:
             raise BridgeError(f"cannot load {path}: {error}; build it again") from None
-        if self.lib.gb_abi() != self.lib.GB_ABI:
+        if found != getattr(self.lib, f"{prefix.upper()}_ABI"):
             raise VersionMismatch(f"{path} does not belong to this ggml_bridge; build it again with: pip install .")
 
     def call(self, function: str, *arguments: Any) -> None:
-        """Calls a function that returns gb_status. Raises ValueError for GB_INVALID, else a BridgeError."""
+        """Calls a function that returns a status. Raises ValueError for …_INVALID, else a BridgeError."""
         status = getattr(self.lib, function)(*arguments)
         if status == 0:
             return
-        message = ffi.string(self.lib.gb_last_error()).decode(errors="replace")
+        message = decode(self._last_error())
         if status == _INVALID:
             raise ValueError(message)
         kinds = {_UNSUPPORTED: Unsupported, _NO_MEMORY: OutOfMemory, _MISMATCH: VersionMismatch}
@@ -43,15 +57,15 @@ class Native:
 
     def lines(self, function: str, *arguments: Any) -> list[str]:
         """Calls a function whose last two parameters are a text of lines to fill and its capacity."""
-        text = ffi.new("char[]", _TEXT_BYTES)
+        text = self._ffi.new("char[]", _TEXT_BYTES)
         self.call(function, *arguments, text, _TEXT_BYTES)
         return [line for line in decode(text).split("\n") if line]
 
     def pointer(self, function: str, *arguments: Any) -> int:
         """Calls a function whose last parameter is a `void **`; returns the address, 0 for NULL."""
-        out = ffi.new("void **")
+        out = self._ffi.new("void **")
         self.call(function, *arguments, out)
-        return int(ffi.cast("uintptr_t", out[0]))
+        return int(self._ffi.cast("uintptr_t", out[0]))
 
 
 def decode(text: Any) -> str:

@@ -1,4 +1,4 @@
-"""Finds, checks and opens the native libraries: llama-cpp-python's ggml and llama, and our own libggml_bridge.
+"""Finds, checks and opens the native libraries: llama-cpp-python's ggml and llama, and our own two.
 
 The wheel of llama-cpp-python carries each library under several file names. libllama was linked against `lib….so.0`;
 opening any other file would load a second registry of devices, so only `lib….so.0` is opened, and it is checked that
@@ -85,17 +85,28 @@ def open_libraries() -> Libraries:
 
 
 def find_bridge() -> Path:
-    """Path of libggml_bridge: beside this package (wheel, editable install) or in the build folder of a checkout."""
+    """Path of libggml_bridge, what Python loads: see `_find_built`. Raises BridgeError."""
+    return _find_built("ggml_bridge")
+
+
+def find_plugin() -> Path:
+    """Path of libggml-oallama, the split backend that llama.cpp loads too: see `_find_built`. Raises BridgeError."""
+    return _find_built("ggml-oallama")
+
+
+def _find_built(name: str) -> Path:
+    """Beside this package (wheel, editable install) or in the build folder of a checkout; the newest, where there are
+    several."""
     import ggml_bridge
 
-    name = "libggml_bridge.dylib" if sys.platform == "darwin" else "libggml_bridge.so"
+    file = f"lib{name}.dylib" if sys.platform == "darwin" else f"lib{name}.so"
     folders = [Path(folder) for folder in ggml_bridge.__path__]
     folders += [folder.parent / "build" / "native" for folder in folders]
-    built = [folder / name for folder in folders if (folder / name).is_file()]
+    built = [folder / file for folder in folders if (folder / file).is_file()]
     if built:
-        return max(built, key=lambda path: path.stat().st_mtime)  # an editable install and a checkout may have one each
+        return max(built, key=lambda path: path.stat().st_mtime)
     raise BridgeError(
-        f"{name} is not built; run pip install . (or cmake -S . -B build/native && cmake --build build/native)"
+        f"{file} is not built; run pip install . (or cmake -S . -B build/native && cmake --build build/native)"
     )
 
 

@@ -1,0 +1,186 @@
+"""The split backend: a ggml backend in libggml-oallama that computes a mul-mat, or a whole FFN, on the CPU and on
+another device at the same time. A plan says which slice of which weight lies where (native/split/ggml-oallama.h).
+
+The library is loaded when it is first asked for and registers itself with ggml: every llama_context made later in this
+process knows it, and gives it the operators whose weights are in its buffer type. There is no way to unload it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from ggml_bridge.errors import BridgeError
+from ggml_bridge.ffi import Native, declared, decode
+
+Axis = Literal["rows", "cols", "halves"]
+
+_AXES: tuple[Axis, ...] = ("rows", "cols", "halves")  # in the order of enum oallama_axis
+_TEXT_BYTES = 1 << 20
+
+_ffi: Any = declared("split/ggml-oallama.h")
+
+
+@dataclass(frozen=True, slots=True)
+class SliceInfo:
+    """One weight of a plan: elements along its axis, as loaded where `loaded`, else as planned; bytes as loaded."""
+
+    name: str
+    axis: Axis
+    loaded: bool
+    cc: int
+    cg: int
+    gg: int
+    cc_planned: int
+    gg_planned: int
+    host_bytes: int
+    device_bytes: int
+    layout: str  # host buffer type of CC
+
+
+@dataclass(frozen=True, slots=True)
+class SplitMemory:
+    """What the backend holds now, over all models and contexts of the process: bytes, tensors, prepared sub-graphs."""
+
+    host_weights: int
+    device_weights: int
+    host_compute: int
+    device_compute: int
+    n_weights: int
+    n_programs: int
+
+
+@dataclass(frozen=True, slots=True)
+class SplitStats:
+    """What the backend did, over all contexts of the process, since it was loaded or reset. Seconds and bytes."""
+
+    n_graphs: int = 0  # sub-graphs that llama.cpp gave it
+    n_phases: int = 0  # launch, compute, join: one for an FFN, more where a result is needed in between
+    n_built: int = 0  # prepared anew rather than found
+    launch_s: float = 0.0  # sending inputs and starting the device
+    host_s: float = 0.0  # computing CC
+    wait_s: float = 0.0  # waiting for the device after CC was done
+    join_s: float = 0.0  # adding and interleaving results
+    total_s: float = 0.0  # inside the backend
+    bytes_in: int = 0  # copied to the device
+    bytes_out: int = 0  # copied back
+
+    def __sub__(self, before: SplitStats) -> SplitStats:
+        """What was done since `before`."""
+        return SplitStats(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(SplitStats)})
+
+
+class SplitBackend:
+    """The split backend of this process. Get it from `Bridge.split`."""
+
+    def __init__(self, path: Path, type_number: Callable[[str], int]) -> None:
+        """Loads libggml-oallama and registers its devices with ggml, whose symbols must be global already.
+
+        type_number: from a type's name to its ggml_type. Raises VersionMismatch where the loaded ggml is not the one
+        it was written for, BridgeError.
+        """
+        self.path = path
+        self._type_number = type_number
+        self._native = Native(path, _ffi, "oallama")
+        self._native.call("oallama_check")
+        self._native.call("oallama_register")
+
+    def plan(self, text: str) -> SplitPlan:
+        """A plan from its text. Raises ValueError naming the line that is wrong, or the device that is not there;
+        Unsupported for what this version cannot do."""
+        return SplitPlan(self._native, text)
+
+    def granularity(self, type_name: str, axis: Axis) -> int:
+        """Elements along the axis that a cut through a weight of this type (`Q4_K`) is a multiple of.
+
+        Raises ValueError for a type that ggml does not have.
+        """
+        elements = _ffi.new("int64_t *")
+        self._native.call("oallama_granularity", self._type_number(type_name), _AXES.index(axis), elements)
+        return int(elements[0])
+
+    def memory(self) -> SplitMemory:
+        """What is held now."""
+        return SplitMemory(**_record(self._native, "oallama_get_memory", "oallama_memory *", SplitMemory))
+
+    def stats(self) -> SplitStats:
+        """What was done since the last reset. Two threads that compute at once are counted together."""
+        return SplitStats(**_record(self._native, "oallama_get_stats", "oallama_stats *", SplitStats))
+
+    def reset_stats(self) -> None:
+        self._native.call("oallama_reset_stats")
+
+
+class SplitPlan:
+    """A plan in use: a buffer type for the weights it names. Keep it open until the model is loaded; what a model needs
+    of it stays with the model."""
+
+    def __init__(self, native: Native, text: str) -> None:
+        self._native = native
+        handle = _ffi.new("oallama_plan **")
+        native.call("oallama_plan_new", text.encode(), handle)
+        self._handle = handle[0]
+
+    def __enter__(self) -> SplitPlan:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees the plan; may be called twice."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._native.lib.oallama_plan_free(handle)
+
+    @property
+    def buft(self) -> int:
+        """The plan's ggml_backend_buffer_type_t, for tensor_buft_overrides."""
+        return self._native.pointer("oallama_plan_buft", self._open())
+
+    def slices(self) -> list[SliceInfo]:
+        """The weights in the order of the plan's text; where a model is loaded, as they came to lie."""
+        plan, count, out = self._open(), _ffi.new("int64_t *"), []
+        self._native.call("oallama_plan_count", plan, count)
+        for index in range(count[0]):
+            slice = _ffi.new("oallama_slice *")
+            self._native.call("oallama_plan_slice", plan, index, slice)
+            out.append(
+                SliceInfo(
+                    name=decode(slice.name),
+                    axis=_AXES[slice.axis],
+                    loaded=bool(slice.loaded),
+                    cc=slice.cc,
+                    cg=slice.cg,
+                    gg=slice.gg,
+                    cc_planned=slice.cc_planned,
+                    gg_planned=slice.gg_planned,
+                    host_bytes=slice.host_bytes,
+                    device_bytes=slice.device_bytes,
+                    layout=decode(slice.layout),
+                )
+            )
+        return out
+
+    def problems(self) -> tuple[bool, list[str]]:
+        """(whether what was loaded can compute, sentences on what did not come to lie as planned)."""
+        usable, text = _ffi.new("int32_t *"), _ffi.new("char[]", _TEXT_BYTES)
+        self._native.call("oallama_plan_problems", self._open(), usable, text, _TEXT_BYTES)
+        return bool(usable[0]), [line for line in decode(text).split("\n") if line]
+
+    def _open(self) -> Any:
+        if self._handle is None:
+            raise BridgeError("this plan is closed")
+        return self._handle
+
+
+def _record(native: Native, function: str, struct: str, kind: type[SplitMemory] | type[SplitStats]) -> dict[str, Any]:
+    """The fields of a C struct that has those of `kind`."""
+    found = _ffi.new(struct)
+    native.call(function, found)
+    return {field.name: getattr(found, field.name) for field in fields(kind)}
