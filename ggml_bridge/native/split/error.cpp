@@ -45,9 +45,9 @@ void log_error(const std::string & message) noexcept {
 ContextPtr new_context(int64_t n_tensors, int64_t n_graphs, int64_t n_nodes) {
     const size_t     graph  = n_graphs > 0 ? ggml_graph_overhead_custom(static_cast<size_t>(n_nodes), false) : 0;
     ggml_init_params params = {};
-    params.mem_size         = static_cast<size_t>(n_tensors) * ggml_tensor_overhead() +
-                              static_cast<size_t>(n_graphs) * graph + 1024;
-    params.no_alloc         = true;
+    params.mem_size =
+        static_cast<size_t>(n_tensors) * ggml_tensor_overhead() + static_cast<size_t>(n_graphs) * graph + 1024;
+    params.no_alloc = true;
     ContextPtr ctx(ggml_init(params));
     if (!ctx) {
         throw std::bad_alloc();

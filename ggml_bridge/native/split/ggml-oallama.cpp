@@ -261,7 +261,7 @@ bool       registered = false;
 void start(const char * plan_path) {
     check_ggml();
     if (default_plan() == nullptr) {
-        PlanSpec spec = plan_path == nullptr || plan_path[0] == '\0' ? PlanSpec{} : parse_plan(read_file(plan_path));
+        PlanSpec spec  = plan_path == nullptr || plan_path[0] == '\0' ? PlanSpec{} : parse_plan(read_file(plan_path));
         default_plan() = LoadedPlan::make(std::move(spec), device_at(device_split));
     }
 }

@@ -4,7 +4,8 @@
 //
 // Two ways in. A program that loads models itself hands a plan over with oallama_plan_new, and gives the plan's buffer
 // type to llama_model_params.tensor_buft_overrides. Stock binaries load the library by GGML_BACKEND_PATH, which calls
-// ggml_backend_init; it reads the plan file that OALLAMA_PLAN names, and `-ot 'regex=OALLAMA_Split'` chooses the tensors.
+// ggml_backend_init; it reads the plan file that OALLAMA_PLAN names, and `-ot 'regex=OALLAMA_Split'` chooses the
+// tensors.
 //
 // Plan text: one item a line, words separated by blanks; empty lines and lines that begin with # are skipped.
 //
@@ -119,16 +120,16 @@ typedef struct oallama_memory {
 int oallama_get_memory(oallama_memory * memory);
 
 typedef struct oallama_stats {
-    int64_t n_graphs;   // sub-graphs that llama.cpp gave us
-    int64_t n_phases;   // launch, compute, join; one for an FFN, more where a result is needed in between
-    int64_t n_built;    // programs built rather than found
-    double  launch_s;   // sending inputs and starting the device, on the caller's thread
-    double  host_s;     // computing CC
-    double  wait_s;     // waiting for the device after CC was done
-    double  join_s;     // adding and interleaving results
-    double  total_s;    // inside the backend
-    int64_t bytes_in;   // copied to the device
-    int64_t bytes_out;  // copied back
+    int64_t n_graphs;  // sub-graphs that llama.cpp gave us
+    int64_t n_phases;  // launch, compute, join; one for an FFN, more where a result is needed in between
+    int64_t n_built;   // programs built rather than found
+    double  launch_s;  // sending inputs and starting the device, on the caller's thread
+    double  host_s;    // computing CC
+    double  wait_s;    // waiting for the device after CC was done
+    double  join_s;    // adding and interleaving results
+    double  total_s;   // inside the backend
+    int64_t bytes_in;  // copied to the device
+    int64_t bytes_out; // copied back
 } oallama_stats;
 
 int oallama_get_stats(oallama_stats * stats);

@@ -94,8 +94,8 @@ ggml_backend_buffer_t ggml_backend_buffer_init(ggml_backend_buffer_type_t buft, 
 // backends
 //
 
-typedef uint8_t       ggml_guid[16];
-typedef ggml_guid *   ggml_guid_t;
+typedef uint8_t     ggml_guid[16];
+typedef ggml_guid * ggml_guid_t;
 struct ggml_backend_event;
 typedef ggml_backend_event * ggml_backend_event_t;
 typedef void *               ggml_backend_graph_plan_t;

@@ -14,8 +14,8 @@ constexpr int     shrink_from = 15;  // sixteenths of the planned GG that are tr
 using Weights = std::vector<std::unique_ptr<SplitWeight>>;
 
 ggml_backend_buffer_type_t find_layout(const std::string & name) {
-    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    auto get_extra_bufts   = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
+    ggml_backend_dev_t cpu             = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    auto               get_extra_bufts = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
         ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts"));
     if (get_extra_bufts != nullptr) {
         for (ggml_backend_buffer_type_t * buft = get_extra_bufts(cpu); buft != nullptr && *buft != nullptr; buft++) {
@@ -39,8 +39,8 @@ bool can_multiply(ggml_backend_dev_t device, const SplitWeight & weight, Side si
     ggml_tensor * x   = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, ne[0], 1, experts ? 1 : ne[2]);
     w->buffer         = buffer;
     ggml_tensor * ids = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, 1);
-    return ggml_backend_dev_supports_op(
-        device, experts ? ggml_mul_mat_id(ctx.get(), w, x, ids) : ggml_mul_mat(ctx.get(), w, x));
+    return ggml_backend_dev_supports_op(device, experts ? ggml_mul_mat_id(ctx.get(), w, x, ids)
+                                                        : ggml_mul_mat(ctx.get(), w, x));
 }
 
 // GG of weights the device cannot multiply goes back to the host.
@@ -64,11 +64,11 @@ bool allocate(const std::vector<SplitWeight *> & weights, Side side, ggml_backen
               WeightMemory & memory) {
     ContextPtr ctx = new_context(static_cast<int64_t>(weights.size()));
     for (SplitWeight * weight : weights) {
-        const std::array<int64_t, 3> ne     = weight->shape(side);
-        Part &                       part   = weight->part(side);
-        const ggml_type              type   = weight->slice().type;
-        part.tensor = ne[2] > 1 ? ggml_new_tensor_3d(ctx.get(), type, ne[0], ne[1], ne[2])
-                                : ggml_new_tensor_2d(ctx.get(), type, ne[0], ne[1]);
+        const std::array<int64_t, 3> ne   = weight->shape(side);
+        Part &                       part = weight->part(side);
+        const ggml_type              type = weight->slice().type;
+        part.tensor                       = ne[2] > 1 ? ggml_new_tensor_3d(ctx.get(), type, ne[0], ne[1], ne[2])
+                                                      : ggml_new_tensor_2d(ctx.get(), type, ne[0], ne[1]);
         ggml_set_name(part.tensor, weight->slice().name.c_str());
     }
     BufferPtr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), buft));
@@ -117,15 +117,16 @@ void place_on_device(const Weights & weights, ggml_backend_dev_t device, WeightM
         int64_t bytes = 0;
         for (SplitWeight * weight : chosen) {
             // GG gives up whole steps from its front, so CC keeps ending at a multiple of them
-            const int64_t lost = (planned[weight] * (16 - sixteenths) / 16 + common_step - 1) / common_step * common_step;
+            const int64_t lost =
+                (planned[weight] * (16 - sixteenths) / 16 + common_step - 1) / common_step * common_step;
             weight->move_cut(sixteenths == 0 ? 0 : std::max<int64_t>(0, planned[weight] - lost));
             bytes += weight->part_bytes(side_device);
         }
         const std::vector<SplitWeight *> left = with_part(weights, side_device);
         if (left.empty() || allocate(left, side_device, buft, memory)) {
             problem(std::string(ggml_backend_dev_name(device)) + " has no room for " + std::to_string(wanted_bytes) +
-                    " bytes of weights: " + std::to_string(left.empty() ? 0 : bytes) + " bytes are there now, the rest " +
-                    "is on the host");
+                    " bytes of weights: " + std::to_string(left.empty() ? 0 : bytes) +
+                    " bytes are there now, the rest " + "is on the host");
             return;
         }
     }
@@ -140,8 +141,8 @@ ggml_backend_buffer_type_t host_buft(SplitWeight & weight, const std::function<v
     ggml_backend_buffer_type_t buft = find_layout(layout);
     if (buft != nullptr) {
         const BufferPtr empty(ggml_backend_buft_alloc_buffer(buft, 0));
-        if (empty && can_multiply(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), weight, side_host,
-                                         empty.get())) {
+        if (empty &&
+            can_multiply(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), weight, side_host, empty.get())) {
             return buft;
         }
     }
@@ -164,7 +165,8 @@ void place_on_host(const Weights & weights, WeightMemory & memory,
             for (const SplitWeight * weight : chosen) {
                 bytes += weight->part_bytes(side_host);
             }
-            throw Error(OALLAMA_NO_MEMORY, "host memory has no room for " + std::to_string(bytes) + " bytes of weights");
+            throw Error(OALLAMA_NO_MEMORY,
+                        "host memory has no room for " + std::to_string(bytes) + " bytes of weights");
         }
     }
 }

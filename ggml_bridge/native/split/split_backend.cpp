@@ -399,10 +399,10 @@ void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
         const ggml_tensor * node  = graph->nodes[download.node];
         const size_t        bytes = ggml_nbytes(download.tensor);
         const bool          place = download.direct && !partner_->pinned();
-        char *              to    = place ? static_cast<char *>(node->data) +
-                                   (download.join == Download::Join::copy ? 0
-                                                                          : static_cast<size_t>(download.cc) * node->nb[0])
-                                          : partner_->staging() + download.staging;
+        char *              to =
+            place ? static_cast<char *>(node->data) +
+                        (download.join == Download::Join::copy ? 0 : static_cast<size_t>(download.cc) * node->nb[0])
+                  : partner_->staging() + download.staging;
         ggml_backend_tensor_get_async(partner_->backend(), download.tensor, to, 0, bytes);
         stats().bytes_out.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
     }
@@ -416,12 +416,8 @@ void SplitBackend::join(const Phase & phase, const ggml_cgraph * graph) {
             continue;
         }
         switch (download.join) {
-            case Download::Join::copy:
-                std::memcpy(node->data, from, ggml_nbytes(download.tensor));
-                break;
-            case Download::Join::add:
-                add(node, from);
-                break;
+            case Download::Join::copy: std::memcpy(node->data, from, ggml_nbytes(download.tensor)); break;
+            case Download::Join::add: add(node, from); break;
             case Download::Join::scatter:
                 if (download.spread) {
                     spread(download, node);

@@ -83,15 +83,15 @@ class SplitBackend {
     void        fetch(const Phase & phase, const ggml_cgraph * graph);
     void        join(const Phase & phase, const ggml_cgraph * graph);
 
-    BackendPtr                cpu_;
-    ggml_backend_reg_t        cpu_reg_ = nullptr;
-    ggml_threadpool *         pool_    = nullptr; // where ggml was built without OpenMP, whose threads are shared anyway
-    int                       n_threads_ = 0;
-    std::unique_ptr<Partner>  partner_;
-    Programs                  programs_;
-    size_t                    n_programs_ = 0;
-    uint64_t                  clock_      = 0;
-    Signature                 scratch_;
+    BackendPtr               cpu_;
+    ggml_backend_reg_t       cpu_reg_ = nullptr;
+    ggml_threadpool *        pool_    = nullptr; // where ggml was built without OpenMP, whose threads are shared anyway
+    int                      n_threads_ = 0;
+    std::unique_ptr<Partner> partner_;
+    Programs                 programs_;
+    size_t                   n_programs_ = 0;
+    uint64_t                 clock_      = 0;
+    Signature                scratch_;
 };
 
 } // namespace oallama

@@ -269,8 +269,8 @@ SliceSpec LoadedPlan::slice_of(const ggml_tensor * tensor) const {
     const SliceSpec & slice = spec_.slices[found->second];
     require(tensor->type == slice.type && tensor->ne[0] == slice.k && tensor->ne[1] == slice.n &&
                 tensor->ne[2] == slice.e && tensor->ne[3] == 1,
-            std::string("the plan is for another model: ") + tensor->name + " is " + ggml_type_name(tensor->type) + " " +
-                std::to_string(tensor->ne[0]) + "x" + std::to_string(tensor->ne[1]) + "x" +
+            std::string("the plan is for another model: ") + tensor->name + " is " + ggml_type_name(tensor->type) +
+                " " + std::to_string(tensor->ne[0]) + "x" + std::to_string(tensor->ne[1]) + "x" +
                 std::to_string(tensor->ne[2]) + ", the plan says " + ggml_type_name(slice.type) + " " +
                 std::to_string(slice.k) + "x" + std::to_string(slice.n) + "x" + std::to_string(slice.e));
     return slice;

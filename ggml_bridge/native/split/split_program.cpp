@@ -70,10 +70,9 @@ bool stays_cut(const ggml_tensor * tensor, int depth = 0) {
                (tensor->src[1] == nullptr || stays_cut(tensor->src[1], depth + 1));
     }
     if (is_binary(tensor->op)) {
-        const ggml_tensor * other = tensor->src[1];
-        const bool          weight =
-            other->op == GGML_OP_NONE && other->buffer != nullptr &&
-            ggml_backend_buffer_get_usage(other->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+        const ggml_tensor * other  = tensor->src[1];
+        const bool          weight = other->op == GGML_OP_NONE && other->buffer != nullptr &&
+                                     ggml_backend_buffer_get_usage(other->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
         return stays_cut(tensor->src[0], depth + 1) &&
                ((weight && is_parameter(other, tensor->ne[0])) || stays_cut(other, depth + 1));
     }
@@ -103,22 +102,20 @@ int find_node(const ggml_cgraph * graph, const ggml_tensor * tensor, int before)
     return -1;
 }
 
-// For each node: llama.cpp reads it after this sub-graph, so it has to be there in full.
-std::vector<bool> read_outside(const ggml_cgraph * graph) {
-    std::vector<bool> outside(static_cast<size_t>(graph->n_nodes));
-    for (int i = 0; i < graph->n_nodes; i++) {
-        const ggml_tensor * node = graph->nodes[i];
-        const size_t        slot = graph->visited_hash_set.size == 0 ? SIZE_MAX : hash_slot(graph, node);
-        int32_t             uses = slot == SIZE_MAX ? INT32_MAX : graph->use_counts[slot];
-        for (int j = i + 1; j < graph->n_nodes && uses > 0; j++) {
-            for (const ggml_tensor * src : graph->nodes[j]->src) {
-                uses -= src == node ? 1 : 0;
-            }
-        }
-        outside[static_cast<size_t>(i)] = uses > 0 || (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 ||
-                                          i == graph->n_nodes - 1;
+// llama.cpp reads node i after this sub-graph, so it has to be there in full.
+bool read_outside(const ggml_cgraph * graph, int i) {
+    const ggml_tensor * node = graph->nodes[i];
+    if ((node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 || i == graph->n_nodes - 1) {
+        return true;
     }
-    return outside;
+    const size_t slot = graph->visited_hash_set.size == 0 ? SIZE_MAX : hash_slot(graph, node);
+    int32_t      uses = slot == SIZE_MAX ? INT32_MAX : graph->use_counts[slot];
+    for (int j = i + 1; j < graph->n_nodes && uses > 0; j++) {
+        for (const ggml_tensor * src : graph->nodes[j]->src) {
+            uses -= src == node ? 1 : 0;
+        }
+    }
+    return uses > 0;
 }
 
 } // namespace
@@ -136,9 +133,8 @@ bool claims(const ggml_tensor * op) {
 
 void make_signature(const ggml_cgraph * graph, Signature & signature) {
     signature.clear();
-    const std::vector<bool> outside = read_outside(graph);
 
-    const auto add = [&](uint64_t value) { signature.push_back(value); };
+    const auto add        = [&](uint64_t value) { signature.push_back(value); };
     const auto add_tensor = [&](const ggml_tensor * tensor) {
         add(static_cast<uint64_t>(tensor->type));
         for (int d = 0; d < GGML_MAX_DIMS; d++) {
@@ -148,7 +144,7 @@ void make_signature(const ggml_cgraph * graph, Signature & signature) {
     };
     for (int i = 0; i < graph->n_nodes; i++) {
         const ggml_tensor * node = graph->nodes[i];
-        add(static_cast<uint64_t>(node->op) << 8U | (outside[static_cast<size_t>(i)] ? 1U : 0U));
+        add(static_cast<uint64_t>(node->op) << 8U | (read_outside(graph, i) ? 1U : 0U));
         add_tensor(node);
         add(node->view_offs);
         for (const int32_t param : node->op_params) {
@@ -194,15 +190,15 @@ enum class State { full, shard, partial };
 // What is known of a node's value while the program is built.
 struct Value {
     State         state      = State::full;
-    int           phase      = 0;     // in which it is computed; a view: in which it stands
-    int           host_ready = 0;     // first phase that can read it in full on the host
-    int           sent_ready = 0;     // first phase that can send it in full to the device
-    bool          wanted     = false; // in full, by llama.cpp or by an operation here
-    bool          sharded_x  = false; // a mul-mat along K whose input is a shard with the same cut
-    int64_t       cc         = 0;     // elements on the host
-    int64_t       extent     = 0;     // elements that are cut together: ne[0], or half of it
-    bool          packed     = false; // the host side is contiguous at the start of the original's memory
-    bool          moves      = false; // wanted, the host side is packed and moved apart when its phase ends
+    int           phase      = 0;       // in which it is computed; a view: in which it stands
+    int           host_ready = 0;       // first phase that can read it in full on the host
+    int           sent_ready = 0;       // first phase that can send it in full to the device
+    bool          wanted     = false;   // in full, by llama.cpp or by an operation here
+    bool          sharded_x  = false;   // a mul-mat along K whose input is a shard with the same cut
+    int64_t       cc         = 0;       // elements on the host
+    int64_t       extent     = 0;       // elements that are cut together: ne[0], or half of it
+    bool          packed     = false;   // the host side is contiguous at the start of the original's memory
+    bool          moves      = false;   // wanted, the host side is packed and moved apart when its phase ends
     ggml_tensor * host       = nullptr; // NULL: nothing of it there
     ggml_tensor * device     = nullptr;
 };
@@ -233,17 +229,14 @@ class Builder {
     Value & value(int node) { return values_[static_cast<size_t>(node)]; }
 
     // The node that src is the result of; -1: a tensor from outside.
-    int inside(int node, int src) const {
-        return find_node(graph_, graph_->nodes[node]->src[src], node);
-    }
+    int inside(int node, int src) const { return find_node(graph_, graph_->nodes[node]->src[src], node); }
 
     // --- first pass: states and phases
 
     void classify() {
-        const std::vector<bool> outside = read_outside(graph_);
         for (int i = 0; i < graph_->n_nodes; i++) {
             Value & v = value(i);
-            v.wanted  = outside[static_cast<size_t>(i)];
+            v.wanted  = read_outside(graph_, i);
             v.phase   = phase_; // never an earlier one, so that memory ggml reuses is free by then
             classify(i, v);
         }
@@ -447,11 +440,11 @@ class Builder {
             x = side == side_host ? value(from).host : value(from).device;
         } else {
             const Part & part = weight.part(side);
-            x = side == side_host ? view(full_on_host(i, 1), part.begin, part.count, true)
-                                  : full_on_device(i, 1, part.begin, part.count);
+            x                 = side == side_host ? view(full_on_host(i, 1), part.begin, part.count, true)
+                                                  : full_on_device(i, 1, part.begin, part.count);
         }
-        std::array<int64_t, GGML_MAX_DIMS> ne = {weight.slice().axis == Axis::cols ? node->ne[0] : w->ne[1],
-                                                 node->ne[1], node->ne[2], node->ne[3]};
+        std::array<int64_t, GGML_MAX_DIMS> ne  = {weight.slice().axis == Axis::cols ? node->ne[0] : w->ne[1],
+                                                  node->ne[1], node->ne[2], node->ne[3]};
         ggml_tensor *                      out = copy_header(node, ne.data());
         out->src[0]                            = w;
         out->src[1]                            = x;
@@ -462,13 +455,13 @@ class Builder {
     }
 
     ggml_tensor * elementwise(int i, Side side) {
-        const ggml_tensor * node = graph_->nodes[i];
-        const Value &       v    = value(i);
-        const int64_t       n    = side == side_host ? v.cc : v.extent - v.cc;
-        const int64_t       begin = side == side_host ? 0 : v.cc;
-        const bool          both  = 2 * v.extent == node->ne[0];
-        const std::array<int64_t, GGML_MAX_DIMS> ne  = {both ? 2 * n : n, node->ne[1], node->ne[2], node->ne[3]};
-        ggml_tensor *                            out = copy_header(node, ne.data());
+        const ggml_tensor *                      node  = graph_->nodes[i];
+        const Value &                            v     = value(i);
+        const int64_t                            n     = side == side_host ? v.cc : v.extent - v.cc;
+        const int64_t                            begin = side == side_host ? 0 : v.cc;
+        const bool                               both  = 2 * v.extent == node->ne[0];
+        const std::array<int64_t, GGML_MAX_DIMS> ne    = {both ? 2 * n : n, node->ne[1], node->ne[2], node->ne[3]};
+        ggml_tensor *                            out   = copy_header(node, ne.data());
         for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
             const int from = inside(i, s);
             if (from >= 0 && value(from).state == State::shard) {
@@ -476,8 +469,8 @@ class Builder {
             } else if (node->src[s]->ne[0] == 1) {
                 out->src[s] = side == side_host ? full_on_host(i, s) : full_on_device(i, s, 0, 1);
             } else {
-                out->src[s] = side == side_host ? view(full_on_host(i, s), begin, n, true)
-                                                : full_on_device(i, s, begin, n);
+                out->src[s] =
+                    side == side_host ? view(full_on_host(i, s), begin, n, true) : full_on_device(i, s, begin, n);
             }
         }
         return out;
@@ -558,19 +551,19 @@ class Builder {
         if (v.device == nullptr) {
             return; // the host has written all of it in place
         }
-        const bool one_row           = node->ne[1] * node->ne[2] * node->ne[3] == 1;
-        Download   download          = {};
-        download.tensor              = v.device;
-        download.node                = i;
-        download.cc                  = v.cc;
-        download.extent              = v.extent;
-        download.spread              = v.state == State::shard && v.packed && v.cc > 0 && v.cc < v.extent;
-        download.join                = v.cc == 0                     ? Download::Join::copy
-                                       : v.state == State::partial   ? Download::Join::add
-                                                                     : Download::Join::scatter;
+        const bool one_row  = node->ne[1] * node->ne[2] * node->ne[3] == 1;
+        Download   download = {};
+        download.tensor     = v.device;
+        download.node       = i;
+        download.cc         = v.cc;
+        download.extent     = v.extent;
+        download.spread     = v.state == State::shard && v.packed && v.cc > 0 && v.cc < v.extent;
+        download.join       = v.cc == 0                   ? Download::Join::copy
+                              : v.state == State::partial ? Download::Join::add
+                                                          : Download::Join::scatter;
         ggml_set_output(v.device);
-        download.direct = download.join == Download::Join::copy ||
-                          (download.join == Download::Join::scatter && one_row && v.extent == node->ne[0]);
+        download.direct  = download.join == Download::Join::copy ||
+                           (download.join == Download::Join::scatter && one_row && v.extent == node->ne[0]);
         download.staging = take_staging(v.device);
         downloads_.push_back(download);
     }

@@ -80,16 +80,16 @@ struct Phase {
 };
 
 struct Program {
-    Signature            signature;
-    ContextPtr           ctx;
-    ggml_cgraph *        device_graph = nullptr;
-    ggml_cgraph *        host_graph   = nullptr;
-    ggml_backend_dev_t   device       = nullptr; // NULL: nothing runs there
-    std::vector<Binding> bindings;
+    Signature                  signature;
+    ContextPtr                 ctx;
+    ggml_cgraph *              device_graph = nullptr;
+    ggml_cgraph *              host_graph   = nullptr;
+    ggml_backend_dev_t         device       = nullptr; // NULL: nothing runs there
+    std::vector<Binding>       bindings;
     std::vector<ggml_tensor *> host_views; // of bound tensors; their data pointers follow, in this order
-    std::vector<Phase>   phases;
-    size_t               staging_bytes = 0;
-    uint64_t             last_used     = 0;
+    std::vector<Phase>         phases;
+    size_t                     staging_bytes = 0;
+    uint64_t                   last_used     = 0;
 };
 
 // Whether the split backend computes this operation (see supports_op in ggml's backend interface).

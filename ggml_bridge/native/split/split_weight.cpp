@@ -30,12 +30,9 @@ void SplitWeight::move_cut(int64_t gg) {
 std::array<int64_t, 3> SplitWeight::shape(Side side) const {
     const int64_t count = parts_[side].count;
     switch (slice_.axis) {
-        case Axis::cols:
-            return {count, slice_.n, slice_.e};
-        case Axis::halves:
-            return {slice_.k, 2 * count, slice_.e};
-        case Axis::rows:
-            break;
+        case Axis::cols: return {count, slice_.n, slice_.e};
+        case Axis::halves: return {slice_.k, 2 * count, slice_.e};
+        case Axis::rows: break;
     }
     return {slice_.k, count, slice_.e};
 }
@@ -132,11 +129,10 @@ void SplitWeight::get(void * data, size_t offset, size_t size) const {
         const Segment piece = segment(at, left);
         const Part &  part  = parts_[piece.side];
         if (!part.pieces) {
-            throw Error(OALLAMA_UNSUPPORTED, slice_.name + " is kept in the layout " + slice_.layout +
-                                                 ", which cannot be read back");
+            throw Error(OALLAMA_UNSUPPORTED,
+                        slice_.name + " is kept in the layout " + slice_.layout + ", which cannot be read back");
         }
-        ggml_backend_tensor_get(part.tensor, bytes, static_cast<size_t>(piece.offset),
-                                static_cast<size_t>(piece.size));
+        ggml_backend_tensor_get(part.tensor, bytes, static_cast<size_t>(piece.offset), static_cast<size_t>(piece.size));
         bytes += piece.size;
         at += piece.size;
         left -= piece.size;
