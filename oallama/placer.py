@@ -22,9 +22,10 @@ from oallama.cost.graph import Graph, build_graph
 from oallama.device.cpu import default_threads
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.place.baselines import Placed
-from oallama.place.decide import Decision, LoadBytes, Problem, decide, decide_as_given
+from oallama.place.decide import decide, decide_as_given
 from oallama.place.fill import FillRule
 from oallama.place.oato import AffinityRule, affinities
+from oallama.place.problem import Decision, LoadBytes, Problem
 from oallama.place.record import (
     n_gpu_layers,
     placed_as_named,
@@ -228,7 +229,9 @@ class Placer:
 
         fingerprint = self.profile().fingerprint
         pinned = bool(fingerprint.get("device_host_buffer"))
-        return Plan(plan_record(decision, self.model, str(self.device), fingerprint_key(fingerprint), pinned))
+        return Plan(
+            plan_record(decision, self.model, self.operators, str(self.device), fingerprint_key(fingerprint), pinned)
+        )
 
     def engine(self, plan: Plan, **options: Any) -> Engine:
         """Load the model as the plan says. Use it in a `with` statement.
@@ -238,7 +241,7 @@ class Placer:
         from oallama.run.engine import Engine
 
         if not options:  # what verified the plan need not be asked again
-            settings = self._settings(plan.workload, placed_by_plan(self.model.n_layer, plan.record))
+            settings = self._settings(plan.workload, placed_by_plan(self.model.n_layer, self.operators, plan.record))
             options["probed"] = self._probes.get(settings)
         return Engine(
             self.model,
@@ -247,7 +250,7 @@ class Placer:
             self.threads,
             operators=self.operators,
             tensor_names=self.tensor_names,
-            **{**self._context(plan.device != "none"), **options},
+            **{**self._context(plan.n_gpu_layers > 0), **options},
         )
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
@@ -272,10 +275,10 @@ class Placer:
             self.operators, self._graph, self.profile(), self._probe, self.vram, self.vram_fill, self.gpu_weights
         )
 
-    def _context(self, on_device: bool) -> dict[str, Any]:
+    def _context(self, llama_uses_device: bool) -> dict[str, Any]:
         """KV cache and attention of a load. "auto" keeps flash attention off on the CPU alone, as llama-cpp-python
         does: there it is slower beyond short contexts (docs/decisions.md). Quantised V needs it."""
-        off = self.flash_attn == "auto" and not on_device and self.type_v in ("f16", "f32", "bf16")
+        off = self.flash_attn == "auto" and not llama_uses_device and self.type_v in ("f16", "f32", "bf16")
         return {"type_k": self.type_k, "type_v": self.type_v, "flash_attn": "off" if off else self.flash_attn}
 
     def _settings(self, load: Workload, placed: Placed) -> LoadSettings:
@@ -283,21 +286,23 @@ class Placer:
         from oallama.device.load_params import LoadSettings
         from oallama.plan.patterns import host_patterns
 
-        on_device = placed.first_device_layer <= self.model.n_layer
+        uses_device = placed.uses_device(self.model.n_layer)
         where = placements(self.operators, placed)
+        layers = n_gpu_layers(self.model.n_layer, placed)
         return LoadSettings(
             path=self.model.path,
-            device=str(self.device) if on_device else "none",
+            device=str(self.device) if uses_device else "none",
             n_ctx=load.n_ctx,
             n_ubatch=load.n_ubatch,
-            n_gpu_layers=n_gpu_layers(self.model.n_layer, placed),
-            host_patterns=host_patterns(self.operators, where, self.tensor_names) if on_device else (),
+            n_gpu_layers=layers,
+            host_patterns=host_patterns(self.operators, where, self.tensor_names) if uses_device else (),
             n_threads=self.threads,
-            **self._context(on_device),
+            **self._context(layers > 0),
         )
 
     def _probe(self, load: Workload, placed: Placed) -> LoadBytes:
-        """What a no_alloc load says of a placement; asked once per placement."""
+        """What a no_alloc load says of a placement, its split operators counted with the host; asked once per
+        placement."""
         from oallama.model.memory import probe_memory
 
         settings = self._settings(load, placed)

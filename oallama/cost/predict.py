@@ -1,6 +1,7 @@
-"""Predicted seconds of a placement of whole operators: ggml runs the splits of a graph one after another (DESIGN
-2.13), so a forward pass takes the sum of its operators where they are, of what is no operator in each layer, and of
-the crossings."""
+"""Predicted seconds of a placement: ggml runs the splits of a graph one after another (DESIGN 2.13), so a forward pass
+takes the sum of its operators where they are, of what is no operator in each layer, and of the crossings. Operators
+that are split between both sides run block by block in a backend whose inputs and outputs are in host memory: for the
+crossings they are the host's."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from oallama.core.types import CPU_DEVICE, Predicted, Profile, Workload
 from oallama.cost.graph import Graph, crossings
 from oallama.cost.operator_cost import Curve, OperatorCost, Pass, interpolate
+from oallama.cost.split_ffn import SplitCosts, split_seconds
 from oallama.cost.transfer import TransferRates
 
 RestIndex = Mapping[str, Mapping[int, Curve]]
@@ -26,6 +28,7 @@ class Costs:
     passes: tuple[Pass, ...]
     rest_cpu_s: float  # of one layer over `passes`, without weight-bearing mul-mats
     rest_device_s: float
+    split: SplitCosts | None = None  # None: nothing can be split
 
 
 def index_rest(profile: Profile) -> RestIndex:
@@ -60,16 +63,25 @@ def interpolate_depth(points: Curve, n_kv: int) -> float:
     return max(linear, points[0][1] * n_kv / points[0][0]) if n_kv < points[0][0] else linear
 
 
-def placement_seconds(costs: Costs, on_device: Sequence[bool], first_device_layer: int) -> float:
+def placement_seconds(
+    costs: Costs, on_device: Sequence[bool], first_device_layer: int, gg: Sequence[int] = ()
+) -> float:
     """Predicted seconds of all passes together under a placement.
 
     on_device: one entry per operator, in the order of costs.operators. first_device_layer as in graph.node_sides.
+    gg: elements of each operator's slice on the device, 0 where it is whole; empty: nothing is split.
     """
     total = 0.0
-    for cost, device in zip(costs.operators, on_device, strict=True):
+    for index, (cost, device) in enumerate(zip(costs.operators, on_device, strict=True)):
+        if gg and gg[index]:
+            continue
         if device and cost.t_gpu_s is None:
             return float("inf")
         total += cost.t_gpu_s if device and cost.t_gpu_s is not None else cost.t_cpu_s
+    if any(gg):
+        if costs.split is None:
+            raise ValueError("these costs cannot price split operators")
+        total += split_seconds(costs.split, gg)
     n_layer = costs.graph.n_layer
     n_device_layers = max(0, n_layer - first_device_layer)
     total += n_device_layers * costs.rest_device_s + (n_layer - n_device_layers) * costs.rest_cpu_s
@@ -77,11 +89,16 @@ def placement_seconds(costs: Costs, on_device: Sequence[bool], first_device_laye
 
 
 def predicted(
-    prefill: Costs, decode: Costs, on_device: Sequence[bool], first_device_layer: int, workload: Workload
+    prefill: Costs,
+    decode: Costs,
+    on_device: Sequence[bool],
+    first_device_layer: int,
+    workload: Workload,
+    gg: Sequence[int] = (),
 ) -> Predicted:
     """TTFT, TPOT and their sum over the workload. `decode` is priced over one token."""
-    ttft_s = placement_seconds(prefill, on_device, first_device_layer)
-    tpot_s = placement_seconds(decode, on_device, first_device_layer)
+    ttft_s = placement_seconds(prefill, on_device, first_device_layer, gg)
+    tpot_s = placement_seconds(decode, on_device, first_device_layer, gg)
     return Predicted(ttft_s, tpot_s, ttft_s + workload.n_gen * tpot_s)
 
 

@@ -1,4 +1,4 @@
-"""Placements to compare with: whole layers as llama.cpp's -ngl does, and everything on the CPU."""
+"""A placement, and placements to compare with: whole layers as llama.cpp's -ngl does, and everything on the CPU."""
 
 from __future__ import annotations
 
@@ -14,13 +14,21 @@ layers are there; negative: that choice does not fit."""
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A placement of whole operators: which are on the device, and from which layer on norms and KV are there."""
+    """Which operators are on the device, which are split, and from which layer on norms and KV are on the device."""
 
     on_device: tuple[bool, ...]
     first_device_layer: int  # n_layer: only the part behind the last block; n_layer + 1: nothing
     iterations: int
     converged: bool
     seconds: float  # predicted over the passes of the costs
+    gg: tuple[int, ...] = ()  # elements of each operator's slice on the device, 0 where it is whole; (): none is split
+
+    def slice_of(self, index: int) -> int:
+        return self.gg[index] if self.gg else 0
+
+    def uses_device(self, n_layer: int) -> bool:
+        """Whether anything is on the device: llama.cpp's part of it, or slices."""
+        return self.first_device_layer <= n_layer or any(self.gg)
 
 
 def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placed:

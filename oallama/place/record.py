@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from oallama.core.errors import UsageError
 from oallama.core.types import ModelInfo, Operator, OperatorPlacement, PlanRecord, Workload
+from oallama.model.cut import cut_extent
 from oallama.place.baselines import Placed
 from oallama.place.budget import ledger
-from oallama.place.decide import Decision
+from oallama.place.problem import Decision
 
 
 def n_gpu_layers(n_layer: int, placed: Placed) -> int:
@@ -16,12 +17,24 @@ def n_gpu_layers(n_layer: int, placed: Placed) -> int:
     return n_layer + 1 - placed.first_device_layer
 
 
-def placements(operators: Sequence[Operator], placed: Placed) -> tuple[OperatorPlacement, ...]:
-    """gg = 1 on the device, cc = 1 on the host."""
-    return tuple(
-        OperatorPlacement(operator.name, float(device), 0.0, float(not device))
-        for operator, device in zip(operators, placed.on_device, strict=True)
-    )
+def placements(
+    operators: Sequence[Operator], placed: Placed, layouts: Sequence[str | None] = ()
+) -> tuple[OperatorPlacement, ...]:
+    """gg = 1 on the device, cc = 1 on the host, fractions of the cut's extent where an operator is split.
+
+    layouts: of each operator's part in host memory; None, or no layouts: llama.cpp's own choice.
+    """
+    made = []
+    for index, operator in enumerate(operators):
+        gg, layout = placed.slice_of(index), layouts[index] if layouts else None
+        if gg:
+            extent = cut_extent(operator)
+            made.append(OperatorPlacement(operator.name, gg / extent, 0.0, (extent - gg) / extent, layout))
+        elif placed.on_device[index]:
+            made.append(OperatorPlacement(operator.name, 1.0, 0.0, 0.0))
+        else:
+            made.append(OperatorPlacement(operator.name, 0.0, 0.0, 1.0, layout))
+    return tuple(made)
 
 
 def placed_as_named(
@@ -43,10 +56,13 @@ def placed_as_named(
     return Placed(tuple(operator.name in chosen for operator in operators), first, 0, True, 0.0)
 
 
-def placed_by_plan(n_layer: int, plan: PlanRecord) -> Placed:
-    """The placement that a plan of whole operators describes."""
-    on_device = tuple(placement.gg == 1 for placement in plan.operators)
-    return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, 0, True, 0.0)
+def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord) -> Placed:
+    """The placement that a plan for these operators describes."""
+    by_name = {placement.name: placement for placement in plan.operators}
+    rates = [by_name[operator.name].gg for operator in operators]
+    gg = tuple(round(r * cut_extent(o)) if 0 < r < 1 else 0 for o, r in zip(operators, rates, strict=True))
+    on_device = tuple(rate == 1 for rate in rates)
+    return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, 0, True, 0.0, gg if any(gg) else ())
 
 
 def unmeasured_cpu_record(
@@ -69,7 +85,12 @@ def unmeasured_cpu_record(
 
 
 def plan_record(
-    decision: Decision, model: ModelInfo, device: str, machine_fingerprint: str, name_layouts: bool
+    decision: Decision,
+    model: ModelInfo,
+    operators: Sequence[Operator],
+    device: str,
+    machine_fingerprint: str,
+    name_layouts: bool,
 ) -> PlanRecord:
     """The plan of a decision. name_layouts: say for each host operator which CPU layout was the fastest, for machines
     where llama.cpp would choose another one by itself (DESIGN 2.5: pinned host memory instead of repacking)."""
@@ -78,13 +99,10 @@ def plan_record(
         model_path=model.path,
         model_fingerprint=model.fingerprint,
         machine_fingerprint=machine_fingerprint,
-        device=device if placed.first_device_layer <= model.n_layer else "none",
+        device=device if placed.uses_device(model.n_layer) else "none",
         policy=decision.policy,
         workload=decision.workload,
-        operators=tuple(
-            OperatorPlacement(cost.name, float(there), 0.0, float(not there), _layout(cost.layout, there, name_layouts))
-            for cost, there in zip(decision.costs.operators, placed.on_device, strict=True)
-        ),
+        operators=placements(operators, placed, _layouts(decision, name_layouts)),
         n_gpu_layers=n_gpu_layers(model.n_layer, placed),
         memory=decision.memory,
         predicted=decision.predicted,
@@ -92,5 +110,13 @@ def plan_record(
     )
 
 
-def _layout(fastest: str, on_device: bool, name_layouts: bool) -> str | None:
-    return fastest if name_layouts and not on_device else None
+def _layouts(decision: Decision, name_layouts: bool) -> list[str | None]:
+    """Of each operator in host memory, where the plan names one: always for the host's slice of a split operator, as
+    the split backend repacks nothing by itself."""
+    costs, placed = decision.costs, decision.placed
+    named: list[str | None] = [cost.layout if name_layouts else None for cost in costs.operators]
+    if costs.split is not None:
+        for index, sides in enumerate(costs.split.sides):
+            if placed.slice_of(index):
+                named[index] = sides.layout
+    return named

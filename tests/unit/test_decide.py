@@ -11,7 +11,8 @@ from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import LinearFit, Operator, Profile, ProfileCase, Workload
 from oallama.cost.graph import build_graph
 from oallama.place.baselines import Placed
-from oallama.place.decide import LATER_POLICIES, LoadBytes, Problem, decide
+from oallama.place.decide import LATER_POLICIES, decide
+from oallama.place.problem import LoadBytes, Problem
 
 N_LAYER = 4
 LOAD = Workload(n_prompt=64, n_gen=32, n_ctx=256)
@@ -156,5 +157,5 @@ def test_without_a_device_every_policy_is_the_cpu() -> None:
 def test_policies_of_later_versions_and_unknown_ones_are_refused_in_a_sentence() -> None:
     made, _ = problem(free=10**6)
     for policy in (*LATER_POLICIES, "magic"):
-        with pytest.raises(UsageError, match="choose one of auto, oato, layers, cpu"):
+        with pytest.raises(UsageError, match="choose one of auto, oato, split, layers, cpu"):
             decide(made, policy, LOAD, "mixed")

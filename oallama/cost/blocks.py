@@ -1,0 +1,150 @@
+"""What the split backend computes as one: a whole FFN, or a single mul-mat.
+
+Gate, up and down of an FFN that are cut at the same element form one block: each side computes its slice of all of it,
+inputs are sent once and partial sums are joined once (ScheInfer III-B, Eq. 1 and 2). Anything else is a block alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from oallama.core.types import Operator
+from oallama.model.cut import cut_axis, cut_extent, cut_granularity, runs_alone
+
+F32 = 4  # bytes of one activation element
+
+_FFN_ROLE = re.compile(r"((?:enc\.|dec\.)?)ffn_(gate_up|gate|up|down)(|_exps|_shexp|_chexps)")
+
+LONE_ROLES = frozenset({"attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output", "output"})
+"""Mul-mats beside the FFN that may be split by rows: those that every graph runs on the weight as it is stored."""
+
+HELD_PER_HIDDEN = 3
+"""Activations that the device holds for each hidden value of its slice: gate, up, and what the GLU makes of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBlock:
+    """Operators cut at the same element. Activations are in elements per token; `each` means for one element of GG."""
+
+    operators: tuple[int, ...]  # indices into the operator list, in graph order
+    extent: int  # elements along the axis of the cut, the same for all of them
+    step: int  # elements; CC is a multiple of it
+    bytes: int  # of all their weights
+    sent: int  # input that the device needs whatever its slice
+    sent_each: int
+    returned: int  # output that the device gives back whatever its slice
+    returned_each: int
+    held_each: int
+
+    def weight_bytes(self, gg: int) -> int:
+        """Bytes of the device's slice; gg is the number of its elements."""
+        return self.bytes * gg // self.extent
+
+    def upload_bytes(self, gg: int, n_tokens: int) -> int:
+        return (self.sent + self.sent_each * gg) * n_tokens * F32
+
+    def download_bytes(self, gg: int, n_tokens: int) -> int:
+        return (self.returned + self.returned_each * gg) * n_tokens * F32
+
+    def staging_bytes(self, gg: int, n_tokens: int) -> int:
+        """Activations on the device while it computes its slice for so many tokens; an upper bound."""
+        held = self.held_each * gg * n_tokens * F32
+        return self.upload_bytes(gg, n_tokens) + self.download_bytes(gg, n_tokens) + held
+
+    def cuts(self) -> range:
+        """Every possible size of GG, ascending, none and all of it excepted: CC is a multiple of the step."""
+        last_cc = (self.extent - 1) // self.step * self.step
+        return range(self.extent - last_cc, self.extent, self.step)
+
+
+def can_split(operator: Operator) -> bool:
+    """Whether the split backend may have this operator: an FFN's, or one of LONE_ROLES, that is long enough to be cut.
+
+    Tied embeddings are read by a look-up too, and stacks of matrices that are not experts (MLA) as views.
+    """
+    known = _FFN_ROLE.fullmatch(operator.role) or operator.role in LONE_ROLES
+    stacked = operator.op == "MUL_MAT" and operator.shape[2] > 1
+    return bool(known) and not stacked and cut_extent(operator) > cut_granularity(operator)
+
+
+def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[SplitBlock, ...]:
+    """The blocks that split operators form, in graph order of their first one.
+
+    gg: elements of each operator's GG, 0 where it is not split. Mul-mats of one FFN whose gg are equal are one block.
+    """
+    families: dict[tuple[object, ...], list[int]] = {}
+    for index, (operator, elements) in enumerate(zip(operators, gg, strict=True)):
+        if elements:
+            families.setdefault(_family(index, operator), []).append(index)
+    made = []
+    for members in families.values():
+        if len(members) > 1 and _is_ffn([operators[i] for i in members]) and len({gg[i] for i in members}) == 1:
+            made.append(_ffn_block(operators, members))
+        else:
+            made += [_lone_block(operators, i) for i in members]
+    return tuple(sorted(made, key=lambda block: block.operators))
+
+
+def slice_memory(operators: Sequence[Operator], gg: Sequence[int], n_ubatch: int) -> tuple[int, int]:
+    """(bytes of all slices' weights on the device, bytes of activations that the largest block needs there)."""
+    blocks = [(block, gg[block.operators[0]]) for block in split_blocks(operators, gg)] if any(gg) else []
+    weights = sum(block.weight_bytes(elements) for block, elements in blocks)
+    return weights, max((block.staging_bytes(elements, n_ubatch) for block, elements in blocks), default=0)
+
+
+def _family(index: int, operator: Operator) -> tuple[object, ...]:
+    match = _FFN_ROLE.fullmatch(operator.role)
+    if not match or runs_alone(operator):
+        return (index,)
+    return (operator.layer, match[1], match[3])
+
+
+def _is_ffn(members: Sequence[Operator]) -> bool:
+    """Whether these are all the mul-mats of one FFN: up or gate and up (or both in one), then down, of one extent."""
+    kinds = sorted(match[2] for o in members if (match := _FFN_ROLE.fullmatch(o.role)))
+    if kinds not in (["down", "gate", "up"], ["down", "up"], ["down", "gate_up"]):
+        return False
+    return len({cut_extent(o) for o in members}) == 1
+
+
+def _ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlock:
+    *first, down = sorted((operators[i] for i in members), key=lambda o: cut_axis(o) == "cols")
+    used = down.n_expert_used
+    return SplitBlock(
+        operators=tuple(members),
+        extent=cut_extent(down),
+        step=max(cut_granularity(operators[i]) for i in members),
+        bytes=sum(operators[i].bytes for i in members),
+        sent=first[0].shape[0] + _routing(down),
+        sent_each=0,
+        returned=down.shape[1] * used,
+        returned_each=0,
+        held_each=HELD_PER_HIDDEN * used,
+    )
+
+
+def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
+    operator = operators[index]
+    k, n, _ = operator.shape
+    match = _FFN_ROLE.fullmatch(operator.role)
+    reads_hidden = match is not None and match[2] == "down"  # of each expert, its own
+    inputs = operator.n_expert_used if reads_hidden else 1
+    through_k = cut_axis(operator) == "cols"
+    return SplitBlock(
+        operators=(index,),
+        extent=cut_extent(operator),
+        step=cut_granularity(operator),
+        bytes=operator.bytes,
+        sent=(0 if through_k else k * inputs) + _routing(operator),
+        sent_each=inputs if through_k else 0,
+        returned=n * operator.n_expert_used if through_k else 0,
+        returned_each=0 if through_k else n // cut_extent(operator) * operator.n_expert_used,
+        held_each=0,
+    )
+
+
+def _routing(operator: Operator) -> int:
+    """Numbers of the experts that a token is routed to."""
+    return operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0

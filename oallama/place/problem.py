@@ -1,0 +1,177 @@
+"""What a decision is made from, and what comes out: costs, a probe of what a placement really takes, the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from oallama.core.errors import DoesNotFit
+from oallama.core.types import CPU_DEVICE, MemoryLedger, Operator, Phase, Predicted, Profile, Workload
+from oallama.core.units import format_bytes
+from oallama.cost.blocks import slice_memory
+from oallama.cost.graph import Graph
+from oallama.cost.operator_cost import index_cases, operator_costs, passes
+from oallama.cost.predict import Costs, index_rest, predicted, rest_of
+from oallama.cost.split_ffn import split_costs
+from oallama.cost.transfer import transfer_rates, weight_stream
+from oallama.place.baselines import Placed, cpu
+from oallama.place.budget import DeviceMemory, ledger
+
+SMALLEST_UBATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LoadBytes:
+    """What a placement takes, bytes: weights, KV and compute buffers on the device, weights on the host, and the
+    device's free memory before the load."""
+
+    weights_gpu: int
+    weights_host: int
+    kv: int
+    compute: int
+    device_free: int
+
+
+Probe = Callable[[Workload, Placed], LoadBytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One model on one device: what a decision is made from."""
+
+    operators: tuple[Operator, ...]
+    graph: Graph
+    profile: Profile
+    probe: Probe
+    vram: int | None  # plan as if the device had so many bytes; None: what is free
+    vram_fill: float
+    gpu_weights: float | None  # cap on the share of operator bytes on the device
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A verified placement, with everything a report or a plan says of it."""
+
+    policy: str
+    workload: Workload
+    costs: Costs  # over the phase that was asked for
+    placed: Placed
+    memory: MemoryLedger
+    predicted: Predicted
+    notes: tuple[str, ...]
+
+
+def costs_of(problem: Problem, load: Workload, phase: Phase, llama_uses_device: bool = True) -> Costs:
+    """Prices over the passes of a phase. llama_uses_device: whether llama.cpp has the device, and may stream plain host
+    weights to it."""
+    profile, n_layer = problem.profile, problem.graph.n_layer
+    over = passes(load, phase)
+    stream = weight_stream(profile) if llama_uses_device else None
+    return Costs(
+        operator_costs(index_cases(profile), problem.operators, n_layer, profile.device, over, stream),
+        problem.graph,
+        transfer_rates(profile),
+        over,
+        *rest_of(index_rest(profile), profile.device, over),
+        None if profile.device == CPU_DEVICE else split_costs(profile, problem.operators, n_layer, over),
+    )
+
+
+def predicted_of(problem: Problem, load: Workload, placed: Placed) -> Predicted:
+    llama_uses_device = placed.first_device_layer <= problem.graph.n_layer
+    prefill, decode = (costs_of(problem, load, phase, llama_uses_device) for phase in ("prefill", "decode"))
+    return predicted(prefill, decode, placed.on_device, placed.first_device_layer, load, placed.gg)
+
+
+def on_cpu(problem: Problem, load: Workload, phase: Phase) -> Decision:
+    """Everything on the CPU. `costs` are those that a placement would be made from."""
+    placed = cpu(costs_of(problem, load, phase, llama_uses_device=False))
+    taken = problem.probe(load, placed)
+    memory = ledger(0, problem.vram_fill, 0, taken.weights_host, 0, 0)
+    costs = costs_of(problem, load, phase)
+    return Decision("cpu", load, costs, placed, memory, predicted_of(problem, load, placed), ())
+
+
+def nothing_placed(problem: Problem, policy: str, load: Workload, phase: Phase, capacity: int, reason: str) -> Decision:
+    """The device stays empty: said why, with the device's ledger."""
+    decision = on_cpu(problem, load, phase)
+    empty = ledger(capacity, problem.vram_fill, 0, decision.memory.weights_host, 0, 0)
+    note = f"nothing is placed on {problem.profile.device}: {reason}"
+    return replace(decision, policy=policy, memory=empty, notes=(note,))
+
+
+def measured(problem: Problem, load: Workload, placed: Placed, capacity: int) -> MemoryLedger:
+    """The ledger of a placement: what a no_alloc load says llama.cpp takes, with split operators on the host, and their
+    slices, which are the split backend's own. `spare` may be negative."""
+    taken = problem.probe(load, placed)
+    slices, staging = slice_memory(problem.operators, placed.gg, load.n_ubatch)
+    return ledger(
+        capacity,
+        problem.vram_fill,
+        taken.weights_gpu + slices,
+        taken.weights_host - slices,
+        taken.kv,
+        taken.compute,
+        staging,
+    )
+
+
+def capacity_of(problem: Problem, load: Workload) -> int:
+    """Bytes of the device: what is free there, or what the caller says."""
+    return problem.probe(load, _all_on_host(problem)).device_free if problem.vram is None else problem.vram
+
+
+def operators_limit(problem: Problem) -> int | None:
+    """Bytes that operators may take on the device where the caller caps their share of the weights."""
+    if problem.gpu_weights is None:
+        return None
+    return int(problem.gpu_weights * sum(operator.bytes for operator in problem.operators))
+
+
+def _all_on_host(problem: Problem) -> Placed:
+    """Norms and KV of all layers on the device, operators not."""
+    return Placed((False,) * len(problem.operators), 0, 0, True, 0.0)
+
+
+def device_memory(
+    problem: Problem, load: Workload, required: bool
+) -> tuple[DeviceMemory | None, Workload, tuple[str, ...]]:
+    """What the device holds before any operator, from a probe with every operator on the host.
+
+    Halves the micro-batch while KV and compute buffers leave no room; if they never do, lets layers keep their KV on
+    the host; if not even the output layer's buffers fit: None, or DoesNotFit where the policy needs the device.
+    """
+    asked = load.n_ubatch
+    while True:
+        taken = problem.probe(load, _all_on_host(problem))
+        memory = DeviceMemory(
+            capacity=taken.device_free if problem.vram is None else problem.vram,
+            fill=problem.vram_fill,
+            kv=taken.kv,
+            compute=taken.compute,
+            other_weights=taken.weights_gpu,
+            n_layer=problem.graph.n_layer,
+            operators_limit=operators_limit(problem),
+        )
+        if memory.operator_room(0) >= 0 or load.n_ubatch // 2 < SMALLEST_UBATCH:
+            break
+        load = replace(load, n_ubatch=load.n_ubatch // 2)
+    notes = []
+    if load.n_ubatch != asked:
+        notes.append(f"micro-batch lowered from {asked} to {load.n_ubatch} tokens to shrink the compute buffers")
+    if memory.operator_room(0) >= 0:
+        return memory, load, tuple(notes)
+    if memory.operator_room(problem.graph.n_layer) >= 0:
+        notes.append(
+            f"the KV cache ({format_bytes(memory.kv)}) does not fit the device whole: "
+            "some layers keep theirs on the host"
+        )
+        return memory, load, tuple(notes)
+    needed = memory.kv + memory.compute + memory.other_weights
+    if required:
+        raise DoesNotFit(needed, memory.limit, problem.profile.device, "KV cache and compute buffers")
+    note = (
+        f"KV cache and compute buffers need {format_bytes(needed)} even at a micro-batch of {load.n_ubatch} tokens and "
+        f"the device may hold {format_bytes(memory.limit)}: everything stays on the CPU"
+    )
+    return None, replace(load, n_ubatch=asked), (note,)
