@@ -16,8 +16,9 @@ bool is_mul_mat(ggml_op op) {
     return op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID;
 }
 
+// Not SCALE: ggml's CPU kernel takes no rows with gaps between them.
 bool is_unary(ggml_op op) {
-    return op == GGML_OP_UNARY || op == GGML_OP_SQR || op == GGML_OP_SCALE || op == GGML_OP_CLAMP;
+    return op == GGML_OP_UNARY || op == GGML_OP_SQR || op == GGML_OP_CLAMP;
 }
 
 bool is_binary(ggml_op op) {
