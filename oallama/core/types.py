@@ -16,6 +16,9 @@ Phase = Literal["decode", "prefill", "mixed"]
 CPU_DEVICE = "CPU"
 """Name of ggml's CPU device, and of the side that computes CC."""
 
+SPLIT_LAYOUT = "OALLAMA_Split"
+"""The split backend's buffer type: a weight in it lies partly in host memory, partly on the device."""
+
 DEVICE_LAYOUT = "device"
 """`layout` of a case measured on a device: the device's own default buffer type."""
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from oallama.core.errors import PlanError
-from oallama.core.types import CPU_DEVICE, Operator
+from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT, Operator
 from oallama.device.spec import parse_device
-from oallama.plan.patterns import SPLIT_LAYOUT, host_patterns, is_split
+from oallama.plan.patterns import host_patterns, is_split
 from oallama.plan.plan import Plan
 
 Target = Literal["llama-server", "llama-cli", "llama-bench"]

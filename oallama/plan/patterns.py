@@ -11,12 +11,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from oallama.core.errors import PlanError
-from oallama.core.types import Operator, OperatorPlacement
+from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement
 
 Pattern = tuple[str, str | None]  # (regular expression, buffer type; None: plain host memory or llama.cpp's choice)
-
-SPLIT_LAYOUT = "OALLAMA_Split"
-"""The plugin's buffer type: a weight in it lies partly in host memory, partly on the device."""
 
 MAX_PATTERNS = 4096  # stock llama.cpp's limit on overrides
 

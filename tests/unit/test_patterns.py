@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.core.errors import PlanError
-from oallama.core.types import Operator, OperatorPlacement
-from oallama.plan.patterns import SPLIT_LAYOUT, Pattern, escape, host_patterns
+from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement
+from oallama.plan.patterns import Pattern, escape, host_patterns
 
 ROLES = ("attn_q", "attn_k", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_up_exps")
 
