@@ -206,7 +206,8 @@ struct Value {
 
 class Builder {
   public:
-    Builder(const ggml_cgraph * graph, Program & program) : graph_(graph), program_(program) {
+    // fuse: element-wise operations keep the cut; else each mul-mat is joined by itself.
+    Builder(const ggml_cgraph * graph, Program & program, bool fuse) : graph_(graph), program_(program), fuse_(fuse) {
         const auto n = static_cast<size_t>(graph->n_nodes);
         values_.resize(n);
         // at most: each node and each of its sources on both sides, and a slice of it
@@ -326,7 +327,7 @@ class Builder {
     // Element-wise operations of which every operand is cut alike, or is a bias or a scale.
     bool keeps_cut(int i, Value & v) {
         const ggml_tensor * node = graph_->nodes[i];
-        if (node->op != GGML_OP_GLU && !is_unary(node->op) && !is_binary(node->op)) {
+        if (!fuse_ || (node->op != GGML_OP_GLU && !is_unary(node->op) && !is_binary(node->op))) {
             return false;
         }
         const int first = inside(i, 0);
@@ -610,6 +611,7 @@ class Builder {
 
     const ggml_cgraph *   graph_;
     Program &             program_;
+    bool                  fuse_;
     std::vector<Value>    values_;
     std::vector<Upload>   uploads_;
     std::vector<Download> downloads_;
@@ -618,7 +620,22 @@ class Builder {
 
 } // namespace
 
-std::unique_ptr<Program> build_program(const ggml_cgraph * graph, Signature signature) {
+namespace {
+
+// The first node of the device side that the device has no kernel for; NULL: it can compute all of them.
+const ggml_tensor * refused_by_device(const Program & program) {
+    for (int i = 0; i < ggml_graph_n_nodes(program.device_graph); i++) {
+        const ggml_tensor * node = ggml_graph_node(program.device_graph, i);
+        if (!is_view(node->op) && !ggml_backend_dev_supports_op(program.device, node)) {
+            return node;
+        }
+    }
+    return nullptr;
+}
+
+} // namespace
+
+std::unique_ptr<Program> build_program(const ggml_cgraph * graph, const Signature & signature) {
     for (int i = 0; i < graph->n_nodes; i++) {
         for (const ggml_tensor * src : graph->nodes[i]->src) {
             if (plan_of(src) != nullptr && !ensure_placed(src)) {
@@ -626,10 +643,20 @@ std::unique_ptr<Program> build_program(const ggml_cgraph * graph, Signature sign
             }
         }
     }
-    auto program       = std::make_unique<Program>();
-    program->signature = std::move(signature);
-    Builder(graph, *program).build();
-    return program;
+    for (const bool fuse : {true, false}) {
+        auto program       = std::make_unique<Program>();
+        program->signature = signature;
+        Builder(graph, *program, fuse).build();
+        const ggml_tensor * refused = refused_by_device(*program);
+        if (refused == nullptr) {
+            return program;
+        }
+        if (!fuse) {
+            throw Error(OALLAMA_UNSUPPORTED, std::string(ggml_backend_dev_name(program->device)) + " cannot compute " +
+                                                 ggml_op_name(refused->op) + " of this shape");
+        }
+    }
+    return nullptr; // not reached
 }
 
 } // namespace oallama

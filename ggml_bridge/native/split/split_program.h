@@ -96,7 +96,7 @@ struct Program {
 bool claims(const ggml_tensor * op);
 
 // Prepares a sub-graph; device memory is not allocated yet. Throws OALLAMA_UNSUPPORTED, OALLAMA_NO_MEMORY.
-std::unique_ptr<Program> build_program(const ggml_cgraph * graph, Signature signature);
+std::unique_ptr<Program> build_program(const ggml_cgraph * graph, const Signature & signature);
 
 // A part of a graph.
 ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end);
