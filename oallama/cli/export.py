@@ -2,39 +2,94 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import click
 
 from oallama.cli.options import output_option
 from oallama.cli.output import emit, talk, write_file
-from oallama.core.errors import PlanError, UsageError
+from oallama.core.errors import PlanError
 
-TARGETS = ("llama-server", "llama-cli", "plugin")
+if TYPE_CHECKING:
+    from oallama.placer import Placer
+    from oallama.plan.export import Plugin
+    from oallama.plan.plan import Plan
+
+PLUGIN = "plugin"
+TARGETS = ("llama-server", "llama-cli", "llama-bench", PLUGIN)
+PLUGIN_PLAN_SUFFIX = ".oallama"
 
 
 @click.command("export", short_help="Turn a plan into a command line of stock llama.cpp.")
 @click.argument("plan_file", metavar="PLAN", type=click.Path())
 @click.option("--to", "target", type=click.Choice(TARGETS), required=True, help="What to write the plan for.")
-@output_option("the command line")
-def command(plan_file: str, target: str, output: str | None) -> None:
+@click.option(
+    "--plugin-plan",
+    type=click.Path(),
+    metavar="FILE",
+    help="The file that `--to plugin` wrote, for a plan that splits operators; default: PLAN with the ending "
+    f"{PLUGIN_PLAN_SUFFIX}.",
+)
+@output_option("the command line or the plugin's plan")
+def command(plan_file: str, target: str, plugin_plan: str | None, output: str | None) -> None:
     """Turn a plan (from `oallama plan -o PLAN`) into the shell-quoted command line that makes stock llama.cpp place the
     model in the same way.
+
+    A plan that splits operators runs there too, in the plugin libggml-oallama. It reads a plan file of its own, so
+    export twice:
+
+    \b
+    oallama export plan.json --to plugin -o plan.oallama
+    oallama export plan.json --to llama-server
     """
     from oallama.placer import Placer
-    from oallama.plan.export import export_command
+    from oallama.plan.export import export_command, splits
     from oallama.plan.plan import Plan
 
-    if target == "plugin":
-        raise UsageError("export --to plugin comes with the split backend; use llama-server or llama-cli")
     plan = Plan.load(plan_file)
     placer = Placer.load(plan.record.model_path, device="none")
     plan.check(placer.model, placer.operators)
-    if any(0 < part < 1 for o in plan.operators for part in (o.gg, o.cg, o.cc)) or any(o.cg for o in plan.operators):
-        raise PlanError(
-            "the plan splits or streams operators, which stock llama.cpp cannot do; plan with --policy oato"
-        )
-    line = export_command(plan, placer.operators, placer.tensor_names, target)  # type: ignore[arg-type]
+    if target == PLUGIN:
+        text = _plugin_text(plan, placer)
+    else:
+        default = Path(plan_file).with_suffix(PLUGIN_PLAN_SUFFIX)
+        plugin = _plugin(plan, placer, plan_file, Path(plugin_plan or default)) if splits(plan) else None
+        text = export_command(plan, placer.operators, placer.tensor_names, target, plugin)  # type: ignore[arg-type]
+        text += "\n"
     if output is None:
-        emit(line)
+        emit(text)
         return
-    write_file(output, line + "\n")
+    write_file(output, text)
     talk(f"wrote {output}")
+
+
+def _plugin_text(plan: Plan, placer: Placer) -> str:
+    from oallama.plan.export import splits, stock_device
+    from oallama.plan.plugin_text import plugin_text
+
+    if not splits(plan):
+        raise PlanError(
+            "the plan splits no operator, so stock llama.cpp runs it without the plugin; export it --to llama-server"
+        )
+    return plugin_text(plan, placer.operators, stock_device(plan))
+
+
+def _plugin(plan: Plan, placer: Placer, plan_file: str, text_file: Path) -> Plugin:
+    """The plugin's library and its plan file, which must be the one of this very plan."""
+    from ggml_bridge.library import find_plugin
+    from oallama.plan.export import Plugin
+
+    expected = _plugin_text(plan, placer)
+    try:
+        found = text_file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        found = ""
+    if found != expected:
+        fault = "is not the plugin's plan file of this plan" if found else "is missing"
+        raise PlanError(
+            f"the plan splits operators and {text_file}, which tells the plugin how, {fault}; write it first: "
+            + shlex.join(["oallama", "export", plan_file, "--to", PLUGIN, "-o", str(text_file)])
+        )
+    return Plugin(str(find_plugin()), str(text_file.resolve()))

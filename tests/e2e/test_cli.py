@@ -236,7 +236,7 @@ def test_export_gives_a_line_for_stock_llama_cpp(cpu_plan, tmp_path):
     assert shlex.split(line)[:3] == ["llama-server", "-m", str(MODEL)]
     oallama("export", cpu_plan, "--to", "llama-server", "-o", tmp_path / "line")
     assert (tmp_path / "line").read_text(encoding="utf-8") == line
-    assert "split backend" in oallama("export", cpu_plan, "--to", "plugin", code=2).stderr
+    assert "splits no operator" in oallama("export", cpu_plan, "--to", "plugin", code=2).stderr
 
 
 @needs_model

@@ -27,6 +27,7 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 TOUCH_NATIVE = ("oallama.device", "oallama.profile", "oallama.model.memory", "oallama.model.trace", "oallama.run")
 TOUCH_NATIVE_TOO = {
     "oallama.cli.checks": "doctor checks the bridge itself",
+    "oallama.cli.export": "names the file of the plugin",
     "oallama.model.chat_template": "templates are rendered in a child process, which the bridge knows how to run",
     "oallama.model.gguf_types": "block sizes are ggml's own at run time (DESIGN 2.14)",
 }

@@ -1,0 +1,91 @@
+"""The pinned llama.cpp's own programs, where scripts/stock_binaries built them, and an RPC server of theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+START_S = 30.0
+
+
+def _find() -> Path | None:
+    """Their folder. Asked for before the tests move the cache: they are in the user's."""
+    command = [sys.executable, str(ROOT / "scripts" / "stock_binaries"), "--find"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return Path(done.stdout.strip()) if done.returncode == 0 else None
+
+
+PROGRAMS = _find()
+
+needs_programs = pytest.mark.skipif(PROGRAMS is None, reason="scripts/stock_binaries has not been run")
+
+
+def program(name: str) -> str:
+    assert PROGRAMS is not None
+    return str(PROGRAMS / name)
+
+
+def environment(**settings: str) -> dict[str, str]:
+    """An environment in which a shell finds the programs by name, and in which no plugin is set but by `settings`."""
+    assert PROGRAMS is not None
+    kept = {name: value for name, value in os.environ.items() if name not in ("GGML_BACKEND_PATH", "OALLAMA_PLAN")}
+    return {**kept, "PATH": f"{PROGRAMS}{os.pathsep}{os.environ['PATH']}", **settings}
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class RpcServer:
+    """ggml-rpc-server on 127.0.0.1, one thread; its log tells what it was asked to hold."""
+
+    def __init__(self, log: Path) -> None:
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        self._log = log
+
+    def allocated(self) -> list[int]:
+        """Bytes of every buffer that clients asked for so far."""
+        lines = self._log.read_text(encoding="utf-8", errors="replace")
+        return [int(size) for size in re.findall(r"\[alloc_buffer\] device: 0, size: (\d+) -> remote_ptr", lines)]
+
+
+@contextlib.contextmanager
+def rpc_server(folder: Path) -> Iterator[RpcServer]:
+    server = RpcServer(folder / "rpc-server.log")
+    host, port = server.endpoint.split(":")
+    command = [program("ggml-rpc-server"), "-H", host, "-p", port, "-t", "1"]
+    with (folder / "rpc-server.log").open("w", encoding="utf-8") as log:
+        child = subprocess.Popen(command, stdout=log, stderr=log, env=environment(GGML_RPC_DEBUG="1"))
+        try:
+            wait_for(lambda: _listens(host, int(port)), child)
+            yield server
+        finally:
+            child.kill()
+            child.wait()
+
+
+def wait_for(ready: Callable[[], bool], child: subprocess.Popen[bytes]) -> None:
+    """Until `ready()` is true; fails when the child ends or START_S have passed."""
+    deadline = time.monotonic() + START_S
+    while not ready():
+        assert child.poll() is None, f"{child.args} ended with status {child.returncode}"
+        assert time.monotonic() < deadline, f"{child.args} is not ready after {START_S:.0f} s"
+        time.sleep(0.05)
+
+
+def _listens(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1):
+        return True
+    return False

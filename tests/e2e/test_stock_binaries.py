@@ -1,0 +1,227 @@
+"""A plan that splits operators, in the pinned llama.cpp's own programs: exported, pasted into a shell, read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from e2e.stock import RpcServer, environment, free_port, needs_programs, program, rpc_server, wait_for
+
+from ggml_bridge.errors import BridgeError
+from ggml_bridge.library import GGML_VERSION, find_plugin
+from oallama.cli.default_model import FILE
+from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, Workload
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.hyperparameters import model_info
+from oallama.model.operators import operators
+from oallama.plan.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / FILE
+PROMPT = "Once upon a time"
+
+
+def plugin_is_built() -> bool:
+    try:
+        return find_plugin().is_file()
+    except BridgeError:
+        return False
+
+
+pytestmark = [
+    needs_programs,
+    pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model"),
+    pytest.mark.skipif(not plugin_is_built(), reason="libggml-oallama is not built"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RpcServer]:
+    with rpc_server(tmp_path_factory.mktemp("rpc")) as made:
+        yield made
+
+
+def is_ffn(operator: Operator) -> bool:
+    return operator.role.startswith("ffn")
+
+
+def split_plan(path: Path, device: str) -> Plan:
+    """Half of every FFN on the device, with plain host memory for the other half; attention and output on the host."""
+    gguf = read_gguf(MODEL)
+    model, ops = model_info(gguf), operators(gguf)
+    placements = tuple(
+        OperatorPlacement(op.name, 0.5, 0.0, 0.5, "CPU") if is_ffn(op) else OperatorPlacement(op.name, 0.0, 0.0, 1.0)
+        for op in ops
+    )
+    ledger = MemoryLedger(2**30, 0.9, 2**29, 0, 0, 0, 0, 0, 0)
+    record = PlanRecord(
+        str(MODEL), model.fingerprint, "cd" * 32, device, "split", Workload(32, 8, 256), placements, 0, ledger, None
+    )
+    plan = Plan(record)
+    plan.check(model, ops)
+    plan.save(path)
+    return plan
+
+
+def oallama(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "oallama", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def plan_file(server: RpcServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plan beside the plugin's own file of it, in a folder whose name a shell would take apart."""
+    path = tmp_path_factory.mktemp("a plan") / "plan.json"
+    split_plan(path, f"rpc://{server.endpoint}")
+    oallama("export", path, "--to", "plugin", "-o", path.with_suffix(".oallama"))
+    return path
+
+
+def shell(line: str, *more: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """What a user does with an exported line: paste it into a shell, with more options at its end."""
+    command = ["bash", "-c", f"{line.strip()} {shlex.join(more)}"]
+    return subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=timeout, env=environment()
+    )
+
+
+def test_the_programs_are_of_the_version_the_plugin_was_written_for() -> None:
+    library = Path(program("libggml-base.so.0" if sys.platform != "darwin" else "libggml-base.0.dylib"))
+    code = (
+        f"import ctypes; base = ctypes.CDLL({str(library)!r}); base.ggml_version.restype = ctypes.c_char_p; "
+        "print(base.ggml_version().decode())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == GGML_VERSION
+
+
+def test_a_line_for_a_plan_that_splits_needs_the_plugins_file_of_that_plan(tmp_path: Path) -> None:
+    plan, text = tmp_path / "plan.json", tmp_path / "plan.oallama"
+    split_plan(plan, "rpc://127.0.0.1:1")
+    missing = oallama("export", plan, "--to", "llama-server", code=2).stderr
+    advice = f"oallama export {plan} --to plugin -o {text}"
+    assert f"{text}, which tells the plugin how, is missing" in missing and advice in missing
+    oallama(*shlex.split(advice)[1:])
+    assert f"OALLAMA_PLAN={text} llama-server -m " in oallama("export", plan, "--to", "llama-server").stdout
+    text.write_text(text.read_text(encoding="utf-8").replace(" 256 0 256 ", " 128 0 384 "), encoding="utf-8")
+    assert "not the plugin's plan file of this plan" in oallama("export", plan, "--to", "llama-server", code=2).stderr
+
+
+def test_llama_bench_runs_the_plan_and_the_device_holds_its_half(plan_file: Path, server: RpcServer) -> None:
+    before = len(server.allocated())
+    done = shell(oallama("export", plan_file, "--to", "llama-bench").stdout, "-r", "1", "-t", "1", "-o", "json", "-v")
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = json.loads(done.stdout)
+    assert [(row["n_prompt"], row["n_gen"]) for row in results] == [(32, 0), (0, 8)]
+    assert all(row["avg_ts"] > 0 and set(row["backends"].split(",")) == {"OALLAMA", "RPC"} for row in results)
+    split = [op for op in operators(read_gguf(MODEL)) if is_ffn(op)]
+    overridden = re.findall(r"tensor (\S+) .* buffer type overridden to OALLAMA_Split", done.stderr)
+    assert set(overridden) == {op.name for op in split}
+    halves = sum(op.bytes for op in split) // 2
+    assert halves in server.allocated()[before:], "the GG halves are one buffer of just their size"
+
+
+@pytest.fixture(scope="module")
+def completions(plan_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """llama-server's answer to one request: by our line, and on the CPU alone without the plugin."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    by_plan = oallama("export", plan_file, "--to", "llama-server").stdout.strip()
+    alone = shlex.join(["llama-server", "-m", str(MODEL), "-c", "256", "--device", "none", "--fit", "off"])
+    return {"plan": _complete(by_plan, log), "cpu": _complete(alone, log)}
+
+
+def _complete(line: str, log: Path) -> dict[str, Any]:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    body = {"prompt": PROMPT, "n_predict": 16, "temperature": 0, "n_probs": 3, "seed": 1}
+    command = ["bash", "-c", f"{line} --host 127.0.0.1 --port {port} -t 1"]
+    with log.open("wb") as out:
+        child = subprocess.Popen(command, stdout=out, stderr=out, env=environment(), start_new_session=True)
+        try:
+            wait_for(lambda: _answers(f"{url}/health"), child)
+            request = urllib.request.Request(f"{url}/completion", json.dumps(body).encode())
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                completion: dict[str, Any] = json.load(answer)
+                return completion
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=1) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def test_llama_server_says_the_same_with_the_plan_as_on_the_cpu_alone(completions: dict[str, dict[str, Any]]) -> None:
+    """Halves are summed in another order, so log-probabilities may differ by rounding and no more."""
+    plan, cpu = (completions[arm]["completion_probabilities"] for arm in ("plan", "cpu"))
+    assert len(plan) == len(cpu) == 16
+    for ours, theirs in zip(plan, cpu, strict=True):
+        assert ours["id"] == theirs["id"]
+        assert ours["logprob"] == pytest.approx(theirs["logprob"], abs=0.02)
+
+
+def test_llama_cli_runs_the_plan(plan_file: Path) -> None:
+    line = oallama("export", plan_file, "--to", "llama-cli").stdout
+    done = shell(line, "-p", PROMPT, "-n", "8", "--temp", "0", "-t", "1", "-st", "--simple-io")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Generation:" in done.stdout and PROMPT in done.stdout
+
+
+def test_every_operation_of_llama_cpp_can_be_offered_to_the_backend() -> None:
+    """None of them is its own while the weights are elsewhere; it must say so without dying."""
+    environ = environment(GGML_BACKEND_PATH=str(find_plugin()))
+    command = [program("test-backend-ops"), "support", "-b", "OALLAMA"]
+    offered = subprocess.run([*command, "--output", "csv"], capture_output=True, text=True, timeout=120, env=environ)
+    assert offered.returncode == 0, offered.stderr[-2000:]
+    command = [program("test-backend-ops"), "test", "-b", "OALLAMA", "-o", "MUL_MAT"]
+    tested = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environ)
+    assert tested.returncode == 0 and "not supported [OALLAMA]" in tested.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (None, "which cannot be read"),
+        ("oallama-plan 2\n", "plan of version 1"),
+        ("oallama-plan 1\ndevice RPC0\ntensor blk.0.ffn_up.weight Q4_0 256x512x1 rows 250 0 262 CPU\n", "line 3"),
+    ],
+    ids=["missing", "version", "cut"],
+)
+def test_a_bad_plan_file_is_one_sentence_and_no_crash(
+    text: str | None, complaint: str, server: RpcServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "bad.oallama"
+    if text is not None:
+        file.write_text(text, encoding="utf-8")
+    settings = environment(GGML_BACKEND_PATH=str(find_plugin()), OALLAMA_PLAN=str(file))
+    command = [program("llama-bench"), "-m", str(MODEL), "--rpc", server.endpoint, "-ot", "ffn=OALLAMA_Split"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=settings)
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if line.startswith("oallama: ")]
+    assert len(said) == 1 and complaint in said[0]
+
+
+def test_a_device_that_is_not_there_fails_the_load_in_one_sentence(plan_file: Path) -> None:
+    settings = environment(GGML_BACKEND_PATH=str(find_plugin()), OALLAMA_PLAN=str(plan_file.with_suffix(".oallama")))
+    command = [program("llama-bench"), "-m", str(MODEL), "-p", "8", "-n", "0", "-ngl", "0", "-v"]
+    command += ["-ot", r"ffn_(up|gate|down)\.weight=OALLAMA_Split"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=settings)
+    assert done.returncode == 1
+    assert "device RPC0 is not here" in done.stderr
