@@ -61,7 +61,7 @@ def _hull_steps(block: int, menu: Menu) -> list[tuple[float, int, int, int]]:
     for i in range(1, len(menu)):
         if menu[i][1] >= menu[hull[-1]][1]:
             continue  # more memory, and no faster
-        while len(hull) > 1 and _rate(menu, hull[-2], hull[-1]) >= _rate(menu, hull[-2], i):
+        while len(hull) > 1 and _rate(menu, hull[-2], hull[-1]) > _rate(menu, hull[-2], i):
             hull.pop()
         hull.append(i)
     return [(_rate(menu, a, b), block, a, b) for a, b in pairwise(hull)]

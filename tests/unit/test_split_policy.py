@@ -1,0 +1,303 @@
+"""The `split` policy: against brute force on small models, and as decisions and plans."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from split_cases import EMBD, FF, World, ffn, llama, model, operator
+
+from oallama.core.types import LinearFit, Operator, Workload
+from oallama.cost.blocks import slice_memory, split_blocks
+from oallama.cost.graph import build_graph
+from oallama.cost.operator_cost import Pass, index_cases, operator_costs
+from oallama.cost.predict import Costs, placement_seconds
+from oallama.cost.split_ffn import split_costs
+from oallama.cost.transfer import transfer_rates
+from oallama.model.cut import cut_extent, cut_granularity
+from oallama.place.balance import balance
+from oallama.place.baselines import Placed, cpu
+from oallama.place.decide import decide
+from oallama.place.problem import Decision, LoadBytes, Problem
+from oallama.place.record import n_gpu_layers, placed_by_plan, plan_record
+from oallama.plan.plan import Plan
+from oallama.plan.split import slice_counts
+
+N_LAYER = 2
+MIXED = (Pass(64, 64, 1), Pass(1, 80, 32))
+LOAD = Workload(n_prompt=64, n_gen=32, n_ctx=256, n_ubatch=64)
+
+PAIR = World(cpu_rate=1e9, device_rate=5e8)
+"""A device half as fast as the CPU: no operator gains as a whole, all of them as slices."""
+
+GPU = World(cpu_rate=1e9, device_rate=8e9)
+
+
+def costs_of(world: World, ops: list[Operator], over: tuple[Pass, ...] = MIXED, n_layer: int = N_LAYER) -> Costs:
+    profile = world.profile(ops)
+    priced = operator_costs(index_cases(profile), ops, n_layer, profile.device, over)
+    split = split_costs(profile, ops, n_layer, over)
+    return Costs(priced, build_graph(model(n_layer), ops), transfer_rates(profile), over, 0.0, 0.0, split)
+
+
+class Table:
+    """A probe: KV 1000 bytes a layer, norms 100, compute buffers only where llama.cpp has the device."""
+
+    def __init__(self, ops: list[Operator], free: int, compute_per_token: int = 0) -> None:
+        self.ops, self.free, self.compute_per_token = ops, free, compute_per_token
+
+    def __call__(self, load: Workload, placed: Placed) -> LoadBytes:
+        total = sum(op.bytes for op in self.ops)
+        layers = max(0, N_LAYER - placed.first_device_layer)
+        if placed.first_device_layer > N_LAYER:
+            return LoadBytes(0, total, 0, 0, self.free)
+        there = sum(op.bytes for op, on_device in zip(self.ops, placed.on_device, strict=True) if on_device)
+        compute = self.compute_per_token * load.n_ubatch
+        return LoadBytes(there + 100 * layers, total - there, 1000 * layers, compute, self.free)
+
+
+def problem(world: World, free: int, ops: list[Operator] | None = None, **more: float) -> Problem:
+    listed = ops or llama(N_LAYER)
+    gpu_weights = more.pop("gpu_weights", None)
+    probe = Table(listed, free, **more)  # type: ignore[arg-type]
+    graph = build_graph(model(N_LAYER), listed)
+    return Problem(tuple(listed), graph, world.profile(listed), probe, None, 0.9, gpu_weights)
+
+
+def plan_of(made: Problem, decision: Decision) -> Plan:
+    return Plan(plan_record(decision, model(N_LAYER), made.operators, "rpc-worker", "", False))
+
+
+#
+# balance
+#
+
+
+def test_both_sides_take_as_long() -> None:
+    """One FFN, one token: the CPU three times as fast as the device, no costs beside: a quarter goes to the device."""
+    ops = ffn(0)
+    world = World(cpu_rate=3e9, device_rate=1e9, launch_s=0.0, link=LinearFit(0.0, 0.0, 1.0))
+    costs = costs_of(world, ops, (Pass(1, 256, 1),))
+    placed = balance(costs, cpu(costs), 10**9, 10**9, 512).placed
+    assert set(placed.gg) == {FF // 4}
+    assert placed.seconds == pytest.approx(sum(op.bytes for op in ops) / 4 / 1e9, rel=0.01)
+
+
+@given(st.floats(1e8, 1e10), st.floats(0, 1e-3), st.floats(0, 1e-8), st.integers(0, 900_000))
+@settings(max_examples=40, deadline=None)
+def test_balance_is_close_to_brute_force(rate: float, launch_s: float, token_s: float, room: int) -> None:
+    """Two FFNs and an output of a small model, every combination of their cuts within the memory."""
+    ops = [*ffn(0, n_ff=256), *ffn(1, n_ff=256), operator("output", EMBD, 224, None)]
+    world = World(device_rate=rate, launch_s=launch_s, token_s_per_byte=token_s)
+    costs = costs_of(world, ops, (Pass(64, 64, 1, 1), Pass(1, 80, 32)))
+    start = cpu(costs)
+    n_ubatch = 16
+    found = balance(costs, start, room, room, n_ubatch)
+    placed = found.placed
+    assert sum(slice_memory(ops, placed.gg, n_ubatch)) <= max(room, 0)
+    blocks = split_blocks(ops, [1] * len(ops))
+    best, most = start.seconds, 0.0
+    for choice in itertools.product(*((0, *block.cuts()) for block in blocks)):
+        gg = [0] * len(ops)
+        for block, elements in zip(blocks, choice, strict=True):
+            for i in block.operators:
+                gg[i] = elements
+        if sum(slice_memory(ops, gg, n_ubatch)) <= room:
+            best = min(best, placement_seconds(costs, start.on_device, start.first_device_layer, gg))
+        if sum(map(bool, choice)) == 1:  # what splitting one block saves at most
+            alone = placement_seconds(costs, start.on_device, start.first_device_layer, gg)
+            most = max(most, start.seconds - alone)
+    assert placed.seconds >= best - 1e-12
+    if not found.short:
+        assert placed.seconds == pytest.approx(best)
+    assert placed.seconds <= best + most + 1e-12
+
+
+@given(st.floats(1e8, 1e10), st.integers(0, 2_000_000), st.integers(0, 2_000_000))
+@settings(max_examples=25, deadline=None)
+def test_more_memory_is_never_predicted_slower(rate: float, a: int, b: int) -> None:
+    ops = llama(N_LAYER)
+    costs = costs_of(World(device_rate=rate), ops)
+    less, more = (balance(costs, cpu(costs), room, room, 64).placed.seconds for room in sorted((a, b)))
+    none = cpu(costs).seconds
+    assert less <= none + 1e-12
+    assert more <= less + 0.02 * none  # a greedy may end a little worse
+
+
+def test_a_faster_device_takes_a_larger_slice() -> None:
+    ops = llama(N_LAYER)
+    slices = []
+    for rate in (1e8, 3e8, 1e9, 3e9):
+        costs = costs_of(World(device_rate=rate), ops)
+        slices.append(balance(costs, cpu(costs), 10**9, 10**9, 64).placed.gg or (0,) * len(ops))
+    down = [op.role for op in ops].index("ffn_down")
+    assert slices[0][down] < slices[1][down] < slices[2][down] < slices[3][down]
+
+
+def test_a_slow_start_leaves_everything_where_it_is() -> None:
+    ops = llama(N_LAYER)
+    costs = costs_of(World(launch_s=1.0), ops)
+    assert balance(costs, cpu(costs), 10**9, 10**9, 64).placed == cpu(costs)
+
+
+def test_what_is_whole_on_the_device_is_not_split() -> None:
+    ops = llama(N_LAYER)
+    costs = costs_of(PAIR, ops)
+    on_device = tuple(op.layer == 1 and op.role.startswith("ffn_") for op in ops)
+    placed = balance(costs, Placed(on_device, 1, 1, True, 1.0), 10**9, 10**9, 64).placed
+    split = {(op.layer, op.role) for op, elements in zip(ops, placed.gg, strict=True) if elements}
+    assert (0, "ffn_down") in split
+    assert not any(there and elements for there, elements in zip(on_device, placed.gg, strict=True))
+
+
+#
+# decisions
+#
+
+
+def test_slices_alone_need_nothing_of_llama_cpp_on_the_device() -> None:
+    made = problem(PAIR, free=10**8)
+    decision = decide(made, "split", LOAD, "mixed")
+    placed, memory = decision.placed, decision.memory
+    assert n_gpu_layers(N_LAYER, placed) == 0
+    assert not any(placed.on_device)
+    assert (memory.kv, memory.compute) == (0, 0)
+    assert (memory.weights_gpu, memory.staging) == slice_memory(made.operators, placed.gg, LOAD.n_ubatch)
+    assert min(memory.weights_gpu, memory.staging) > 0
+    assert memory.weights_gpu + memory.staging + memory.spare == memory.limit
+    assert memory.weights_gpu + memory.weights_host == sum(op.bytes for op in made.operators)
+    assert decision.predicted.total_s < decide(made, "cpu", LOAD, "mixed").predicted.total_s
+    assert decision.predicted.total_s == pytest.approx(
+        decision.predicted.ttft_s + LOAD.n_gen * decision.predicted.tpot_s
+    )
+
+
+@pytest.mark.parametrize("free", [10**5, 3 * 10**5, 10**6, 3 * 10**6, 10**8])
+@pytest.mark.parametrize("world", [PAIR, GPU])
+def test_split_is_within_the_memory_and_never_predicted_slower_than_oato(world: World, free: int) -> None:
+    made = problem(world, free, compute_per_token=100)
+    split = decide(made, "split", LOAD, "mixed")
+    assert split.memory.spare >= 0
+    assert split.placed.seconds <= decide(made, "cpu", LOAD, "mixed").placed.seconds
+    assert split.placed.seconds <= decide(made, "oato", LOAD, "mixed").placed.seconds + 1e-12
+    assert decide(made, "auto", LOAD, "mixed").placed.seconds <= split.placed.seconds
+
+
+def test_a_large_fast_device_takes_everything_whole() -> None:
+    decision = decide(problem(GPU, free=10**8), "split", LOAD, "mixed")
+    assert all(decision.placed.on_device)
+    assert decision.placed.gg == ()
+
+
+def test_beside_whole_operators_slices_use_what_is_left() -> None:
+    load = replace(LOAD, n_ubatch=8)
+    made = problem(GPU, free=1_500_000, compute_per_token=100)
+    decision = decide(made, "split", load, "mixed")
+    assert any(decision.placed.on_device)
+    assert any(decision.placed.gg)
+    assert decision.placed.seconds < decide(made, "oato", load, "mixed").placed.seconds
+    assert decision.memory.kv > 0
+    assert decision.memory.staging > 0
+
+
+@pytest.mark.parametrize("share", [0.05, 0.25])
+def test_slices_count_in_the_cap_on_weights(share: float) -> None:
+    made = problem(PAIR, free=10**8, gpu_weights=share)
+    decision = decide(made, "split", LOAD, "mixed")
+    assert 0 < decision.memory.weights_gpu <= share * sum(op.bytes for op in made.operators)
+
+
+def test_the_micro_batch_is_lowered_where_activations_would_take_the_room_of_slices() -> None:
+    load = replace(LOAD, n_ubatch=512, n_prompt=512, n_ctx=1024, n_gen=512)
+    decision = decide(problem(PAIR, free=10**6), "split", load, "mixed")
+    assert decision.workload.n_ubatch < 512
+    assert "micro-batch lowered from 512" in decision.notes[0]
+    assert any(decision.placed.gg)
+
+
+def test_where_nothing_gains_the_device_stays_empty_and_it_is_said() -> None:
+    made = problem(replace(PAIR, launch_s=1.0, link=LinearFit(1.0, 0.0, 1.0)), free=10**8)
+    decision = decide(made, "split", LOAD, "mixed")
+    assert not decision.placed.uses_device(N_LAYER)
+    assert "nothing is placed on RPC0" in decision.notes[0]
+    assert plan_of(made, decision).device == "none"
+
+
+def test_without_a_device_split_is_the_cpu() -> None:
+    made = problem(PAIR, free=0)
+    alone = replace(made, profile=replace(made.profile, device="CPU", link={}))
+    assert decide(alone, "split", LOAD, "mixed").policy == "cpu"
+
+
+def test_auto_says_nothing_of_memory_that_slices_do_not_need() -> None:
+    """KV and compute buffers do not fit, slices do."""
+    made = problem(PAIR, free=10**6, compute_per_token=10**6)
+    decision = decide(made, "auto", LOAD, "mixed")
+    assert decision.policy == "split"
+    assert not any("stays on the CPU" in note for note in decision.notes)
+
+
+#
+# plans
+#
+
+
+def test_the_plan_names_fractions_layouts_and_the_device() -> None:
+    made = problem(PAIR, free=10**8)
+    decision = decide(made, "split", LOAD, "mixed")
+    plan = plan_of(made, decision)
+    plan.check(model(N_LAYER), made.operators)
+    document = json.loads(json.dumps(plan.to_json()))
+    assert (document["policy"], document["device"], document["n_gpu_layers"]) == ("split", "rpc-worker", 0)
+    assert Plan.from_json(document) == plan
+    rows = {row["name"]: row for row in document["operators"]}
+    for op, elements in zip(made.operators, decision.placed.gg, strict=True):
+        row = rows[op.name]
+        assert row["gg"] == elements / cut_extent(op)
+        assert row["gg"] + row["cg"] + row["cc"] == pytest.approx(1, abs=1e-12)
+        assert row.get("layout") == ("CPU" if elements else None), "named only where our backend holds it"
+        cc, _, gg = slice_counts(op, next(p for p in plan.operators if p.name == op.name))
+        assert (gg, cc % cut_granularity(op)) == (elements, 0) if elements else (gg, cc) == (0, cut_extent(op))
+    again = placed_by_plan(N_LAYER, made.operators, plan.record)
+    assert (again.gg, again.on_device, again.first_device_layer) == (
+        decision.placed.gg, decision.placed.on_device, decision.placed.first_device_layer
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("weight_type", ["Q4_K", "Q8_0", "F16"])
+def test_gate_up_and_down_are_cut_at_the_same_element(weight_type: str) -> None:
+    ops = llama(N_LAYER, weight_type)
+    made = problem(PAIR, free=10**8, ops=ops)
+    plan = plan_of(made, decide(made, "split", LOAD, "mixed"))
+    plan.check(model(N_LAYER), ops)
+    for layer in range(N_LAYER):
+        counts = {
+            slice_counts(op, p)
+            for op, p in zip(ops, plan.operators, strict=True)
+            if op.layer == layer and op.role.startswith("ffn_")
+        }
+        assert len(counts) == 1
+        assert 0 < counts.pop()[2] < FF
+
+
+def test_routed_and_shared_experts_are_blocks_of_their_own_and_mla_stacks_stay_whole() -> None:
+    def layer(i: int) -> list[Operator]:
+        routed = (("ffn_gate_exps", EMBD, FF), ("ffn_up_exps", EMBD, FF), ("ffn_down_exps", FF, EMBD))
+        shared = (("ffn_gate_shexp", EMBD, FF), ("ffn_up_shexp", EMBD, FF), ("ffn_down_shexp", FF, EMBD))
+        return [
+            operator("attn_k_b", 64, EMBD, i, e=8),
+            operator("ffn_gate_inp", EMBD, 8, i, weight_type="F32"),
+            *(operator(role, k, n, i, e=8, used=2) for role, k, n in routed),
+            *(operator(role, k, n, i) for role, k, n in shared),
+        ]
+
+    ops = [*layer(0), *layer(1)]
+    made = problem(PAIR, free=10**8, ops=ops)
+    decision = decide(made, "split", LOAD, "mixed")
+    plan_of(made, decision).check(model(N_LAYER), ops)
+    split = {op.role for op, elements in zip(ops, decision.placed.gg, strict=True) if elements}
+    assert split == {op.role for op in ops if op.role.endswith(("_exps", "_shexp"))}
