@@ -128,8 +128,9 @@ fill_option = click.option(
 policy_option = click.option(
     "--policy", type=click.Choice([*POLICIES, *LATER_POLICIES]), metavar="POLICY",
     callback=_check_policy,
-    help="oato: operators by GPU affinity; layers: whole layers, as llama.cpp's -ngl; cpu: nothing on the device; "
-    "auto: whichever should be fastest.  [default: auto]",
+    help="oato: operators by GPU affinity; split: besides, operators computed by CPU and device at the same time; "
+    "layers: whole layers, as llama.cpp's -ngl; cpu: nothing on the device; auto: whichever should be fastest.  "
+    "[default: auto]",
 )  # fmt: skip
 
 layers_option = click.option(

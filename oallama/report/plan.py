@@ -31,9 +31,11 @@ def plan_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[s
     """Policy and placement, prediction, and the planner's notes."""
     on_device, total = weights_on_device(record, operators)
     whole = sum(placement.gg == 1 for placement in record.operators)
+    split = sum(0 < placement.gg < 1 for placement in record.operators)
     place = (
         f"{record.policy} on {printable(record.device)}: {format_bytes(on_device)} of {format_bytes(total)} of weights "
         f"({percent(on_device, total)}) and {whole} of {plural(len(record.operators), 'operator')} on the device"
+        f"{f', {split} split between it and the CPU' if split else ''}"
     )
     notes = record.extra.get("notes", ())
     times = (predicted_text(record.predicted),) if record.predicted else ()

@@ -118,7 +118,7 @@ def test_policies_of_later_releases_say_when_they_come(capsys, policy):
     said = capsys.readouterr().err
     assert f"policy {policy} is not in oallama" in said
     assert "it comes with the comparison" in said or "it comes with streaming" in said
-    assert "choose one of auto, oato, layers, cpu" in said
+    assert "choose one of auto, oato, split, layers, cpu" in said
 
 
 @pytest.mark.parametrize("name", cli_main.COMMANDS)
