@@ -1,0 +1,116 @@
+"""`--policy split` from the command line: plan, verify with a real load, run.
+
+The profile is measured on a local worker process and then made one of a slower CPU, so that splitting a tiny model
+pays whatever machine the tests run on.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gguf_factory import write_llama_shape
+
+from oallama.core.types import CPU_DEVICE
+from oallama.model.cut import cut_extent, cut_granularity
+from oallama.placer import Placer
+from oallama.plan.plan import Plan
+from oallama.plan.split import slice_counts
+from oallama.profile.store import profile_to_json
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = ("--device", "rpc-worker:1")
+SLOWER = 1000.0
+
+
+def oallama(*arguments, code=0):
+    command = [sys.executable, "-m", "oallama", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=280)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_llama_shape(tmp_path_factory.mktemp("model") / "model.gguf", 2, 256, 1024, 4, 2, 300, "Q4_0")
+
+
+@pytest.fixture(scope="module")
+def profile(model, tmp_path_factory):
+    """Measured with few tokens, which is enough of a line; then the CPU is slowed down."""
+    folder = tmp_path_factory.mktemp("profile")
+    before = os.environ.get("OALLAMA_CACHE_DIR")
+    os.environ["OALLAMA_CACHE_DIR"] = str(folder)
+    try:
+        measured = Placer.load(model, device=WORKER[1], threads=1).profile(progress=False, tokens=(1, 8))
+    finally:
+        os.environ.pop("OALLAMA_CACHE_DIR") if before is None else os.environ.update(OALLAMA_CACHE_DIR=before)
+    cases = tuple(
+        replace(case, seconds=case.seconds * (SLOWER if case.device == CPU_DEVICE else SLOWER / 2))
+        for case in measured.cases
+    )
+    path = folder / "slow.json"
+    path.write_text(json.dumps(profile_to_json(replace(measured, cases=cases))), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def planned(model, profile, tmp_path_factory):
+    """What the command printed, and where the plan is."""
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    common = ("plan", model, "--policy", "split", *WORKER, "--threads", "1", "--profile", profile)
+    done = oallama(*common, "-p", "16", "-n", "16", "--vram", "64MiB", "-o", path)
+    return done, path
+
+
+def test_the_plan_has_exact_fractions_and_a_ledger_that_adds_up(model, planned):
+    plan = Plan.load(planned[1])
+    placer = Placer.load(model, device="none")
+    plan.check(placer.model, placer.operators)
+    assert (plan.policy, plan.device) == ("split", "rpc-worker:1")
+    slices = 0
+    for operator, placement in zip(placer.operators, plan.operators, strict=True):
+        cc, cg, gg = slice_counts(operator, placement)
+        assert cg == 0
+        if 0 < placement.gg < 1:
+            assert cc % cut_granularity(operator) == 0
+            assert placement.layout is not None
+            slices += operator.bytes * gg // cut_extent(operator)
+    memory = plan.memory
+    assert slices > 0
+    whole = sum(o.bytes for o, p in zip(placer.operators, plan.operators, strict=True) if p.gg == 1)
+    assert memory.weights_gpu >= slices + whole
+    assert memory.weights_gpu + memory.kv + memory.compute + memory.staging + memory.spare == memory.limit
+    assert memory.spare >= 0
+    assert memory.staging > 0
+    assert plan.predicted.total_s > 0
+    for layer in range(placer.model.n_layer):
+        ffn = {p.gg for o, p in zip(placer.operators, plan.operators, strict=True) if o.role.startswith("ffn_")
+               and o.layer == layer}  # fmt: skip
+        assert len(ffn) == 1, "gate, up and down are cut alike"
+
+
+def test_the_command_says_how_many_are_split(planned):
+    done, path = planned
+    assert done.stdout == ""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    n_split = sum(0 < row["gg"] < 1 for row in document["operators"])
+    assert f"{n_split} split between it and the CPU" in done.stderr
+
+
+def test_auto_finds_the_split_too(model, profile, planned):
+    common = ("plan", model, *WORKER, "--threads", "1", "--profile", profile, "-p", "16", "-n", "16")
+    plan = json.loads(oallama(*common, "--vram", "64MiB", "--json").stdout)
+    split = json.loads(planned[1].read_text(encoding="utf-8"))
+    assert plan["predicted"]["total_s"] <= split["predicted"]["total_s"] * (1 + 1e-9)
+    assert plan["policy"] == "split"
+
+
+def test_the_plan_runs(model, planned):
+    common = ("run", model, "-p", "hello", "-n", "4", "--seed", "1", "--temp", "0", "--json")
+    made = json.loads(oallama(*common, "--plan", planned[1], *WORKER).stdout)
+    assert (made["policy"], made["n_gen"]) == ("split", len(made["tokens"]))
+    assert made["memory"]["device_bytes"] > 0
