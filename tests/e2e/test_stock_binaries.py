@@ -56,16 +56,18 @@ def is_ffn(operator: Operator) -> bool:
 
 
 def split_plan(path: Path, device: str) -> Plan:
-    """Half of every FFN on the device, with plain host memory for the other half; attention and output on the host."""
+    """Half of every FFN on the device and half in plain host memory; the attention of half of the layers on either side
+    whole, the output on the device."""
     gguf = read_gguf(MODEL)
     model, ops = model_info(gguf), operators(gguf)
     placements = tuple(
-        OperatorPlacement(op.name, 0.5, 0.0, 0.5, "CPU") if is_ffn(op) else OperatorPlacement(op.name, 0.0, 0.0, 1.0)
+        OperatorPlacement(op.name, gg, 0.0, 1.0 - gg, "CPU" if gg == 0.5 else None)
         for op in ops
+        for gg in [0.5 if is_ffn(op) else float(op.layer is None or op.layer >= model.n_layer // 2)]
     )
     ledger = MemoryLedger(2**30, 0.9, 2**29, 0, 0, 0, 0, 0, 0)
     record = PlanRecord(
-        str(MODEL), model.fingerprint, "cd" * 32, device, "split", Workload(32, 8, 256), placements, 0, ledger, None
+        str(MODEL), model.fingerprint, "cd" * 32, device, "split", Workload(32, 8, 256), placements, 999, ledger, None
     )
     plan = Plan(record)
     plan.check(model, ops)
