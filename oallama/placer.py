@@ -272,7 +272,14 @@ class Placer:
 
     def _problem(self) -> Problem:
         return Problem(
-            self.operators, self._graph, self.profile(), self._probe, self.vram, self.vram_fill, self.gpu_weights
+            self.operators,
+            self._graph,
+            self.profile(),
+            self._probe,
+            self.vram,
+            self.vram_fill,
+            self.gpu_weights,
+            slices_only=self.device.kind == "cpu-pair",  # llama.cpp has no second CPU
         )
 
     def _context(self, llama_uses_device: bool) -> dict[str, Any]:

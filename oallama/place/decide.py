@@ -53,6 +53,8 @@ def decide(
         return on_cpu(problem, load, phase)
     if policy == "split":
         return decide_split(problem, load, phase)
+    if policy == "auto" and problem.slices_only:
+        return min(on_cpu(problem, load, phase), decide_split(problem, load, phase), key=_predicted_s)
     memory, lowered, notes = device_memory(problem, load, required=policy != "auto")
     if memory is None:
         return min(

@@ -46,6 +46,7 @@ class Problem:
     vram: int | None  # plan as if the device had so many bytes; None: what is free
     vram_fill: float
     gpu_weights: float | None  # cap on the share of operator bytes on the device
+    slices_only: bool = False  # llama.cpp itself cannot keep anything on this device
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ def decide_split(problem: Problem, asked: Workload, phase: Phase) -> Decision:
     n_layer = problem.graph.n_layer
     capacity = capacity_of(problem, asked)
     alone = _slices_alone(problem, asked, phase, int(problem.vram_fill * capacity))
-    memory, load, notes = device_memory(problem, asked, required=False)
+    memory, load, notes = (None, asked, ()) if problem.slices_only else device_memory(problem, asked, required=False)
     costs = costs_of(problem, load, phase)
     overrun = 0
     for _ in range(VERIFY_ROUNDS):

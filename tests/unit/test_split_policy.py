@@ -301,3 +301,14 @@ def test_routed_and_shared_experts_are_blocks_of_their_own_and_mla_stacks_stay_w
     plan_of(made, decision).check(model(N_LAYER), ops)
     split = {op.role for op, elements in zip(ops, decision.placed.gg, strict=True) if elements}
     assert split == {op.role for op in ops if op.role.endswith(("_exps", "_shexp"))}
+
+
+@pytest.mark.parametrize("policy", ["split", "auto"])
+def test_where_llama_cpp_cannot_use_the_device_only_slices_go_there(policy: str) -> None:
+    """cpu-pair: the second CPU is faster, yet nothing lies there whole."""
+    made = replace(problem(GPU, free=10**8), slices_only=True)
+    decision = decide(made, policy, LOAD, "mixed")
+    assert decision.policy == "split"
+    assert n_gpu_layers(N_LAYER, decision.placed) == 0
+    assert any(decision.placed.gg)
+    assert not any(decision.placed.on_device)
