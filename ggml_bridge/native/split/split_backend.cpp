@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstring>
 
+#include "split_join.h"
+
 namespace oallama {
 
 namespace {
@@ -41,142 +43,11 @@ bool has_feature(ggml_backend_reg_t reg, const char * name) {
     return false;
 }
 
-uint64_t hash_of(const Signature & signature) {
-    uint64_t hash = 0xCBF29CE484222325U;
-    for (const uint64_t word : signature) { // FNV-1a, eight bytes at a time, folded so that high bits count
-        hash = (hash ^ word) * 0x100000001B3U;
-        hash ^= hash >> 29U;
-    }
-    return hash;
-}
-
-// Where a full value's bytes are on the host.
-const char * host_data(const ggml_tensor * tensor) {
-    const SplitWeight * weight = weight_of(tensor);
-    return static_cast<const char *>(weight == nullptr ? tensor->data : weight->part(side_host).tensor->data);
-}
-
-// Calls f(row, offset in the original) for every row, in order or backwards.
-template <typename F> void for_rows(const ggml_tensor * tensor, bool backwards, F && f) {
-    const int64_t n = tensor->ne[1] * tensor->ne[2] * tensor->ne[3];
-    for (int64_t i = 0; i < n; i++) {
-        const int64_t row = backwards ? n - 1 - i : i;
-        const auto    i1  = static_cast<size_t>(row % tensor->ne[1]);
-        const auto    i2  = static_cast<size_t>(row / tensor->ne[1] % tensor->ne[2]);
-        const auto    i3  = static_cast<size_t>(row / tensor->ne[1] / tensor->ne[2]);
-        f(row, i1 * tensor->nb[1] + i2 * tensor->nb[2] + i3 * tensor->nb[3]);
-    }
-}
-
-// Elements [begin, begin + count) of each row, one row after the other.
-void gather(const ggml_tensor * src, int64_t begin, int64_t count, char * out) {
-    const char * data  = host_data(src) + static_cast<size_t>(begin) * src->nb[0];
-    const size_t bytes = static_cast<size_t>(count) * src->nb[0];
-    for_rows(src, false, [&](int64_t row, size_t offset) {
-        std::memcpy(out + static_cast<size_t>(row) * bytes, data + offset, bytes);
-    });
-}
-
-// Moves the host's elements of each row (or of each half of one) from where they lie packed to where they belong. From
-// the end, because every run moves to a higher address or stays.
-void spread(const Download & download, const ggml_tensor * node) {
-    char *       data  = static_cast<char *>(node->data);
-    const size_t cc    = static_cast<size_t>(download.cc) * node->nb[0];
-    const size_t run   = static_cast<size_t>(download.extent) * node->nb[0];
-    const size_t n_run = static_cast<size_t>(node->ne[0] / download.extent);
-    for_rows(node, true, [&](int64_t row, size_t offset) {
-        for (size_t r = n_run; r-- > 0;) {
-            std::memmove(data + offset + r * run, data + (static_cast<size_t>(row) * n_run + r) * cc, cc);
-        }
-    });
-}
-
-// The device's elements into the gaps.
-void scatter(const Download & download, const ggml_tensor * node, const char * from) {
-    char *       data  = static_cast<char *>(node->data);
-    const size_t cc    = static_cast<size_t>(download.cc) * node->nb[0];
-    const size_t run   = static_cast<size_t>(download.extent) * node->nb[0];
-    const size_t n_run = static_cast<size_t>(node->ne[0] / download.extent);
-    for_rows(node, false, [&](int64_t row, size_t offset) {
-        for (size_t r = 0; r < n_run; r++) {
-            std::memcpy(data + offset + r * run + cc, from + (static_cast<size_t>(row) * n_run + r) * (run - cc),
-                        run - cc);
-        }
-    });
-}
-
-void add(const ggml_tensor * node, const char * from) {
-    auto *        sum = static_cast<float *>(node->data);
-    const auto *  b   = reinterpret_cast<const float *>(from);
-    const int64_t n   = node->ne[0] * node->ne[1] * node->ne[2] * node->ne[3];
-    for (int64_t i = 0; i < n; i++) {
-        sum[i] += b[i];
-    }
-}
-
 } // namespace
 
 Stats & stats() {
     static Stats the_stats;
     return the_stats;
-}
-
-//
-// partner
-//
-
-Partner::Partner(ggml_backend_dev_t device)
-    : device_(device), backend_(ggml_backend_dev_init(device, nullptr)),
-      compute_(ggml_gallocr_new(ggml_backend_dev_buffer_type(device))) {
-    if (!backend_ || !compute_) {
-        throw Error(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(device) + " cannot be started");
-    }
-}
-
-Partner::~Partner() {
-    counters().device_compute -= static_cast<int64_t>(compute_bytes_);
-    if (staging_) {
-        counters().host_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(staging_.get()));
-    }
-}
-
-bool Partner::allocate(Program & program) {
-    if (!ggml_gallocr_reserve(compute_.get(), program.device_graph)) {
-        throw Error(OALLAMA_NO_MEMORY, std::string("device ") + ggml_backend_dev_name(device_) +
-                                           " has no memory left for activations; use a smaller micro-batch (-ub)");
-    }
-    const size_t bytes = ggml_gallocr_get_buffer_size(compute_.get(), 0);
-    const bool   grown = bytes != compute_bytes_;
-    counters().device_compute += static_cast<int64_t>(bytes) - static_cast<int64_t>(compute_bytes_);
-    compute_bytes_ = bytes;
-    if (!ggml_gallocr_alloc_graph(compute_.get(), program.device_graph)) {
-        throw Error(OALLAMA_NO_MEMORY, "the device side of a sub-graph cannot be allocated");
-    }
-    grow_staging(program.staging_bytes);
-    return grown;
-}
-
-void Partner::grow_staging(size_t size) {
-    if (staging_ && size <= ggml_backend_buffer_get_size(staging_.get())) {
-        return;
-    }
-    if (staging_) {
-        counters().host_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(staging_.get()));
-        staging_.reset();
-    }
-    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device_);
-    if (pinned != nullptr) {
-        staging_.reset(ggml_backend_buft_alloc_buffer(pinned, size));
-    }
-    pinned_ = staging_ != nullptr;
-    if (!staging_) {
-        staging_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), std::max<size_t>(size, 64)));
-    }
-    if (!staging_) {
-        throw std::bad_alloc();
-    }
-    staging_base_ = static_cast<char *>(ggml_backend_buffer_get_base(staging_.get()));
-    counters().host_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(staging_.get()));
 }
 
 //
@@ -340,6 +211,10 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
         view->data   = static_cast<char *>(view->view_src->data) + view->view_offs;
         view->buffer = view->view_src->buffer;
     }
+    for (const Staged & staged : program.host_staged) {
+        staged.tensor->data   = partner_->staging() + staged.staging;
+        staged.tensor->buffer = partner_->staging_buffer();
+    }
     Stopwatch watch;
     for (const Phase & phase : program.phases) {
         stats().n_phases++;
@@ -415,16 +290,7 @@ void SplitBackend::join(const Phase & phase, const ggml_cgraph * graph) {
         if (download.direct && !partner_->pinned()) {
             continue;
         }
-        switch (download.join) {
-            case Download::Join::copy: std::memcpy(node->data, from, ggml_nbytes(download.tensor)); break;
-            case Download::Join::add: add(node, from); break;
-            case Download::Join::scatter:
-                if (download.spread) {
-                    spread(download, node);
-                }
-                scatter(download, node, from);
-                break;
-        }
+        oallama::join(download, node, from);
     }
 }
 

@@ -3,222 +3,32 @@
 #include <algorithm>
 #include <cstring>
 
+#include "split_values.h"
+
 namespace oallama {
 
 namespace {
 
-bool is_view(ggml_op op) {
-    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
-           op == GGML_OP_TRANSPOSE;
-}
-
-bool is_mul_mat(ggml_op op) {
-    return op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID;
-}
-
-// Not SCALE: ggml's CPU kernel takes no rows with gaps between them.
-bool is_unary(ggml_op op) {
-    return op == GGML_OP_UNARY || op == GGML_OP_SQR || op == GGML_OP_CLAMP;
-}
-
-bool is_binary(ggml_op op) {
-    return op == GGML_OP_ADD || op == GGML_OP_SUB || op == GGML_OP_MUL || op == GGML_OP_DIV;
-}
-
-// One value per column, or one for all: a bias or a scale.
-bool is_parameter(const ggml_tensor * tensor, int64_t n) {
-    return tensor->type == GGML_TYPE_F32 && tensor->ne[1] == 1 && tensor->ne[2] == 1 && tensor->ne[3] == 1 &&
-           (tensor->ne[0] == n || tensor->ne[0] == 1) && tensor->nb[0] == sizeof(float);
-}
-
-// A half of a fused gate_up's result, as llama.cpp views it.
-bool is_half_view(const ggml_tensor * view, const ggml_tensor * whole) {
-    return view->op == GGML_OP_VIEW && view->ne[0] * 2 == whole->ne[0] && view->ne[1] == whole->ne[1] &&
-           view->ne[2] == whole->ne[2] && view->ne[3] == whole->ne[3] && view->nb[0] == whole->nb[0] &&
-           view->nb[1] == whole->nb[1] && view->nb[2] == whole->nb[2] && view->nb[3] == whole->nb[3] &&
-           (view->view_offs == whole->view_offs ||
-            view->view_offs == whole->view_offs + static_cast<size_t>(view->ne[0]) * whole->nb[0]);
-}
-
-const SliceSpec * planned(const ggml_tensor * weight) {
-    LoadedPlan * plan = plan_of(weight);
-    if (plan == nullptr) {
-        return nullptr;
-    }
-    const auto found = plan->spec().by_name.find(weight->name);
-    return found == plan->spec().by_name.end() ? nullptr : &plan->spec().slices[found->second];
-}
-
-constexpr int max_depth = 8; // operations between a mul-mat and the last one that keeps its cut
-
-// A value that a mul-mat of ours, cut by rows, leads to by operations that keep the cut.
-bool stays_cut(const ggml_tensor * tensor, int depth = 0) {
-    if (tensor == nullptr || depth > max_depth) {
-        return false;
-    }
-    if (is_mul_mat(tensor->op)) {
-        const SliceSpec * slice = planned(tensor->src[0]);
-        return slice != nullptr && slice->axis != Axis::cols;
-    }
-    if (tensor->op == GGML_OP_VIEW) {
-        return is_half_view(tensor, tensor->view_src) && stays_cut(tensor->view_src, depth + 1);
-    }
-    if (is_unary(tensor->op)) {
-        return stays_cut(tensor->src[0], depth + 1);
-    }
-    if (tensor->op == GGML_OP_GLU) {
-        return stays_cut(tensor->src[0], depth + 1) &&
-               (tensor->src[1] == nullptr || stays_cut(tensor->src[1], depth + 1));
-    }
-    if (is_binary(tensor->op)) {
-        const ggml_tensor * other  = tensor->src[1];
-        const bool          weight = other->op == GGML_OP_NONE && other->buffer != nullptr &&
-                                     ggml_backend_buffer_get_usage(other->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
-        return stays_cut(tensor->src[0], depth + 1) &&
-               ((weight && is_parameter(other, tensor->ne[0])) || stays_cut(other, depth + 1));
-    }
-    return false;
-}
-
-size_t hash_slot(const ggml_cgraph * graph, const ggml_tensor * node) {
-    const ggml_hash_set & set   = graph->visited_hash_set;
-    const size_t          first = (reinterpret_cast<uintptr_t>(node) >> 4U) % set.size;
-    for (size_t slot = first, tried = 0; tried < set.size; slot = (slot + 1) % set.size, tried++) {
-        if ((set.used[slot / 32] >> (slot % 32) & 1U) == 0) {
-            break;
-        }
-        if (set.keys[slot] == node) {
-            return slot;
-        }
-    }
-    return SIZE_MAX;
-}
-
-int find_node(const ggml_cgraph * graph, const ggml_tensor * tensor, int before) {
-    for (int i = before - 1; i >= 0; i--) {
-        if (graph->nodes[i] == tensor) {
-            return i;
-        }
-    }
-    return -1;
-}
-
-// llama.cpp reads node i after this sub-graph, so it has to be there in full.
-bool read_outside(const ggml_cgraph * graph, int i) {
-    const ggml_tensor * node = graph->nodes[i];
-    if ((node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 || i == graph->n_nodes - 1) {
-        return true;
-    }
-    const size_t slot = graph->visited_hash_set.size == 0 ? SIZE_MAX : hash_slot(graph, node);
-    int32_t      uses = slot == SIZE_MAX ? INT32_MAX : graph->use_counts[slot];
-    for (int j = i + 1; j < graph->n_nodes && uses > 0; j++) {
-        for (const ggml_tensor * src : graph->nodes[j]->src) {
-            uses -= src == node ? 1 : 0;
-        }
-    }
-    return uses > 0;
-}
-
-} // namespace
-
-bool claims(const ggml_tensor * op) {
-    if (is_view(op->op)) {
-        return true;
-    }
-    if (is_mul_mat(op->op)) {
-        const ggml_tensor * x = op->src[1];
-        return plan_of(op->src[0]) != nullptr && (x->type == GGML_TYPE_F32 || x->type == GGML_TYPE_F16);
-    }
-    return stays_cut(op);
-}
-
-void make_signature(const ggml_cgraph * graph, Signature & signature) {
-    signature.clear();
-
-    const auto add        = [&](uint64_t value) { signature.push_back(value); };
-    const auto add_tensor = [&](const ggml_tensor * tensor) {
-        add(static_cast<uint64_t>(tensor->type));
-        for (int d = 0; d < GGML_MAX_DIMS; d++) {
-            add(static_cast<uint64_t>(tensor->ne[d]));
-            add(tensor->nb[d]);
-        }
-    };
-    for (int i = 0; i < graph->n_nodes; i++) {
-        const ggml_tensor * node = graph->nodes[i];
-        add(static_cast<uint64_t>(node->op) << 8U | (read_outside(graph, i) ? 1U : 0U));
-        add_tensor(node);
-        add(node->view_offs);
-        for (const int32_t param : node->op_params) {
-            add(static_cast<uint64_t>(static_cast<uint32_t>(param)));
-        }
-        for (const ggml_tensor * src : node->src) {
-            if (src == nullptr) {
-                add(0);
-                continue;
-            }
-            const int inside = find_node(graph, src, i);
-            if (inside >= 0) {
-                add(static_cast<uint64_t>(inside) << 8U | 1U);
-            } else if (plan_of(src) != nullptr) {
-                add(reinterpret_cast<uintptr_t>(src->extra) | 2U); // a weight, by address
-            } else {
-                add(3);
-                add_tensor(src);
-            }
-        }
-    }
-}
-
-ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end) {
-    ggml_cgraph range = *graph;
-    range.nodes       = graph->nodes + begin;
-    range.n_nodes     = end - begin;
-    range.size        = 0;
-    range.n_leafs     = 0;
-    range.leafs       = nullptr;
-    range.uid         = 0;
-    return range;
-}
-
-//
-// building
-//
-
-namespace {
-
-enum class State { full, shard, partial };
-
-// What is known of a node's value while the program is built.
-struct Value {
-    State         state      = State::full;
-    int           phase      = 0;       // in which it is computed; a view: in which it stands
-    int           host_ready = 0;       // first phase that can read it in full on the host
-    int           sent_ready = 0;       // first phase that can send it in full to the device
-    bool          wanted     = false;   // in full, by llama.cpp or by an operation here
-    bool          sharded_x  = false;   // a mul-mat along K whose input is a shard with the same cut
-    int64_t       cc         = 0;       // elements on the host
-    int64_t       extent     = 0;       // elements that are cut together: ne[0], or half of it
-    bool          packed     = false;   // the host side is contiguous at the start of the original's memory
-    bool          moves      = false;   // wanted, the host side is packed and moved apart when its phase ends
-    ggml_tensor * host       = nullptr; // NULL: nothing of it there
-    ggml_tensor * device     = nullptr;
+// Where a value's sides are while the program is built; NULL: nothing of it there.
+struct Sides {
+    ggml_tensor * host   = nullptr;
+    ggml_tensor * device = nullptr;
 };
 
+// Second pass: tensors of both sides.
 class Builder {
   public:
-    // fuse: element-wise operations keep the cut; else each mul-mat is joined by itself.
-    Builder(const ggml_cgraph * graph, Program & program, bool fuse) : graph_(graph), program_(program), fuse_(fuse) {
-        const auto n = static_cast<size_t>(graph->n_nodes);
-        values_.resize(n);
+    Builder(const ggml_cgraph * graph, const Values & values, Program & program)
+        : graph_(graph), values_(values), sides_(values.nodes.size()), program_(program) {
         // at most: each node and each of its sources on both sides, and a slice of it
-        const int64_t n_tensors = graph->n_nodes * int64_t{2 * (2 + GGML_MAX_SRC)};
-        program.ctx             = new_context(n_tensors + 8, 2, n_tensors + 8);
-        program.device_graph    = ggml_new_graph_custom(program.ctx.get(), static_cast<size_t>(n_tensors + 8), false);
-        program.host_graph      = ggml_new_graph_custom(program.ctx.get(), static_cast<size_t>(n_tensors + 8), false);
+        const int64_t n_tensors = graph->n_nodes * int64_t{2 * (2 + GGML_MAX_SRC)} + 8;
+        program.device          = values.device;
+        program.ctx             = new_context(n_tensors, 2, n_tensors);
+        program.device_graph    = ggml_new_graph_custom(program.ctx.get(), static_cast<size_t>(n_tensors), false);
+        program.host_graph      = ggml_new_graph_custom(program.ctx.get(), static_cast<size_t>(n_tensors), false);
     }
 
     void build() {
-        classify();
         for (int i = 0; i < graph_->n_nodes; i++) {
             emit(i);
         }
@@ -228,168 +38,22 @@ class Builder {
   private:
     ggml_context * ctx() { return program_.ctx.get(); }
 
-    Value & value(int node) { return values_[static_cast<size_t>(node)]; }
+    const Value & value(int node) const { return values_.nodes[static_cast<size_t>(node)]; }
+
+    Sides & sides(int node) { return sides_[static_cast<size_t>(node)]; }
+
+    ggml_tensor * side_of(int node, Side side) { return side == side_host ? sides(node).host : sides(node).device; }
 
     // The node that src is the result of; -1: a tensor from outside.
     int inside(int node, int src) const { return find_node(graph_, graph_->nodes[node]->src[src], node); }
 
-    // --- first pass: states and phases
-
-    void classify() {
-        for (int i = 0; i < graph_->n_nodes; i++) {
-            Value & v = value(i);
-            v.wanted  = read_outside(graph_, i);
-            v.phase   = phase_; // never an earlier one, so that memory ggml reuses is free by then
-            classify(i, v);
-        }
-        phase_ = 0;
-        // a shard's half is in full only if the shard is
-        for (int i = graph_->n_nodes - 1; i >= 0; i--) {
-            if (graph_->nodes[i]->op == GGML_OP_VIEW && value(i).state == State::shard && value(i).wanted) {
-                value(inside(i, 0)).wanted = true;
-            }
-        }
-    }
-
-    void classify(int i, Value & v) {
-        const ggml_tensor * node = graph_->nodes[i];
-        if (is_view(node->op)) {
-            classify_view(i, v);
-        } else if (is_mul_mat(node->op) && weight_of(node->src[0]) != nullptr) {
-            classify_mul_mat(i, v);
-        } else if (!keeps_cut(i, v)) {
-            for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
-                want_full(i, s, v, false);
-            }
-        }
-        if (!is_view(node->op)) {
-            v.host_ready = v.state == State::full ? v.phase : v.phase + 1;
-            v.sent_ready = v.phase + 1;
-            phase_       = v.phase;
-        }
-    }
-
-    // A half of a shard is a shard; any other view is of a full value, and computes nothing, so that it never begins a
-    // phase.
-    void classify_view(int i, Value & v) {
-        const ggml_tensor * node = graph_->nodes[i];
-        const int           from = node->src[0] == nullptr ? -1 : inside(i, 0);
-        if (from < 0) {
-            return;
-        }
-        Value & source = value(from);
-        v.host_ready   = source.host_ready;
-        v.sent_ready   = source.sent_ready;
-        if (source.state == State::shard && 2 * source.extent == node->src[0]->ne[0] &&
-            is_half_view(node, node->src[0])) {
-            v.state  = State::shard;
-            v.cc     = source.cc;
-            v.extent = source.extent;
-            v.phase  = source.phase; // of the values, which later ones must not miss
-            v.moves  = source.moves;
-            return;
-        }
-        source.wanted = source.wanted || source.state != State::full;
-    }
-
-    void classify_mul_mat(int i, Value & v) {
-        const ggml_tensor * node   = graph_->nodes[i];
-        const SliceSpec &   slice  = weight_of(node->src[0])->slice();
-        const bool          sent   = slice.gg > 0;
-        const bool          strict = slice.layout == "AMX"; // its kernels read and write rows without gaps only
-        set_device(node->src[0], sent);
-        if (node->op == GGML_OP_MUL_MAT_ID) {
-            want_full(i, 2, v, sent);
-        }
-        v.cc     = slice.cc;
-        v.extent = slice.extent();
-        if (slice.axis != Axis::cols) {
-            want_full(i, 1, v, sent);
-            v.state = State::shard;
-            v.moves = strict || slice.axis == Axis::halves;
-            return;
-        }
-        v.state     = State::partial;
-        const int x = inside(i, 1);
-        if (x >= 0 && can_take_cut(value(x), v) && value(x).cc == slice.cc && value(x).extent == slice.k) {
-            v.sharded_x    = true;
-            value(x).moves = value(x).moves || strict;
-            return;
-        }
-        want_full(i, 1, v, sent);
-    }
-
-    // Whether a later value may read this one as a shard: one that moves apart is gone when its phase ends.
-    static bool can_take_cut(const Value & source, const Value & v) {
-        return source.state == State::shard && (source.phase == v.phase || !source.moves);
-    }
-
-    // Element-wise operations of which every operand is cut alike, or is a bias or a scale.
-    bool keeps_cut(int i, Value & v) {
-        const ggml_tensor * node = graph_->nodes[i];
-        if (!fuse_ || (node->op != GGML_OP_GLU && !is_unary(node->op) && !is_binary(node->op))) {
-            return false;
-        }
-        const int first = inside(i, 0);
-        if (first < 0 || !can_take_cut(value(first), v)) {
-            return false;
-        }
-        const Value & a      = value(first);
-        const bool    halves = 2 * a.extent == node->src[0]->ne[0];
-        if (node->op == GGML_OP_GLU && node->src[1] == nullptr && !halves) {
-            return false; // both operands in one value that was cut as if it were one
-        }
-        if (node->src[1] != nullptr) {
-            const int second = inside(i, 1);
-            if (second >= 0 && value(second).state == State::shard) {
-                if (!can_take_cut(value(second), v) || value(second).cc != a.cc || value(second).extent != a.extent ||
-                    node->src[1]->ne[0] != node->src[0]->ne[0]) {
-                    return false;
-                }
-            } else if (!is_binary(node->op) || halves || !is_parameter(node->src[1], node->ne[0]) ||
-                       (second >= 0 && value(second).sent_ready > v.phase)) {
-                return false;
-            }
-        }
-        v.state  = State::shard;
-        v.cc     = a.cc;
-        v.extent = a.extent;
-        v.moves  = halves && node->op != GGML_OP_GLU;
-        return true;
-    }
-
-    // Source s of node i is read in full: on the host, or on the device too, which gets it when a phase begins.
-    void want_full(int i, int s, Value & v, bool sent) {
-        const int from = inside(i, s);
-        if (from < 0) {
-            return;
-        }
-        Value & source = value(from);
-        source.wanted  = source.wanted || source.state != State::full;
-        v.phase        = std::max(v.phase, sent ? source.sent_ready : source.host_ready);
-    }
-
-    void set_device(const ggml_tensor * weight, bool sent) {
-        if (!sent) {
-            return;
-        }
-        ggml_backend_dev_t device = plan_of(weight)->device();
-        if (program_.device != nullptr && program_.device != device) {
-            throw Error(OALLAMA_UNSUPPORTED, "one sub-graph has weights on two devices");
-        }
-        program_.device = device;
-    }
-
-    // --- second pass: tensors
-
     void emit(int i) {
         const ggml_tensor * node = graph_->nodes[i];
-        Value &             v    = value(i);
+        const Value &       v    = value(i);
         if (is_view(node->op)) {
             if (v.state == State::shard) {
-                const Value & whole = value(inside(i, 0));
-                v.host              = half(whole.host, node, v.cc, true);
-                v.device            = half(whole.device, node, v.extent - v.cc, false);
+                const Sides & whole = sides(inside(i, 0));
+                sides(i) = {half(whole.host, node, v.cc, true), half(whole.device, node, v.extent - v.cc, false)};
             }
             return; // any other's memory is its source's, and llama.cpp has set its address
         }
@@ -401,14 +65,13 @@ class Builder {
             emit_full(i);
             return;
         }
-        v.packed = v.state == State::partial || !v.wanted || v.moves;
         if (v.cc > 0) {
-            v.host = bind(side_of(i, side_host), {i, -1}, v.packed ? nullptr : node);
-            ggml_build_forward_expand(program_.host_graph, v.host);
+            sides(i).host = bind(compute(i, side_host), {i, -1}, v.packed ? nullptr : node);
+            ggml_build_forward_expand(program_.host_graph, sides(i).host);
         }
         if (v.cc < v.extent) {
-            v.device = side_of(i, side_device);
-            ggml_build_forward_expand(program_.device_graph, v.device);
+            sides(i).device = compute(i, side_device);
+            ggml_build_forward_expand(program_.device_graph, sides(i).device);
         }
         if (v.wanted) {
             join(i);
@@ -422,11 +85,11 @@ class Builder {
         for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
             out->src[s] = full_on_host(i, s);
         }
-        value(i).host = bind(out, {i, -1}, node);
+        sides(i).host = bind(out, {i, -1}, node);
         ggml_build_forward_expand(program_.host_graph, out);
     }
 
-    ggml_tensor * side_of(int i, Side side) {
+    ggml_tensor * compute(int i, Side side) {
         return is_mul_mat(graph_->nodes[i]->op) ? mul_mat(i, side) : elementwise(i, side);
     }
 
@@ -439,10 +102,10 @@ class Builder {
         if (weight.slice().axis != Axis::cols) {
             x = side == side_host ? full_on_host(i, 1) : full_on_device(i, 1, 0, node->src[1]->ne[0]);
         } else if (value(i).sharded_x) {
-            x = side == side_host ? value(from).host : value(from).device;
+            x = side_of(from, side);
         } else {
             const Part & part = weight.part(side);
-            x                 = side == side_host ? view(full_on_host(i, 1), part.begin, part.count, true)
+            x                 = side == side_host ? columns_of_input(i, part, weight.slice().layout)
                                                   : full_on_device(i, 1, part.begin, part.count);
         }
         std::array<int64_t, GGML_MAX_DIMS> ne  = {weight.slice().axis == Axis::cols ? node->ne[0] : w->ne[1],
@@ -467,7 +130,7 @@ class Builder {
         for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
             const int from = inside(i, s);
             if (from >= 0 && value(from).state == State::shard) {
-                out->src[s] = side == side_host ? value(from).host : value(from).device;
+                out->src[s] = side_of(from, side);
             } else if (node->src[s]->ne[0] == 1) {
                 out->src[s] = side == side_host ? full_on_host(i, s) : full_on_device(i, s, 0, 1);
             } else {
@@ -476,6 +139,17 @@ class Builder {
             }
         }
         return out;
+    }
+
+    // The host's columns of a full input; for kernels of repacked layouts without gaps between rows.
+    ggml_tensor * columns_of_input(int i, const Part & part, const std::string & layout) {
+        ggml_tensor * columns = view(full_on_host(i, 1), part.begin, part.count, true);
+        if (layout == plain_layout || ggml_is_contiguous(columns)) {
+            return columns;
+        }
+        ggml_tensor * copy = ggml_cont(ctx(), columns);
+        program_.host_staged.push_back({copy, take_staging(copy)});
+        return copy;
     }
 
     // A half of a fused gate_up's shard; NULL where that side has nothing of it.
@@ -511,8 +185,8 @@ class Builder {
             return part.tensor;
         }
         const int from = inside(i, s);
-        if (from >= 0 && value(from).host != nullptr && value(from).state == State::full) {
-            return value(from).host;
+        if (from >= 0 && value(from).state == State::full && sides(from).host != nullptr) {
+            return sides(from).host;
         }
         for (const Binding & bound : program_.bindings) { // gate and up share one
             if (bound.tensor->op == GGML_OP_NONE && bound.origin.of(graph_) == src) {
@@ -550,12 +224,12 @@ class Builder {
     void join(int i) {
         const ggml_tensor * node = graph_->nodes[i];
         const Value &       v    = value(i);
-        if (v.device == nullptr) {
+        if (sides(i).device == nullptr) {
             return; // the host has written all of it in place
         }
         const bool one_row  = node->ne[1] * node->ne[2] * node->ne[3] == 1;
         Download   download = {};
-        download.tensor     = v.device;
+        download.tensor     = sides(i).device;
         download.node       = i;
         download.cc         = v.cc;
         download.extent     = v.extent;
@@ -563,10 +237,10 @@ class Builder {
         download.join       = v.cc == 0                   ? Download::Join::copy
                               : v.state == State::partial ? Download::Join::add
                                                           : Download::Join::scatter;
-        ggml_set_output(v.device);
+        ggml_set_output(sides(i).device);
         download.direct  = download.join == Download::Join::copy ||
                            (download.join == Download::Join::scatter && one_row && v.extent == node->ne[0]);
-        download.staging = take_staging(v.device);
+        download.staging = take_staging(sides(i).device);
         downloads_.push_back(download);
     }
 
@@ -591,8 +265,6 @@ class Builder {
         }
     }
 
-    // --- tensors
-
     ggml_tensor * copy_header(const ggml_tensor * node, const int64_t * ne) {
         ggml_tensor * out = ggml_new_tensor(ctx(), node->type, GGML_MAX_DIMS, ne);
         out->op           = node->op;
@@ -610,17 +282,13 @@ class Builder {
     }
 
     const ggml_cgraph *   graph_;
+    const Values &        values_;
+    std::vector<Sides>    sides_;
     Program &             program_;
-    bool                  fuse_;
-    std::vector<Value>    values_;
     std::vector<Upload>   uploads_;
     std::vector<Download> downloads_;
     int                   phase_ = 0; // of the node at hand
 };
-
-} // namespace
-
-namespace {
 
 // The first node of the device side that the device has no kernel for; NULL: it can compute all of them.
 const ggml_tensor * refused_by_device(const Program & program) {
@@ -644,9 +312,10 @@ std::unique_ptr<Program> build_program(const ggml_cgraph * graph, const Signatur
         }
     }
     for (const bool fuse : {true, false}) {
-        auto program       = std::make_unique<Program>();
-        program->signature = signature;
-        Builder(graph, *program, fuse).build();
+        auto program        = std::make_unique<Program>();
+        program->signature  = signature;
+        const Values values = find_values(graph, fuse);
+        Builder(graph, values, *program).build();
         const ggml_tensor * refused = refused_by_device(*program);
         if (refused == nullptr) {
             return program;

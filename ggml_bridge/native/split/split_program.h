@@ -1,30 +1,14 @@
 // A sub-graph of llama.cpp's graph as a program for two processors.
 //
-// Every value of the sub-graph is in one of three states, as in Megatron-LM's tensor parallelism:
-//
-//     full     whole, in host memory
-//     shard    cut along ne[0]: the first CC elements of each row on the host, the others on the device. A mul-mat by a
-//              weight cut by rows makes one; element-wise operations keep it (gate, up, GLU)
-//     partial  whole on both sides, to be added: a mul-mat by a weight cut along K makes one out of a shard (down)
-//
 // Work is done in phases. A phase sends the full values that its device side needs, starts the device, computes the
 // host side meanwhile, and joins what the next phase or llama.cpp needs in full. A feed-forward block is one phase.
-//
-// The host side writes into the memory that llama.cpp gave the original tensors (a shard is smaller than its original),
-// so only the addresses change from call to call; all else is prepared once for a shape and reused.
+// Only addresses change from call to call; all else is prepared once for a shape and reused.
 
 #pragma once
 
-#include <vector>
-
-#include "split_buffer.h"
+#include "split_graph.h"
 
 namespace oallama {
-
-// What distinguishes one sub-graph from another: shapes, operations, how values depend on each other, which weights.
-using Signature = std::vector<uint64_t>;
-
-void make_signature(const ggml_cgraph * graph, Signature & signature);
 
 // A tensor of llama.cpp's sub-graph: a node, or the source of one.
 struct Origin {
@@ -40,6 +24,12 @@ struct Origin {
 struct Binding {
     ggml_tensor * tensor;
     Origin        origin;
+};
+
+// A host tensor in the staging memory.
+struct Staged {
+    ggml_tensor * tensor;
+    size_t        staging; // bytes into it
 };
 
 // A full value to send: elements [begin, begin + count) of each row, for halves of both halves.
@@ -87,18 +77,13 @@ struct Program {
     ggml_backend_dev_t         device       = nullptr; // NULL: nothing runs there
     std::vector<Binding>       bindings;
     std::vector<ggml_tensor *> host_views; // of bound tensors; their data pointers follow, in this order
+    std::vector<Staged>        host_staged;
     std::vector<Phase>         phases;
     size_t                     staging_bytes = 0;
     uint64_t                   last_used     = 0;
 };
 
-// Whether the split backend computes this operation (see supports_op in ggml's backend interface).
-bool claims(const ggml_tensor * op);
-
 // Prepares a sub-graph; device memory is not allocated yet. Throws OALLAMA_UNSUPPORTED, OALLAMA_NO_MEMORY.
 std::unique_ptr<Program> build_program(const ggml_cgraph * graph, const Signature & signature);
-
-// A part of a graph.
-ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end);
 
 } // namespace oallama
