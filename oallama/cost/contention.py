@@ -18,11 +18,13 @@ def contended(of: Contention, cpu_bytes_per_s: float, link_bytes_per_s: float) -
     cpu_alone, link_alone = of.cpu_alone_gb_per_s * GB, of.link_alone_gb_per_s * GB
     cpu_least = min(of.cpu_with_link_gb_per_s * GB, cpu_alone)
     link_least = min(of.link_with_cpu_gb_per_s * GB, link_alone)
-    if min(cpu_least, link_least, cpu_bytes_per_s, link_bytes_per_s) <= 0:
+    cpu, link, most = cpu_bytes_per_s, link_bytes_per_s, cpu_least + link_least
+    if min(cpu_least, link_least, cpu, link) <= 0 or cpu + link <= most:
         return 1.0, 1.0
-    cpu, link = min(cpu_bytes_per_s, cpu_alone), min(link_bytes_per_s, link_alone)
     cpu_loss, link_loss = 1 - cpu_least / cpu_alone, 1 - link_least / link_alone  # at most
-    excess = cpu + link - cpu_least - link_least
     to_lose = cpu * cpu_loss + link * link_loss
-    give_way = min(1.0, excess / to_lose) if excess > 0 and to_lose > 0 else 0.0
-    return (1 - cpu_loss * give_way) * cpu / cpu_bytes_per_s, (1 - link_loss * give_way) * link / link_bytes_per_s
+    give_way = min(1.0, (cpu + link - most) / to_lose) if to_lose > 0 else 0.0
+    cpu_factor, link_factor = 1 - cpu_loss * give_way, 1 - link_loss * give_way
+    still = cpu * cpu_factor + link * link_factor  # above, where the two alone read faster than when it was measured
+    limit = min(1.0, most / still)
+    return cpu_factor * limit, link_factor * limit

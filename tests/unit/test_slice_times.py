@@ -122,6 +122,7 @@ def test_equation_4_to_the_letter() -> None:
     assert prime.cpu_s == pytest.approx(3 * streamed.gemms[0].cpu_s(0.5, 412))
 
 
+@settings(deadline=None)
 @given(st.floats(1e8, 1e11), st.floats(1e-7, 1e-5))
 def test_lines_of_a_profile_are_its_world(rate: float, alpha: float) -> None:
     lines = resource_lines(World(cpu_rate=rate, alpha_s=alpha).profile(llama(1)))

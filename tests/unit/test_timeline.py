@@ -42,12 +42,14 @@ def alone(launch: float, copy: float, gpu: float, cpu: float, n: int) -> BlockTi
     return BlockTimes(0.0, 0.0, n * cpu, (Step(copy, gpu, launch),) * n, 0.0)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 6), MAYBE_SECONDS, MAYBE_SECONDS, SECONDS, MAYBE_SECONDS)
 def test_one_block_is_equation_5(n: int, launch: float, copy: float, gpu: float, cpu: float) -> None:
     ours = timeline([alone(launch, copy, gpu, cpu, n)], PAPER).end_s
     assert ours == pytest.approx(equation_5(n, launch, copy, gpu, cpu))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 6), SECONDS, SECONDS, SECONDS)
 def test_the_three_cases_have_the_papers_closed_forms(n: int, launch: float, copy: float, gpu: float) -> None:
     end = timeline([alone(launch, copy, gpu, 0.0, n)], PAPER).end_s
@@ -85,11 +87,13 @@ def recursion(blocks: list[BlockTimes], prefetch: Prefetch) -> float:
     return now
 
 
+@settings(deadline=None)
 @given(BLOCKS, PREFETCH)
 def test_events_agree_with_the_recursion_in_program_order(blocks: list[BlockTimes], prefetch: Prefetch) -> None:
     assert timeline(blocks, prefetch).end_s == pytest.approx(recursion(blocks, prefetch))
 
 
+@settings(deadline=None)
 @given(BLOCKS, PREFETCH, st.one_of(st.none(), SHARED))
 def test_streams_do_one_thing_at_a_time_and_nothing_is_lost(
     blocks: list[BlockTimes], prefetch: Prefetch, shared: Contention | None
@@ -109,6 +113,7 @@ def test_streams_do_one_thing_at_a_time_and_nothing_is_lost(
     assert max((span.end_s for span in ran.spans), default=0.0) <= ran.end_s * (1 + 1e-12)
 
 
+@settings(deadline=None)
 @given(BLOCKS, st.integers(1, 3))
 def test_running_ahead_and_more_slots_never_take_longer(blocks: list[BlockTimes], n_slots: int) -> None:
     per_layer = timeline(blocks, Prefetch("layer", n_slots)).end_s
@@ -122,7 +127,7 @@ def long_run(blocks: list[BlockTimes], prefetch: Prefetch, shared: Contention | 
     return (ends[-1 - len(blocks)] - ends[(rounds - 1) * len(blocks) - 1]) / rounds
 
 
-@settings(max_examples=50)
+@settings(deadline=None, max_examples=50)
 @given(BLOCKS, st.integers(1, 3), st.one_of(st.none(), SHARED))
 def test_a_cycle_is_what_a_long_run_takes_for_each_round(
     blocks: list[BlockTimes], n_slots: int, shared: Contention | None
@@ -154,6 +159,7 @@ def test_a_cpu_and_a_link_at_once_get_what_was_measured_together() -> None:
     assert timeline([shorter], Prefetch("layer", 1), shared).end_s == pytest.approx(2 / 3 + 0.5)
 
 
+@settings(deadline=None)
 @given(SHARED, st.floats(1e8, 8e10), st.floats(1e8, 4e10))
 def test_the_two_together_never_read_more_than_was_measured(shared: Contention, cpu: float, link: float) -> None:
     cpu_factor, link_factor = contended(shared, cpu, link)
@@ -164,6 +170,7 @@ def test_the_two_together_never_read_more_than_was_measured(shared: Contention, 
     assert cpu_factor * cpu + link_factor * link <= measured * 1e9 * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(SHARED)
 def test_at_full_speed_contention_is_the_measurement(shared: Contention) -> None:
     cpu, link = contended(shared, shared.cpu_alone_gb_per_s * 1e9, shared.link_alone_gb_per_s * 1e9)

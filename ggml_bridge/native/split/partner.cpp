@@ -1,0 +1,61 @@
+#include "partner.h"
+
+#include <algorithm>
+
+namespace oallama {
+
+Partner::Partner(ggml_backend_dev_t device)
+    : device_(device), backend_(ggml_backend_dev_init(device, nullptr)),
+      compute_(ggml_gallocr_new(ggml_backend_dev_buffer_type(device))) {
+    if (!backend_ || !compute_) {
+        throw Error(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(device) + " cannot be started");
+    }
+}
+
+Partner::~Partner() {
+    counters().device_compute -= static_cast<int64_t>(compute_bytes_);
+    if (staging_) {
+        counters().host_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(staging_.get()));
+    }
+}
+
+bool Partner::allocate(Program & program) {
+    if (!ggml_gallocr_reserve(compute_.get(), program.device_graph)) {
+        throw Error(OALLAMA_NO_MEMORY, std::string("device ") + ggml_backend_dev_name(device_) +
+                                           " has no memory left for activations; use a smaller micro-batch (-ub)");
+    }
+    const size_t bytes = ggml_gallocr_get_buffer_size(compute_.get(), 0);
+    const bool   grown = bytes != compute_bytes_;
+    counters().device_compute += static_cast<int64_t>(bytes) - static_cast<int64_t>(compute_bytes_);
+    compute_bytes_ = bytes;
+    if (!ggml_gallocr_alloc_graph(compute_.get(), program.device_graph)) {
+        throw Error(OALLAMA_NO_MEMORY, "the device side of a sub-graph cannot be allocated");
+    }
+    grow_staging(program.staging_bytes);
+    return grown;
+}
+
+void Partner::grow_staging(size_t size) {
+    if (staging_ && size <= ggml_backend_buffer_get_size(staging_.get())) {
+        return;
+    }
+    if (staging_) {
+        counters().host_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(staging_.get()));
+        staging_.reset();
+    }
+    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device_);
+    if (pinned != nullptr) {
+        staging_.reset(ggml_backend_buft_alloc_buffer(pinned, size));
+    }
+    pinned_ = staging_ != nullptr;
+    if (!staging_) {
+        staging_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), std::max<size_t>(size, 64)));
+    }
+    if (!staging_) {
+        throw std::bad_alloc();
+    }
+    staging_base_ = static_cast<char *>(ggml_backend_buffer_get_base(staging_.get()));
+    counters().host_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(staging_.get()));
+}
+
+} // namespace oallama

@@ -1,0 +1,44 @@
+// The device that works beside the CPU.
+
+#pragma once
+
+#include "split_program.h"
+
+namespace oallama {
+
+// The device side of a context: a stream of its own, memory for activations, and host memory that copies go through.
+class Partner {
+  public:
+    explicit Partner(ggml_backend_dev_t device); // throws OALLAMA_FAILED
+    ~Partner();
+
+    Partner(const Partner &)             = delete;
+    Partner & operator=(const Partner &) = delete;
+
+    ggml_backend_dev_t device() const { return device_; }
+
+    ggml_backend_t backend() const { return backend_.get(); }
+
+    // Gives a program's device tensors their memory, which all programs share since one runs at a time. True where the
+    // memory had to grow: then every other program's tensors are void. Throws OALLAMA_NO_MEMORY.
+    bool allocate(Program & program);
+
+    char * staging() const { return staging_base_; }
+
+    ggml_backend_buffer_t staging_buffer() const { return staging_.get(); }
+
+    bool pinned() const { return pinned_; }
+
+  private:
+    void grow_staging(size_t size);
+
+    ggml_backend_dev_t device_;
+    BackendPtr         backend_;
+    GallocrPtr         compute_;
+    size_t             compute_bytes_ = 0;
+    BufferPtr          staging_;
+    char *             staging_base_ = nullptr;
+    bool               pinned_       = false;
+};
+
+} // namespace oallama

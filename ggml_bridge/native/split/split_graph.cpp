@@ -1,0 +1,197 @@
+#include "split_graph.h"
+
+namespace oallama {
+
+namespace {
+
+const SliceSpec * planned(const ggml_tensor * weight) {
+    LoadedPlan * plan = plan_of(weight);
+    if (plan == nullptr) {
+        return nullptr;
+    }
+    const auto found = plan->spec().by_name.find(weight->name);
+    return found == plan->spec().by_name.end() ? nullptr : &plan->spec().slices[found->second];
+}
+
+constexpr int max_depth = 8; // operations between a mul-mat and the last one that keeps its cut
+
+// A value that a mul-mat of ours, cut by rows, leads to by operations that keep the cut.
+bool stays_cut(const ggml_tensor * tensor, int depth = 0) {
+    if (tensor == nullptr || depth > max_depth) {
+        return false;
+    }
+    if (is_mul_mat(tensor->op)) {
+        const SliceSpec * slice = planned(tensor->src[0]);
+        return slice != nullptr && slice->axis != Axis::cols;
+    }
+    if (tensor->op == GGML_OP_VIEW) {
+        return is_half_view(tensor, tensor->view_src) && stays_cut(tensor->view_src, depth + 1);
+    }
+    if (is_unary(tensor->op)) {
+        return stays_cut(tensor->src[0], depth + 1);
+    }
+    if (tensor->op == GGML_OP_GLU) {
+        return stays_cut(tensor->src[0], depth + 1) &&
+               (tensor->src[1] == nullptr || stays_cut(tensor->src[1], depth + 1));
+    }
+    if (is_binary(tensor->op)) {
+        const ggml_tensor * other  = tensor->src[1];
+        const bool          weight = other->op == GGML_OP_NONE && other->buffer != nullptr &&
+                                     ggml_backend_buffer_get_usage(other->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+        return stays_cut(tensor->src[0], depth + 1) &&
+               ((weight && is_parameter(other, tensor->ne[0])) || stays_cut(other, depth + 1));
+    }
+    return false;
+}
+
+size_t hash_slot(const ggml_cgraph * graph, const ggml_tensor * node) {
+    const ggml_hash_set & set   = graph->visited_hash_set;
+    const size_t          first = (reinterpret_cast<uintptr_t>(node) >> 4U) % set.size;
+    for (size_t slot = first, tried = 0; tried < set.size; slot = (slot + 1) % set.size, tried++) {
+        if ((set.used[slot / 32] >> (slot % 32) & 1U) == 0) {
+            break;
+        }
+        if (set.keys[slot] == node) {
+            return slot;
+        }
+    }
+    return SIZE_MAX;
+}
+
+} // namespace
+
+//
+// operations
+//
+
+bool is_view(ggml_op op) {
+    return op == GGML_OP_NONE || op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE;
+}
+
+bool is_mul_mat(ggml_op op) {
+    return op == GGML_OP_MUL_MAT || op == GGML_OP_MUL_MAT_ID;
+}
+
+// Not SCALE: ggml's CPU kernel takes no rows with gaps between them.
+bool is_unary(ggml_op op) {
+    return op == GGML_OP_UNARY || op == GGML_OP_SQR || op == GGML_OP_CLAMP;
+}
+
+bool is_binary(ggml_op op) {
+    return op == GGML_OP_ADD || op == GGML_OP_SUB || op == GGML_OP_MUL || op == GGML_OP_DIV;
+}
+
+// One value per column, or one for all: a bias or a scale.
+bool is_parameter(const ggml_tensor * tensor, int64_t n) {
+    return tensor->type == GGML_TYPE_F32 && tensor->ne[1] == 1 && tensor->ne[2] == 1 && tensor->ne[3] == 1 &&
+           (tensor->ne[0] == n || tensor->ne[0] == 1) && tensor->nb[0] == sizeof(float);
+}
+
+// A half of a fused gate_up's result, as llama.cpp views it.
+bool is_half_view(const ggml_tensor * view, const ggml_tensor * whole) {
+    return view->op == GGML_OP_VIEW && view->ne[0] * 2 == whole->ne[0] && view->ne[1] == whole->ne[1] &&
+           view->ne[2] == whole->ne[2] && view->ne[3] == whole->ne[3] && view->nb[0] == whole->nb[0] &&
+           view->nb[1] == whole->nb[1] && view->nb[2] == whole->nb[2] && view->nb[3] == whole->nb[3] &&
+           (view->view_offs == whole->view_offs ||
+            view->view_offs == whole->view_offs + static_cast<size_t>(view->ne[0]) * whole->nb[0]);
+}
+
+bool claims(const ggml_tensor * op) {
+    if (is_view(op->op)) {
+        return true;
+    }
+    if (is_mul_mat(op->op)) {
+        const ggml_tensor * x = op->src[1];
+        return plan_of(op->src[0]) != nullptr && (x->type == GGML_TYPE_F32 || x->type == GGML_TYPE_F16);
+    }
+    return stays_cut(op);
+}
+
+//
+// graphs
+//
+
+int find_node(const ggml_cgraph * graph, const ggml_tensor * tensor, int before) {
+    for (int i = before - 1; i >= 0; i--) {
+        if (graph->nodes[i] == tensor) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+// llama.cpp reads node i after this sub-graph, so it has to be there in full.
+bool read_outside(const ggml_cgraph * graph, int i) {
+    const ggml_tensor * node = graph->nodes[i];
+    if ((node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 || i == graph->n_nodes - 1) {
+        return true;
+    }
+    const size_t slot = graph->visited_hash_set.size == 0 ? SIZE_MAX : hash_slot(graph, node);
+    int32_t      uses = slot == SIZE_MAX ? INT32_MAX : graph->use_counts[slot];
+    for (int j = i + 1; j < graph->n_nodes && uses > 0; j++) {
+        for (const ggml_tensor * src : graph->nodes[j]->src) {
+            uses -= src == node ? 1 : 0;
+        }
+    }
+    return uses > 0;
+}
+
+ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end) {
+    ggml_cgraph range = *graph;
+    range.nodes       = graph->nodes + begin;
+    range.n_nodes     = end - begin;
+    range.size        = 0;
+    range.n_leafs     = 0;
+    range.leafs       = nullptr;
+    range.uid         = 0;
+    return range;
+}
+
+void make_signature(const ggml_cgraph * graph, Signature & signature) {
+    signature.clear();
+
+    const auto add        = [&](uint64_t value) { signature.push_back(value); };
+    const auto add_tensor = [&](const ggml_tensor * tensor) {
+        add(static_cast<uint64_t>(tensor->type));
+        for (int d = 0; d < GGML_MAX_DIMS; d++) {
+            add(static_cast<uint64_t>(tensor->ne[d]));
+            add(tensor->nb[d]);
+        }
+    };
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const ggml_tensor * node = graph->nodes[i];
+        add(static_cast<uint64_t>(node->op) << 8U | (read_outside(graph, i) ? 1U : 0U));
+        add_tensor(node);
+        add(node->view_offs);
+        for (const int32_t param : node->op_params) {
+            add(static_cast<uint64_t>(static_cast<uint32_t>(param)));
+        }
+        for (const ggml_tensor * src : node->src) {
+            if (src == nullptr) {
+                add(0);
+                continue;
+            }
+            const int inside = find_node(graph, src, i);
+            if (inside >= 0) {
+                add(static_cast<uint64_t>(inside) << 8U | 1U);
+            } else if (plan_of(src) != nullptr) {
+                add(reinterpret_cast<uintptr_t>(src->extra) | 2U); // a weight, by address
+            } else {
+                add(3);
+                add_tensor(src);
+            }
+        }
+    }
+}
+
+uint64_t hash_of(const Signature & signature) {
+    uint64_t hash = 0xCBF29CE484222325U;
+    for (const uint64_t word : signature) { // FNV-1a, eight bytes at a time, folded so that high bits count
+        hash = (hash ^ word) * 0x100000001B3U;
+        hash ^= hash >> 29U;
+    }
+    return hash;
+}
+
+} // namespace oallama

@@ -1,0 +1,40 @@
+// What the split backend knows of ggml's operations, and of the sub-graphs that ggml's scheduler gives it.
+
+#pragma once
+
+#include "split_buffer.h"
+
+namespace oallama {
+
+bool is_view(ggml_op op); // computes nothing
+bool is_mul_mat(ggml_op op);
+
+// Element-wise operations that keep a cut along ne[0].
+bool is_unary(ggml_op op);
+bool is_binary(ggml_op op);
+
+// One value per column, or one for all: a bias or a scale.
+bool is_parameter(const ggml_tensor * tensor, int64_t n);
+
+// A half of a fused gate_up's result, as llama.cpp views it.
+bool is_half_view(const ggml_tensor * view, const ggml_tensor * whole);
+
+// Whether the split backend computes this operation (supports_op of ggml's device interface).
+bool claims(const ggml_tensor * op);
+
+// The last node before `before` that is this tensor; -1: none, it comes from outside.
+int find_node(const ggml_cgraph * graph, const ggml_tensor * tensor, int before);
+
+// llama.cpp reads node i after this sub-graph, so it has to be there in full.
+bool read_outside(const ggml_cgraph * graph, int i);
+
+// Nodes [begin, end) as a graph.
+ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end);
+
+// What distinguishes one sub-graph from another: shapes, operations, how values depend on each other, which weights.
+using Signature = std::vector<uint64_t>;
+
+void     make_signature(const ggml_cgraph * graph, Signature & signature);
+uint64_t hash_of(const Signature & signature);
+
+} // namespace oallama

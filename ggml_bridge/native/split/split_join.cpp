@@ -1,0 +1,86 @@
+#include "split_join.h"
+
+#include <cstring>
+
+namespace oallama {
+
+namespace {
+
+// Calls f(row, offset in the original) for every row, in order or backwards.
+template <typename F> void for_rows(const ggml_tensor * tensor, bool backwards, F && f) {
+    const int64_t n = tensor->ne[1] * tensor->ne[2] * tensor->ne[3];
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t row = backwards ? n - 1 - i : i;
+        const auto    i1  = static_cast<size_t>(row % tensor->ne[1]);
+        const auto    i2  = static_cast<size_t>(row / tensor->ne[1] % tensor->ne[2]);
+        const auto    i3  = static_cast<size_t>(row / tensor->ne[1] / tensor->ne[2]);
+        f(row, i1 * tensor->nb[1] + i2 * tensor->nb[2] + i3 * tensor->nb[3]);
+    }
+}
+
+// Moves the host's elements of each row (or of each half of one) from where they lie packed to where they belong. From
+// the end, because every run moves to a higher address or stays.
+void spread(const Download & download, const ggml_tensor * node) {
+    char *       data  = static_cast<char *>(node->data);
+    const size_t cc    = static_cast<size_t>(download.cc) * node->nb[0];
+    const size_t run   = static_cast<size_t>(download.extent) * node->nb[0];
+    const size_t n_run = static_cast<size_t>(node->ne[0] / download.extent);
+    for_rows(node, true, [&](int64_t row, size_t offset) {
+        for (size_t r = n_run; r-- > 0;) {
+            std::memmove(data + offset + r * run, data + (static_cast<size_t>(row) * n_run + r) * cc, cc);
+        }
+    });
+}
+
+// The device's elements into the gaps.
+void scatter(const Download & download, const ggml_tensor * node, const char * from) {
+    char *       data  = static_cast<char *>(node->data);
+    const size_t cc    = static_cast<size_t>(download.cc) * node->nb[0];
+    const size_t run   = static_cast<size_t>(download.extent) * node->nb[0];
+    const size_t n_run = static_cast<size_t>(node->ne[0] / download.extent);
+    for_rows(node, false, [&](int64_t row, size_t offset) {
+        for (size_t r = 0; r < n_run; r++) {
+            std::memcpy(data + offset + r * run + cc, from + (static_cast<size_t>(row) * n_run + r) * (run - cc),
+                        run - cc);
+        }
+    });
+}
+
+void add(const ggml_tensor * node, const char * from) {
+    auto *        sum = static_cast<float *>(node->data);
+    const auto *  b   = reinterpret_cast<const float *>(from);
+    const int64_t n   = node->ne[0] * node->ne[1] * node->ne[2] * node->ne[3];
+    for (int64_t i = 0; i < n; i++) {
+        sum[i] += b[i];
+    }
+}
+
+} // namespace
+
+const char * host_data(const ggml_tensor * tensor) {
+    const SplitWeight * weight = weight_of(tensor);
+    return static_cast<const char *>(weight == nullptr ? tensor->data : weight->part(side_host).tensor->data);
+}
+
+void gather(const ggml_tensor * src, int64_t begin, int64_t count, char * out) {
+    const char * data  = host_data(src) + static_cast<size_t>(begin) * src->nb[0];
+    const size_t bytes = static_cast<size_t>(count) * src->nb[0];
+    for_rows(src, false, [&](int64_t row, size_t offset) {
+        std::memcpy(out + static_cast<size_t>(row) * bytes, data + offset, bytes);
+    });
+}
+
+void join(const Download & download, const ggml_tensor * node, const char * from) {
+    switch (download.join) {
+        case Download::Join::copy: std::memcpy(node->data, from, ggml_nbytes(download.tensor)); break;
+        case Download::Join::add: add(node, from); break;
+        case Download::Join::scatter:
+            if (download.spread) {
+                spread(download, node);
+            }
+            scatter(download, node, from);
+            break;
+    }
+}
+
+} // namespace oallama

@@ -1,0 +1,211 @@
+#include "split_values.h"
+
+#include <algorithm>
+
+namespace oallama {
+
+namespace {
+
+class Finder {
+  public:
+    Finder(const ggml_cgraph * graph, bool fuse) : graph_(graph), fuse_(fuse) {
+        found_.nodes.resize(static_cast<size_t>(graph->n_nodes));
+        no_gaps_.resize(static_cast<size_t>(graph->n_nodes));
+    }
+
+    Values find() {
+        for (int i = 0; i < graph_->n_nodes; i++) {
+            Value & v = value(i);
+            v.wanted  = read_outside(graph_, i);
+            v.phase   = phase_; // never an earlier one, so that memory ggml reuses is free by then
+            classify(i, v);
+        }
+        // a shard's half is in full only if the shard is
+        for (int i = graph_->n_nodes - 1; i >= 0; i--) {
+            if (is_view(graph_->nodes[i]->op) && value(i).state == State::shard && value(i).wanted) {
+                value(inside(i, 0)).wanted = true;
+            }
+        }
+        lay_out();
+        return std::move(found_);
+    }
+
+  private:
+    // Shards that lie alike are packed unless one of them is wanted, and even then where a kernel takes no gaps.
+    void lay_out() {
+        std::vector<bool> wanted(found_.nodes.size());
+        for (const Value & v : found_.nodes) {
+            if (v.state == State::shard && v.wanted) {
+                wanted[static_cast<size_t>(v.group)] = true;
+            }
+        }
+        for (Value & v : found_.nodes) {
+            if (v.state == State::shard) {
+                v.packed = !wanted[static_cast<size_t>(v.group)] || no_gaps_[static_cast<size_t>(v.group)];
+            }
+        }
+    }
+
+    // One group out of two.
+    void lie_alike(int a, int b) {
+        const int keep = std::min(a, b);
+        const int drop = std::max(a, b);
+        for (Value & v : found_.nodes) {
+            v.group = v.group == drop ? keep : v.group;
+        }
+        no_gaps_[static_cast<size_t>(keep)] =
+            no_gaps_[static_cast<size_t>(keep)] || no_gaps_[static_cast<size_t>(drop)];
+    }
+
+    Value & value(int node) { return found_.nodes[static_cast<size_t>(node)]; }
+
+    // The node that src is the result of; -1: a tensor from outside.
+    int inside(int node, int src) const { return find_node(graph_, graph_->nodes[node]->src[src], node); }
+
+    void classify(int i, Value & v) {
+        const ggml_tensor * node = graph_->nodes[i];
+        if (is_view(node->op)) {
+            classify_view(i, v);
+        } else if (is_mul_mat(node->op) && weight_of(node->src[0]) != nullptr) {
+            classify_mul_mat(i, v);
+        } else if (!keeps_cut(i, v)) {
+            for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
+                want_full(i, s, v, false);
+            }
+        }
+        if (!is_view(node->op)) {
+            v.host_ready = v.state == State::full ? v.phase : v.phase + 1;
+            v.sent_ready = v.phase + 1;
+            phase_       = v.phase;
+        }
+    }
+
+    // A half of a shard is a shard; any other view is of a full value, and computes nothing, so that it never begins a
+    // phase.
+    void classify_view(int i, Value & v) {
+        const ggml_tensor * node = graph_->nodes[i];
+        const int           from = node->src[0] == nullptr ? -1 : inside(i, 0);
+        if (from < 0) {
+            return;
+        }
+        Value & source = value(from);
+        v.host_ready   = source.host_ready;
+        v.sent_ready   = source.sent_ready;
+        if (source.state == State::shard && 2 * source.extent == node->src[0]->ne[0] &&
+            is_half_view(node, node->src[0])) {
+            v.state  = State::shard;
+            v.cc     = source.cc;
+            v.extent = source.extent;
+            v.phase  = source.phase;
+            v.group  = source.group;
+            return;
+        }
+        source.wanted = source.wanted || source.state != State::full;
+    }
+
+    void classify_mul_mat(int i, Value & v) {
+        const ggml_tensor * node  = graph_->nodes[i];
+        const SliceSpec &   slice = weight_of(node->src[0])->slice();
+        const bool          sent  = slice.gg > 0;
+        set_device(node->src[0], sent);
+        if (node->op == GGML_OP_MUL_MAT_ID) {
+            want_full(i, 2, v, sent);
+        }
+        v.cc     = slice.cc;
+        v.extent = slice.extent();
+        if (slice.axis != Axis::cols) {
+            want_full(i, 1, v, sent);
+            v.state = State::shard;
+            v.group = i;
+            // AMX kernels write rows without gaps; two halves of a row have one between them anyway
+            no_gaps_[static_cast<size_t>(i)] = slice.layout == "AMX" || slice.axis == Axis::halves;
+            return;
+        }
+        v.state     = State::partial;
+        const int x = inside(i, 1);
+        if (x >= 0 && can_take_cut(value(x), v) && value(x).cc == slice.cc && value(x).extent == slice.k) {
+            v.sharded_x = true;
+            // kernels of repacked layouts read rows without gaps (ggml quantises four of them at a time)
+            const auto group = static_cast<size_t>(value(x).group);
+            no_gaps_[group]  = no_gaps_[group] || slice.layout != plain_layout;
+            return;
+        }
+        want_full(i, 1, v, sent);
+    }
+
+    // Whether a value may read this one as a shard: only in the same phase, since its end may move it apart.
+    static bool can_take_cut(const Value & source, const Value & v) {
+        return source.state == State::shard && source.phase == v.phase;
+    }
+
+    // Element-wise operations of which every operand is cut alike, or is a bias or a scale.
+    bool keeps_cut(int i, Value & v) {
+        const ggml_tensor * node = graph_->nodes[i];
+        if (!fuse_ || (node->op != GGML_OP_GLU && !is_unary(node->op) && !is_binary(node->op))) {
+            return false;
+        }
+        const int first = inside(i, 0);
+        if (first < 0 || !can_take_cut(value(first), v)) {
+            return false;
+        }
+        const Value a      = value(first);
+        const bool  halves = 2 * a.extent == node->src[0]->ne[0];
+        if (node->op == GGML_OP_GLU && node->src[1] == nullptr && !halves) {
+            return false; // both operands in one value that was cut as if it were one
+        }
+        if (node->src[1] != nullptr) {
+            const int second = inside(i, 1);
+            if (second >= 0 && value(second).state == State::shard) {
+                if (!can_take_cut(value(second), v) || value(second).cc != a.cc || value(second).extent != a.extent ||
+                    node->src[1]->ne[0] != node->src[0]->ne[0]) {
+                    return false;
+                }
+                lie_alike(a.group, value(second).group);
+            } else if (!is_binary(node->op) || halves || !is_parameter(node->src[1], node->ne[0]) ||
+                       (second >= 0 && value(second).sent_ready > v.phase)) {
+                return false;
+            }
+        }
+        v.state  = State::shard;
+        v.cc     = a.cc;
+        v.extent = a.extent;
+        v.group  = value(first).group;
+        return true;
+    }
+
+    // Source s of node i is read in full: on the host, or on the device too, which gets it when a phase begins.
+    void want_full(int i, int s, Value & v, bool sent) {
+        const int from = inside(i, s);
+        if (from < 0) {
+            return;
+        }
+        Value & source = value(from);
+        source.wanted  = source.wanted || source.state != State::full;
+        v.phase        = std::max(v.phase, sent ? source.sent_ready : source.host_ready);
+    }
+
+    void set_device(const ggml_tensor * weight, bool sent) {
+        if (!sent) {
+            return;
+        }
+        ggml_backend_dev_t device = plan_of(weight)->device();
+        if (found_.device != nullptr && found_.device != device) {
+            throw Error(OALLAMA_UNSUPPORTED, "one sub-graph has weights on two devices");
+        }
+        found_.device = device;
+    }
+
+    const ggml_cgraph * graph_;
+    bool                fuse_;
+    Values              found_;
+    std::vector<bool>   no_gaps_;   // by group: some kernel takes rows without gaps only
+    int                 phase_ = 0; // of the node at hand
+};
+
+} // namespace
+
+Values find_values(const ggml_cgraph * graph, bool fuse) {
+    return Finder(graph, fuse).find();
+}
+
+} // namespace oallama

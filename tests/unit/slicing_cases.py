@@ -1,0 +1,90 @@
+"""Blocks and machines for tests of the slicing solver: chosen, and drawn at random."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from oallama.core.types import Contention, LinearFit
+from oallama.cost.blocks import SplitBlock
+from oallama.cost.operator_cost import Curve
+from oallama.cost.slice_times import Gemm, StreamedBlock, StreamRates
+from oallama.cost.timeline import Prefetch
+from oallama.cost.transfer import NO_TRANSFER, TransferRates
+from oallama.place.slicing import Streaming
+from oallama.profile.cases import Signature
+
+TOKENS = (1, 32, 512)
+
+
+def curve(seconds: float, per_token: float) -> Curve:
+    """A token takes `seconds`, each further one a share of it."""
+    return tuple((n, seconds * (1 + (n - 1) * per_token)) for n in TOKENS)
+
+
+def gemm(
+    cpu_s: float,
+    gpu_s: float,
+    alpha_s: float = 0.0,
+    n_bytes: int = 1_000_000,
+    experts: tuple[int, int] | None = None,
+    k: int = 256,
+    n: int = 1024,
+    per_token: float = 0.05,
+) -> Gemm:
+    """One mul-mat; experts: (all, used)."""
+    e, used = experts or (1, 1)
+    signature = Signature("MUL_MAT_ID" if experts else "MUL_MAT", "Q4_0", (k, n, e), used, n_bytes)
+    alpha = ((1, alpha_s),)
+    return Gemm(signature, curve(cpu_s, per_token), alpha, curve(gpu_s, per_token / 2), alpha)
+
+
+def streamed(
+    gemms: list[Gemm], extent: int = 1024, step: int = 32, gap_s: float = 0.0, first: int = 0
+) -> StreamedBlock:
+    n_bytes = sum(g.signature.bytes for g in gemms)
+    block = SplitBlock(tuple(range(first, first + len(gemms))), extent, step, n_bytes, 256, 0, 256, 0, 3)
+    return StreamedBlock(block, tuple(gemms), "CPU", ((1, gap_s), (512, 10 * gap_s)))
+
+
+def machine(
+    link_s_per_byte: float = 1e-9,
+    prefetch: Prefetch = Prefetch("continuous", 2),  # noqa: B008 - frozen
+    contention: Contention | None = None,
+    transfer: TransferRates = NO_TRANSFER,
+    alpha_s: float = 0.0,
+) -> Streaming:
+    return Streaming(StreamRates(LinearFit(alpha_s, link_s_per_byte, 1.0), transfer, 0.0), prefetch, contention)
+
+
+SECONDS = st.floats(1e-5, 1e-2)
+SMALL = st.one_of(st.just(0.0), st.floats(1e-6, 1e-4))
+GEMMS = st.builds(
+    gemm, SECONDS, SECONDS, SMALL, st.integers(10_000, 10_000_000), st.sampled_from([None, None, (8, 2)]),
+    per_token=st.floats(0.001, 0.9),
+)  # fmt: skip
+STREAMED = st.builds(
+    streamed, st.lists(GEMMS, min_size=1, max_size=3), st.sampled_from([320, 1024, 1000, 1376]),
+    st.sampled_from([32, 64, 256]), SMALL,
+)  # fmt: skip
+PREFETCH = st.builds(Prefetch, st.sampled_from(["layer", "continuous"]), st.sampled_from([1, 2, 4]))
+FITS = st.builds(LinearFit, SMALL, st.floats(1e-11, 1e-8), st.just(1.0))
+TRANSFERS = st.builds(TransferRates, FITS, FITS, SMALL)
+
+
+@st.composite
+def contentions(draw: st.DrawFn) -> Contention:
+    """CPU and link together read at least what the CPU does alone, and at most 40 % more."""
+    cpu, link = draw(st.floats(10, 60)), draw(st.floats(2, 30))
+    together = draw(st.floats(1.0, 1.4)) * max(cpu, link)
+    link_with_cpu = link * draw(st.floats(0.2, 1.0))
+    return Contention(cpu, link, min(cpu, max(0.2 * cpu, together - link_with_cpu)), link_with_cpu)
+
+
+@st.composite
+def shared_machines(draw: st.DrawFn) -> Streaming:
+    shared = draw(contentions())
+    return machine(1e-9 / shared.link_alone_gb_per_s, draw(PREFETCH), shared, draw(TRANSFERS), draw(SMALL))
+
+
+MACHINES = st.builds(machine, st.floats(1e-11, 1e-8), PREFETCH, st.none(), TRANSFERS, SMALL)
+SHARED_MACHINES = shared_machines()
