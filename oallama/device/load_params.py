@@ -11,20 +11,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from oallama.core.errors import BridgeError, UsageError
+from oallama.core.types import SPLIT_LAYOUT
 
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
 
 FlashAttention = Literal["auto", "on", "off"]
 
-_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
 
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
     """What decides where a model's memory lies. Hashable; counts are tokens.
 
-    host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory (plan/patterns.py).
+    host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, and SPLIT_LAYOUT for
+    those of the split backend (plan/patterns.py).
     n_threads 0: one per physical core. n_outputs_max: rows of logits in one micro-batch, 0: as many as tokens (stock).
     """
 
@@ -44,16 +46,20 @@ class LoadSettings:
 
 
 class ModelParams:
-    """The model half: device list and buffer type overrides of `llama_model_params`, and the memory they point to.
+    """The model half: device list, buffer type overrides and load mode of `llama_model_params`, and the memory they
+    point to.
 
-    device: ggml_backend_dev_t of the one device that may be used, 0 for none. Raises BridgeError for a layout that
-    this CPU does not have.
+    device: ggml_backend_dev_t of the one device that may be used, 0 for none. llama.cpp is told of it only where
+    layers go there: the split backend uses it by itself, and llama.cpp would keep a compute buffer on it for nothing.
+    split_buft: the split plan's buffer type; 0: plain host memory takes its place, which changes neither KV nor compute
+    buffers. Raises BridgeError for a layout that this CPU does not have.
     """
 
-    def __init__(self, settings: LoadSettings, device: int, bridge: Bridge) -> None:
+    def __init__(self, settings: LoadSettings, device: int, bridge: Bridge, split_buft: int = 0) -> None:
         self.n_gpu_layers = settings.n_gpu_layers if device else 0
-        self._devices = (ctypes.c_void_p * 2)(device or None, None)
-        self._overrides = _overrides(settings.host_patterns, bridge)
+        self._devices = (ctypes.c_void_p * 2)(device if self.n_gpu_layers and device else None, None)
+        self._overrides = _overrides(settings.host_patterns, bridge, split_buft)
+        self._load_mode = load_mode(settings, bridge)
         # an override to plain CPU lets llama.cpp choose among the extra layouts; where a plan insists on plain
         # memory for some weight, that choice is taken away and every other layout is named
         self.use_extra_bufts = all(layout != PLAIN_LAYOUT for _, layout in settings.host_patterns)
@@ -64,6 +70,16 @@ class ModelParams:
         params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p) if self._overrides else None
         params.n_gpu_layers = self.n_gpu_layers
         params.use_extra_bufts = self.use_extra_bufts
+        params.load_mode = self._load_mode
+
+
+def load_mode(settings: LoadSettings, bridge: Bridge) -> int:
+    """enum llama_load_mode. By itself llama.cpp maps the file where it can. Weights of the split backend are copied out
+    of the mapping, whose pages stay in memory meanwhile: twice the file at the peak. So with them the file is read,
+    tensor by tensor."""
+    api = bridge.libraries.llama_cpp.llama_cpp
+    split = any(layout == SPLIT_LAYOUT for _, layout in settings.host_patterns)
+    return int(api.LLAMA_LOAD_MODE_NONE if split else api.LLAMA_LOAD_MODE_AUTO)
 
 
 PLAIN_LAYOUT = "CPU"
@@ -75,13 +91,16 @@ class _Override(ctypes.Structure):
     _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
 
 
-def _overrides(patterns: Sequence[tuple[str, str | None]], bridge: Bridge) -> Any:
+def _overrides(patterns: Sequence[tuple[str, str | None]], bridge: Bridge, split_buft: int) -> Any:
     """A NULL-terminated array; None without patterns."""
     if not patterns:
         return None
     array = (_Override * (len(patterns) + 1))()
     for entry, (pattern, layout) in zip(array, patterns, strict=False):
         entry.pattern = pattern.encode()
+        if layout == SPLIT_LAYOUT:
+            entry.buft = split_buft or bridge.layout_buft(PLAIN_LAYOUT)
+            continue
         try:
             entry.buft = bridge.layout_buft(layout or PLAIN_LAYOUT)
         except ValueError as error:
@@ -95,7 +114,7 @@ def apply_context(settings: LoadSettings, n_threads: int, params: Any) -> None:
     params.n_batch = min(settings.n_batch, settings.n_ctx) if settings.n_ctx else settings.n_batch
     params.n_ubatch = min(settings.n_ubatch, params.n_batch)
     params.n_threads = params.n_threads_batch = n_threads
-    params.flash_attn_type = _FLASH_ATTENTION[settings.flash_attn]
+    params.flash_attn_type = FLASH_ATTENTION[settings.flash_attn]
     params.type_k, params.type_v = cache_type(settings.type_k), cache_type(settings.type_v)
     params.offload_kqv = settings.offload_kqv
     params.n_outputs_max = settings.n_outputs_max

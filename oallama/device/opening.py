@@ -16,6 +16,7 @@ from oallama.device.spec import DeviceSpec, parse_device
 
 NO_DEVICE = "none"
 CPU_PAIR = "cpu-pair"
+SPLIT_BACKEND = "OALLAMA"  # registry name of libggml-oallama
 LOOK_S = 0.5
 
 
@@ -34,6 +35,11 @@ class OpenDevice:
     give_up: Callable[[], None]  # it is lost: end a worker of ours at once, and never speak to the server again
     close: Callable[[], None]
     pid: int | None = None  # of a local worker
+
+    @property
+    def label(self) -> str:
+        """Its name for people: the CPU that plays a device is none of the CPU's other memory."""
+        return CPU_PAIR if self.is_pair else self.name
 
     @property
     def is_pair(self) -> bool:
@@ -90,9 +96,9 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
         return OpenDevice(name, chosen, spec, _always, _nothing, _nothing)
     wanted = CPU_DEVICE if spec.kind == CPU_PAIR else spec.name
     for info in devices:
-        if info.name.lower() == wanted.lower() and (spec.kind == CPU_PAIR or info.type != "CPU"):
+        if info.name.lower() == wanted.lower() and (spec.kind == CPU_PAIR or _holds_weights(info)):
             return OpenDevice(info.name, info, spec, _always, _nothing, _nothing)
-    known = ", ".join([info.name for info in devices if info.type != "CPU"] + ["rpc-worker", "cpu-pair", NO_DEVICE])
+    known = ", ".join([info.name for info in devices if _holds_weights(info)] + ["rpc-worker", "cpu-pair", NO_DEVICE])
     raise DeviceError(f"there is no device {spec.name!r} here; known are: {known}, and rpc://host:port")
 
 
@@ -138,6 +144,11 @@ def _connected_to(endpoint: str) -> Callable[[], bool]:
         return not broke
 
     return alive
+
+
+def _holds_weights(info: DeviceInfo) -> bool:
+    """Whether a plan may name it: not the CPU, nor the split backend, which computes on the CPU and on another."""
+    return info.type != "CPU" and info.backend != SPLIT_BACKEND
 
 
 def _always() -> bool:

@@ -50,7 +50,8 @@ class BufferBytes:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a load would take."""
+    """What a load would take. Weights of the split backend count as host memory with all their bytes: what of them lies
+    on the device is for the plan to say. What the backend computes in is not counted."""
 
     buffers: tuple[BufferBytes, ...]
     n_splits_prefill: int  # parts ggml's scheduler cuts the graph of a full micro-batch into; -1: unknown

@@ -9,30 +9,23 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from oallama.core.errors import UsageError
-from oallama.core.types import ModelInfo, Operator
+from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
 from oallama.device.cpu import default_threads
 from oallama.device.guard import STALL_S
-from oallama.device.load_params import (
-    FlashAttention,
-    LoadSettings,
-    ModelParams,
-    cache_type,
-    load_bridge,
-)
-from oallama.device.native_log import native_log
-from oallama.device.opening import OpenDevice, device_pointer, open_now
+from oallama.device.load_params import FlashAttention, LoadSettings, cache_type, load_bridge
+from oallama.device.opening import open_now
 from oallama.device.spec import DeviceSpec
-from oallama.model.memory import ProbeResult, load_refusal, memory_of, probe_memory
+from oallama.model.memory import ProbeResult, memory_of, probe_memory
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
 from oallama.run.generate import Generation, Piece, Sampler, check_tokens, generation_of, pieces, tokenize
-from oallama.run.load import load_progress, usable_layouts
-from oallama.run.loaded_memory import EngineMemory, compare_memory
-from oallama.run.setup import check_device, device_of, read_operators, release, runner_for
+from oallama.run.load import load_llama, usable_layouts
+from oallama.run.loaded_memory import EngineMemory, compare_memory, with_split_compute
+from oallama.run.setup import Held, check_device, device_of, read_operators, release, runner_for
+from oallama.run.split import SplitMeter, SplitRun, open_split
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,17 +33,21 @@ if TYPE_CHECKING:
 
     from oallama.run.placed_llama import PlacedLlama
 
+T = TypeVar("T")
+
 
 class Engine:
     """A loaded model. Use it in a `with` statement; one call at a time.
 
-    model, plan: what to load and where. device: defaults to the plan's. n_threads: CPU threads, default one per
-    physical core. operators, tensor_names: read from the file when not given. n_ctx, n_ubatch: default the plan's.
-    probed: what probe_memory said of this very load, if the caller has just asked; else it is asked here, since
-    native code must not see a file first in this process. progress: a bar on stderr where that is a terminal.
-    stall_s: a remote device that makes no progress for so long is given up.
+    model, plan: what to load and where; the attribute `plan` is the plan as it was loaded: where the device had less
+    room than thought, more of the split operators is on the host, which `warnings` say. device: defaults to the plan's.
+    n_threads: CPU threads, default one per physical core. operators, tensor_names: read from the file when not given.
+    n_ctx, n_ubatch: default the plan's. probed: what probe_memory said of this very load, if the caller has just asked;
+    else it is asked here, since native code must not see a file first in this process. progress: a bar on stderr where
+    that is a terminal. stall_s: a remote device that makes no progress for so long is given up.
 
-    Raises PlanError (another model's plan, or a split operator), ModelFileError, DeviceError, UsageError, BridgeError.
+    Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DeviceError,
+    UsageError, BridgeError.
     """
 
     def __init__(
@@ -102,19 +99,28 @@ class Engine:
         )
         self.probed = probed or probe_memory(self._settings)
         self._running: Generator[Piece, None, None] | None = None
+        self.split_stats: SplitRun | None = None
+        """What the split backend did for the last generate or stream; None without split operators."""
         device_now = open_now(spec)
+        self.device = device_now.label
         self._runner = runner_for(device_now, stall_s)
-        self._release = weakref.finalize(self, release, loaded := [], self._runner, device_now)
+        loaded: list[Held] = []
+        self._release = weakref.finalize(self, release, loaded, self._runner, device_now)
         try:
             check_device(plan, device_now)
-            self._llama = self._load(device_now, progress)
+            self._split = self._runner.call(lambda: open_split(plan, placements, operators, device_now))
+            if self._split is not None:
+                loaded.append(self._split)
+            self._llama = load_llama(model, self._settings, device_now, self._runner, self._split, progress)
             loaded.append(self._llama)
-            self.device = device_now.name
-            self.memory = self._measure_memory()
+            if self._split is not None:
+                self.plan, shrunk = self._split.corrected(plan, operators)
+                warnings = (*warnings, *shrunk)
+            self._memory = self._measure_memory()
         except BaseException:
             self.close()
             raise
-        self.warnings = (*warnings, *filter(None, [self.memory.warning]))
+        self.warnings = (*warnings, *filter(None, [self._memory.warning]))
 
     def __enter__(self) -> Engine:
         return self
@@ -138,6 +144,12 @@ class Engine:
         """A llama_cpp.Llama that behaves as usual, placed by the plan. It shares context and KV cache with generate,
         stream and logits, which start from an empty cache and leave none behind."""
         return self._llama
+
+    @property
+    def memory(self) -> EngineMemory:
+        """What the engine holds. What the split backend computes in is made by the first decodes, and counted for all
+        engines of this process together."""
+        return self._memory if self._split is None else with_split_compute(self._memory, self._split.memory())
 
     @property
     def n_ctx(self) -> int:
@@ -186,8 +198,9 @@ class Engine:
         self._start()
         sampler = Sampler(temperature, seed)
         context, n_ubatch, beat = self._context, self._n_ubatch, self._runner.beat
+        meter = SplitMeter(self._split.stats, -(-len(tokens) // n_ubatch), beat) if self._split else None
         running = self._runner.iterate(
-            lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, beat)
+            lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, meter.beat if meter else beat)
         )
         self._running = running
         made: list[Piece] = []
@@ -198,6 +211,7 @@ class Engine:
                     yield piece.text
         finally:
             running.close()
+            self.split_stats = meter.run() if meter else None
             self._finish()
         return generation_of(made, len(tokens), start_s)
 
@@ -214,6 +228,15 @@ class Engine:
         context, n_vocab, n_ubatch, beat = self._context, self.n_vocab, self._n_ubatch, self._runner.beat
         try:
             return self._runner.call(lambda: teacher_forced_logits(context, checked, n_vocab, n_ubatch, beat))
+        finally:
+            self._finish()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """function(), which may use `llama`'s model and context through llama.cpp's own interface, where this engine's
+        calls run. Raises DeviceError when the device is lost meanwhile, and what function raises."""
+        self._start()
+        try:
+            return self._runner.call(function)
         finally:
             self._finish()
 
@@ -241,27 +264,9 @@ class Engine:
         self._llama.n_tokens = 0  # what its own book-keeping says of the KV cache
         self._llama._requires_eval = True
 
-    def _load(self, device: OpenDevice, progress: bool) -> PlacedLlama:
-        from oallama.run.placed_llama import PlacedLlama
-
-        bridge, settings = load_bridge(), self._settings
-        name = Path(self.model.path).name
-        with native_log() as log, load_progress(name, self.model.file_bytes, progress) as shown:
-
-            def load() -> PlacedLlama:
-                placement = ModelParams(settings, device_pointer(device.name), bridge)
-                return PlacedLlama.load(settings, placement, self.n_threads, shown.callback)
-
-            try:
-                llama = self._runner.call(load, shown.cancel)
-            except ValueError as error:
-                shown.raise_interrupt()
-                raise load_refusal(settings.path, device.name, log.reason() or str(error)) from None
-        if device.spec.is_remote:
-            llama.guard(self._runner)
-        return llama
-
     def _measure_memory(self) -> EngineMemory:
         bridge = load_bridge()
         buffers = self._runner.call(lambda: memory_of(bridge, self._context))
+        if self._split is not None:
+            buffers = (*(b for b in buffers if b.buft != SPLIT_LAYOUT), *self._split.buffers())
         return compare_memory(buffers, self.device, self.plan.memory)

@@ -190,7 +190,7 @@ def pieces(
     """Generate from an empty KV cache until the model ends, max_tokens, or the end of the context.
 
     The prompt goes in by micro-batches, as llama.cpp would cut it anyway, so that an interrupt is seen between them;
-    beat is called after each. The sampler is freed at the end.
+    beat is called after each, and after each token's decode. The sampler is freed at the end.
     """
     from llama_cpp import llama_cpp as api
 
@@ -212,6 +212,7 @@ def pieces(
             if index + 1 == max_tokens or n_past == n_ctx:
                 break
             batch.decode(context, (token,), n_past, "last")
+            beat()
             n_past += 1
         api.llama_synchronize(context)  # nothing may be under way on a device when nobody watches it
         yield Piece(None, characters.decode(b"", final=True), time.perf_counter())

@@ -6,13 +6,24 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oallama.core.types import Operator, OperatorPlacement
-from oallama.device.load_params import PLAIN_LAYOUT
+from oallama.core.errors import DeviceError
+from oallama.core.types import ModelInfo, Operator, OperatorPlacement, Shape
+from oallama.device.guard import Runner
+from oallama.device.load_params import PLAIN_LAYOUT, LoadSettings, ModelParams, load_bridge
+from oallama.device.native_log import native_log
+from oallama.device.opening import OpenDevice, device_pointer
+from oallama.model.cut import cut_axis
+from oallama.model.memory import load_refusal
+from oallama.plan.patterns import is_split
+from oallama.plan.split import slice_counts
+from oallama.run.split import LoadedSplit
 
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
+    from oallama.run.placed_llama import PlacedLlama
 
 
 def usable_layouts(
@@ -21,33 +32,44 @@ def usable_layouts(
     """Placements whose named layouts this CPU has and can multiply with, and a warning for each layout dropped.
 
     Where the plan insists on plain memory for some operator, llama.cpp must be kept from repacking (load_params.py);
-    then the operators left to its choice get the layout it would have chosen by name.
+    then the operators left to its choice get the layout it would have chosen by name. So do the split ones, whose
+    layout is not for llama.cpp to choose.
     """
     by_name = {operator.name: operator for operator in operators}
     layouts = bridge.cpu_layouts()
-    plain_wanted = any(placement.layout == PLAIN_LAYOUT for placement in placements)
+    plain_wanted = any(placement.layout == PLAIN_LAYOUT and not is_split(placement) for placement in placements)
     checked: list[OperatorPlacement] = []
     dropped: dict[str, list[str]] = {}  # layout -> operators
     for placement in placements:
         operator, layout = by_name[placement.name], placement.layout
-        if layout is not None and not (layout in layouts and _supports(bridge, layout, operator)):
+        shape = host_shape(operator, placement)
+        if layout is not None and not (layout in layouts and _supports(bridge, layout, operator, shape)):
             dropped.setdefault(layout, []).append(operator.name)
             layout = None
-        if layout is None and plain_wanted:
-            layout = next((name for name in layouts if _supports(bridge, name, operator)), PLAIN_LAYOUT)
+        if layout is None and (plain_wanted or is_split(placement)):
+            layout = next((name for name in layouts if _supports(bridge, name, operator, shape)), PLAIN_LAYOUT)
         checked.append(replace(placement, layout=layout))
     warnings = (
         f"this CPU cannot keep {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} in layout {layout}; "
-        "llama.cpp chooses another one"
+        "another one is chosen"
         for layout, names in dropped.items()
     )
     return tuple(checked), tuple(warnings)
 
 
-def _supports(bridge: Bridge, layout: str, operator: Operator) -> bool:
+def host_shape(operator: Operator, placement: OperatorPlacement) -> Shape:
+    """[K, N, E] of what the CPU multiplies by: the whole weight, or the CC slice of a split one."""
+    if not is_split(placement):
+        return operator.shape
+    k, n, e = operator.shape
+    cc, axis = slice_counts(operator, placement)[0], cut_axis(operator)
+    return (cc, n, e) if axis == "cols" else (k, cc if axis == "rows" else 2 * cc, e)
+
+
+def _supports(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> bool:
     import ggml_bridge
 
-    k, n, e = operator.shape
+    k, n, e = shape
     used = operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0
     try:
         return bridge.layout_supports(layout, operator.type, k, n, e, used)
@@ -102,3 +124,36 @@ def load_progress(name: str, n_bytes: int, show: bool) -> Iterator[LoadProgress]
         yield progress
     finally:
         progress.close()
+
+
+def load_llama(
+    model: ModelInfo,
+    settings: LoadSettings,
+    device: OpenDevice,
+    runner: Runner,
+    split: LoadedSplit | None,
+    show_progress: bool,
+) -> PlacedLlama:
+    """Load as the settings say, on the runner; split: where the split operators go.
+
+    Raises ModelFileError, DeviceError where llama.cpp or the split backend refuses, BridgeError, KeyboardInterrupt.
+    """
+    from oallama.run.placed_llama import PlacedLlama
+
+    bridge = load_bridge()
+    with native_log() as log, load_progress(Path(model.path).name, model.file_bytes, show_progress) as shown:
+
+        def load() -> PlacedLlama:
+            placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
+            return PlacedLlama.load(settings, placement, settings.n_threads, shown.callback)
+
+        try:
+            llama = runner.call(load, shown.cancel)
+        except ValueError as error:
+            shown.raise_interrupt()
+            if split is not None and (failure := split.failure()):
+                raise DeviceError(f"the model cannot be loaded as planned: {failure}") from None
+            raise load_refusal(settings.path, device.name, log.reason() or str(error)) from None
+    if device.spec.is_remote:
+        llama.guard(runner)
+    return llama

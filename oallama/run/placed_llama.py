@@ -50,7 +50,6 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         """llama_model_params, placed."""
         params = self.__dict__["model_params"]
         self._placement.apply(params)
-        params.load_mode = api.LLAMA_LOAD_MODE_AUTO  # llama.cpp's default: mmap where every device can use it
         params.progress_callback = self._progress
         return params
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from oallama.core.errors import DeviceError, PlanError
 from oallama.core.types import Operator
@@ -12,21 +12,26 @@ from oallama.device.opening import NO_DEVICE, OpenDevice
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.plan.plan import Plan
 
-if TYPE_CHECKING:
-    from oallama.run.placed_llama import PlacedLlama
+
+class Held(Protocol):
+    """Something native that an engine holds. abandon: forget it without freeing, its device is gone."""
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None: ...
 
 
-def release(loaded: list[PlacedLlama], runner: Runner, device: OpenDevice) -> None:
-    """Free what an engine holds, in the order its parts need each other; a lost device's memory is left alone."""
+def release(loaded: list[Held], runner: Runner, device: OpenDevice) -> None:
+    """Free what an engine holds, the last made first; a lost device's memory is left alone."""
 
     def free() -> None:
-        for llama in loaded:
-            llama.close()
+        for held in reversed(loaded):
+            held.close()
 
     try:
         if not runner.close(free):
-            for llama in loaded:
-                llama.abandon()
+            for held in loaded:
+                held.abandon()
     finally:
         device.close()
 
@@ -45,9 +50,10 @@ def device_of(plan: Plan, device: DeviceSpec | None) -> DeviceSpec:
     if plan.device == NO_DEVICE:
         return DeviceSpec("none")
     spec = device or parse_device(plan.device)
-    if spec.kind == "cpu-pair":
+    if spec.kind == "cpu-pair" and (plan.n_gpu_layers or any(placement.gg == 1 for placement in plan.operators)):
         raise DeviceError(
-            "cpu-pair can be profiled but not run: llama.cpp has no second CPU to keep weights on; use rpc-worker"
+            "cpu-pair runs plans that only split operators: llama.cpp has no second CPU to keep whole ones, norms or "
+            "KV on; use rpc-worker"
         )
     return spec
 

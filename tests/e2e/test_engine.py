@@ -299,9 +299,9 @@ def test_another_models_plan_is_refused(f16: Path, q4_0: Path) -> None:
         Engine(placed(q4_0).model, placed(f16).plan)
 
 
-def test_cpu_pair_is_for_profiles_only(f16: Path) -> None:
+def test_cpu_pair_holds_no_whole_operators(f16: Path) -> None:
     case = placed(f16, "rpc-worker", attention)
-    with pytest.raises(DeviceError, match="cpu-pair can be profiled"):
+    with pytest.raises(DeviceError, match="cpu-pair runs plans that only split"):
         Engine(case.model, case.plan, parse_device("cpu-pair"))
 
 

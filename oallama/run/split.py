@@ -1,0 +1,181 @@
+"""The operators of a plan that the split backend computes: its plan handed over, and what loading made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from oallama.core.errors import BridgeError, DeviceError, PlanError
+from oallama.core.types import SPLIT_LAYOUT, MemoryLedger, Operator, OperatorPlacement
+from oallama.device.load_params import load_bridge
+from oallama.device.opening import OpenDevice
+from oallama.model.cut import cut_extent
+from oallama.model.memory import BufferBytes
+from oallama.plan.patterns import is_split
+from oallama.plan.plan import Plan
+from oallama.plan.plugin_text import plugin_text
+
+if TYPE_CHECKING:
+    from ggml_bridge import SliceInfo, SplitBackend, SplitMemory, SplitPlan, SplitStats
+
+
+class LoadedSplit:
+    """A plan in the split backend, for one model. Methods talk to this process only, never to a device."""
+
+    def __init__(self, backend: SplitBackend, plan: SplitPlan, device: OpenDevice) -> None:
+        self._backend, self._plan = backend, plan
+        self._device = device.label
+        self.buft = plan.buft
+
+    def failure(self) -> str:
+        """Why what was loaded cannot compute; "" where it can."""
+        usable, sentences = self._plan.problems()
+        return "" if usable else "; ".join(sentences)
+
+    def corrected(self, plan: Plan, operators: Sequence[Operator]) -> tuple[Plan, tuple[str, ...]]:
+        """The plan as it was really loaded, and in sentences what is not as it said. Raises DeviceError where what was
+        loaded cannot compute."""
+        usable, sentences = self._plan.problems()
+        if not usable:
+            raise DeviceError(f"the model cannot be loaded as planned: {'; '.join(sentences)}; {_SMALLER}")
+        return corrected_plan(plan, operators, self._plan.slices()), tuple(sentences)
+
+    def buffers(self) -> tuple[BufferBytes, BufferBytes]:
+        """Bytes of this model's slices: in host memory, and on the device."""
+        slices = self._plan.slices()
+        host, device = (sum(getattr(s, side) for s in slices) for side in ("host_bytes", "device_bytes"))
+        return (
+            BufferBytes(SPLIT_LAYOUT, "", True, host, 0, 0),
+            BufferBytes(SPLIT_LAYOUT, self._device, False, device, 0, 0),
+        )
+
+    def memory(self) -> SplitMemory:
+        """What the backend holds, for all engines of this process together."""
+        return self._backend.memory()
+
+    def stats(self) -> SplitStats:
+        """What the backend did, for all engines of this process together."""
+        return self._backend.stats()
+
+    def close(self) -> None:
+        self._plan.close()
+
+    def abandon(self) -> None:
+        """The device is lost: a call on it may still hold what the plan refers to, so nothing is freed."""
+
+
+_SMALLER = "use a smaller model or context, or give the device more of it (--vram)"
+
+
+def open_split(
+    plan: Plan, placements: Sequence[OperatorPlacement], operators: Sequence[Operator], device: OpenDevice
+) -> LoadedSplit | None:
+    """Hand the plan to the split backend, which is loaded for it; None for a plan that splits nothing.
+
+    placements: the plan's, with the layouts that this CPU has. Raises PlanError for what the backend refuses,
+    DeviceError, BridgeError.
+    """
+    if not any(is_split(placement) for placement in placements):
+        return None
+    import ggml_bridge
+
+    text = plugin_text(replace(plan.record, operators=tuple(placements)), operators, device.name)
+    try:
+        backend = load_bridge().split()
+        return LoadedSplit(backend, backend.plan(text), device)
+    except (ValueError, ggml_bridge.Unsupported) as error:
+        raise PlanError(f"the split backend refuses the plan: {error}") from None
+    except ggml_bridge.OutOfMemory as error:
+        raise DeviceError(f"the plan's device cannot be used: {error}; {_SMALLER}") from None
+    except ggml_bridge.BridgeError as error:
+        raise BridgeError(str(error)) from None
+
+
+def corrected_plan(plan: Plan, operators: Sequence[Operator], slices: Sequence[SliceInfo]) -> Plan:
+    """The plan with the fractions and layouts of what was loaded; the same plan where nothing differs.
+
+    Its ledger follows the slices' bytes. Where a cut moved, it predicts nothing: its times were those of another one.
+    """
+    by_name = {operator.name: operator for operator in operators}
+    found = {s.name: _placement(by_name[s.name], s) for s in slices if s.loaded}
+    placements = tuple(
+        _same_or(placement, found[placement.name]) if placement.name in found else placement
+        for placement in plan.operators
+    )
+    if placements == plan.operators:
+        return plan
+    moved_bytes = sum(
+        round((before.gg - after.gg) * by_name[before.name].bytes)
+        for before, after in zip(plan.operators, placements, strict=True)
+    )
+    record = replace(plan.record, operators=placements)
+    if moved_bytes:
+        record = replace(record, memory=_moved(plan.memory, moved_bytes), predicted=None)
+    return Plan(record)
+
+
+def _placement(operator: Operator, slice: SliceInfo) -> OperatorPlacement:
+    extent = cut_extent(operator)
+    return OperatorPlacement(
+        slice.name, slice.gg / extent, slice.cg / extent, slice.cc / extent, slice.layout if slice.cc else None
+    )
+
+
+def _same_or(planned: OperatorPlacement, loaded: OperatorPlacement) -> OperatorPlacement:
+    """The planned one where the loaded one is what it asked for: it may have left the layout open."""
+    as_asked = replace(loaded, layout=planned.layout) if planned.layout is None else loaded
+    same_cut = abs(planned.gg - loaded.gg) < 1e-9 and abs(planned.cg - loaded.cg) < 1e-9
+    return planned if same_cut and as_asked.layout == planned.layout else as_asked
+
+
+def _moved(ledger: MemoryLedger, n_bytes: int) -> MemoryLedger:
+    """The ledger with so many bytes of weights on the host that were to be on the device."""
+    return replace(
+        ledger,
+        weights_gpu=ledger.weights_gpu - n_bytes,
+        weights_host=ledger.weights_host + n_bytes,
+        spare=ledger.spare + n_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRun:
+    """What the split backend did for one generation: while the prompt was read, and for the tokens after the first."""
+
+    prompt: SplitStats
+    decode: SplitStats
+    n_decoded: int  # tokens that went through the model one by one
+
+    def per_token(self) -> dict[str, float]:
+        """Seconds per decoded token: launching, computing CC, waiting for the device, joining, all together."""
+        names = ("launch_s", "host_s", "wait_s", "join_s", "total_s")
+        return {name: getattr(self.decode, name) / max(self.n_decoded, 1) for name in names}
+
+
+class SplitMeter:
+    """Reads the backend's counters where a generation begins, where its prompt ends, and at its last decode.
+
+    n_prompt_batches: micro-batches the prompt goes in by; `beat` is called after each and after each token's decode,
+    and passes it on.
+    """
+
+    def __init__(self, stats: Callable[[], SplitStats], n_prompt_batches: int, pass_on: Callable[[], None]) -> None:
+        self._stats, self._n_prompt_batches, self._pass_on = stats, n_prompt_batches, pass_on
+        self._n_beats = 0
+        self._start = self._prompt_end = self._end = stats()
+
+    def beat(self) -> None:
+        self._pass_on()
+        self._n_beats += 1
+        self._end = self._stats()
+        if self._n_beats <= self._n_prompt_batches:
+            self._prompt_end = self._end
+
+    def run(self) -> SplitRun:
+        """What was done so far."""
+        return SplitRun(
+            self._prompt_end - self._start,
+            self._end - self._prompt_end,
+            max(self._n_beats - self._n_prompt_batches, 0),
+        )

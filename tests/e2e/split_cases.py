@@ -1,0 +1,104 @@
+"""Plans that split operators, made by hand: how much of each goes to the device is said by a share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from e2e.placed import ALL_LAYERS, Placed, Where, placed
+
+from oallama.core.types import Operator, OperatorPlacement
+from oallama.device.load_params import LoadSettings
+from oallama.model.cut import cut_extent, cut_granularity
+from oallama.model.memory import probe_memory
+from oallama.plan.patterns import host_patterns, is_split
+from oallama.plan.plan import Plan
+
+Share = Callable[[Operator], float | None]
+"""Share of an operator that goes to the device; None: not split, it stays in host memory."""
+
+
+def is_ffn(operator: Operator) -> bool:
+    return operator.role.startswith("ffn") and "gate_inp" not in operator.role
+
+
+def ffn(share: float) -> Share:
+    """The same share of all FFNs, experts included, routers not."""
+    return lambda operator: share if is_ffn(operator) else None
+
+
+def everything(share: float) -> Share:
+    """Of every operator but tied embeddings, which are read whole."""
+    return lambda operator: None if operator.name == "token_embd.weight" else share
+
+
+def split_placements(
+    operators: Sequence[Operator], share: Share, layout: str | None = None
+) -> tuple[OperatorPlacement, ...]:
+    """Placements with the cuts nearest to the shares that are possible: gate, up and down of one FFN at one element.
+
+    A share other than 0 and 1 leaves something on either side, where the operator can be cut at all.
+    """
+    steps: dict[object, int] = defaultdict(lambda: 1)
+    for operator in operators:
+        steps[_block(operator)] = max(steps[_block(operator)], cut_granularity(operator))
+    made = []
+    for operator in operators:
+        wanted, extent, step = share(operator), cut_extent(operator), steps[_block(operator)]
+        if wanted is None or (extent <= step and wanted < 1):
+            cc = extent
+        elif wanted in (0, 1):
+            cc = round((1 - wanted) * extent)
+        else:
+            cc = min(max(round((1 - wanted) * extent / step), 1) * step, (extent - 1) // step * step)
+        named = layout if cc and wanted is not None else None
+        made.append(OperatorPlacement(operator.name, (extent - cc) / extent, 0.0, cc / extent, named))
+    return tuple(made)
+
+
+def _block(operator: Operator) -> object:
+    """Operators that are cut at the same element: those of one FFN; any other is a block of its own."""
+    if not is_ffn(operator):
+        return operator.name
+    kind = next((kind for kind in ("_exps", "_shexp", "_chexps") if operator.role.endswith(kind)), "")
+    return operator.layer, kind
+
+
+def split_case(path: Path, device: str, share: Share, layout: str | None = None, whole: Where | None = None) -> Placed:
+    """`path` with its operators cut by share, its ledger filled. Those of `whole` go to the device uncut, and with them
+    norms and KV."""
+    case = placed(path)
+    placements = tuple(
+        OperatorPlacement(operator.name, 1.0, 0.0, 0.0) if whole is not None and whole(operator) else placement
+        for operator, placement in zip(case.operators, split_placements(case.operators, share, layout), strict=True)
+    )
+    settings: LoadSettings = replace(
+        case.request,
+        device=device,
+        n_gpu_layers=ALL_LAYERS if whole is not None else 0,
+        host_patterns=host_patterns(case.operators, placements, case.tensor_names),
+    )
+    probed = probe_memory(settings)
+    there = sum(
+        round(placement.gg * operator.bytes)
+        for operator, placement in zip(case.operators, placements, strict=True)
+        if is_split(placement)
+    )
+    ledger = replace(
+        case.plan.memory,
+        weights_gpu=probed.on_device("model") + there,
+        weights_host=probed.on_host("model") - there,
+        kv=probed.on_device("context"),
+        compute=probed.on_device("compute"),
+    )
+    record = replace(
+        case.plan.record,
+        device=device,
+        policy="split",
+        operators=placements,
+        n_gpu_layers=settings.n_gpu_layers,
+        memory=ledger,
+    )
+    return replace(case, plan=Plan(record), request=settings, probed=probed)
