@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <numeric>
 
 namespace oallama {
 
 namespace {
 
-constexpr int64_t common_step = 256; // a multiple of every granularity, so that gate, up and down still end at one cut
-constexpr int     shrink_from = 15;  // sixteenths of the planned GG that are tried when the whole does not fit
+constexpr int64_t shrink_steps = 64; // parts of the planned GG that are tried when the whole does not fit
 
 using Weights = std::vector<std::unique_ptr<SplitWeight>>;
 
@@ -96,37 +96,52 @@ std::vector<SplitWeight *> with_part(const Weights & weights, Side side) {
     return chosen;
 }
 
-// Takes device memory for every GG; when there is too little, every GG is made smaller alike until it fits.
+// Makes every GG smaller alike, to part / shrink_steps of what was planned. GG gives up whole steps from its front, the
+// same for all types, so that gate, up and down still end at one cut.
+int64_t shrink(const std::map<SplitWeight *, int64_t> & planned, int64_t part) {
+    int64_t step = 1;
+    for (const auto & [weight, gg] : planned) {
+        step = std::lcm(step, granularity(weight->slice().type, weight->slice().axis));
+    }
+    int64_t bytes = 0;
+    for (const auto & [weight, gg] : planned) {
+        const int64_t lost = (gg * (shrink_steps - part) + shrink_steps * step - 1) / (shrink_steps * step) * step;
+        weight->move_cut(part == 0 ? 0 : std::max<int64_t>(0, gg - lost));
+        bytes += weight->part_bytes(side_device);
+    }
+    return bytes;
+}
+
+// Takes device memory for every GG; when there is too little, for as much of it as fits.
 void place_on_device(const Weights & weights, ggml_backend_dev_t device, WeightMemory & memory,
                      const std::function<void(const std::string &)> & problem) {
-    std::vector<SplitWeight *> chosen = with_part(weights, side_device);
-    if (chosen.empty()) {
-        return;
-    }
-    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(device);
-    if (allocate(chosen, side_device, buft, memory)) {
-        return;
-    }
     std::map<SplitWeight *, int64_t> planned;
     int64_t                          wanted_bytes = 0;
-    for (SplitWeight * weight : chosen) {
+    for (SplitWeight * weight : with_part(weights, side_device)) {
         planned[weight] = weight->slice().gg;
         wanted_bytes += weight->part_bytes(side_device);
     }
-    for (int sixteenths = shrink_from; sixteenths >= 0; sixteenths--) {
-        int64_t bytes = 0;
-        for (SplitWeight * weight : chosen) {
-            // GG gives up whole steps from its front, so CC keeps ending at a multiple of them
-            const int64_t lost =
-                (planned[weight] * (16 - sixteenths) / 16 + common_step - 1) / common_step * common_step;
-            weight->move_cut(sixteenths == 0 ? 0 : std::max<int64_t>(0, planned[weight] - lost));
-            bytes += weight->part_bytes(side_device);
-        }
+    if (planned.empty()) {
+        return;
+    }
+    ggml_backend_buffer_type_t buft = ggml_backend_dev_buffer_type(device);
+    if (allocate(with_part(weights, side_device), side_device, buft, memory)) {
+        return;
+    }
+    int64_t fits = 0; // parts that the device has room for
+    for (int64_t fails = shrink_steps; fails - fits > 1;) {
+        const int64_t part = (fits + fails) / 2;
+        shrink(planned, part);
         const std::vector<SplitWeight *> left = with_part(weights, side_device);
+        WeightMemory                     tried;
+        (left.empty() || allocate(left, side_device, buft, tried) ? fits : fails) = part;
+    }
+    for (; fits >= 0; fits--) { // somebody else may have taken the room since
+        const int64_t                    bytes = shrink(planned, fits);
+        const std::vector<SplitWeight *> left  = with_part(weights, side_device);
         if (left.empty() || allocate(left, side_device, buft, memory)) {
             problem(std::string(ggml_backend_dev_name(device)) + " has no room for " + std::to_string(wanted_bytes) +
-                    " bytes of weights: " + std::to_string(left.empty() ? 0 : bytes) +
-                    " bytes are there now, the rest " + "is on the host");
+                    " bytes of weights: " + std::to_string(bytes) + " bytes are there, the rest is on the host");
             return;
         }
     }

@@ -20,19 +20,17 @@ Partner::~Partner() {
 }
 
 bool Partner::allocate(Program & program) {
-    if (!ggml_gallocr_reserve(compute_.get(), program.device_graph)) {
+    const bool   reserved = ggml_gallocr_reserve(compute_.get(), program.device_graph);
+    const size_t bytes    = ggml_gallocr_get_buffer_size(compute_.get(), 0);
+    const bool   moved    = bytes != compute_bytes_; // to a larger buffer, or, when there was no room, to none
+    counters().device_compute += static_cast<int64_t>(bytes) - static_cast<int64_t>(compute_bytes_);
+    compute_bytes_ = bytes;
+    if (!reserved || !ggml_gallocr_alloc_graph(compute_.get(), program.device_graph)) {
         throw Error(OALLAMA_NO_MEMORY, std::string("device ") + ggml_backend_dev_name(device_) +
                                            " has no memory left for activations; use a smaller micro-batch (-ub)");
     }
-    const size_t bytes = ggml_gallocr_get_buffer_size(compute_.get(), 0);
-    const bool   grown = bytes != compute_bytes_;
-    counters().device_compute += static_cast<int64_t>(bytes) - static_cast<int64_t>(compute_bytes_);
-    compute_bytes_ = bytes;
-    if (!ggml_gallocr_alloc_graph(compute_.get(), program.device_graph)) {
-        throw Error(OALLAMA_NO_MEMORY, "the device side of a sub-graph cannot be allocated");
-    }
     grow_staging(program.staging_bytes);
-    return grown;
+    return moved;
 }
 
 void Partner::grow_staging(size_t size) {

@@ -19,8 +19,8 @@ class Partner {
 
     ggml_backend_t backend() const { return backend_.get(); }
 
-    // Gives a program's device tensors their memory, which all programs share since one runs at a time. True where the
-    // memory had to grow: then every other program's tensors are void. Throws OALLAMA_NO_MEMORY.
+    // Gives a program's device tensors their memory, which all programs share since one runs at a time. True where that
+    // memory moved: then every other program's tensors are void. Throws OALLAMA_NO_MEMORY, and then they are as well.
     bool allocate(Program & program);
 
     char * staging() const { return staging_base_; }

@@ -130,10 +130,15 @@ Program & SplitBackend::build(const ggml_cgraph * graph, uint64_t key) {
             }
             partner_ = std::make_unique<Partner>(program->device);
         }
-        if (partner_->allocate(*program)) {
-            counters().n_programs -= static_cast<int64_t>(n_programs_);
-            n_programs_ = 0;
-            programs_.clear();
+        bool moved = true;
+        try {
+            moved = partner_->allocate(*program);
+        } catch (...) {
+            forget();
+            throw;
+        }
+        if (moved) {
+            forget();
         }
     }
     if (n_programs_ >= max_programs) {
@@ -145,6 +150,12 @@ Program & SplitBackend::build(const ggml_cgraph * graph, uint64_t key) {
     std::vector<std::unique_ptr<Program>> & slot = programs_[key];
     slot.push_back(std::move(program));
     return *slot.back();
+}
+
+void SplitBackend::forget() {
+    counters().n_programs -= static_cast<int64_t>(n_programs_);
+    n_programs_ = 0;
+    programs_.clear();
 }
 
 // Drops the half that was not used for longest.

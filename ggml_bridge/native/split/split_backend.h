@@ -44,6 +44,7 @@ class SplitBackend {
 
     Program &   find(const ggml_cgraph * graph);
     Program &   build(const ggml_cgraph * graph, uint64_t key);
+    void        forget();
     void        evict();
     ggml_status run(Program & program, ggml_cgraph * graph);
     void        launch(Program & program, const Phase & phase, const ggml_cgraph * graph);
