@@ -1,4 +1,4 @@
-"""The project's `.venv`: its stamp, which says what it was set up for, and what is installed into it."""
+"""The project's `.venv`, or one beside it: its stamp, which says what it was set up for, and what goes into it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from .commands import capture, run
 from .console import Console, Step
 from .errors import SetupError
 
+DEFAULT = ".venv"
 STAMP = "oallama-setup.json"
 UNFINISHED = "oallama-setup.unfinished"
 SCHEMA = 1
@@ -39,11 +40,12 @@ class Stamp:
 
 
 class Environment:
-    """`.venv` in the project root."""
+    """`.venv` in the project root, or another `name` there."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, name: str = DEFAULT) -> None:
         self.root = root
-        self.folder = root / ".venv"
+        self.name = name
+        self.folder = root / name
         self.python = self.folder / "bin" / "python"
 
     def read_stamp(self) -> Stamp | None:
@@ -77,7 +79,7 @@ class Environment:
         return f"{self.folder} {os.path.realpath(self.python)}"
 
     def fault(self, env: Mapping[str, str]) -> str | None:
-        """Why `.venv` has to be made anew; None when it is usable.
+        """Why the environment has to be made anew; None when it is usable.
 
         That is so when a set-up left it half-written, when it was moved, or when its interpreter is gone. One that
         somebody made by hand is usable.
@@ -98,17 +100,17 @@ class Environment:
         return None if place == self.place() else "it was moved or its Python was replaced"
 
     def prepare(self, console: Console, step: Step, fault: str | None, env: Mapping[str, str]) -> None:
-        """Make `.venv` anew where it has a fault, and mark it unfinished."""
+        """Make the environment anew where it has a fault, and mark it unfinished."""
         if fault is None:
             (self.folder / UNFINISHED).touch()
-            step.result = "kept .venv"
+            step.result = f"kept {self.name}"
             return
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         (self.folder / UNFINISHED).touch()
-        run(console, step, [sys.executable, "-m", "venv", str(self.folder)], env, "creating .venv")
+        run(console, step, [sys.executable, "-m", "venv", str(self.folder)], env, f"creating {self.name}")
         self._upgrade_old_pip(console, step, env)
-        step.result = f"created .venv with Python {'.'.join(map(str, sys.version_info[:3]))} ({fault})"
+        step.result = f"created {self.name} with Python {'.'.join(map(str, sys.version_info[:3]))} ({fault})"
 
     def _upgrade_old_pip(self, console: Console, step: Step, env: Mapping[str, str]) -> None:
         shown = capture([str(self.python), "-m", "pip", "--version"], env) or ""
@@ -125,11 +127,23 @@ class Environment:
         self, console: Console, step: Step, extras: list[str], dependencies: bool, env: Mapping[str, str]
     ) -> None:
         """Editable install of the project, which compiles the native bridge; `dependencies`: with what it needs."""
+        if self.name != DEFAULT:
+            env = {**env, "SKBUILD_BUILD_DIR": str(self._native_build())}
         target = f"{self.root}[{','.join(extras)}]" if extras else str(self.root)
         # Never from source: llama-cpp-python was installed before, so a request for it would be a fault.
         options = ["--prefer-binary", "--only-binary", "llama-cpp-python"] if dependencies else ["--no-deps"]
         command = [*self._pip("install"), "--verbose", *options, "--editable", target]
         run(console, step, command, env, "installing oallama", cwd=self.root)
+
+    def drop_native_build(self) -> None:
+        """Forget how the native part was compiled: CMake would keep the compiler of another time."""
+        default = self.name == DEFAULT
+        for folder in (self.root / "build").glob("*-none-*") if default else [self._native_build()]:
+            shutil.rmtree(folder, ignore_errors=not default)
+
+    def _native_build(self) -> Path:
+        """Build folder of an environment that is not the default one, whose folder pyproject.toml names."""
+        return self.root / "build" / self.name.lstrip(".")
 
     def _pip(self, verb: str) -> list[str]:
         return [str(self.python), "-m", "pip", verb]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import vulkan
 from .commands import capture
 from .errors import SetupError, UsageError
 
@@ -150,20 +151,14 @@ def _hip(env: Mapping[str, str], cmake_args: str, forced: bool) -> Backend | Mis
 
 
 def _vulkan(env: Mapping[str, str], cxx: str, forced: bool) -> Backend | Missing:
-    summary = capture(["vulkaninfo", "--summary"], env, _QUERY_S) or ""
-    kinds = re.findall(r"deviceType\s*=\s*PHYSICAL_DEVICE_TYPE_(\w+)", summary)
-    names = re.findall(r"deviceName\s*=\s*(.+)", summary)
-    cards = [name.strip() for name, kind in zip(names, kinds, strict=False) if kind != "CPU"]
+    cards = [name for name, kind in vulkan.devices(env) if kind != "CPU"]
     if not cards and not forced:
         return Missing("no Vulkan driver answers with a GPU")
-    if _find("glslc", env) is None:
-        return _lacks(cards, "there is no glslc: install glslc, libvulkan-dev and spirv-headers")
-    include = [f"-I{env['VULKAN_SDK']}/include"] if env.get("VULKAN_SDK") else []
-    # The structure came with Vulkan 1.3.272; older headers do not compile ggml.
-    source = "#include <vulkan/vulkan.h>\n#include <spirv/unified1/spirv.hpp>\nstatic VkLayerSettingEXT setting;\n"
-    if not _compiles([cxx, "-fsyntax-only", *include], "check.cpp", source, env):
-        return _lacks(cards, "Vulkan headers of 1.3.272 or later or spirv-headers are missing: install them")
-    return Backend("vulkan", f"Vulkan build for {_names(cards) or 'any device'}", ("-DGGML_VULKAN=ON",))
+    if missing := vulkan.missing_to_build(env, cxx):
+        return _lacks(cards, vulkan.advice(missing, env))
+    sdk = vulkan.sdk_for_build(env, cxx)
+    settings = (("VULKAN_SDK", sdk),) if sdk else ()
+    return Backend("vulkan", f"Vulkan build for {_names(cards) or 'any device'}", ("-DGGML_VULKAN=ON",), settings)
 
 
 def _metal(env: Mapping[str, str], system: str) -> Backend | Missing:

@@ -66,6 +66,21 @@ def next_variant(variant: Variant, bad: Mapping[str, str], has_amx: bool, auto: 
     return None
 
 
+def working_recipe(
+    backend: Backend, version: str, cpu: Cpu, compiler: Compiler, env: Mapping[str, str], auto: bool
+) -> Recipe:
+    """How llama-cpp-python is built here: without the CPU layouts that its self-test found wrong."""
+    store, variant = WheelStore(cache_dir(env)), Variant(backend)
+    while True:
+        recipe = make_recipe(variant, version, cpu, compiler, env)
+        outcome = store.read_outcome(recipe.key)
+        bad = {layout: result for layout, result in outcome.items() if result != "ok"}
+        following = next_variant(variant, bad, cpu.has_amx, auto) if bad else None
+        if following is None:
+            return recipe
+        variant = following
+
+
 class LlamaInstaller:
     """Builds, installs and tests variants of llama-cpp-python until one passes."""
 

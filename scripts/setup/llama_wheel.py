@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import tarfile
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -112,13 +113,19 @@ class WheelStore:
         draft.replace(file)
 
     def build(self, console: Console, step: Step, python: Path, recipe: Recipe, env: Mapping[str, str]) -> Path:
-        """Build the wheel in a temporary folder and move it into place whole. The caller holds the cache's lock."""
+        """Build the wheel beside the cache and move it into place whole. The caller holds the cache's lock.
+
+        Source and build folder are kept until there is a wheel, so that a build that was cut short goes on.
+        """
         drafts = self.cache / "tmp"
-        shutil.rmtree(drafts, ignore_errors=True)  # left by a set-up that was killed: the lock is ours
-        drafts.mkdir(parents=True)
+        work = drafts / recipe.key
+        for other in drafts.glob("*"):  # of a build that nobody asks for any more: the lock is ours
+            if other != work:
+                shutil.rmtree(other, ignore_errors=True)
+        work.mkdir(parents=True, exist_ok=True)
         name = recipe.backend.name
         need, free = DISK_BYTES.get(name, DISK_BYTES_GPU), shutil.disk_usage(drafts).free
-        if free < need:
+        if free < need and not (work / "build").exists():
             raise SetupError(
                 f"the build needs {need / 1e9:.0f} GB in {self.cache} and {free / 1e9:.1f} GB are free: "
                 "free some, or set OALLAMA_CACHE_DIR to a folder on another disk"
@@ -126,30 +133,56 @@ class WheelStore:
         jobs = build_jobs(env)
         minutes = max(1, round(CORE_MINUTES.get(name, CORE_MINUTES_GPU) / jobs))
         step.announce(f"fetching and compiling llama.cpp, {jobs} jobs: about {minutes} min, only this once")
-        draft = Path(tempfile.mkdtemp(dir=drafts))
-        build_env = {
-            **{key: value for key, value in env.items() if key not in ("CFLAGS", "CXXFLAGS")},  # they are in the args
-            **dict(recipe.backend.env),
-            "CC": recipe.compiler.cc,
-            "CXX": recipe.compiler.cxx,
-            "CMAKE_ARGS": shlex.join(recipe.args),
-            "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
-            "TMPDIR": str(draft),
-        }
-        # pip's own cache names wheels by version alone, so a wheel for other flags could come out of it.
-        pip = [str(python), "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-cache-dir"]
-        pip += ["--no-binary", "llama-cpp-python", "--wheel-dir", str(draft / "out")]
-        try:
-            run(console, step, [*pip, f"llama-cpp-python=={recipe.version}"], build_env, f"building llama.cpp ({name})")
-            note = {"args": recipe.args, "compiler": str(recipe.compiler)}
-            (draft / "out" / "recipe.json").write_text(json.dumps(note, indent=1), encoding="utf-8")
-            place = self.cache / "wheels" / recipe.key
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(place, ignore_errors=True)
-            (draft / "out").replace(place)
-        finally:
-            shutil.rmtree(drafts, ignore_errors=True)
-        wheel = self.find(recipe.key)
-        if wheel is None:
+        source = fetch_source(console, step, recipe.version, work, python, env)
+        out = work / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=work) as folder:
+            build_env = {
+                **{
+                    key: value for key, value in env.items() if key not in ("CFLAGS", "CXXFLAGS")
+                },  # they are in the args
+                **dict(recipe.backend.env),
+                "CC": recipe.compiler.cc,
+                "CXX": recipe.compiler.cxx,
+                "CMAKE_ARGS": shlex.join(recipe.args),
+                "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
+                "GIT_CEILING_DIRECTORIES": str(work),  # a repository around the cache is not llama.cpp's
+                "SKBUILD_BUILD_DIR": str(work / "build"),
+                "TMPDIR": folder,
+            }
+            # pip's own cache names wheels by version alone, so a wheel for other flags could come out of it.
+            pip = [str(python), "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-cache-dir"]
+            command = [*pip, "--wheel-dir", str(out), str(source)]
+            run(console, step, command, build_env, f"building llama.cpp ({name})")
+        if not any(out.glob("*.whl")):
             raise SetupError(f"building llama.cpp ({name}) left no wheel: the log has the details")
-        return wheel
+        note = {"args": recipe.args, "compiler": str(recipe.compiler)}
+        (out / "recipe.json").write_text(json.dumps(note, indent=1), encoding="utf-8")
+        place = self.cache / "wheels" / recipe.key
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+        out.replace(place)
+        shutil.rmtree(drafts, ignore_errors=True)
+        return next(place.glob("*.whl"))
+
+
+def fetch_source(console: Console, step: Step, version: str, work: Path, python: Path, env: Mapping[str, str]) -> Path:
+    """The source package of llama-cpp-python unpacked in `work`: fetched, unless it is there. Returns its folder."""
+    source = work / "source"
+    if source.is_dir():
+        return source
+    draft = work / "sdist"
+    shutil.rmtree(draft, ignore_errors=True)
+    pip = [str(python), "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", "--dest", str(draft)]
+    run(console, step, [*pip, f"llama-cpp-python=={version}"], env, "fetching the source of llama.cpp")
+    package = next(draft.glob("*.tar.gz"), None)
+    if package is None:
+        raise SetupError(f"the package index gave no source of llama-cpp-python {version}: check PIP_INDEX_URL")
+    with tarfile.open(package) as tar:
+        if hasattr(tarfile, "data_filter"):  # not in the first releases of Python 3.10
+            tar.extractall(draft / "unpacked", filter="data")
+        else:
+            tar.extractall(draft / "unpacked")
+    next((draft / "unpacked").iterdir()).replace(source)
+    shutil.rmtree(draft)
+    return source

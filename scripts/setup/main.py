@@ -1,11 +1,10 @@
-"""Set-up from nothing to a tested `.venv`, or the finding that there is nothing to do."""
+"""Set-up from nothing to a tested environment, or the finding that there is nothing to do."""
 
 from __future__ import annotations
 
 import argparse
 import hashlib
 import os
-import shutil
 import signal
 import sys
 import time
@@ -13,26 +12,30 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from . import vulkan
 from .console import Console, format_seconds
-from .environment import Environment, Stamp, digest_files, lock, native_sources
+from .environment import DEFAULT, Environment, Stamp, digest_files, lock, native_sources
 from .errors import SetupError, UsageError
 from .gpu import CHOICES, Backend, choose_backend, gpu_hint
-from .llama import LlamaInstaller, Machine
+from .llama import LlamaInstaller, Machine, working_recipe
 from .llama_wheel import pinned_version
 from .machine import check_compiler, find_compiler, platform_tag, this_cpu
 
+VULKAN = ".venv-vulkan"
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 class Setup:
-    """One set-up of one checkout. `extras` are those of pyproject.toml that are asked for."""
+    """One set-up of one checkout's environment. `extras` are those of pyproject.toml that are asked for."""
 
-    def __init__(self, root: Path, machine: Machine, console: Console, extras: Sequence[str]) -> None:
+    def __init__(
+        self, root: Path, machine: Machine, console: Console, extras: Sequence[str], name: str = DEFAULT
+    ) -> None:
         self.root = root
         self.machine = machine
         self.console = console
         self.extras = sorted(extras)
-        self.environment = Environment(root)
+        self.environment = Environment(root, name)
         self.version = pinned_version((root / "pyproject.toml").read_text(encoding="utf-8"))
 
     def inputs(self) -> dict[str, str]:
@@ -65,7 +68,10 @@ class Setup:
                 cmake_args = machine.env.get("CMAKE_ARGS", "")
                 backend = choose_backend(machine.wish, machine.env, machine.compiler.cxx, cmake_args)
                 step.result = f"{machine.cpu.model}, {machine.compiler}; {backend.why}"
-        with self.console.step("environment", "creating .venv") as step:
+                if old is not None and old.wheel == self._wheel(backend):
+                    backend = None
+                    step.result += "; the installed llama.cpp is the one for it"
+        with self.console.step("environment", f"creating {self.environment.name}") as step:
             self.environment.prepare(self.console, step, fault, machine.env)
         try:
             stamp = self._install(old, backend, extras, refresh)
@@ -75,6 +81,12 @@ class Setup:
         self.environment.write_stamp(stamp)
         return stamp
 
+    def _wheel(self, backend: Backend) -> str:
+        """Key of the llama-cpp-python that would be installed for a back end, by what is known of it."""
+        machine = self.machine
+        auto = machine.wish == "auto"
+        return working_recipe(backend, self.version, machine.cpu, machine.compiler, machine.env, auto).key
+
     def _install(self, old: Stamp | None, backend: Backend | None, extras: list[str], refresh: bool) -> Stamp:
         now = self.inputs()
         dependencies = old is None or old.inputs["project"] != now["project"] or extras != old.extras
@@ -83,8 +95,7 @@ class Setup:
             return Stamp(now, extras, old.wheel, old.backend, old.layouts, old.notes)
         assert backend is not None
         self.environment.drop_stamp()
-        for folder in (self.root / "build").glob("*-none-*"):  # CMake would keep the compiler of another time
-            shutil.rmtree(folder)
+        self.environment.drop_native_build()
         installer = LlamaInstaller(self.console, self.environment, self.machine, self.version)
         made = installer.install(backend, lambda: self._install_project(extras, dependencies), refresh)
         return Stamp(now, extras, made.wheel, made.backend, made.layouts, made.notes)
@@ -110,10 +121,16 @@ def main(root: Path, arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="setup_env.py", description="Set up .venv: see docs/install.md.")
     parser.add_argument("--extra", action="append", default=[], help="an extra of pyproject.toml (test, plots, train)")
     parser.add_argument("--refresh", action="store_true", help="look, install and test again even if nothing changed")
+    parser.add_argument(
+        "--vulkan", action="store_true", help=f"set up {VULKAN}, beside .venv, with Vulkan on any device"
+    )
+    packages = "with --vulkan: install what the system lacks, instead of saying what it is"
+    parser.add_argument("--install-packages", action="store_true", help=packages)
     options = parser.parse_args(arguments)
-    console = Console(sys.stderr, root / "build" / "setup.log")
-    start = time.monotonic()
-    return guarded(console, "set-up", lambda: _set_up(root, console, options.extra, options.refresh, start))
+    if options.install_packages and not options.vulkan:
+        parser.error("--install-packages goes with --vulkan")
+    console = Console(sys.stderr, root / "build" / ("setup-vulkan.log" if options.vulkan else "setup.log"))
+    return guarded(console, "set-up", lambda: _set_up(root, console, options, time.monotonic()))
 
 
 def guarded(console: Console, what: str, job: Callable[[], int]) -> int:
@@ -144,18 +161,23 @@ def asked_backend(env: Mapping[str, str]) -> str:
     return wish
 
 
-def _set_up(root: Path, console: Console, extras: Sequence[str], refresh: bool, start: float) -> int:
+def _set_up(root: Path, console: Console, options: argparse.Namespace, start: float) -> int:
     env = clean_environment(os.environ)
-    wish = asked_backend(env)
-    setup = Setup(root, Machine(env, this_cpu(env), find_compiler(env), wish), console, extras)
-    if not refresh and setup.up_to_date():
+    name, wish = (VULKAN, "vulkan") if options.vulkan else (DEFAULT, asked_backend(env))
+    compiler = find_compiler(env)
+    setup = Setup(root, Machine(env, this_cpu(env), compiler, wish), console, options.extra, name)
+    if not options.refresh and setup.up_to_date():
         print(f"set-up: up to date ({format_seconds(time.monotonic() - start)})", file=sys.stderr)
         return DONE
-    with lock(root / "build" / "setup.lock", console):
-        if refresh or not setup.up_to_date():  # another process may have done it while we waited
+    with lock(console.log_path.with_suffix(".lock"), console):
+        if options.refresh or not setup.up_to_date():  # another process may have done it while we waited
             console.open_log()
-            console.say(f"set-up of .venv (log: {console.log_path})")
-            stamp = setup.run(refresh)
+            console.say(f"set-up of {name} (log: {console.log_path})")
+            if options.install_packages:
+                vulkan.install_packages(console, compiler.cxx, env)
+            elif options.vulkan:
+                vulkan.check(compiler.cxx, env)
+            stamp = setup.run(options.refresh)
             for note in stamp.notes:
                 console.say(f"  note: {note}")
         console.say(f"set-up: done ({format_seconds(time.monotonic() - start)})")

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import sys
-import tarfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from .commands import capture, run
 from .console import Console, Step
 from .environment import Environment, lock
 from .errors import SetupError
-from .gpu import Backend, choose_backend
-from .llama import next_variant
-from .llama_wheel import Recipe, Variant, WheelStore, make_recipe, pinned_version, wheel_key
-from .machine import Compiler, Cpu, build_jobs, cache_dir, check_compiler, find_compiler, platform_tag, this_cpu
+from .gpu import choose_backend
+from .llama import working_recipe
+from .llama_wheel import Recipe, fetch_source, pinned_version, wheel_key
+from .machine import build_jobs, cache_dir, check_compiler, find_compiler, platform_tag, this_cpu
 from .main import DONE, asked_backend, clean_environment, guarded
 
 PROGRAMS = ("llama-bench", "llama-server", "llama-cli", "ggml-rpc-server", "test-backend-ops")
@@ -60,59 +59,31 @@ def stock_build(root: Path, env: Mapping[str, str], wish: str) -> StockBuild:
     return StockBuild(recipe, cache_dir(env) / "stock" / key)
 
 
-def working_recipe(
-    backend: Backend, version: str, cpu: Cpu, compiler: Compiler, env: Mapping[str, str], auto: bool
-) -> Recipe:
-    """How llama-cpp-python is built here: without the CPU layouts that its self-test found wrong."""
-    store, variant = WheelStore(cache_dir(env)), Variant(backend)
-    while True:
-        recipe = make_recipe(variant, version, cpu, compiler, env)
-        outcome = store.read_outcome(recipe.key)
-        bad = {layout: result for layout, result in outcome.items() if result != "ok"}
-        following = next_variant(variant, bad, cpu.has_amx, auto) if bad else None
-        if following is None:
-            return recipe
-        variant = following
-
-
 def build_programs(console: Console, build: StockBuild, python: Path, env: Mapping[str, str]) -> Path:
-    """Build them unless they are there; returns their folder. Raises SetupError. What an interrupted build compiled is
-    used by the next."""
+    """Fetch, compile and keep them; returns their folder. Raises SetupError. The caller holds the lock of the cache.
+    What an interrupted build compiled is used by the next."""
     work = build.place.with_name(f"{build.place.name}.work")
-    with lock(build.place.with_name("stock.lock"), console):
-        if build.programs:  # another process may have built them while we waited
-            return build.programs
-        work.mkdir(parents=True, exist_ok=True)
-        if (free := shutil.disk_usage(work).free) < DISK_BYTES and not (work / "build").exists():
-            raise SetupError(
-                f"the build needs {DISK_BYTES / 1e9:.0f} GB in {work.parent} and {free / 1e9:.1f} GB are free: "
-                "free some, or set OALLAMA_CACHE_DIR to a folder on another disk"
-            )
-        with console.step("source", f"fetching llama-cpp-python {build.recipe.version}") as step:
-            step.result = _fetch(console, step, build.recipe.version, work, python, env)
-        with console.step("programs", "configuring") as step:
-            _compile(console, step, build.recipe, work, python, env)
-            step.result = f"compiled {', '.join(PROGRAMS)} ({build.recipe.backend.name})"
-        _keep(build, work)
-    assert build.programs is not None
-    return build.programs
+    work.mkdir(parents=True, exist_ok=True)
+    if (free := shutil.disk_usage(work).free) < DISK_BYTES and not (work / "build").exists():
+        raise SetupError(
+            f"the build needs {DISK_BYTES / 1e9:.0f} GB in {work.parent} and {free / 1e9:.1f} GB are free: "
+            "free some, or set OALLAMA_CACHE_DIR to a folder on another disk"
+        )
+    with console.step("source", f"fetching llama-cpp-python {build.recipe.version}") as step:
+        step.result = _fetch(console, step, build.recipe.version, work, python, env)
+    with console.step("programs", "configuring") as step:
+        _compile(console, step, build.recipe, work, python, env)
+        step.result = f"compiled {', '.join(PROGRAMS)} ({build.recipe.backend.name})"
+    return _keep(build, work)
 
 
 def _fetch(console: Console, step: Step, version: str, work: Path, python: Path, env: Mapping[str, str]) -> str:
-    """Unpack llama.cpp out of the source package into work/llama.cpp. Returns what was done."""
+    """Put llama.cpp out of the source package into work/llama.cpp. Returns what was done."""
     if (work / "llama.cpp").is_dir():
         return f"kept the source of llama-cpp-python {version}"
-    sdist = work / "sdist"
-    shutil.rmtree(sdist, ignore_errors=True)
-    pip = [str(python), "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", "--dest", str(sdist)]
-    run(console, step, [*pip, f"llama-cpp-python=={version}"], env, "fetching the source of llama.cpp")
-    with tarfile.open(next(sdist.glob("*.tar.gz"))) as tar:
-        if hasattr(tarfile, "data_filter"):  # not in the first releases of Python 3.10
-            tar.extractall(sdist, filter="data")
-        else:
-            tar.extractall(sdist)
-    next(sdist.glob("*/vendor/llama.cpp")).replace(work / "llama.cpp")
-    shutil.rmtree(sdist)
+    source = fetch_source(console, step, version, work, python, env)
+    (source / "vendor" / "llama.cpp").replace(work / "llama.cpp")
+    shutil.rmtree(source)
     return f"fetched the source of llama-cpp-python {version}"
 
 
@@ -147,7 +118,7 @@ def _find_cmake(console: Console, step: Step, work: Path, python: Path, env: Map
     return str(cmake)
 
 
-def _keep(build: StockBuild, work: Path) -> None:
+def _keep(build: StockBuild, work: Path) -> Path:
     """Move programs and libraries into their place, the note that they are complete last; drop everything else."""
     shutil.rmtree(build.place, ignore_errors=True)
     build.place.mkdir()
@@ -157,6 +128,7 @@ def _keep(build: StockBuild, work: Path) -> None:
     draft.write_text(json.dumps(note, indent=1), encoding="utf-8")
     draft.replace(build.place / "recipe.json")
     shutil.rmtree(work)
+    return build.place / "bin"
 
 
 def _python_with_pip(root: Path, env: Mapping[str, str]) -> Path:
@@ -184,8 +156,11 @@ def _main(root: Path, console: Console, vulkan: bool, find: bool) -> int:
         raise SetupError("llama.cpp's programs are not built here: run scripts/stock_binaries")
     if folder is None:
         check_compiler(build.recipe.compiler, env)
-        console.open_log()
-        console.say(f"llama.cpp {build.recipe.version}, its own programs (log: {console.log_path})")
-        folder = build_programs(console, build, _python_with_pip(root, env), env)
+        with lock(build.place.with_name("stock.lock"), console):
+            folder = build.programs  # another process may have built them while we waited
+            if folder is None:
+                console.open_log()
+                console.say(f"llama.cpp {build.recipe.version}, its own programs (log: {console.log_path})")
+                folder = build_programs(console, build, _python_with_pip(root, env), env)
     print(folder)
     return DONE

@@ -8,12 +8,14 @@ import platform
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .commands import capture
 
 _STAND_INS = ("CPU", "RPC", "BLAS", "OALLAMA")  # processors, worker processes and plugins: no graphics card
+
+_SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader")  # Vulkan devices that are the processor
 
 
 def skipped(report: Path) -> dict[str, list[str]]:
@@ -36,9 +38,11 @@ def absent_devices(devices_json: str | None) -> list[str]:
     if devices_json is None:
         return ["devices: `oallama devices --json` failed, so it is not known which are here"]
     devices = json.loads(devices_json)["devices"]
-    backends = {str(device["backend"]) for device in devices if not _stands_in(str(device["backend"]))}
+    backends = {str(device["backend"]) for device in devices if not _stands_in(device)}
     if not backends:
-        return ["a graphics card: none answers here (CUDA, ROCm, Vulkan, Metal); a worker process stood in for it"]
+        played = [str(device["description"]) for device in devices if device["backend"] == "Vulkan"]
+        stood_in = f"the processor ({played[0]}, a Vulkan device in software)" if played else "a worker process"
+        return [f"a graphics card: none answers here (CUDA, ROCm, Vulkan, Metal); {stood_in} stood in for it"]
     return [f"back ends other than {', '.join(sorted(backends))}"]
 
 
@@ -53,8 +57,9 @@ def report_lines(reasons: dict[str, list[str]], devices: Sequence[str]) -> list[
     return lines
 
 
-def _stands_in(backend: str) -> bool:
-    return backend.upper().startswith(_STAND_INS)
+def _stands_in(device: Mapping[str, object]) -> bool:
+    in_software = any(name in str(device.get("description", "")).lower() for name in _SOFTWARE)
+    return in_software or str(device["backend"]).upper().startswith(_STAND_INS)
 
 
 def main(arguments: Sequence[str]) -> int:

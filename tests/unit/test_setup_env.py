@@ -3,11 +3,13 @@ behind. The programs outside (compilers, drivers, pip) are small scripts on a PA
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -228,11 +230,12 @@ def test_a_vulkan_driver_on_the_processor_is_no_gpu(tmp_path: Path, bin_env: dic
     program(tmp_path / "bin", "glslc", "")
     program(tmp_path / "bin", "c++", "")
     assert choose("auto", bin_env).name == "cpu"
-    assert choose("vulkan", bin_env).flags == ("-DGGML_VULKAN=ON",), "asked for by name it is built"
+    chosen = choose("vulkan", bin_env)
+    assert (chosen.flags, chosen.env) == (("-DGGML_VULKAN=ON",), ()), "asked for by name it is built"
     program(tmp_path / "bin", "vulkaninfo", summary.format("DISCRETE_GPU", "Arc A770"))
     assert choose("auto", bin_env).why == "Vulkan build for Arc A770"
     program(tmp_path / "bin", "c++", "exit 1")
-    assert "Vulkan headers" in choose("auto", bin_env).why
+    assert "Arc A770 answers, but the Vulkan loader and headers" in choose("auto", bin_env).why
 
 
 def test_metal_is_for_macos(tmp_path: Path, bin_env: dict[str, str]) -> None:
@@ -406,14 +409,22 @@ def test_the_environment_for_pip_cannot_install_elsewhere() -> None:
 
 
 def fake_python(tmp_path: Path, selftest: str) -> Path:
-    """`python` as set-up calls it: `-m pip wheel` leaves a wheel named after CMAKE_ARGS, `-c` runs the self-test."""
+    """`python` as set-up calls it: `-m pip download` fetches a source package, `-m pip wheel` leaves a wheel that holds
+    CMAKE_ARGS, `-c` runs the self-test."""
+    with tarfile.open(tmp_path / "sdist.tar.gz", "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("llama_cpp_python-0.3.36/pyproject.toml"), io.BytesIO())
     return program(
         tmp_path / "venv" / "bin",
         "python",
         f"""
         echo "$*" >> {tmp_path}/calls
         case "$*" in
+        *"pip download"*)
+            while [ "$1" != --dest ]; do shift; done
+            mkdir -p "$2"; cp {tmp_path}/sdist.tar.gz "$2";;
         *"pip wheel"*)
+            for source; do :; done; [ -f "$source/pyproject.toml" ] || exit 1
+            mkdir -p "$SKBUILD_BUILD_DIR"; echo compiled >> "$SKBUILD_BUILD_DIR/objects"
             case "$CMAKE_ARGS" in *CUDA*) echo "nvcc fatal"; exit 1;; esac
             while [ "$1" != --wheel-dir ]; do shift; done
             mkdir -p "$2"; printf '%s' "$CMAKE_ARGS" > "$2/llama_cpp_python-0.3.36-py3-none-any.whl";;
@@ -482,11 +493,18 @@ def test_a_self_test_that_cannot_run_starts_no_rebuild(tmp_path: Path, console: 
     assert not list(tmp_path.rglob("selftest.json")), "and is not remembered as the wheel's fault"
 
 
-def test_a_build_that_fails_leaves_nothing_in_the_cache(tmp_path: Path, console: Console) -> None:
+def test_a_build_that_fails_leaves_no_wheel_and_the_next_goes_on(tmp_path: Path, console: Console) -> None:
     cuda = gpu.Backend("cuda", "CUDA build", ("-DGGML_CUDA=ON",))
-    with pytest.raises(SetupError):
-        installer(tmp_path, console, "", EPYC, "cuda").install(cuda, lambda: None, False)
-    assert [path for path in (tmp_path / "cache").rglob("*") if path.name != "setup.lock"] == []
+    for attempt in (1, 2):
+        with pytest.raises(SetupError):
+            installer(tmp_path, console, "", EPYC, "cuda").install(cuda, lambda: None, False)
+        assert not (tmp_path / "cache" / "wheels").exists()
+        (objects,) = (tmp_path / "cache" / "tmp").rglob("objects")
+        assert objects.read_text(encoding="utf-8") == "compiled\n" * attempt, "in the same build folder"
+        assert calls(tmp_path, "pip download") == 1
+    installer(tmp_path, console, """echo '{"CPU": "ok"}'""", EPYC).install(CPU_BUILD, lambda: None, False)
+    assert calls(tmp_path, "pip download") == 2, "another build starts afresh"
+    assert not (tmp_path / "cache" / "tmp").exists(), "and one that ends leaves its wheel alone"
 
 
 # ---- the environment and its stamp
@@ -520,6 +538,45 @@ def test_finished_environment_is_up_to_date_until_something_changes(tmp_path: Pa
     assert not Setup(root, llama.Machine(setup.machine.env, EPYC, GCC, "cpu"), console, ["test"]).up_to_date()
     (root / "ggml_bridge" / "native" / "a.cpp").write_text("int b;", encoding="utf-8")
     assert not setup.up_to_date()
+
+
+def test_a_new_program_of_a_driver_that_changes_nothing_leaves_llama_cpp_alone(
+    tmp_path: Path, console: Console
+) -> None:
+    root = project(tmp_path)
+    program(root / ".venv" / "bin", "python", f'echo "$*" >> {tmp_path}/calls; echo True')
+    env = {"PATH": os.environ["PATH"], "OALLAMA_CACHE_DIR": str(tmp_path / "cache")}
+    before = Setup(root, llama.Machine(env, EPYC, GCC, "cpu"), console, [])
+    wheel = llama.working_recipe(CPU_BUILD, "0.3.36", EPYC, GCC, env, auto=False).key
+    before.environment.write_stamp(Stamp(before.inputs(), [], wheel, "cpu"))
+    program(tmp_path / "bin", "rocminfo", "")
+    after = Setup(root, llama.Machine({**env, "ROCM_PATH": str(tmp_path)}, EPYC, GCC, "cpu"), console, [])
+    assert not after.up_to_date()
+    assert after.run().wheel == wheel
+    assert calls(tmp_path, "--editable") == 1 and calls(tmp_path, "--force-reinstall") == 0
+    assert after.up_to_date()
+    other = Setup(root, llama.Machine({**env, "CMAKE_ARGS": "-DGGML_X=ON"}, EPYC, GCC, "cpu"), console, [])
+    with pytest.raises(SetupError):  # nothing to fetch it from
+        other.run()
+    assert calls(tmp_path, "pip download") == 1
+
+
+def test_another_environment_has_a_build_folder_of_its_own(tmp_path: Path, console: Console) -> None:
+    root = project(tmp_path)
+    for name in (".venv", ".venv-vulkan"):
+        python = f'[ "$1 $2 $3" != "-m pip install" ] || echo "{name} $SKBUILD_BUILD_DIR" >> {tmp_path}/calls'
+        program(root / name / "bin", "python", python)
+        environment = Environment(root, name)
+        with console.step("oallama", "installing") as step:
+            environment.install_project(console, step, [], False, {"PATH": os.environ["PATH"]})
+    folder = root / "build" / "venv-vulkan"
+    assert (tmp_path / "calls").read_text(encoding="utf-8") == f".venv \n.venv-vulkan {folder}\n"
+    for built in (folder, root / "build" / "py3-none-linux_x86_64"):
+        built.mkdir(parents=True)
+    Environment(root, ".venv-vulkan").drop_native_build()
+    assert [path.name for path in (root / "build").iterdir()] == ["py3-none-linux_x86_64"]
+    Environment(root).drop_native_build()
+    assert not any((root / "build").iterdir())
 
 
 def test_unfinished_moved_or_damaged_environment_is_not_taken_for_whole(tmp_path: Path, console: Console) -> None:
