@@ -1,0 +1,225 @@
+"""The records of a comparison: what is measured, how every arm is loaded, what it says of itself, and its samples.
+
+Frozen; bytes are int, times are float seconds. Everything that goes to or comes from an arm's process is plain JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from oallama.core.types import Operator
+
+Place = Literal["device", "host", "split"]
+"""Where an operator's weight lies: all of it on the device, all of it in host memory, or in parts on both."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchTest:
+    """One thing to time, as llama-bench: n_prompt tokens at once, then n_gen one by one, n_depth being there before."""
+
+    n_prompt: int
+    n_gen: int
+    n_depth: int = 0
+
+    @property
+    def label(self) -> str:
+        """`pp512`, `tg128`, `pp512+tg128`, `tg128 @ d4096`, as llama-bench writes it."""
+        parts = [f"{kind}{n}" for kind, n in (("pp", self.n_prompt), ("tg", self.n_gen)) if n]
+        return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that are timed."""
+        return self.n_prompt + self.n_gen
+
+    @property
+    def n_ctx(self) -> int:
+        """Context that the test needs."""
+        return self.n_tokens + self.n_depth
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One turn of a test: seconds of the prompt (0 without one) and of all generated tokens; of a test that is too
+    short to time alone, medians of n_runs runs in that turn."""
+
+    prompt_s: float
+    gen_s: float
+    n_runs: int = 1
+
+    @property
+    def seconds(self) -> float:
+        return self.prompt_s + self.gen_s
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the arms share. flash_attn None: each arm's own default (stock: auto; ours: as `oallama run`).
+
+    cpus: what each arm's process is pinned to, empty for no pinning; a worker process is pinned by `device`.
+    """
+
+    model: str
+    device: str  # --device text
+    n_ctx: int
+    n_threads: int
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: str | None = None
+    cpus: tuple[int, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StockPlacement:
+    """What stock llama.cpp is told. overrides: (regular expression, "CPU" or "device"), first match wins, as -ot."""
+
+    n_gpu_layers: int
+    overrides: tuple[tuple[str, str], ...] = ()
+    n_cpu_moe: int = 0  # -ncmoe, whose patterns are among the overrides
+    fit_target_mib: int = 0  # what --fit was told to leave free
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSpec:
+    """One arm, decided: `stock` as llama.cpp's options say, or `plan` (the plan's JSON). `search` is how it was found,
+    for the reader: steps {flag, value, seconds or note}."""
+
+    name: str
+    setting: Setting
+    stock: StockPlacement | None = None
+    plan: Mapping[str, Any] | None = None
+    plan_fingerprint: str = ""
+    predicted: Mapping[str, float] | None = None
+    search: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, message: Mapping[str, Any]) -> ArmSpec:
+        stock = message["stock"]
+        setting = message["setting"]
+        return cls(
+            name=message["name"],
+            setting=Setting(**{**setting, "cpus": tuple(setting["cpus"])}),
+            stock=None
+            if stock is None
+            else StockPlacement(**{**stock, "overrides": tuple((p, w) for p, w in stock["overrides"])}),
+            plan=message["plan"],
+            plan_fingerprint=message["plan_fingerprint"],
+            predicted=message["predicted"],
+            search=tuple(message["search"]),
+            notes=tuple(message["notes"]),
+        )
+
+    def with_setting(self, **changes: Any) -> ArmSpec:
+        return replace(self, setting=replace(self.setting, **changes))
+
+
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """The memory cap that holds for every arm: bytes on the device in all, and bytes of operators' weights there.
+
+    None: no such cap. `device_bytes` comes from --vram and --vram-fill, `operator_bytes` from --gpu-weights.
+    """
+
+    device_bytes: int | None = None
+    operator_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What an arm's process read back after it had loaded its model. Bytes are what llama.cpp holds.
+
+    places: operator -> where its weight lies, of those seen in a real decode; device_share: of each split operator.
+    buffers: bytes of weights, KV and compute in each kind of memory, for telling configurations apart.
+    """
+
+    device: str  # ggml's name, "none" without one
+    device_bytes: int
+    host_bytes: int
+    places: Mapping[str, Place]
+    layouts: Mapping[str, str]  # operator in host memory -> buffer type that holds it
+    device_share: Mapping[str, float]
+    buffers: Mapping[str, tuple[int, int, int]]
+    n_ctx: int
+    n_batch: int
+    n_ubatch: int
+    n_threads: int
+    type_k: str
+    type_v: str
+    flash_attn: bool  # whether attention really runs as FLASH_ATTN_EXT
+    n_gpu_layers: int
+    plugins: tuple[str, ...]  # backends in ggml's registry that stock llama.cpp does not have
+    facts: Mapping[str, Any]  # llama-bench's fields that only the process knows
+    warnings: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, message: Mapping[str, Any]) -> LoadReport:
+        return cls(
+            **{
+                **message,
+                "buffers": {name: (int(m), int(k), int(c)) for name, (m, k, c) in message["buffers"].items()},
+                "plugins": tuple(message["plugins"]),
+                "warnings": tuple(message["warnings"]),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One palindrome A B C C B A of a test: for every arm its two samples, in time order.
+
+    drift: how much the machine changed meanwhile (stats.block_drift of the whole times).
+    """
+
+    samples: tuple[tuple[Sample, Sample], ...]
+    drift: float
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """All blocks of one test; `kept` are compared, `discarded` are not."""
+
+    test: BenchTest
+    kept: tuple[Block, ...] = ()
+    discarded: tuple[Block, ...] = ()
+
+    def samples(self, arm: int) -> list[Sample]:
+        """The kept samples of an arm, in time order; position i of every arm makes a pair."""
+        return [sample for block in self.kept for sample in block.samples[arm]]
+
+
+@dataclass(frozen=True, slots=True)
+class ArmResult:
+    """One arm after the measurement. problems: why it did not do what it says; empty where it did."""
+
+    spec: ArmSpec
+    report: LoadReport
+    problems: tuple[str, ...] = ()
+    same_as: str | None = None  # an earlier arm that turned out to be the same configuration
+    idle_cpu_share: float = 0.0  # CPUs' worth of time that it used while others were measured
+
+
+@dataclass(frozen=True, slots=True)
+class BenchResult:
+    """A whole comparison. `warnings` are sentences; `interrupted`: it was stopped, and what is there is complete."""
+
+    operators: tuple[Operator, ...]
+    arms: tuple[ArmResult, ...]
+    series: tuple[Series, ...]
+    cap: Cap
+    started: str  # RFC 3339, UTC
+    resident: bool  # every arm stayed loaded; False: models were loaded anew for each turn
+    warnings: tuple[str, ...] = ()
+    interrupted: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)

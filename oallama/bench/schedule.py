@@ -1,0 +1,71 @@
+"""The order in which arms are measured: palindromes A B C C B A, the calm ones kept, the others measured again.
+
+Knows neither processes nor the clock: `visit` measures one arm and returns its samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from oallama.bench.records import BenchTest, Block, Sample, Series
+from oallama.bench.stats import block_drift
+
+Visit = Callable[[int, Sequence[BenchTest]], Mapping[BenchTest, Sample]]
+"""(position of the arm, tests) -> one sample of each test."""
+
+MAX_DRIFT = 0.10
+"""A block in which the machine got slower or faster by more than this is measured again."""
+
+
+def measure_blocks(
+    n_arms: int,
+    tests: Sequence[BenchTest],
+    n_blocks: int,
+    visit: Visit,
+    on_block: Callable[[Sequence[Series]], None] = lambda series: None,
+    max_drift: float = MAX_DRIFT,
+) -> tuple[Series, ...]:
+    """Measure until every test has n_blocks calm blocks, or twice as many were measured in all.
+
+    Then the calmest of the discarded ones fill up what is missing. on_block sees the state after every block, so that
+    an interruption loses only the block under way.
+    """
+    series = {test: Series(test) for test in tests}
+    for _ in range(2 * n_blocks):
+        missing = [test for test, made in series.items() if len(made.kept) < n_blocks]
+        if not missing:
+            break
+        for test, block in _block(n_arms, missing, visit).items():
+            made = series[test]
+            if block.drift <= max_drift:
+                series[test] = replace(made, kept=(*made.kept, block))
+            else:
+                series[test] = replace(made, discarded=(*made.discarded, block))
+        on_block(tuple(series.values()))
+    filled = tuple(_fill(made, n_blocks) for made in series.values())
+    on_block(filled)
+    return filled
+
+
+def unsteady(series: Series, max_drift: float = MAX_DRIFT) -> int:
+    """How many of the kept blocks drifted: those that were taken because there were not enough calm ones."""
+    return sum(block.drift > max_drift for block in series.kept)
+
+
+def _block(n_arms: int, tests: Sequence[BenchTest], visit: Visit) -> dict[BenchTest, Block]:
+    there = [visit(arm, tests) for arm in range(n_arms)]
+    back = [visit(arm, tests) for arm in reversed(range(n_arms))][::-1]
+    blocks = {}
+    for test in tests:
+        samples = tuple((first[test], second[test]) for first, second in zip(there, back, strict=True))
+        blocks[test] = Block(samples, block_drift([(a.seconds, b.seconds) for a, b in samples]))
+    return blocks
+
+
+def _fill(series: Series, n_blocks: int) -> Series:
+    lacking = n_blocks - len(series.kept)
+    if lacking <= 0:
+        return series
+    by_drift = sorted(series.discarded, key=lambda block: block.drift)
+    return replace(series, kept=(*series.kept, *by_drift[:lacking]), discarded=tuple(by_drift[lacking:]))
