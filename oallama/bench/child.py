@@ -1,0 +1,125 @@
+"""An arm's process: `python -m oallama.bench.child`, started by process.py. Loads one model and times it on request.
+
+Requests are JSON lines on stdin, one answer each on a pipe of its own: {"result": …} or {"error": {type, message}}.
+Between requests it waits in a read and computes nothing. It ends when stdin does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oallama.bench.records import ArmSpec, BenchTest, Setting
+from oallama.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from oallama.bench.loaded import LoadedModel
+    from oallama.bench.timing import Timer
+
+MODULE = "oallama.bench.child"
+FD_VARIABLE = "OALLAMA_BENCH_FD"
+
+Message = dict[str, Any]
+
+
+class Arm:
+    """What the process holds: a loaded model and a timer on it, made by the first request."""
+
+    def __init__(self) -> None:
+        self._loaded: LoadedModel | None = None
+        self._timer: Timer | None = None
+
+    def load(self, spec: Message, operators: list[str]) -> Message:
+        """Load and read back; pins this process where the setting asks for it."""
+        from oallama.bench.loaded import load_arm
+        from oallama.bench.readback import load_report
+
+        arm = ArmSpec.from_json(spec)
+        loaded = load_arm(arm)
+        self._loaded = loaded
+        pin_threads(arm.setting.cpus)
+        report = load_report(loaded, arm.setting, operators)
+        self._timer = loaded.call(lambda: _timer(loaded, arm.setting))
+        return report.to_json()
+
+    def warm_up(self, tests: list[Message]) -> Message:
+        """Run every test once, not timed; what is held afterwards, in bytes."""
+        loaded, timer = self._ready()
+        for test in tests:
+            loaded.call(lambda test=test: timer.warm_up(BenchTest(**test)))  # type: ignore[misc]
+        held = loaded.memory()
+        return {"device_bytes": held.device_bytes, "host_bytes": held.host_bytes}
+
+    def measure(self, tests: list[Message]) -> Message:
+        """One sample of each test."""
+        loaded, timer = self._ready()
+        samples = [loaded.call(lambda test=test: timer.sample(BenchTest(**test))) for test in tests]  # type: ignore[misc]
+        return {"samples": [asdict(sample) for sample in samples]}
+
+    def close(self) -> Message:
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None
+        return {}
+
+    def _ready(self) -> tuple[LoadedModel, Timer]:
+        if self._loaded is None or self._timer is None:
+            raise UsageError("this arm has loaded nothing yet")
+        return self._loaded, self._timer
+
+
+def _timer(loaded: LoadedModel, setting: Setting) -> Timer:
+    from llama_cpp import llama_cpp as api
+
+    from oallama.bench.timing import Timer, bench_tokens
+
+    vocab = api.llama_model_get_vocab(loaded.model)
+    bos = int(api.llama_vocab_bos(vocab)) if api.llama_vocab_get_add_bos(vocab) else None
+    tokens = bench_tokens(setting.n_ctx, int(api.llama_vocab_n_tokens(vocab)), setting.seed, bos)
+    return Timer(loaded.context, int(loaded.params.n_batch), tokens)
+
+
+def pin_threads(cpus: tuple[int, ...]) -> None:
+    """Pin every thread that this process has, and so all that those will start. After the device was opened: its
+    worker has CPUs of its own. Raises UsageError where that is not allowed."""
+    if not cpus:
+        return
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has just ended
+            try:
+                os.sched_setaffinity(int(task.name), cpus)
+            except OSError as error:
+                raise UsageError(f"--cpus: this process may not run there: {error.strerror}") from None
+
+
+def main() -> None:
+    from ggml_bridge.child import die_with_parent
+
+    die_with_parent()
+    descriptor = int(os.environ.pop(FD_VARIABLE))
+    os.set_inheritable(descriptor, False)
+    arm = Arm()
+    requests: dict[str, Callable[..., Message]] = {
+        "load": arm.load, "warm_up": arm.warm_up, "measure": arm.measure, "close": arm.close
+    }  # fmt: skip
+    with os.fdopen(descriptor, "w", encoding="utf-8") as answers:
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                answer: Message = {"result": requests[request.pop("do")](**request)}
+            except Exception as error:
+                answer = {"error": {"type": type(error).__name__, "message": str(error)}}
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+    sys.stderr.flush()
+    os._exit(0)  # native libraries may crash in their destructors; every answer is given
+
+
+if __name__ == "__main__":
+    main()

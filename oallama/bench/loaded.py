@@ -1,0 +1,212 @@
+"""A model as an arm loads it, in the arm's own process: by stock llama.cpp alone, or by the engine as a plan says.
+
+Both give a llama_context to time on, and a `call` through which to use it: the engine's keeps a lost device from
+taking the process along, stock llama.cpp has no such thing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from oallama.bench.records import ArmSpec, Setting, StockPlacement
+from oallama.core.errors import BridgeError
+from oallama.device.load_params import LoadSettings, apply_context, load_bridge
+from oallama.device.native_log import native_log
+from oallama.device.opening import OpenDevice, device_pointer, list_devices, open_now
+from oallama.device.spec import parse_device
+from oallama.model.memory import BufferBytes, load_refusal, memory_of
+
+T = TypeVar("T")
+
+PLUGIN_PREFIX = "OALLAMA"
+"""What our backend's name in ggml's registry begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes that a loaded model holds, by buffer type and in sum."""
+
+    buffers: tuple[BufferBytes, ...]
+    device_bytes: int
+    host_bytes: int
+
+
+class LoadedModel(Protocol):
+    """What measuring needs of a loaded model. Addresses are those of llama.h's structs."""
+
+    device: str  # ggml's name, "none" without one
+    context: int
+    model: int
+    params: Any  # the llama_context_params that the context was made with
+    n_gpu_layers: int
+    warnings: tuple[str, ...]
+
+    def call(self, function: Callable[[], T]) -> T: ...
+
+    def memory(self) -> Held:
+        """What it holds now: a split backend makes what it computes in when it first computes."""
+        ...
+
+    def device_share(self) -> dict[str, float]:
+        """Operator -> share of its weight on the device, of those that the split backend holds."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class StockModel:
+    """Loaded as llama-server would with the same options, and nothing else in the process' registry.
+
+    Raises ModelFileError, DeviceError, BridgeError where a plugin is in the registry.
+    """
+
+    def __init__(self, setting: Setting, placement: StockPlacement) -> None:
+        self._setting = setting
+        self._open: OpenDevice = open_now(parse_device(setting.device))
+        self.device = self._open.name
+        self.n_gpu_layers = placement.n_gpu_layers
+        self.warnings: tuple[str, ...] = ()
+        try:
+            if found := plugins():
+                raise BridgeError(f"the stock arm has {', '.join(found)} in ggml's registry; unset GGML_BACKEND_PATH")
+            self._load(placement)
+        except BaseException:
+            self._open.close()
+            raise
+
+    def _load(self, placement: StockPlacement) -> None:
+        from llama_cpp import llama_cpp as api
+
+        setting = self._setting
+        told = StockParams(placement, self.device)  # llama.cpp keeps pointers into it while it loads
+        with native_log() as log:
+            model = api.llama_model_load_from_file(setting.model.encode(), told.model_params)
+            if not model:
+                raise load_refusal(setting.model, self.device, log.reason())
+            self.params = context_params(setting)
+            context = api.llama_init_from_model(model, self.params)
+            if not context:
+                api.llama_model_free(model)
+                raise load_refusal(setting.model, self.device, log.reason())
+        self.model, self.context = model, context
+
+    def call(self, function: Callable[[], T]) -> T:
+        return function()
+
+    def memory(self) -> Held:
+        buffers = memory_of(load_bridge(), self.context)
+        sums = [sum(b.model + b.context + b.compute for b in buffers if b.in_host_memory == host) for host in (0, 1)]
+        return Held(buffers, *sums)
+
+    def device_share(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        from llama_cpp import llama_cpp as api
+
+        api.llama_free(self.context)
+        api.llama_model_free(self.model)
+        self._open.close()
+
+
+class PlannedModel:
+    """Loaded by the engine as a plan says, exactly as `oallama run --plan` would."""
+
+    def __init__(self, spec: ArmSpec) -> None:
+        from oallama.placer import Placer
+        from oallama.plan.plan import Plan
+
+        setting = spec.setting
+        assert spec.plan is not None
+        plan = Plan.from_json(dict(spec.plan), f"the plan of arm {spec.name}")
+        flash: Any = {} if setting.flash_attn is None else {"flash_attn": setting.flash_attn}
+        placer = Placer.load(
+            setting.model,
+            device=setting.device,
+            threads=setting.n_threads,
+            type_k=setting.type_k,
+            type_v=setting.type_v,
+            **flash,
+        )
+        self._engine = placer.engine(plan, n_ctx=setting.n_ctx, n_batch=setting.n_batch, progress=False)
+        self.device = self._engine.device
+        self.n_gpu_layers = plan.n_gpu_layers
+        self.warnings = self._engine.warnings
+        llama = self._engine.llama
+        self.context, self.model, self.params = llama.ctx, llama.model, llama.context_params
+
+    def call(self, function: Callable[[], T]) -> T:
+        return self._engine.call(function)
+
+    def memory(self) -> Held:
+        memory = self._engine.memory
+        return Held(memory.buffers, memory.device_bytes, memory.host_bytes)
+
+    def device_share(self) -> dict[str, float]:
+        return {placement.name: placement.gg for placement in self._engine.plan.operators}
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def load_arm(spec: ArmSpec) -> LoadedModel:
+    """Load what the spec says. Raises what llama.cpp and the engine raise."""
+    if spec.stock is not None:
+        return StockModel(spec.setting, spec.stock)
+    return PlannedModel(spec)
+
+
+class StockParams:
+    """llama_model_params as llama.cpp's command-line tools fill them for these options; owns what it points to."""
+
+    def __init__(self, placement: StockPlacement, device: str) -> None:
+        from llama_cpp import llama_cpp as api
+
+        bridge = load_bridge()
+        self.devices = (ctypes.c_void_p * 2)(device_pointer(device) or None, None)
+        self.overrides = (BuftOverride * (len(placement.overrides) + 1))()
+        for entry, (pattern, where) in zip(self.overrides, placement.overrides, strict=False):
+            entry.pattern = pattern.encode()
+            entry.buft = bridge.layout_buft("CPU") if where == "CPU" else bridge.device_buft(device)
+        params = api.llama_model_default_params()
+        params.devices = ctypes.cast(self.devices, ctypes.c_void_p)
+        params.n_gpu_layers = placement.n_gpu_layers
+        if placement.overrides:
+            params.tensor_buft_overrides = ctypes.cast(self.overrides, ctypes.c_void_p)
+        self.model_params = params
+
+
+class BuftOverride(ctypes.Structure):
+    """struct llama_model_tensor_buft_override"""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
+
+
+def context_params(setting: Setting) -> Any:
+    """llama_context_params: defaults but for what the setting says; no full-size SWA cache, as llama.cpp's tools do."""
+    from llama_cpp import llama_cpp as api
+
+    params = api.llama_context_default_params()
+    apply_context(
+        LoadSettings(
+            path=setting.model,
+            n_ctx=setting.n_ctx,
+            n_batch=setting.n_batch,
+            n_ubatch=setting.n_ubatch,
+            flash_attn=setting.flash_attn or "auto",  # type: ignore[arg-type]
+            type_k=setting.type_k,
+            type_v=setting.type_v,
+        ),
+        setting.n_threads,
+        params,
+    )
+    params.swa_full = False
+    return params
+
+
+def plugins() -> tuple[str, ...]:
+    """Our backend, where it is in ggml's registry."""
+    return tuple(sorted({device.backend for device in list_devices() if device.backend.startswith(PLUGIN_PREFIX)}))

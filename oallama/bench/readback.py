@@ -1,0 +1,175 @@
+"""What an arm's process says of itself after the load: where each operator's weight really lies, and what it is.
+
+A second, tiny context of the same model decodes one token; the scheduler's callback shows every mul-mat with the buffer
+its weight is in (weights belong to the model, so both contexts see the same). The context that is timed has no
+callback: that would make the scheduler wait after every split.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from oallama.bench.loaded import PLUGIN_PREFIX, LoadedModel, plugins
+from oallama.bench.records import LoadReport, Place, Setting
+from oallama.core.types import CPU_DEVICE
+from oallama.device.load_params import load_bridge
+from oallama.device.native_log import native_log
+from oallama.device.opening import list_devices
+from oallama.device.spec import parse_device
+from oallama.model.ggml_tensor import check_tensor_layout, tensor_at, weight_of
+
+_CONTEXT_TOKENS = 32
+_MUL_MATS = ("MUL_MAT", "MUL_MAT_ID")
+
+
+@dataclass(frozen=True, slots=True)
+class SeenGraph:
+    """A graph as it ran. weights: name -> (buffer type, its device or "", whether host memory)."""
+
+    weights: dict[str, tuple[str, str, bool]]
+    flash_attn: bool
+
+
+def load_report(loaded: LoadedModel, setting: Setting, operators: Collection[str]) -> LoadReport:
+    """The report of a model just loaded."""
+    graph = loaded.call(lambda: seen_graph(loaded.model, loaded.params, frozenset(operators)))
+    held = loaded.memory()
+    shares = loaded.device_share()
+    places = {name: _place(*where) for name, where in graph.weights.items()}
+    by_memory: dict[str, tuple[int, int, int]] = {}
+    for row in held.buffers:
+        name = row.buft if row.in_host_memory else "device"
+        before = by_memory.get(name, (0, 0, 0))
+        by_memory[name] = (before[0] + row.model, before[1] + row.context, before[2] + row.compute)
+    params = loaded.params
+    return LoadReport(
+        device=loaded.device,
+        device_bytes=held.device_bytes,
+        host_bytes=held.host_bytes,
+        places=places,
+        layouts={name: where[0] for name, where in graph.weights.items() if places[name] == "host"},
+        device_share={name: shares[name] for name, place in places.items() if place == "split" and name in shares},
+        buffers=by_memory,
+        n_ctx=setting.n_ctx,
+        n_batch=int(params.n_batch),
+        n_ubatch=int(params.n_ubatch),
+        n_threads=int(params.n_threads),
+        type_k=setting.type_k,
+        type_v=setting.type_v,
+        flash_attn=graph.flash_attn,
+        n_gpu_layers=loaded.n_gpu_layers,
+        plugins=plugins(),
+        facts=bench_facts(loaded, setting),
+        warnings=loaded.warnings,
+    )
+
+
+def seen_graph(model: Any, like: Any, operators: Collection[str]) -> SeenGraph:
+    """Decode one token with a small context made like `like` (llama_context_params) and look at its mul-mats."""
+    from llama_cpp import llama_cpp as api
+
+    from ggml_bridge.library import library_folder, soname
+
+    ggml = ctypes.CDLL(str(library_folder() / soname("ggml-base")))
+    check_tensor_layout(ggml)
+    functions = _BufferFunctions(ggml)
+    weights: dict[str, tuple[str, str, bool]] = {}
+    flash_attn = False
+
+    def on_node(node: int, ask: bool, _user_data: int) -> bool:
+        nonlocal flash_attn
+        tensor = tensor_at(node)
+        op = ggml.ggml_op_name(tensor.op).decode()
+        if op == "FLASH_ATTN_EXT":
+            flash_attn = True
+        elif ask and op in _MUL_MATS:
+            weight = weight_of(tensor)
+            name = weight.name.decode("utf-8", "replace")
+            if name in operators and weight.buffer:
+                weights[name] = functions.where(weight.buffer)
+        return False  # never stop at a node
+
+    params = type(like).from_buffer_copy(like)
+    params.n_ctx = params.n_batch = params.n_ubatch = _CONTEXT_TOKENS
+    callback = api.ggml_backend_sched_eval_callback(on_node)
+    params.cb_eval = callback
+    with native_log():
+        context = api.llama_init_from_model(model, params)
+        if not context:
+            return SeenGraph({}, False)  # no room for it: what is where stays unknown, and the caller says so
+        token = (api.llama_token * 1)(0)
+        if not api.llama_model_has_encoder(model):
+            api.llama_decode(context, api.llama_batch_get_one(token, 1))
+        api.llama_synchronize(context)
+        api.llama_free(context)
+    return SeenGraph(weights, flash_attn)
+
+
+class _BufferFunctions:
+    """ggml-backend.h's questions to a buffer, typed."""
+
+    def __init__(self, ggml: Any) -> None:
+        pointer, text = ctypes.c_void_p, ctypes.c_char_p
+
+        def function(name: str, result: type) -> Any:
+            found = ggml[name]
+            found.argtypes, found.restype = [pointer], result
+            return found
+
+        self._type = function("ggml_backend_buffer_get_type", pointer)
+        self._name = function("ggml_backend_buft_name", text)
+        self._is_host = function("ggml_backend_buft_is_host", ctypes.c_bool)
+        self._device = function("ggml_backend_buft_get_device", pointer)
+        self._device_name = function("ggml_backend_dev_name", text)
+
+    def where(self, buffer: int) -> tuple[str, str, bool]:
+        buft = self._type(buffer)
+        device = self._device(buft)
+        name = self._device_name(device).decode() if device else ""
+        return self._name(buft).decode(), name, bool(self._is_host(buft))
+
+
+def _place(buft: str, device: str, is_host: bool) -> Place:
+    if buft.upper().startswith(PLUGIN_PREFIX):
+        return "split"
+    return "host" if is_host or device in ("", CPU_DEVICE) else "device"
+
+
+def bench_facts(loaded: LoadedModel, setting: Setting) -> dict[str, Any]:
+    """llama-bench's fields that only this process can know."""
+    from llama_cpp import llama_cpp as api
+
+    description = ctypes.create_string_buffer(256)
+    api.llama_model_desc(loaded.model, description, len(description))
+    commit, number = llama_build()
+    devices = {device.name: device for device in list_devices()}
+    cpus = [device.description for device in devices.values() if device.type == "CPU"]
+    used = devices.get(loaded.device)
+    spec = parse_device(setting.device)
+    gpu = "" if used is None else (str(spec) if spec.kind == "rpc-worker" else used.description)
+    return {
+        "build_commit": commit,
+        "build_number": number,
+        "cpu_info": ", ".join(cpus),
+        "gpu_info": gpu,
+        "backends": used.backend if used else "CPU",
+        "model_type": description.value.decode("utf-8", "replace"),
+        "model_size": int(api.llama_model_size(loaded.model)),
+        "model_n_params": int(api.llama_model_n_params(loaded.model)),
+        "flash_attn": int(loaded.params.flash_attn_type),
+    }
+
+
+def llama_build() -> tuple[str, int]:
+    """llama.cpp's commit and build number, as llama-bench prints them; ("unknown", 0) where they are not told."""
+    from oallama.bench.common_library import open_common
+
+    load_bridge()
+    library = open_common()
+    if library is None:
+        return "unknown", 0
+    commit = ctypes.c_char_p.in_dll(library, "LLAMA_COMMIT").value or b"unknown"
+    return commit.decode(), ctypes.c_int.in_dll(library, "LLAMA_BUILD_NUMBER").value

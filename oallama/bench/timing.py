@@ -1,0 +1,93 @@
+"""Timing a test on a live llama_context, as llama-bench does: fixed tokens, no sampling, every step waited for."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from oallama.bench.records import BenchTest, Sample
+from oallama.core.errors import DeviceError
+from oallama.run.generate import Batch
+
+LEAST_S = 0.1
+"""A run of a few milliseconds says more of the scheduler of this machine's system than of the arm."""
+
+MOST_RUNS = 50
+
+
+def bench_tokens(n_tokens: int, n_vocab: int, seed: int, first: int | None) -> list[int]:
+    """The tokens of every position, the same for all arms: random ones of the vocabulary, after `first` (BOS)."""
+    rng = random.Random(seed)
+    tokens = [rng.randrange(n_vocab) for _ in range(n_tokens)]
+    if first is not None and tokens:
+        tokens[0] = first
+    return tokens
+
+
+class Timer:
+    """Runs tests on one context. KV of the depth stays there between runs of the same depth.
+
+    context: a llama_context. n_batch: tokens that are handed over at once. clock: seconds.
+    """
+
+    def __init__(
+        self, context: Any, n_batch: int, tokens: list[int], clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        from llama_cpp import llama_cpp as api
+
+        self._api = api
+        self._context = context
+        self._n_batch = n_batch
+        self._tokens = tokens
+        self._clock = clock
+        self._batch = Batch(n_batch)
+        self._depth: int | None = None  # tokens in the KV cache that a test may start from
+
+    def sample(self, test: BenchTest) -> Sample:
+        """One turn: as many runs as fill LEAST_S. Raises DeviceError, UsageError where llama.cpp cannot compute."""
+        runs = [self.run(test)]
+        left = LEAST_S - runs[0].seconds
+        while left > 0 and len(runs) < MOST_RUNS:
+            runs.append(self.run(test))
+            left -= runs[-1].seconds
+        return Sample(median(r.prompt_s for r in runs), median(r.gen_s for r in runs), len(runs))
+
+    def run(self, test: BenchTest) -> Sample:
+        """The test once."""
+        self._go_to(test.n_depth)
+        position = test.n_depth
+        start = self._clock()
+        self._prefill(position, test.n_prompt)
+        self._api.llama_synchronize(self._context)
+        middle = self._clock()
+        position += test.n_prompt
+        for token in self._tokens[position : position + test.n_gen]:
+            self._batch.decode(self._context, (token,), position, "last")
+            self._api.llama_synchronize(self._context)
+            position += 1
+        end = self._clock()
+        return Sample(middle - start if test.n_prompt else 0.0, end - middle if test.n_gen else 0.0)
+
+    def warm_up(self, test: BenchTest, n_gen: int = 2) -> None:
+        """The whole prompt once and a few tokens, not timed."""
+        self.run(BenchTest(test.n_prompt, min(test.n_gen, n_gen), test.n_depth))
+
+    def _go_to(self, depth: int) -> None:
+        memory = self._api.llama_get_memory(self._context)
+        if memory is None:
+            raise DeviceError("this model keeps no context, so generation cannot be timed; choose a text model")
+        if depth and depth == self._depth and self._api.llama_memory_seq_rm(memory, 0, depth, -1):
+            return
+        self._api.llama_memory_clear(memory, False)
+        self._prefill(0, depth)
+        self._api.llama_synchronize(self._context)
+        self._depth = depth
+
+    def _prefill(self, start: int, n_tokens: int) -> None:
+        end = start + n_tokens
+        for at in range(start, end, self._n_batch):
+            chunk = self._tokens[at : min(at + self._n_batch, end)]
+            self._batch.decode(self._context, chunk, at, "last")
