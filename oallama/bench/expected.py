@@ -1,0 +1,50 @@
+"""Where stock llama.cpp's options put an operator, worked out from the options. Pure.
+
+This is what an arm *says*; what it *did* is read back after the load, and the two are compared (verify.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from oallama.bench.records import Place, StockPlacement
+from oallama.core.types import Operator
+
+EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+"""Names of expert tensors, as llama.cpp's -ncmoe knows them."""
+
+
+def expert_overrides(n_layers: int) -> tuple[tuple[str, str], ...]:
+    """-ncmoe: the expert tensors of the first n_layers layers stay on the CPU."""
+    return tuple((rf"blk\.{layer}{EXPERTS}", "CPU") for layer in range(n_layers))
+
+
+def expected_places(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> dict[str, Place]:
+    """Operator -> where -ngl and -ot put it: the last layers on the device, the output being one behind the last; the
+    first override that matches goes before that. n_gpu_layers below 0: all. Raises re.error for a bad pattern."""
+    compiled = [(re.compile(pattern), where) for pattern, where in placement.overrides]
+    first = 0 if placement.n_gpu_layers < 0 else n_layer + 1 - placement.n_gpu_layers
+    places: dict[str, Place] = {}
+    for operator in operators:
+        layer = n_layer if operator.layer is None else operator.layer
+        place: Place = "device" if layer >= first else "host"
+        for pattern, where in compiled:
+            if pattern.search(operator.name):
+                place = "host" if where == "CPU" else "device"
+                break
+        places[operator.name] = place
+    return places
+
+
+def operator_bytes_on_device(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> int:
+    """Bytes of operators' weights that the options put on the device."""
+    return bytes_at(operators, expected_places(operators, n_layer, placement), {})
+
+
+def bytes_at(operators: Sequence[Operator], places: Mapping[str, Place], device_share: Mapping[str, float]) -> int:
+    """Bytes of operators' weights on the device; of a split one, its share."""
+    share = {"device": 1.0, "host": 0.0}
+    return round(
+        sum(o.bytes * share.get(places[o.name], device_share.get(o.name, 0.0)) for o in operators if o.name in places)
+    )

@@ -1,0 +1,127 @@
+"""Whether an arm did what it says, and whether two arms turned out to be the same. Pure: compares what was read back.
+
+The mistakes this guards against were all made in public (anchors 2.1): an arm that never was what its name said, a
+layer count off by one, two arms that were one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from oallama.bench.expected import bytes_at, expected_places
+from oallama.bench.records import ArmSpec, Cap, LoadReport
+from oallama.core.types import Operator
+from oallama.core.units import format_bytes
+
+TOLERANCE = 0.01  # of a cap, and of an operator's share on the device
+
+
+def problems(
+    spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n_layer: int, cap: Cap
+) -> tuple[str, ...]:
+    """Sentences on what the arm did other than it says; empty where it did as it says and kept to the cap."""
+    return (
+        *_backend_problems(spec, report),
+        *_placement_problems(spec, report, operators, n_layer),
+        *_cap_problems(report, operators, cap),
+    )
+
+
+def configuration(report: LoadReport) -> Hashable:
+    """Equal for arms whose every weight, buffer and parameter is the same, whatever they are called."""
+    return (
+        tuple(sorted(report.places.items())),
+        tuple(sorted(report.layouts.items())),
+        tuple(sorted(report.device_share.items())),
+        tuple(sorted(report.buffers.items())),
+        (report.n_ctx, report.n_batch, report.n_ubatch, report.n_threads),
+        (report.type_k, report.type_v, report.flash_attn),
+    )
+
+
+def same_as(reports: Sequence[tuple[str, LoadReport]]) -> dict[str, str]:
+    """Arm -> the first arm before it that is the same configuration; arms unlike all before them are left out."""
+    first: dict[Hashable, str] = {}
+    found: dict[str, str] = {}
+    for name, report in reports:
+        earlier = first.setdefault(configuration(report), name)
+        if earlier != name:
+            found[name] = earlier
+    return found
+
+
+def _backend_problems(spec: ArmSpec, report: LoadReport) -> list[str]:
+    if spec.stock is not None and report.plugins:
+        return [f"it is a stock arm but has {', '.join(report.plugins)} in ggml's registry"]
+    if spec.setting.device == "none" and report.device_bytes:
+        return [f"it is to use no device but holds {format_bytes(report.device_bytes)} on one"]
+    return []
+
+
+def _placement_problems(spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n_layer: int) -> list[str]:
+    unseen = [operator.name for operator in operators if operator.name not in report.places]
+    if unseen:
+        return [f"where {_some(unseen)} lies could not be read back"]
+    expected = expected_shares(spec, operators, n_layer)
+    unknown = [name for name, place in report.places.items() if place == "split" and name not in report.device_share]
+    if unknown:
+        return [f"how {_some(unknown)} is split could not be read back"]
+    wrong = [name for name, share in expected.items() if abs(device_share(report, name) - share) > TOLERANCE]
+    if not wrong:
+        return []
+    name = wrong[0]
+    return [
+        f"{_some(wrong)} is not where it says: {expected[name]:.0%} of {name} on the device, "
+        f"but {device_share(report, name):.0%} is there"
+    ]
+
+
+def expected_shares(spec: ArmSpec, operators: Sequence[Operator], n_layer: int) -> dict[str, float]:
+    """Operator -> the share of its weight that the arm says it puts on the device."""
+    if spec.stock is not None:
+        if spec.setting.device == "none":
+            return {operator.name: 0.0 for operator in operators}
+        places = expected_places(operators, n_layer, spec.stock)
+        return {name: float(place == "device") for name, place in places.items()}
+    assert spec.plan is not None
+    rows: Sequence[Mapping[str, Any]] = spec.plan["operators"]
+    return {str(row["name"]): float(row["gg"]) for row in rows}
+
+
+def device_share(report: LoadReport, name: str) -> float:
+    """The share of an operator's weight that was found on the device."""
+    return {"device": 1.0, "host": 0.0}.get(report.places[name], report.device_share.get(name, 0.0))
+
+
+def _cap_problems(report: LoadReport, operators: Sequence[Operator], cap: Cap) -> list[str]:
+    found = []
+    if cap.device_bytes is not None and report.device_bytes > cap.device_bytes * (1 + TOLERANCE):
+        found.append(
+            f"it holds {format_bytes(report.device_bytes)} on {report.device} but only "
+            f"{format_bytes(cap.device_bytes)} may be used"
+        )
+    if cap.operator_bytes is not None:
+        used = bytes_at(operators, report.places, report.device_share)
+        if used > cap.operator_bytes * (1 + TOLERANCE):
+            found.append(
+                f"it has {format_bytes(used)} of weights on {report.device} but --gpu-weights allows "
+                f"{format_bytes(cap.operator_bytes)}"
+            )
+    return found
+
+
+def placement_summary(report: LoadReport) -> str:
+    """`37 on RPC0, 6 on the host`."""
+    counts = Counter(report.places.values())
+    parts = [
+        f"{counts['device']} on {report.device}" if counts["device"] else "",
+        f"{counts['split']} split" if counts["split"] else "",
+        f"{counts['host']} on the host" if counts["host"] else "",
+    ]
+    return ", ".join(part for part in parts if part) or "unknown"
+
+
+def _some(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
