@@ -1,0 +1,212 @@
+"""From the names of arms to what each of them loads: plans of our policies, and stock llama.cpp at its strongest.
+
+Stock arms get what a user of llama.cpp could find out: `stock-ngl` the best -ngl of a measured search, `stock-ncmoe`
+the best -ncmoe, `stock-fit` llama.cpp's own --fit. All keep to the same memory cap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from oallama.bench.ab import Progress, quiet
+from oallama.bench.expected import expert_overrides, operator_bytes_on_device
+from oallama.bench.fit import fit_under
+from oallama.bench.process import ArmProcess
+from oallama.bench.records import ArmSpec, BenchTest, Cap, Sample, Setting, StockPlacement
+from oallama.bench.search import best_value, largest_that_fits
+from oallama.bench.stock_args import parse_stock_args
+from oallama.core.errors import DoesNotFit, UsageError
+from oallama.device.load_params import LoadSettings
+from oallama.model.memory import probe_memory
+from oallama.placer import Placer
+from oallama.plan.plan import Plan
+
+STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE = "stock-cpu", "stock-ngl", "stock-fit", "stock-ncmoe"
+STOCK_ARMS = (STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE)
+STOCK_ARGS = "stock-args"  # arms of --stock-args are called so, the second stock-args-2
+
+SEARCH_GEN = 16  # generated tokens while searching; their time is scaled to the test's
+SEARCH_TURNS = 2  # of which the faster counts
+
+
+@dataclass(frozen=True, slots=True)
+class ArmMaker:
+    """Makes arms for one model, device and set of tests. plan_options: keywords of Placer.plan (affinity, fill)."""
+
+    placer: Placer
+    setting: Setting
+    cap: Cap
+    tests: tuple[BenchTest, ...]
+    plan_options: dict[str, Any]
+    progress: Progress = quiet
+
+    def make(self, name: str) -> ArmSpec:
+        """The arm of that name: one of STOCK_ARMS, a policy, or a plan file (*.json).
+
+        Raises UsageError for a name that is none of these or needs a device where there is none, DoesNotFit, and what
+        planning and probing raise.
+        """
+        if name in STOCK_ARMS:
+            return self._stock(name)
+        if name.endswith(".json"):
+            return self._of_plan(Path(name).stem, Plan.load(name))
+        if name.startswith("stock"):
+            raise UsageError(f"there is no arm {name!r}; stock arms are {', '.join(STOCK_ARMS)} and --stock-args")
+        return self._of_plan(name, self._plan(name))
+
+    def make_of_args(self, name: str, arguments: str) -> ArmSpec:
+        """The arm of a user's own llama.cpp flags, as they are. Raises UsageError."""
+        placement, setting = parse_stock_args(arguments, self.setting)
+        if placement.n_gpu_layers != 0 and not self.placer.has_device:
+            setting = replace(setting, device="none")
+        return ArmSpec(name, setting, placement, notes=(f"llama.cpp with {arguments}",))
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        """What plans are made for: the longest prompt and generation of the tests, and their context."""
+        return {
+            "n_prompt": max(1, *(test.n_prompt for test in self.tests)),
+            "n_gen": max(test.n_gen for test in self.tests),
+            "n_ctx": self.setting.n_ctx,
+        }
+
+    def _plan(self, policy: str) -> Plan:
+        if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
+            return self.placer.cpu_plan(**self.workload, n_ubatch=self.setting.n_ubatch)
+        options = self.plan_options if policy in ("auto", "oato") else {}
+        return self.placer.plan(policy, **self.workload, n_ubatch=self.setting.n_ubatch, **options)
+
+    def _of_plan(self, name: str, plan: Plan) -> ArmSpec:
+        plan.check(self.placer.model, self.placer.operators)
+        return ArmSpec(
+            name=name,
+            setting=replace(self.setting, device="none") if plan.device == "none" else self.setting,
+            plan=plan.to_json(),
+            plan_fingerprint=plan.fingerprint,
+            predicted=None if plan.predicted is None else asdict(plan.predicted),
+            notes=tuple(str(note) for note in plan.record.extra.get("notes", ())),
+        )
+
+    def _stock(self, name: str) -> ArmSpec:
+        if name == STOCK_CPU:
+            return ArmSpec(name, replace(self.setting, device="none"), StockPlacement(0))
+        if self.placer.device.kind == "cpu-pair":
+            raise UsageError(f"{name} cannot be on cpu-pair: llama.cpp has no second CPU; compare with {STOCK_CPU}")
+        if not self.placer.has_device:
+            raise UsageError(f"{name} needs a device and there is none; name one with --device, such as rpc-worker")
+        if name == STOCK_NGL:
+            return self._best_layers(name)
+        if name == STOCK_NCMOE:
+            return self._best_expert_layers(name)
+        return self._fit(name)
+
+    def _fit(self, name: str) -> ArmSpec:
+        self.progress(f"ask llama.cpp's --fit for {name}")
+        placement, steps = fit_under(self.cap, self.placer.operators, self.setting)
+        shown = tuple({"flag": "--fit", "value": step.n_gpu_layers, **asdict(step)} for step in steps)
+        taken = f"-ngl {placement.n_gpu_layers}" if placement.n_gpu_layers >= 0 else "all layers"
+        if placement.overrides:
+            taken += f" and {len(placement.overrides)} overrides"
+        calls = f", asked {len(steps)} times to keep to --gpu-weights" if len(steps) > 1 else ""
+        return ArmSpec(name, self.setting, placement, search=shown, notes=(f"--fit chooses {taken}{calls}",))
+
+    def _best_layers(self, name: str) -> ArmSpec:
+        n_layer = self.placer.model.n_layer
+        most = largest_that_fits(0, n_layer + 1, lambda n: self._fits(StockPlacement(n)))
+        if most is None:
+            raise self._no_room(name, StockPlacement(0))
+        return self._searched(name, "-ngl", 0, most, StockPlacement)
+
+    def _best_expert_layers(self, name: str) -> ArmSpec:
+        model = self.placer.model
+        if not model.n_expert:
+            raise UsageError(f"{name} is for models with experts, and this one has none; use {STOCK_NGL}")
+
+        def placement(n: int) -> StockPlacement:
+            return StockPlacement(model.n_layer + 1, expert_overrides(n), n)
+
+        most = largest_that_fits(0, model.n_layer, lambda on_device: self._fits(placement(model.n_layer - on_device)))
+        if most is None:
+            raise self._no_room(name, placement(model.n_layer))
+        return self._searched(name, "-ncmoe", model.n_layer - most, model.n_layer, placement)
+
+    def _searched(self, name: str, flag: str, low: int, high: int, placement: Any) -> ArmSpec:
+        def seconds(value: int) -> float:
+            self.progress(f"search {flag}: {value}")
+            return time_of(ArmSpec(f"{flag} {value}", self.setting, placement(value)), self.tests)
+
+        best, measured = best_value(low, high, seconds)
+        steps = tuple({"flag": flag, "value": value, "seconds": measured[value]} for value in sorted(measured))
+        note = f"best {flag} is {best} of {low}..{high}, which fit the cap"
+        return ArmSpec(name, self.setting, placement(best), search=steps, notes=(note,))
+
+    def _fits(self, placement: StockPlacement) -> bool:
+        """Whether a load keeps to the cap, by llama.cpp's own dry load."""
+        cap, placer = self.cap, self.placer
+        if cap.operator_bytes is not None:
+            used = operator_bytes_on_device(placer.operators, placer.model.n_layer, placement)
+            if used > cap.operator_bytes:
+                return False
+        return cap.device_bytes is None or self._device_bytes(placement) <= cap.device_bytes
+
+    def _device_bytes(self, placement: StockPlacement) -> int:
+        taken = probe_memory(load_settings(self.setting, placement))
+        return sum(taken.on_device(part) for part in ("model", "context", "compute"))
+
+    def _no_room(self, name: str, placement: StockPlacement) -> DoesNotFit:
+        assert self.cap.device_bytes is not None
+        return DoesNotFit(self._device_bytes(placement), self.cap.device_bytes, self.setting.device, f"arm {name}")
+
+
+def memory_cap(placer: Placer, setting: Setting) -> Cap:
+    """The placer's own cap (--vram or what is free, --vram-fill, --gpu-weights), which holds for every arm."""
+    if not placer.has_device:
+        return Cap()
+    capacity = placer.vram
+    if capacity is None:
+        capacity = probe_memory(load_settings(setting, StockPlacement(0))).device_free
+    total = sum(operator.bytes for operator in placer.operators)
+    share = placer.gpu_weights
+    return Cap(int(placer.vram_fill * capacity), None if share is None else int(share * total))
+
+
+def load_settings(setting: Setting, placement: StockPlacement) -> LoadSettings:
+    """How a stock arm loads, for a dry load of it."""
+    return LoadSettings(
+        path=setting.model,
+        device=setting.device,
+        n_ctx=setting.n_ctx,
+        n_batch=setting.n_batch,
+        n_ubatch=setting.n_ubatch,
+        n_gpu_layers=placement.n_gpu_layers,
+        host_patterns=tuple((pattern, None) for pattern, where in placement.overrides if where == "CPU"),
+        flash_attn=setting.flash_attn or "auto",  # type: ignore[arg-type]
+        type_k=setting.type_k,
+        type_v=setting.type_v,
+        n_threads=setting.n_threads,
+    )
+
+
+def time_of(spec: ArmSpec, tests: Sequence[BenchTest]) -> float:
+    """Seconds of one pass over the tests, from a short measurement of its own."""
+    short = {test: replace(test, n_gen=min(test.n_gen, SEARCH_GEN)) for test in tests}
+    unique = tuple(dict.fromkeys(short.values()))
+    arm = ArmProcess(spec)
+    try:
+        arm.load(())
+        arm.warm_up([replace(test, n_prompt=min(test.n_prompt, 8)) for test in unique])
+        turns = [arm.measure(unique) for _ in range(SEARCH_TURNS)]
+        return min(sum(scaled_seconds(test, tried, turn[tried]) for test, tried in short.items()) for turn in turns)
+    except KeyboardInterrupt:
+        arm.kill()
+        raise
+    finally:
+        arm.close()
+
+
+def scaled_seconds(test: BenchTest, tried: BenchTest, sample: Sample) -> float:
+    """Seconds of `test` by a sample of the same with fewer generated tokens."""
+    return sample.prompt_s + sample.gen_s * (test.n_gen / tried.n_gen if tried.n_gen else 1.0)

@@ -1,0 +1,182 @@
+"""llama.cpp's own --fit under a memory cap: `common_fit_params` itself, called in a child process (DESIGN 2.11).
+
+It leaves a margin free on the device; margin = free - cap makes it plan for the cap. It knows no cap on the share of
+weights, so where there is one, the memory it is offered shrinks until the weights it places keep to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from oallama.bench.expected import operator_bytes_on_device
+from oallama.bench.records import Cap, Setting, StockPlacement
+from oallama.core.errors import BridgeError, DeviceError, ModelFileError, OallamaError, UsageError
+from oallama.core.types import Operator
+from oallama.core.units import MIB
+
+TIMEOUT_S = 900.0
+MIN_CTX = 4096  # llama.cpp's -fitc; not used, as the context is always given
+
+Fit = Callable[[int], StockPlacement]
+"""Bytes that may be used on the device -> what --fit makes of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitStep:
+    """One call of --fit: what it was offered and what it did with it."""
+
+    offered_bytes: int
+    n_gpu_layers: int
+    n_overrides: int
+    operator_bytes: int  # of operators' weights that it puts on the device
+
+
+def fit_under(cap: Cap, operators: Sequence[Operator], setting: Setting) -> tuple[StockPlacement, tuple[FitStep, ...]]:
+    """What --fit does under the cap, and every call that it took.
+
+    Raises ModelFileError, DeviceError where llama.cpp fails on the file or the device, BridgeError where this
+    llama-cpp-python lacks the function.
+    """
+    import ggml_bridge
+    from ggml_bridge.child import ChildError, run_in_child
+
+    request = {"setting": asdict(setting), "cap": asdict(cap), "operators": [asdict(o) for o in operators]}
+    try:
+        answer = run_in_child("oallama.bench.fit", request, timeout_s=TIMEOUT_S)
+    except (ggml_bridge.ChildDied, ggml_bridge.ChildTimeout) as error:
+        raise DeviceError(f"llama.cpp's --fit failed on {setting.model}: {error}; leave stock-fit out") from None
+    except ChildError as error:
+        raise _ERRORS.get(error.type_name, OallamaError)(str(error)) from None
+    except (ggml_bridge.BridgeError, ValueError) as error:
+        raise BridgeError(str(error)) from None
+    placement = answer["placement"]
+    return (
+        StockPlacement(**{**placement, "overrides": tuple((p, w) for p, w in placement["overrides"])}),
+        tuple(FitStep(**step) for step in answer["steps"]),
+    )
+
+
+_ERRORS: dict[str, type[OallamaError]] = {
+    kind.__name__: kind for kind in (ModelFileError, DeviceError, UsageError, BridgeError)
+}
+
+
+def shrink_until_fits(
+    fit: Fit, cap: Cap, free: int, operators: Sequence[Operator], n_layer: int
+) -> tuple[StockPlacement, tuple[FitStep, ...]]:
+    """Call `fit` with the cap, and with less while the weights of operators exceed theirs: bisection, down to a third
+    of the smallest layer, which is as finely as whole layers can tell."""
+    steps: list[FitStep] = []
+
+    def call(offered: int) -> tuple[StockPlacement, int]:
+        placement = fit(offered)
+        used = operator_bytes_on_device(operators, n_layer, placement)
+        steps.append(FitStep(offered, placement.n_gpu_layers, len(placement.overrides), used))
+        return placement, used
+
+    offered = free if cap.device_bytes is None else min(cap.device_bytes, free)
+    placement, used = call(offered)
+    if cap.operator_bytes is None or used <= cap.operator_bytes:
+        return placement, tuple(steps)
+    by_layer: dict[int | None, int] = {}
+    for operator in operators:
+        by_layer[operator.layer] = by_layer.get(operator.layer, 0) + operator.bytes
+    fine_enough = max(min(by_layer.values()) // 3, 1)
+    low, high = 0, offered
+    best, _ = call(low)
+    while high - low > fine_enough:
+        middle = (low + high) // 2
+        placement, used = call(middle)
+        if used <= cap.operator_bytes:
+            best, low = placement, middle
+        else:
+            high = middle
+    return best, tuple(steps)
+
+
+#
+# the child's side
+#
+
+
+def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
+    from oallama.bench.common_library import FIT_PARAMS, open_common
+    from oallama.device.load_params import load_bridge
+    from oallama.device.native_log import native_log
+    from oallama.device.opening import open_device
+
+    setting = Setting(**{**request["setting"], "cpus": tuple(request["setting"]["cpus"])})
+    operators = tuple(Operator(**{**row, "shape": tuple(row["shape"])}) for row in request["operators"])
+    load_bridge()
+    library = open_common()
+    if library is None or not hasattr(library, FIT_PARAMS):
+        raise BridgeError("this build of llama-cpp-python has no common_fit_params; leave stock-fit out")
+    with open_device(setting.device) as device, native_log() as log:
+        if device.info is None:
+            raise UsageError("stock-fit needs a device, and there is none; name one with --device")
+        free = device.info.memory_free
+
+        def fit(offered: int) -> StockPlacement:
+            return _common_fit(library, setting, device.name, free - offered, log)
+
+        n_layer = _n_layer(setting)
+        placement, steps = shrink_until_fits(fit, Cap(**request["cap"]), free, operators, n_layer)
+    return {"placement": asdict(placement), "steps": [asdict(step) for step in steps]}
+
+
+def _n_layer(setting: Setting) -> int:
+    from oallama.model.gguf_reader import read_gguf
+    from oallama.model.hyperparameters import model_info
+
+    return model_info(read_gguf(setting.model)).n_layer
+
+
+def _common_fit(library: Any, setting: Setting, device: str, margin: int, log: Any) -> StockPlacement:
+    """One call. The structs are llama_cpp's own ctypes; their layout is proven by their defaults coming back right."""
+    from llama_cpp import llama_cpp as api
+
+    from oallama.bench.common_library import FIT_PARAMS
+    from oallama.bench.loaded import BuftOverride, StockParams, context_params
+
+    log_error = 4  # GGML_LOG_LEVEL_ERROR
+    told = StockParams(StockPlacement(-1), device)
+    model_params, context = told.model_params, context_params(setting)
+    defaults = api.llama_context_default_params()
+    if (defaults.n_seq_max, defaults.op_offload, defaults.offload_kqv, model_params.no_alloc) != (1, True, True, False):
+        raise BridgeError("this llama.cpp lays its parameters out differently; install llama-cpp-python==0.3.36")
+    n_overrides = api.llama_max_tensor_buft_overrides()
+    overrides = (BuftOverride * (n_overrides + 1))()
+    split = (ctypes.c_float * api.llama_max_devices())()
+    margins = (ctypes.c_size_t * api.llama_max_devices())(margin)
+    function = library[FIT_PARAMS]
+    function.restype = ctypes.c_int
+    function.argtypes = [
+        ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
+        ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int,
+    ]  # fmt: skip
+    status = function(
+        setting.model.encode(), ctypes.byref(model_params), ctypes.byref(context), split, overrides, margins,
+        MIN_CTX, None, log_error,
+    )  # fmt: skip
+    if status == 2:  # COMMON_PARAMS_FIT_STATUS_ERROR
+        raise ModelFileError(f"llama.cpp's --fit cannot load {setting.model}: {log.reason() or 'no reason given'}")
+    if status != 0:
+        raise DeviceError(f"llama.cpp's --fit finds no placement for {setting.model}: {log.reason() or 'no reason'}")
+    found = []
+    if model_params.tensor_buft_overrides:
+        for entry in overrides:
+            if not entry.pattern:
+                break
+            found.append((entry.pattern.decode(), "CPU"))  # with one device, what overflows goes to the host
+    return StockPlacement(
+        n_gpu_layers=int(model_params.n_gpu_layers), overrides=tuple(found), fit_target_mib=max(margin, 0) // MIB
+    )
+
+
+if __name__ == "__main__":
+    from ggml_bridge.child import child_main
+
+    child_main(_handle)

@@ -1,0 +1,103 @@
+"""Finding the best -ngl, the largest that fits, --fit under a cap on weights, and a user's own flags."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from bench_cases import N_LAYER, OPERATORS, SETTING
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oallama.bench.expected import operator_bytes_on_device
+from oallama.bench.fit import shrink_until_fits
+from oallama.bench.records import Cap, StockPlacement
+from oallama.bench.search import best_value, largest_that_fits
+from oallama.bench.stock_args import parse_stock_args
+from oallama.core.errors import UsageError
+
+
+@given(st.integers(0, 100), st.integers(-1, 101))
+def test_the_largest_that_fits(high: int, limit: int) -> None:
+    expected = None if limit < 0 else min(limit, high)
+    assert largest_that_fits(0, high, lambda value: value <= limit) == expected
+
+
+@given(st.integers(0, 81), st.integers(0, 81))
+def test_the_best_of_one_valley_is_found_with_few_measurements(high: int, valley: int) -> None:
+    best, measured = best_value(0, high, lambda value: 1.0 + abs(value - valley))
+    assert best == min(valley, high)
+    assert len(measured) <= 7 + 3 * math.log2(high + 1)
+    assert {0, high} <= measured.keys()
+
+
+def test_a_device_that_only_costs_gets_nothing() -> None:
+    assert best_value(0, 33, lambda value: 1.0 + value)[0] == 0
+
+
+def test_of_equals_the_fewest_layers_are_taken() -> None:
+    assert best_value(0, 8, lambda value: 1.0)[0] == 0
+
+
+def layers_that_fit(offered: int) -> StockPlacement:
+    """A --fit for OPERATORS: output 3000, then 2000 a layer, and 500 of compute buffers."""
+    n = 0
+    while n <= N_LAYER and 500 + operator_bytes_on_device(OPERATORS, N_LAYER, StockPlacement(n + 1)) <= offered:
+        n += 1
+    return StockPlacement(n)
+
+
+def test_fit_is_asked_once_where_the_cap_on_weights_is_no_matter() -> None:
+    placement, steps = shrink_until_fits(layers_that_fit, Cap(5500), 10_000, OPERATORS, N_LAYER)
+    assert placement.n_gpu_layers == 2
+    assert [step.offered_bytes for step in steps] == [5500]
+
+
+@pytest.mark.parametrize(("limit", "n_gpu_layers"), [(7000, 3), (6999, 2), (5000, 2), (4999, 1), (3000, 1), (2999, 0)])
+def test_fit_is_offered_less_until_its_weights_keep_to_the_cap(limit: int, n_gpu_layers: int) -> None:
+    placement, steps = shrink_until_fits(layers_that_fit, Cap(None, limit), 1 << 30, OPERATORS, N_LAYER)
+    assert placement.n_gpu_layers == n_gpu_layers
+    assert operator_bytes_on_device(OPERATORS, N_LAYER, placement) <= limit
+    assert steps[0].offered_bytes == 1 << 30
+
+
+def test_a_users_flags_become_an_arm() -> None:
+    text = r"-ngl 20 -ot 'blk\.[0-3]\.ffn=CPU,output=CUDA0' -fa off -ctk q8_0 --cache-type-v q8_0 -t 4 -b 512 -ub 128"
+    placement, setting = parse_stock_args(text, SETTING)
+    assert placement == StockPlacement(20, ((r"blk\.[0-3]\.ffn", "CPU"), ("output", "device")))
+    assert setting == replace(
+        SETTING, flash_attn="off", type_k="q8_0", type_v="q8_0", n_threads=4, n_batch=512, n_ubatch=128
+    )
+
+
+def test_llama_cpps_default_is_every_layer_on_the_device() -> None:
+    assert parse_stock_args("", SETTING) == (StockPlacement(-1), SETTING)
+    assert parse_stock_args("-ngl all -fa", SETTING)[1].flash_attn == "on"
+
+
+def test_expert_flags() -> None:
+    two = parse_stock_args("-ncmoe 2", SETTING)[0]
+    assert two.n_cpu_moe == 2
+    assert [where for _, where in two.overrides] == ["CPU", "CPU"]
+    every = parse_stock_args("-cmoe -ngl 5", SETTING)[0]
+    assert (every.n_gpu_layers, len(every.overrides)) == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("--mlock", "--mlock is not understood"),
+        ("-ngl", "-ngl lacks its value"),
+        ("-ngl many", "-ngl takes a whole number from 0 on"),
+        ("-t 0", "-t takes a whole number from 1 on"),
+        ("-fa maybe", "maybe is not understood"),
+        ("-ot ffn", "is no pattern=buffer"),
+        ("-ot '(=CPU'", "is no regular expression"),
+        ("-ngl '3", "cannot be read"),
+    ],
+)
+def test_flags_that_cannot_be_honoured_are_refused_in_one_sentence(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match="--stock-args") as caught:
+        parse_stock_args(text, SETTING)
+    assert says in str(caught.value)
