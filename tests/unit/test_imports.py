@@ -1,6 +1,6 @@
 """The rooms' import direction (DESIGN 4), read from the sources: arrows point right and never back.
 
-cli -> placer -> {bench, run, report} -> {plan, place} -> cost -> {profile, model} -> device -> core, and ggml_bridge,
+cli -> bench -> placer -> {run, report} -> {plan, place} -> cost -> {profile, model} -> device -> core, and ggml_bridge,
 which knows nothing of oallama, is for the rooms that touch native code.
 """
 
@@ -14,8 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     ("cli",),
+    ("bench",),  # its arms are what users run: plans of the placer, in engines
     ("placer",),  # the front door for Python: ties the rooms, so it is not one of them
-    ("bench", "run", "report"),
+    ("run", "report"),
     ("plan", "place"),
     ("cost",),
     ("profile", "model"),
@@ -24,14 +25,21 @@ ROOMS = (
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
-TOUCH_NATIVE = ("oallama.device", "oallama.profile", "oallama.model.memory", "oallama.model.trace", "oallama.run")
+TOUCH_NATIVE = (
+    *("oallama.device", "oallama.profile", "oallama.model.memory", "oallama.model.trace", "oallama.run"),
+    *(f"oallama.bench.{part}" for part in ("child", "common_library", "fit", "loaded", "readback", "timing")),
+)
 TOUCH_NATIVE_TOO = {
     "oallama.cli.checks": "doctor checks the bridge itself",
     "oallama.cli.export": "names the file of the plugin",
     "oallama.model.chat_template": "templates are rendered in a child process, which the bridge knows how to run",
     "oallama.model.gguf_types": "block sizes are ggml's own at run time (DESIGN 2.14)",
 }
-PURE = ("oallama.cost", "oallama.place", "oallama.report", "oallama.plan.patterns", "oallama.plan.split")
+PURE = (
+    *("oallama.cost", "oallama.place", "oallama.report", "oallama.plan.patterns", "oallama.plan.split"),
+    *(f"oallama.bench.{part}" for part in ("expected", "findings", "records", "schedule", "search", "stats")),
+    *(f"oallama.bench.{part}" for part in ("formats", "rows", "stock_args", "verify")),
+)
 IMPURE_MODULES = {"os", "time", "random", "logging", "subprocess", "socket", "tempfile", "shutil", "threading"}
 
 

@@ -1,0 +1,44 @@
+"""What went on while arms were measured that the reader of the numbers should know. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oallama.bench.records import ArmResult, Series
+from oallama.bench.schedule import MAX_DRIFT, unsteady
+from oallama.bench.stats import trend
+
+BUSY_IDLE = 0.05  # CPUs' worth of time that an arm may use while it is not its turn
+TREND_P, TREND_CHANGE = 0.01, 0.05
+
+
+def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
+    """Sentences; empty where all went well."""
+    found = []
+    for made in series:
+        label = made.test.label
+        if bad := unsteady(made):
+            found.append(
+                f"{label}: the machine changed by more than {MAX_DRIFT:.0%} within {bad} of {len(made.kept)} blocks "
+                "that are compared; measure again when it is quiet, or raise -r"
+            )
+        elif made.discarded:
+            found.append(f"{label}: {len(made.discarded)} blocks were measured again because the machine changed")
+        if made.kept:
+            slow = trend([sample.seconds for sample in made.samples(0)])
+            if slow.p_value < TREND_P and abs(slow.change) > TREND_CHANGE:
+                how = "slower" if slow.change > 0 else "faster"
+                found.append(
+                    f"{label}: the machine got {abs(slow.change):.0%} {how} meanwhile; ratios hold, rates do not"
+                )
+    found += [
+        f"arm {arm.spec.name} used {arm.idle_cpu_share:.0%} of a CPU while others were measured"
+        for arm in arms
+        if arm.idle_cpu_share > BUSY_IDLE
+    ]
+    found += [
+        f"arms {arm.same_as} and {arm.spec.name} turned out to be the same configuration; what they differ by is noise"
+        for arm in arms
+        if arm.same_as
+    ]
+    return found

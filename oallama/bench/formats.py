@@ -1,0 +1,172 @@
+"""Rows as text: md, csv, json, jsonl, sql, as llama-bench's -o offers them. Pure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oallama.bench.rows import BOOL, LLAMA_BENCH_FIELDS, OUR_FIELDS, Row
+
+FORMATS = ("md", "csv", "json", "jsonl", "sql")
+
+FIELDS: Mapping[str, str] = {**LLAMA_BENCH_FIELDS, **OUR_FIELDS}
+TABLE = "llama_bench"
+
+_MIB = 1024 * 1024
+
+
+def formatted(rows: Sequence[Row], format: str) -> str:
+    """The rows in one of FORMATS."""
+    return {"md": markdown, "csv": comma_separated, "json": json_text, "jsonl": json_lines, "sql": sql}[format](rows)
+
+
+def json_text(rows: Sequence[Row]) -> str:
+    """One list of objects, one line a field, as llama-bench; raw samples and all that is nested included."""
+    return json.dumps([finite(row) for row in rows], indent=2, allow_nan=False) + "\n"
+
+
+def json_lines(rows: Sequence[Row]) -> str:
+    return "".join(json.dumps(finite(row), allow_nan=False) + "\n" for row in rows)
+
+
+def comma_separated(rows: Sequence[Row]) -> str:
+    """A line of names, then all values quoted, as llama-bench; nothing for what is missing."""
+    out = io.StringIO()
+    out.write(",".join(FIELDS) + "\n")
+    writer = csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    for row in rows:
+        writer.writerow(["" if (value := _flat(row, name)) is None else value for name in FIELDS])
+    return out.getvalue()
+
+
+def sql(rows: Sequence[Row]) -> str:
+    """Statements for sqlite3 and others: the table llama_bench, ours columns behind llama-bench's."""
+    columns = ",\n".join(f"  {name} {'INTEGER' if kind == BOOL else kind}" for name, kind in FIELDS.items())
+    statements = [f"CREATE TABLE IF NOT EXISTS {TABLE} (\n{columns}\n);\n"]
+    names = ", ".join(FIELDS)
+    for row in rows:
+        values = ", ".join(_sql_value(_flat(row, name)) for name in FIELDS)
+        statements.append(f"INSERT INTO {TABLE} ({names}) VALUES ({values});")
+    return "\n".join(statements) + "\n"
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table for people: llama-bench's columns, then arm, ratio to the first arm and its interval, device MiB;
+    below it what was refused, searched, and warned of."""
+    if not rows:
+        return "nothing was measured\n"
+    lines = ["| " + " | ".join(name for name, _ in _COLUMNS) + " |"]
+    lines.append("| " + " | ".join("---:" if right else "---" for _, right in _COLUMNS) + " |")
+    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
+    for sentence in _sentences(rows):
+        lines += ["", sentence]
+    return "\n".join(lines) + "\n"
+
+
+_COLUMNS = (
+    ("model", False), ("size", True), ("params", True), ("backend", False), ("ngl", True), ("threads", True),
+    ("fa", True), ("arm", False), ("test", True), ("t/s", True), ("ratio (95 %)", True), ("device MiB", True),
+)  # fmt: skip
+
+
+def test_label(row: Row) -> str:
+    """llama-bench's name of a row's test."""
+    parts = [f"{kind}{row[field]}" for kind, field in (("pp", "n_prompt"), ("tg", "n_gen")) if row[field]]
+    return "+".join(parts) + (f" @ d{row['n_depth']}" if row["n_depth"] else "")
+
+
+def _cells(row: Row) -> list[str]:
+    size, params = row["model_size"], row["model_n_params"]
+    return [
+        _cell(row["model_type"]),
+        f"{size / _MIB:.2f} MiB" if size < 1024 * _MIB else f"{size / (1024 * _MIB):.2f} GiB",
+        f"{params / 1e6:.2f} M" if params < 1e9 else f"{params / 1e9:.2f} B",
+        _cell(row["backends"]),
+        str(row["n_gpu_layers"]),
+        str(row["n_threads"]),
+        str(row["flash_attn_used"]),
+        _cell(row["arm"]),
+        test_label(row),
+        f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
+        _ratio_text(row["ratio_to_first"], row["ratio_ci95"]),
+        f"{row['device_bytes'] / _MIB:.1f}",
+    ]
+
+
+def _ratio_text(value: float | None, interval: Sequence[float] | None) -> str:
+    if value is None:
+        return "-"
+    if interval is None:
+        return f"{value:g}"
+    return f"{value:.3f} ({interval[0]:.3f}..{interval[1]:.3f})"
+
+
+def _sentences(rows: Sequence[Row]) -> list[str]:
+    found = [
+        f"{_cell(row['arm'])}, {test_label(row)}: no ratio, {_cell(row['ratio_refused'])}."
+        for row in rows
+        if row["ratio_refused"]
+    ]
+    first = rows[0]
+    seen: set[str] = set()
+    for row in rows:
+        if row["arm"] in seen:
+            continue
+        seen.add(row["arm"])
+        if row["search"] and row["search"][0].get("seconds") is not None:
+            found.append(f"{_cell(row['arm'])}: {_search_text(row['search'])}.")
+        found += [f"{_cell(row['arm'])}: {_cell(note)}." for note in row["notes"]]
+    if first["cap_device_bytes"] is not None:
+        found.append(f"Cap on the device: {first['cap_device_bytes'] / _MIB:.1f} MiB for every arm.")
+    if first["cap_operator_bytes"] is not None:
+        found.append(f"Cap on weights there: {first['cap_operator_bytes'] / _MIB:.2f} MiB for every arm.")
+    warnings = dict.fromkeys(warning for row in rows for warning in row["warnings"])
+    found += [f"Warning: {_cell(warning)}." for warning in warnings]
+    if first["interrupted"]:
+        found.append("Interrupted: what is shown is complete, more was to come.")
+    found.append(f"build: {first['build_commit']} ({first['build_number']})")
+    return list(dict.fromkeys(found))
+
+
+def _search_text(steps: Sequence[Mapping[str, Any]]) -> str:
+    """`searched -ngl: 0 12.3 ms, 3 9.8 ms`."""
+    parts = [f"{step['value']} {1e3 * step['seconds']:.1f} ms" for step in steps]
+    return f"searched {steps[0]['flag']}: " + ", ".join(parts)
+
+
+def _cell(text: Any) -> str:
+    """Text that cannot end a cell or a line; models name themselves."""
+    return "".join(c if c.isprintable() else " " for c in str(text)).replace("|", "\\|")
+
+
+def _flat(row: Row, name: str) -> Any:
+    """A value as csv and sql take it: numbers, text, lists as JSON, truth as 0 or 1; None where there is none."""
+    value = row[name]
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def _sql_value(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, int | float):
+        return repr(value)
+    return "'" + str(value).replace("\0", "").replace("'", "''") + "'"
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

@@ -1,0 +1,216 @@
+"""A comparison as llama-bench's rows: one for each arm and test, its field names and types, and ours behind them. Pure.
+
+The fields and their types are those of llama.cpp 0c1e570's llama-bench, so that its compare-llama-bench.py and tables
+made by it take these rows; what we add is told apart by not being among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from oallama.bench.expected import bytes_at
+from oallama.bench.records import ArmResult, BenchResult, Sample, Series
+from oallama.bench.stats import LEAST_PAIRS, Ratio, speed_ratio
+
+TEXT, BOOL, INT, FLOAT = "TEXT", "BOOL", "INTEGER", "REAL"
+
+LLAMA_BENCH_FIELDS: Mapping[str, str] = {
+    "build_commit": TEXT, "build_number": INT, "cpu_info": TEXT, "gpu_info": TEXT, "backends": TEXT,
+    "model_filename": TEXT, "model_type": TEXT, "model_size": INT, "model_n_params": INT, "n_batch": INT,
+    "n_ubatch": INT, "n_threads": INT, "cpu_mask": TEXT, "cpu_strict": BOOL, "poll": INT,
+    "type_k": TEXT, "type_v": TEXT, "n_gpu_layers": INT, "n_cpu_moe": INT, "split_mode": TEXT,
+    "main_gpu": INT, "no_kv_offload": BOOL, "flash_attn": INT, "devices": TEXT, "tensor_split": TEXT,
+    "tensor_buft_overrides": TEXT, "load_mode": TEXT, "lazy_mode": TEXT, "embeddings": BOOL, "no_op_offload": INT,
+    "no_host": BOOL, "repack": BOOL, "fit_target": INT, "fit_min_ctx": INT, "n_prompt": INT, "n_gen": INT,
+    "n_depth": INT, "test_time": TEXT, "avg_ns": INT, "stddev_ns": INT, "avg_ts": FLOAT, "stddev_ts": FLOAT,
+}  # fmt: skip
+"""Field -> type, in llama-bench's order."""
+
+OUR_FIELDS: Mapping[str, str] = {
+    "arm": TEXT, "ratio_to_first": FLOAT, "ratio_ci95": TEXT, "ratio_refused": TEXT,
+    "ttft_s": FLOAT, "ttft_ratio_to_first": FLOAT, "ttft_ratio_ci95": TEXT,
+    "tpot_s": FLOAT, "tpot_ratio_to_first": FLOAT, "tpot_ratio_ci95": TEXT,
+    "device_bytes": INT, "host_bytes": INT, "operator_bytes_on_device": INT, "cap_device_bytes": INT,
+    "cap_operator_bytes": INT, "flash_attn_used": INT,
+}  # fmt: skip
+"""What we add to every format; a `_ci95` is the JSON list [low, high]."""
+
+NESTED_FIELDS = (
+    *("samples_ns", "samples_ts", "samples_ttft_s", "samples_tpot_s", "runs_per_sample", "discarded_ns"),
+    *("drifts", "outliers", "placement", "predicted", "search", "notes", "warnings", "interrupted", "idle_cpu_share"),
+    "settings",
+)
+"""What only JSON has."""
+
+Row = dict[str, Any]
+Value = Callable[[Sample], float]  # of a sample, seconds; 0: the test has none
+
+
+def rows(result: BenchResult, seed: int = 0) -> list[Row]:
+    """Every arm's row of every test that has samples; tests in order, arms in order within."""
+    return [
+        _row(result, series, index, seed)
+        for series in result.series
+        if series.kept
+        for index in range(len(result.arms))
+    ]
+
+
+def refusal(arms: Sequence[ArmResult], index: int, n_pairs: int) -> str | None:
+    """Why the arm has no ratio to the first one, in a sentence; None where it has."""
+    arm, first = arms[index], arms[0]
+    for each in (arm, first):
+        if each.problems:
+            return f"{each.spec.name} did not do what it says: {each.problems[0]}"
+    if index and (arm.same_as or arm.spec.name) == (first.same_as or first.spec.name):
+        return f"{arm.spec.name} turned out to be the same configuration as {first.spec.name}"
+    if n_pairs < LEAST_PAIRS:
+        return f"{n_pairs} samples of each arm are too few for an interval; give -r {LEAST_PAIRS} or more"
+    return None
+
+
+def ratio_of(series: Series, index: int, value: Value, seed: int = 0) -> Ratio | None:
+    """How many times faster an arm is than the first; None with too few samples or nothing of that kind to time."""
+    first, other = ([value(sample) for sample in series.samples(arm)] for arm in (0, index))
+    if not all(seconds > 0 for seconds in (*first, *other)):
+        return None
+    return speed_ratio(first, other, seed=seed)
+
+
+def total(sample: Sample) -> float:
+    return sample.seconds
+
+
+def ttft(sample: Sample) -> float:
+    """Time to first token: reading the prompt, whose last logits are the first token's."""
+    return sample.prompt_s
+
+
+def _row(result: BenchResult, series: Series, index: int, seed: int) -> Row:
+    arm, test = result.arms[index], series.test
+    samples = series.samples(index)
+    row = _setting_fields(result, arm) | {
+        "n_prompt": test.n_prompt,
+        "n_gen": test.n_gen,
+        "n_depth": test.n_depth,
+        "test_time": result.started,
+    }
+    ns = [round(sample.seconds * 1e9) for sample in samples]
+    ts = [test.n_tokens / sample.seconds for sample in samples]
+    row |= {
+        "avg_ns": round(mean(ns)),
+        "stddev_ns": round(stdev(ns)) if len(ns) > 1 else 0,
+        "avg_ts": mean(ts),
+        "stddev_ts": stdev(ts) if len(ts) > 1 else 0.0,
+    }
+
+    def tpot(sample: Sample) -> float:
+        return sample.gen_s / test.n_gen if test.n_gen else 0.0
+
+    refused = refusal(result.arms, index, len(samples))
+    row |= {"arm": arm.spec.name, **_ratio_fields("", series, index, total, refused, seed), "ratio_refused": refused}
+    for name, value, present in (("ttft", ttft, test.n_prompt), ("tpot", tpot, test.n_gen)):
+        row[f"{name}_s"] = mean(value(sample) for sample in samples) if present else None
+        row |= _ratio_fields(f"{name}_", series, index, value, refused, seed)
+    outliers = ratio_of(series, index, total, seed)
+    return row | {
+        "device_bytes": arm.report.device_bytes,
+        "host_bytes": arm.report.host_bytes,
+        "operator_bytes_on_device": bytes_at(result.operators, arm.report.places, arm.report.device_share),
+        "cap_device_bytes": result.cap.device_bytes,
+        "cap_operator_bytes": result.cap.operator_bytes,
+        "flash_attn_used": int(arm.report.flash_attn),
+        "samples_ns": ns,
+        "samples_ts": ts,
+        "samples_ttft_s": [ttft(sample) for sample in samples] if test.n_prompt else [],
+        "samples_tpot_s": [tpot(sample) for sample in samples] if test.n_gen else [],
+        "runs_per_sample": [sample.n_runs for sample in samples],
+        "discarded_ns": [round(s.seconds * 1e9) for block in series.discarded for s in block.samples[index]],
+        "drifts": [block.drift for block in series.kept],
+        "outliers": list(outliers.outliers) if outliers else [],
+        "placement": _placement(arm),
+        "predicted": None if arm.spec.predicted is None else dict(arm.spec.predicted),
+        "search": [dict(step) for step in arm.spec.search],
+        "notes": list(arm.spec.notes),
+        "warnings": [*result.warnings, *arm.report.warnings],
+        "interrupted": result.interrupted,
+        "idle_cpu_share": arm.idle_cpu_share,
+        "settings": {**result.settings, "resident": result.resident},
+    }
+
+
+def _ratio_fields(
+    prefix: str, series: Series, index: int, value: Value, refused: str | None, seed: int
+) -> dict[str, Any]:
+    if index == 0:  # what the others refer to
+        return {f"{prefix}ratio_to_first": None if refused else 1.0, f"{prefix}ratio_ci95": None}
+    found = None if refused else ratio_of(series, index, value, seed)
+    return {
+        f"{prefix}ratio_to_first": found.value if found else None,
+        f"{prefix}ratio_ci95": [found.low, found.high] if found else None,
+    }
+
+
+def _setting_fields(result: BenchResult, arm: ArmResult) -> Row:
+    """llama-bench's fields that do not depend on the test. What our arms cannot change has its default."""
+    spec, report = arm.spec, arm.report
+    stock = spec.stock
+    return {
+        "build_commit": report.facts["build_commit"],
+        "build_number": report.facts["build_number"],
+        "cpu_info": report.facts["cpu_info"],
+        "gpu_info": report.facts["gpu_info"],
+        "backends": report.facts["backends"],
+        "model_filename": spec.setting.model,
+        "model_type": report.facts["model_type"],
+        "model_size": report.facts["model_size"],
+        "model_n_params": report.facts["model_n_params"],
+        "n_batch": report.n_batch,
+        "n_ubatch": report.n_ubatch,
+        "n_threads": report.n_threads,
+        "cpu_mask": hex(sum(1 << cpu for cpu in spec.setting.cpus)),
+        "cpu_strict": False,
+        "poll": 50,
+        "type_k": report.type_k,
+        "type_v": report.type_v,
+        "n_gpu_layers": report.n_gpu_layers,
+        "n_cpu_moe": stock.n_cpu_moe if stock else 0,
+        "split_mode": "layer",
+        "main_gpu": 0,
+        "no_kv_offload": False,
+        "flash_attn": report.facts["flash_attn"],
+        "devices": report.device,
+        "tensor_split": "0.00",
+        "tensor_buft_overrides": _overrides_text(arm),
+        "load_mode": "auto",
+        "lazy_mode": "auto",
+        "embeddings": False,
+        "no_op_offload": 0,
+        "no_host": False,
+        "repack": True,
+        "fit_target": stock.fit_target_mib if stock else 0,
+        "fit_min_ctx": 0,
+    }
+
+
+def _overrides_text(arm: ArmResult) -> str:
+    """As llama-bench writes -ot; of a plan its fingerprint, so that different plans are different keys."""
+    stock = arm.spec.stock
+    if stock is None:
+        return f"plan:{arm.spec.plan_fingerprint[:16]}"
+    told = [f"{p}={'CPU' if where == 'CPU' else arm.report.device}" for p, where in stock.overrides[stock.n_cpu_moe :]]
+    return ";".join(told) or "none"
+
+
+def _placement(arm: ArmResult) -> dict[str, Any]:
+    """Where operators were found after the load, by place."""
+    report = arm.report
+    found: dict[str, Any] = {"device": [], "host": [], "split": {}}
+    for name, place in report.places.items():
+        if place == "split":
+            found["split"][name] = report.device_share.get(name)
+        else:
+            found[place].append(name)
+    return found

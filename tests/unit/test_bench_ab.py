@@ -1,0 +1,159 @@
+"""A whole comparison with arms that are no processes: loading, turns, memory, interruptions, findings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from bench_cases import N_LAYER, NAMES, OPERATORS, SETTING, World, report, stock
+
+from oallama.bench.ab import Bench, run_bench
+from oallama.bench.records import BenchResult, BenchTest
+from oallama.core.errors import DeviceError, ModelFileError
+
+PP = BenchTest(64, 0)
+ARMS = (stock("stock-cpu", 0), stock("stock-ngl", 99))
+REPORTS = {"stock-cpu": report(), "stock-ngl": report(*NAMES)}
+BENCH = Bench(ARMS, (PP,), OPERATORS, N_LAYER, n_blocks=2)
+ROOMY = 1 << 40
+
+
+def world(**changes: object) -> World:
+    return World(dict(REPORTS), lambda name, turn: {"stock-cpu": 1.0, "stock-ngl": 0.5}[name], **changes)  # type: ignore[arg-type]
+
+
+def run(bench: Bench, made: World, **options: object) -> BenchResult:
+    return run_bench(bench, start=made.start, available_memory=lambda: ROOMY, **options)  # type: ignore[arg-type]
+
+
+def test_arms_stay_loaded_and_take_turns() -> None:
+    made = world()
+    result = run(BENCH, made)
+    turns = ["stock-cpu", "stock-ngl", "stock-ngl", "stock-cpu"] * 2
+    assert made.said == [
+        ("load", "stock-cpu"), ("load", "stock-ngl"), ("warm_up", "stock-cpu"), ("warm_up", "stock-ngl"),
+        *(("measure", name) for name in turns),
+        ("close", "stock-cpu"), ("close", "stock-ngl"),
+    ]  # fmt: skip
+    (series,) = result.series
+    assert [s.seconds for s in series.samples(1)] == [0.5] * 4
+    assert result.resident
+    assert not result.interrupted
+    assert (result.warnings, [arm.problems for arm in result.arms]) == ((), [(), ()])
+
+
+def test_what_the_first_decodes_take_is_counted() -> None:
+    result = run(BENCH, world(grows={"stock-ngl": 12_345}))
+    assert [arm.report.device_bytes for arm in result.arms] == [0, REPORTS["stock-ngl"].device_bytes + 12_345]
+
+
+@pytest.mark.parametrize("by_request", [True, False])
+def test_arms_that_do_not_fit_together_are_loaded_for_each_turn(by_request: bool) -> None:
+    made = world()
+    bench = replace(BENCH, n_blocks=1, resident=False if by_request else None)
+    result = run_bench(bench, start=made.start, available_memory=lambda: ROOMY if by_request else 1000)
+    assert not result.resident
+    assert any("do not fit into memory together" in warning for warning in result.warnings) != by_request
+    alive = set()
+    for what, who in made.said:
+        if what == "load":
+            alive.add(who)
+        elif what in ("close", "kill"):
+            alive.discard(who)
+        assert len(alive) <= 1
+    measured = [who for what, who in made.said if what == "measure"]
+    assert measured == ["stock-cpu", "stock-ngl", "stock-ngl", "stock-cpu"]
+    warmed = [who for what, who in made.said if what == "warm_up"]
+    assert warmed == measured  # a model that was just loaded is warmed up first
+
+
+def test_a_device_that_is_full_makes_the_arms_load_for_each_turn() -> None:
+    made = world(load_errors={"stock-ngl": DeviceError("CUDA0 has no room for the model")})
+    result = run(replace(BENCH, n_blocks=1), made)
+    assert not result.resident
+    assert "CUDA0 has no room" in result.warnings[0]
+
+
+def test_an_arm_that_cannot_load_at_all_ends_the_comparison_and_every_process() -> None:
+    made = world(load_errors={"stock-ngl": ModelFileError("no such file")})
+    with pytest.raises(ModelFileError, match="no such file"):
+        run(BENCH, made)
+    assert {("kill", "stock-cpu"), ("kill", "stock-ngl")} <= set(made.said)
+
+
+def test_ctrl_c_leaves_the_complete_blocks() -> None:
+    made = world()
+
+    def seconds(name: str, turn: int) -> float:
+        if turn == 5:
+            raise KeyboardInterrupt
+        return 1.0
+
+    made.seconds = seconds
+    partial: list[BenchResult] = []
+    result = run(BENCH, made, on_partial=partial.append)
+    assert result.interrupted
+    assert [len(series.kept) for series in result.series] == [1]
+    assert [len(each.series[0].kept) for each in partial] == [1]
+    assert ("kill", "stock-cpu") in made.said
+
+
+def test_ctrl_c_before_anything_is_measured_is_just_an_interruption() -> None:
+    made = world(load_errors={"stock-ngl": KeyboardInterrupt()})
+    with pytest.raises(KeyboardInterrupt):
+        run(BENCH, made)
+    early = world()
+
+    def seconds(name: str, turn: int) -> float:
+        raise KeyboardInterrupt
+
+    early.seconds = seconds
+    with pytest.raises(KeyboardInterrupt):
+        run(BENCH, early)
+
+
+def test_an_arm_that_computes_out_of_turn_is_named() -> None:
+    made = world()
+    made.cpu = lambda name: float(made.turn) if name == "stock-ngl" else 0.0
+    result = run(BENCH, made)
+    assert result.arms[1].idle_cpu_share > 100  # fake turns take no time
+    assert any("arm stock-ngl used" in warning for warning in result.warnings)
+
+
+def test_twins_and_liars_are_told_apart_after_the_load() -> None:
+    arms = (stock("stock-ngl", 99), stock("auto", 99), stock("stock-cpu", 0))
+    reports = {"stock-ngl": report(*NAMES), "auto": report(*NAMES), "stock-cpu": report(*NAMES[:1])}
+    made = World(reports, lambda name, turn: 1.0)
+    result = run(replace(BENCH, arms=arms), made)
+    assert [arm.same_as for arm in result.arms] == [None, "stock-ngl", None]
+    assert [bool(arm.problems) for arm in result.arms] == [False, False, True]
+    assert any("same configuration" in warning for warning in result.warnings)
+
+
+def test_a_slow_down_over_the_whole_run_is_told() -> None:
+    made = World(dict(REPORTS), lambda name, turn: 1.0 + 0.01 * turn)
+    result = run(replace(BENCH, n_blocks=5), made)
+    assert any("slower meanwhile; ratios hold" in warning for warning in result.warnings)
+
+
+def test_progress_counts_to_what_it_announced() -> None:
+    done = expected = 0
+
+    def progress(doing: str, done_now: int = 0, expect: int = 0) -> None:
+        nonlocal done, expected
+        done += done_now
+        expected += expect
+
+    def told(doing: str, done: int = 0, expect: int = 0) -> None:
+        progress(doing, done, expect)
+
+    run(BENCH, world(), progress=told)
+    assert done == expected == 2 * 2 + 2 * 2 * 2
+
+
+def test_turns_wait_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("time.sleep", slept.append)
+    run(replace(BENCH, delay_s=2.5), world())
+    assert slept == [2.5] * 8
+    assert SETTING.cpus == ()

@@ -1,0 +1,206 @@
+"""Rows as llama-bench writes them, in every format, as its tools and sqlite read them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sqlite3
+
+import pytest
+from bench_cases import NAMES, planned, report, result, series, stock
+
+from oallama.bench.formats import FORMATS, formatted
+from oallama.bench.records import ArmResult, BenchTest, Cap
+from oallama.bench.rows import LLAMA_BENCH_FIELDS, OUR_FIELDS, rows
+
+PP, TG, PG = BenchTest(64, 0), BenchTest(0, 16), BenchTest(64, 16, 128)
+CPU = ArmResult(stock("stock-cpu", 0), report())
+NGL = ArmResult(stock("stock-ngl", 99), report(*NAMES, n_gpu_layers=99))
+SLOW, FAST = [1.2, 1.21, 1.19, 1.2, 1.22, 1.18], [1.0, 1.01, 0.99, 1.0, 1.02, 0.98]
+
+# what compare-llama-bench.py of llama.cpp 0c1e570 reads: its columns, and those it joins and groups rows by
+COMPARE_FIELDS = """
+    build_commit build_number cpu_info gpu_info backends model_filename model_type model_size model_n_params n_batch
+    n_ubatch n_threads cpu_mask cpu_strict poll type_k type_v n_gpu_layers split_mode main_gpu no_kv_offload flash_attn
+    tensor_split tensor_buft_overrides load_mode embeddings no_op_offload n_prompt n_gen n_depth test_time avg_ns
+    stddev_ns avg_ts stddev_ts n_cpu_moe fit_target fit_min_ctx
+""".split()
+COMPARE_KEYS = """
+    cpu_info gpu_info backends n_gpu_layers n_cpu_moe tensor_buft_overrides model_filename model_type n_batch n_ubatch
+    embeddings cpu_mask cpu_strict poll n_threads type_k type_v load_mode no_kv_offload split_mode main_gpu tensor_split
+    flash_attn n_prompt n_gen n_depth fit_target fit_min_ctx
+""".split()
+
+
+def made(*arms: ArmResult, **changes: object):
+    return rows(result(arms or (CPU, NGL), series(PP, SLOW, FAST), series(TG, SLOW, FAST), **changes))  # type: ignore[arg-type]
+
+
+def test_a_row_for_every_arm_and_test_in_order() -> None:
+    assert [(row["arm"], row["n_prompt"], row["n_gen"]) for row in made()] == [
+        ("stock-cpu", 64, 0), ("stock-ngl", 64, 0), ("stock-cpu", 0, 16), ("stock-ngl", 0, 16)
+    ]  # fmt: skip
+
+
+def test_times_and_rates_are_llama_benchs() -> None:
+    row = made()[1]
+    assert row["samples_ns"] == [round(s * 1e9) for s in FAST]
+    assert row["samples_ts"] == pytest.approx([64 / s for s in FAST])
+    assert row["avg_ns"] == pytest.approx(1e9, rel=1e-6)
+    assert row["avg_ts"] == pytest.approx(sum(64 / s for s in FAST) / 6)
+    assert row["stddev_ns"] == pytest.approx(14142136, rel=1e-6)
+    assert row["test_time"] == "2026-11-21T04:00:00Z"
+
+
+def test_the_ratio_is_of_speeds_and_the_first_is_what_it_refers_to() -> None:
+    first, second = made()[:2]
+    assert (first["ratio_to_first"], first["ratio_ci95"]) == (1.0, None)
+    assert second["ratio_to_first"] == pytest.approx(1.2, rel=1e-3)
+    low, high = second["ratio_ci95"]
+    assert low < second["ratio_to_first"] < high
+    assert second["ratio_refused"] is None
+
+
+def test_prompt_and_generation_of_a_pair_have_ratios_of_their_own() -> None:
+    (first, second) = rows(result((CPU, NGL), series(PG, SLOW, FAST)))
+    assert first["ttft_s"] == pytest.approx(1.2 * 64 / 80, rel=1e-3)
+    assert second["tpot_s"] == pytest.approx(1.0 * 16 / 80 / 16, rel=1e-3)
+    assert second["ttft_ratio_to_first"] == pytest.approx(1.2, rel=1e-3)
+    assert second["tpot_ratio_to_first"] == pytest.approx(1.2, rel=1e-3)
+    (_, prompt_only) = rows(result((CPU, NGL), series(PP, SLOW, FAST)))
+    assert (prompt_only["tpot_s"], prompt_only["tpot_ratio_to_first"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("arms", "says"),
+    [
+        ((CPU, ArmResult(NGL.spec, NGL.report, same_as="stock-cpu")), "the same configuration as stock-cpu"),
+        ((CPU, ArmResult(NGL.spec, NGL.report, problems=("half of it is gone",))), "half of it is gone"),
+        ((ArmResult(CPU.spec, CPU.report, problems=("it is a fraud",)), NGL), "stock-cpu did not do what it says"),
+    ],
+)
+def test_a_ratio_that_would_mislead_is_refused(arms: tuple[ArmResult, ...], says: str) -> None:
+    row = made(*arms)[1]
+    assert (row["ratio_to_first"], row["ratio_ci95"]) == (None, None)
+    assert says in row["ratio_refused"]
+    assert row["avg_ts"] > 0  # what was measured is still told
+    assert f"no ratio, {row['ratio_refused']}" in formatted(made(*arms), "md")
+
+
+def test_twins_among_the_others_have_ratios_to_the_first() -> None:
+    twin = ArmResult(stock("auto", 99), NGL.report, same_as="stock-ngl")
+    (_, a, b) = rows(result((CPU, NGL, twin), series(PP, SLOW, FAST, FAST)))
+    assert a["ratio_to_first"] == b["ratio_to_first"]
+
+
+def test_too_few_samples_have_no_ratio() -> None:
+    (_, row) = rows(result((CPU, NGL), series(PP, SLOW[:4], FAST[:4])))
+    assert row["ratio_to_first"] is None
+    assert "4 samples of each arm are too few" in row["ratio_refused"]
+
+
+def test_discarded_samples_are_kept_apart() -> None:
+    (_, row) = rows(result((CPU, NGL), series(PP, SLOW, FAST, discarded=1)))
+    assert len(row["samples_ns"]) == 4
+    assert row["discarded_ns"] == [round(s * 1e9) for s in FAST[:2]]
+
+
+def test_plans_are_keys_of_their_own() -> None:
+    plan = ArmResult(planned("oato", {NAMES[0]: 1.0}), report(NAMES[0]))
+    row = made(CPU, plan)[1]
+    assert row["tensor_buft_overrides"] == f"plan:{'f' * 16}"
+    assert row["operator_bytes_on_device"] == 1000
+    assert row["placement"]["device"] == [NAMES[0]]
+
+
+def test_every_field_of_llama_bench_is_there_and_typed() -> None:
+    kinds = {"TEXT": str, "INTEGER": int, "REAL": float, "BOOL": bool}
+    for row in made():
+        for name, kind in LLAMA_BENCH_FIELDS.items():
+            assert type(row[name]) is kinds[kind], name
+        assert OUR_FIELDS.keys() <= row.keys()
+    assert set(COMPARE_FIELDS) <= LLAMA_BENCH_FIELDS.keys()
+
+
+def test_json_is_a_list_as_llama_bench_writes_it_and_knows_no_nan() -> None:
+    whole = made()
+    whole[0]["avg_ts"] = math.inf
+    text = formatted(whole, "json")
+    parsed = json.loads(text, parse_constant=lambda constant: pytest.fail(constant))
+    assert parsed[0]["avg_ts"] is None
+    assert parsed[1]["samples_ns"] == whole[1]["samples_ns"]
+    lines = formatted(made(), "jsonl").splitlines()
+    assert [json.loads(line)["arm"] for line in lines] == [row["arm"] for row in made()]
+
+
+def test_csv_reads_back() -> None:
+    parsed = list(csv.DictReader(io.StringIO(formatted(made(), "csv"))))
+    assert list(parsed[0]) == [*LLAMA_BENCH_FIELDS, *OUR_FIELDS]
+    assert [float(row["avg_ts"]) for row in parsed] == [row["avg_ts"] for row in made()]
+    assert json.loads(parsed[1]["ratio_ci95"]) == made()[1]["ratio_ci95"]
+    assert parsed[0]["cpu_strict"] == "0"
+    assert parsed[0]["ratio_ci95"] == ""
+
+
+@pytest.fixture
+def database() -> sqlite3.Connection:
+    connection = sqlite3.connect(":memory:")
+    tricky = ArmResult(stock("it's; DROP TABLE llama_bench", 99), NGL.report)
+    connection.executescript(formatted(made(CPU, tricky), "sql"))
+    return connection
+
+
+def test_sqlite_takes_the_statements(database: sqlite3.Connection) -> None:
+    found = database.execute("SELECT arm, n_prompt, avg_ts, ratio_to_first, ratio_ci95 FROM llama_bench").fetchall()
+    expected = made()
+    assert [row[0] for row in found] == ["stock-cpu", "it's; DROP TABLE llama_bench"] * 2
+    assert [row[2] for row in found] == [row["avg_ts"] for row in expected]
+    assert [row[3] for row in found] == [row["ratio_to_first"] for row in expected]
+    assert found[0][4] is None
+    assert json.loads(found[1][4]) == expected[1]["ratio_ci95"]
+    low = database.execute("SELECT json_extract(ratio_ci95, '$[0]') FROM llama_bench WHERE rowid = 2").fetchone()
+    assert low == (pytest.approx(expected[1]["ratio_ci95"][0]),)
+
+
+def test_a_second_file_goes_into_the_same_table(database: sqlite3.Connection) -> None:
+    database.executescript(formatted(made(), "sql"))
+    assert database.execute("SELECT COUNT(*) FROM llama_bench").fetchone() == (8,)
+
+
+def test_the_join_of_compare_llama_bench_finds_the_rows(database: sqlite3.Connection) -> None:
+    later = formatted(made(), "sql").replace("'0c1e570'", "'fffffff'")
+    database.executescript(later)
+    equal = " AND ".join(f"tb.{key} = tc.{key}" for key in COMPARE_KEYS)
+    found = database.execute(
+        f"SELECT tb.n_prompt, AVG(tb.avg_ts), AVG(tc.avg_ts) FROM llama_bench tb JOIN llama_bench tc ON {equal} "
+        "AND tb.build_commit = '0c1e570' AND tc.build_commit = 'fffffff' "
+        "GROUP BY tb.n_gpu_layers, tb.n_gen, tb.n_prompt ORDER BY tb.n_gen"
+    ).fetchall()
+    assert len(found) == 4
+    assert all(before == after for _, before, after in found)
+
+
+def test_markdown_is_for_people() -> None:
+    odd = ArmResult(stock("stock-ngl", 99, search=({"flag": "-ngl", "value": 99, "seconds": 0.5},)), NGL.report)
+    whole = rows(
+        result(
+            (CPU, odd), series(PG, SLOW, FAST), cap=Cap(1 << 20, 1 << 19), warnings=("it was | noisy\nhere",),
+            interrupted=True,
+        )
+    )  # fmt: skip
+    text = formatted(whole, "md")
+    header, rule, *table = text.split("\n\n")[0].splitlines()
+    assert header.count("|") == rule.count("|") == 13
+    assert len(table) == 2
+    assert "| stock-cpu | pp64+tg16 @ d128 |" in table[0]
+    assert "1.200 (1.1" in table[1]
+    for sentence in (
+        "stock-ngl: searched -ngl: 99 500.0 ms.", "Cap on the device: 1.0 MiB for every arm.",
+        "Cap on weights there: 0.50 MiB for every arm.", "Interrupted: ",
+    ):  # fmt: skip
+        assert sentence in text
+    assert "it was \\| noisy" in text
+    assert formatted([], "md") == "nothing was measured\n"
+    assert set(FORMATS) == {"md", "csv", "json", "jsonl", "sql"}
