@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from oallama.core.errors import DoesNotFit
 from oallama.core.types import Phase, Workload
 from oallama.cost.predict import Costs
 from oallama.place.balance import Balanced, balance
@@ -47,27 +46,28 @@ class Proposal:
 
 
 def decide_split(problem: Problem, asked: Workload, phase: Phase) -> Decision:
-    """The verified placement of the split policy. Raises DoesNotFit where what llama.cpp takes never fits."""
-    n_layer = problem.graph.n_layer
+    """The verified placement of the split policy. What llama.cpp takes beside whole operators is only known from a
+    load, so these are proposed again with less room while they do not fit; slices alone fit by construction."""
     capacity = capacity_of(problem, asked)
     alone = _slices_alone(problem, asked, phase, int(problem.vram_fill * capacity))
     memory, load, notes = (None, asked, ()) if problem.slices_only else device_memory(problem, asked, required=False)
     costs = costs_of(problem, load, phase)
     overrun = 0
-    for _ in range(VERIFY_ROUNDS):
-        beside = [] if memory is None else [
-            Proposal(load, costs, placed, notes) for placed in _beside_oato(problem, costs, memory, load, overrun)
-        ]  # fmt: skip
-        best = min((*beside, alone), key=lambda proposal: proposal.placed.seconds)
-        if not best.placed.uses_device(n_layer):
-            reason = f"no operator, and no part of one, is predicted to make it faster on {problem.profile.device}"
-            return nothing_placed(problem, "split", asked, phase, capacity, reason)
+    for verified in range(VERIFY_ROUNDS + 1):
+        proposals = [alone]
+        if memory is not None and verified < VERIFY_ROUNDS:
+            beside = _beside_oato(problem, costs, memory, load, overrun)
+            proposals = [*(Proposal(load, costs, placed, notes) for placed in beside), alone]
+        best = min(proposals, key=lambda proposal: proposal.placed.seconds)
+        if not best.placed.uses_device(problem.graph.n_layer):
+            break
         real = measured(problem, best.workload, best.placed, capacity)
         if real.spare >= 0:
             predicted = predicted_of(problem, best.workload, best.placed)
             return Decision("split", best.workload, best.costs, best.placed, real, predicted, best.notes)
         overrun -= real.spare
-    raise DoesNotFit(real.limit - real.spare, real.limit, problem.profile.device, "the split placement")
+    reason = f"no operator, and no part of one, is predicted to make it faster on {problem.profile.device}"
+    return nothing_placed(problem, "split", asked, phase, capacity, reason)
 
 
 def _slices_alone(problem: Problem, asked: Workload, phase: Phase, limit: int) -> Proposal:

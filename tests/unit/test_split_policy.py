@@ -312,3 +312,30 @@ def test_where_llama_cpp_cannot_use_the_device_only_slices_go_there(policy: str)
     assert n_gpu_layers(N_LAYER, decision.placed) == 0
     assert any(decision.placed.gg)
     assert not any(decision.placed.on_device)
+
+
+def test_what_a_load_takes_beside_whole_operators_is_taken_off_their_room() -> None:
+    """Every load takes half a megabyte more on the device than what was said with nothing there."""
+    made = problem(GPU, free=1_500_000, compute_per_token=100)
+
+    def hiding(load: Workload, placed: Placed) -> LoadBytes:
+        taken = made.probe(load, placed)
+        return replace(taken, compute=taken.compute + 500_000 * any(placed.on_device))
+
+    load = replace(LOAD, n_ubatch=8)
+    exact, hidden = (decide(replace(made, probe=p), "split", load, "mixed") for p in (made.probe, hiding))
+    assert hidden.memory.spare >= 0
+    assert sum(hidden.placed.on_device) < sum(exact.placed.on_device)
+
+
+def test_where_whole_operators_never_fit_slices_are_what_is_left() -> None:
+    made = problem(GPU, free=1_000_000, compute_per_token=100)
+
+    def insatiable(load: Workload, placed: Placed) -> LoadBytes:
+        taken = made.probe(load, placed)
+        return replace(taken, kv=taken.kv + 10**7 * any(placed.on_device))
+
+    decision = decide(replace(made, probe=insatiable), "split", replace(LOAD, n_ubatch=8), "mixed")
+    assert not any(decision.placed.on_device)
+    assert any(decision.placed.gg)
+    assert decision.memory.spare >= 0
