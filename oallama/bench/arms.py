@@ -21,6 +21,7 @@ from oallama.bench.stock_args import parse_stock_args
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.device.load_params import LoadSettings
 from oallama.model.memory import probe_memory
+from oallama.place.decide import POLICIES
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 
@@ -53,8 +54,10 @@ class ArmMaker:
             return self._stock(name)
         if name.endswith(".json"):
             return self._of_plan(Path(name).stem, Plan.load(name))
-        if name.startswith("stock"):
-            raise UsageError(f"there is no arm {name!r}; stock arms are {', '.join(STOCK_ARMS)} and --stock-args")
+        if name not in POLICIES:
+            raise UsageError(
+                f"there is no arm {name!r}; arms are {', '.join((*POLICIES, *STOCK_ARMS))}, and plan files (*.json)"
+            )
         return self._of_plan(name, self._plan(name))
 
     def make_of_args(self, name: str, arguments: str) -> ArmSpec:

@@ -28,14 +28,17 @@ def bench_tests(
 def shared_setting(
     placer: Placer, tests: Sequence[BenchTest], n_ctx: int | None = None, cpus: tuple[int, ...] = (), **options: Any
 ) -> Setting:
-    """What all arms share; options: fields of Setting. The context is n_ctx, or holds the longest test.
+    """What all arms share; options: fields of Setting. The context is n_ctx, or holds the longest prompt, generation
+    and depth of the tests together, for which plans are made.
 
     Raises UsageError for an n_ctx that is too short.
     """
-    needed = max(test.n_ctx for test in tests)
+    needed = sum(max(count) for count in zip(*((t.n_prompt, t.n_gen, t.n_depth) for t in tests), strict=True))
     n_ctx = n_ctx or -(-needed // CONTEXT_STEP) * CONTEXT_STEP
     if n_ctx < needed:
-        raise UsageError(f"-c {n_ctx} cannot hold {needed} tokens of the longest test; raise it")
+        raise UsageError(
+            f"-c {n_ctx} cannot hold the {needed} tokens of the longest prompt, generation and depth; raise it"
+        )
     return Setting(
         model=placer.model.path,
         device=str(placer.device) if placer.has_device else "none",

@@ -167,8 +167,8 @@ def _setting_fields(result: BenchResult, arm: ArmResult) -> Row:
         "model_type": report.facts["model_type"],
         "model_size": report.facts["model_size"],
         "model_n_params": report.facts["model_n_params"],
-        "n_batch": report.n_batch,
-        "n_ubatch": report.n_ubatch,
+        "n_batch": spec.setting.n_batch,  # as asked for; llama.cpp lowers it to the context
+        "n_ubatch": spec.setting.n_ubatch if spec.plan is None else int(spec.plan["workload"]["n_ubatch"]),
         "n_threads": report.n_threads,
         "cpu_mask": hex(sum(1 << cpu for cpu in spec.setting.cpus)),
         "cpu_strict": False,

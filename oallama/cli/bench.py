@@ -109,7 +109,7 @@ def parse_output(text: str) -> tuple[str, str | None]:
 @fill_option
 @profile_option
 @click.option(
-    "--cpus", type=parsed(parse_cpus), default="", metavar="LIST",
+    "--cpus", type=parsed(parse_cpus), metavar="LIST",
     help="Pin the arms to these CPUs, like 0 or 0-3; a worker is pinned by --device.",
 )  # fmt: skip
 @click.option("--seed", type=count(0), default=0, show_default=True, metavar="N", help="Of the tokens that are timed.")
@@ -133,7 +133,7 @@ def command(
     affinity: str,
     fill: str,
     profile: str | None,
-    cpus: tuple[int, ...],
+    cpus: tuple[int, ...] | None,
     seed: int,
     delay: int,
     reload: bool,
@@ -156,7 +156,7 @@ def command(
     tests = bench_tests(n_prompt, n_gen, pairs, n_depth)
     placer = placement.load(model, profile, engine)
     options = given(**{name: getattr(engine, name) for name in _SHARED})
-    setting = shared_setting(placer, tests, engine.n_ctx, cpus, seed=seed, **options)
+    setting = shared_setting(placer, tests, engine.n_ctx, cpus or (), seed=seed, **options)
     with bench_progress(progress) as shown:
         bench = prepare(
             placer,

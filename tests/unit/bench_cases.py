@@ -1,4 +1,4 @@
-"""A made-up comparison for tests of the bench: two layers of two operators, arms that say what they did, a fake clock."""
+"""A made-up comparison for tests of the bench: two layers of two operators, arms that say what they did, no clock."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from oallama.bench.records import (
 from oallama.core.types import Operator
 
 N_LAYER = 2
-OPERATORS = tuple(
-    Operator(f"blk.{layer}.{role}.weight", layer, role, "MUL_MAT", "Q4_0", (256, 256, 1), 1000, 1.0)
-    for layer in range(N_LAYER)
-    for role in ("attn_q", "ffn_down")
-) + (Operator("output.weight", None, "output", "MUL_MAT", "Q8_0", (256, 512, 1), 3000, 1.0),)
+OPERATORS = (
+    *(
+        Operator(f"blk.{layer}.{role}.weight", layer, role, "MUL_MAT", "Q4_0", (256, 256, 1), 1000, 1.0)
+        for layer in range(N_LAYER)
+        for role in ("attn_q", "ffn_down")
+    ),
+    Operator("output.weight", None, "output", "MUL_MAT", "Q8_0", (256, 512, 1), 3000, 1.0),
+)
 NAMES = tuple(operator.name for operator in OPERATORS)
 
 SETTING = Setting(model="model.gguf", device="rpc-worker:1", n_ctx=256, n_threads=1)
@@ -74,7 +77,7 @@ def stock(name: str, n_gpu_layers: int, **changes: Any) -> ArmSpec:
 
 def planned(name: str, shares: Mapping[str, float]) -> ArmSpec:
     rows = [{"name": n, "gg": shares.get(n, 0.0), "cg": 0.0, "cc": 1 - shares.get(n, 0.0)} for n in NAMES]
-    return ArmSpec(name, SETTING, plan={"operators": rows}, plan_fingerprint="f" * 64)
+    return ArmSpec(name, SETTING, plan={"operators": rows, "workload": {"n_ubatch": 512}}, plan_fingerprint="f" * 64)
 
 
 def series(test: BenchTest, *arms: Sequence[float], discarded: int = 0) -> Series:

@@ -1,0 +1,366 @@
+"""`oallama bench` with real processes: what arms load is read back, stock arms are stock, files are llama-bench's.
+
+Little is said of speeds: the machine that runs the tests may be busy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from gguf_factory import write_llama_shape
+from stock import needs_programs, program
+
+from oallama.bench.ab import Bench, run_bench
+from oallama.bench.arms import STOCK_NCMOE, ArmMaker
+from oallama.bench.expected import expected_places
+from oallama.bench.fit import fit_under
+from oallama.bench.process import ArmProcess
+from oallama.bench.records import ArmSpec, BenchTest, Cap, Setting, StockPlacement
+from oallama.bench.rows import LLAMA_BENCH_FIELDS
+from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError
+from oallama.core.types import Operator
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.operators import operators
+from oallama.placer import Placer
+
+WORKER = "rpc-worker:1"
+N_LAYER = 3
+PP, TG, DEEP = BenchTest(16, 0), BenchTest(0, 4), BenchTest(8, 4, 32)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama_shape(tmp_path_factory.mktemp("bench") / "model.gguf", N_LAYER, 256, 512, 4, 2, 300)
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "moe.gguf"
+    return write_llama_shape(path, 2, 256, 256, 4, 2, 300, n_expert=4)
+
+
+@pytest.fixture(scope="module")
+def ops(model: Path) -> tuple[Operator, ...]:
+    return tuple(operators(read_gguf(model)))
+
+
+def setting(model: Path, device: str = "none", **changes: Any) -> Setting:
+    return replace(Setting(model=str(model), device=device, n_ctx=256, n_threads=1), **changes)
+
+
+def names(ops: tuple[Operator, ...]) -> list[str]:
+    return [operator.name for operator in ops]
+
+
+@contextmanager
+def running(spec: ArmSpec) -> Iterator[ArmProcess]:
+    arm = ArmProcess(spec)
+    try:
+        yield arm
+    finally:
+        arm.close()
+
+
+def oallama(*arguments: Any, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "oallama", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=280, **options)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def soon(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
+    end = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize(
+    "placement",
+    [
+        StockPlacement(0),
+        StockPlacement(2),
+        StockPlacement(-1),
+        StockPlacement(99, ((r"blk\.1\.ffn_(up|down)", "CPU"), ("attn_k", "CPU"))),
+        StockPlacement(0, (("ffn_down", "device"),)),
+    ],
+    ids=["none", "two", "all", "overrides", "one role"],
+)
+def test_stock_llama_cpp_puts_weights_where_its_options_say(
+    placement: StockPlacement, model: Path, ops: tuple[Operator, ...]
+) -> None:
+    with running(ArmSpec("stock", setting(model, WORKER), placement)) as arm:
+        report = arm.load(names(ops))
+    assert report.places == expected_places(ops, N_LAYER, placement)
+    on_device = sum(o.bytes for o in ops if report.places[o.name] == "device")
+    # norms of the layers there, and the embeddings' copy that an output brings, come on top
+    assert report.buffers.get("device", (0, 0, 0))[0] >= on_device
+    assert report.device == "RPC0"
+
+
+def test_what_is_read_back_is_what_the_context_has(model: Path, ops: tuple[Operator, ...]) -> None:
+    asked = setting(model, n_batch=128, n_ubatch=64, type_k="q8_0", flash_attn="on")
+    with running(ArmSpec("stock", asked, StockPlacement(0))) as arm:
+        report = arm.load(names(ops))
+    assert (report.n_batch, report.n_ubatch, report.n_threads, report.type_k) == (128, 64, 1, "q8_0")
+    assert report.flash_attn
+    assert report.device_bytes == 0
+    assert set(report.layouts) == set(report.places)
+    with running(ArmSpec("stock", replace(asked, type_k="f16", flash_attn="off"), StockPlacement(0))) as arm:
+        assert not arm.load(names(ops)).flash_attn
+
+
+def test_samples_come_for_every_test_and_depth(model: Path) -> None:
+    with running(ArmSpec("stock", setting(model), StockPlacement(0))) as arm:
+        arm.load([])
+        arm.warm_up([PP, TG, DEEP])
+        first, second = arm.measure([PP, TG, DEEP]), arm.measure([DEEP, PP])
+    assert first[PP].prompt_s > 0 == first[PP].gen_s
+    assert first[TG].gen_s > 0 == first[TG].prompt_s
+    assert min(first[DEEP].prompt_s, first[DEEP].gen_s, second[DEEP].seconds) > 0
+    assert first[TG].n_runs > 1  # a few milliseconds are not timed alone
+
+
+def test_a_stock_arm_loads_no_plugin_whatever_the_environment_says(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ggml_bridge.library import find_plugin
+
+    monkeypatch.setenv("GGML_BACKEND_PATH", str(find_plugin()))
+    with running(ArmSpec("stock", setting(model), StockPlacement(0))) as arm:
+        assert arm.load([]).plugins == ()
+        assert "ggml-oallama" not in Path(f"/proc/{arm.pid}/maps").read_text()
+        assert "GGML_BACKEND_PATH" not in Path(f"/proc/{arm.pid}/environ").read_text()
+
+
+def test_every_arm_has_a_worker_of_its_own_pinned_alike_and_is_idle_out_of_turn(model: Path) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    here, there = cpus[0], cpus[-1]
+    spec = ArmSpec("stock-ngl", setting(model, f"rpc-worker:1:{there}", cpus=(here,)), StockPlacement(99))
+    with running(spec) as one, running(spec) as two:
+        one.load([])
+        two.load([])
+        workers = [psutil.Process(arm.pid).children() for arm in (one, two)]
+        assert [len(each) for each in workers] == [1, 1]
+        assert workers[0] != workers[1]
+        assert [each[0].cpu_affinity() for each in workers] == [[there], [there]]
+        for arm in (one, two):
+            arm.warm_up([PP])
+            tasks = [int(task.name) for task in Path(f"/proc/{arm.pid}/task").iterdir()]
+            assert {tuple(os.sched_getaffinity(task)) for task in tasks} == {(here,)}
+        before = two.cpu_seconds()
+        one.measure([PP, TG])
+        assert two.cpu_seconds() - before <= 0.02
+        assert one.cpu_seconds() > 0
+        pids = [arm.pid for arm in (one, two)] + [each[0].pid for each in workers]
+    assert soon(lambda: all(gone(pid) for pid in pids))
+
+
+def test_an_arm_whose_process_dies_is_a_device_error(model: Path) -> None:
+    with running(ArmSpec("stock", setting(model), StockPlacement(0))) as arm:
+        arm.load([])
+        os.kill(arm.pid, signal.SIGKILL)
+        with pytest.raises(DeviceError, match=r"process of arm stock was killed by SIGKILL"):
+            arm.measure([PP])
+
+
+def test_what_llama_cpp_refuses_keeps_its_error(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF" + bytes(100))
+    arm = ArmProcess(ArmSpec("stock", setting(bad), StockPlacement(0)))
+    try:
+        with pytest.raises(ModelFileError, match=r"arm stock: .*cannot be loaded"):
+            arm.load([])
+    finally:
+        arm.close()
+
+
+#
+# llama.cpp's own --fit, and searches
+#
+
+
+def test_fit_is_llama_cpps_own_and_keeps_to_the_cap(model: Path, ops: tuple[Operator, ...]) -> None:
+    on_worker = setting(model, WORKER)
+    everything, steps = fit_under(Cap(1 << 30), ops, on_worker)
+    assert everything.n_gpu_layers < 0  # llama.cpp's way to say: all of them
+    assert len(steps) == 1
+    with running(ArmSpec("fit", on_worker, everything)) as arm:
+        full = arm.load(names(ops))
+    some, _ = fit_under(Cap(full.device_bytes - 1), ops, on_worker)
+    assert 0 <= some.n_gpu_layers <= N_LAYER
+    with running(ArmSpec("fit", on_worker, some)) as arm:
+        assert arm.load(names(ops)).device_bytes < full.device_bytes
+    with running(ArmSpec("more", on_worker, StockPlacement(some.n_gpu_layers + 1))) as arm:
+        assert arm.load(names(ops)).device_bytes >= full.device_bytes - 1  # one layer more would not have fitted
+
+
+def test_fit_spills_experts_first(moe: Path) -> None:
+    ops = tuple(operators(read_gguf(moe)))
+    on_worker = setting(moe, WORKER)
+    with running(ArmSpec("all", on_worker, StockPlacement(99))) as arm:
+        full = arm.load(names(ops)).device_bytes
+    placement, _ = fit_under(Cap(full - 1), ops, on_worker)
+    with running(ArmSpec("fit", on_worker, placement)) as arm:
+        report = arm.load(names(ops))
+    assert report.places == expected_places(ops, 2, placement)
+    host = {name for name, place in report.places.items() if place == "host"}
+    assert host
+    assert all("ffn" in name for name in host)
+    assert report.device_bytes <= full - 1
+
+
+def test_the_best_ncmoe_keeps_to_the_cap_and_shows_what_was_tried(moe: Path) -> None:
+    placer = Placer.load(moe, device=WORKER, threads=1)
+    experts = sum(o.bytes for o in placer.operators if o.role.endswith("_exps"))
+    total = sum(o.bytes for o in placer.operators)
+    cap = Cap(None, total - experts // 2)  # one of two layers' experts
+    arm = ArmMaker(placer, setting(moe, WORKER), cap, (PP, TG), {}).make(STOCK_NCMOE)
+    assert arm.stock is not None
+    assert arm.stock.n_cpu_moe in (1, 2)
+    assert [step["value"] for step in arm.search] == [1, 2]
+    assert all(step["seconds"] > 0 for step in arm.search)
+    none = ArmMaker(placer, setting(moe, WORKER), Cap(1000), (PP,), {})
+    with pytest.raises(DoesNotFit, match="arm stock-ncmoe"):
+        none.make(STOCK_NCMOE)
+
+
+#
+# the whole command
+#
+
+
+def test_stock_and_plan_are_compared_and_the_same_is_told_from_another(model: Path, tmp_path: Path) -> None:
+    plan = tmp_path / "mine.json"
+    oallama("plan", model, "--device", "none", "--policy", "cpu", "-p", 16, "-n", 4, "-o", plan)
+    done = oallama(
+        "bench", model, "--device", "none", "--threads", 1, "--arms", f"stock-cpu,cpu,{plan}",
+        "--stock-args", "-fa off", "-p", 16, "-n", 0, "-pg", "8,4", "-r", 6, "--json",
+    )  # fmt: skip
+    rows = json.loads(done.stdout)
+    assert [row["arm"] for row in rows] == ["stock-cpu", "cpu", "mine", "stock-args"] * 2
+    by_arm = {row["arm"]: row for row in rows[:4]}
+    assert by_arm["stock-cpu"]["ratio_to_first"] == 1.0
+    assert by_arm["stock-cpu"]["flash_attn_used"] != by_arm["stock-args"]["flash_attn_used"]
+    assert all(len(row["samples_ns"]) == 6 for row in rows)
+    for row in rows:
+        assert set(row["placement"]["host"]) == set(names(tuple(operators(read_gguf(model)))))
+        assert row["device_bytes"] == 0
+        if row["flash_attn_used"] == by_arm["stock-cpu"]["flash_attn_used"]:
+            assert row["arm"] == "stock-cpu" or "same configuration" in row["ratio_refused"]
+        else:
+            low, high = row["ratio_ci95"]
+            assert low <= row["ratio_to_first"] <= high
+    assert any("same configuration" in warning for warning in by_arm["mine"]["warnings"])
+
+
+def test_a_worker_cap_and_fit_from_the_command_line(model: Path) -> None:
+    done = oallama(
+        "bench", model, "--device", WORKER, "--threads", 1, "--gpu-weights", "50%", "--arms", "stock-fit,stock-cpu",
+        "-p", 8, "-n", 0, "-r", 6, "-o", "sql",
+    )  # fmt: skip
+    with sqlite3.connect(":memory:") as database:
+        database.executescript(done.stdout)
+        fit, cpu = database.execute(
+            "SELECT devices, device_bytes, operator_bytes_on_device, cap_operator_bytes, ratio_to_first "
+            "FROM llama_bench ORDER BY arm DESC"
+        ).fetchall()
+    assert fit[0] == "RPC0"
+    assert 0 < fit[2] <= fit[3]
+    assert (cpu[0], cpu[1], cpu[2]) == ("none", 0, 0)
+    assert cpu[4] > 0
+
+
+def test_ctrl_c_leaves_a_valid_partial_file(model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    command = [
+        sys.executable, "-m", "oallama", "bench", model, "--device", "none", "--threads", "1", "--arms",
+        "stock-cpu,cpu", "-p", "16", "-n", "0", "-r", "1000", "-o", file,
+    ]  # fmt: skip
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert soon(file.is_file, 60)
+        children = [child.pid for child in psutil.Process(process.pid).children()]
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert said.splitlines()[-1] == "oallama: interrupted"
+    rows = json.loads(file.read_text())
+    assert [row["arm"] for row in rows] == ["stock-cpu", "cpu"]
+    assert rows[0]["interrupted"]
+    assert 2 <= len(rows[0]["samples_ns"]) < 1000
+    assert soon(lambda: all(gone(pid) for pid in children))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--arms", "stock-fit,auto"], "stock-fit needs a device"),
+        (["--arms", "stock-fast"], "there is no arm 'stock-fast'"),
+        (["--arms", "auto,nonsense"], "there is no arm 'nonsense'"),
+        (["--arms", "cpu,cpu"], "not a list of different arms"),
+        (["--stock-args", "--mlock"], "--mlock is not understood"),
+        (["-p", "0", "-n", "0"], "there is nothing to time"),
+        (["-p", "x"], "not a list of token counts"),
+        (["-pg", "0,0"], "not a prompt and a generation"),
+        (["-c", "16", "-p", "64"], "-c 16 cannot hold"),
+        (["-o", "result.txt"], "neither a format"),
+        (["--arms", "missing.json"], "cannot read the plan"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_compared_is_refused_in_one_line(arguments: list[str], says: str, model: Path) -> None:
+    done = oallama("bench", model, "--device", "none", *arguments, code=2)
+    assert says in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_arms_that_do_not_fit_together_are_loaded_in_turns(model: Path, ops: tuple[Operator, ...]) -> None:
+    specs = (
+        ArmSpec("stock-cpu", setting(model), StockPlacement(0)),
+        ArmSpec("no-fa", setting(model, flash_attn="off"), StockPlacement(0)),
+    )
+    bench = Bench(specs, (PP,), ops, N_LAYER, n_blocks=1)
+    result = run_bench(bench, available_memory=lambda: 1000)
+    assert not result.resident
+    assert [len(result.series[0].samples(arm)) for arm in (0, 1)] == [2, 2]
+
+
+@needs_programs
+def test_the_fields_are_those_of_the_pinned_llama_bench(model: Path) -> None:
+    command = [program("llama-bench"), "-m", str(model), "-p", "8", "-n", "0", "-r", "1", "-t", "1", "-o", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    (theirs,) = json.loads(done.stdout)
+    (ours, _) = json.loads(
+        oallama("bench", model, "--device", "none", "-t", 1, "--arms", "stock-cpu,cpu", "-p", 8, "-n", 0, "-r", 2,
+                "-o", "json").stdout
+    )  # fmt: skip
+    assert list(theirs) == [*LLAMA_BENCH_FIELDS, "samples_ns", "samples_ts"]
+    assert {name: type(value) for name, value in theirs.items()} == {name: type(ours[name]) for name in theirs}
+    same = set(theirs) - {
+        *("build_commit", "build_number", "test_time", "n_gpu_layers", "devices"),
+        *(name for name in theirs if name.endswith(("_ns", "_ts"))),
+    }
+    assert {name: ours[name] for name in same} == {name: theirs[name] for name in same}
