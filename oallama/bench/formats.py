@@ -106,12 +106,8 @@ def _ratio_text(value: float | None, interval: Sequence[float] | None) -> str:
 
 
 def _sentences(rows: Sequence[Row]) -> list[str]:
-    found = [
-        f"{_cell(row['arm'])}, {test_label(row)}: no ratio, {_cell(row['ratio_refused'])}."
-        for row in rows
-        if row["ratio_refused"]
-    ]
     first = rows[0]
+    found = _refusals(rows)
     seen: set[str] = set()
     for row in rows:
         if row["arm"] in seen:
@@ -130,6 +126,18 @@ def _sentences(rows: Sequence[Row]) -> list[str]:
         found.append("Interrupted: what is shown is complete, more was to come.")
     found.append(f"build: {first['build_commit']} ({first['build_number']})")
     return list(dict.fromkeys(found))
+
+
+def _refusals(rows: Sequence[Row]) -> list[str]:
+    """Each reason once, with the rows that it holds for."""
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        if row["ratio_refused"]:
+            by_reason.setdefault(row["ratio_refused"], []).append(f"{_cell(row['arm'])} {test_label(row)}")
+    return [
+        f"No ratio{'' if len(who) == len(rows) else ' for ' + ', '.join(who)}: {_cell(reason)}."
+        for reason, who in by_reason.items()
+    ]
 
 
 def _search_text(steps: Sequence[Mapping[str, Any]]) -> str:
