@@ -7,7 +7,7 @@ join adds both sides. `paper_times` is Eq. 4 to the letter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oallama.core.types import LinearFit
 from oallama.cost.blocks import SplitBlock
@@ -64,6 +64,10 @@ class StreamedBlock:
     def routed(self) -> bool:
         """Whether the weights that are needed are known only once the router has run."""
         return any(gemm.signature.op == "MUL_MAT_ID" for gemm in self.gemms)
+
+    def kind(self) -> StreamedBlock:
+        """This block without saying which operators it is: blocks that cost the same are of one kind."""
+        return replace(self, block=replace(self.block, operators=()))
 
 
 @dataclass(frozen=True, slots=True)

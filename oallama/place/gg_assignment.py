@@ -29,7 +29,9 @@ class Assigned:
     seconds: float
 
 
-def gg_choices(streamed: StreamedBlock, on: Streaming, n_values: int = N_VALUES) -> tuple[Slices, ...]:
+def gg_choices(
+    streamed: StreamedBlock, on: Streaming, n_values: int = N_VALUES, n_tokens: int = 1
+) -> tuple[Slices, ...]:
     """The block at r_GG = i/n for i = 0..n, each rounded to what the backend can cut, with its best r_CG."""
     extent, step = streamed.block.extent, streamed.block.step
     rests = set()
@@ -37,7 +39,7 @@ def gg_choices(streamed: StreamedBlock, on: Streaming, n_values: int = N_VALUES)
         wanted = extent - extent * i // n_values
         below = wanted // step * step
         rests.add(min(below, min(below + step, extent), key=lambda rest: abs(rest - wanted)))
-    return tuple(solve_cg(streamed, on, extent - rest) for rest in sorted(rests, reverse=True))
+    return tuple(solve_cg(streamed, on, extent - rest, n_tokens) for rest in sorted(rests, reverse=True))
 
 
 def menu_of(streamed: StreamedBlock, choices: Sequence[Slices]) -> Menu:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -28,8 +27,8 @@ def pass_seconds(layers: Layers, on: Streaming, n_tokens: int, n_g: int) -> floa
 
 
 def kinds(layers: Layers) -> Counter[tuple[StreamedBlock, Slices]]:
-    """How many layers of each kind there are: those that differ in nothing but which operators they are, are equal."""
-    return Counter((replace(block, block=replace(block.block, operators=())), made) for block, made in layers)
+    """How many layers of each kind there are."""
+    return Counter((block.kind(), made) for block, made in layers)
 
 
 def solve_n_g(layers: Layers, on: Streaming, n_tokens: int) -> tuple[int, float]:
