@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Write a Llama-architecture GGUF of any size with random weights, for timing and for tests.
+"""Write a GGUF with random weights, of a known model's shape or of any Llama's, for timing and for tests.
 
 The numbers mean nothing, but shapes, types and file layout are those of a real model, and the scale keeps activations
 finite, so stock llama.cpp loads and runs it at the speed of a trained one. One layer's random blocks are written for
-every layer, so a synthetic 1B takes seconds:
+every layer, so a synthetic 8B takes half a minute:
 
+    scripts/make_model.py --like llama3-8b --type Q4_0 -o llama3-8b-q4_0.gguf
+    scripts/make_model.py --like llama2-70b --layers 20 --type Q4_K -o a-quarter-of-it.gguf
     scripts/make_model.py --layers 16 --embd 2048 --ff 8192 --heads 32 --kv-heads 8 --vocab 32000 --type Q4_0 -o 1b.gguf
 """
 
@@ -19,6 +21,9 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from model_shapes import KNOWN, ModelShape, llama
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -106,21 +111,6 @@ def add_byte_bpe(writer: gguf.GGUFWriter, n_vocab: int) -> None:
     writer.add_add_bos_token(True)
 
 
-def _layer_shapes(n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_expert: int) -> dict[str, tuple[int, ...]]:
-    """ne of every matrix of one Llama layer, by role."""
-    n_embd_kv = n_embd // n_head * n_head_kv
-    shapes: dict[str, tuple[int, ...]] = {
-        "attn_q": (n_embd, n_embd),
-        "attn_k": (n_embd, n_embd_kv),
-        "attn_v": (n_embd, n_embd_kv),
-        "attn_output": (n_embd, n_embd),
-    }
-    ffn = {"ffn_gate": (n_embd, n_ff), "ffn_up": (n_embd, n_ff), "ffn_down": (n_ff, n_embd)}
-    if not n_expert:
-        return shapes | ffn
-    return shapes | {"ffn_gate_inp": (n_embd, n_expert)} | {f"{role}_exps": (*ne, n_expert) for role, ne in ffn.items()}
-
-
 def write_llama_shape(
     path: str | Path,
     n_layer: int,
@@ -136,52 +126,49 @@ def write_llama_shape(
     n_ctx: int = 4096,
     seed: int = 0,
 ) -> Path:
-    """Write the model described in the module docstring to `path` and return it. All matrices are of ggml type `type`
-    (a router stays F32); untied embeddings; norms are ones. Raises ValueError for shapes the type cannot hold."""
+    """Write a Llama of these sizes: see write_shape. Raises ValueError for shapes that cannot be."""
+    shape = llama(
+        n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, n_expert=n_expert, n_expert_used=n_expert_used
+    )
+    return write_shape(path, shape, type, seed)
+
+
+def write_shape(path: str | Path, shape: ModelShape, type: str = "Q4_0", seed: int = 0) -> Path:
+    """Write a model of that shape to `path` and return it. All matrices are of ggml type `type` (a router stays F32);
+    untied embeddings; norms are ones, biases zeros. Raises ValueError for rows that the type cannot hold, KeyError for
+    a type that there is not."""
     kind = gguf.GGMLQuantizationType[type]
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    if n_embd % block_size or n_ff % block_size or n_embd % n_head or n_head % n_head_kv:
-        raise ValueError(
-            f"n_embd and n_ff must be multiples of {block_size} ({type}), n_embd of n_head, n_head of n_head_kv"
-        )
+    odd = [role for role, ne in shape.matrices.items() if ne[0] % block_size and role != ROUTER]
+    if odd or shape.n_embd % block_size:
+        raise ValueError(f"rows of {odd[0] if odd else 'token_embd'} must be a multiple of {block_size} for {type}")
     rng = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_name(f"random llama, {n_layer} layers")
-    writer.add_block_count(n_layer)
-    writer.add_context_length(n_ctx)
-    writer.add_embedding_length(n_embd)
-    writer.add_feed_forward_length(n_ff)
-    writer.add_head_count(n_head)
-    writer.add_head_count_kv(n_head_kv)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(n_embd // n_head)
-    writer.add_vocab_size(n_vocab)
-    if n_expert:
-        writer.add_expert_count(n_expert)
-        writer.add_expert_used_count(n_expert_used)
-    add_byte_bpe(writer, n_vocab)
+    writer = gguf.GGUFWriter(str(path), shape.arch)
+    writer.add_name(f"random {shape.arch}, {shape.n_layer} layers")
+    _add_sizes(writer, shape)
+    add_byte_bpe(writer, shape.n_vocab)
 
-    ones = np.ones(n_embd, np.float32)
+    def matrix(ne: tuple[int, ...]) -> Bytes:
+        """Random weights of ne `ne`, as bytes [..., rows, row bytes]."""
+        n_blocks = int(np.prod(ne)) // block_size
+        blocks = random_blocks(type, n_blocks, ne[0] ** -0.5, rng)
+        return blocks.reshape(*reversed(ne[1:]), ne[0] // block_size * block_bytes)
 
-    def matrix(shape: tuple[int, ...]) -> Bytes:
-        """Random weights of ne `shape`, as bytes [..., rows, row bytes]."""
-        n_blocks = int(np.prod(shape)) // block_size
-        blocks = random_blocks(type, n_blocks, shape[0] ** -0.5, rng)
-        return blocks.reshape(*reversed(shape[1:]), shape[0] // block_size * block_bytes)
-
-    layer: dict[str, npt.NDArray[Any]] = {"attn_norm": ones, "ffn_norm": ones}
-    for role, shape in _layer_shapes(n_embd, n_ff, n_head, n_head_kv, n_expert).items():
-        if role == "ffn_gate_inp":
-            layer[role] = (rng.standard_normal(shape[::-1]) * shape[0] ** -0.5).astype(np.float32)
-        else:
-            layer[role] = matrix(shape)
-    embedding = matrix((n_embd, n_vocab))
+    layer: dict[str, npt.NDArray[Any]] = {}
+    for role, ne in shape.matrices.items():
+        router = role == ROUTER
+        layer[f"{role}.weight"] = (
+            (rng.standard_normal(ne[::-1]) * ne[0] ** -0.5).astype(np.float32) if router else matrix(ne)
+        )
+    layer |= {f"{role}.weight": np.ones(n, np.float32) for role, n in shape.vectors.items()}
+    layer |= {f"{role}.bias": np.zeros(n, np.float32) for role, n in shape.biases.items()}
+    embedding, ones = matrix((shape.n_embd, shape.n_vocab)), np.ones(shape.n_embd, np.float32)
 
     def tensors() -> Iterator[tuple[str, npt.NDArray[Any]]]:
         yield "token_embd.weight", embedding
-        for i in range(n_layer):
-            for role, data in layer.items():
-                yield f"blk.{i}.{role}.weight", data
+        for i in range(shape.n_layer):
+            for name, data in layer.items():
+                yield f"blk.{i}.{name}", data
         yield "output_norm.weight", ones
         yield "output.weight", embedding
 
@@ -197,9 +184,27 @@ def write_llama_shape(
     return Path(path)
 
 
+ROUTER = "ffn_gate_inp"
+
+
+def _add_sizes(writer: gguf.GGUFWriter, shape: ModelShape) -> None:
+    writer.add_block_count(shape.n_layer)
+    writer.add_context_length(shape.n_ctx)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(shape.n_vocab)
+    for key, value in shape.metadata.items():
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{shape.arch}.{key}", value)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--like", choices=sorted(KNOWN), metavar="MODEL", help=f"one of: {', '.join(sorted(KNOWN))}")
+    parser.add_argument("--layers", type=int, help="default 16, with --like as many as it has")
     parser.add_argument("--embd", type=int, default=2048)
     parser.add_argument("--ff", type=int, default=8192)
     parser.add_argument("--heads", type=int, default=32)
@@ -213,13 +218,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("-o", "--output", required=True, type=Path)
     o = parser.parse_args(arguments)
     try:
-        write_llama_shape(
-            o.output, o.layers, o.embd, o.ff, o.heads, o.kv_heads, o.vocab, o.type,
-            n_expert=o.experts, n_expert_used=o.experts_used, n_ctx=o.context, seed=o.seed,
+        if o.layers is not None and o.layers < 1:
+            raise ValueError("a model needs at least one layer")
+        shape = (
+            KNOWN[o.like].with_layers(o.layers)
+            if o.like
+            else llama(
+                o.layers or 16, o.embd, o.ff, o.heads, o.kv_heads, o.vocab, o.context,
+                n_expert=o.experts, n_expert_used=o.experts_used,
+            )
         )  # fmt: skip
-    except (KeyError, ValueError, OSError) as error:
-        reason = f"{o.type} is no ggml type" if isinstance(error, KeyError) else str(error)
-        print(f"make_model: {reason}", file=sys.stderr)
+        if o.type not in gguf.GGMLQuantizationType.__members__:
+            raise ValueError(f"{o.type} is no ggml type")
+        write_shape(o.output, shape, o.type, o.seed)
+    except (ValueError, OSError) as error:
+        print(f"make_model: {error}", file=sys.stderr)
         return 2
     print(f"{o.output}: {o.output.stat().st_size / 1e6:.1f} MB", file=sys.stderr)
     return 0

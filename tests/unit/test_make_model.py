@@ -1,19 +1,25 @@
-"""scripts/make_model.py: the synthetic Llamas that timings and tests run on."""
+"""scripts/make_model.py: the synthetic models that timings and tests run on."""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
+import llama_cpp
 import numpy as np
 import pytest
 from gguf_factory import random_blocks, write_llama_shape
+from make_model import write_shape
+from model_shapes import KNOWN, llama, qwen2
 
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
 from oallama.model.operators import operators
+from oallama.model.trace import trace_operators
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_model.py"
 STORED = {"F32": np.float32, "F16": np.float16}
@@ -55,3 +61,57 @@ def test_shapes_that_cannot_be_are_refused_in_one_line(options: str, tmp_path: P
 def test_the_same_seed_makes_the_same_file(tmp_path: Path) -> None:
     a, b, c = (write_llama_shape(tmp_path / f"{i}.gguf", 1, 256, 256, 4, 2, 264, seed=i // 2) for i in range(3))
     assert a.read_bytes() == b.read_bytes() != c.read_bytes()
+
+
+PUBLISHED = {  # parameters, as the models' cards state them
+    "llama3-8b": 8_030_261_248,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_630_071_296,
+    "qwen1.5-14b": 14_167_290_880,
+    "qwq-32b": 32_763_876_352,
+    "minicpm3-4b": 4_261_902_848,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_known_shapes_have_the_parameters_of_their_models(name: str) -> None:
+    shape = KNOWN[name]
+    of_layer = sum(math.prod(ne) for ne in shape.matrices.values())
+    of_layer += sum(shape.vectors.values()) + sum(shape.biases.values())
+    assert shape.n_layer * of_layer + 2 * shape.n_embd * shape.n_vocab + shape.n_embd == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", ["qwq-32b", "minicpm3-4b", "mixtral-8x7b"])
+def test_like_writes_the_architecture_that_llama_cpp_runs(name: str, tmp_path: Path) -> None:
+    """Narrower and with fewer layers, so that it is quick; the command is the same."""
+    small = {
+        "qwq-32b": qwen2(2, 256, 512, 4, 2, 300, 512, 1e6),
+        "minicpm3-4b": replace(KNOWN["minicpm3-4b"], n_vocab=300, n_layer=1),
+        "mixtral-8x7b": llama(2, 256, 512, 4, 2, 300, n_expert=8),
+    }[name]
+    assert small.matrices.keys() == KNOWN[name].matrices.keys()
+    path = write_shape(tmp_path / "model.gguf", small, "Q4_0")
+    traced = trace_operators(str(path))
+    static = operators(read_gguf(path))
+    assert [operator.name for operator in traced] == [operator.name for operator in static]
+    assert model_info(read_gguf(path)).arch == KNOWN[name].arch
+
+
+def test_activations_stay_sane(tmp_path: Path) -> None:
+    path = write_shape(tmp_path / "model.gguf", llama(24, 256, 512, 4, 2, 300), "Q4_0")
+    model = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
+    model.eval(list(range(3, 35)))
+    logits = np.array(model.scores[:32])
+    assert np.isfinite(logits).all()
+    assert 0.01 < logits.std() < 100
+
+
+def test_like_takes_another_number_of_layers(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    options = "--like moe-1b --layers 1 --type Q4_0"
+    done = subprocess.run([sys.executable, SCRIPT, *options.split(), "-o", path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    info = model_info(read_gguf(path))
+    assert (info.n_layer, info.n_embd, info.n_expert) == (1, 1024, 8)

@@ -1,0 +1,113 @@
+"""Shapes of known models: architecture, sizes and matrices as their GGUFs have them, and nothing of their weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+Ne = tuple[int, ...]  # ne[0] first, as ggml counts
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a model with random weights is made from. Per layer: matrices by role, vectors of ones, biases of zeros.
+
+    metadata: keys without the architecture's prefix, beside the sizes that every model has.
+    """
+
+    arch: str
+    n_layer: int
+    n_embd: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    n_vocab: int
+    n_ctx: int
+    matrices: dict[str, Ne]
+    vectors: dict[str, int]
+    biases: dict[str, int] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def with_layers(self, n_layer: int | None) -> ModelShape:
+        """The same with another number of layers."""
+        return self if n_layer is None else replace(self, n_layer=n_layer)
+
+
+def llama(
+    n_layer: int,
+    n_embd: int,
+    n_ff: int,
+    n_head: int,
+    n_head_kv: int,
+    n_vocab: int,
+    n_ctx: int = 4096,
+    *,
+    n_expert: int = 0,
+    n_expert_used: int = 2,
+    rope_base: float | None = None,
+) -> ModelShape:
+    """Llama; Mixtral with experts. Raises ValueError for heads that do not divide the width."""
+    if n_embd % n_head or n_head % n_head_kv:
+        raise ValueError("n_embd must be a multiple of n_head, n_head of n_head_kv")
+    n_kv = n_embd // n_head * n_head_kv
+    attention = {"attn_q": (n_embd, n_embd), "attn_k": (n_embd, n_kv), "attn_v": (n_embd, n_kv),
+                 "attn_output": (n_embd, n_embd)}  # fmt: skip
+    ffn: dict[str, Ne] = {"ffn_gate": (n_embd, n_ff), "ffn_up": (n_embd, n_ff), "ffn_down": (n_ff, n_embd)}
+    metadata: dict[str, Any] = {"rope.dimension_count": n_embd // n_head}
+    if rope_base is not None:
+        metadata["rope.freq_base"] = rope_base
+    if n_expert:
+        metadata |= {"expert_count": n_expert, "expert_used_count": n_expert_used}
+        ffn = {"ffn_gate_inp": (n_embd, n_expert)} | {f"{role}_exps": (*ne, n_expert) for role, ne in ffn.items()}
+    return ModelShape(
+        "llama", n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx,
+        matrices=attention | ffn, vectors={"attn_norm": n_embd, "ffn_norm": n_embd}, metadata=metadata,
+    )  # fmt: skip
+
+
+def qwen2(
+    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int, rope_base: float
+) -> ModelShape:
+    """Llama's matrices, and biases of q, k and v."""
+    like = llama(n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx)
+    biases = {role: like.matrices[role][1] for role in ("attn_q", "attn_k", "attn_v")}
+    return replace(like, arch="qwen2", biases=biases, metadata={"rope.freq_base": rope_base})
+
+
+def minicpm3() -> ModelShape:
+    """MiniCPM3-4B: latent attention, unabsorbed; a head has 64 plain and 32 rotated places in K, 64 in V."""
+    n_embd, n_ff, n_head, q_rank, kv_rank, nope, rope, value = 2560, 6400, 40, 768, 256, 64, 32, 64
+    matrices: dict[str, Ne] = {
+        "attn_q_a": (n_embd, q_rank),
+        "attn_q_b": (q_rank, n_head * (nope + rope)),
+        "attn_kv_a_mqa": (n_embd, kv_rank + rope),
+        "attn_kv_b": (kv_rank, n_head * (nope + value)),
+        "attn_output": (n_head * value, n_embd),
+        "ffn_gate": (n_embd, n_ff),
+        "ffn_up": (n_embd, n_ff),
+        "ffn_down": (n_ff, n_embd),
+    }
+    return ModelShape(
+        "minicpm3", 62, n_embd, n_ff, n_head, n_head, 73448, 32768,
+        matrices=matrices,
+        vectors={"attn_norm": n_embd, "attn_q_a_norm": q_rank, "attn_kv_a_norm": kv_rank, "ffn_norm": n_embd},
+        metadata={
+            "attention.q_lora_rank": q_rank, "attention.kv_lora_rank": kv_rank, "attention.key_length": nope + rope,
+            "attention.value_length": value, "rope.dimension_count": rope,
+        },
+    )  # fmt: skip
+
+
+KNOWN: dict[str, ModelShape] = {
+    "llama3-8b": llama(32, 4096, 14336, 32, 8, 128256, 8192, rope_base=500000.0),
+    "llama2-13b": llama(40, 5120, 13824, 40, 40, 32000),
+    "llama2-70b": llama(80, 8192, 28672, 64, 8, 32000),
+    "mixtral-8x7b": llama(32, 4096, 14336, 32, 8, 32000, 32768, n_expert=8, rope_base=1e6),
+    "mixtral-8x22b": llama(56, 6144, 16384, 48, 8, 32768, 65536, n_expert=8, rope_base=1e6),
+    "qwen1.5-14b": qwen2(40, 5120, 13696, 40, 40, 152064, 32768, 1e6),
+    "qwq-32b": qwen2(64, 5120, 27648, 40, 8, 152064, 32768, 1e6),
+    "minicpm3-4b": minicpm3(),
+    "llama-1b": llama(16, 2048, 8192, 32, 8, 32000),
+    "moe-1b": llama(16, 1024, 1792, 16, 8, 32000, n_expert=8),
+}
+"""By the names that --like takes. llama-1b and moe-1b are nobody's: small ones for machines without a GPU."""
