@@ -23,8 +23,8 @@ from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
 from oallama.run.generate import Generation, Piece, Sampler, check_tokens, generation_of, pieces, tokenize
 from oallama.run.load import load_llama, usable_layouts
-from oallama.run.loaded_memory import EngineMemory, compare_memory, with_split_compute
-from oallama.run.setup import Held, check_device, device_of, read_operators, release, runner_for
+from oallama.run.loaded_memory import EngineMemory, compare_memory
+from oallama.run.setup import Held, check_device, check_layers, device_of, read_operators, release, runner_for
 from oallama.run.split import SplitMeter, SplitRun, open_split
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class Engine:
         if operators is None or tensor_names is None:
             operators, tensor_names = read_operators(model.path)
         plan.check(model, operators)
+        check_layers(plan, model.n_layer, operators)
         for name in (type_k, type_v):
             cache_type(name)
         spec = device_of(plan, device)
@@ -116,11 +117,11 @@ class Engine:
             if self._split is not None:
                 self.plan, shrunk = self._split.corrected(plan, operators)
                 warnings = (*warnings, *shrunk)
-            self._memory = self._measure_memory()
+            self.memory = self._measure_memory()
         except BaseException:
             self.close()
             raise
-        self.warnings = (*warnings, *filter(None, [self._memory.warning]))
+        self.warnings = (*warnings, *filter(None, [self.memory.warning]))
 
     def __enter__(self) -> Engine:
         return self
@@ -144,12 +145,6 @@ class Engine:
         """A llama_cpp.Llama that behaves as usual, placed by the plan. It shares context and KV cache with generate,
         stream and logits, which start from an empty cache and leave none behind."""
         return self._llama
-
-    @property
-    def memory(self) -> EngineMemory:
-        """What the engine holds. What the split backend computes in is made by the first decodes, and counted for all
-        engines of this process together."""
-        return self._memory if self._split is None else with_split_compute(self._memory, self._split.memory())
 
     @property
     def n_ctx(self) -> int:

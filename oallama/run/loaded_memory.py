@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from oallama.core.types import MemoryLedger
 from oallama.core.units import MIB, format_bytes
 from oallama.device.opening import NO_DEVICE
 from oallama.model.memory import BufferBytes
-
-if TYPE_CHECKING:
-    from ggml_bridge import SplitMemory
 
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.01, MIB  # planned and actual bytes may differ by the larger of the two
 
@@ -25,15 +21,6 @@ class EngineMemory:
     host_bytes: int
     planned_device_bytes: int
     warning: str  # "" where device_bytes is as planned
-
-
-def with_split_compute(memory: EngineMemory, split: SplitMemory) -> EngineMemory:
-    """The same with what the split backend computes in."""
-    return replace(
-        memory,
-        device_bytes=memory.device_bytes + split.device_compute,
-        host_bytes=memory.host_bytes + split.host_compute,
-    )
 
 
 def compare_memory(buffers: tuple[BufferBytes, ...], device: str, ledger: MemoryLedger) -> EngineMemory:

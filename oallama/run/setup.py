@@ -64,6 +64,19 @@ def check_device(plan: Plan, device: OpenDevice) -> None:
         raise PlanError(f"the plan needs device {plan.device}, but --device {device.spec} is none here; plan again")
 
 
+def check_layers(plan: Plan, n_layer: int, operators: Sequence[Operator]) -> None:
+    """Raises PlanError for an operator that is whole on the device in a layer that n_gpu_layers leaves on the host:
+    llama.cpp would leave it there too."""
+    first = n_layer + 1 - plan.n_gpu_layers
+    whole = {placement.name for placement in plan.operators if placement.gg == 1}
+    for operator in operators:
+        if operator.name in whole and (n_layer if operator.layer is None else operator.layer) < first:
+            raise PlanError(
+                f"the plan puts {operator.name} on {plan.device}, but n_gpu_layers = {plan.n_gpu_layers} leaves its "
+                "layer on the host; raise n_gpu_layers or make a new plan"
+            )
+
+
 def runner_for(device: OpenDevice, stall_s: float) -> Runner:
     """Where calls on this device run: guarded where a server may be lost."""
     if not device.spec.is_remote:

@@ -17,14 +17,14 @@ from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 
 if TYPE_CHECKING:
-    from ggml_bridge import SliceInfo, SplitBackend, SplitMemory, SplitPlan, SplitStats
+    from ggml_bridge import SliceInfo, SplitBackend, SplitPlan, SplitStats
 
 
 class LoadedSplit:
     """A plan in the split backend, for one model. Methods talk to this process only, never to a device."""
 
     def __init__(self, backend: SplitBackend, plan: SplitPlan, device: OpenDevice) -> None:
-        self._backend, self._plan = backend, plan
+        self._backend, self._plan, self._before = backend, plan, backend.memory()
         self._device = device.label
         self.buft = plan.buft
 
@@ -39,20 +39,26 @@ class LoadedSplit:
         usable, sentences = self._plan.problems()
         if not usable:
             raise DeviceError(f"the model cannot be loaded as planned: {'; '.join(sentences)}; {_SMALLER}")
-        return corrected_plan(plan, operators, self._plan.slices()), tuple(sentences)
+        slices = self._plan.slices()
+        if any(s.device_bytes for s in slices) and self._backend.memory().n_programs <= self._before.n_programs:
+            raise DeviceError(
+                f"{self._device} has no room for what the split operators compute in; "
+                "use a smaller -ub, or plan with a smaller --vram"
+            )
+        return corrected_plan(plan, operators, slices), tuple(sentences)
 
     def buffers(self) -> tuple[BufferBytes, BufferBytes]:
-        """Bytes of this model's slices: in host memory, and on the device."""
-        slices = self._plan.slices()
+        """Bytes of this model's slices and of what its context computes in: in host memory, and on the device. To be
+        asked when the model has just been loaded: the backend counts for the whole process, so what it computes in is
+        what came since this plan was made."""
+        slices, before, now = self._plan.slices(), self._before, self._backend.memory()
         host, device = (sum(getattr(s, side) for s in slices) for side in ("host_bytes", "device_bytes"))
+        host_compute = max(0, now.host_compute - before.host_compute)
+        device_compute = max(0, now.device_compute - before.device_compute)
         return (
-            BufferBytes(SPLIT_LAYOUT, "", True, host, 0, 0),
-            BufferBytes(SPLIT_LAYOUT, self._device, False, device, 0, 0),
+            BufferBytes(SPLIT_LAYOUT, "", True, host, 0, host_compute),
+            BufferBytes(SPLIT_LAYOUT, self._device, False, device, 0, device_compute),
         )
-
-    def memory(self) -> SplitMemory:
-        """What the backend holds, for all engines of this process together."""
-        return self._backend.memory()
 
     def stats(self) -> SplitStats:
         """What the backend did, for all engines of this process together."""
