@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Generator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -27,12 +28,14 @@ from oallama.cli.output import emit_json, is_terminal, talk
 from oallama.cli.policy import PolicyOptions, policy_options
 from oallama.cli.prompt import model_and_prompt, read_prompt
 from oallama.core.errors import UsageError
+from oallama.core.types import SPLIT_LAYOUT
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
     from oallama.run.generate import Generation
+    from oallama.run.split import SplitRun
 
 BYTES_PER_TOKEN = 4  # of ordinary text; only sizes the plan, the engine counts for itself
 LEAST_BYTES_PER_TOKEN = 2  # below this a prompt may not fit the context that is chosen without -c
@@ -123,6 +126,8 @@ def command(
             emit_json(run_document(generation, loaded))
         elif is_terminal(sys.stderr):
             talk(statistics(generation, loaded, placer))
+            if loaded.split_stats is not None and loaded.split_stats.n_decoded:
+                talk(split_statistics(loaded.split_stats, loaded.device))
 
 
 def prepare(
@@ -185,6 +190,28 @@ def run_document(generation: Generation, engine: Engine) -> dict[str, Any]:
         "device": engine.device,
         "memory": {"device_bytes": engine.memory.device_bytes, "host_bytes": engine.memory.host_bytes},
         "plan_fingerprint": engine.plan.fingerprint,
+        "split": split_document(engine),
+    }
+
+
+def split_document(engine: Engine) -> dict[str, Any] | None:
+    """What the split backend did and holds: counters of the prompt and of the decoded tokens, seconds per decoded
+    token, bytes in host memory and on the device. None for a plan that splits nothing."""
+    done = engine.split_stats
+    if done is None:
+        return None
+    held = [buffer for buffer in engine.memory.buffers if buffer.buft == SPLIT_LAYOUT]
+    return {
+        "prompt": asdict(done.prompt),
+        "decode": asdict(done.decode),
+        "n_decoded": done.n_decoded,
+        "per_token": done.per_token(),
+        "memory": {
+            "host_weights": sum(buffer.model for buffer in held if buffer.in_host_memory),
+            "device_weights": sum(buffer.model for buffer in held if not buffer.in_host_memory),
+            "host_compute": sum(buffer.compute for buffer in held if buffer.in_host_memory),
+            "device_compute": sum(buffer.compute for buffer in held if not buffer.in_host_memory),
+        },
     }
 
 
@@ -198,3 +225,12 @@ def statistics(generation: Generation, engine: Engine, placer: Placer) -> str:
         parts += [f"TPOT {format_seconds(generation.tpot_s)}", f"{1 / generation.tpot_s:.1f} tokens/s"]
     where = processor_text(*weights_on_device(engine.plan.record, placer.operators))
     return " · ".join([*parts, f"{engine.plan.policy} on {engine.device}", where])
+
+
+def split_statistics(done: SplitRun, device: str) -> str:
+    """The line below that: where the time of split operators went, per token."""
+    from oallama.core.units import format_seconds
+
+    spent = done.per_token()
+    parts = {"launch": "launch_s", "CPU": "host_s", f"waiting for {device}": "wait_s", "join": "join_s"}
+    return "split, per token: " + " · ".join(f"{name} {format_seconds(spent[key])}" for name, key in parts.items())
