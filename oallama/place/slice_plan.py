@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import ceil
 
 from oallama.core.types import Workload
@@ -55,11 +56,17 @@ def plan_slices(
     room: bytes of device memory for slices and staging; weights_room: for slices alone; host_room: for a second copy of
     CC. Every block needs the plain layout among its own.
     """
+
+    @cache
+    def choices(kind: StreamedBlock, for_tokens: int) -> tuple[Slices, ...]:
+        return gg_choices(kind, on, n_values, for_tokens)
+
     modes = _layout_modes(blocks)
     found = [_unsliced(modes[-1].blocks, on, load)]
     for mode in modes:
         for for_tokens in _objectives(load):
-            plan = _solved(mode, on, room, weights_room, load, for_tokens, n_values)
+            per_block = [choices(block.kind(), for_tokens) for block in mode.blocks]
+            plan = _solved(mode, per_block, on, room, weights_room, load)
             if plan is not None and (not mode.twice or _cc_bytes(plan.layers) <= host_room):
                 found.append(plan)
     return min(found, key=lambda plan: plan.total_s(load))
@@ -93,12 +100,10 @@ def _objectives(load: Workload) -> tuple[int, ...]:
 
 
 def _solved(
-    mode: _Mode, on: Streaming, room: int, weights_room: int, load: Workload, for_tokens: int, n_values: int
+    mode: _Mode, per_block: Sequence[Sequence[Slices]], on: Streaming, room: int, weights_room: int, load: Workload
 ) -> SlicePlan | None:
-    """Rates for one batch size, then n_g; what staging then takes is taken off the room, and so on until both fit.
-    Streaming CC for n_g needs larger slots, so where that does not fit, n_g is given up. None: nothing fits."""
-    choices = {kind: gg_choices(kind, on, n_values, for_tokens) for kind in {block.kind() for block in mode.blocks}}
-    per_block = [choices[block.kind()] for block in mode.blocks]
+    """r_GG, then n_g; what staging then takes is taken off the room, and so on until both fit. Streaming CC for n_g
+    needs larger slots, so where that does not fit, n_g is given up. None: nothing fits."""
     menus = [menu_of(block, made) for block, made in zip(mode.blocks, per_block, strict=True)]
     for with_n_g in (True, False) if mode.streamable else (False,):
         staging = 0

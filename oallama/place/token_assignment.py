@@ -17,18 +17,23 @@ from oallama.cost.timeline import BlockTimes
 from oallama.place.slicing import PROBES, Slices, Streaming, least
 
 Layers = Sequence[tuple[StreamedBlock, Slices]]
+Kinds = Counter[tuple[StreamedBlock, Slices]]
 Table = tuple[tuple[int, int], ...]
 """((n_tokens, n_g), ...) with ascending n_tokens: PlanRecord.token_assignment."""
 
 
 def pass_seconds(layers: Layers, on: Streaming, n_tokens: int, n_g: int) -> float:
     """Of all layers in a pass over n_tokens tokens, each among others like it."""
-    return sum(count * on.seconds(block, made.rates, n_tokens, n_g) for (block, made), count in kinds(layers).items())
+    return _pass_seconds(kinds(layers), on, n_tokens, n_g)
 
 
-def kinds(layers: Layers) -> Counter[tuple[StreamedBlock, Slices]]:
+def kinds(layers: Layers) -> Kinds:
     """How many layers of each kind there are."""
     return Counter((block.kind(), made) for block, made in layers)
+
+
+def _pass_seconds(counted: Kinds, on: Streaming, n_tokens: int, n_g: int) -> float:
+    return sum(count * on.seconds(block, made.rates, n_tokens, n_g) for (block, made), count in counted.items())
 
 
 def solve_n_g(layers: Layers, on: Streaming, n_tokens: int) -> tuple[int, float]:
@@ -38,7 +43,7 @@ def solve_n_g(layers: Layers, on: Streaming, n_tokens: int) -> tuple[int, float]
 
     @cache
     def seconds(n_g: int) -> float:
-        return pass_seconds(layers, on, n_tokens, n_g)
+        return _pass_seconds(counted, on, n_tokens, n_g)
 
     if not on_cpu:
         return 0, seconds(0)
