@@ -1,8 +1,9 @@
 """Seconds of a block that is split between the CPU and the device.
 
 Both sides compute their slices at the same time (ScheInfer III-B; Eq. 4 for the terms and Eq. 5 for their order, with
-r_CG = 0). The thread that computes CC also sends the block's input, fetches the device's part of the result and joins
-the two, one after the other (DESIGN 2.7), so of all this only the computing overlaps:
+r_CG = 0). The thread that computes CC also queues the device's work, waits for the device's result and joins the two.
+Queuing and waiting take it some time even if the device was done long before, so the price counts upload and download in
+full, and only the computing as overlapping:
 
     t = upload + max(t_C, t_Launch + t_G) + download + join
 
