@@ -334,7 +334,8 @@ int oallama_plan_new(const char * text, oallama_plan ** plan) {
         require(registered, "the backend is not registered yet; call oallama_register first");
         auto made    = std::make_unique<oallama_plan>();
         made->loaded = LoadedPlan::make(parse_plan(text), device_at(device_split));
-        *plan        = made.release();
+        made->loaded->device(); // a missing one is an error now, not when a model is loaded
+        *plan = made.release();
     });
 }
 

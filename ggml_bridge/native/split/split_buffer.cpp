@@ -178,7 +178,8 @@ const char * split_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
 
 ggml_backend_buffer_t split_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
     try {
-        auto plan    = static_cast<LoadedPlan *>(buft->context)->shared_from_this();
+        auto plan = static_cast<LoadedPlan *>(buft->context)->shared_from_this();
+        plan->device(); // where it is missing, the load fails here
         auto context = std::make_unique<SplitBuffer>(std::move(plan), size);
         return ggml_backend_buffer_init(buft, split_buffer_i, context.release(), size);
     } catch (const std::exception & error) {
@@ -229,24 +230,29 @@ Counters & counters() {
 //
 
 std::shared_ptr<LoadedPlan> LoadedPlan::make(PlanSpec spec, ggml_backend_dev_t owner) {
-    ggml_backend_dev_t device = nullptr;
-    if (!spec.device.empty()) {
-        device = ggml_backend_dev_by_name(spec.device.c_str());
+    return std::shared_ptr<LoadedPlan>(new LoadedPlan(std::move(spec), owner));
+}
+
+ggml_backend_dev_t LoadedPlan::device() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (device_ == nullptr && !spec_.device.empty()) {
+        ggml_backend_dev_t device = ggml_backend_dev_by_name(spec_.device.c_str());
         if (device == nullptr) {
             std::string known;
             for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
                 known += (known.empty() ? "" : ", ") + std::string(ggml_backend_dev_name(ggml_backend_dev_get(i)));
             }
-            throw Error(OALLAMA_INVALID, "the plan's device " + spec.device + " is not here; devices are " + known);
+            throw Error(OALLAMA_INVALID, "the plan's device " + spec_.device + " is not here; devices are " + known);
         }
-        require(device->iface.get_name != owner->iface.get_name,
-                "the plan's device " + spec.device + " is the split backend itself; name a GPU");
+        require(device->iface.get_name != buft_.device->iface.get_name,
+                "the plan's device " + spec_.device + " is the split backend itself; name a GPU");
+        device_ = device;
     }
-    return std::shared_ptr<LoadedPlan>(new LoadedPlan(std::move(spec), owner, device));
+    return device_;
 }
 
-LoadedPlan::LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner, ggml_backend_dev_t device)
-    : spec_(std::move(spec)), buft_{split_buft_i, owner, this}, device_(device) {
+LoadedPlan::LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner)
+    : spec_(std::move(spec)), buft_{split_buft_i, owner, this} {
     placed_.reserve(spec_.slices.size());
     for (const SliceSpec & slice : spec_.slices) {
         placed_.push_back(as_planned(slice));

@@ -25,14 +25,16 @@ Counters & counters();
 // A plan in use: its buffer type, and what loading made of it. Buffers share it, so it outlives its oallama_plan.
 class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
   public:
-    // device: what inert device the buffer type belongs to. Throws OALLAMA_INVALID where the plan's device is missing.
+    // owner: the inert device that the buffer type belongs to.
     static std::shared_ptr<LoadedPlan> make(PlanSpec spec, ggml_backend_dev_t owner);
 
     const PlanSpec & spec() const { return spec_; }
 
     ggml_backend_buffer_type_t buft() { return &buft_; }
 
-    ggml_backend_dev_t device() const { return device_; } // that holds GG; NULL without any
+    // The device that holds GG; NULL without any. Looked up when it is first needed: stock programs load their plugins
+    // before they connect to RPC servers. Throws OALLAMA_INVALID where it is missing.
+    ggml_backend_dev_t device() const;
 
     // What the plan says of a tensor; a tensor it does not name is kept whole on the host.
     SliceSpec slice_of(const ggml_tensor * tensor) const; // throws OALLAMA_INVALID for another type or shape
@@ -45,12 +47,12 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     std::vector<std::string> problems(bool * usable) const;
 
   private:
-    LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner, ggml_backend_dev_t device);
+    LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner);
 
     PlanSpec                   spec_;
     ggml_backend_buffer_type   buft_;
-    ggml_backend_dev_t         device_;
     mutable std::mutex         mutex_;
+    mutable ggml_backend_dev_t device_ = nullptr;
     std::vector<oallama_slice> placed_;
     std::vector<std::string>   problems_;
     bool                       usable_ = true;
