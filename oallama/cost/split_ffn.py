@@ -2,8 +2,8 @@
 
 Both sides compute their slices at the same time (ScheInfer III-B; Eq. 4 for the terms and Eq. 5 for their order, with
 r_CG = 0). The thread that computes CC also queues the device's work, waits for the device's result and joins the two.
-Queuing and waiting take it some time even if the device was done long before, so the price counts upload and download in
-full, and only the computing as overlapping:
+Queuing and waiting take it some time even where the device was done long before, so the price counts upload and
+download in full, and only the computing as overlapping:
 
     t = upload + max(t_C, t_Launch + t_G) + download + join
 
