@@ -79,7 +79,7 @@ def read_matrix(path: Path) -> Matrix:
         import tomllib
     except ImportError:  # Python 3.10
         try:
-            import tomli as tomllib  # type: ignore[import-not-found, no-redef]
+            import tomli as tomllib
         except ImportError:
             raise MatrixError("reading TOML needs Python 3.11, or the package tomli") from None
     try:

@@ -138,7 +138,7 @@ def ratio_text(against: Against) -> str:
 
 def _figures_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     columns = ("arm", "of", "cells", "geometric mean", "worst cell", "which", "best cell", "which", f"below {NO_HARM}")
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             each.arm, METRIC_NAMES[each.metric], str(each.n_cells), f"{each.mean:.3f}",
             ratio_text(each.worst), _place(each.worst), ratio_text(each.best), _place(each.best), str(each.n_harmed),
@@ -171,7 +171,7 @@ def _rows_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[
         "weights there MiB",
         "notes",
     )
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             cell["model"], cell["cap"], cell["workload"], row["arm"], _ms(row["ttft_s"]), _ms(row["tpot_s"]),
             f"{row['avg_ts']:.1f}", _mib(row["device_bytes"]), _mib(row["operator_bytes_on_device"]),
@@ -184,12 +184,14 @@ def _rows_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[
 
 
 def _errors_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    rows = [(c["model"], c["cap"], c["workload"], c["error"]) for c in document["cells"] if c["error"]]
+    rows: list[tuple[str, ...]] = [
+        (c["model"], c["cap"], c["workload"], c["error"]) for c in document["cells"] if c["error"]
+    ]
     return ("model", "cap", "workload", "why"), rows
 
 
 def _refused_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (each.model, each.cap, each.workload, each.arm, METRIC_NAMES[each.metric], each.refused)
         for each in against_of(document)
         if each.refused
