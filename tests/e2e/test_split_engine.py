@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -203,6 +204,15 @@ def test_two_engines_with_two_plans_at_once(device: str, f16: Path, q4_0: Path) 
             for engine, wanted in zip((first, second, third), alone, strict=True):
                 assert np.array_equal(engine.logits(TOKENS), wanted)
     assert not np.array_equal(alone[0], alone[2]), "the cuts differ, so the comparison says something"
+
+
+def test_two_engines_compute_in_two_threads(f16: Path, q4_0: Path) -> None:
+    cases = [split_case(f16, "cpu-pair", ffn(0.25)), split_case(q4_0, "cpu-pair", ffn(0.75))]
+    with engine_of(cases[0]) as first, engine_of(cases[1]) as second, ThreadPoolExecutor(2) as threads:
+        alone = [engine.logits(TOKENS) for engine in (first, second)]
+        jobs = [threads.submit(engine.logits, TOKENS) for engine in (first, second)]
+        for job, wanted in zip(jobs, alone, strict=True):
+            assert np.array_equal(job.result(timeout=60), wanted)
 
 
 #
