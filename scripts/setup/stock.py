@@ -99,6 +99,8 @@ def _compile(console: Console, step: Step, recipe: Recipe, work: Path, python: P
     }
     cmake = _find_cmake(console, step, work, python, env)
     configure = [cmake, "-S", str(work / "llama.cpp"), "-B", str(work / "build"), *_FLAGS, *recipe.args]
+    if shutil.which("ninja", path=env.get("PATH")) and not (work / "build" / "CMakeCache.txt").exists():
+        configure += ["-G", "Ninja"]  # one count over all programs; a build that goes on keeps what it began with
     run(console, step, configure, build_env, "configuring llama.cpp")
     step.change(f"compiling {len(PROGRAMS)} programs")
     step.announce(f"compiling, {jobs} jobs: about {max(1, round(CORE_MINUTES / jobs))} min, only this once")
