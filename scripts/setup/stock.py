@@ -155,7 +155,8 @@ def _main(root: Path, console: Console, vulkan: bool, find: bool) -> int:
     build = stock_build(root, env, "vulkan" if vulkan else asked_backend(env))
     folder = build.programs
     if folder is None and find:
-        raise SetupError("llama.cpp's programs are not built here: run scripts/stock_binaries")
+        command = "scripts/stock_binaries" + (" --vulkan" if vulkan else "")
+        raise SetupError(f"llama.cpp's programs are not built here: run {command}")
     if folder is None:
         check_compiler(build.recipe.compiler, env)
         with lock(build.place.with_name("stock.lock"), console):
