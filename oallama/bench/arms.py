@@ -35,7 +35,10 @@ SEARCH_TURNS = 2  # of which the faster counts
 
 @dataclass(frozen=True, slots=True)
 class ArmMaker:
-    """Makes arms for one model, device and set of tests. plan_options: keywords of Placer.plan (affinity, fill)."""
+    """Makes arms for one model, device and set of tests. plan_options: keywords of Placer.plan (affinity, fill).
+
+    gate: `auto` is what the gate lets through, as in `oallama run`; else what is predicted to be the fastest.
+    """
 
     placer: Placer
     setting: Setting
@@ -43,6 +46,7 @@ class ArmMaker:
     tests: tuple[BenchTest, ...]
     plan_options: dict[str, Any]
     progress: Progress = quiet
+    gate: bool = True
 
     def make(self, name: str) -> ArmSpec:
         """The arm of that name: one of STOCK_ARMS, a policy, or a plan file (*.json).
@@ -53,12 +57,14 @@ class ArmMaker:
         if name in STOCK_ARMS:
             return self._stock(name)
         if name.endswith(".json"):
-            return self._of_plan(Path(name).stem, Plan.load(name))
+            return self.of_plan(Path(name).stem, Plan.load(name))
         if name not in POLICIES:
             raise UsageError(
                 f"there is no arm {name!r}; arms are {', '.join((*POLICIES, *STOCK_ARMS))}, and plan files (*.json)"
             )
-        return self._of_plan(name, self._plan(name))
+        if name == "auto" and self.gate and self.placer.has_device:
+            return self._gated(name)
+        return self.of_plan(name, self._plan(name))
 
     def make_of_args(self, name: str, arguments: str) -> ArmSpec:
         """The arm of a user's own llama.cpp flags, as they are. Raises UsageError."""
@@ -76,13 +82,21 @@ class ArmMaker:
             "n_ctx": self.setting.n_ctx,
         }
 
+    def _gated(self, name: str) -> ArmSpec:
+        from oallama.bench.gate_run import arm_of_gate, gated_plan  # it makes arms itself
+
+        cpus, n_ubatch = self.setting.cpus, self.setting.n_ubatch
+        gated = gated_plan(self.placer, **self.workload, n_ubatch=n_ubatch, progress=self.progress, cpus=cpus)
+        return arm_of_gate(self, name, gated)
+
     def _plan(self, policy: str) -> Plan:
         if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
             return self.placer.cpu_plan(**self.workload, n_ubatch=self.setting.n_ubatch)
         options = self.plan_options if policy in ("auto", "oato") else {}
         return self.placer.plan(policy, **self.workload, n_ubatch=self.setting.n_ubatch, **options)
 
-    def _of_plan(self, name: str, plan: Plan) -> ArmSpec:
+    def of_plan(self, name: str, plan: Plan) -> ArmSpec:
+        """The arm of a plan. Raises PlanError for one of another model."""
         plan.check(self.placer.model, self.placer.operators)
         return ArmSpec(
             name=name,

@@ -32,7 +32,7 @@ class GateKey:
     oallama: str  # version
     n_threads: int
     depth_class: int  # size_class of the context
-    prompt_class: int
+    prompt_class: int  # length_class of prompt and generation
     gen_class: int
     n_ubatch: int
     type_k: str
@@ -91,6 +91,11 @@ class Verdict:
 def size_class(n_tokens: int) -> int:
     """The power of two that a count of tokens is nearest below: counts of one class are alike."""
     return max(n_tokens, 1).bit_length() - 1
+
+
+def length_class(n_tokens: int) -> int:
+    """The power of eight that a count of tokens is nearest below: what to weigh prompt against generation by."""
+    return size_class(n_tokens) // 3
 
 
 def choose(candidates: Sequence[Candidate], most: int = MOST_CANDIDATES) -> tuple[Candidate, ...]:

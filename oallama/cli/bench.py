@@ -15,6 +15,7 @@ from oallama.cli.options import (
     PlacementOptions,
     count,
     engine_options,
+    gate_option,
     given,
     model_argument,
     parsed,
@@ -115,6 +116,7 @@ def parse_output(text: str) -> tuple[str, str | None]:
 @click.option("--seed", type=count(0), default=0, show_default=True, metavar="N", help="Of the tokens that are timed.")
 @click.option("--delay", type=count(0, 3600), default=0, metavar="SECONDS", help="To cool off before each turn.")
 @click.option("--reload", "reload", is_flag=True, help="Load an arm anew for each turn, as where not all fit at once.")
+@gate_option
 @click.option("--progress/--no-progress", default=None, help="Show a bar.  [default: on a terminal]")
 def command(
     model: str,
@@ -137,6 +139,7 @@ def command(
     seed: int,
     delay: int,
     reload: bool,
+    gate: bool,
     progress: bool | None,
 ) -> None:
     """Measure arms against each other: each in a process of its own, in turns, with the same tokens and under the same
@@ -166,6 +169,7 @@ def command(
             stock_args,
             {"affinity": affinity, "fill": fill},
             shown,
+            gate=gate,
             n_blocks=-(-repetitions // 2),
             delay_s=float(delay),
             resident=False if reload else None,

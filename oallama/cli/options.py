@@ -232,6 +232,12 @@ def engine_options(function: Function) -> Function:
     return decorated
 
 
+gate_option = click.option(
+    "--gate/--no-gate", default=True, show_default=True,
+    help="Policy auto: measure the best two plans against stock llama.cpp for some seconds, once, and use none that is "
+    "not faster.",
+)  # fmt: skip
+
 profile_option = click.option(
     "--profile", type=click.Path(), metavar="FILE",
     help="Use this profile (from `oallama profile --json`) instead of measuring.",

@@ -52,6 +52,12 @@ class PolicyOptions:
     def given(self) -> bool:
         return self.policy is not None or self.n_gpu_layers is not None
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether the fastest plan is wanted, whatever policy it comes from."""
+        told = (self.affinity, self.fill) != ("default", "continue")
+        return self.policy in (None, "auto") and self.n_gpu_layers is None and not told
+
     def keeps_to_cpu(self, placer: Placer) -> bool:
         """Whether nothing can go to a device, so that there is nothing to measure or to decide."""
         return self.n_gpu_layers in (None, 0) and (self.policy == "cpu" or not placer.has_device)

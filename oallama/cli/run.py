@@ -12,11 +12,13 @@ import click
 
 from oallama.cli.chat import prompt_tokens
 from oallama.cli.default_model import default_model
+from oallama.cli.gate import gated
 from oallama.cli.options import (
     EngineOptions,
     PlacementOptions,
     count,
     engine_options,
+    gate_option,
     given,
     json_option,
     model_option,
@@ -69,6 +71,7 @@ def parse_seed(text: str) -> int:
 @placement_options
 @engine_options
 @profile_option
+@gate_option
 @click.option(
     "-s",
     "--seed",
@@ -96,6 +99,7 @@ def command(
     placement: PlacementOptions,
     engine: EngineOptions,
     profile: str | None,
+    gate: bool,
     seed: int,
     temp: float,
     chat: bool | None,
@@ -115,7 +119,7 @@ def command(
     text = read_prompt(text)
     if plan_file is not None and policy.given:
         raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
-    placer, plan = prepare(model, plan_file, policy, placement, engine, profile, len(text.encode()), n_gen)
+    placer, plan = prepare(model, plan_file, policy, placement, engine, profile, gate, len(text.encode()), n_gen)
     with placer.engine(plan, **engine.for_engine()) as loaded:
         for warning in loaded.warnings:
             talk(f"warning: {warning}")
@@ -137,10 +141,11 @@ def prepare(
     placement: PlacementOptions,
     engine: EngineOptions,
     profile: str | None,
+    gate: bool,
     prompt_bytes: int,
     n_gen: int,
 ) -> tuple[Placer, Plan]:
-    """The placer and the plan: read from a file, or made for a prompt of so many bytes."""
+    """The placer and the plan: read from a file, or made for a prompt of so many bytes; `auto` passes the gate."""
     if plan_file is not None:
         from oallama.plan.plan import Plan
 
@@ -153,7 +158,10 @@ def prepare(
         n_ctx = prompt_bytes // LEAST_BYTES_PER_TOKEN + n_gen + 1
     if policy.keeps_to_cpu(placer):
         return placer, placer.cpu_plan(n_prompt, n_gen, n_ctx, **given(n_ubatch=engine.n_ubatch))
-    plan = policy.plan(placer, n_prompt, n_gen, n_ctx, engine.n_ubatch)
+    if gate and policy.is_auto:
+        plan = gated(placer, n_prompt, n_gen, n_ctx, engine.n_ubatch)
+    else:
+        plan = policy.plan(placer, n_prompt, n_gen, n_ctx, engine.n_ubatch)
     for note in plan.record.extra.get("notes", ()):
         talk(f"note: {note}")
     return placer, plan

@@ -21,6 +21,7 @@ from oallama.bench.gate import (
     choose,
     decide,
     expired,
+    length_class,
     sentence,
     size_class,
     trial,
@@ -203,3 +204,5 @@ def test_lengths_of_one_class_share_a_verdict() -> None:
     assert size_class(4096) == size_class(8191) == 12
     assert size_class(8192) == 13
     assert size_class(0) == size_class(1) == 0
+    assert length_class(64) == length_class(511) == 2
+    assert length_class(512) == 3

@@ -1,0 +1,201 @@
+"""The gate at work: plan by every policy, measure the best two against stock for some seconds, remember the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from oallama import __version__
+from oallama.bench.ab import Bench, Progress, quiet, run_bench
+from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker, memory_cap
+from oallama.bench.expected import expected_places
+from oallama.bench.gate import (
+    Candidate,
+    GateKey,
+    Verdict,
+    choose,
+    decide,
+    expired,
+    length_class,
+    sentence,
+    size_class,
+    trial,
+)
+from oallama.bench.gate_store import read_verdict, write_verdict
+from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Setting, StockPlacement
+from oallama.bench.rows import refusal
+from oallama.core.errors import DoesNotFit
+from oallama.core.types import Workload
+from oallama.place.decide import POLICIES
+
+if TYPE_CHECKING:
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+
+TURN_S = 1.0  # a turn's prompt, and its generation, are as long as the prediction says this takes
+LEAST_PROMPT, MOST_GEN, LEAST_GEN = 32, 16, 4
+N_BLOCKS = 3  # the fewest that give an interval
+LARGE_CTX = 8192  # contexts from here on are measured at a second depth
+DEPTH_S = 10.0  # which is as deep as the prediction says this takes to fill
+LEAST_DEPTH = 1024
+
+Measure = Callable[[Bench, Progress], BenchResult]
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """What the gate lets through, and why."""
+
+    plan: Plan
+    verdict: Verdict
+    remembered: bool  # the verdict was measured before
+
+
+def gated_plan(
+    placer: Placer,
+    n_prompt: int,
+    n_gen: int,
+    n_ctx: int | None = None,
+    n_ubatch: int = 512,
+    progress: Progress = quiet,
+    measure: Measure = run_bench,
+    refresh: bool = False,
+    cpus: tuple[int, ...] = (),
+) -> Gated:
+    """The plan that is faster than stock llama.cpp beyond noise, or stock's own placement as a plan.
+
+    cpus: what the measured processes are pinned to. refresh: measure although a verdict is remembered. Takes some
+    seconds, or one plan where the verdict is remembered. Needs a device. Raises DoesNotFit where stock-fit does not
+    fit, and what planning and measuring raise.
+    """
+    load = placer.workload(n_prompt, n_gen, n_ctx, n_ubatch)
+    setting = Setting(
+        model=placer.model.path,
+        device=str(placer.device),
+        n_ctx=load.n_ctx,
+        n_threads=placer.threads,
+        n_ubatch=n_ubatch,
+        type_k=placer.type_k,
+        type_v=placer.type_v,
+        flash_attn=None if placer.flash_attn == "auto" else placer.flash_attn,
+        cpus=cpus,
+    )
+    cap = memory_cap(placer, setting)
+    free = cap.device_bytes or 0
+    key = gate_key(placer, load)
+    known = None if refresh else read_verdict(key)
+    if known is not None and not expired(known[0], key, free):
+        return Gated(_plan_by(placer, load, *known), known[0], True)
+    start = time.monotonic()
+    plans = _plans(placer, load)
+    chosen = choose([_candidate(policy, plan) for policy, plan in plans.items()])
+    maker = ArmMaker(placer, setting, cap, (), {}, progress)
+    stock = maker.make(STOCK_FIT if placer.device.kind != "cpu-pair" else STOCK_CPU)
+    tests = gate_tests(load, plans[chosen[0].policy] if chosen else None)
+    arms = (stock, *(maker.of_plan(each.policy, plans[each.policy]) for each in chosen))
+    result = measure(Bench(arms, tests, placer.operators, placer.model.n_layer, N_BLOCKS, cap=cap), progress)
+    trials = [
+        trial(
+            spec.name, series, index, n_prompt, max(n_gen, 1), refusal(result.arms, index, len(series.samples(index)))
+        )
+        for series in result.series
+        for index, spec in enumerate(arms)
+        if index
+    ]
+    if result.interrupted:
+        raise KeyboardInterrupt
+    measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    verdict = decide(key, stock.name, trials, free, measured_at, time.monotonic() - start)
+    assert stock.stock is not None
+    write_verdict(verdict, stock.stock)
+    plan = plans[verdict.winner] if verdict.winner else stock_plan(placer, load, stock.stock)
+    return Gated(plan, verdict, False)
+
+
+def gate_key(placer: Placer, load: Workload) -> GateKey:
+    """What a verdict for this model, device and workload holds for."""
+    from oallama.profile.machine import fingerprint_key
+
+    return GateKey(
+        model=placer.model.fingerprint,
+        machine=fingerprint_key(placer.profile().fingerprint),
+        oallama=__version__,
+        n_threads=placer.threads,
+        depth_class=size_class(load.n_ctx),
+        prompt_class=length_class(load.n_prompt),
+        gen_class=length_class(load.n_gen),
+        n_ubatch=load.n_ubatch,
+        type_k=placer.type_k,
+        type_v=placer.type_v,
+        flash_attn=placer.flash_attn,
+        vram=placer.vram,
+        vram_fill=placer.vram_fill,
+        gpu_weights=placer.gpu_weights,
+    )
+
+
+def gate_tests(load: Workload, plan: Plan | None) -> tuple[BenchTest, ...]:
+    """The user's prompt and generation, shortened to what the plan's prediction says takes TURN_S each; and the same
+    at a depth where the context is large. plan None or without a prediction: the shortest."""
+    predicted = plan.predicted if plan is not None else None
+    per_prompt_token = predicted.ttft_s / load.n_prompt if predicted else TURN_S
+    tpot = predicted.tpot_s if predicted else TURN_S
+
+    def within(seconds: float, each: float) -> int:
+        return int(seconds / each) if each > 0 else 1 << 30
+
+    n_prompt = min(load.n_prompt, load.n_ubatch, max(LEAST_PROMPT, within(TURN_S, per_prompt_token)))
+    n_gen = min(max(load.n_gen, 1), MOST_GEN, max(LEAST_GEN, within(TURN_S, tpot)))
+    tests = [BenchTest(n_prompt, n_gen)]
+    if load.n_ctx >= LARGE_CTX:
+        depth = min(load.n_ctx // 2, load.n_ctx - n_prompt - n_gen, within(DEPTH_S, per_prompt_token))
+        if depth >= LEAST_DEPTH:
+            tests.append(BenchTest(n_prompt, n_gen, depth))
+    return tuple(tests)
+
+
+def stock_plan(placer: Placer, load: Workload, placement: StockPlacement) -> Plan:
+    """Stock llama.cpp's placement as a plan of ours, for the engine to load."""
+    n_layer = placer.model.n_layer
+    if placement.n_gpu_layers == 0:
+        return placer.cpu_plan(load.n_prompt, load.n_gen, load.n_ctx, load.n_ubatch)
+    places = expected_places(placer.operators, n_layer, placement)
+    on_device = [name for name, place in places.items() if place == "device"]
+    gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
+    return placer.plan_of(on_device, gpu_layers, load.n_prompt, load.n_gen, load.n_ctx, policy="fit")
+
+
+def _plans(placer: Placer, load: Workload) -> dict[str, Plan]:
+    """A plan by every policy that has one here."""
+    found = {}
+    for policy in POLICIES:
+        if policy != "auto":
+            with contextlib.suppress(DoesNotFit):
+                found[policy] = _plan(placer, load, policy)
+    return found
+
+
+def _plan(placer: Placer, load: Workload, policy: str) -> Plan:
+    return placer.plan(policy, load.n_prompt, load.n_gen, load.n_ctx, load.n_ubatch)
+
+
+def _candidate(policy: str, plan: Plan) -> Candidate:
+    placement = json.dumps([plan.device, plan.n_gpu_layers, plan.to_json()["operators"]], sort_keys=True)
+    predicted = plan.predicted.total_s if plan.predicted is not None else float("inf")
+    return Candidate(policy, predicted, hashlib.sha256(placement.encode()).hexdigest())
+
+
+def _plan_by(placer: Placer, load: Workload, verdict: Verdict, stock: StockPlacement) -> Plan:
+    return _plan(placer, load, verdict.winner) if verdict.winner else stock_plan(placer, load, stock)
+
+
+def arm_of_gate(maker: ArmMaker, name: str, gated: Gated) -> ArmSpec:
+    """The arm `auto`: what the gate lets through, with its verdict for the reader."""
+    spec = maker.of_plan(name, gated.plan)
+    how = "remembered" if gated.remembered else f"in {gated.verdict.seconds:.1f} s"
+    return replace(spec, notes=(*spec.notes, f"gate, {how}: {sentence(gated.verdict).removeprefix('oallama: ')}"))

@@ -1,0 +1,211 @@
+"""The gate at work with a placer that plans nothing and a runner that measures nothing: what it tries and remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from bench_cases import N_LAYER, NAMES, OPERATORS, World, report
+
+from oallama.bench.ab import Bench, Progress, run_bench
+from oallama.bench.gate_run import DEPTH_S, LEAST_DEPTH, Gated, gate_key, gate_tests, gated_plan, stock_plan
+from oallama.bench.gate_store import verdict_path
+from oallama.bench.records import BenchResult, BenchTest, StockPlacement
+from oallama.core.errors import DoesNotFit
+from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, Predicted, Workload
+from oallama.device.spec import parse_device
+from oallama.plan.plan import Plan
+
+GIB = 1 << 30
+SECONDS = {"oato": 4.0, "split": 3.0, "layers": 5.0}
+"""Predicted; cpu and every other policy: 9."""
+
+COUNTS = {"cpu": 0, "oato": 1, "split": 2, "layers": 3}  # operators on the device, 4 for other policies
+
+
+def plan(policy: str, load: Workload, on_device: tuple[str, ...], total_s: float) -> Plan:
+    operators = tuple(OperatorPlacement(n, float(n in on_device), 0.0, float(n not in on_device)) for n in NAMES)
+    return Plan(
+        PlanRecord(
+            model_path="model.gguf",
+            model_fingerprint="m" * 64,
+            machine_fingerprint="0" * 16,
+            device="cpu-pair" if on_device else "none",
+            policy=policy,
+            workload=load,
+            operators=operators,
+            n_gpu_layers=len(on_device),
+            memory=MemoryLedger(GIB, 0.9, GIB, 0, 0, 0, 0, 0, 0),
+            predicted=Predicted(total_s / 2, total_s / 64, total_s),
+        )
+    )
+
+
+@dataclass
+class FakePlacer:
+    """Plans by name: each policy has another number of operators on the device."""
+
+    planned: list[str] = field(default_factory=list)
+    vram: int | None = GIB
+    vram_fill: float = 0.9
+    gpu_weights: float | None = None
+    threads: int = 1
+    type_k: str = "f16"
+    type_v: str = "f16"
+    flash_attn: str = "auto"
+    has_device: bool = True
+    device: Any = field(default_factory=lambda: parse_device("cpu-pair"))
+    operators: Any = OPERATORS
+    model: Any = field(
+        default_factory=lambda: SimpleNamespace(path="model.gguf", fingerprint="m" * 64, n_layer=N_LAYER, n_expert=0)
+    )
+    too_big: tuple[str, ...] = ()
+
+    def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
+        return Workload(n_prompt, n_gen, n_ctx or 4096, n_ubatch)
+
+    def profile(self) -> Any:
+        return SimpleNamespace(fingerprint={"cpu": "a CPU", "n_threads": self.threads})
+
+    def plan(self, policy: str, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int) -> Plan:
+        self.planned.append(policy)
+        if policy in self.too_big:
+            raise DoesNotFit(2, 1, "cpu-pair")
+        names = NAMES[: COUNTS.get(policy, 4)]
+        return plan(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), names, SECONDS.get(policy, 9.0))
+
+    def cpu_plan(self, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int) -> Plan:
+        return plan("cpu", self.workload(n_prompt, n_gen, n_ctx, n_ubatch), (), 9.0)
+
+    def plan_of(
+        self, on_device: list[str], gpu_layers: int, n_prompt: int, n_gen: int, n_ctx: int, policy: str
+    ) -> Plan:
+        made = plan(policy, self.workload(n_prompt, n_gen, n_ctx), tuple(on_device), 1.0)
+        return Plan(replace(made.record, n_gpu_layers=gpu_layers))
+
+
+@pytest.fixture(autouse=True)
+def _plans_of_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Plan, "check", lambda self, model, operators: None)
+
+
+def runner(speed: dict[str, float], seen: list[Bench]) -> Callable[[Bench, Progress], BenchResult]:
+    """Measures arms as fast as `speed` says, stock being 1; the arms do what they say."""
+
+    def measure(bench: Bench, progress: Progress) -> BenchResult:
+        seen.append(bench)
+        reports = {}
+        for index, arm in enumerate(bench.arms):
+            names = [row["name"] for row in arm.plan["operators"] if row["gg"]] if arm.plan else []
+            reports[arm.name] = report(*names, n_ubatch=index + 1)
+        world = World(reports, lambda name, turn: 1.0 / speed.get(name, 1.0))
+        return run_bench(bench, progress, start=world.start, available_memory=lambda: 1 << 40)
+
+    return measure
+
+
+def gate(placer: FakePlacer, speed: dict[str, float], seen: list[Bench], **options: Any) -> Gated:
+    return gated_plan(placer, 64, 32, measure=runner(speed, seen), **options)  # type: ignore[arg-type]
+
+
+def test_the_two_best_predictions_are_measured_against_stock_and_the_winner_is_used() -> None:
+    seen: list[Bench] = []
+    found = gate(FakePlacer(), {"split": 1.5, "oato": 1.2}, seen)
+    assert [arm.name for arm in seen[0].arms] == ["stock-cpu", "split", "oato"]
+    assert (found.plan.policy, found.remembered) == ("split", False)
+    assert found.verdict.seconds > 0
+
+
+def test_where_no_plan_is_faster_stocks_placement_is_used() -> None:
+    found = gate(FakePlacer(), {"split": 0.5, "oato": 0.99}, [])
+    assert found.verdict.winner is None
+    assert found.plan.policy == "cpu"  # stock-cpu's: there is no stock-fit on cpu-pair
+
+
+def test_a_policy_that_does_not_fit_is_left_out() -> None:
+    seen: list[Bench] = []
+    gate(FakePlacer(too_big=("split",)), {}, seen)
+    assert [arm.name for arm in seen[0].arms] == ["stock-cpu", "oato", "layers"]
+
+
+def test_a_verdict_is_remembered_and_only_its_plan_made() -> None:
+    placer, seen = FakePlacer(), []
+    first = gate(placer, {"split": 1.5}, seen)
+    placer.planned.clear()
+    again = gate(placer, {"split": 0.1}, seen)
+    assert (again.remembered, again.plan.policy, again.verdict) == (True, "split", first.verdict)
+    assert (len(seen), placer.planned) == (1, ["split"])
+    assert not gate(placer, {"split": 0.1}, seen, refresh=True).remembered
+    assert gate(placer, {}, seen).verdict.winner is None  # the newer one counts
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"threads": 2}, {"vram": 2 * GIB}, {"flash_attn": "on"}, {"type_k": "q8_0"}, {"gpu_weights": 0.5}],
+    ids=str,
+)
+def test_another_setting_is_another_verdict(change: dict[str, Any]) -> None:
+    seen: list[Bench] = []
+    gate(FakePlacer(), {"split": 1.5}, seen)
+    gate(FakePlacer(**change), {"split": 1.5}, seen)
+    assert len(seen) == 2
+
+
+def test_a_longer_context_is_another_verdict_and_a_similar_prompt_is_not() -> None:
+    seen: list[Bench] = []
+    measure = runner({}, seen)
+    for n_prompt, n_ctx in ((64, 4096), (100, 4096), (64, 5000), (64, 16384), (600, 4096)):
+        gated_plan(FakePlacer(), n_prompt, 32, n_ctx, measure=measure)  # type: ignore[arg-type]
+    assert len(seen) == 3
+
+
+def test_a_damaged_file_is_as_good_as_none() -> None:
+    placer, seen = FakePlacer(), []
+    gate(placer, {}, seen)
+    path = verdict_path(gate_key(placer, placer.workload(64, 32)))  # type: ignore[arg-type]
+    assert path.is_file()
+    path.write_text("{")
+    assert not gate(placer, {}, seen).remembered
+
+
+def test_an_interrupted_measurement_decides_nothing() -> None:
+    seen: list[Bench] = []
+
+    def interrupted(bench: Bench, progress: Progress) -> BenchResult:
+        return replace(runner({}, seen)(bench, progress), interrupted=True)
+
+    placer = FakePlacer()
+    with pytest.raises(KeyboardInterrupt):
+        gated_plan(placer, 64, 32, measure=interrupted)  # type: ignore[arg-type]
+    assert not verdict_path(gate_key(placer, placer.workload(64, 32))).is_file()  # type: ignore[arg-type]
+
+
+def test_turns_take_about_a_second_whatever_the_workload() -> None:
+    def tests(load: Workload, total_s: float) -> tuple[BenchTest, ...]:
+        return gate_tests(load, plan("split", load, NAMES, total_s))
+
+    assert tests(Workload(64, 32, 4096), 1.0) == (BenchTest(64, 16),)  # ttft 0.5 s, tpot 16 ms
+    assert tests(Workload(4000, 32, 4096), 80.0) == (BenchTest(100, 4),)  # 100 tokens take a second
+    assert tests(Workload(8, 0, 4096), 1.0) == (BenchTest(8, 1),)
+    assert gate_tests(Workload(512, 128, 4096), None) == (BenchTest(32, 4),)
+
+
+def test_a_large_context_is_measured_at_a_second_depth_that_is_soon_filled() -> None:
+    load = Workload(1000, 32, 32768)
+    quick, deep = gate_tests(load, plan("split", load, NAMES, 2.0))  # 1 ms a token
+    assert deep == replace(quick, n_depth=10_000)
+    assert quick.n_depth == 0
+    slow = gate_tests(load, plan("split", load, NAMES, 2.0 * DEPTH_S / LEAST_DEPTH * 1001))
+    assert len(slow) == 1  # too slow to go there
+
+
+def test_stocks_placement_becomes_a_plan() -> None:
+    placer, load = FakePlacer(), Workload(64, 32, 4096)
+    some = stock_plan(placer, load, StockPlacement(2, ((r"blk\.1\.ffn", "CPU"),)))  # type: ignore[arg-type]
+    assert [p.name for p in some.operators if p.gg] == ["blk.1.attn_q.weight", "output.weight"]
+    assert (some.n_gpu_layers, some.policy) == (2, "fit")
+    assert stock_plan(placer, load, StockPlacement(-1)).n_gpu_layers == N_LAYER + 1  # type: ignore[arg-type]
+    assert stock_plan(placer, load, StockPlacement(0)).policy == "cpu"  # type: ignore[arg-type]
