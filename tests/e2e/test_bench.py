@@ -27,9 +27,10 @@ from oallama.bench.ab import Bench, run_bench
 from oallama.bench.arms import STOCK_NCMOE, ArmMaker
 from oallama.bench.expected import expected_places
 from oallama.bench.fit import fit_under
+from oallama.bench.gate import trial, winner_of
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import ArmSpec, BenchTest, Cap, Setting, StockPlacement
-from oallama.bench.rows import LLAMA_BENCH_FIELDS
+from oallama.bench.rows import LLAMA_BENCH_FIELDS, refusal
 from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError
 from oallama.core.types import Operator
 from oallama.model.gguf_reader import read_gguf
@@ -254,11 +255,11 @@ def test_stock_and_plan_are_compared_and_the_same_is_told_from_another(model: Pa
     oallama("plan", model, "--device", "none", "--policy", "cpu", "-p", 16, "-n", 4, "-o", plan)
     done = oallama(
         "bench", model, "--device", "none", "--threads", 1, "--arms", f"stock-cpu,cpu,{plan}",
-        "--stock-args", "-fa off", "-p", 16, "-n", 0, "-pg", "8,4", "-r", 6, "--json",
+        "--stock-args", "-fa off", "-p", 0, "-n", 0, "-pg", "8,4", "-r", 6, "--json",
     )  # fmt: skip
     rows = json.loads(done.stdout)
-    assert [row["arm"] for row in rows] == ["stock-cpu", "cpu", "mine", "stock-args"] * 2
-    by_arm = {row["arm"]: row for row in rows[:4]}
+    assert [row["arm"] for row in rows] == ["stock-cpu", "cpu", "mine", "stock-args"]
+    by_arm = {row["arm"]: row for row in rows}
     assert by_arm["stock-cpu"]["ratio_to_first"] == 1.0
     assert by_arm["stock-cpu"]["flash_attn_used"] != by_arm["stock-args"]["flash_attn_used"]
     assert all(len(row["samples_ns"]) == 6 for row in rows)
@@ -346,6 +347,20 @@ def test_arms_that_do_not_fit_together_are_loaded_in_turns(model: Path, ops: tup
     result = run_bench(bench, available_memory=lambda: 1000)
     assert not result.resident
     assert [len(result.series[0].samples(arm)) for arm in (0, 1)] == [2, 2]
+
+
+def test_a_planted_bad_plan_does_not_pass_the_gate(model: Path, ops: tuple[Operator, ...]) -> None:
+    """Everything on a worker that is reached over a socket for every token: whatever predicted it, it is slower."""
+    specs = (
+        ArmSpec("stock-cpu", setting(model), StockPlacement(0)),
+        ArmSpec("planted", setting(model, WORKER), StockPlacement(99)),
+    )
+    result = run_bench(Bench(specs, (BenchTest(8, 16),), ops, N_LAYER, n_blocks=3))
+    assert [arm.problems for arm in result.arms] == [(), ()]
+    (tried,) = [trial("planted", series, 1, 64, 128, refusal(result.arms, 1, 6)) for series in result.series]
+    assert tried.ratio is not None
+    assert tried.ratio.value < 1
+    assert winner_of([tried]) is None
 
 
 @needs_programs
