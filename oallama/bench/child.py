@@ -90,6 +90,8 @@ def pin_threads(cpus: tuple[int, ...]) -> None:
     worker has CPUs of its own. Raises UsageError where that is not allowed."""
     if not cpus:
         return
+    if not hasattr(os, "sched_setaffinity"):
+        raise UsageError("--cpus works on Linux only; leave it out")
     for task in Path("/proc/self/task").iterdir():
         with suppress(ProcessLookupError):  # it has just ended
             try:

@@ -38,7 +38,7 @@ TOUCH_NATIVE_TOO = {
 PURE = (
     *("oallama.cost", "oallama.place", "oallama.report", "oallama.plan.patterns", "oallama.plan.split"),
     *(f"oallama.bench.{part}" for part in ("expected", "findings", "records", "schedule", "search", "stats")),
-    *(f"oallama.bench.{part}" for part in ("formats", "rows", "stock_args", "verify")),
+    *(f"oallama.bench.{part}" for part in ("formats", "gate", "rows", "stock_args", "verify")),
 )
 IMPURE_MODULES = {"os", "time", "random", "logging", "subprocess", "socket", "tempfile", "shutil", "threading"}
 
