@@ -19,6 +19,7 @@ from oallama.core.units import format_bytes
 VERSION = 1
 
 MOST_CANDIDATES = 2
+CPU_ALONE = "cpu"  # the policy
 MEMORY_TOLERANCE = 0.05
 """Free device memory may differ by this share of what it was; beyond, other plans fit."""
 
@@ -99,11 +100,16 @@ def length_class(n_tokens: int) -> int:
 
 
 def choose(candidates: Sequence[Candidate], most: int = MOST_CANDIDATES) -> tuple[Candidate, ...]:
-    """The candidates with the least predicted time, each placement once; ties by name, so that it is repeatable."""
+    """The candidates with the least predicted time, each placement once; ties by name, so that it is repeatable.
+
+    The CPU alone is tried besides, whatever is predicted for it: it is what stock llama.cpp does without the device,
+    and on a slow device the best there is.
+    """
     chosen: dict[str, Candidate] = {}
     for candidate in sorted(candidates, key=lambda c: (c.predicted_s, c.policy)):
         chosen.setdefault(candidate.placement, candidate)
-    return tuple(list(chosen.values())[:most])
+    distinct = list(chosen.values())
+    return tuple(c for i, c in enumerate(distinct) if i < most or c.policy == CPU_ALONE)
 
 
 def weighted_seconds(sample: Sample, measured: BenchTest, n_prompt: int, n_gen: int) -> float:

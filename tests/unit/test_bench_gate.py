@@ -147,12 +147,13 @@ def test_an_interval_that_touches_stock_is_not_beyond_noise(low: float) -> None:
     assert winner_of([Trial("split", 0, ratio(1.3, low))]) is None
 
 
-def test_the_two_best_predictions_are_tried_each_placement_once() -> None:
+def test_the_two_best_predictions_and_the_cpu_are_tried_each_placement_once() -> None:
     candidates = [
         Candidate("layers", 3.0, "a"), Candidate("split", 1.0, "b"), Candidate("scheinfer", 1.0, "b"),
         Candidate("oato", 2.0, "c"), Candidate("cpu", 9.0, "d"),
     ]  # fmt: skip
-    assert [each.policy for each in choose(candidates)] == ["scheinfer", "oato"]
+    assert [each.policy for each in choose(candidates)] == ["scheinfer", "oato", "cpu"]
+    assert [each.policy for each in choose(candidates[1:4])] == ["scheinfer", "oato"]
     assert choose([]) == ()
 
 

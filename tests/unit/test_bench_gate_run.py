@@ -114,7 +114,7 @@ def gate(placer: FakePlacer, speed: dict[str, float], seen: list[Bench], **optio
 def test_the_two_best_predictions_are_measured_against_stock_and_the_winner_is_used() -> None:
     seen: list[Bench] = []
     found = gate(FakePlacer(), {"split": 1.5, "oato": 1.2}, seen)
-    assert [arm.name for arm in seen[0].arms] == ["stock-cpu", "split", "oato"]
+    assert [arm.name for arm in seen[0].arms] == ["stock-cpu", "split", "oato", "cpu"]
     assert (found.plan.policy, found.remembered) == ("split", False)
     assert found.verdict.seconds > 0
 
@@ -128,7 +128,7 @@ def test_where_no_plan_is_faster_stocks_placement_is_used() -> None:
 def test_a_policy_that_does_not_fit_is_left_out() -> None:
     seen: list[Bench] = []
     gate(FakePlacer(too_big=("split",)), {}, seen)
-    assert [arm.name for arm in seen[0].arms] == ["stock-cpu", "oato", "layers"]
+    assert [arm.name for arm in seen[0].arms] == ["stock-cpu", "oato", "layers", "cpu"]
 
 
 def test_a_verdict_is_remembered_and_only_its_plan_made() -> None:
