@@ -39,7 +39,19 @@ OUR_FIELDS: Mapping[str, str] = {
 
 NESTED_FIELDS = (
     *("samples_ns", "samples_ts", "samples_ttft_s", "samples_tpot_s", "runs_per_sample", "discarded_ns"),
-    *("drifts", "outliers", "placement", "predicted", "search", "notes", "warnings", "interrupted", "idle_cpu_share"),
+    *(
+        "drifts",
+        "outliers",
+        "placement",
+        "same_as",
+        "problems",
+        "predicted",
+        "search",
+        "notes",
+        "warnings",
+        "interrupted",
+        "idle_cpu_share",
+    ),
     "settings",
 )
 """What only JSON has."""
@@ -131,6 +143,8 @@ def _row(result: BenchResult, series: Series, index: int, seed: int) -> Row:
         "drifts": [block.drift for block in series.kept],
         "outliers": list(outliers.outliers) if outliers else [],
         "placement": _placement(arm),
+        "same_as": arm.same_as,
+        "problems": list(arm.problems),
         "predicted": None if arm.spec.predicted is None else dict(arm.spec.predicted),
         "search": [dict(step) for step in arm.spec.search],
         "notes": list(arm.spec.notes),

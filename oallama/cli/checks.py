@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oallama.core.errors import BridgeError, DeviceError, OallamaError
+from oallama.core.types import Operator
 from oallama.core.units import format_bytes
 
 REQUIRED = ("cffi", "click", "gguf", "jinja2", "numpy", "platformdirs", "psutil", "rich", "tqdm")
@@ -107,7 +108,7 @@ def check_layouts() -> str:
 def check_cpu_run() -> str:
     import numpy as np
 
-    logits, _ = _default_model_logits("none", ())
+    logits, _ = _default_model_logits("none", lambda operator: 0.0, whole_layers=False)
     if not np.isfinite(logits).all():
         raise OallamaError("the default model's logits are not finite")
     return f"the default model, {TOKENS} tokens"
@@ -115,16 +116,29 @@ def check_cpu_run() -> str:
 
 def check_worker_run() -> str:
     """The first layer on a worker process, everything else here, must compute what the CPU alone computes."""
-    import numpy as np
-
-    on_cpu, _ = _default_model_logits("none", ())
-    split, device_bytes = _default_model_logits("rpc-worker:1", (0,))
-    if device_bytes <= 0:
-        raise DeviceError("nothing was placed on the worker")
-    nmse = float(np.sum((split - on_cpu) ** 2) / np.sum((on_cpu - on_cpu.mean()) ** 2))
-    if not nmse <= WORST_NMSE:
-        raise DeviceError(f"the worker computes something else than the CPU: NMSE {nmse:.2g}, at most {WORST_NMSE:g}")
+    device_bytes, nmse = _against_cpu("rpc-worker:1", lambda operator: float(operator.layer == 0), whole_layers=True)
     return f"one layer on a worker ({format_bytes(device_bytes)} there), NMSE {nmse:.1g} against the CPU alone"
+
+
+def check_split_backend() -> str:
+    """Its own check of ggml's version, struct layouts, op and type numbers; then its devices are in the registry."""
+    from oallama.device.opening import SPLIT_BACKEND
+
+    bridge = _bridge()
+    path = bridge.split().path
+    names = [device.name for device in bridge.devices() if device.backend == SPLIT_BACKEND]
+    if not names:
+        raise BridgeError(f"{path} was loaded but ggml does not list it")
+    return f"{path.name} registers {', '.join(names)}"
+
+
+def check_split_run() -> str:
+    """The FFN of the first layer on two CPU backends at once must compute what the CPU alone computes."""
+    device_bytes, nmse = _against_cpu("cpu-pair", _half_of_first_ffn, whole_layers=False)
+    done = _bridge().split().stats()
+    if not done.n_graphs:
+        raise BridgeError("llama.cpp gave the split backend nothing to compute")
+    return f"one FFN on two sides ({format_bytes(device_bytes)} on the second), NMSE {nmse:.1g} against the CPU alone"
 
 
 def check_cache() -> str:
@@ -143,15 +157,40 @@ def _bridge() -> Any:
     return load_bridge()
 
 
-def _default_model_logits(device: str, layers: tuple[int, ...]) -> tuple[Any, int]:
-    """(logits [TOKENS, n_vocab] of the default model with the operators of `layers` on `device`, bytes held there)."""
+def _half_of_first_ffn(operator: Operator) -> float:
+    """gg: about half of gate, up and down of layer 0, cut at one element of their common extent."""
+    from oallama.model.cut import cut_extent, cut_granularity
+
+    if operator.layer != 0 or operator.role not in ("ffn_gate", "ffn_up", "ffn_down"):
+        return 0.0
+    extent, step = cut_extent(operator), cut_granularity(operator)
+    return extent // 2 // step * step / extent
+
+
+def _against_cpu(device: str, gg: Callable[[Operator], float], whole_layers: bool) -> tuple[int, float]:
+    """(bytes on the device, NMSE of the default model's logits against the CPU alone); raises DeviceError where there
+    is nothing on the device, or the NMSE is too large."""
+    import numpy as np
+
+    on_cpu, _ = _default_model_logits("none", lambda operator: 0.0, whole_layers=False)
+    found, device_bytes = _default_model_logits(device, gg, whole_layers)
+    if device_bytes <= 0:
+        raise DeviceError(f"nothing was placed on {device}")
+    nmse = float(np.sum((found - on_cpu) ** 2) / np.sum((on_cpu - on_cpu.mean()) ** 2))
+    if not nmse <= WORST_NMSE:
+        raise DeviceError(f"{device} computes something else than the CPU: NMSE {nmse:.2g}, at most {WORST_NMSE:g}")
+    return device_bytes, nmse
+
+
+def _default_model_logits(device: str, gg: Callable[[Operator], float], whole_layers: bool) -> tuple[Any, int]:
+    """(logits [TOKENS, n_vocab] of the default model with the share gg of each operator on `device`, bytes held there).
+    whole_layers: llama.cpp itself keeps norms and KV there."""
     from oallama.cli.default_model import default_model
     from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, Predicted, Workload
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
     placer = Placer.load(default_model(), device=device)
-    on_device = [float(operator.layer in layers) for operator in placer.operators]
     record = PlanRecord(
         model_path=placer.model.path,
         model_fingerprint=placer.model.fingerprint,
@@ -160,10 +199,9 @@ def _default_model_logits(device: str, layers: tuple[int, ...]) -> tuple[Any, in
         policy="doctor",
         workload=Workload(TOKENS, 0, 256, 64),
         operators=tuple(
-            OperatorPlacement(operator.name, gg, 0.0, 1.0 - gg)
-            for operator, gg in zip(placer.operators, on_device, strict=True)
+            OperatorPlacement(operator.name, gg(operator), 0.0, 1.0 - gg(operator)) for operator in placer.operators
         ),
-        n_gpu_layers=placer.model.n_layer + 1 if layers else 0,
+        n_gpu_layers=placer.model.n_layer + 1 if whole_layers else 0,
         memory=MemoryLedger(0, 1.0, 0, 0, 0, 0, 0, 0, 0),
         predicted=Predicted(0.0, 0.0, 0.0),
     )
@@ -182,6 +220,16 @@ CHECKS = (
         "run on a worker",
         check_worker_run,
         f"llama-cpp-python must be built with -DGGML_RPC=ON: {_SET_UP}; a firewall must leave 127.0.0.1 alone",
+    ),
+    Check(
+        "split backend",
+        check_split_backend,
+        f"build libggml-oallama again: pip install --no-deps -e . in the checkout, or {_SET_UP}",
+    ),
+    Check(
+        "split run",
+        check_split_run,
+        "use --policy oato, layers or cpu, which do without the split backend, and report this with what it says",
     ),
     Check("cache", check_cache, "make the folder writable, or name another in OALLAMA_CACHE_DIR", in_child=False),
 )

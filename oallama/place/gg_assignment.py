@@ -52,29 +52,23 @@ def assign_gg(menus: Sequence[Menu], room: int) -> Assigned:
     menus: bytes strictly ascending, the first 0. Ties go to earlier layers and smaller slices.
     """
     kind = [menus.index(menu) for menu in menus]
-    chosen = [0] * len(menus)
-    left = room
-    seconds = sum(menu[0][1] for menu in menus)
-    best = (seconds, room - left, tuple(chosen))
-    while True:
-        state = reversed(list(enumerate(zip(kind, chosen, strict=True))))
-        candidates = sorted({now: layer for layer, now in state}.values())  # of layers in equal states the first
-        last = _best_step(menus, chosen, candidates, left, by_byte=False)
-        if last is not None:
-            saved, layer, choice = last
-            added = menus[layer][choice][0] - menus[layer][chosen[layer]][0]
-            if seconds - saved < best[0]:
-                filled = [*chosen[:layer], choice, *chosen[layer + 1 :]]
-                best = (seconds - saved, room - left + added, tuple(filled))
-        step = _best_step(menus, chosen, candidates, None, by_byte=True)
+    best = now = Assigned((0,) * len(menus), 0, sum(menu[0][1] for menu in menus))
+
+    def after(step: tuple[float, int, int]) -> Assigned:
+        saved, layer, choice = step
+        added = menus[layer][choice][0] - menus[layer][now.chosen[layer]][0]
+        return Assigned((*now.chosen[:layer], choice, *now.chosen[layer + 1 :]), now.bytes + added, now.seconds - saved)
+
+    while now.bytes <= room:
+        states = reversed(list(enumerate(zip(kind, now.chosen, strict=True))))
+        candidates = sorted({state: layer for layer, state in states}.values())  # of layers in equal states the first
+        last = _best_step(menus, now.chosen, candidates, room - now.bytes, by_byte=False)
+        best = min(best, now if last is None else after(last), key=lambda assigned: assigned.seconds)
+        step = _best_step(menus, now.chosen, candidates, None, by_byte=True)
         if step is None:
             break
-        saved, layer, choice = step
-        added = menus[layer][choice][0] - menus[layer][chosen[layer]][0]
-        if added > left:
-            break
-        chosen[layer], left, seconds = choice, left - added, seconds - saved
-    return Assigned(best[2], best[1], best[0])
+        now = after(step)
+    return best
 
 
 def _best_step(

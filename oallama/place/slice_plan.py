@@ -14,7 +14,7 @@ from math import ceil
 
 from oallama.core.types import Workload
 from oallama.cost.operator_cost import PLAIN_LAYOUT, passes
-from oallama.cost.slice_times import StreamedBlock
+from oallama.cost.slice_times import Rates, StreamedBlock
 from oallama.cost.timeline import Timeline, timeline
 from oallama.place.gg_assignment import N_VALUES, assign_gg, gg_choices, menu_of
 from oallama.place.slicing import Slices, Streaming
@@ -119,7 +119,8 @@ def _solved(
 
 
 def _unsliced(blocks: Sequence[StreamedBlock], on: Streaming, load: Workload) -> SlicePlan:
-    layers = tuple((block, Slices(block.block.extent, 0, 0, 0.0)) for block in blocks)
+    seconds = {kind: on.seconds(kind, Rates(1.0, 0.0, 0.0), 1) for kind in {block.kind() for block in blocks}}
+    layers = tuple((block, Slices(block.block.extent, 0, 0, seconds[block.kind()])) for block in blocks)
     return _priced(layers, on, load, (), False, 0, 0)
 
 

@@ -99,6 +99,8 @@ def _compile(console: Console, step: Step, recipe: Recipe, work: Path, python: P
     }
     cmake = _find_cmake(console, step, work, python, env)
     configure = [cmake, "-S", str(work / "llama.cpp"), "-B", str(work / "build"), *_FLAGS, *recipe.args]
+    if shutil.which("ninja", path=env.get("PATH")) and not (work / "build" / "CMakeCache.txt").exists():
+        configure += ["-G", "Ninja"]  # one count over all programs; a build that goes on keeps what it began with
     run(console, step, configure, build_env, "configuring llama.cpp")
     step.change(f"compiling {len(PROGRAMS)} programs")
     step.announce(f"compiling, {jobs} jobs: about {max(1, round(CORE_MINUTES / jobs))} min, only this once")
@@ -153,7 +155,8 @@ def _main(root: Path, console: Console, vulkan: bool, find: bool) -> int:
     build = stock_build(root, env, "vulkan" if vulkan else asked_backend(env))
     folder = build.programs
     if folder is None and find:
-        raise SetupError("llama.cpp's programs are not built here: run scripts/stock_binaries")
+        command = "scripts/stock_binaries" + (" --vulkan" if vulkan else "")
+        raise SetupError(f"llama.cpp's programs are not built here: run {command}")
     if folder is None:
         check_compiler(build.recipe.compiler, env)
         with lock(build.place.with_name("stock.lock"), console):

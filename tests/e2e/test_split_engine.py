@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
-from e2e.placed import Placed, placed
+from e2e.placed import Placed, placed, with_ledger
 from e2e.split_cases import ffn, is_ffn, split_case
 from e2e.test_engine import (
     QUANTISED_NMSE,
@@ -95,6 +96,17 @@ def test_its_memory_is_what_the_plan_says(device: str, q4_0: Path) -> None:
         engine.logits(TOKENS)
         assert load_bridge().split().memory().device_compute == held.device_compute, "nothing comes with computing"
         assert load_bridge().split().memory().host_compute == held.host_compute
+
+
+def test_staging_of_the_plan_is_an_upper_bound(f16: Path) -> None:
+    case = split_case(f16, "cpu-pair", ffn(0.5))
+    staging, weights = 64 << 20, case.plan.memory.weights_gpu
+    with engine_of(replace(case, plan=with_ledger(case.plan, staging=staging))) as engine:
+        assert engine.warnings == ()
+        assert engine.memory.device_bytes < engine.memory.planned_device_bytes == weights + staging
+    more = with_ledger(case.plan, staging=staging, weights_gpu=weights + (2 << 20))
+    with engine_of(replace(case, plan=more)) as engine:
+        assert len(engine.warnings) == 1 and "plan again" in engine.warnings[0]
 
 
 def test_whole_and_split_operators_together(f16: Path) -> None:
@@ -192,6 +204,15 @@ def test_two_engines_with_two_plans_at_once(device: str, f16: Path, q4_0: Path) 
             for engine, wanted in zip((first, second, third), alone, strict=True):
                 assert np.array_equal(engine.logits(TOKENS), wanted)
     assert not np.array_equal(alone[0], alone[2]), "the cuts differ, so the comparison says something"
+
+
+def test_two_engines_compute_in_two_threads(f16: Path, q4_0: Path) -> None:
+    cases = [split_case(f16, "cpu-pair", ffn(0.25)), split_case(q4_0, "cpu-pair", ffn(0.75))]
+    with engine_of(cases[0]) as first, engine_of(cases[1]) as second, ThreadPoolExecutor(2) as threads:
+        alone = [engine.logits(TOKENS) for engine in (first, second)]
+        jobs = [threads.submit(engine.logits, TOKENS) for engine in (first, second)]
+        for job, wanted in zip(jobs, alone, strict=True):
+            assert np.array_equal(job.result(timeout=60), wanted)
 
 
 #

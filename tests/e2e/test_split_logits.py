@@ -23,6 +23,7 @@ from e2e.placed import Placed, placed
 from e2e.plugin_runs import context_of, loaded, logits_of, logits_of_sequences, pattern_of, with_plugin
 from e2e.split_cases import everything, ffn, is_ffn, split_placements
 from e2e.test_engine import nmse
+from gguf_factory import ARCHITECTURES as KNOWN
 from gguf_factory import write_gguf
 from llama_cpp import llama_cpp as api
 
@@ -112,6 +113,17 @@ def test_a_split_computes_the_same(arch: str, weight_type: str, bound: float, de
             assert nmse(logits_of(context, TOKENS), wanted) <= bound
     done = load_bridge().split().stats() - before
     assert done.bytes_in > 0 and done.bytes_out > 0
+
+
+@pytest.mark.parametrize("arch", [arch for arch in KNOWN if arch not in (*ARCHITECTURES, "t5")])
+def test_other_architectures_compute_the_same(arch: str, models: Path) -> None:
+    """But for t5, whose decoder stock llama.cpp does not run without an encoded text."""
+    case = model(models, arch, "F16")
+    with loaded(Path(case.model.path)) as context:
+        wanted = logits_of(context, TOKENS)
+    given = [operator.name for operator in case.operators if movable(operator)]
+    with with_plugin(case, split_placements(case.operators, everything(0.5)), given, "CPU") as context:
+        assert nmse(logits_of(context, TOKENS), wanted) <= EXACT_NMSE
 
 
 @pytest.mark.parametrize(("arch", "weight_type"), [("llama", "F16"), ("qwen3moe", "F16"), ("gpt2", "F32")])

@@ -1,0 +1,112 @@
+"""Measure a matrix and report it; what is measured already is kept, so that it can be stopped and started again.
+
+    python scripts/ab scripts/ab/rpc-worker.toml                # all cells, then the report
+    python scripts/ab scripts/ab/oato-paper.toml --list         # what would be measured, and what is there
+    python scripts/ab scripts/ab/rpc-worker.toml --only 1b      # cells whose name has that in it
+    python scripts/ab scripts/ab/rpc-worker.toml --report-only  # from what is there
+
+Results, models that were made and the report (report.md, report.html, report.json) go to build/ab/NAME.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ab.cells import ROOT, Outcome, Store
+from ab.matrix import Cell, Matrix, MatrixError, read_matrix
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 some cells failed, 2 wrong usage, 130 interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="ab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("matrix", type=Path, metavar="MATRIX.toml")
+    parser.add_argument("--out", type=Path, help="another folder than build/ab/NAME")
+    parser.add_argument("--models", type=Path, help="where synthetic models are kept (default: build/ab/models)")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="only cells that have TEXT in their name"
+    )
+    parser.add_argument("--list", action="store_true", help="list the cells and measure nothing")
+    parser.add_argument("--report-only", action="store_true", help="measure nothing, report what is there")
+    options = parser.parse_args(arguments)
+    try:
+        matrix = read_matrix(options.matrix)
+    except MatrixError as error:
+        print(f"ab: {error}", file=sys.stderr)
+        return 2
+    folder = options.out or ROOT / "build" / "ab" / matrix.name
+    store = Store(folder, options.models or ROOT / "build" / "ab" / "models")
+    wanted = [cell for cell in matrix.cells if all(text in cell.id for text in options.only)]
+    if options.list:
+        for cell in wanted:
+            print(f"{'done' if store.known(cell) else 'to do':6}{cell.id}: oallama {' '.join(store.command(cell))}")
+        return 0
+    interrupted = False
+    outcomes: dict[str, Outcome] = {}
+    try:
+        for index, cell in enumerate(wanted):
+            outcomes[cell.id] = _outcome(store, cell, index, len(wanted), options.report_only)
+    except KeyboardInterrupt:
+        interrupted = True
+        print("ab: interrupted; the same command goes on from here", file=sys.stderr)
+    write_report(matrix, _all(matrix, store, outcomes), folder)
+    if interrupted:
+        return 130
+    return int(any(outcome.error for outcome in outcomes.values()))
+
+
+def _outcome(store: Store, cell: Cell, index: int, n_cells: int, report_only: bool) -> Outcome:
+    known = store.known(cell)
+    if known is not None or report_only:
+        return known or Outcome(cell)
+    print(f"[{index + 1}/{n_cells}] {cell.id}", file=sys.stderr)
+    outcome = store.measure(cell)
+    print(f"    {outcome.error or f'{outcome.seconds:.0f} s'}", file=sys.stderr)
+    return outcome
+
+
+def _all(matrix: Matrix, store: Store, outcomes: dict[str, Outcome]) -> list[Outcome]:
+    """Every cell of the matrix: just measured, known from before, or empty."""
+    return [outcomes.get(cell.id) or store.known(cell) or Outcome(cell) for cell in matrix.cells]
+
+
+def write_report(matrix: Matrix, outcomes: Sequence[Outcome], folder: Path) -> None:
+    from ab.plots import plots
+    from ab.report import html_page, markdown, record
+
+    document = record(matrix, outcomes, machine(outcomes))
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures = plots(document)
+    if not pictures:
+        print(
+            "ab: no pictures: nothing is measured, or matplotlib is missing (pip install 'oallama[plots]')",
+            file=sys.stderr,
+        )
+    for name, text in (
+        ("report.json", json.dumps(document, indent=1) + "\n"),
+        ("report.md", markdown(document)),
+        ("report.html", html_page(document, pictures)),
+    ):
+        (folder / name).write_text(text, encoding="utf-8")
+        print(os.path.relpath(folder / name))
+
+
+def machine(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What measured: from the rows, and of the system."""
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    facts = {key: next((row[key] for row in rows if row[key]), "") for key in ("cpu_info", "gpu_info", "build_commit")}
+    return {
+        "CPU": facts["cpu_info"],
+        "device": facts["gpu_info"],
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "llama.cpp": facts["build_commit"],
+    }

@@ -1,0 +1,191 @@
+"""The matrix that a TOML file describes, as a list of cells. Pure but for `read_matrix`.
+
+name = "rpc-worker"                    # of the report and its folder
+about = "one sentence"
+[options]                              # of every cell; names of `oallama bench`, see OPTIONS
+arms = ["stock-fit", "auto"]
+device = "rpc-worker:1:1"
+[[models]]
+name = "1b"
+path = "models/x.gguf"                 # in the checkout or absolute, or made: like = "llama3-8b", type, layers
+extra_arms = ["stock-ncmoe"]           # beside options.arms
+[[caps]]
+gpu_weights = "25%"                    # or vram = "12GiB", or both; none at all: what is free
+[[workloads]]
+pg = [64, 32]                          # prompt, generated tokens; depth = 4096 besides
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+OPTIONS: Mapping[str, type | tuple[type, ...]] = {
+    "arms": list, "device": str, "threads": int, "cpus": str, "repetitions": int, "vram_fill": (int, float),
+    "flash_attn": str, "type_k": str, "type_v": str, "n_batch": int, "n_ubatch": int, "fill": str, "affinity": str,
+    "stock_args": list, "delay": int, "seed": int,
+}  # fmt: skip
+"""Options of a cell, as TOML names them, and their types."""
+
+_FLAGS = {
+    "device": "--device", "threads": "--threads", "cpus": "--cpus", "repetitions": "-r", "vram_fill": "--vram-fill",
+    "flash_attn": "-fa", "type_k": "-ctk", "type_v": "-ctv", "n_batch": "-b", "n_ubatch": "-ub", "fill": "--fill",
+    "affinity": "--affinity", "delay": "--delay", "seed": "--seed",
+}  # fmt: skip
+_MODEL_KEYS = {"name", "path", "like", "type", "layers", "extra_arms", "without_arms"}
+_CAP_KEYS = {"gpu_weights", "vram"}
+_WORKLOAD_KEYS = {"pg", "depth"}
+
+
+class MatrixError(Exception):
+    """The TOML is no matrix: one sentence."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model file, or the shape of one that is made when it is missing."""
+
+    name: str
+    path: str = ""
+    like: str = ""
+    type: str = "Q4_0"
+    layers: int | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One `oallama bench`: arguments are all but the model and the output."""
+
+    id: str
+    model: Model
+    cap: str  # as shown: `25%`, `12GiB`, `free`
+    workload: str  # `pp64+tg32`, `pp64+tg32 @ d4096`
+    arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    name: str
+    about: str
+    cells: tuple[Cell, ...]
+
+
+def read_matrix(path: Path) -> Matrix:
+    """Raises MatrixError."""
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10
+        try:
+            import tomli as tomllib
+        except ImportError:
+            raise MatrixError("reading TOML needs Python 3.11, or the package tomli") from None
+    try:
+        return matrix(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise MatrixError(f"cannot read {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, MatrixError) as error:
+        raise MatrixError(f"{path}: {error}") from None
+
+
+def matrix(document: Mapping[str, Any]) -> Matrix:
+    """Cells in the order models, caps, workloads. Raises MatrixError naming the key that is wrong."""
+    _only(document, {"name", "about", "options", "models", "caps", "workloads"}, "the file")
+    name = document.get("name")
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+        raise MatrixError("name must be a word of letters, digits, dots, dashes and underscores")
+    options = document.get("options", {})
+    _options(options)
+    models = [_model(row) for row in _rows(document, "models")]
+    names = [model.name for model, _ in models]
+    if len(set(names)) < len(names):
+        raise MatrixError("two models have the same name")
+    caps = [_cap(row) for row in document.get("caps") or [{}]]
+    workloads = [_workload(row) for row in _rows(document, "workloads")]
+    cells = []
+    for model, arms_of in models:
+        for cap, cap_arguments in caps:
+            for workload, workload_arguments in workloads:
+                arguments = ("--arms", ",".join(arms_of(options.get("arms", []))), *_arguments(options))
+                cells.append(
+                    Cell(
+                        id=_slug(model.name, cap, workload),
+                        model=model,
+                        cap=cap,
+                        workload=workload,
+                        arguments=(*arguments, *cap_arguments, *workload_arguments),
+                    )
+                )
+    return Matrix(name, str(document.get("about", "")), tuple(cells))
+
+
+def _arguments(options: Mapping[str, Any]) -> list[str]:
+    found: list[str] = []
+    for key, flag in _FLAGS.items():
+        if key in options:
+            found += [flag, str(options[key])]
+    for text in options.get("stock_args", []):
+        found += ["--stock-args", str(text)]
+    return found
+
+
+def _options(options: Any) -> None:
+    if not isinstance(options, dict):
+        raise MatrixError("options must be a table")
+    _only(options, set(OPTIONS), "options")
+    for key, value in options.items():
+        if not isinstance(value, OPTIONS[key]) or isinstance(value, bool):
+            raise MatrixError(f"options.{key} has the wrong type")
+    if not options.get("arms"):
+        raise MatrixError("options.arms must name at least one arm")
+
+
+def _model(row: Mapping[str, Any]) -> tuple[Model, Any]:
+    _only(row, _MODEL_KEYS, "a model")
+    if not isinstance(row.get("name"), str) or bool(row.get("path")) == bool(row.get("like")):
+        raise MatrixError("a model needs a name, and either path or like")
+    extra, without = row.get("extra_arms", []), set(row.get("without_arms", []))
+
+    def arms_of(arms: Sequence[str]) -> list[str]:
+        return [arm for arm in (*arms, *extra) if arm not in without]
+
+    fields = {key: row[key] for key in ("name", "path", "like", "type", "layers") if key in row}
+    return Model(**fields), arms_of
+
+
+def _cap(row: Mapping[str, Any]) -> tuple[str, list[str]]:
+    _only(row, _CAP_KEYS, "a cap")
+    arguments: list[str] = []
+    for key, flag in (("vram", "--vram"), ("gpu_weights", "--gpu-weights")):
+        if key in row:
+            arguments += [flag, str(row[key])]
+    return " ".join(str(row[key]) for key in ("vram", "gpu_weights") if key in row) or "free", arguments
+
+
+def _workload(row: Mapping[str, Any]) -> tuple[str, list[str]]:
+    _only(row, _WORKLOAD_KEYS, "a workload")
+    pair = row.get("pg")
+    if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(n, int) and n > 0 for n in pair)):
+        raise MatrixError("a workload needs pg = [prompt tokens, generated tokens], both above 0")
+    depth = row.get("depth", 0)
+    label = f"pp{pair[0]}+tg{pair[1]}" + (f" @ d{depth}" if depth else "")
+    return label, ["-p", "0", "-n", "0", "-pg", f"{pair[0]},{pair[1]}", "-d", str(depth)]
+
+
+def _rows(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    rows = document.get(key)
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        raise MatrixError(f"there must be at least one [[{key}]]")
+    return rows
+
+
+def _only(row: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(set(row) - known)
+    if unknown:
+        raise MatrixError(f"{where} has an unknown key {unknown[0]}; known are {', '.join(sorted(known))}")
+
+
+def _slug(*parts: str) -> str:
+    return "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", part).strip("_") for part in parts)

@@ -1,0 +1,1 @@
+"""ScheInfer's published numbers, and what its own performance models predict."""

@@ -1,0 +1,25 @@
+"""What the paper prints, testbed A (RTX A6000, Xeon Platinum 8358, PCIe 4.0 x16) and INT4 where not said otherwise."""
+
+GPU = (4.7e-6, 8.1e-13)  # Table I: alpha in seconds, beta in seconds per T*M*H
+CPU = (1.1e-5, 5.4e-12)
+LINK = (3.0e-6, 2.6e-11)  # beta in seconds per byte
+LAUNCH_S = 4.4e-5
+BYTES_PER_WEIGHT = 0.5  # INT4 without scales
+
+TABLE_I_BETA = {  # testbed: (GPU FP16, GPU INT4, CPU FP16, CPU INT4, PCIe)
+    "A": (3.2e-12, 8.1e-13, 1.6e-11, 5.4e-12, 2.6e-11),
+    "B": (2.6e-12, 6.5e-13, 1.5e-11, 6.5e-12, 2.5e-11),
+    "C": (3.6e-12, 9.2e-13, 2.5e-11, 8.4e-12, 4.1e-11),
+}
+PEAK_GB_PER_S = {"A": (768, 31.5), "B": (936, 31.5), "C": (616, 15.75)}  # vendors' GPU memory, and PCIe x16
+
+RATES = {16: 0.18, 8: 0.25, 4: 0.42, 2: 0.71}  # V-E2: CPU threads -> r_CG of LLaMA-2-70B in decode, r_GG = 0
+FIXED = {0.0: 1.7, 0.25: 1.4, 0.5: 1.6, 0.75: 2.1}  # V-E2: fixed r_CG -> speed-up of the solved one over it
+MEMORY = {  # V-E3: GB of device memory -> speed-up by assigning r_GG
+    "Mixtral-7B": {12: 1.07, 16: 1.10, 20: 1.15},
+    "LLaMA-2-70B": {24: 1.08, 28: 1.09, 32: 1.12},
+}
+TOKENS = {  # V-E4: GB of device memory, and prompt length -> speed-up by assigning tokens
+    "Mixtral-7B": (12, {64: 1.9, 256: 5.6, 1024: 19.1}),
+    "LLaMA-2-70B": (24, {64: 6.9, 256: 27.6, 1024: 45.6}),
+}

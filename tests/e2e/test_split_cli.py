@@ -1,0 +1,107 @@
+"""`oallama run` and `doctor` with the split backend, from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from e2e.split_cases import Share, ffn, split_case
+from gguf_factory import write_gguf, write_llama_shape
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "oallama")
+
+
+def saved(folder: Path, device: str, share: Share) -> Path:
+    """A plan file for a small model of that folder."""
+    path = folder / "model.gguf"
+    case = split_case(path if path.is_file() else write_gguf(path, "llama", weight_type="Q4_0"), device, share)
+    case.plan.save(folder / "plan.json")
+    return folder / "plan.json"
+
+
+def run(plan: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "run", "once upon", "--plan", str(plan), "-n", "6", "--temp", "0", "-t", "1", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL, cwd=ROOT)
+
+
+@pytest.mark.parametrize("device", ["cpu-pair", "rpc-worker"])
+def test_run_reports_what_the_split_backend_did(device: str, tmp_path: Path) -> None:
+    plan = saved(tmp_path, device, ffn(0.5))
+    done = run(plan, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    made = json.loads(done.stdout)
+    assert made["device"] == ("cpu-pair" if device == "cpu-pair" else "RPC0")
+    split = made["split"]
+    assert split["n_decoded"] == made["n_gen"] - 1 == 5
+    assert split["decode"]["n_graphs"] == 2 * 5, "two layers with an FFN each"
+    assert split["prompt"]["n_graphs"] == 2
+    assert set(split["per_token"]) == {"launch_s", "host_s", "wait_s", "join_s", "total_s"}
+    assert split["decode"]["bytes_in"] > 0 and split["decode"]["bytes_out"] > 0
+    memory = split["memory"]
+    placed = json.loads(plan.read_text(encoding="utf-8"))["memory"]
+    assert memory["device_weights"] == placed["weights_gpu"] > 0
+    assert made["memory"]["device_bytes"] == memory["device_weights"] + memory["device_compute"]
+    assert made["memory"]["host_bytes"] > memory["host_weights"] + memory["host_compute"]
+
+
+def test_a_plan_that_splits_nothing_says_nothing_of_it(tmp_path: Path) -> None:
+    plan = saved(tmp_path, "none", lambda operator: None)
+    assert json.loads(run(plan, "--json").stdout)["split"] is None
+
+
+def test_a_terminal_is_told_where_the_time_went(tmp_path: Path) -> None:
+    plan = saved(tmp_path, "cpu-pair", ffn(0.5))
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "run", "once upon", "--plan", str(plan), "-n", "4", "-t", "1"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, stdin=subprocess.DEVNULL, cwd=ROOT
+    ) as process:
+        os.close(theirs)
+        process.wait(120)
+        said = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert process.returncode == 0, said
+    last = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", said).split("\r\n")[-2].split("\r")[-1]
+    seconds = r"[\d.]+ (?:ns|µs|ms|s)"
+    assert re.fullmatch(
+        rf"split, per token: launch {seconds} · CPU {seconds} · waiting for cpu-pair {seconds} · join {seconds}", last
+    ), said
+
+
+def test_a_plan_for_another_model_is_exit_code_2(tmp_path: Path) -> None:
+    plan = saved(tmp_path, "cpu-pair", ffn(0.5))
+    other = write_llama_shape(tmp_path / "other.gguf", 1, 256, 512, 4, 2, 300, "Q4_0")
+    done = run(plan, "-m", str(other))
+    assert done.returncode == 2
+    assert "fingerprint" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+MISSING = """
+import sys
+from pathlib import Path
+import ggml_bridge.library as library
+from ggml_bridge.errors import BridgeError
+library.find_plugin = lambda: library._find_built("ggml-of-nobody")
+import ggml_bridge.bridge as bridge
+bridge.find_plugin = library.find_plugin
+from oallama.cli import checks
+for check in (checks.check_split_backend, checks.check_split_run):
+    try:
+        print(check())
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_doctor_finds_a_missing_library() -> None:
+    done = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    first, second = done.stdout.splitlines()
+    for line in (first, second):
+        assert re.match(r"BridgeError libggml-of-nobody\.\w+ is not built; run pip install", line), done.stderr

@@ -1,0 +1,205 @@
+"""The gate: it never lets a plan through whose interval reaches below stock, and it knows when to look again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from bench_cases import N_LAYER, NAMES, OPERATORS, World, report, stock
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oallama.bench.ab import Bench, run_bench
+from oallama.bench.gate import (
+    Candidate,
+    GateKey,
+    Trial,
+    Verdict,
+    choose,
+    decide,
+    expired,
+    sentence,
+    size_class,
+    trial,
+    verdict_from_json,
+    verdict_to_json,
+    weighted_seconds,
+    winner_of,
+)
+from oallama.bench.records import BenchTest, Sample
+from oallama.bench.stats import Ratio
+
+KEY = GateKey("m" * 64, "0" * 16, "0.1.0", 2, 12, 9, 7, 512, "f16", "f16", "auto", None, 0.9, 0.5)
+GIB = 1 << 30
+SHORT, DEEP = BenchTest(64, 16), BenchTest(64, 16, 4096)
+
+
+def ratio(value: float, low: float | None = None, high: float | None = None) -> Ratio:
+    return Ratio(value, value * 0.95 if low is None else low, value * 1.05 if high is None else high, 6)
+
+
+def verdict(*trials: Trial) -> Verdict:
+    return decide(KEY, "stock-fit", trials, 8 * GIB, "2026-11-21T05:00:00Z", 12.5)
+
+
+def gate(
+    seconds: Callable[[str, int], float], policies: tuple[str, ...] = ("split", "oato"), tests=(SHORT,)
+) -> Verdict:
+    """The gate over a fake runner: stock-fit and the candidates, measured as run_bench measures."""
+    names = ("stock-fit", *policies)
+    arms = tuple(stock(name, 99) for name in names)
+    reports = {name: report(*NAMES, n_threads=index + 1) for index, name in enumerate(names)}
+    world = World(reports, seconds)
+    result = run_bench(
+        Bench(arms, tests, OPERATORS, N_LAYER, n_blocks=3), start=world.start, available_memory=lambda: 1 << 40
+    )
+    trials = [
+        trial(policy, series, index + 1, 512, 128) for series in result.series for index, policy in enumerate(policies)
+    ]
+    return verdict(*trials)
+
+
+def test_a_plan_that_is_faster_beyond_noise_is_used() -> None:
+    found = gate(lambda name, turn: {"stock-fit": 1.34, "split": 1.0, "oato": 1.2}[name] * (1 + 0.001 * (turn % 5)))
+    assert found.winner == "split"
+    assert sentence(found).startswith("oallama: split 1.34× stock (95 % 1.3")
+    assert sentence(found).endswith(", using it")
+
+
+def test_a_planted_bad_plan_is_caught() -> None:
+    """Everything on the slow side, predicted to be the fastest."""
+    found = gate(lambda name, turn: 3.0 if name == "split" else 1.0, ("split",))
+    assert found.winner is None
+    assert sentence(found) == (
+        "oallama: split 0.33× stock (95 % 0.33-0.33): not beyond noise, using stock-fit's placement"
+    )
+
+
+def test_a_plan_as_fast_as_stock_is_not_used() -> None:
+    assert gate(lambda name, turn: 1.0).winner is None
+
+
+@given(
+    st.dictionaries(st.sampled_from(["oato", "split", "layers"]), st.floats(0.3, 3.0), min_size=1, max_size=2),
+    st.floats(0.0, 0.2),
+    st.integers(0, 2**32 - 1),
+)
+def test_whatever_is_measured_no_interval_of_a_winner_reaches_below_stock(
+    speeds: dict[str, float], noise: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+
+    def seconds(name: str, turn: int) -> float:
+        return float(np.exp(rng.normal(0, noise))) / speeds.get(name, 1.0)
+
+    found = gate(seconds, tuple(speeds))
+    if found.winner is not None:
+        own = [each.ratio for each in found.trials if each.policy == found.winner]
+        assert all(each is not None and each.low > 1.0 for each in own)
+
+
+def test_a_bad_plan_is_caught_in_practically_every_noise() -> None:
+    """One that is a tenth slower, under 5 % of noise, a hundred times."""
+    used = 0
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+
+        def seconds(name: str, turn: int, rng: np.random.Generator = rng) -> float:
+            return (1.1 if name == "split" else 1.0) * float(np.exp(rng.normal(0, 0.05)))
+
+        used += gate(seconds, ("split",)).winner is not None
+    assert used <= 1
+
+
+def test_it_must_win_at_every_depth_and_says_where_the_answer_differs() -> None:
+    found = verdict(
+        Trial("split", 0, ratio(1.5)), Trial("oato", 0, ratio(1.1, 1.05, 1.16)), Trial("split", 4096, ratio(0.8)),
+        Trial("oato", 4096, ratio(1.2)),
+    )  # fmt: skip
+    assert found.winner == "oato"
+    assert found.winner_by_depth == ((0, "split"), (4096, "oato"))
+    assert sentence(found) == (
+        "oallama: oato 1.10× stock (95 % 1.05-1.16), using it "
+        "(the answer depends on the depth: split at 0 tokens, oato at 4096 tokens)"
+    )
+
+
+def test_a_plan_that_was_not_tried_everywhere_does_not_win() -> None:
+    assert (
+        winner_of([Trial("split", 0, ratio(2.0)), Trial("oato", 0, ratio(1.2)), Trial("oato", 9, ratio(1.2))]) == "oato"
+    )
+    assert winner_of([]) is None
+
+
+def test_a_plan_without_a_ratio_does_not_win_and_says_why() -> None:
+    found = verdict(Trial("split", 0, None, "split turned out to be the same configuration as stock-fit"))
+    assert found.winner is None
+    assert "using stock-fit's placement: split turned out" in sentence(found)
+    assert "nothing to compare" in sentence(verdict())
+
+
+@pytest.mark.parametrize("low", [0.7, 0.999, 1.0])
+def test_an_interval_that_touches_stock_is_not_beyond_noise(low: float) -> None:
+    assert winner_of([Trial("split", 0, ratio(1.3, low))]) is None
+
+
+def test_the_two_best_predictions_are_tried_each_placement_once() -> None:
+    candidates = [
+        Candidate("layers", 3.0, "a"), Candidate("split", 1.0, "b"), Candidate("scheinfer", 1.0, "b"),
+        Candidate("oato", 2.0, "c"), Candidate("cpu", 9.0, "d"),
+    ]  # fmt: skip
+    assert [each.policy for each in choose(candidates)] == ["scheinfer", "oato"]
+    assert choose([]) == ()
+
+
+def test_short_tests_stand_for_the_users_workload() -> None:
+    assert weighted_seconds(Sample(2.0, 1.0), BenchTest(64, 16), 512, 160) == pytest.approx(2.0 * 8 + 1.0 * 10)
+    assert weighted_seconds(Sample(2.0, 0.0), BenchTest(64, 0), 128, 100) == pytest.approx(4.0)
+
+
+def test_a_verdict_survives_its_file() -> None:
+    found = verdict(Trial("split", 0, Ratio(1.3, 1.2, 1.4, 6, (2,))), Trial("oato", 0, None, "no room"))
+    assert verdict_from_json(json.loads(json.dumps(verdict_to_json(found)))) == found
+
+
+@pytest.mark.parametrize(
+    "change", [{"version": 2}, {"trials": [{}]}, {"key": {}}, {"winner_by_depth": None}], ids=lambda c: next(iter(c))
+)
+def test_what_is_no_verdict_is_not_believed(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="verdict"):
+        verdict_from_json({**verdict_to_json(verdict()), **change})
+    with pytest.raises(ValueError, match="verdict"):
+        verdict_from_json({})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"machine": "1" * 16}, "the machine, its driver or its libraries changed"),
+        ({"n_threads": 4}, "the number of threads changed"),
+        ({"depth_class": 15}, "the length of the context changed"),
+        ({"gpu_weights": None}, "gpu weights changed"),
+        ({"type_k": "q8_0"}, "type k changed"),
+    ],
+)
+def test_a_verdict_ends_with_what_it_was_measured_for(change: dict[str, object], says: str) -> None:
+    found = verdict()
+    assert expired(found, KEY, 8 * GIB) == ""
+    assert expired(found, replace(KEY, **change), 8 * GIB) == says  # type: ignore[arg-type]
+    assert replace(KEY, **change).digest != KEY.digest  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("free", "holds"), [(8 * GIB, True), (7.7 * GIB, True), (7.5 * GIB, False), (9 * GIB, False)])
+def test_a_verdict_ends_when_other_programs_take_or_leave_device_memory(free: float, holds: bool) -> None:
+    reason = expired(verdict(), KEY, int(free))
+    assert (reason == "") == holds
+    assert holds or "free device memory changed from 8 GiB" in reason
+
+
+def test_lengths_of_one_class_share_a_verdict() -> None:
+    assert size_class(4096) == size_class(8191) == 12
+    assert size_class(8192) == 13
+    assert size_class(0) == size_class(1) == 0
