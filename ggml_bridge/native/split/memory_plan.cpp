@@ -210,11 +210,18 @@ void place_streamed(const Weights & weights, ggml_backend_dev_t device, WeightMe
 
 } // namespace
 
-WeightMemory place_weights(const Weights & weights, ggml_backend_dev_t device,
+WeightMemory place_weights(const Weights & weights, ggml_backend_dev_t device, int64_t staging,
                            const std::function<void(const std::string &)> & problem) {
     WeightMemory memory;
     refuse_unsupported(weights, device, problem);
-    place_on_device(weights, device, memory, problem);
+    {
+        // held only while weights are placed, so that they do not take this room
+        const BufferPtr left(
+            staging > 0 && device != nullptr
+                ? ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), static_cast<size_t>(staging))
+                : nullptr);
+        place_on_device(weights, device, memory, problem);
+    }
     place_streamed(weights, device, memory, problem);
     place_on_host(weights, memory, problem);
     return memory;

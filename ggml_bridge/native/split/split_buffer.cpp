@@ -46,7 +46,7 @@ class SplitBuffer {
         }
         tried_ = true;
         try {
-            memory_ = place_weights(weights_, plan_->device(),
+            memory_ = place_weights(weights_, plan_->device(), plan_->spec().staging,
                                     [this](const std::string & sentence) { plan_->problem(sentence, true); });
         } catch (const std::exception & error) {
             plan_->problem(error.what(), false);

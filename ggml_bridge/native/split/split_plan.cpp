@@ -187,6 +187,9 @@ PlanSpec parse_plan(const std::string & text) {
                 line.fail("asks for " + std::to_string(plan.n_slots) + " slots; 1 to " + std::to_string(max_slots) +
                           " can be had");
             }
+        } else if (item == "staging") {
+            plan.staging = line.count(line.word("staging bytes"), "the staging bytes");
+            line.end();
         } else if (item == "tensor") {
             SliceSpec slice = read_slice(line);
             if (!plan.by_name.emplace(slice.name, plan.slices.size()).second) {
@@ -194,7 +197,7 @@ PlanSpec parse_plan(const std::string & text) {
             }
             plan.slices.push_back(std::move(slice));
         } else {
-            line.fail("begins with " + item + "; known are model, device, slots and tensor");
+            line.fail("begins with " + item + "; known are model, device, staging, slots and tensor");
         }
     }
     require(started, "the plan is empty: its first line must be oallama-plan 1");

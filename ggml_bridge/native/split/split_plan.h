@@ -35,6 +35,7 @@ struct PlanSpec {
     std::string            model;       // fingerprint, kept for the reader
     std::string            device;      // empty: no CG and GG anywhere
     int64_t                n_slots = 2; // of the ring that CG is copied to
+    int64_t                staging = 0; // bytes of the device that GG leaves for activations and the ring
     std::vector<SliceSpec> slices;
     // name -> position in slices
     std::unordered_map<std::string, size_t> by_name;
