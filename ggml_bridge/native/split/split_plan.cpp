@@ -110,15 +110,11 @@ void check_counts(const SliceSpec & slice, const Line & line) {
         line.fail("has counts that do not add up to " + std::to_string(extent) + " for " + slice.name);
     }
     const int64_t step = granularity(slice.type, slice.axis);
-    for (const int64_t count : {slice.cc, slice.cg}) {
-        if (count != extent && count % step != 0 && slice.cc + slice.cg != extent) {
-            line.fail("cuts " + slice.name + " at " + std::to_string(count) + ", which is no multiple of " +
+    for (const int64_t cut : {slice.cc, slice.cc + slice.cg}) {
+        if (cut != extent && cut % step != 0) {
+            line.fail("cuts " + slice.name + " at " + std::to_string(cut) + ", which is no multiple of " +
                       std::to_string(step));
         }
-    }
-    if (slice.cg > 0 && slice.cc % step != 0) {
-        line.fail("cuts " + slice.name + " at " + std::to_string(slice.cc) + ", which is no multiple of " +
-                  std::to_string(step));
     }
 }
 
