@@ -122,16 +122,17 @@ typedef struct oallama_memory {
 int oallama_get_memory(oallama_memory * memory);
 
 typedef struct oallama_stats {
-    int64_t n_graphs;  // sub-graphs that llama.cpp gave us
-    int64_t n_phases;  // launch, compute, join; one for an FFN, more where a result is needed in between
-    int64_t n_built;   // programs built rather than found
-    double  launch_s;  // sending inputs and starting the device, on the caller's thread
-    double  host_s;    // computing CC
-    double  wait_s;    // waiting for the device after CC was done
-    double  join_s;    // adding and interleaving results
-    double  total_s;   // inside the backend
-    int64_t bytes_in;  // copied to the device
-    int64_t bytes_out; // copied back
+    int64_t n_graphs;       // sub-graphs that llama.cpp gave us
+    int64_t n_phases;       // launch, compute, join; one for an FFN, more where a result is needed in between
+    int64_t n_built;        // programs built rather than found
+    double  launch_s;       // sending inputs and starting the device, on the caller's thread
+    double  host_s;         // computing CC
+    double  wait_s;         // waiting for the device after CC was done
+    double  join_s;         // adding and interleaving results
+    double  total_s;        // inside the backend
+    int64_t bytes_in;       // copied to the device
+    int64_t bytes_out;      // copied back
+    int64_t bytes_streamed; // of CG
 } oallama_stats;
 
 int oallama_get_stats(oallama_stats * stats);
