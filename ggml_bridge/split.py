@@ -67,6 +67,7 @@ class SplitStats:
     total_s: float = 0.0  # inside the backend
     bytes_in: int = 0  # copied to the device
     bytes_out: int = 0  # copied back
+    bytes_streamed: int = 0  # of CG
 
     def __sub__(self, before: SplitStats) -> SplitStats:
         """What was done since `before`."""

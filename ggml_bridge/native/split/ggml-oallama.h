@@ -1,6 +1,7 @@
 // The C interface of libggml-oallama, a ggml backend that computes one mul-mat (or a whole FFN) on the CPU and on
-// another device at the same time: every weight is stored once, a part of it in host memory (CC) and a part in device
-// memory (GG), and partial results are joined (ScheInfer, section III; DESIGN 2.1, 2.2, 2.7).
+// another device at the same time: every weight is stored once, a part of it in host memory for the CPU (CC), a part in
+// host memory that is streamed to the device when its turn comes (CG), and a part in device memory (GG); partial
+// results are joined (ScheInfer, section III).
 //
 // Two ways in. A program that loads models itself hands a plan over with oallama_plan_new, and gives the plan's buffer
 // type to llama_model_params.tensor_buft_overrides. Stock binaries load the library by GGML_BACKEND_PATH, which calls
@@ -9,18 +10,19 @@
 //
 // Plan text: one item a line, words separated by blanks; empty lines and lines that begin with # are skipped.
 //
-//     oallama-plan 1                            first line: format and version
-//     model 9f2c…                               fingerprint of the GGUF, kept for the reader; at most once
-//     device RPC0                               ggml device that holds GG; at most once; needed where any GG > 0
+//     oallama-plan 1                  first line: format and version
+//     model 9f2c…                     fingerprint of the GGUF, kept for the reader; at most once
+//     device RPC0                     ggml device; at most once; needed where any CG or GG > 0
+//     staging 22151168                bytes of the device to leave for activations and the ring; default 0
+//     slots 2                         of the ring that CG is copied to, 1 to 64; default 2
 //     tensor blk.0.ffn_gate.weight Q4_0 2048x8192x1 rows 5120 0 3072 CPU_REPACK
 //     tensor blk.0.ffn_down.weight Q4_0 8192x2048x1 cols 5120 0 3072 CPU_REPACK
-//            name                  type KxNxE       axis CC   CG GG   layout
+//            name                  type KxNxE       axis CC  CG GG   layout
 //
 // axis: rows cuts ne[1] (gate, up, any lone mul-mat), cols cuts ne[0] (down), halves cuts both halves of ne[1] alike
 // (a fused gate_up). CC + CG + GG is the extent: ne[1], ne[0], or ne[1] / 2. CC comes first, GG last along the axis;
-// CC and CG are multiples of oallama_granularity, or the whole extent. layout: the host buffer type of CC (CPU_REPACK,
-// AMX, CPU); - where CC is 0. Gate, up and down of one FFN run as one block when their counts are equal.
-// CG must be 0 in this version.
+// cuts are at multiples of oallama_granularity. layout: the host buffer type of CC (CPU_REPACK, AMX, CPU); - where CC
+// is 0. Gate, up and down of one FFN run as one block when their counts are equal.
 //
 // Python's cffi reads the part between the two "cdef" lines. Functions return an oallama_status; on failure
 // oallama_last_error() of the same thread says in one sentence what went wrong. No exception crosses this boundary.
@@ -120,16 +122,17 @@ typedef struct oallama_memory {
 int oallama_get_memory(oallama_memory * memory);
 
 typedef struct oallama_stats {
-    int64_t n_graphs;  // sub-graphs that llama.cpp gave us
-    int64_t n_phases;  // launch, compute, join; one for an FFN, more where a result is needed in between
-    int64_t n_built;   // programs built rather than found
-    double  launch_s;  // sending inputs and starting the device, on the caller's thread
-    double  host_s;    // computing CC
-    double  wait_s;    // waiting for the device after CC was done
-    double  join_s;    // adding and interleaving results
-    double  total_s;   // inside the backend
-    int64_t bytes_in;  // copied to the device
-    int64_t bytes_out; // copied back
+    int64_t n_graphs;       // sub-graphs that llama.cpp gave us
+    int64_t n_phases;       // launch, compute, join; one for an FFN, more where a result is needed in between
+    int64_t n_built;        // programs built rather than found
+    double  launch_s;       // sending inputs and starting the device, on the caller's thread
+    double  host_s;         // computing CC
+    double  wait_s;         // waiting for the device after CC was done
+    double  join_s;         // adding and interleaving results
+    double  total_s;        // inside the backend
+    int64_t bytes_in;       // copied to the device
+    int64_t bytes_out;      // copied back
+    int64_t bytes_streamed; // of CG
 } oallama_stats;
 
 int oallama_get_stats(oallama_stats * stats);

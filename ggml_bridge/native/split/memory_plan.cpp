@@ -43,18 +43,20 @@ bool can_multiply(ggml_backend_dev_t device, const SplitWeight & weight, Side si
                                                         : ggml_mul_mat(ctx.get(), w, x));
 }
 
-// GG of weights the device cannot multiply goes back to the host.
+// CG and GG of weights the device cannot multiply go back to the host.
 void refuse_unsupported(const Weights & weights, ggml_backend_dev_t device,
                         const std::function<void(const std::string &)> & problem) {
     for (const auto & weight : weights) {
-        if (weight->slice().gg == 0) {
+        const SliceSpec & slice = weight->slice();
+        if (slice.gg == 0 && slice.cg == 0) {
             continue;
         }
-        if (device == nullptr || !can_multiply(device, *weight, side_device, nullptr)) {
+        const Side side = slice.gg > 0 ? side_device : side_stream;
+        if (device == nullptr || !can_multiply(device, *weight, side, nullptr)) {
             problem(std::string(device == nullptr ? "no device" : ggml_backend_dev_name(device)) +
                     " cannot multiply by " + weight->slice().name + " (" + ggml_type_name(weight->slice().type) +
                     "): it stays on the host");
-            weight->move_cut(0);
+            weight->move_cuts(0, 0);
         }
     }
 }
@@ -79,7 +81,7 @@ bool allocate(const std::vector<SplitWeight *> & weights, Side side, ggml_backen
         return false;
     }
     ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
-    (side == side_host ? memory.host_bytes : memory.device_bytes) +=
+    (side == side_device ? memory.device_bytes : memory.host_bytes) +=
         static_cast<int64_t>(ggml_backend_buffer_get_size(buffer.get()));
     memory.buffers.push_back(std::move(buffer));
     memory.contexts.push_back(std::move(ctx));
@@ -106,7 +108,7 @@ int64_t shrink(const std::map<SplitWeight *, int64_t> & planned, int64_t part) {
     int64_t bytes = 0;
     for (const auto & [weight, gg] : planned) {
         const int64_t lost = (gg * (shrink_steps - part) + shrink_steps * step - 1) / (shrink_steps * step) * step;
-        weight->move_cut(part == 0 ? 0 : std::max<int64_t>(0, gg - lost));
+        weight->move_cuts(weight->slice().cg, part == 0 ? 0 : std::max<int64_t>(0, gg - lost));
         bytes += weight->part_bytes(side_device);
     }
     return bytes;
@@ -186,13 +188,41 @@ void place_on_host(const Weights & weights, WeightMemory & memory,
     }
 }
 
+// CG in memory the device copies from without the CPU's help, where it has such; else in plain memory.
+void place_streamed(const Weights & weights, ggml_backend_dev_t device, WeightMemory & memory,
+                    const std::function<void(const std::string &)> & problem) {
+    const std::vector<SplitWeight *> chosen = with_part(weights, side_stream);
+    if (chosen.empty()) {
+        return;
+    }
+    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device);
+    if (pinned != nullptr && allocate(chosen, side_stream, pinned, memory)) {
+        return;
+    }
+    if (pinned != nullptr) {
+        problem("no pinned host memory is left for the weights that are streamed: copies from plain memory hold up "
+                "the CPU");
+    }
+    if (!allocate(chosen, side_stream, ggml_backend_cpu_buffer_type(), memory)) {
+        throw Error(OALLAMA_NO_MEMORY, "host memory has no room for the weights that are streamed");
+    }
+}
+
 } // namespace
 
-WeightMemory place_weights(const Weights & weights, ggml_backend_dev_t device,
+WeightMemory place_weights(const Weights & weights, ggml_backend_dev_t device, int64_t staging,
                            const std::function<void(const std::string &)> & problem) {
     WeightMemory memory;
     refuse_unsupported(weights, device, problem);
-    place_on_device(weights, device, memory, problem);
+    {
+        // held only while weights are placed, so that they do not take this room
+        const BufferPtr left(
+            staging > 0 && device != nullptr
+                ? ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), static_cast<size_t>(staging))
+                : nullptr);
+        place_on_device(weights, device, memory, problem);
+    }
+    place_streamed(weights, device, memory, problem);
     place_on_host(weights, memory, problem);
     return memory;
 }

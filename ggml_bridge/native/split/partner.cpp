@@ -19,7 +19,30 @@ Partner::~Partner() {
     }
 }
 
+// A place in the ring for every phase's CG; its tensors are in a slot before activations get the rest of the memory.
+void Partner::place_streamed(Program & program) {
+    for (Phase & phase : program.phases) {
+        if (phase.streamed.empty()) {
+            continue;
+        }
+        if (!stream_) {
+            stream_ = std::make_unique<Stream>(device_, program.n_slots);
+        }
+        std::vector<const SplitWeight *> weights;
+        for (const Streamed & streamed : phase.streamed) {
+            weights.push_back(streamed.weight);
+        }
+        phase.block = stream_->block(weights);
+    }
+    for (Phase & phase : program.phases) { // the ring may have moved while it grew
+        for (size_t i = 0; i < phase.streamed.size(); i++) {
+            stream_->bind(phase.streamed[i].tensor, *phase.block, i, 0);
+        }
+    }
+}
+
 bool Partner::allocate(Program & program) {
+    place_streamed(program);
     const bool   reserved = ggml_gallocr_reserve(compute_.get(), program.device_graph);
     const size_t bytes    = ggml_gallocr_get_buffer_size(compute_.get(), 0);
     const bool   moved    = bytes != compute_bytes_; // to a larger buffer, or, when there was no room, to none

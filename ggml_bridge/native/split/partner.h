@@ -3,6 +3,7 @@
 #pragma once
 
 #include "split_program.h"
+#include "stream.h"
 
 namespace oallama {
 
@@ -29,8 +30,11 @@ class Partner {
 
     bool pinned() const { return pinned_; }
 
+    Stream & stream() const { return *stream_; } // only for programs that stream
+
   private:
     void grow_staging(size_t size);
+    void place_streamed(Program & program);
 
     ggml_backend_dev_t device_;
     BackendPtr         backend_;
@@ -39,6 +43,8 @@ class Partner {
     BufferPtr          staging_;
     char *             staging_base_ = nullptr;
     bool               pinned_       = false;
+
+    std::unique_ptr<Stream> stream_; // NULL: nothing was streamed yet
 };
 
 } // namespace oallama

@@ -242,6 +242,10 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
         }
         if (on_device) {
             ggml_backend_synchronize(partner_->backend()); // whatever became of the host side: the device must be idle
+            if (phase.block != nullptr) {
+                partner_->stream().prefetch(
+                    partner_->stream().n_slots()); // the slot that was computed with is free now
+            }
             watch.lap(stats().wait_ns);
             if (status == GGML_STATUS_SUCCESS) {
                 join(phase, graph);
@@ -256,7 +260,9 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
 }
 
 void SplitBackend::launch(Program & program, const Phase & phase, const ggml_cgraph * graph) {
-    ggml_backend_t device = partner_->backend();
+    ggml_backend_t device  = partner_->backend();
+    const bool     streams = phase.block != nullptr;
+    const size_t   slot    = streams ? acquire(phase, graph) : 0; // first, so that its copies are under way
     for (const Upload & upload : phase.uploads) {
         const ggml_tensor * source = upload.origin.of(graph);
         const size_t        bytes  = ggml_nbytes(upload.tensor);
@@ -269,14 +275,43 @@ void SplitBackend::launch(Program & program, const Phase & phase, const ggml_cgr
         ggml_backend_tensor_set_async(device, upload.tensor, data, 0, bytes);
         stats().bytes_in.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
     }
-    ggml_cgraph       range  = graph_range(program.device_graph, phase.device_begin, phase.device_end);
-    const ggml_status status = ggml_backend_graph_compute_async(device, &range);
+    start(program, phase.device_begin, phase.stream_begin);
+    if (streams) {
+        partner_->stream().ready(device, slot);
+        for (size_t i = 0; i < phase.streamed.size(); i++) {
+            partner_->stream().bind(phase.streamed[i].tensor, *phase.block, i, slot);
+        }
+    }
+    start(program, phase.stream_begin, phase.device_end);
+    fetch(phase, graph);
+    if (streams) {
+        partner_->stream().prefetch(slot);
+    }
+}
+
+// Nodes [begin, end) of the device graph.
+void SplitBackend::start(Program & program, int begin, int end) {
+    if (begin == end) {
+        return;
+    }
+    ggml_cgraph       range  = graph_range(program.device_graph, begin, end);
+    const ggml_status status = ggml_backend_graph_compute_async(partner_->backend(), &range);
     if (status != GGML_STATUS_SUCCESS) {
-        ggml_backend_synchronize(device);
+        ggml_backend_synchronize(partner_->backend());
         throw Error(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(partner_->device()) +
                                         " could not compute its side (ggml status " + std::to_string(status) + ")");
     }
-    fetch(phase, graph);
+}
+
+// A slot with the phase's CG, or with the experts of it that are used.
+size_t SplitBackend::acquire(const Phase & phase, const ggml_cgraph * graph) {
+    if (!phase.routed) {
+        return partner_->stream().acquire(*phase.block, nullptr);
+    }
+    const ggml_tensor * ids = phase.ids.of(graph);
+    experts_.resize(static_cast<size_t>(ids->ne[0] * ids->ne[1]));
+    gather(ids, 0, ids->ne[0], reinterpret_cast<char *>(experts_.data()));
+    return partner_->stream().acquire(*phase.block, &experts_);
 }
 
 // Queued behind the computation. Through pinned memory where the device has some, so that the call does not wait.
@@ -287,7 +322,7 @@ void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
         const bool          place = download.direct && !partner_->pinned();
         char *              to =
             place ? static_cast<char *>(node->data) +
-                        (download.join == Download::Join::copy ? 0 : static_cast<size_t>(download.cc) * node->nb[0])
+                        (download.join == Download::Join::copy ? 0 : static_cast<size_t>(download.begin) * node->nb[0])
                   : partner_->staging() + download.staging;
         ggml_backend_tensor_get_async(partner_->backend(), download.tensor, to, 0, bytes);
         stats().bytes_out.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);

@@ -19,6 +19,7 @@ struct Stats {
     std::atomic<int64_t> total_ns{0};
     std::atomic<int64_t> bytes_in{0};
     std::atomic<int64_t> bytes_out{0};
+    std::atomic<int64_t> bytes_streamed{0};
 };
 
 Stats & stats();
@@ -48,6 +49,8 @@ class SplitBackend {
     void        evict();
     ggml_status run(Program & program, ggml_cgraph * graph);
     void        launch(Program & program, const Phase & phase, const ggml_cgraph * graph);
+    void        start(Program & program, int begin, int end);
+    size_t      acquire(const Phase & phase, const ggml_cgraph * graph);
     void        fetch(const Phase & phase, const ggml_cgraph * graph);
     void        join(const Phase & phase, const ggml_cgraph * graph);
 
@@ -60,6 +63,7 @@ class SplitBackend {
     size_t                   n_programs_ = 0;
     uint64_t                 clock_      = 0;
     Signature                scratch_;
+    std::vector<int32_t>     experts_;
 };
 
 } // namespace oallama

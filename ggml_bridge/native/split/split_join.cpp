@@ -22,26 +22,25 @@ template <typename F> void for_rows(const ggml_tensor * tensor, bool backwards, 
 // the end, because every run moves to a higher address or stays.
 void spread(const Download & download, const ggml_tensor * node) {
     char *       data  = static_cast<char *>(node->data);
-    const size_t cc    = static_cast<size_t>(download.cc) * node->nb[0];
+    const size_t bytes = static_cast<size_t>(download.spread) * node->nb[0];
     const size_t run   = static_cast<size_t>(download.extent) * node->nb[0];
     const size_t n_run = static_cast<size_t>(node->ne[0] / download.extent);
     for_rows(node, true, [&](int64_t row, size_t offset) {
         for (size_t r = n_run; r-- > 0;) {
-            std::memmove(data + offset + r * run, data + (static_cast<size_t>(row) * n_run + r) * cc, cc);
+            std::memmove(data + offset + r * run, data + (static_cast<size_t>(row) * n_run + r) * bytes, bytes);
         }
     });
 }
 
-// The device's elements into the gaps.
+// The device's elements into their gaps.
 void scatter(const Download & download, const ggml_tensor * node, const char * from) {
-    char *       data  = static_cast<char *>(node->data);
-    const size_t cc    = static_cast<size_t>(download.cc) * node->nb[0];
+    char *       data  = static_cast<char *>(node->data) + static_cast<size_t>(download.begin) * node->nb[0];
+    const size_t bytes = static_cast<size_t>(download.count) * node->nb[0];
     const size_t run   = static_cast<size_t>(download.extent) * node->nb[0];
     const size_t n_run = static_cast<size_t>(node->ne[0] / download.extent);
     for_rows(node, false, [&](int64_t row, size_t offset) {
         for (size_t r = 0; r < n_run; r++) {
-            std::memcpy(data + offset + r * run + cc, from + (static_cast<size_t>(row) * n_run + r) * (run - cc),
-                        run - cc);
+            std::memcpy(data + offset + r * run, from + (static_cast<size_t>(row) * n_run + r) * bytes, bytes);
         }
     });
 }
@@ -75,7 +74,7 @@ void join(const Download & download, const ggml_tensor * node, const char * from
         case Download::Join::copy: std::memcpy(node->data, from, ggml_nbytes(download.tensor)); break;
         case Download::Join::add: add(node, from); break;
         case Download::Join::scatter:
-            if (download.spread) {
+            if (download.spread > 0) {
                 spread(download, node);
             }
             scatter(download, node, from);

@@ -109,13 +109,12 @@ void check_counts(const SliceSpec & slice, const Line & line) {
     if (slice.cc > extent || slice.cg > extent || slice.gg > extent || slice.cc + slice.cg + slice.gg != extent) {
         line.fail("has counts that do not add up to " + std::to_string(extent) + " for " + slice.name);
     }
-    if (slice.cg > 0) {
-        throw Error(OALLAMA_UNSUPPORTED, "CG is not in this version; make a plan with cg = 0 for " + slice.name);
-    }
     const int64_t step = granularity(slice.type, slice.axis);
-    if (slice.cc != extent && slice.cc % step != 0) {
-        line.fail("cuts " + slice.name + " at " + std::to_string(slice.cc) + ", which is no multiple of " +
-                  std::to_string(step));
+    for (const int64_t cut : {slice.cc, slice.cc + slice.cg}) {
+        if (cut != extent && cut % step != 0) {
+            line.fail("cuts " + slice.name + " at " + std::to_string(cut) + ", which is no multiple of " +
+                      std::to_string(step));
+        }
     }
 }
 
@@ -177,6 +176,16 @@ PlanSpec parse_plan(const std::string & text) {
             }
             plan.device = line.word("device");
             line.end();
+        } else if (item == "slots") {
+            plan.n_slots = line.count(line.word("number of slots"), "the number of slots");
+            line.end();
+            if (plan.n_slots < 1 || plan.n_slots > max_slots) {
+                line.fail("asks for " + std::to_string(plan.n_slots) + " slots; 1 to " + std::to_string(max_slots) +
+                          " can be had");
+            }
+        } else if (item == "staging") {
+            plan.staging = line.count(line.word("staging bytes"), "the staging bytes");
+            line.end();
         } else if (item == "tensor") {
             SliceSpec slice = read_slice(line);
             if (!plan.by_name.emplace(slice.name, plan.slices.size()).second) {
@@ -184,12 +193,13 @@ PlanSpec parse_plan(const std::string & text) {
             }
             plan.slices.push_back(std::move(slice));
         } else {
-            line.fail("begins with " + item + "; known are model, device and tensor");
+            line.fail("begins with " + item + "; known are model, device, staging, slots and tensor");
         }
     }
     require(started, "the plan is empty: its first line must be oallama-plan 1");
     for (const SliceSpec & slice : plan.slices) {
-        require(slice.gg == 0 || !plan.device.empty(), "the plan gives " + slice.name + " a GG but names no device");
+        require((slice.gg == 0 && slice.cg == 0) || !plan.device.empty(),
+                "the plan gives " + slice.name + " a part for the device but names no device");
     }
     return plan;
 }

@@ -29,9 +29,13 @@ struct SliceSpec {
     int64_t extent() const { return axis == Axis::cols ? k : axis == Axis::rows ? n : n / 2; }
 };
 
+constexpr int64_t max_slots = 64;
+
 struct PlanSpec {
-    std::string            model;  // fingerprint, kept for the reader
-    std::string            device; // empty: no GG anywhere
+    std::string            model;       // fingerprint, kept for the reader
+    std::string            device;      // empty: no CG and GG anywhere
+    int64_t                n_slots = 2; // of the ring that CG is copied to
+    int64_t                staging = 0; // bytes of the device that GG leaves for activations and the ring
     std::vector<SliceSpec> slices;
     // name -> position in slices
     std::unordered_map<std::string, size_t> by_name;
@@ -41,7 +45,7 @@ struct PlanSpec {
 // rows of every host layout (CPU_REPACK interleaves up to 16, AMX takes tiles of 32).
 int64_t granularity(ggml_type type, Axis axis);
 
-// Throws OALLAMA_INVALID naming the line, OALLAMA_UNSUPPORTED for CG.
+// Throws OALLAMA_INVALID naming the line.
 PlanSpec parse_plan(const std::string & text);
 
 } // namespace oallama

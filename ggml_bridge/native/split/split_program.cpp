@@ -10,18 +10,17 @@ namespace oallama {
 namespace {
 
 // Where a value's sides are while the program is built; NULL: nothing of it there.
-struct Sides {
-    ggml_tensor * host   = nullptr;
-    ggml_tensor * device = nullptr;
-};
+using Sides = std::array<ggml_tensor *, n_sides>;
+
+constexpr std::array<Side, n_sides> all_sides = {side_host, side_stream, side_device};
 
 // Second pass: tensors of both sides.
 class Builder {
   public:
     Builder(const ggml_cgraph * graph, const Values & values, Program & program)
         : graph_(graph), values_(values), sides_(values.nodes.size()), program_(program) {
-        // at most: each node and each of its sources on both sides, and a slice of it
-        const int64_t n_tensors = graph->n_nodes * int64_t{2 * (2 + GGML_MAX_SRC)} + 8;
+        // at most: each node, its weight and each of its sources on every side, and a slice of it
+        const int64_t n_tensors = graph->n_nodes * int64_t{n_sides * (3 + GGML_MAX_SRC)} + 8;
         program.device          = values.device;
         program.ctx             = new_context(n_tensors, 2, n_tensors);
         program.device_graph    = ggml_new_graph_custom(program.ctx.get(), static_cast<size_t>(n_tensors), false);
@@ -42,7 +41,16 @@ class Builder {
 
     Sides & sides(int node) { return sides_[static_cast<size_t>(node)]; }
 
-    ggml_tensor * side_of(int node, Side side) { return side == side_host ? sides(node).host : sides(node).device; }
+    ggml_tensor * side_of(int node, Side side) { return sides(node)[side]; }
+
+    // Elements of a value on one side.
+    static int64_t begin_of(const Value & v, Side side) {
+        return side == side_host ? 0 : side == side_stream ? v.cc : v.cc + v.cg;
+    }
+
+    static int64_t count_of(const Value & v, Side side) {
+        return side == side_host ? v.cc : side == side_stream ? v.cg : v.extent - v.cc - v.cg;
+    }
 
     // The node that src is the result of; -1: a tensor from outside.
     int inside(int node, int src) const { return find_node(graph_, graph_->nodes[node]->src[src], node); }
@@ -52,8 +60,9 @@ class Builder {
         const Value &       v    = value(i);
         if (is_view(node->op)) {
             if (v.state == State::shard) {
-                const Sides & whole = sides(inside(i, 0));
-                sides(i) = {half(whole.host, node, v.cc, true), half(whole.device, node, v.extent - v.cc, false)};
+                for (const Side side : all_sides) {
+                    sides(i)[side] = half(side_of(inside(i, 0), side), node, count_of(v, side), side == side_host);
+                }
             }
             return; // any other's memory is its source's, and llama.cpp has set its address
         }
@@ -66,12 +75,14 @@ class Builder {
             return;
         }
         if (v.cc > 0) {
-            sides(i).host = bind(compute(i, side_host), {i, -1}, v.packed ? nullptr : node);
-            ggml_build_forward_expand(program_.host_graph, sides(i).host);
+            sides(i)[side_host] = bind(compute(i, side_host), {i, -1}, v.packed ? nullptr : node);
+            ggml_build_forward_expand(program_.host_graph, side_of(i, side_host));
         }
-        if (v.cc < v.extent) {
-            sides(i).device = compute(i, side_device);
-            ggml_build_forward_expand(program_.device_graph, sides(i).device);
+        for (const Side side : {side_stream, side_device}) {
+            if (count_of(v, side) > 0) {
+                sides(i)[side] = compute(i, side);
+                (side == side_stream ? on_stream_ : on_device_).push_back(side_of(i, side));
+            }
         }
         if (v.wanted) {
             join(i);
@@ -85,7 +96,7 @@ class Builder {
         for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
             out->src[s] = full_on_host(i, s);
         }
-        sides(i).host = bind(out, {i, -1}, node);
+        sides(i)[side_host] = bind(out, {i, -1}, node);
         ggml_build_forward_expand(program_.host_graph, out);
     }
 
@@ -96,7 +107,7 @@ class Builder {
     ggml_tensor * mul_mat(int i, Side side) {
         const ggml_tensor * node   = graph_->nodes[i];
         const SplitWeight & weight = *weight_of(node->src[0]);
-        ggml_tensor *       w      = weight.part(side).tensor;
+        ggml_tensor *       w      = side == side_stream ? slot_of(i, weight) : weight.part(side).tensor;
         const int           from   = inside(i, 1);
         ggml_tensor *       x      = nullptr;
         if (weight.slice().axis != Axis::cols) {
@@ -122,8 +133,8 @@ class Builder {
     ggml_tensor * elementwise(int i, Side side) {
         const ggml_tensor *                      node  = graph_->nodes[i];
         const Value &                            v     = value(i);
-        const int64_t                            n     = side == side_host ? v.cc : v.extent - v.cc;
-        const int64_t                            begin = side == side_host ? 0 : v.cc;
+        const int64_t                            n     = count_of(v, side);
+        const int64_t                            begin = begin_of(v, side);
         const bool                               both  = 2 * v.extent == node->ne[0];
         const std::array<int64_t, GGML_MAX_DIMS> ne    = {both ? 2 * n : n, node->ne[1], node->ne[2], node->ne[3]};
         ggml_tensor *                            out   = copy_header(node, ne.data());
@@ -137,6 +148,27 @@ class Builder {
                 out->src[s] =
                     side == side_host ? view(full_on_host(i, s), begin, n, true) : full_on_device(i, s, begin, n);
             }
+        }
+        return out;
+    }
+
+    // A weight's CG in a slot of the ring, which its data pointer is set to when its turn has come.
+    ggml_tensor * slot_of(int i, const SplitWeight & weight) {
+        for (const Streamed & streamed : streamed_) {
+            if (streamed.weight == &weight) {
+                return streamed.tensor;
+            }
+        }
+        const std::array<int64_t, 3> ne = weight.shape(side_stream);
+        ggml_tensor * out = ne[2] > 1 ? ggml_new_tensor_3d(ctx(), weight.slice().type, ne[0], ne[1], ne[2])
+                                      : ggml_new_tensor_2d(ctx(), weight.slice().type, ne[0], ne[1]);
+        streamed_.push_back({&weight, out});
+        program_.n_slots         = plan_of(graph_->nodes[i]->src[0])->spec().n_slots;
+        const ggml_tensor * node = graph_->nodes[i];
+        if (node->op == GGML_OP_MUL_MAT_ID && node->src[2]->ne[0] * node->src[2]->ne[1] < ne[2]) {
+            const int ids = inside(i, 2); // fewer uses than experts: only those that are used get copied
+            routed_       = true;
+            ids_          = ids >= 0 ? Origin{ids, -1} : Origin{i, 2};
         }
         return out;
     }
@@ -185,8 +217,8 @@ class Builder {
             return part.tensor;
         }
         const int from = inside(i, s);
-        if (from >= 0 && value(from).state == State::full && sides(from).host != nullptr) {
-            return sides(from).host;
+        if (from >= 0 && value(from).state == State::full && side_of(from, side_host) != nullptr) {
+            return side_of(from, side_host);
         }
         for (const Binding & bound : program_.bindings) { // gate and up share one
             if (bound.tensor->op == GGML_OP_NONE && bound.origin.of(graph_) == src) {
@@ -222,25 +254,46 @@ class Builder {
 
     // How node i becomes whole in its original memory when its phase ends.
     void join(int i) {
-        const ggml_tensor * node = graph_->nodes[i];
-        const Value &       v    = value(i);
-        if (sides(i).device == nullptr) {
-            return; // the host has written all of it in place
+        const Value & v = value(i);
+        if (v.state == State::partial) {
+            ggml_tensor * streamed = side_of(i, side_stream);
+            ggml_tensor * resident = side_of(i, side_device);
+            ggml_tensor * sum      = streamed == nullptr ? resident : streamed;
+            if (streamed != nullptr && resident != nullptr) {
+                sum = ggml_add(ctx(), resident, streamed);
+                on_stream_.push_back(sum);
+            }
+            fetch(i, sum, v.cc == 0 ? Download::Join::copy : Download::Join::add, 0, v.extent);
+            return;
         }
-        const bool one_row  = node->ne[1] * node->ne[2] * node->ne[3] == 1;
-        Download   download = {};
-        download.tensor     = sides(i).device;
-        download.node       = i;
-        download.cc         = v.cc;
-        download.extent     = v.extent;
-        download.spread     = v.state == State::shard && v.packed && v.cc > 0 && v.cc < v.extent;
-        download.join       = v.cc == 0                   ? Download::Join::copy
-                              : v.state == State::partial ? Download::Join::add
-                                                          : Download::Join::scatter;
-        ggml_set_output(sides(i).device);
-        download.direct  = download.join == Download::Join::copy ||
-                           (download.join == Download::Join::scatter && one_row && v.extent == node->ne[0]);
-        download.staging = take_staging(sides(i).device);
+        for (const Side side : {side_stream, side_device}) {
+            const int64_t count = count_of(v, side);
+            fetch(i, side_of(i, side), count == v.extent ? Download::Join::copy : Download::Join::scatter,
+                  begin_of(v, side), count);
+        }
+    }
+
+    void fetch(int i, ggml_tensor * tensor, Download::Join how, int64_t begin, int64_t count) {
+        if (tensor == nullptr) {
+            return;
+        }
+        const ggml_tensor * node     = graph_->nodes[i];
+        const Value &       v        = value(i);
+        const bool          one_row  = node->ne[1] * node->ne[2] * node->ne[3] == 1;
+        const bool          moves    = v.state == State::shard && v.packed && v.cc > 0;
+        const bool          first    = downloads_.empty() || downloads_.back().node != i;
+        Download            download = {};
+        download.tensor              = tensor;
+        download.node                = i;
+        download.join                = how;
+        download.begin               = begin;
+        download.count               = count;
+        download.extent              = v.extent;
+        download.spread              = moves && first ? v.cc : 0;
+        download.direct =
+            how == Download::Join::copy || (how == Download::Join::scatter && one_row && v.extent == node->ne[0]);
+        download.staging = take_staging(tensor);
+        ggml_set_output(tensor);
         downloads_.push_back(download);
     }
 
@@ -252,14 +305,28 @@ class Builder {
 
     void close_phase() {
         Phase phase;
-        phase.uploads   = std::move(uploads_);
-        phase.downloads = std::move(downloads_);
-        uploads_.clear();
-        downloads_.clear();
         phase.device_begin = program_.phases.empty() ? 0 : program_.phases.back().device_end;
         phase.host_begin   = program_.phases.empty() ? 0 : program_.phases.back().host_end;
-        phase.device_end   = ggml_graph_n_nodes(program_.device_graph);
-        phase.host_end     = ggml_graph_n_nodes(program_.host_graph);
+        for (ggml_tensor * node : on_device_) {
+            ggml_build_forward_expand(program_.device_graph, node);
+        }
+        phase.stream_begin = ggml_graph_n_nodes(program_.device_graph);
+        for (ggml_tensor * node : on_stream_) {
+            ggml_build_forward_expand(program_.device_graph, node);
+        }
+        phase.device_end = ggml_graph_n_nodes(program_.device_graph);
+        phase.host_end   = ggml_graph_n_nodes(program_.host_graph);
+        phase.uploads    = std::move(uploads_);
+        phase.downloads  = std::move(downloads_);
+        phase.streamed   = std::move(streamed_);
+        phase.routed     = routed_;
+        phase.ids        = ids_;
+        uploads_         = {};
+        downloads_       = {};
+        streamed_        = {};
+        on_device_       = {};
+        on_stream_       = {};
+        routed_          = false;
         if (phase.device_end > phase.device_begin || phase.host_end > phase.host_begin) {
             program_.phases.push_back(std::move(phase));
         }
@@ -281,13 +348,18 @@ class Builder {
         return tensor;
     }
 
-    const ggml_cgraph *   graph_;
-    const Values &        values_;
-    std::vector<Sides>    sides_;
-    Program &             program_;
-    std::vector<Upload>   uploads_;
-    std::vector<Download> downloads_;
-    int                   phase_ = 0; // of the node at hand
+    const ggml_cgraph *        graph_;
+    const Values &             values_;
+    std::vector<Sides>         sides_;
+    Program &                  program_;
+    std::vector<Upload>        uploads_; // of the phase at hand, like all that follow
+    std::vector<Download>      downloads_;
+    std::vector<Streamed>      streamed_;
+    std::vector<ggml_tensor *> on_device_; // results in GG
+    std::vector<ggml_tensor *> on_stream_; // results in CG, and sums of both
+    bool                       routed_ = false;
+    Origin                     ids_;
+    int                        phase_ = 0; // of the node at hand
 };
 
 // The first node of the device side that the device has no kernel for; NULL: it can compute all of them.

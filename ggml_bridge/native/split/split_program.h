@@ -46,27 +46,41 @@ struct Upload {
 struct Download {
     enum class Join {
         copy,    // the device has all of it
-        scatter, // rows [cc, extent) of each row or half
+        scatter, // elements [begin, begin + count) of each row or half
         add,     // partial sums
     };
 
     ggml_tensor * tensor; // on the device
     int           node;
     Join          join;
-    int64_t       cc;      // elements
-    int64_t       extent;  // elements; 2 * extent == ne[0] of the node: halves
-    bool          spread;  // the host side is packed and must be moved apart first
+    int64_t       begin; // elements
+    int64_t       count;
+    int64_t       extent;  // 2 * extent == ne[0] of the node: halves
+    int64_t       spread;  // elements on the host that lie packed and must be moved apart first; 0: none
     bool          direct;  // can be fetched to where it belongs
     size_t        staging; // bytes into the staging memory
 };
 
+// A weight's CG on the device, in whatever slot it is copied to.
+struct Streamed {
+    const SplitWeight * weight;
+    ggml_tensor *       tensor;
+};
+
+struct StreamBlock;
+
 struct Phase {
     std::vector<Upload>   uploads;
     std::vector<Download> downloads;
-    int                   device_begin = 0; // nodes of the device graph
-    int                   device_end   = 0;
-    int                   host_begin   = 0; // nodes of the host graph
-    int                   host_end     = 0;
+    std::vector<Streamed> streamed;
+    StreamBlock *         block = nullptr; // of the streamed weights; NULL: none
+    Origin                ids;             // which experts are used, where routed
+    bool                  routed = false;
+    int device_begin             = 0; // nodes of the device graph: GG up to stream_begin, then CG and what needs both
+    int stream_begin             = 0;
+    int device_end               = 0;
+    int host_begin               = 0; // nodes of the host graph
+    int host_end                 = 0;
 };
 
 struct Program {
@@ -75,6 +89,7 @@ struct Program {
     ggml_cgraph *              device_graph = nullptr;
     ggml_cgraph *              host_graph   = nullptr;
     ggml_backend_dev_t         device       = nullptr; // NULL: nothing runs there
+    int64_t                    n_slots      = 0;       // of the ring that CG is copied to
     std::vector<Binding>       bindings;
     std::vector<ggml_tensor *> host_views; // of bound tensors; their data pointers follow, in this order
     std::vector<Staged>        host_staged;

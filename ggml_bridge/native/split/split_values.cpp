@@ -95,6 +95,7 @@ class Finder {
             is_half_view(node, node->src[0])) {
             v.state  = State::shard;
             v.cc     = source.cc;
+            v.cg     = source.cg;
             v.extent = source.extent;
             v.phase  = source.phase;
             v.group  = source.group;
@@ -106,12 +107,13 @@ class Finder {
     void classify_mul_mat(int i, Value & v) {
         const ggml_tensor * node  = graph_->nodes[i];
         const SliceSpec &   slice = weight_of(node->src[0])->slice();
-        const bool          sent  = slice.gg > 0;
+        const bool          sent  = slice.gg > 0 || slice.cg > 0;
         set_device(node->src[0], sent);
         if (node->op == GGML_OP_MUL_MAT_ID) {
             want_full(i, 2, v, sent);
         }
         v.cc     = slice.cc;
+        v.cg     = slice.cg;
         v.extent = slice.extent();
         if (slice.axis != Axis::cols) {
             want_full(i, 1, v, sent);
@@ -123,7 +125,8 @@ class Finder {
         }
         v.state     = State::partial;
         const int x = inside(i, 1);
-        if (x >= 0 && can_take_cut(value(x), v) && value(x).cc == slice.cc && value(x).extent == slice.k) {
+        if (x >= 0 && can_take_cut(value(x), v) && value(x).cc == slice.cc && value(x).cg == slice.cg &&
+            value(x).extent == slice.k) {
             v.sharded_x = true;
             // kernels of repacked layouts read rows without gaps (ggml quantises four of them at a time)
             const auto group = static_cast<size_t>(value(x).group);
@@ -156,8 +159,8 @@ class Finder {
         if (node->src[1] != nullptr) {
             const int second = inside(i, 1);
             if (second >= 0 && value(second).state == State::shard) {
-                if (!can_take_cut(value(second), v) || value(second).cc != a.cc || value(second).extent != a.extent ||
-                    node->src[1]->ne[0] != node->src[0]->ne[0]) {
+                if (!can_take_cut(value(second), v) || value(second).cc != a.cc || value(second).cg != a.cg ||
+                    value(second).extent != a.extent || node->src[1]->ne[0] != node->src[0]->ne[0]) {
                     return false;
                 }
                 lie_alike(a.group, value(second).group);
@@ -168,6 +171,7 @@ class Finder {
         }
         v.state  = State::shard;
         v.cc     = a.cc;
+        v.cg     = a.cg;
         v.extent = a.extent;
         v.group  = value(first).group;
         return true;

@@ -29,6 +29,7 @@ struct Value {
     int     group      = -1;    // shards that lie alike: the first of them
     bool    sharded_x  = false; // a mul-mat along K whose input is a shard with the same cut
     int64_t cc         = 0;     // elements on the host
+    int64_t cg         = 0;     // elements behind them that the device computes from streamed weights
     int64_t extent     = 0;     // elements that are cut together: ne[0], or half of it
 };
 

@@ -17,14 +17,16 @@ int64_t row_size(ggml_type type, int64_t n) {
 
 SplitWeight::SplitWeight(const ggml_tensor * tensor, SliceSpec slice)
     : slice_(std::move(slice)), row_bytes_(row_size(tensor->type, tensor->ne[0])) {
-    move_cut(slice_.gg);
+    move_cuts(slice_.cg, slice_.gg);
 }
 
-void SplitWeight::move_cut(int64_t gg) {
+void SplitWeight::move_cuts(int64_t cg, int64_t gg) {
+    slice_.cg           = cg;
     slice_.gg           = gg;
-    slice_.cc           = slice_.extent() - gg;
+    slice_.cc           = slice_.extent() - cg - gg;
     parts_[side_host]   = Part{0, slice_.cc, nullptr, true};
-    parts_[side_device] = Part{slice_.cc, gg, nullptr, true};
+    parts_[side_stream] = Part{slice_.cc, cg, nullptr, true};
+    parts_[side_device] = Part{slice_.cc + cg, gg, nullptr, true};
 }
 
 std::array<int64_t, 3> SplitWeight::shape(Side side) const {
@@ -43,19 +45,23 @@ int64_t SplitWeight::part_bytes(Side side) const {
 }
 
 SplitWeight::Segment SplitWeight::segment(int64_t offset, int64_t size) const {
-    const int64_t row = offset / row_bytes_; // over all rows of all matrices
-    const int64_t col = offset % row_bytes_; // bytes into the row
+    const int64_t row     = offset / row_bytes_; // over all rows of all matrices
+    const int64_t col     = offset % row_bytes_; // bytes into the row
+    const auto    side_at = [this](int64_t position, auto && size_of) {
+        const bool on_host = position < size_of(slice_.cc);
+        return on_host ? side_host : position < size_of(slice_.cc + slice_.cg) ? side_stream : side_device;
+    };
     if (slice_.axis == Axis::cols) {
-        const int64_t cut  = row_size(slice_.type, slice_.cc);
-        const Side    side = col < cut ? side_host : side_device;
-        const int64_t from = side == side_host ? 0 : cut;
-        const int64_t to   = side == side_host ? cut : row_bytes_;
-        return {side, row * (to - from) + col - from, std::min(size, to - col)};
+        const auto    size_of = [this](int64_t elements) { return row_size(slice_.type, elements); };
+        const Side    side    = side_at(col, size_of);
+        const int64_t from    = size_of(parts_[side].begin);
+        const int64_t width   = size_of(parts_[side].count);
+        return {side, row * width + col - from, std::min(size, from + width - col)};
     }
     const int64_t run    = slice_.extent(); // rows that are cut together: a matrix, or half of one
     const int64_t n_run  = row / run;
     const int64_t in_run = row % run;
-    const Side    side   = in_run < slice_.cc ? side_host : side_device;
+    const Side    side   = side_at(in_run, [](int64_t elements) { return elements; });
     const Part &  part   = parts_[side];
     const int64_t left   = (part.begin + part.count - in_run) * row_bytes_ - col;
     return {side, (n_run * part.count + in_run - part.begin) * row_bytes_ + col, std::min(size, left)};
@@ -72,9 +78,10 @@ void SplitWeight::set(const void * data, size_t offset, size_t size) {
         at += piece.size;
         left -= piece.size;
     }
-    flush(side_device);
-    if (parts_[side_host].pieces) {
-        flush(side_host);
+    for (const Side side : {side_host, side_stream, side_device}) {
+        if (parts_[side].pieces) {
+            flush(side);
+        }
     }
 }
 

@@ -10,14 +10,19 @@
 
 namespace oallama {
 
-enum Side : int { side_host = 0, side_device = 1 };
+// Where a part is stored and computed, in the order of the parts along the axis.
+enum Side : int {
+    side_host   = 0, // CC: stored and computed on the host
+    side_stream = 1, // CG: stored in host memory, copied to the device when its turn comes, computed there
+    side_device = 2, // GG: stored and computed on the device
+};
 
-constexpr int n_sides = 2;
+constexpr int n_sides = 3;
 
 struct Part {
     int64_t       begin  = 0; // elements along the axis
     int64_t       count  = 0;
-    ggml_tensor * tensor = nullptr; // NULL where count is 0, or not allocated yet
+    ggml_tensor * tensor = nullptr; // where it is stored; NULL where count is 0, or not allocated yet
     bool          pieces = true;    // takes any range of bytes; a repacked layout takes the whole part only
 };
 
@@ -39,8 +44,8 @@ class SplitWeight {
 
     void set_layout(const std::string & layout) { slice_.layout = layout; }
 
-    // Moves the cut: so many elements along the axis on the device, the others on the host.
-    void move_cut(int64_t gg);
+    // Moves the cuts: so many elements along the axis streamed and on the device, the others on the host.
+    void move_cuts(int64_t cg, int64_t gg);
 
     // Bytes [offset, offset + size) of the whole tensor, in any order and any pieces.
     void set(const void * data, size_t offset, size_t size);

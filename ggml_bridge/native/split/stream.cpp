@@ -1,0 +1,204 @@
+#include "stream.h"
+
+#include <algorithm>
+
+#include "split_backend.h"
+
+namespace oallama {
+
+namespace {
+
+constexpr size_t alignment = 256; // of a weight in a slot, more than any device asks for
+
+size_t padded(size_t bytes) {
+    return (bytes + alignment - 1) / alignment * alignment;
+}
+
+} // namespace
+
+Stream::Stream(ggml_backend_dev_t device, int64_t n_slots)
+    : device_(device), backend_(ggml_backend_dev_init(device, nullptr)), slots_(static_cast<size_t>(n_slots)) {
+    if (!backend_) {
+        throw Error(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(device) +
+                                        " cannot be started a second time, for copies");
+    }
+    ggml_backend_dev_props props = {};
+    ggml_backend_dev_get_props(device, &props);
+    events_ = props.caps.events;
+    for (Slot & slot : slots_) {
+        slot.copied = events_ ? ggml_backend_event_new(device) : nullptr;
+        events_     = events_ && slot.copied != nullptr;
+    }
+}
+
+Stream::~Stream() {
+    ggml_backend_synchronize(backend_.get());
+    for (const Slot & slot : slots_) {
+        if (slot.copied != nullptr) {
+            ggml_backend_event_free(slot.copied);
+        }
+    }
+    if (ring_) {
+        counters().device_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
+    }
+}
+
+StreamBlock * Stream::block(const std::vector<const SplitWeight *> & weights) {
+    std::unique_ptr<StreamBlock> & found = blocks_[weights];
+    if (!found) {
+        auto       block = std::make_unique<StreamBlock>();
+        ContextPtr ctx   = new_context(static_cast<int64_t>(weights.size()));
+        block->weights   = weights;
+        for (const SplitWeight * weight : weights) {
+            const std::array<int64_t, 3> ne = weight->shape(side_stream);
+            const ggml_tensor * like        = ggml_new_tensor_3d(ctx.get(), weight->slice().type, ne[0], ne[1], ne[2]);
+            block->offsets.push_back(block->bytes);
+            block->bytes += padded(ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), like));
+        }
+        if (block->bytes > slot_bytes_) {
+            grow(block->bytes);
+        }
+        found = std::move(block);
+    }
+    return found.get();
+}
+
+void Stream::grow(size_t bytes) {
+    ggml_backend_synchronize(backend_.get());
+    if (ring_) {
+        counters().device_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
+        ring_.reset();
+    }
+    slot_bytes_ = 0;
+    for (Slot & slot : slots_) {
+        slot.holds = nullptr;
+    }
+    ring_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device_), bytes * slots_.size()));
+    if (!ring_) {
+        throw Error(OALLAMA_NO_MEMORY, std::string("device ") + ggml_backend_dev_name(device_) + " has no room for " +
+                                           std::to_string(slots_.size()) + " slots of " + std::to_string(bytes) +
+                                           " bytes; plan fewer slots or a smaller CG");
+    }
+    ggml_backend_buffer_clear(ring_.get(), 0); // devices read a little beyond quantised rows
+    slot_bytes_ = bytes;
+    counters().device_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
+}
+
+void Stream::bind(ggml_tensor * tensor, const StreamBlock & block, size_t weight, size_t slot) const {
+    char * base    = static_cast<char *>(ggml_backend_buffer_get_base(ring_.get()));
+    tensor->buffer = ring_.get();
+    tensor->data   = base + slot * slot_bytes_ + block.offsets[weight];
+}
+
+size_t Stream::find(const StreamBlock & block) const {
+    size_t slot = 0;
+    while (slot < slots_.size() && slots_[slot].holds != &block) {
+        slot++;
+    }
+    return slot;
+}
+
+size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts) {
+    block.routed = experts != nullptr;
+    if (last_ != nullptr) {
+        last_->next = &block;
+    }
+    last_       = &block;
+    size_t slot = find(block);
+    if (slot == slots_.size()) {
+        // nothing is computed between phases, so any slot may go: the one that was used or filled longest ago
+        slot = 0;
+        for (size_t i = 1; i < slots_.size(); i++) {
+            slot = slots_[i].used < slots_[slot].used ? i : slot;
+        }
+        slots_[slot].holds = nullptr;
+        copy(block, slot, experts);
+    } else if (!slots_[slot].experts.empty()) {
+        copy(block, slot, experts); // those that are missing
+    }
+    slots_[slot].used = ++clock_;
+    return slot;
+}
+
+void Stream::ready(ggml_backend_t compute, size_t slot) {
+    if (events_) {
+        ggml_backend_event_wait(compute, slots_[slot].copied);
+    } else {
+        ggml_backend_synchronize(backend_.get());
+    }
+}
+
+void Stream::prefetch(size_t busy) {
+    std::vector<bool> kept(slots_.size());
+    if (busy < slots_.size()) {
+        kept[busy] = true;
+    }
+    const StreamBlock * after = last_;
+    for (size_t n = 0; n < slots_.size() && after != nullptr && after->next != nullptr; n++) {
+        StreamBlock & next = *after->next;
+        after              = &next;
+        if (next.routed) {
+            continue;
+        }
+        size_t slot = find(next);
+        if (slot == slots_.size()) {
+            for (size_t i = 0; i < slots_.size(); i++) {
+                if (!kept[i] && (slot == slots_.size() || slots_[i].used < slots_[slot].used)) {
+                    slot = i;
+                }
+            }
+            if (slot == slots_.size()) {
+                return; // the ring is full
+            }
+            slots_[slot].holds = nullptr;
+            copy(next, slot, nullptr);
+            slots_[slot].used = ++clock_;
+        }
+        kept[slot] = true;
+    }
+}
+
+// Queues the copies; every phase ends with an idle device, so nothing computes with what they overwrite.
+void Stream::copy(StreamBlock & block, size_t slot, const std::vector<int32_t> * experts) {
+    Slot &     to  = slots_[slot];
+    ContextPtr ctx = new_context(static_cast<int64_t>(block.weights.size()));
+    const bool all = experts == nullptr;
+    if (to.holds != &block) {
+        to.holds = &block;
+        to.experts.assign(all ? 0 : static_cast<size_t>(block.weights[0]->slice().e), false);
+    }
+    std::vector<bool> wanted;
+    if (!all) {
+        wanted.resize(to.experts.size());
+        for (const int32_t expert : *experts) {
+            wanted[static_cast<size_t>(expert)] = !to.experts[static_cast<size_t>(expert)];
+        }
+    }
+    for (size_t i = 0; i < block.weights.size(); i++) {
+        const SplitWeight &          weight = *block.weights[i];
+        const std::array<int64_t, 3> ne     = weight.shape(side_stream);
+        const auto *                 data   = static_cast<const char *>(weight.part(side_stream).tensor->data);
+        const auto                   bytes  = static_cast<size_t>(weight.part_bytes(side_stream));
+        ggml_tensor *                there  = ggml_new_tensor_3d(ctx.get(), weight.slice().type, ne[0], ne[1], ne[2]);
+        bind(there, block, i, slot);
+        const size_t each = wanted.empty() ? bytes : bytes / wanted.size();
+        for (size_t e = 0; e * each < bytes; e++) {
+            if (wanted.empty() || wanted[e]) {
+                ggml_backend_tensor_set_async(backend_.get(), there, data + e * each, e * each, each);
+                stats().bytes_streamed.fetch_add(static_cast<int64_t>(each), std::memory_order_relaxed);
+            }
+        }
+    }
+    if (all) {
+        to.experts.clear();
+    } else {
+        for (const int32_t expert : *experts) {
+            to.experts[static_cast<size_t>(expert)] = true;
+        }
+    }
+    if (events_) {
+        ggml_backend_event_record(to.copied, backend_.get());
+    }
+}
+
+} // namespace oallama
