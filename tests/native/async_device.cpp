@@ -1,0 +1,389 @@
+#include "async_device.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <thread>
+
+#include "async_launch.h"
+#include "async_stream.h"
+
+namespace async_device {
+
+namespace {
+
+constexpr size_t    alignment    = 256;
+constexpr uintptr_t device_space = uintptr_t{1} << 52; // no address that any process has
+constexpr int64_t   row_padding  = 512;                // elements; what CUDA's matrix kernels may read beyond a row
+
+[[noreturn]] void die(const char * what, const ggml_tensor * tensor) {
+    std::fprintf(stderr, "%s: %s: %s %s\n", device_name, what, ggml_op_name(tensor->op), tensor->name);
+    std::abort();
+}
+
+//
+// state: options, counters
+//
+
+struct State {
+    std::mutex            mutex;
+    Options               options;
+    std::atomic<int64_t>  device_bytes{0}, pinned_bytes{0}, n_streams{0}, n_events{0};
+    std::atomic<int64_t>  n_allocs{0}, n_graphs{0}, n_copies_in{0}, bytes_in{0}, graphs_left{-1};
+    std::atomic<uint64_t> n_random{0};
+};
+
+State & state() {
+    static State * state = new State; // ggml keeps what it registers
+    return *state;
+}
+
+Options options() {
+    std::lock_guard<std::mutex> lock(state().mutex);
+    return state().options;
+}
+
+uint64_t random_bits(uint64_t seed) {
+    uint64_t z = seed + 0x9E3779B97F4A7C15ULL * ++state().n_random;
+    z          = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9ULL;
+    z          = (z ^ (z >> 27U)) * 0x94D049BB133111EBULL;
+    return z ^ (z >> 31U);
+}
+
+void delay() {
+    const Options now = options();
+    if (now.max_delay_us > 0) {
+        const uint64_t us = random_bits(now.seed) % static_cast<uint64_t>(now.max_delay_us + 1);
+        std::this_thread::sleep_for(std::chrono::microseconds(us));
+    }
+}
+
+std::shared_ptr<Event> event_of(ggml_backend_event_t event) {
+    return *static_cast<std::shared_ptr<Event> *>(event->context);
+}
+
+//
+// device memory
+//
+
+const char * device_buft_name(ggml_backend_buffer_type_t) {
+    return device_name;
+}
+
+size_t buft_alignment(ggml_backend_buffer_type_t) {
+    return alignment;
+}
+
+char * real(const void * device_address) {
+    return reinterpret_cast<char *>(reinterpret_cast<uintptr_t>(device_address) - device_space);
+}
+
+// Memory of a tensor in a device buffer, of which size bytes from offset are to be used.
+char * memory_of(const ggml_tensor * tensor, size_t offset, size_t size) {
+    const ggml_backend_buffer_t buffer = tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+    char * const                begin  = static_cast<char *>(buffer->context);
+    char * const                at     = real(tensor->data) + offset;
+    if (at < begin || at + size > begin + buffer->size) {
+        die("access beyond a buffer", tensor);
+    }
+    return at;
+}
+
+void free_device_buffer(ggml_backend_buffer_t buffer) {
+    ::operator delete(buffer->context, std::align_val_t{alignment});
+    state().device_bytes -= static_cast<int64_t>(buffer->size);
+}
+
+void * device_base(ggml_backend_buffer_t buffer) {
+    return reinterpret_cast<void *>(reinterpret_cast<uintptr_t>(buffer->context) + device_space);
+}
+
+void memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    std::memset(memory_of(tensor, offset, size), value, size);
+}
+
+void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    std::memcpy(memory_of(tensor, offset, size), data, size);
+}
+
+void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    std::memcpy(data, memory_of(tensor, offset, size), size);
+}
+
+bool copy_tensor(ggml_backend_buffer_t dst_buffer, const ggml_tensor * src, ggml_tensor * dst) {
+    if (src->buffer->buft != dst_buffer->buft) {
+        return false;
+    }
+    const size_t size = ggml_nbytes(src);
+    std::memcpy(memory_of(dst, 0, size), memory_of(src, 0, size), size);
+    return true;
+}
+
+void clear_device_buffer(ggml_backend_buffer_t buffer, uint8_t value) {
+    std::memset(buffer->context, value, buffer->size);
+}
+
+ggml_backend_buffer_t alloc_device_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    const Options now  = options();
+    const size_t  used = static_cast<size_t>(state().device_bytes.load());
+    if (size > now.max_alloc_bytes || used + size > now.capacity_bytes) {
+        return nullptr;
+    }
+    void * memory = ::operator new(size, std::align_val_t{alignment});
+    std::memset(memory, 0xFF, size); // NaN
+    state().device_bytes += static_cast<int64_t>(size);
+    state().n_allocs++;
+    ggml_backend_buffer_i iface = {};
+    iface.free_buffer           = free_device_buffer;
+    iface.get_base              = device_base;
+    iface.memset_tensor         = memset_tensor;
+    iface.set_tensor            = set_tensor;
+    iface.get_tensor            = get_tensor;
+    iface.cpy_tensor            = copy_tensor;
+    iface.clear                 = clear_device_buffer;
+    return ggml_backend_buffer_init(buft, iface, memory, size);
+}
+
+size_t device_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
+    size_t        size = ggml_nbytes(tensor);
+    const int64_t rest = tensor->ne[0] % row_padding;
+    if (ggml_is_quantized(tensor->type) && rest != 0) {
+        size += ggml_row_size(tensor->type, row_padding - rest);
+    }
+    return size;
+}
+
+//
+// pinned host memory: as ggml's own, but counted
+//
+
+const char * pinned_buft_name(ggml_backend_buffer_type_t) {
+    return "TEST0_Host";
+}
+
+bool buft_is_host(ggml_backend_buffer_type_t) {
+    return true;
+}
+
+void free_pinned_buffer(ggml_backend_buffer_t buffer) {
+    ::operator delete(buffer->context, std::align_val_t{alignment});
+    state().pinned_bytes -= static_cast<int64_t>(buffer->size);
+}
+
+ggml_backend_buffer_t alloc_pinned_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    if (options().refuse_pinned) {
+        return nullptr;
+    }
+    ggml_backend_buffer_t plain = ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), alignment);
+    ggml_backend_buffer_i iface = plain->iface;
+    ggml_backend_buffer_free(plain);
+    iface.free_buffer = free_pinned_buffer;
+    iface.clear       = clear_device_buffer;
+    void * memory     = ::operator new(size, std::align_val_t{alignment});
+    std::memset(memory, 0xFF, size);
+    state().pinned_bytes += static_cast<int64_t>(size);
+    return ggml_backend_buffer_init(buft, iface, memory, size);
+}
+
+ggml_backend_device      the_device;
+ggml_backend_buffer_type device_buft = {
+    {device_buft_name, alloc_device_buffer, buft_alignment, nullptr, device_alloc_size, nullptr}, &the_device, nullptr};
+ggml_backend_buffer_type pinned_buft = {
+    {pinned_buft_name, alloc_pinned_buffer, buft_alignment, nullptr, nullptr, buft_is_host}, &the_device, nullptr};
+
+//
+// backend: one stream
+//
+
+void * graph_memory(const ggml_tensor * tensor) {
+    if (tensor->buffer == nullptr || tensor->buffer->buft != &device_buft) {
+        die("a graph uses memory of something else", tensor);
+    }
+    return memory_of(tensor, 0, ggml_nbytes(tensor));
+}
+
+struct Backend {
+    ggml_backend_t cpu;
+    Stream         stream{delay};
+};
+
+Stream & stream_of(ggml_backend_t backend) {
+    return static_cast<Backend *>(backend->context)->stream;
+}
+
+const char * backend_name(ggml_backend_t) {
+    return device_name;
+}
+
+void free_backend(ggml_backend_t backend) {
+    auto *               own = static_cast<Backend *>(backend->context);
+    const ggml_backend_t cpu = own->cpu;
+    delete own; // its stream ends first
+    ggml_backend_free(cpu);
+    delete backend;
+    state().n_streams--;
+}
+
+void set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    char * const to = memory_of(tensor, offset, size);
+    state().n_copies_in++;
+    state().bytes_in += static_cast<int64_t>(size);
+    stream_of(backend).submit([to, data, size] {
+        const double ns = options().set_ns_per_byte * static_cast<double>(size);
+        if (ns > 0.0) {
+            std::this_thread::sleep_for(std::chrono::nanoseconds(static_cast<int64_t>(ns)));
+        }
+        std::memcpy(to, data, size);
+    });
+}
+
+void get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    const char * const from = memory_of(tensor, offset, size);
+    stream_of(backend).submit([from, data, size] { std::memcpy(data, from, size); });
+}
+
+void synchronize(ggml_backend_t backend) {
+    stream_of(backend).drain();
+    delay();
+}
+
+ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    if (state().graphs_left.load() >= 0 && state().graphs_left.fetch_sub(1) <= 0) {
+        state().graphs_left = 0;
+        return GGML_STATUS_FAILED;
+    }
+    state().n_graphs++;
+    if (graph->n_nodes == 0) {
+        return GGML_STATUS_SUCCESS;
+    }
+    const auto launch = std::make_shared<Launch>(graph, graph_memory);
+    stream_of(backend).submit([launch, cpu = static_cast<Backend *>(backend->context)->cpu] { launch->run(cpu); });
+    return GGML_STATUS_SUCCESS;
+}
+
+void event_record(ggml_backend_t backend, ggml_backend_event_t event) {
+    stream_of(backend).submit([own = event_of(event), n = event_of(event)->record()] { own->reach(n); });
+}
+
+void event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
+    stream_of(backend).submit([own = event_of(event), n = event_of(event)->last()] { own->wait(n); });
+}
+
+ggml_backend_t new_backend(ggml_backend_dev_t device, const char *) {
+    static ggml_guid   guid          = {0x74, 0x65, 0x73, 0x74, 0x30, 0x2d, 0x6f, 0x61,
+                                        0x6c, 0x6c, 0x61, 0x6d, 0x61, 0x30, 0x30, 0x31};
+    ggml_backend_dev_t cpu           = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    auto               set_n_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_backend_set_n_threads"));
+
+    auto * own = new Backend;
+    own->cpu   = ggml_backend_dev_init(cpu, nullptr);
+    state().n_streams++;
+    set_n_threads(own->cpu, 1);
+    ggml_backend_i iface   = {};
+    iface.get_name         = backend_name;
+    iface.free             = free_backend;
+    iface.set_tensor_async = set_tensor_async;
+    iface.get_tensor_async = get_tensor_async;
+    iface.synchronize      = synchronize;
+    iface.graph_compute    = graph_compute;
+    iface.event_record     = event_record;
+    iface.event_wait       = event_wait;
+    return new ggml_backend{&guid, iface, device, own};
+}
+
+//
+// device, registration
+//
+
+void get_memory(ggml_backend_dev_t, size_t * free, size_t * total) {
+    *total = options().capacity_bytes;
+    *free  = *total - std::min(*total, static_cast<size_t>(state().device_bytes.load()));
+}
+
+void get_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
+    props->name        = device->iface.get_name(device);
+    props->description = device->iface.get_description(device);
+    props->type        = device->iface.get_type(device);
+    props->caps        = {/*async=*/true, /*host_buffer=*/true, /*buffer_from_host_ptr=*/false, /*events=*/true,
+                          /*mmap_support=*/false};
+    get_memory(device, &props->memory_free, &props->memory_total);
+}
+
+bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
+    const int32_t refused = options().refused_type;
+    for (const ggml_tensor * src : op->src) {
+        if (src != nullptr && src->type == refused) {
+            return false;
+        }
+    }
+    return op->type != refused &&
+           ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
+}
+
+void set_up_device(ggml_backend_reg_t reg) {
+    ggml_backend_device_i & iface = the_device.iface;
+    iface.get_name                = [](ggml_backend_dev_t) { return device_name; };
+    iface.get_description         = [](ggml_backend_dev_t) { return "a strict asynchronous device for tests"; };
+    iface.get_memory              = get_memory;
+    iface.get_type                = [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; };
+    iface.get_props               = get_props;
+    iface.init_backend            = new_backend;
+    iface.get_buffer_type         = [](ggml_backend_dev_t) { return &device_buft; };
+    iface.get_host_buffer_type    = [](ggml_backend_dev_t) { return &pinned_buft; };
+    iface.supports_op             = supports_op;
+    iface.supports_buft = [](ggml_backend_dev_t, ggml_backend_buffer_type_t buft) { return buft == &device_buft; };
+    iface.event_new     = [](ggml_backend_dev_t device) {
+        state().n_events++;
+        return new ggml_backend_event{device, new std::shared_ptr<Event>(std::make_shared<Event>())};
+    };
+    iface.event_free = [](ggml_backend_dev_t, ggml_backend_event_t event) {
+        state().n_events--;
+        delete static_cast<std::shared_ptr<Event> *>(event->context);
+        delete event;
+    };
+    iface.event_synchronize = [](ggml_backend_dev_t, ggml_backend_event_t event) {
+        event_of(event)->wait(event_of(event)->last());
+    };
+    the_device.reg = reg;
+}
+
+} // namespace
+
+ggml_backend_dev_t add() {
+    static ggml_backend_reg * reg = [] {
+        auto * made                  = new ggml_backend_reg{};
+        made->api_version            = GGML_BACKEND_API_VERSION;
+        made->iface.get_name         = [](ggml_backend_reg_t) { return "TEST"; };
+        made->iface.get_device_count = [](ggml_backend_reg_t) { return size_t{1}; };
+        made->iface.get_device       = [](ggml_backend_reg_t, size_t) { return &the_device; };
+        made->iface.get_proc_address = [](ggml_backend_reg_t, const char *) -> void * { return nullptr; };
+        set_up_device(made);
+        ggml_backend_register(made);
+        return made;
+    }();
+    return ggml_backend_reg_dev_get(reg, 0);
+}
+
+void set_options(const Options & wanted) {
+    {
+        std::lock_guard<std::mutex> lock(state().mutex);
+        state().options = wanted;
+    }
+    state().graphs_left = wanted.graphs_until_lost;
+    state().n_random    = 0;
+}
+
+Counters counters() {
+    const State & now = state();
+    return {now.device_bytes, now.pinned_bytes, now.n_streams,   now.n_events,
+            now.n_allocs,     now.n_graphs,     now.n_copies_in, now.bytes_in};
+}
+
+} // namespace async_device

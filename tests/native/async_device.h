@@ -1,0 +1,54 @@
+// TEST0, a ggml device for tests of what works with any device: type GPU, memory of its own that the host cannot read,
+// asynchronous, with events, pinned host memory and any number of streams. It computes with ggml's CPU kernels, so its
+// results are those of the CPU bit by bit, but it is strict where real devices are only sometimes:
+//
+//   - addresses of its memory fault when the host follows them, and fresh memory holds NaN
+//   - a copy reads or writes the host's bytes when its turn in the queue comes, not when it is asked for
+//   - copies that do not go through a stream do not wait for one
+//   - a graph is taken as it is when it is launched; it may only touch this device's memory
+//   - rows of quantised weights are padded as CUDA pads them
+//
+// Under the thread sanitizer, what a graph reads and writes is made known to it.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ggml_test_abi.h"
+
+namespace async_device {
+
+constexpr const char * device_name = "TEST0";
+
+struct Options {
+    uint64_t seed              = 1;
+    int64_t  max_delay_us      = 0;   // a random delay up to this before each step of a stream
+    double   set_ns_per_byte   = 0.0; // a slow link: how long set_tensor_async takes
+    size_t   max_alloc_bytes   = SIZE_MAX;
+    size_t   capacity_bytes    = size_t{1} << 30;
+    bool     refuse_pinned     = false; // no pinned host memory
+    int32_t  refused_type      = -1;    // supports_op answers false for operations on tensors of this ggml_type
+    int64_t  graphs_until_lost = -1;    // so many graphs are computed, then graph_compute fails; -1: never
+};
+
+struct Counters {
+    int64_t device_bytes = 0; // held now
+    int64_t pinned_bytes = 0; // held now
+    int64_t n_streams    = 0; // held now
+    int64_t n_events     = 0; // held now
+    int64_t n_allocs     = 0; // since the start
+    int64_t n_graphs     = 0;
+    int64_t n_copies_in  = 0; // set_tensor_async
+    int64_t bytes_in     = 0;
+};
+
+// Registers TEST0 with ggml, once a process.
+ggml_backend_dev_t add();
+
+// For what is asked of the device from now on.
+void set_options(const Options & options);
+
+Counters counters();
+
+} // namespace async_device
