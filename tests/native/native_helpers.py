@@ -1,11 +1,48 @@
-"""Types that the tests of the bridge share."""
+"""What the tests of the bridge share: types, and building the native test programs."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any, Protocol
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 class RunHere(Protocol):
     """run_in_child for a module of this folder."""
 
     def __call__(self, module: str, request: dict[str, Any], **options: Any) -> dict[str, Any]: ...
+
+
+def build_native(target: str, lib_dir: Path, sanitizers: str = "") -> Path:
+    """Builds a native test program in the checkout's build folder, quickly the second time.
+
+    sanitizers: as -fsanitize takes them. Skips where the program cannot be built.
+    """
+    cmake = shutil.which("cmake")
+    if cmake is None:
+        pytest.skip("cmake is not installed: the native code was not tested")
+    if not _links(sanitizers):
+        pytest.skip(f"no C++ compiler with -fsanitize={sanitizers}: the native code was not tested under it")
+    folder = ROOT / "build" / f"native-{sanitizers.partition(',')[0] or 'test'}"
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    options = ["-DOALLAMA_WERROR=ON", "-DOALLAMA_NATIVE_TESTS=ON", f"-DOALLAMA_SANITIZE={sanitizers}"]
+    configure = [cmake, "-S", str(ROOT), "-B", str(folder), *generator, *options, f"-DLLAMA_CPP_LIB_DIR={lib_dir}"]
+    for command in (configure, [cmake, "--build", str(folder), "--target", target, "--parallel", "2"]):
+        run = subprocess.run(command, capture_output=True, text=True)
+        assert run.returncode == 0, run.stdout + run.stderr
+    return folder / target
+
+
+def _links(sanitizers: str) -> bool:
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        return False
+    flags = [f"-fsanitize={sanitizers}"] if sanitizers else []
+    command = [compiler, *flags, "-x", "c++", "-", "-o", os.devnull]
+    return subprocess.run(command, input="int main() {}", text=True, capture_output=True).returncode == 0
