@@ -1,0 +1,113 @@
+// The split backend under test, with the real ggml: every type it can cut, every shape of FFN that llama.cpp builds,
+// loading, faults, threads and leaks; on a second CPU backend and on a strict asynchronous device (async_device.h).
+//
+// usage: split_test [--threads N] [--list] [name...]     runs the named tests, all when none is named; prints a line
+// for each part and what fails; exit code 1 when anything does
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+#include "split_test.h"
+
+#if defined(__SANITIZE_THREAD__)
+// ggml's libraries are not instrumented: what their own copies and fills race with is theirs, but accesses by our code
+// are never hidden. One line for each library, as the loader names it.
+extern "C" __attribute__((visibility("default"))) const char * __tsan_default_suppressions() {
+    return "called_from_lib:libggml-base.so\ncalled_from_lib:libggml-cpu.so\n";
+}
+#endif
+
+namespace split_test {
+
+int n_threads = 1;
+
+namespace {
+
+int n_failed  = 0;
+int n_checked = 0; // since the last line
+
+struct Test {
+    const char * name;
+    void (*run)();
+};
+
+constexpr Test tests[] = {
+    {"device", test_device},           {"plan", test_plan},
+    {"types-dense", test_types_dense}, {"types-moe", test_types_moe},
+    {"types-lone", test_types_lone},   {"graphs", test_graphs},
+    {"partial", test_partial},         {"loading", test_loading},
+    {"programs", test_programs},       {"faults", test_faults},
+    {"threads", test_threads},         {"leaks", test_leaks},
+};
+
+} // namespace
+
+void check(bool condition, const std::string & what) {
+    static std::mutex                 mutex; // threads check too
+    const std::lock_guard<std::mutex> lock(mutex);
+    n_checked++;
+    if (!condition) {
+        n_failed++;
+        std::printf("FAILED %s\n", what.c_str());
+        std::fflush(stdout);
+    }
+}
+
+void check_ok(int status, const std::string & what) {
+    check(status == OALLAMA_OK, status == OALLAMA_OK ? what : what + ": " + oallama_last_error());
+}
+
+void done(const std::string & what) {
+    std::printf("%s, %d checks\n", what.c_str(), n_checked);
+    std::fflush(stdout);
+    n_checked = 0;
+}
+
+int failures() {
+    return n_failed;
+}
+
+} // namespace split_test
+
+int main(int argc, char ** argv) {
+    using namespace split_test;
+
+    std::vector<std::string> names;
+    for (int i = 1; i < argc; i++) {
+        if (std::strcmp(argv[i], "--list") == 0) {
+            for (const Test & test : tests) {
+                std::printf("%s\n", test.name);
+            }
+            return 0;
+        }
+        if (std::strcmp(argv[i], "--threads") == 0 && i + 1 < argc) {
+            n_threads = std::atoi(argv[++i]);
+        } else if (std::strcmp(argv[i], "--streamed") == 0 && i + 1 < argc) {
+            streamed = std::strcmp(argv[++i], "all") == 0 ? Streamed::all : Streamed::half;
+        } else if (std::strcmp(argv[i], "--slots") == 0 && i + 1 < argc) {
+            n_slots = std::atoi(argv[++i]);
+        } else {
+            names.emplace_back(argv[i]);
+        }
+    }
+
+    ggml_log_set([](ggml_log_level, const char *, void *) {}, nullptr); // faults are meant
+    async_device::add();
+    check_ok(oallama_check(), "this ggml is the expected one");
+    check_ok(oallama_register(), "the backend registers");
+    check_ok(oallama_register(), "the backend registers once only");
+    for (const Test & test : tests) {
+        bool wanted = names.empty();
+        for (const std::string & name : names) {
+            wanted = wanted || name == test.name;
+        }
+        if (wanted) {
+            test.run();
+            check_nothing_held(std::string("after ") + test.name);
+        }
+    }
+    std::printf("%d failed\n", failures());
+    return failures() == 0 ? 0 : 1;
+}

@@ -1,0 +1,263 @@
+// Harness of split_test: sub-graphs as llama.cpp builds them (blocks), weights of any type, loading them whole or cut,
+// and running them through ggml's scheduler.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "async_device.h"
+#include "ggml-oallama.h"
+#include "ggml_test_abi.h"
+
+namespace split_test {
+
+//
+// checks
+//
+
+extern int n_threads; // that the CPU may use; 1 under the thread sanitizer, where OpenMP is unknown
+
+void check(bool condition, const std::string & what); // prints what fails
+void check_ok(int status, const std::string & what);  // an oallama_status
+void done(const std::string & what);                  // one line for what has been checked since the last
+int  failures();
+
+//
+// owners
+//
+
+template <auto Free> struct Deleter {
+    template <typename T> void operator()(T * object) const noexcept { Free(object); }
+};
+
+using ContextPtr = std::unique_ptr<ggml_context, Deleter<ggml_free>>;
+using BufferPtr  = std::unique_ptr<ggml_backend_buffer, Deleter<ggml_backend_buffer_free>>;
+using BackendPtr = std::unique_ptr<ggml_backend, Deleter<ggml_backend_free>>;
+using SchedPtr   = std::unique_ptr<ggml_backend_sched, Deleter<ggml_backend_sched_free>>;
+using PlanPtr    = std::unique_ptr<oallama_plan, Deleter<oallama_plan_free>>;
+
+//
+// blocks
+//
+
+struct Weight {
+    std::string  name;
+    ggml_type    type;
+    int64_t      k, n, e;
+    oallama_axis axis;
+
+    int64_t extent() const { return axis == OALLAMA_COLS ? k : axis == OALLAMA_ROWS ? n : n / 2; }
+};
+
+struct Extra { // a bias, a scale, a router: F32 in plain host memory, never cut
+    std::string          name;
+    std::vector<int64_t> ne;
+};
+
+class Graph {
+  public:
+    ggml_context * ctx      = nullptr;
+    ggml_cgraph *  gf       = nullptr;
+    ggml_tensor *  x        = nullptr; // F32 [n_embd, n_tokens]
+    int64_t        n_tokens = 0;
+
+    std::map<std::string, ggml_tensor *> tensors; // weights and extras
+    std::vector<ggml_tensor *>           outputs; // F32, contiguous
+
+    ggml_tensor * operator[](const char * name) const;
+    ggml_tensor * named(ggml_tensor * tensor, const char * name) const;
+    ggml_tensor * mul_mat(const char * weight, ggml_tensor * src1) const;
+    void          output(ggml_tensor * tensor);
+};
+
+struct Block {
+    std::string                  name;
+    int64_t                      n_embd = 0;
+    std::vector<Weight>          weights;
+    std::vector<Extra>           extras;
+    std::function<void(Graph &)> build;
+    bool                         together = false; // the weights are one FFN, cut at the same element
+};
+
+enum class Ffn { silu, gelu, relu, relu_sqr, swiglu_clamped, swiglu_oai, swiglu_limited };
+enum class Gate { none, par, seq, fused };
+
+struct FfnOptions {
+    Ffn  op     = Ffn::silu;
+    Gate gate   = Gate::par;
+    bool bias   = false;
+    bool scales = false;
+    bool watch  = false; // gate, up and the activation are outputs too
+};
+
+// Shapes follow the types: n_ff is a multiple of every block, and K of every weight too.
+Block ffn_block(ggml_type up, ggml_type down, const FfnOptions & options = {});
+Block lone_block(ggml_type type, ggml_type src1 = GGML_TYPE_F32);
+Block qkv_block(ggml_type type, bool in_one = true); // in_one: nothing of others between them
+Block heads_block(ggml_type type);                   // 3-D weight, permuted src1, as MLA has
+Block batch_block(ggml_type type);                   // 2-D weight, 3-D src1
+
+struct MoeOptions {
+    Ffn  op     = Ffn::silu;
+    Gate gate   = Gate::par; // par, fused, none
+    bool bias   = false;
+    bool before = false; // expert weights are multiplied before, as llama4 does
+    int  n_used = 2;
+};
+
+Block moe_block(ggml_type up, ggml_type down, const MoeOptions & options = {});
+
+std::string            type_name(ggml_type type); // as GGUF writes it
+std::vector<ggml_type> mul_mat_types();           // that the CPU can multiply by
+int64_t                granularity(ggml_type type, oallama_axis axis);
+
+//
+// models
+//
+
+using Data = std::map<std::string, std::vector<uint8_t>>;
+
+Data make_data(const Block & block);
+
+enum class Cut { none, one, half, most, all }; // how much of each weight is GG
+
+extern const std::vector<Cut> all_cuts;
+
+// How much of the device's part is streamed (CG) in every plan, and through how many slots.
+enum class Streamed { none, half, all };
+
+extern Streamed streamed;
+extern int      n_slots;
+
+std::string cut_name(Cut cut);
+
+// A plan for the blocks; extra tensors are not in it.
+std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
+                      const std::string & layout);
+PlanPtr     new_plan(const std::string & text); // a failed check and NULL when it is refused
+
+// The same, but a layout that cannot hold a weight of this shape is replaced by plain memory.
+std::vector<ggml_backend_buffer_type_t> host_layouts();
+ggml_backend_buffer_type_t              find_layout(const std::string & name);
+bool                                    layout_holds(ggml_backend_buffer_type_t buft, const Weight & weight);
+
+enum class Pieces { whole, odd, shuffled };
+
+class Model {
+  public:
+    // Weights whole in a host buffer type, or in plain memory where that cannot hold them.
+    Model(const Block & block, const Data & data, ggml_backend_buffer_type_t layout);
+
+    // Weights in the plan's buffer type; a failed check when that cannot be had.
+    Model(const Block & block, const Data & data, oallama_plan * plan, Pieces pieces = Pieces::whole);
+
+    const Block & block() const { return *block_; }
+
+    bool loaded() const { return loaded_; }
+
+    const std::map<std::string, ggml_tensor *> & tensors() const { return tensors_; }
+
+  private:
+    void new_extras();
+    void load(const Data & data, Pieces pieces);
+    void place(ggml_context * ctx, ggml_backend_buffer_type_t buft);
+
+    const Block *                        block_;
+    std::vector<ContextPtr>              contexts_;
+    std::vector<BufferPtr>               buffers_;
+    std::map<std::string, ggml_tensor *> tensors_;
+    bool                                 loaded_ = true;
+};
+
+//
+// sessions: what a llama_context is
+//
+
+using Outputs = std::vector<std::vector<float>>;
+
+struct SessionOptions {
+    bool split = true;  // the ACCEL devices' backends, as llama.cpp makes them
+    bool gpu   = false; // TEST0's too, first
+    bool reuse = false; // every graph is computed twice, with other inputs first
+};
+
+class Session {
+  public:
+    explicit Session(const SessionOptions & options = {});
+
+    // One ubatch of random tokens through a new graph; empty when it failed.
+    Outputs compute(const Model & model, int64_t n_tokens, uint64_t seed = 1);
+
+    ggml_status status() const { return status_; }
+
+    // Asks for the nodes that `wants` chooses, and hands each to `gets` when it is computed.
+    void watch(std::function<bool(const ggml_tensor *)> wants, std::function<void(const ggml_tensor *)> gets);
+
+    // The backends that computed the last graph, by the node's name.
+    const std::map<std::string, std::string> & ran_on() const { return ran_on_; }
+
+    int n_splits() const { return ggml_backend_sched_get_n_splits(sched_.get()); }
+
+  private:
+    static bool on_node(ggml_tensor * tensor, bool ask, void * self);
+
+    bool                                     reuse_;
+    std::vector<BackendPtr>                  backends_;
+    SchedPtr                                 sched_;
+    ggml_status                              status_ = GGML_STATUS_SUCCESS;
+    std::function<bool(const ggml_tensor *)> wants_;
+    std::function<void(const ggml_tensor *)> gets_;
+    std::map<std::string, std::string>       ran_on_;
+};
+
+//
+// comparisons
+//
+
+// The NMSE that adding up in another order may make; split_test_types.cpp explains it.
+constexpr double summation_bound = 1e-10;
+
+// Which cuts must give the bytes of the unsplit CPU; the others are bounded, as split_test_types.cpp explains.
+enum class Same {
+    host,  // r = 0. With src1 strided, F32 kernels differ when it is packed to be sent
+    sides, // r = 0 and r = 1. Sums of both sides are summed in another order
+    rows,  // every cut, with the plain layout: each element is computed on one side
+};
+
+// Runs a block in every layout that can hold it, on TEST0 and a second CPU backend, with every cut, and compares it
+// with the unsplit CPU.
+void check_block(const Block & block, const std::vector<int64_t> & tokens, Same same,
+                 const SessionOptions & options = {});
+
+// Sum of squared differences over the sum of squares, over all outputs; huge when one is not finite.
+double      nmse(const Outputs & reference, const Outputs & result);
+std::string text(double number); // 1.2e-15
+bool        same_bytes(const Outputs & reference, const Outputs & result);
+
+oallama_memory memory();
+oallama_stats  stats();
+void           check_nothing_held(const std::string & when);
+
+//
+// the tests, by their names on the command line
+//
+
+void test_device();
+void test_plan();
+void test_types_dense();
+void test_types_moe();
+void test_types_lone();
+void test_graphs();
+void test_partial();
+void test_loading();
+void test_programs();
+void test_faults();
+void test_threads();
+void test_leaks();
+
+} // namespace split_test

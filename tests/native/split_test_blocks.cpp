@@ -1,0 +1,327 @@
+// Sub-graphs in the shape that llama.cpp's build_ffn, build_moe_ffn and its attention give them.
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "split_test.h"
+
+namespace split_test {
+
+namespace {
+
+constexpr int64_t n_expert = 4;
+
+// At least so many elements, in whole granules of a cut along K.
+int64_t width(ggml_type type, int64_t least) {
+    const int64_t granule = granularity(type, OALLAMA_COLS);
+    return (least + granule - 1) / granule * granule;
+}
+
+int64_t ff_elements(ggml_type up, ggml_type down) {
+    const int64_t granule = std::lcm(granularity(up, OALLAMA_COLS), granularity(down, OALLAMA_COLS));
+    return granule >= 256 ? 4 * granule : 9 * granule;
+}
+
+ggml_tensor * norm(const Graph & g) {
+    return g.named(ggml_rms_norm(g.ctx, g.x, 1e-5F), "norm");
+}
+
+// The activation of two branches, or of one where up is NULL.
+ggml_tensor * activate(const Graph & g, Ffn op, ggml_tensor * gate, ggml_tensor * up) {
+    switch (op) {
+        case Ffn::silu: return up == nullptr ? ggml_silu(g.ctx, gate) : ggml_swiglu_split(g.ctx, gate, up);
+        case Ffn::gelu: return up == nullptr ? ggml_gelu(g.ctx, gate) : ggml_geglu_split(g.ctx, gate, up);
+        case Ffn::relu: return up == nullptr ? ggml_relu(g.ctx, gate) : ggml_reglu_split(g.ctx, gate, up);
+        case Ffn::relu_sqr: {
+            ggml_tensor * act = ggml_sqr(g.ctx, g.named(ggml_relu(g.ctx, gate), "relu"));
+            return up == nullptr ? act : ggml_mul(g.ctx, g.named(act, "sqr"), up);
+        }
+        case Ffn::swiglu_clamped: return ggml_swiglu_clamp(g.ctx, gate, up, 0.5F);
+        case Ffn::swiglu_oai: return ggml_swiglu_oai(g.ctx, gate, up, 1.702F, 7.0F);
+        case Ffn::swiglu_limited: {
+            ggml_tensor * limited = g.named(ggml_clamp(g.ctx, up, -0.5F, 0.5F), "up_clamped");
+            ggml_tensor * act     = g.named(ggml_silu(g.ctx, gate), "silu");
+            return ggml_mul(g.ctx, g.named(ggml_clamp(g.ctx, act, -INFINITY, 0.5F), "silu_clamped"), limited);
+        }
+    }
+    return nullptr;
+}
+
+ggml_tensor * activate_fused(const Graph & g, Ffn op, ggml_tensor * gate_up) {
+    return op == Ffn::silu   ? ggml_swiglu(g.ctx, gate_up)
+           : op == Ffn::gelu ? ggml_geglu(g.ctx, gate_up)
+                             : ggml_reglu(g.ctx, gate_up);
+}
+
+void build_ffn(Graph & g, const FfnOptions & options) {
+    const auto branch = [&](const char * weight, ggml_tensor * src1, const char * bias, const char * scale) {
+        ggml_tensor * cur = g.mul_mat(weight, src1);
+        if (options.bias) {
+            cur = ggml_add(g.ctx, cur, g[bias]);
+        }
+        if (options.scales) {
+            cur = ggml_mul(g.ctx, cur, g[scale]);
+        }
+        return cur;
+    };
+    ggml_tensor * cur = norm(g);
+    if (options.gate == Gate::fused) {
+        cur = activate_fused(g, options.op, branch("ffn_up", cur, "up_b", "up_s"));
+    } else {
+        ggml_tensor * up   = branch("ffn_up", cur, "up_b", "up_s");
+        ggml_tensor * gate = options.gate == Gate::par   ? branch("ffn_gate", cur, "gate_b", "gate_s")
+                             : options.gate == Gate::seq ? branch("ffn_gate", up, "gate_b", "gate_s")
+                                                         : up;
+        if (options.watch) {
+            g.output(up);
+            g.output(gate);
+        }
+        cur = activate(g, options.op, gate, options.gate == Gate::par ? up : nullptr);
+    }
+    g.named(cur, "act");
+    if (options.watch) {
+        g.output(cur);
+    }
+    g.output(g.named(ggml_add(g.ctx, branch("ffn_down", cur, "down_b", "down_s"), g.x), "residual"));
+}
+
+} // namespace
+
+//
+// Graph
+//
+
+ggml_tensor * Graph::operator[](const char * name) const {
+    return tensors.at(name);
+}
+
+ggml_tensor * Graph::named(ggml_tensor * tensor, const char * name) const {
+    return ggml_set_name(tensor, name);
+}
+
+ggml_tensor * Graph::mul_mat(const char * weight, ggml_tensor * src1) const {
+    return named(ggml_mul_mat(ctx, tensors.at(weight), src1), (std::string("mm_") + weight).c_str());
+}
+
+void Graph::output(ggml_tensor * tensor) {
+    ggml_set_output(tensor);
+    ggml_build_forward_expand(gf, tensor);
+    outputs.push_back(tensor);
+}
+
+//
+// dense
+//
+
+Block ffn_block(ggml_type up, ggml_type down, const FfnOptions & options) {
+    const int64_t n_embd = width(up, 96);
+    const int64_t n_ff   = ff_elements(up, down);
+
+    Block block;
+    block.name     = "FFN " + type_name(up) + (up == down ? "" : "/" + type_name(down));
+    block.n_embd   = n_embd;
+    block.together = options.gate != Gate::seq;
+    if (options.gate == Gate::fused) {
+        block.weights = {{"ffn_up", up, n_embd, 2 * n_ff, 1, OALLAMA_HALVES}};
+    } else {
+        block.weights = {{"ffn_up", up, n_embd, n_ff, 1, OALLAMA_ROWS}};
+    }
+    if (options.gate == Gate::par) {
+        block.weights.push_back({"ffn_gate", up, n_embd, n_ff, 1, OALLAMA_ROWS});
+    } else if (options.gate == Gate::seq) {
+        block.weights.push_back({"ffn_gate", up, n_ff, n_ff, 1, OALLAMA_ROWS});
+    }
+    block.weights.push_back({"ffn_down", down, n_ff, n_embd, 1, OALLAMA_COLS});
+    const int64_t n_up = options.gate == Gate::fused ? 2 * n_ff : n_ff;
+    block.extras       = {{"up_b", {n_up}}, {"gate_b", {n_ff}}, {"down_b", {n_embd}},
+                          {"up_s", {1}},    {"gate_s", {1}},    {"down_s", {1}}};
+    block.build        = [options](Graph & g) { build_ffn(g, options); };
+    return block;
+}
+
+Block lone_block(ggml_type type, ggml_type src1) {
+    Block block;
+    block.name    = "mul-mat " + type_name(type) + (src1 == GGML_TYPE_F32 ? "" : " by " + type_name(src1));
+    block.n_embd  = width(type, 96);
+    block.weights = {{"attn_output", type, block.n_embd, 200, 1, OALLAMA_ROWS}}; // the last granule is not whole
+    block.build   = [src1](Graph & g) {
+        ggml_tensor * cur = norm(g);
+        if (src1 != GGML_TYPE_F32) {
+            cur = ggml_cast(g.ctx, cur, src1);
+        }
+        g.output(ggml_scale(g.ctx, g.mul_mat("attn_output", cur), 0.5F));
+    };
+    return block;
+}
+
+Block qkv_block(ggml_type type, bool in_one) {
+    Block block;
+    block.name    = "q, k, v " + type_name(type);
+    block.n_embd  = width(type, 128);
+    block.weights = {{"attn_q", type, block.n_embd, block.n_embd, 1, OALLAMA_ROWS},
+                     {"attn_k", type, block.n_embd, 64, 1, OALLAMA_ROWS},
+                     {"attn_v", type, block.n_embd, 64, 1, OALLAMA_ROWS}};
+    block.extras  = {{"q_b", {block.n_embd}}, {"k_b", {64}}};
+    block.build   = [in_one](Graph & g) { // one input for three, two of them with a bias and reshaped into heads
+        ggml_tensor * cur = norm(g);
+        ggml_tensor * q   = ggml_add(g.ctx, g.mul_mat("attn_q", cur), g["q_b"]);
+        ggml_tensor * k   = ggml_add(g.ctx, g.mul_mat("attn_k", cur), g["k_b"]);
+        ggml_tensor * v   = g.mul_mat("attn_v", cur);
+        if (in_one) {
+            for (ggml_tensor * own : {q, k, v}) {
+                ggml_build_forward_expand(g.gf, own);
+            }
+        }
+        g.output(ggml_rms_norm(g.ctx, ggml_reshape_3d(g.ctx, q, 32, q->ne[0] / 32, g.n_tokens), 1e-5F));
+        g.output(ggml_rms_norm(g.ctx, ggml_reshape_3d(g.ctx, k, 32, 2, g.n_tokens), 1e-5F));
+        g.output(v);
+    };
+    return block;
+}
+
+Block heads_block(ggml_type type) {
+    const int64_t k = width(type, 64);
+
+    Block block;
+    block.name    = "mul-mat of heads " + type_name(type);
+    block.n_embd  = 3 * k; // 3 heads
+    block.weights = {{"attn_k_b", type, k, 96, 3, OALLAMA_ROWS}};
+    block.build   = [k](Graph & g) {
+        ggml_tensor * heads = ggml_reshape_3d(g.ctx, norm(g), k, 3, g.n_tokens);
+        ggml_tensor * q     = ggml_permute(g.ctx, heads, 0, 2, 1, 3); // [k, n_tokens, heads]
+        ggml_tensor * out   = g.mul_mat("attn_k_b", q);               // [96, n_tokens, heads]
+        g.output(ggml_cont(g.ctx, ggml_permute(g.ctx, out, 0, 2, 1, 3)));
+    };
+    return block;
+}
+
+Block batch_block(ggml_type type) {
+    const int64_t k = width(type, 64);
+
+    Block block;
+    block.name    = "mul-mat of a batch " + type_name(type);
+    block.n_embd  = 2 * k;
+    block.weights = {{"ssm_out", type, k, 96, 1, OALLAMA_ROWS}};
+    block.build   = [k](Graph & g) { // every token twice: src1 [k, 2, n_tokens], and a strided half of it
+        ggml_tensor * cur  = ggml_reshape_3d(g.ctx, norm(g), k, 2, g.n_tokens);
+        ggml_tensor * half = ggml_view_2d(g.ctx, cur, k, g.n_tokens, cur->nb[2], cur->nb[1]);
+        g.output(ggml_scale(g.ctx, g.mul_mat("ssm_out", cur), 2.0F));
+        g.output(ggml_scale(g.ctx, g.mul_mat("ssm_out", half), 3.0F));
+    };
+    return block;
+}
+
+//
+// experts
+//
+
+namespace {
+
+void build_moe(Graph & g, const MoeOptions & options) {
+    const int64_t n_used = options.n_used;
+    ggml_tensor * cur    = norm(g);
+    const int64_t n_embd = cur->ne[0];
+    ggml_tensor * probs  = ggml_soft_max(g.ctx, ggml_mul_mat(g.ctx, g["gate_inp"], cur));
+    ggml_tensor * ids    = ggml_argsort_top_k(g.ctx, probs, static_cast<int>(n_used)); // a strided view
+    ggml_tensor * weights =
+        ggml_get_rows(g.ctx, ggml_reshape_3d(g.ctx, probs, 1, n_expert, g.n_tokens), ids); // [1, n_used, n_tokens]
+    ggml_build_forward_expand(g.gf, weights);
+
+    cur = ggml_reshape_3d(g.ctx, cur, n_embd, 1, g.n_tokens);
+    if (options.before) {
+        cur = ggml_mul(g.ctx, ggml_repeat_4d(g.ctx, cur, n_embd, n_used, g.n_tokens, 1), weights);
+    }
+    const auto branch = [&](const char * weight, ggml_tensor * src1, const char * bias) {
+        ggml_tensor * out = g.named(ggml_mul_mat_id(g.ctx, g[weight], src1, ids), weight);
+        return options.bias ? ggml_add_id(g.ctx, out, g[bias], ids) : out;
+    };
+    ggml_tensor * up   = nullptr;
+    ggml_tensor * gate = nullptr;
+    if (options.gate == Gate::fused) {
+        ggml_tensor * both = branch("ffn_gate_up_exps", cur, "up_b");
+        const int64_t n_ff = both->ne[0] / 2;
+        const auto    half = [&](size_t i) {
+            return ggml_view_3d(g.ctx, both, n_ff, both->ne[1], both->ne[2], both->nb[1], both->nb[2],
+                                i * static_cast<size_t>(n_ff) * both->nb[0]);
+        };
+        gate = half(0);
+        up   = half(1);
+    } else {
+        up   = branch("ffn_up_exps", cur, "up_b");
+        gate = options.gate == Gate::par ? branch("ffn_gate_exps", cur, "gate_b") : up;
+    }
+    cur = activate(g, options.op, gate, options.gate == Gate::none ? nullptr : up);
+
+    ggml_tensor * experts = branch("ffn_down_exps", cur, "down_b"); // [n_embd, n_used, n_tokens]
+    if (!options.before) {
+        experts = ggml_mul(g.ctx, experts, weights);
+    }
+    ggml_build_forward_expand(g.gf, experts);
+    const auto of_rank = [&](int64_t i) {
+        return ggml_view_2d(g.ctx, experts, n_embd, g.n_tokens, experts->nb[2],
+                            static_cast<size_t>(i) * experts->nb[1]);
+    };
+    ggml_tensor * out = of_rank(0);
+    for (int64_t i = 1; i < n_used; i++) {
+        out = ggml_add(g.ctx, out, of_rank(i));
+    }
+    g.output(n_used == 1 ? ggml_cont(g.ctx, out) : out);
+}
+
+} // namespace
+
+Block moe_block(ggml_type up, ggml_type down, const MoeOptions & options) {
+    const int64_t n_embd = width(up, 96);
+    const int64_t n_ff   = ff_elements(up, down);
+    const int64_t n_up   = options.gate == Gate::fused ? 2 * n_ff : n_ff;
+
+    Block block;
+    block.name     = "experts " + type_name(up) + (up == down ? "" : "/" + type_name(down));
+    block.n_embd   = n_embd;
+    block.together = true;
+    if (options.gate == Gate::fused) {
+        block.weights = {{"ffn_gate_up_exps", up, n_embd, n_up, n_expert, OALLAMA_HALVES}};
+    } else {
+        block.weights = {{"ffn_up_exps", up, n_embd, n_ff, n_expert, OALLAMA_ROWS}};
+    }
+    if (options.gate == Gate::par) {
+        block.weights.push_back({"ffn_gate_exps", up, n_embd, n_ff, n_expert, OALLAMA_ROWS});
+    }
+    block.weights.push_back({"ffn_down_exps", down, n_ff, n_embd, n_expert, OALLAMA_COLS});
+    block.extras = {{"gate_inp", {n_embd, n_expert}},
+                    {"up_b", {n_up, n_expert}},
+                    {"gate_b", {n_ff, n_expert}},
+                    {"down_b", {n_embd, n_expert}}};
+    block.build  = [options](Graph & g) { build_moe(g, options); };
+    return block;
+}
+
+//
+// types
+//
+
+std::string type_name(ggml_type type) {
+    std::string name = ggml_type_name(type);
+    std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::toupper(c); });
+    return name;
+}
+
+std::vector<ggml_type> mul_mat_types() {
+    std::vector<ggml_type> types;
+    for (int32_t number = 0; number < GGML_TYPE_COUNT; number++) {
+        const auto type = static_cast<ggml_type>(number);
+        if (ggml_type_size(type) > 0 && ggml_get_type_traits_cpu(type)->vec_dot != nullptr) {
+            types.push_back(type);
+        }
+    }
+    return types;
+}
+
+int64_t granularity(ggml_type type, oallama_axis axis) {
+    int64_t step = 0;
+    check_ok(oallama_granularity(type, axis, &step), "granularity of " + type_name(type));
+    return std::max<int64_t>(step, 1);
+}
+
+} // namespace split_test

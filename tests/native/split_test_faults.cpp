@@ -1,0 +1,224 @@
+// Devices that are too small, cannot do something, or are lost.
+
+#include <cstring>
+
+#include "split_test.h"
+
+namespace split_test {
+
+namespace {
+
+constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
+
+struct Placed {
+    int64_t     gg           = 0;
+    int64_t     gg_planned   = 0;
+    int64_t     device_bytes = 0;
+    bool        usable       = false;
+    std::string problems;
+};
+
+Placed placed(const oallama_plan * plan) {
+    Placed  all;
+    int64_t n_slices = 0;
+    check_ok(oallama_plan_count(plan, &n_slices), "slices are counted");
+    for (int64_t i = 0; i < n_slices; i++) {
+        oallama_slice slice = {};
+        check_ok(oallama_plan_slice(plan, i, &slice), "a slice is told");
+        all.gg += slice.gg;
+        all.gg_planned += slice.gg_planned;
+        all.device_bytes += slice.device_bytes;
+    }
+    char    lines[4096] = "";
+    int32_t usable      = 0;
+    check_ok(oallama_plan_problems(plan, &usable, lines, sizeof lines), "problems are told");
+    all.usable   = usable != 0;
+    all.problems = lines;
+    return all;
+}
+
+struct Subject {
+    Block   block;
+    Data    data;
+    Outputs expected; // 5 tokens
+};
+
+Subject subject(const Block & block) {
+    Subject own;
+    own.block = block;
+    own.data  = make_data(block);
+    const Model whole(own.block, own.data, host_layouts().front());
+    Session     cpu({/*split=*/false, /*gpu=*/false});
+    own.expected = cpu.compute(whole, 5);
+    return own;
+}
+
+PlanPtr plan_for(const Subject & own, Cut cut) {
+    return new_plan(plan_text({&own.block}, cut, async_device::device_name, "CPU"));
+}
+
+void check_small_device(const Subject & own, Cut cut) {
+    const PlanPtr whole_plan = plan_for(own, cut);
+    int64_t       wanted     = 0;
+    if (whole_plan != nullptr) {
+        const Model model(own.block, own.data, whole_plan.get());
+        wanted = placed(whole_plan.get()).device_bytes;
+    }
+    for (int64_t percent : {0, 1, 10, 50, 90, 99}) {
+        async_device::Options options;
+        options.max_alloc_bytes = static_cast<size_t>(wanted * percent / 100);
+        async_device::set_options(options);
+        const PlanPtr plan = plan_for(own, cut);
+        if (plan == nullptr) {
+            continue;
+        }
+        const Model       model(own.block, own.data, plan.get());
+        const Placed      now  = placed(plan.get());
+        const std::string what = own.block.name + ", " + cut_name(cut) + ", room for " + std::to_string(percent) + " %";
+        check(model.loaded() && now.usable, what + ": the model is loaded");
+        check(now.gg < now.gg_planned && now.device_bytes <= wanted * percent / 100,
+              what + ": GG shrinks to what fits");
+        check(percent < 50 || now.gg > 0, what + ": GG is as large as can be");
+        check(!now.problems.empty() && now.problems.find('\n') == std::string::npos, what + ": one sentence is told");
+        async_device::set_options({}); // activations have room
+        Session      session;
+        const double error = nmse(own.expected, session.compute(model, 5));
+        check(error <= summation_bound, what + ": NMSE " + text(error));
+    }
+}
+
+void check_refused_type(const Subject & own) {
+    async_device::Options options;
+    options.refused_type = q4_0;
+    async_device::set_options(options);
+    const PlanPtr plan = plan_for(own, Cut::half);
+    if (plan != nullptr) {
+        const Model  model(own.block, own.data, plan.get());
+        const Placed now = placed(plan.get());
+        check(now.gg == 0 && now.usable && !now.problems.empty(), "a type the device does not know stays on the host");
+        Session session;
+        check(same_bytes(own.expected, session.compute(model, 5)), "and is computed there");
+    }
+    async_device::set_options({});
+}
+
+void check_lost_device(const Subject & own) {
+    const PlanPtr plan = plan_for(own, Cut::half);
+    if (plan == nullptr) {
+        return;
+    }
+    const Model model(own.block, own.data, plan.get());
+    {
+        Session session;
+        check(nmse(own.expected, session.compute(model, 5)) <= summation_bound, "the device is there");
+        async_device::Options options;
+        options.graphs_until_lost = 2;
+        async_device::set_options(options);
+        session.compute(model, 5);
+        session.compute(model, 1);
+        check(session.status() == GGML_STATUS_SUCCESS, "the device is still there");
+        for (int i = 0; i < 3; i++) {
+            check(session.compute(model, 5).empty() && session.status() == GGML_STATUS_FAILED,
+                  "computing on a lost device fails with a status");
+        }
+    }
+    const PlanPtr on_host = plan_for(own, Cut::none);
+    if (on_host != nullptr) {
+        const Model other(own.block, own.data, on_host.get());
+        Session     session;
+        check(same_bytes(own.expected, session.compute(other, 5)), "the next context can run on the CPU");
+    }
+    async_device::set_options({});
+    Session session;
+    check(nmse(own.expected, session.compute(model, 5)) <= summation_bound, "a device that is back computes again");
+}
+
+// Weights fit, what is computed with does not.
+void check_no_room_to_compute(const Subject & own) {
+    const PlanPtr plan = plan_for(own, Cut::half);
+    if (plan == nullptr) {
+        return;
+    }
+    const Model           model(own.block, own.data, plan.get());
+    async_device::Options options;
+    options.capacity_bytes = static_cast<size_t>(async_device::counters().device_bytes);
+    async_device::set_options(options);
+    Session session;
+    for (int i = 0; i < 2; i++) {
+        check(session.compute(model, 5).empty() && session.status() == GGML_STATUS_ALLOC_FAILED,
+              "no room for activations fails with a status");
+    }
+    async_device::set_options({});
+    check(nmse(own.expected, session.compute(model, 5)) <= summation_bound,
+          "the same context computes when there is room again");
+    options.capacity_bytes = static_cast<size_t>(async_device::counters().device_bytes);
+    async_device::set_options(options);
+    check(session.compute(model, 600).empty() && session.status() == GGML_STATUS_ALLOC_FAILED,
+          "no room for a larger batch fails with a status");
+    const double error = nmse(own.expected, session.compute(model, 5));
+    check(error <= summation_bound || session.status() == GGML_STATUS_ALLOC_FAILED,
+          "and the small one is right or fails: NMSE " + text(error));
+    async_device::set_options({});
+    check(nmse(own.expected, session.compute(model, 5)) <= summation_bound, "and both work when there is room again");
+}
+
+// Asynchronous, but without pinned memory, as RPC is.
+void check_without_pinned_memory(const Subject & own) {
+    async_device::Options options;
+    options.refuse_pinned = true;
+    options.max_delay_us  = 100;
+    async_device::set_options(options);
+    for (Cut cut : all_cuts) {
+        const PlanPtr plan = plan_for(own, cut);
+        if (plan == nullptr) {
+            continue;
+        }
+        const Model  model(own.block, own.data, plan.get());
+        Session      session;
+        const double error = nmse(own.expected, session.compute(model, 5));
+        check(error <= summation_bound,
+              own.block.name + ", " + cut_name(cut) + ", without pinned memory: NMSE " + text(error));
+        check(async_device::counters().pinned_bytes == 0, "there is no pinned memory");
+        session.compute(model, 1);
+    }
+    async_device::set_options({});
+}
+
+void check_layouts() {
+    const Subject own          = subject(ffn_block(GGML_TYPE_F32, GGML_TYPE_F32));
+    std::string   text_of_plan = plan_text({&own.block}, Cut::half, async_device::device_name, "CPU");
+    for (size_t at = text_of_plan.find(" CPU\n"); at != std::string::npos; at = text_of_plan.find(" CPU\n")) {
+        text_of_plan.replace(at, 5, " NO_SUCH_LAYOUT\n");
+    }
+    const PlanPtr plan = new_plan(text_of_plan);
+    if (plan == nullptr) {
+        return;
+    }
+    const Model model(own.block, own.data, plan.get());
+    check(placed(plan.get()).problems.find("NO_SUCH_LAYOUT") != std::string::npos, "an unknown layout is told");
+    Session session;
+    check(nmse(own.expected, session.compute(model, 5)) <= summation_bound, "and plain memory used");
+}
+
+} // namespace
+
+void test_faults() {
+    const Subject dense   = subject(ffn_block(q4_0, q4_0));
+    const Subject experts = subject(moe_block(GGML_TYPE_F16, GGML_TYPE_F16));
+    const Subject fused   = subject(ffn_block(GGML_TYPE_F32, GGML_TYPE_F32, {Ffn::silu, Gate::fused}));
+    const Subject lone    = subject(lone_block(q4_0));
+    for (const Subject * own : {&dense, &experts, &fused, &lone}) {
+        for (Cut cut : {Cut::half, Cut::all}) {
+            check_small_device(*own, cut);
+        }
+        check_without_pinned_memory(*own);
+        check_no_room_to_compute(*own);
+        check_lost_device(*own);
+    }
+    done("devices that are too small or lost");
+    check_refused_type(dense);
+    check_layouts();
+    done("types and layouts that are not there");
+}
+
+} // namespace split_test

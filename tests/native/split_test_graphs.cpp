@@ -1,0 +1,275 @@
+// Every shape of block that llama.cpp builds, and llama.cpp's habits with graphs: reading nodes one by one, outputs in
+// the middle, a GPU backend beside ours.
+
+#include <set>
+
+#include "split_test.h"
+#include "support.h"
+
+namespace split_test {
+
+namespace {
+
+constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
+constexpr ggml_type q4_k = static_cast<ggml_type>(12);
+constexpr ggml_type q6_k = static_cast<ggml_type>(14);
+
+struct Pair {
+    ggml_type up;
+    ggml_type down;
+};
+
+constexpr Pair pairs[] = {{GGML_TYPE_F32, GGML_TYPE_F32}, {q4_0, q4_0}, {q4_k, q6_k}};
+
+// One sub-graph, started and joined once, is what a block should be.
+void check_phases(const Block & block, const std::string & what) {
+    const Data    data = make_data(block);
+    const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+    if (plan == nullptr) {
+        return;
+    }
+    const Model model(block, data, plan.get());
+    Session     session;
+    session.compute(model, 3);
+    check_ok(oallama_reset_stats(), "statistics are reset");
+    session.compute(model, 3);
+    check(stats().n_graphs == 1 && stats().n_phases == 1, what + " runs as one: " + std::to_string(stats().n_graphs) +
+                                                              " graphs, " + std::to_string(stats().n_phases) +
+                                                              " phases");
+    check(stats().n_built == 0, what + " is built once");
+}
+
+void check_ffns() {
+    struct Named {
+        const char * name;
+        FfnOptions   options;
+        bool         once; // must be one phase
+    };
+    const Named shapes[] = {
+        {"SwiGLU", {Ffn::silu, Gate::par}, true},
+        {"GEGLU", {Ffn::gelu, Gate::par}, true},
+        {"ReGLU", {Ffn::relu, Gate::par}, true},
+        {"SwiGLU with biases", {Ffn::silu, Gate::par, /*bias=*/true}, true},
+        {"GEGLU with biases and scales", {Ffn::gelu, Gate::par, true, true}, true},
+        {"squared ReLU, gated", {Ffn::relu_sqr, Gate::par}, true},
+        {"clamped SwiGLU", {Ffn::swiglu_clamped, Gate::par}, true},
+        {"OAI SwiGLU", {Ffn::swiglu_oai, Gate::par}, true},
+        {"limited SwiGLU of SILU and MUL", {Ffn::swiglu_limited, Gate::par}, true},
+        {"GELU", {Ffn::gelu, Gate::none}, true},
+        {"GELU with biases", {Ffn::gelu, Gate::none, true}, true},
+        {"squared ReLU", {Ffn::relu_sqr, Gate::none}, true},
+        {"SILU, gate after up", {Ffn::silu, Gate::seq}, false},
+        {"fused SwiGLU", {Ffn::silu, Gate::fused}, true},
+        {"fused GEGLU", {Ffn::gelu, Gate::fused}, true},
+        {"fused ReGLU", {Ffn::relu, Gate::fused}, true},
+        {"fused SwiGLU with biases", {Ffn::silu, Gate::fused, true}, false},
+        {"watched SwiGLU", {Ffn::silu, Gate::par, false, false, /*watch=*/true}, true},
+        {"watched GELU with biases", {Ffn::gelu, Gate::none, true, false, true}, false},
+    };
+    for (const Named & shape : shapes) {
+        for (const Pair & pair : pairs) {
+            Block block = ffn_block(pair.up, pair.down, shape.options);
+            block.name  = std::string(shape.name) + ", " + block.name;
+            check_block(block, {1, 7}, Same::sides);
+            if (shape.once) {
+                check_phases(block, block.name);
+            }
+        }
+    }
+}
+
+void check_experts() {
+    struct Named {
+        const char * name;
+        MoeOptions   options;
+        bool         once;
+    };
+    const Named shapes[] = {
+        {"SwiGLU", {Ffn::silu, Gate::par}, true},
+        {"GEGLU", {Ffn::gelu, Gate::par}, true},
+        {"fused SwiGLU", {Ffn::silu, Gate::fused}, true},
+        {"ungated squared ReLU", {Ffn::relu_sqr, Gate::none}, true},
+        {"OAI SwiGLU with biases", {Ffn::swiglu_oai, Gate::par, /*bias=*/true}, false},
+        {"fused SwiGLU with biases", {Ffn::silu, Gate::fused, true}, false},
+        {"SwiGLU weighted before", {Ffn::silu, Gate::par, false, /*before=*/true}, true},
+        {"SwiGLU of one expert", {Ffn::silu, Gate::par, false, false, 1}, true},
+        {"SwiGLU of all experts", {Ffn::silu, Gate::par, false, false, 4}, true},
+    };
+    for (const Named & shape : shapes) {
+        for (const Pair & pair : pairs) {
+            Block block = moe_block(pair.up, pair.down, shape.options);
+            block.name  = std::string(shape.name) + ", " + block.name;
+            check_block(block, {1, 7}, Same::sides);
+            if (shape.once) {
+                check_phases(block, block.name);
+            }
+        }
+    }
+}
+
+void check_mul_mats() {
+    for (ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, q4_0, q4_k}) {
+        check_block(qkv_block(type), {1, 2, 7}, Same::rows);
+        check_block(qkv_block(type, /*in_one=*/false), {1, 2, 7}, Same::rows);
+        check_phases(qkv_block(type), "q, k, v");
+        check_block(heads_block(type), {1, 2, 7}, Same::host);
+        check_block(batch_block(type), {1, 2, 7}, Same::host);
+    }
+    check_block(lone_block(GGML_TYPE_F16, GGML_TYPE_F16), {1, 2, 7, 32}, Same::rows);
+}
+
+// What a llama_context with other devices and reused graphs adds.
+void check_sessions() {
+    for (const Pair & pair : pairs) {
+        check_block(ffn_block(pair.up, pair.down), {1, 7}, Same::sides,
+                    {/*split=*/true, /*gpu=*/true, /*reuse=*/false});
+        check_block(moe_block(pair.up, pair.down), {1, 7}, Same::sides, {true, true, false});
+        check_block(ffn_block(pair.up, pair.down), {1, 7}, Same::sides, {true, false, /*reuse=*/true});
+        check_block(moe_block(pair.up, pair.down), {1, 7}, Same::sides, {true, false, true});
+    }
+}
+
+//
+// partial graphs
+//
+
+using Nodes = std::map<std::string, std::vector<float>>;
+
+Nodes watch_nodes(Session & session, const Model & model, const std::function<bool(const ggml_tensor *)> & wants) {
+    Nodes nodes;
+    session.watch(wants, [&](const ggml_tensor * tensor) {
+        if (tensor->type == GGML_TYPE_F32 && ggml_is_contiguous(tensor)) {
+            std::vector<float> & values = nodes[tensor->name];
+            values.resize(static_cast<size_t>(ggml_nelements(tensor)));
+            ggml_backend_tensor_get(tensor, values.data(), 0, ggml_nbytes(tensor));
+        }
+    });
+    session.compute(model, 5);
+    return nodes;
+}
+
+void check_watched(const Block & block, Cut cut) {
+    const Data    data = make_data(block);
+    const PlanPtr plan = new_plan(plan_text({&block}, cut, async_device::device_name, "CPU"));
+    if (plan == nullptr) {
+        return;
+    }
+    const Model whole(block, data, host_layouts().front());
+    const Model model(block, data, plan.get());
+    Session     cpu({/*split=*/false, /*gpu=*/false});
+    Session     split;
+    const Nodes expected = watch_nodes(cpu, whole, [](const ggml_tensor *) { return true; });
+
+    const auto check_nodes = [&](const Nodes & nodes, const std::string & how) {
+        for (const auto & [name, values] : nodes) {
+            const double error = nmse({expected.at(name)}, {values});
+            check(error <= summation_bound,
+                  block.name + ", " + cut_name(cut) + ", " + how + ", node " + name + ": NMSE " + text(error));
+        }
+    };
+    const Nodes all = watch_nodes(split, model, [](const ggml_tensor *) { return true; });
+    check(all.size() == expected.size(), block.name + ": every node can be watched");
+    check_nodes(all, "every node");
+    for (uint64_t seed = 1; seed <= 12; seed++) {
+        bridge::Random                         random(seed);
+        const std::set<std::string>::size_type limit = expected.size();
+        std::set<std::string>                  chosen;
+        for (const auto & [name, values] : expected) {
+            if (random.below(static_cast<int64_t>(limit)) < 2) {
+                chosen.insert(name);
+            }
+        }
+        const Nodes some =
+            watch_nodes(split, model, [&](const ggml_tensor * node) { return chosen.count(node->name) > 0; });
+        check(some.size() == chosen.size(), block.name + ": chosen nodes are watched");
+        check_nodes(some, "seed " + std::to_string(seed));
+    }
+}
+
+// The intermediate is read again after the block, by an operation of ours and by one that is not.
+Block read_again_block(ggml_type type) {
+    Block block = ffn_block(type, type);
+    block.name  = "read again, " + block.name;
+    block.build = [](Graph & g) {
+        ggml_tensor * cur  = ggml_rms_norm(g.ctx, g.x, 1e-5F);
+        ggml_tensor * up   = g.mul_mat("ffn_up", cur);
+        ggml_tensor * gate = g.mul_mat("ffn_gate", cur);
+        ggml_tensor * act  = g.named(ggml_swiglu_split(g.ctx, gate, up), "act");
+        ggml_tensor * down = g.mul_mat("ffn_down", act);
+        g.output(ggml_add(g.ctx, down, g.x));
+        g.output(ggml_scale(g.ctx, act, 0.5F));
+        g.output(ggml_soft_max(g.ctx, up));
+        g.output(ggml_mul_mat(g.ctx, g["ffn_gate"], down));
+    };
+    return block;
+}
+
+// Gate and up are not cut alike, and the mul-mat after them at yet another element.
+void check_uneven() {
+    Block block        = ffn_block(GGML_TYPE_F32, GGML_TYPE_F32);
+    block.name         = "uneven, " + block.name;
+    block.together     = false;
+    const Data    data = make_data(block);
+    const Model   whole(block, data, host_layouts().front());
+    Session       cpu({/*split=*/false, /*gpu=*/false});
+    const Outputs expected = cpu.compute(whole, 5);
+
+    const int64_t n_embd = block.n_embd;
+    const int64_t n_ff   = block.weights.front().n;
+    for (const auto & cc : std::vector<std::vector<int64_t>>{{32, 64, 96},
+                                                             {64, 64, 32},
+                                                             {0, 64, 64},
+                                                             {64, 0, 64},
+                                                             {n_ff, 64, 64},
+                                                             {64, 64, n_ff},
+                                                             {64, 64, 0},
+                                                             {n_ff, 0, 64}}) {
+        std::string  text_of_plan = "oallama-plan 1\ndevice TEST0\n";
+        const char * names[]      = {"ffn_up", "ffn_gate", "ffn_down"};
+        for (size_t i = 0; i < 3; i++) {
+            const std::string shape = i < 2 ? std::to_string(n_embd) + "x" + std::to_string(n_ff) + "x1 rows "
+                                            : std::to_string(n_ff) + "x" + std::to_string(n_embd) + "x1 cols ";
+            text_of_plan += std::string("tensor ") + names[i] + " F32 " + shape + std::to_string(cc[i]) + " 0 " +
+                            std::to_string(n_ff - cc[i]) + (cc[i] == 0 ? " -\n" : " CPU\n");
+        }
+        const PlanPtr plan = new_plan(text_of_plan);
+        if (plan == nullptr) {
+            continue;
+        }
+        const Model  model(block, data, plan.get());
+        Session      session;
+        const double error = nmse(expected, session.compute(model, 5));
+        check(error <= summation_bound, "uneven cuts: NMSE " + text(error) + " of\n" + text_of_plan);
+    }
+    done("uneven cuts");
+}
+
+} // namespace
+
+void test_graphs() {
+    check_ffns();
+    check_experts();
+    check_mul_mats();
+    check_sessions();
+    check_uneven();
+}
+
+void test_partial() {
+    for (Cut cut : {Cut::none, Cut::half, Cut::all}) {
+        for (const Pair & pair : pairs) {
+            check_watched(ffn_block(pair.up, pair.down), cut);
+            check_watched(ffn_block(pair.up, pair.down, {Ffn::gelu, Gate::none, /*bias=*/true}), cut);
+            check_watched(ffn_block(pair.up, pair.down, {Ffn::silu, Gate::fused}), cut);
+            check_watched(ffn_block(pair.up, pair.down, {Ffn::swiglu_limited, Gate::par}), cut);
+            check_watched(moe_block(pair.up, pair.down), cut);
+            check_watched(moe_block(pair.up, pair.down, {Ffn::silu, Gate::fused}), cut);
+        }
+        check_watched(qkv_block(q4_0), cut);
+    }
+    done("watched nodes");
+    for (ggml_type type : {GGML_TYPE_F32, q4_0}) {
+        check_block(read_again_block(type), {1, 7}, Same::sides);
+    }
+}
+
+} // namespace split_test

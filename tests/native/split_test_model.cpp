@@ -1,0 +1,261 @@
+// Weights of a block: random data, a plan, and loading them as llama.cpp does.
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "split_test.h"
+#include "tile.h"
+
+namespace split_test {
+
+//
+// data
+//
+
+// Few rows are made, because quantising is slow; a random one of them follows another, so that a row in the wrong
+// place shows.
+Data make_data(const Block & block) {
+    Data           data;
+    bridge::Random random(7);
+    for (const Weight & weight : block.weights) {
+        const bridge::Tile     tile      = bridge::make_tile(weight.type, weight.k, 31);
+        const size_t           row_bytes = ggml_row_size(weight.type, weight.k);
+        std::vector<uint8_t> & bytes     = data[weight.name];
+        bytes.resize(row_bytes * static_cast<size_t>(weight.n * weight.e));
+        for (size_t at = 0; at < bytes.size(); at += row_bytes) {
+            const auto row = static_cast<size_t>(random.below(tile.rows));
+            std::memcpy(bytes.data() + at, tile.blocks.data() + row * row_bytes, row_bytes);
+        }
+    }
+    for (const Extra & extra : block.extras) {
+        const int64_t            n = std::accumulate(extra.ne.begin(), extra.ne.end(), int64_t{1}, std::multiplies<>());
+        const std::vector<float> values = bridge::random_normal(n, 1.0F, random.next());
+        data[extra.name].resize(values.size() * sizeof(float));
+        std::memcpy(data[extra.name].data(), values.data(), data[extra.name].size());
+    }
+    return data;
+}
+
+//
+// plan
+//
+
+Streamed streamed = Streamed::none;
+int      n_slots  = 2;
+
+const std::vector<Cut> all_cuts = {Cut::none, Cut::one, Cut::half, Cut::most, Cut::all};
+
+std::string cut_name(Cut cut) {
+    const char * names[] = {"r = 0", "r = one granule", "r = 0.5", "r = all but one granule", "r = 1"};
+    return names[static_cast<int>(cut)];
+}
+
+namespace {
+
+int64_t cc_of(Cut cut, int64_t extent, int64_t granule) {
+    switch (cut) {
+        case Cut::none: return extent;
+        case Cut::one: return (extent - 1) / granule * granule;
+        case Cut::half: return (extent / 2 + granule - 1) / granule * granule;
+        case Cut::most: return granule;
+        case Cut::all: return 0;
+    }
+    return 0;
+}
+
+} // namespace
+
+// Of what is not CC: how much is streamed.
+static int64_t cg_of(int64_t rest, int64_t granule) {
+    switch (streamed) {
+        case Streamed::none: return 0;
+        case Streamed::half: return rest / 2 / granule * granule;
+        case Streamed::all: return rest;
+    }
+    return 0;
+}
+
+std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
+                      const std::string & layout) {
+    std::string text = "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\n";
+    if (!device.empty()) {
+        text += "device " + device + "\n";
+    }
+    for (const Block * block : blocks) {
+        int64_t shared = 1;
+        for (const Weight & weight : block->weights) {
+            shared = std::lcm(shared, granularity(weight.type, weight.axis));
+        }
+        for (const Weight & weight : block->weights) {
+            const int64_t granule = block->together ? shared : granularity(weight.type, weight.axis);
+            const int64_t cc      = cc_of(cut, weight.extent(), granule);
+            const char *  axis = weight.axis == OALLAMA_ROWS ? "rows" : weight.axis == OALLAMA_COLS ? "cols" : "halves";
+            Weight        slice                               = weight;
+            (weight.axis == OALLAMA_COLS ? slice.k : slice.n) = weight.axis == OALLAMA_HALVES ? 2 * cc : cc;
+            const bool holds                                  = cc > 0 && layout_holds(find_layout(layout), slice);
+            text += "tensor " + weight.name + " " + type_name(weight.type) + " " + std::to_string(weight.k) + "x" +
+                    std::to_string(weight.n) + "x" + std::to_string(weight.e) + " " + axis + " " + std::to_string(cc) +
+                    " " + std::to_string(cg_of(weight.extent() - cc, granule)) + " " +
+                    std::to_string(weight.extent() - cc - cg_of(weight.extent() - cc, granule)) + " " +
+                    (cc == 0 ? "-"
+                     : holds ? layout
+                             : "CPU") +
+                    "\n";
+        }
+    }
+    return text;
+}
+
+PlanPtr new_plan(const std::string & text) {
+    oallama_plan * plan = nullptr;
+    check_ok(oallama_plan_new(text.c_str(), &plan), "a plan is accepted:\n" + text);
+    return PlanPtr(plan);
+}
+
+//
+// layouts
+//
+
+std::vector<ggml_backend_buffer_type_t> host_layouts() {
+    ggml_backend_dev_t                      cpu   = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+    std::vector<ggml_backend_buffer_type_t> bufts = {ggml_backend_dev_buffer_type(cpu)};
+    const auto                              extra = reinterpret_cast<ggml_backend_dev_get_extra_bufts_t>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_backend_dev_get_extra_bufts"));
+    for (ggml_backend_buffer_type_t * buft = extra == nullptr ? nullptr : extra(cpu);
+         buft != nullptr && *buft != nullptr; buft++) {
+        bufts.push_back(*buft);
+    }
+    return bufts;
+}
+
+ggml_backend_buffer_type_t find_layout(const std::string & name) {
+    for (ggml_backend_buffer_type_t buft : host_layouts()) {
+        if (name == ggml_backend_buft_name(buft)) {
+            return buft;
+        }
+    }
+    check(false, "the CPU has the layout " + name);
+    return host_layouts().front();
+}
+
+bool layout_holds(ggml_backend_buffer_type_t buft, const Weight & weight) {
+    if (ggml_backend_buft_is_host(buft)) {
+        return true;
+    }
+    const ContextPtr ctx(ggml_init({8 * ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
+    ggml_tensor *    w    = ggml_new_tensor_3d(ctx.get(), weight.type, weight.k, weight.n, weight.e);
+    ggml_tensor *    src1 = nullptr;
+    ggml_tensor *    op   = nullptr;
+    if (weight.name.find("_exps") != std::string::npos) {
+        src1 = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, weight.k, 2, 3);
+        op   = ggml_mul_mat_id(ctx.get(), w, src1, ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 2, 3));
+    } else {
+        src1 = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, weight.k, 3, weight.e);
+        op   = ggml_mul_mat(ctx.get(), w, src1);
+    }
+    const BufferPtr buffer(ggml_backend_buft_alloc_buffer(buft, 0));
+    w->buffer = buffer.get();
+    return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
+}
+
+//
+// model
+//
+
+namespace {
+
+// The bytes of a tensor in pieces, [from, to) each.
+std::vector<std::pair<size_t, size_t>> cut_up(size_t n_bytes, Pieces pieces) {
+    std::vector<std::pair<size_t, size_t>> ranges;
+    size_t                                 step = pieces == Pieces::whole ? n_bytes : 977;
+    for (size_t at = 0; at < n_bytes; at += step) {
+        ranges.emplace_back(at, std::min(n_bytes, at + step));
+    }
+    if (pieces == Pieces::shuffled) {
+        bridge::Random random(3);
+        for (size_t i = ranges.size(); i > 1; i--) {
+            std::swap(ranges[i - 1], ranges[static_cast<size_t>(random.below(static_cast<int64_t>(i)))]);
+        }
+    }
+    return ranges;
+}
+
+ContextPtr header_context(size_t n_tensors) {
+    return ContextPtr(ggml_init({n_tensors * ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
+}
+
+ggml_tensor * new_weight(ggml_context * ctx, const Weight & weight) {
+    ggml_tensor * tensor = weight.e > 1 ? ggml_new_tensor_3d(ctx, weight.type, weight.k, weight.n, weight.e)
+                                        : ggml_new_tensor_2d(ctx, weight.type, weight.k, weight.n);
+    return ggml_set_name(tensor, weight.name.c_str());
+}
+
+} // namespace
+
+Model::Model(const Block & block, const Data & data, ggml_backend_buffer_type_t layout) : block_(&block) {
+    new_extras();
+    for (const Weight & weight : block.weights) {
+        contexts_.push_back(header_context(1));
+        tensors_[weight.name] = new_weight(contexts_.back().get(), weight);
+        place(contexts_.back().get(), layout_holds(layout, weight) ? layout : host_layouts().front());
+    }
+    load(data, Pieces::whole);
+}
+
+Model::Model(const Block & block, const Data & data, oallama_plan * plan, Pieces pieces) : block_(&block) {
+    void * buft = nullptr;
+    check_ok(oallama_plan_buft(plan, &buft), "the plan has a buffer type");
+    if (buft == nullptr) {
+        loaded_ = false;
+        return;
+    }
+    new_extras();
+    contexts_.push_back(header_context(block.weights.size()));
+    for (const Weight & weight : block.weights) {
+        tensors_[weight.name] = new_weight(contexts_.back().get(), weight);
+    }
+    place(contexts_.back().get(), static_cast<ggml_backend_buffer_type_t>(buft));
+    load(data, pieces);
+}
+
+void Model::new_extras() {
+    if (block_->extras.empty()) {
+        return;
+    }
+    contexts_.push_back(header_context(block_->extras.size()));
+    for (const Extra & extra : block_->extras) {
+        ggml_tensor * tensor =
+            ggml_new_tensor(contexts_.back().get(), GGML_TYPE_F32, static_cast<int>(extra.ne.size()), extra.ne.data());
+        tensors_[extra.name] = ggml_set_name(tensor, extra.name.c_str());
+    }
+    place(contexts_.back().get(), host_layouts().front());
+}
+
+void Model::place(ggml_context * ctx, ggml_backend_buffer_type_t buft) {
+    BufferPtr buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx, buft));
+    if (buffer == nullptr) {
+        loaded_ = false;
+        return;
+    }
+    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    buffers_.push_back(std::move(buffer));
+}
+
+void Model::load(const Data & data, Pieces pieces) {
+    if (!loaded_) {
+        return;
+    }
+    for (const auto & [name, tensor] : tensors_) {
+        const std::vector<uint8_t> & bytes = data.at(name);
+        if (bytes.size() != ggml_nbytes(tensor)) {
+            check(false, name + " has as many bytes as its data");
+            continue;
+        }
+        for (const auto & [from, to] : cut_up(bytes.size(), pieces)) {
+            ggml_backend_tensor_set(tensor, bytes.data() + from, from, to - from);
+        }
+    }
+}
+
+} // namespace split_test

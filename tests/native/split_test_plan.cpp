@@ -1,0 +1,160 @@
+// Plan texts: what is refused, and that no text does harm.
+
+#include "split_test.h"
+#include "support.h"
+
+namespace split_test {
+
+namespace {
+
+const std::string head  = "oallama-plan 1\ndevice TEST0\n";
+const std::string valid = "tensor blk.0.ffn_down.weight Q4_0 256x64x1 cols 128 0 128 CPU\n";
+
+void check_refused(const std::string & text, int status = OALLAMA_INVALID) {
+    oallama_plan *    plan = nullptr;
+    const int         got  = oallama_plan_new(text.c_str(), &plan);
+    const PlanPtr     owner(plan);
+    const std::string message = got == OALLAMA_OK ? "" : oallama_last_error();
+    check(got == status && plan == nullptr && !message.empty() && message.find('\n') == std::string::npos,
+          "refused with one sentence, status " + std::to_string(got) + " '" + message + "':\n" + text);
+}
+
+void check_accepted() {
+    const std::string              model(64, 'a');
+    const std::vector<std::string> texts = {
+        "oallama-plan 1",
+        head + valid,
+        "\n# comment\n  # another\n\noallama-plan 1\n\n",
+        "oallama-plan 1\nmodel " + model + "\ndevice TEST0\n" + valid,
+        head + "  tensor\tx F32 32x31x1 rows 0 0 31 -\r\n",
+        head + "tensor x F32 7x64x1 rows 64 0 0 CPU\n",
+        "oallama-plan 1\ntensor x F32 7x64x1 rows 64 0 0 CPU_REPACK",
+        head + "tensor a F16 64x64x4 halves 0 0 32 -\ntensor b Q8_0 64x70x1 rows 32 0 38 AMX\n",
+    };
+    for (const std::string & text : texts) {
+        new_plan(text);
+    }
+    // what follows the first line is cut off anywhere: it stays a plan or is refused, never something else
+    const std::string full = head + valid + "tensor b Q8_0 64x70x1 rows 32 0 38 CPU\n";
+    for (size_t length = 0; length < full.size(); length++) {
+        oallama_plan * plan = nullptr;
+        const int      got  = oallama_plan_new(full.substr(0, length).c_str(), &plan);
+        const PlanPtr  owner(plan);
+        check(got == (plan != nullptr ? OALLAMA_OK : OALLAMA_INVALID), "a plan that ends early");
+    }
+}
+
+void check_all_refused() {
+    for (const char * text : {"", "\n\n", "# only a comment\n", "oallama-plan", "oallama-plan 2\n",
+                              "oallama-plan 1 more\n", "oallama-plan one\n", "device TEST0\noallama-plan 1\n"}) {
+        check_refused(text);
+    }
+    for (const char * line : {"tensors x F32 32x64x1 rows 32 0 32 CPU",
+                              "device CPU",
+                              "model",
+                              "model a\nmodel b",
+                              "model a b",
+                              "tensor",
+                              "tensor x",
+                              "tensor x F32",
+                              "tensor x F32 32x64x1 rows 32 0 32",
+                              "tensor x F32 32x64x1 rows 32 0 32 CPU more",
+                              "tensor x F33 32x64x1 rows 32 0 32 CPU",
+                              "tensor x q4_0 32x64x1 rows 32 0 32 CPU",
+                              "tensor x F32 32x64 rows 32 0 32 CPU",
+                              "tensor x F32 32x64x1x1 rows 32 0 32 CPU",
+                              "tensor x F32 -32x64x1 rows 32 0 32 CPU",
+                              "tensor x F32 32x0x1 rows 0 0 0 -",
+                              "tensor x F32 0x64x1 cols 0 0 0 -",
+                              "tensor x F32 32x64x0 rows 32 0 32 CPU",
+                              "tensor x F32 3000000000x3000000000x3000000000 rows 0 0 3000000000 -",
+                              "tensor x F32 99999999999999999999x1x1 rows 0 0 1 -",
+                              "tensor x F32 32x64x1 depth 32 0 32 CPU",
+                              "tensor x F32 32x64x1 rows 32 0 33 CPU",
+                              "tensor x F32 32x64x1 rows 32 0 31 CPU",
+                              "tensor x F32 32x64x1 rows 96 0 -32 CPU",
+                              "tensor x F32 32x64x1 rows 16 0 48 CPU",
+                              "tensor x F32 32x64x1 rows 1e1 0 54 CPU",
+                              "tensor x F32 32x63x1 halves 32 0 0 CPU",
+                              "tensor x Q4_K 512x64x1 cols 128 0 384 CPU",
+                              "tensor x Q4_K 250x64x1 rows 32 0 32 CPU",
+                              "tensor x F32 32x64x1 rows 32 0 32 -",
+                              "tensor x F32 32x64x1 rows 0 0 64 CPU",
+                              "tensor x F32 32x64x1 rows 32 0 32 CPU\ntensor x F32 32x64x1 rows 32 0 32 CPU",
+                              "tensor x F32 32x64x1 rows 9223372036854775807 0 9223372036854775807 CPU"}) {
+        check_refused(head + line + "\n");
+    }
+    check_refused(head + "tensor " + std::string(64, 'n') + " F32 32x64x1 rows 32 0 32 CPU\n");
+    check_refused("oallama-plan 1\n" + valid);                 // GG without a device
+    check_refused("oallama-plan 1\ndevice NOBODY\n" + valid);  // a device that is not here
+    check_refused("oallama-plan 1\ndevice OALLAMA\n" + valid); // the backend itself
+    check_refused("oallama-plan 1\ndevice OALLAMA_Split\n" + valid);
+    check_refused(head + "tensor x F32 32x96x1 rows 32 16 48 CPU\n"); // no granule of CG
+    check_refused("oallama-plan 1\ntensor x F32 32x96x1 rows 32 64 0 CPU\n"); // CG without a device
+    check_refused(head + "slots 0\n" + valid);
+    check_refused(head + "slots 65\n" + valid);
+    check_refused(head + "staging many\n" + valid);
+}
+
+void check_random_texts() {
+    bridge::Random    random(11);
+    const std::string full = head + valid + "tensor b Q8_0 64x70x1 rows 32 0 38 CPU\n";
+    for (int i = 0; i < 3000; i++) {
+        std::string text = full;
+        for (int64_t n = 1 + random.below(4); n > 0; n--) {
+            const auto at = static_cast<size_t>(random.below(static_cast<int64_t>(text.size())));
+            switch (random.below(3)) {
+                case 0: text[at] = static_cast<char>(1 + random.below(255)); break;
+                case 1: text.erase(at, static_cast<size_t>(1 + random.below(9))); break;
+                default:
+                    text.insert(at, text.substr(static_cast<size_t>(random.below(static_cast<int64_t>(at + 1))),
+                                                static_cast<size_t>(random.below(20))));
+            }
+            text += text.empty() ? " " : "";
+        }
+        oallama_plan * plan = nullptr;
+        const int      got  = oallama_plan_new(text.c_str(), &plan);
+        const PlanPtr  owner(plan);
+        check((got == OALLAMA_OK) == (plan != nullptr), "a changed plan text");
+    }
+}
+
+void check_arguments() {
+    oallama_plan * plan     = nullptr;
+    void *         buft     = nullptr;
+    int64_t        n_slices = 0;
+    oallama_slice  slice    = {};
+    int32_t        usable   = 0;
+    char           line[8]  = "";
+    check(oallama_abi() == OALLAMA_ABI, "the header belongs to the library");
+    check(oallama_plan_new(nullptr, &plan) == OALLAMA_INVALID && oallama_plan_new("", nullptr) == OALLAMA_INVALID &&
+              oallama_plan_buft(nullptr, &buft) == OALLAMA_INVALID &&
+              oallama_plan_count(nullptr, &n_slices) == OALLAMA_INVALID &&
+              oallama_plan_slice(nullptr, 0, &slice) == OALLAMA_INVALID &&
+              oallama_plan_problems(nullptr, &usable, line, sizeof line) == OALLAMA_INVALID &&
+              oallama_get_memory(nullptr) == OALLAMA_INVALID && oallama_get_stats(nullptr) == OALLAMA_INVALID,
+          "no argument is refused");
+    oallama_plan_free(nullptr);
+    const PlanPtr made = new_plan(head + valid);
+    if (made != nullptr) {
+        check(oallama_plan_buft(made.get(), nullptr) == OALLAMA_INVALID &&
+                  oallama_plan_count(made.get(), nullptr) == OALLAMA_INVALID &&
+                  oallama_plan_slice(made.get(), 0, nullptr) == OALLAMA_INVALID &&
+                  oallama_plan_problems(made.get(), nullptr, line, 0) == OALLAMA_INVALID,
+              "no room for a result is refused");
+        check_ok(oallama_plan_problems(made.get(), &usable, line, 1), "room for nothing but the end");
+        check(usable == 1 && line[0] == '\0', "a plan that was not used has no problems");
+    }
+}
+
+} // namespace
+
+void test_plan() {
+    check_accepted();
+    check_all_refused();
+    check_random_texts();
+    check_arguments();
+    done("plan texts");
+}
+
+} // namespace split_test

@@ -1,0 +1,187 @@
+// What a llama_context does with a graph: ggml's scheduler over the backends of all devices.
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+
+#include "split_test.h"
+#include "support.h"
+
+namespace split_test {
+
+namespace {
+
+constexpr size_t max_nodes = 256;
+
+enum ggml_backend_dev_type type_of(ggml_backend_dev_t device) {
+    return ggml_backend_dev_type(device);
+}
+
+void set_threads(ggml_backend_t backend) {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
+    const auto         set = reinterpret_cast<ggml_backend_set_n_threads_t>(
+        ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads"));
+    if (set != nullptr) {
+        set(backend, n_threads);
+    }
+}
+
+} // namespace
+
+Session::Session(const SessionOptions & options) : reuse_(options.reuse) {
+    std::vector<ggml_backend_t>             backends;
+    std::vector<ggml_backend_buffer_type_t> bufts;
+
+    ggml_backend_dev_t gpu = ggml_backend_dev_by_name(async_device::device_name);
+    const auto         add = [&](ggml_backend_dev_t device) {
+        ggml_backend_t backend = ggml_backend_dev_init(device, nullptr);
+        if (backend == nullptr) {
+            check(false, std::string(ggml_backend_dev_name(device)) + " makes a backend");
+            return;
+        }
+        const bool is_cpu = type_of(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        backends_.emplace_back(backend);
+        backends.push_back(backend);
+        bufts.push_back(is_cpu && options.gpu ? ggml_backend_dev_host_buffer_type(gpu)
+                                              : ggml_backend_get_default_buffer_type(backend));
+        set_threads(backend);
+    };
+    if (options.gpu) {
+        add(gpu);
+    }
+    for (size_t i = 0; options.split && i < ggml_backend_dev_count(); i++) {
+        if (type_of(ggml_backend_dev_get(i)) == GGML_BACKEND_DEVICE_TYPE_ACCEL) {
+            add(ggml_backend_dev_get(i));
+        }
+    }
+    add(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU));
+    sched_.reset(ggml_backend_sched_new(backends.data(), bufts.data(), static_cast<int>(backends.size()), max_nodes,
+                                        /*parallel=*/false, /*op_offload=*/true));
+}
+
+Outputs Session::compute(const Model & model, int64_t n_tokens, uint64_t seed) {
+    const ContextPtr ctx(ggml_init({max_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(max_nodes, false),
+                                    nullptr, /*no_alloc=*/true}));
+    Graph            graph;
+    graph.ctx      = ctx.get();
+    graph.gf       = ggml_new_graph_custom(ctx.get(), max_nodes, false);
+    graph.n_tokens = n_tokens;
+    graph.tensors  = model.tensors();
+    graph.x        = ggml_set_name(ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, model.block().n_embd, n_tokens), "x");
+    ggml_set_input(graph.x);
+    model.block().build(graph);
+
+    ggml_backend_sched_reset(sched_.get());
+    status_ = GGML_STATUS_ALLOC_FAILED;
+    if (!ggml_backend_sched_alloc_graph(sched_.get(), graph.gf)) {
+        return {};
+    }
+    ggml_backend_sched_set_eval_callback(sched_.get(), wants_ ? on_node : nullptr, this);
+    for (uint64_t input : reuse_ ? std::vector<uint64_t>{seed + 1, seed} : std::vector<uint64_t>{seed}) {
+        const std::vector<float> x = bridge::random_normal(model.block().n_embd * n_tokens, 1.0F, input);
+        ggml_backend_tensor_set(graph.x, x.data(), 0, x.size() * sizeof(float));
+        status_ = ggml_backend_sched_graph_compute(sched_.get(), graph.gf);
+    }
+    if (status_ != GGML_STATUS_SUCCESS) {
+        return {};
+    }
+    ran_on_.clear();
+    for (int i = 0; i < ggml_graph_n_nodes(graph.gf); i++) {
+        ggml_tensor *  node    = ggml_graph_node(graph.gf, i);
+        ggml_backend_t backend = ggml_backend_sched_get_tensor_backend(sched_.get(), node);
+        ran_on_[node->name]    = backend == nullptr ? "" : ggml_backend_name(backend);
+    }
+    Outputs outputs;
+    for (const ggml_tensor * tensor : graph.outputs) {
+        outputs.emplace_back(static_cast<size_t>(ggml_nelements(tensor)));
+        ggml_backend_tensor_get(tensor, outputs.back().data(), 0, ggml_nbytes(tensor));
+    }
+    return outputs;
+}
+
+void Session::watch(std::function<bool(const ggml_tensor *)> wants, std::function<void(const ggml_tensor *)> gets) {
+    wants_ = std::move(wants);
+    gets_  = std::move(gets);
+}
+
+bool Session::on_node(ggml_tensor * tensor, bool ask, void * self) {
+    auto * session = static_cast<Session *>(self);
+    if (ask) {
+        return session->wants_(tensor);
+    }
+    session->gets_(tensor);
+    return true;
+}
+
+//
+// comparisons
+//
+
+double nmse(const Outputs & reference, const Outputs & result) {
+    if (reference.empty() || reference.size() != result.size()) {
+        return HUGE_VAL;
+    }
+    double worst = 0.0;
+    for (size_t i = 0; i < reference.size(); i++) {
+        if (reference[i].size() != result[i].size()) {
+            return HUGE_VAL;
+        }
+        double error = 0.0;
+        double power = 0.0;
+        for (size_t j = 0; j < reference[i].size(); j++) {
+            const double expected = static_cast<double>(reference[i][j]);
+            const double wrong    = static_cast<double>(result[i][j]) - expected;
+            error += wrong * wrong;
+            power += expected * expected;
+        }
+        const double ratio = error / power;
+        worst              = std::isfinite(ratio) ? std::max(worst, ratio) : HUGE_VAL;
+    }
+    return worst;
+}
+
+std::string text(double number) {
+    char digits[32];
+    std::snprintf(digits, sizeof digits, "%.1e", number);
+    return digits;
+}
+
+bool same_bytes(const Outputs & reference, const Outputs & result) {
+    if (reference.empty() || reference.size() != result.size()) {
+        return false;
+    }
+    for (size_t i = 0; i < reference.size(); i++) {
+        if (reference[i].size() != result[i].size() ||
+            std::memcmp(reference[i].data(), result[i].data(), result[i].size() * sizeof(float)) != 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+//
+// what the library says of itself
+//
+
+oallama_memory memory() {
+    oallama_memory now = {};
+    check_ok(oallama_get_memory(&now), "the library tells its memory");
+    return now;
+}
+
+oallama_stats stats() {
+    oallama_stats now = {};
+    check_ok(oallama_get_stats(&now), "the library tells its statistics");
+    return now;
+}
+
+void check_nothing_held(const std::string & when) {
+    const oallama_memory         now    = memory();
+    const async_device::Counters device = async_device::counters();
+    check(now.host_weights == 0 && now.device_weights == 0 && now.n_weights == 0, "no weights are held " + when);
+    check(now.host_compute == 0 && now.device_compute == 0 && now.n_programs == 0, "no programs are held " + when);
+    check(device.device_bytes == 0 && device.pinned_bytes == 0, "the device's memory is free " + when);
+    check(device.n_streams == 0 && device.n_events == 0, "no streams or events are held " + when);
+}
+
+} // namespace split_test

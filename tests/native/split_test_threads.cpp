@@ -1,0 +1,170 @@
+// Several contexts, models and plans at once, devices that take their time, and what is left behind.
+
+#include <atomic>
+#include <functional>
+#include <thread>
+
+#include "split_test.h"
+
+namespace split_test {
+
+namespace {
+
+constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
+constexpr ggml_type q4_k = static_cast<ggml_type>(12);
+
+using Expected = std::map<int64_t, Outputs>; // by n_tokens
+
+Expected expected_of(const Block & block, const Data & data) {
+    const Model whole(block, data, host_layouts().front());
+    Session     cpu({/*split=*/false, /*gpu=*/false});
+    Expected    all;
+    for (int64_t n_tokens : {1, 2, 7, 33}) {
+        all[n_tokens] = cpu.compute(whole, n_tokens);
+    }
+    return all;
+}
+
+// Counted, so that a device that is always wrong gives one line.
+int wrong_results(Session & session, const Model & model, const Expected & expected, int n_rounds) {
+    int n_wrong = 0;
+    for (int round = 0; round < n_rounds; round++) {
+        for (const auto & [n_tokens, outputs] : expected) {
+            n_wrong += nmse(outputs, session.compute(model, n_tokens)) <= summation_bound ? 0 : 1;
+        }
+    }
+    return n_wrong;
+}
+
+int wrong_results(const Model & model, const Expected & expected, int n_rounds, const SessionOptions & options = {}) {
+    Session session(options);
+    return wrong_results(session, model, expected, n_rounds);
+}
+
+int in_parallel(const std::vector<std::function<int()>> & works) {
+    std::atomic<int>         total{0};
+    std::vector<std::thread> threads;
+    for (const std::function<int()> & work : works) {
+        threads.emplace_back([&] { total += work(); });
+    }
+    for (std::thread & thread : threads) {
+        thread.join();
+    }
+    return total;
+}
+
+void check_contexts() {
+    for (const Block & block : {ffn_block(q4_0, q4_0), moe_block(GGML_TYPE_F16, GGML_TYPE_F16)}) {
+        const Data     data     = make_data(block);
+        const Expected expected = expected_of(block, data);
+        for (const char * device : {async_device::device_name, "CPU"}) {
+            const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, device, "CPU"));
+            if (plan == nullptr) {
+                continue;
+            }
+            const Model model(block, data, plan.get());
+            const int   n_wrong = in_parallel(
+                {[&] { return wrong_results(model, expected, 4); }, [&] { return wrong_results(model, expected, 4); }});
+            check(n_wrong == 0, block.name + ": two contexts share a model on " + device + ": " +
+                                    std::to_string(n_wrong) + " wrong results");
+        }
+    }
+    done("contexts in two threads");
+}
+
+void check_models() {
+    const Block    first           = ffn_block(q4_0, q4_0);
+    const Block    second          = moe_block(q4_k, q4_k);
+    const Data     first_data      = make_data(first);
+    const Data     second_data     = make_data(second);
+    const Expected first_expected  = expected_of(first, first_data);
+    const Expected second_expected = expected_of(second, second_data);
+
+    const auto run = [](const Block & block, const Data & data, const Expected & expected, Cut cut,
+                        const char * device) {
+        const PlanPtr plan = new_plan(plan_text({&block}, cut, device, "CPU"));
+        if (plan == nullptr) {
+            return 1;
+        }
+        int n_wrong = 0;
+        for (int i = 0; i < 3; i++) { // each is loaded and freed while the other computes
+            const Model model(block, data, plan.get());
+            n_wrong += wrong_results(model, expected, 1);
+        }
+        return n_wrong;
+    };
+    const int n_wrong =
+        in_parallel({[&] { return run(first, first_data, first_expected, Cut::half, async_device::device_name); },
+                     [&] { return run(second, second_data, second_expected, Cut::most, "CPU"); },
+                     [&] { return run(first, first_data, first_expected, Cut::one, async_device::device_name); }});
+    check(n_wrong == 0, "three plans at once: " + std::to_string(n_wrong) + " wrong results");
+    done("models and plans in three threads");
+}
+
+void check_delays() {
+    const std::vector<Block> blocks = {ffn_block(q4_0, q4_0),
+                                       ffn_block(q4_k, q4_k, {Ffn::gelu, Gate::none, true}),
+                                       ffn_block(q4_0, q4_0, {Ffn::silu, Gate::seq}),
+                                       ffn_block(GGML_TYPE_F32, GGML_TYPE_F32, {Ffn::silu, Gate::fused}),
+                                       ffn_block(q4_0, q4_0, {Ffn::silu, Gate::par, false, false, /*watch=*/true}),
+                                       moe_block(q4_0, q4_0),
+                                       moe_block(q4_0, q4_0, {Ffn::silu, Gate::fused}),
+                                       qkv_block(q4_0),
+                                       heads_block(q4_0)};
+    for (const Block & block : blocks) {
+        const Data     data     = make_data(block);
+        const Expected expected = expected_of(block, data);
+        const PlanPtr  plan     = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+        if (plan == nullptr) {
+            continue;
+        }
+        const Model model(block, data, plan.get());
+        for (uint64_t seed = 1; seed <= 6; seed++) {
+            async_device::Options options;
+            options.seed            = seed;
+            options.max_delay_us    = 300;
+            options.set_ns_per_byte = seed % 2 == 0 ? 20.0 : 0.0; // 50 MB/s
+            options.refuse_pinned   = seed % 3 == 0;
+            const bool gpu          = seed > 3 && !options.refuse_pinned; // as llama.cpp, it would take some
+            async_device::set_options(options);
+            const int n_wrong = wrong_results(model, expected, 1, {/*split=*/true, gpu, /*reuse=*/true});
+            check(n_wrong == 0, block.name + ": random delays " + std::to_string(seed) + ": " +
+                                    std::to_string(n_wrong) + " wrong results");
+        }
+        async_device::set_options({});
+    }
+    done("random delays");
+}
+
+} // namespace
+
+void test_threads() {
+    check_contexts();
+    check_models();
+    check_delays();
+}
+
+void test_leaks() {
+    for (const Block & block : {ffn_block(q4_0, q4_0), moe_block(q4_0, q4_0)}) {
+        const Data     data     = make_data(block);
+        const Expected expected = expected_of(block, data);
+        for (int i = 0; i < 50; i++) {
+            const Cut     cut  = all_cuts[static_cast<size_t>(i) % all_cuts.size()];
+            const PlanPtr plan = new_plan(plan_text({&block}, cut, async_device::device_name, "CPU"));
+            if (plan == nullptr) {
+                continue;
+            }
+            {
+                const Model model(block, data, plan.get());
+                Session     session;
+                check(nmse(expected.at(2), session.compute(model, 2)) <= summation_bound,
+                      "computed after loading again");
+                check(i % 5 == 0 || async_device::counters().device_bytes > 0, "the device holds something");
+            }
+            check_nothing_held("after load and free " + std::to_string(i));
+        }
+    }
+    done("loaded and freed 100 times");
+}
+
+} // namespace split_test
