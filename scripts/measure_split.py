@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure what docs/benchmarks.md says of the split backend beside `oallama bench`; raw samples go to a JSON file.
 
-    scripts/measure_split.py host MODEL ...     # all weights on the host side of the backend against stock, same process
+    scripts/measure_split.py host MODEL ...     # all weights on the backend's host side against stock, in one process
     scripts/measure_split.py stages PLAN ...    # where a token's time goes, against what the profile allows
     scripts/measure_split.py memory PLAN ...    # peak memory while a plan is loaded, against the file
 
@@ -108,7 +108,7 @@ def best_layout(bridge: Any, operator: Operator) -> str:
     k, n, e = operator.shape
     used = operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0
     for layout in bridge.cpu_layouts():
-        if layout == "CPU" or (e == 1 or used) and bridge.layout_supports(layout, operator.type, k, n, e, used):
+        if layout == "CPU" or ((e == 1 or used) and bridge.layout_supports(layout, operator.type, k, n, e, used)):
             return str(layout)
     raise SystemExit("there is no CPU layout")
 
@@ -138,7 +138,8 @@ def measure_stages(args: argparse.Namespace) -> dict[str, Any]:
         print(f"{Path(file).name}: TPOT {1e3 * medians['tpot_s']:.2f} ms, {100 * share['tpot']:.0f} % of the bound; a "
               f"token: CC {1e3 * medians['host_s']:.2f} ms, waiting {1e3 * medians['wait_s']:.2f}, launching "
               f"{1e3 * medians['launch_s']:.2f}, joining {1e3 * medians['join_s']:.2f} ms in "
-              f"{medians['phases']:.0f} phases; TTFT {1e3 * medians['ttft_s']:.0f} ms, {100 * share['ttft']:.0f} %")  # fmt: skip
+              f"{medians['phases']:.0f} phases; TTFT {1e3 * medians['ttft_s']:.0f} ms, "
+              f"{100 * share['ttft']:.0f} %")  # fmt: skip
     return {"n_prompt": args.n_prompt, "n_gen": args.n_gen, "results": rows}
 
 
@@ -164,29 +165,27 @@ import sys
 from oallama import Placer, Plan
 plan = Plan.load(sys.argv[1])
 placer = Placer.load(plan.record.model_path, device=plan.device, threads=int(sys.argv[2]))
-placer.model.n_layer
-with placer.engine(plan) as engine:
+with placer.engine(plan, n_ctx=64) as engine:
     status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-    print(int(status["VmHWM"].split()[0]) * 1024, int(status["VmRSS"].split()[0]) * 1024, engine.memory.device_bytes)
+    print(int(status["VmHWM"].split()[0]) * 1024, engine.memory.device_bytes)
 """
 
 
 def measure_memory(args: argparse.Namespace) -> dict[str, Any]:
-    """Peak resident memory of the process that loads, file pages included, beyond that of a process that loads nothing;
-    the worker's memory, which is the device's, is its own."""
+    """Peak resident memory of the process that loads, file pages and buffers for 64 tokens included, beyond that of a
+    process that loads nothing. What the worker holds is the device's, and comes on top."""
     rows = []
-    empty = peak_of([sys.executable, "-c", _EMPTY])[0]
+    (empty,) = peak_of([sys.executable, "-c", _EMPTY])
     for file in args.files:
         plan = Plan.load(file)
         size = Path(plan.record.model_path).stat().st_size
         largest = max(o.bytes for o in Placer.load(plan.record.model_path).operators)
-        peak, resident, device = peak_of([sys.executable, "-c", _LOAD, file, str(args.threads[0])])
-        row = {"plan": Path(file).name, "file_bytes": size, "largest_tensor_bytes": largest, "peak_bytes": peak,
-               "after_bytes": resident, "python_bytes": empty, "device_bytes": device,
-               "limit_bytes": int(1.05 * size) + largest}  # fmt: skip
-        rows.append(row)
-        print(f"{row['plan']}: peak {(peak - empty) / size:.3f} of the file ({peak - empty} bytes beyond an empty "
-              f"process), limit {row['limit_bytes'] / size:.3f}; device {device}")  # fmt: skip
+        peak, device = peak_of([sys.executable, "-c", _LOAD, file, str(args.threads[0])])
+        limit = int(1.05 * size) + largest
+        rows.append({"plan": Path(file).name, "file_bytes": size, "largest_tensor_bytes": largest, "peak_bytes": peak,
+                     "python_bytes": empty, "device_bytes": device, "limit_bytes": limit})  # fmt: skip
+        print(f"{Path(file).name}: the engine's peak is {(peak - empty) / size:.3f} of the file, with what the device "
+              f"holds {(peak - empty + device) / size:.3f}; limit {limit / size:.3f}")  # fmt: skip
     return {"results": rows}
 
 
