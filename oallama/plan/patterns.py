@@ -54,8 +54,9 @@ def host_patterns(
 
 
 def is_split(placement: OperatorPlacement) -> bool:
-    """Whether a part of the weight lies on the device and a part in host memory, so that only the plugin can run it."""
-    return 0 < placement.gg < 1
+    """Whether a part of the weight lies on the device and a part in host memory, or is streamed, so that only the plugin
+    can run it."""
+    return 0 < placement.gg < 1 or placement.cg > 0
 
 
 def _layout(placement: OperatorPlacement) -> str | None:

@@ -22,7 +22,8 @@ _NAME_BYTES = 127  # OALLAMA_NAME_BYTES with its terminating zero
 def plugin_text(
     plan: Plan | PlanRecord, operators: Sequence[Operator], device_name: str, every_operator: bool = False
 ) -> str:
-    """The plan text: format, model fingerprint, device and one line for each split operator, in graph order.
+    """The plan text: format, model fingerprint, device, bytes left for activations there, and one line for each split
+    operator, in graph order.
 
     device_name: ggml's name of the device that holds GG (`RPC0`), not the --device spec that makes it.
     every_operator: list the operators that lie whole on one side too; the plugin then takes all that `-ot` gives it.
@@ -32,6 +33,8 @@ def plugin_text(
     record = plan.record if isinstance(plan, Plan) else plan
     by_name = {placement.name: placement for placement in record.operators}
     lines = [FORMAT, f"model {_word(record.model_fingerprint)}", f"device {_word(device_name)}"]
+    if record.memory.staging > 0:
+        lines.append(f"staging {record.memory.staging}")
     for operator in operators:
         placement = by_name.get(operator.name)
         if placement is None:

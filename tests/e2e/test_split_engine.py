@@ -239,11 +239,15 @@ def test_fractions_off_the_granularity_are_refused(f16: Path) -> None:
         Engine(case.model, changed(case, operators=off))
 
 
-def test_streaming_is_refused_in_this_version(f16: Path) -> None:
+def test_a_plan_that_streams_computes_the_same(f16: Path) -> None:
     case = split_case(f16, "cpu-pair", ffn(0.5))
     streamed = tuple(replace(p, gg=p.gg / 2, cg=p.gg / 2) if 0 < p.gg < 1 else p for p in case.plan.operators)
-    with pytest.raises(PlanError, match="CG"):
-        engine_of(replace(case, plan=changed(case, operators=streamed)))
+    prompt = list(range(3, 20))
+    with engine_of(case) as engine:
+        resident = engine.logits(prompt)
+    with engine_of(replace(case, plan=changed(case, operators=streamed))) as engine:
+        assert nmse(engine.logits(prompt), resident) <= 1e-6
+        assert {p.name: p.cg for p in engine.plan.operators} == {p.name: p.cg for p in streamed}
 
 
 def test_a_device_that_is_not_there_is_an_error(f16: Path) -> None:
