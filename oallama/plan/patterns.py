@@ -54,8 +54,8 @@ def host_patterns(
 
 
 def is_split(placement: OperatorPlacement) -> bool:
-    """Whether a part of the weight lies on the device and a part in host memory, or is streamed, so that only the plugin
-    can run it."""
+    """Whether only the plugin can run it: a part of the weight lies on the device and a part in host memory, or a part is
+    streamed."""
     return 0 < placement.gg < 1 or placement.cg > 0
 
 
