@@ -81,8 +81,8 @@ double check_case(const Case & own, const std::string & device) {
                 check(same_bytes(own.repacked[i], result), what + ": bytes differ from the CPU alone");
                 continue;
             }
-            const double error = nmse(own.plain[i], result);
-            const bool one_sum = streamed != Streamed::half; // else the device adds two partial sums
+            const double error   = nmse(own.plain[i], result);
+            const bool   one_sum = streamed != Streamed::half; // else the device adds two partial sums
             if ((cut == Cut::all && own.same != Same::host && one_sum) || (own.same == Same::rows && plain)) {
                 check(same_bytes(own.plain[i], result),
                       what + ": bytes differ from the CPU alone, NMSE " + text(error));
