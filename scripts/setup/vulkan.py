@@ -79,7 +79,7 @@ def sdk_for_build(env: Mapping[str, str], cxx: str) -> str | None:
 
 def headers_folder(env: Mapping[str, str]) -> Path:
     """Where `fetch_headers` unpacks: `include/vulkan` is below it."""
-    return cache_dir(env) / "vulkan-headers" / NEWER_DEBIAN / "usr"
+    return cache_dir(env) / "vulkan-headers" / NEWER_DEBIAN
 
 
 def advice(missing: Sequence[Part], env: Mapping[str, str]) -> str:
@@ -155,7 +155,7 @@ def fetch_headers(console: Console, step: Step, env: Mapping[str, str]) -> Path:
             f"the Vulkan headers here are too old and newer ones can be fetched on Debian only: name a Vulkan SDK of "
             f"{HEADERS_VERSION} or later in VULKAN_SDK"
         )
-    place = headers_folder(env).parent
+    place = headers_folder(env)
     place.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place.parent) as draft:
         folder = Path(draft)
@@ -178,8 +178,9 @@ def fetch_headers(console: Console, step: Step, env: Mapping[str, str]) -> Path:
         package = next((folder / "package").glob("*.deb"))
         run(console, step, ["dpkg-deb", "-x", str(package), str(folder / "unpacked")], env, "unpacking them")
         shutil.rmtree(place, ignore_errors=True)
-        (folder / "unpacked").replace(place)
-    return headers_folder(env)
+        place.mkdir()
+        (folder / "unpacked" / "usr" / "include").replace(place / "include")
+    return place
 
 
 def _compiles(cxx: str, header: str, use: str, env: Mapping[str, str], sdk: str | None) -> bool:
