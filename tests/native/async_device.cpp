@@ -311,7 +311,8 @@ void get_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
     props->name        = device->iface.get_name(device);
     props->description = device->iface.get_description(device);
     props->type        = device->iface.get_type(device);
-    props->caps        = {/*async=*/true, /*host_buffer=*/true, /*buffer_from_host_ptr=*/false, /*events=*/true,
+    props->caps        = {/*async=*/true, /*host_buffer=*/true, /*buffer_from_host_ptr=*/false,
+                          /*events=*/!options().refuse_events,
                           /*mmap_support=*/false};
     get_memory(device, &props->memory_free, &props->memory_total);
 }
@@ -340,6 +341,9 @@ void set_up_device(ggml_backend_reg_t reg) {
     iface.supports_op             = supports_op;
     iface.supports_buft = [](ggml_backend_dev_t, ggml_backend_buffer_type_t buft) { return buft == &device_buft; };
     iface.event_new     = [](ggml_backend_dev_t device) {
+        if (options().refuse_events) {
+            return static_cast<ggml_backend_event_t>(nullptr);
+        }
         state().n_events++;
         return new ggml_backend_event{device, new std::shared_ptr<Event>(std::make_shared<Event>())};
     };

@@ -28,6 +28,7 @@ struct Options {
     size_t   max_alloc_bytes   = SIZE_MAX;
     size_t   capacity_bytes    = size_t{1} << 30;
     bool     refuse_pinned     = false; // no pinned host memory
+    bool     refuse_events     = false; // no events
     int32_t  refused_type      = -1;    // supports_op answers false for operations on tensors of this ggml_type
     int64_t  graphs_until_lost = -1;    // so many graphs are computed, then graph_compute fails; -1: never
 };

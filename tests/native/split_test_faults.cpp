@@ -76,10 +76,11 @@ void check_small_device(const Subject & own, Cut cut) {
         const Placed      now  = placed(plan.get());
         const std::string what = own.block.name + ", " + cut_name(cut) + ", room for " + std::to_string(percent) + " %";
         check(model.loaded() && now.usable, what + ": the model is loaded");
-        check(now.gg < now.gg_planned && now.device_bytes <= wanted * percent / 100,
+        check((now.gg < now.gg_planned || wanted == 0) && now.device_bytes <= wanted * percent / 100,
               what + ": GG shrinks to what fits");
-        check(percent < 50 || now.gg > 0, what + ": GG is as large as can be");
-        check(!now.problems.empty() && now.problems.find('\n') == std::string::npos, what + ": one sentence is told");
+        check(percent < 90 || now.gg > 0 || wanted == 0, what + ": GG is as large as can be");
+        check((!now.problems.empty() || wanted == 0) && now.problems.find('\n') == std::string::npos,
+              what + ": one sentence is told");
         async_device::set_options({}); // activations have room
         Session      session;
         const double error = nmse(own.expected, session.compute(model, 5));
@@ -109,17 +110,20 @@ void check_lost_device(const Subject & own) {
     }
     const Model model(own.block, own.data, plan.get());
     {
-        Session session;
+        Session       session;
+        const int64_t n_before = async_device::counters().n_graphs;
         check(nmse(own.expected, session.compute(model, 5)) <= summation_bound, "the device is there");
-        async_device::Options options;
-        options.graphs_until_lost = 2;
-        async_device::set_options(options);
-        session.compute(model, 5);
-        session.compute(model, 1);
-        check(session.status() == GGML_STATUS_SUCCESS, "the device is still there");
-        for (int i = 0; i < 3; i++) {
-            check(session.compute(model, 5).empty() && session.status() == GGML_STATUS_FAILED,
-                  "computing on a lost device fails with a status");
+        const int64_t n_graphs = async_device::counters().n_graphs - n_before; // CG and GG may be graphs of their own
+        for (int64_t n_more = 0; n_more < n_graphs; n_more++) {                // lost at each of them
+            async_device::Options options;
+            options.graphs_until_lost = n_graphs + n_more;
+            async_device::set_options(options);
+            session.compute(model, 5);
+            check(session.status() == GGML_STATUS_SUCCESS, "the device is still there");
+            for (int i = 0; i < 3; i++) {
+                check(session.compute(model, 5).empty() && session.status() == GGML_STATUS_FAILED,
+                      "computing on a lost device fails with a status");
+            }
         }
     }
     const PlanPtr on_host = plan_for(own, Cut::none);
@@ -162,10 +166,11 @@ void check_no_room_to_compute(const Subject & own) {
     check(nmse(own.expected, session.compute(model, 5)) <= summation_bound, "and both work when there is room again");
 }
 
-// Asynchronous, but without pinned memory, as RPC is.
-void check_without_pinned_memory(const Subject & own) {
+// Asynchronous, but without pinned memory, as RPC is; or without events.
+void check_plainer_device(const Subject & own, bool pinned) {
     async_device::Options options;
-    options.refuse_pinned = true;
+    options.refuse_pinned = !pinned;
+    options.refuse_events = pinned;
     options.max_delay_us  = 100;
     async_device::set_options(options);
     for (Cut cut : all_cuts) {
@@ -177,8 +182,9 @@ void check_without_pinned_memory(const Subject & own) {
         Session      session;
         const double error = nmse(own.expected, session.compute(model, 5));
         check(error <= summation_bound,
-              own.block.name + ", " + cut_name(cut) + ", without pinned memory: NMSE " + text(error));
-        check(async_device::counters().pinned_bytes == 0, "there is no pinned memory");
+              own.block.name + ", " + cut_name(cut) + ", a plainer device: NMSE " + text(error));
+        check(pinned || async_device::counters().pinned_bytes == 0, "there is no pinned memory");
+        check(!pinned || async_device::counters().n_events == 0, "there are no events");
         session.compute(model, 1);
     }
     async_device::set_options({});
@@ -211,7 +217,8 @@ void test_faults() {
         for (Cut cut : {Cut::half, Cut::all}) {
             check_small_device(*own, cut);
         }
-        check_without_pinned_memory(*own);
+        check_plainer_device(*own, /*pinned=*/false);
+        check_plainer_device(*own, /*pinned=*/true);
         check_no_room_to_compute(*own);
         check_lost_device(*own);
     }

@@ -89,7 +89,7 @@ void check_all_refused() {
     check_refused("oallama-plan 1\ndevice NOBODY\n" + valid);  // a device that is not here
     check_refused("oallama-plan 1\ndevice OALLAMA\n" + valid); // the backend itself
     check_refused("oallama-plan 1\ndevice OALLAMA_Split\n" + valid);
-    check_refused(head + "tensor x F32 32x96x1 rows 32 16 48 CPU\n"); // no granule of CG
+    check_refused(head + "tensor x F32 32x96x1 rows 32 16 48 CPU\n");         // no granule of CG
     check_refused("oallama-plan 1\ntensor x F32 32x96x1 rows 32 64 0 CPU\n"); // CG without a device
     check_refused(head + "slots 0\n" + valid);
     check_refused(head + "slots 65\n" + valid);

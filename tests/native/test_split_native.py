@@ -34,14 +34,17 @@ TESTS = [
 THREADED = ["device", "partial", "faults", "threads", "leaks"]  # what has something new to show with other threads
 
 
-def run_tests(program: Path, tests: list[str], threads: int = 1) -> None:
+STREAMS = ["--streamed half", "--streamed all", "--streamed half --slots 1", "--streamed half --slots 4"]
+
+
+def run_tests(program: Path, tests: list[str], threads: int = 1, options: str = "") -> None:
     environment = {
         **os.environ,
         "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "passive",  # threads that spin for each other take ages on a busy machine
     }
-    command = [str(program), "--threads", str(threads), *tests]
+    command = [str(program), "--threads", str(threads), *options.split(), *tests]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     failed = [line for line in run.stdout.splitlines() if line.startswith("FAILED")]
     assert run.returncode == 0, "\n".join(failed[:40]) + run.stderr[-8000:]
@@ -63,9 +66,19 @@ def test_split_backend_with_two_threads(bridge: ggml_bridge.Bridge) -> None:
     run_tests(build_native("split_test", bridge.libraries.folder), ["graphs", *THREADED], threads=2)
 
 
+@pytest.mark.parametrize("options", STREAMS)
+def test_split_backend_that_streams(bridge: ggml_bridge.Bridge, options: str) -> None:
+    tests = TESTS if options == STREAMS[0] else ["types-dense", "types-moe", "graphs", *THREADED]
+    run_tests(build_native("split_test", bridge.libraries.folder), tests, options=options)
+
+
 def test_split_backend_under_address_sanitizer(bridge: ggml_bridge.Bridge) -> None:
-    run_tests(build_native("split_test", bridge.libraries.folder, "address,undefined"), TESTS)
+    program = build_native("split_test", bridge.libraries.folder, "address,undefined")
+    run_tests(program, TESTS)
+    run_tests(program, THREADED, options="--streamed half")
 
 
 def test_split_backend_under_thread_sanitizer(bridge: ggml_bridge.Bridge) -> None:
-    run_tests(build_native("split_test", bridge.libraries.folder, "thread"), ["graphs", *THREADED])
+    program = build_native("split_test", bridge.libraries.folder, "thread")
+    run_tests(program, ["graphs", *THREADED])
+    run_tests(program, THREADED, options="--streamed half")
