@@ -18,10 +18,12 @@ _lock = threading.RLock()  # the callback is one for the process
 
 
 class NativeLog:
-    """Lines of the log with their levels, the last `keep` of them."""
+    """Lines of the log with their levels, the last `keep` of them. interrupt: a Ctrl-C that arrived while a line did,
+    to be raised where that is possible."""
 
     def __init__(self, keep: int = 4000) -> None:
         self.lines: deque[tuple[int, str]] = deque(maxlen=keep)
+        self.interrupt: BaseException | None = None
 
     def add(self, level: int, text: str) -> None:
         """Append what the log callback was given; a continuation joins the line before it."""
@@ -43,14 +45,21 @@ class NativeLog:
 
 @contextlib.contextmanager
 def native_log() -> Iterator[NativeLog]:
-    """Collect llama.cpp's log instead of printing it, for as long as the context lasts."""
+    """Collect llama.cpp's log instead of printing it, for as long as the context lasts.
+
+    Raises at its end the KeyboardInterrupt that arrived inside the callback, if nobody took it from `interrupt`.
+    """
     from llama_cpp import llama_cpp as api
 
     log = NativeLog()
 
     def collect(level: int, text: bytes | None, user_data: Any) -> None:
-        with contextlib.suppress(Exception):  # an exception cannot cross the C caller
+        try:
             log.add(level, (text or b"").decode("utf-8", "replace"))
+        except Exception:  # it cannot cross the C caller, and a line of the log is not worth more
+            return
+        except BaseException as error:  # Ctrl-C must not get lost
+            log.interrupt = error
 
     callback = api.llama_log_callback(collect)
     with _lock:
@@ -61,3 +70,5 @@ def native_log() -> Iterator[NativeLog]:
             yield log
         finally:
             api.llama_log_set(before, before_data)
+        if log.interrupt is not None:
+            raise log.interrupt

@@ -149,6 +149,8 @@ def load_llama(
 
         try:
             llama = runner.call(load, shown.cancel)
+            if log.interrupt is not None:
+                runner.call(llama.close)  # only its own thread may free it; the log then raises
         except ValueError as error:
             shown.raise_interrupt()
             if split is not None and (failure := split.failure()):
