@@ -54,8 +54,7 @@ def host_patterns(
 
 
 def is_split(placement: OperatorPlacement) -> bool:
-    """Whether only the plugin can run it: a part of the weight lies on the device and a part in host memory, or a part is
-    streamed."""
+    """Whether only the plugin can run it: the weight lies partly on the device and partly on the host, or is streamed."""
     return 0 < placement.gg < 1 or placement.cg > 0
 
 
