@@ -54,7 +54,7 @@ def host_patterns(
 
 
 def is_split(placement: OperatorPlacement) -> bool:
-    """Whether only the plugin can run it: the weight lies partly on the device and partly on the host, or is streamed."""
+    """Whether only the plugin can run it: it lies partly on the device and partly on the host, or is streamed."""
     return 0 < placement.gg < 1 or placement.cg > 0
 
 
