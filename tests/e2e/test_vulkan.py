@@ -180,7 +180,7 @@ def test_plan_and_run_from_the_command_line(measured: Placer, profile: Path, tmp
 
 
 @pytest.mark.parametrize("n_tokens", [1, 7, 64])
-@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.25, 0.5, 0.99, 1.0])  # 0.01 and 0.99: the smallest slice
 @pytest.mark.parametrize(
     ("arch", "weight_type"),
     [("llama", "F32"), ("llama", "F16"), ("llama", "Q4_0"), ("llama", "Q4_K"), ("qwen3moe", "F32"),
