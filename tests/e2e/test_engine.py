@@ -520,5 +520,6 @@ def test_engines_do_not_leak(device: str, q4_0: Path) -> None:
     (rss_before, *before), (rss_after, *after) = [
         [int(word) for word in line.split()] for line in done.stdout.splitlines()
     ]
-    assert rss_after - rss_before < 4 << 20, "12 more loads of 1 MiB of weights and 4 MiB of buffers each"
+    # malloc takes another arena once in a while, 3 to 6 MiB, and stays flat after it; weights alone would be 12 MiB
+    assert rss_after - rss_before < 10 << 20, "12 more loads of 1 MiB of weights and 4 MiB of buffers each"
     assert after == before == [before[0], 1, 0], "file descriptors, threads, children"
