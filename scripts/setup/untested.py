@@ -41,7 +41,7 @@ def absent_devices(devices_json: str | None) -> list[str]:
     backends = {str(device["backend"]) for device in devices if not _stands_in(device)}
     if not backends:
         played = [str(device["description"]) for device in devices if device["backend"] == "Vulkan"]
-        stood_in = f"the processor ({played[0]}, a Vulkan device in software)" if played else "a worker process"
+        stood_in = f"{played[0]}, which is the processor," if played else "a worker process"
         return [f"a graphics card: none answers here (CUDA, ROCm, Vulkan, Metal); {stood_in} stood in for it"]
     return [f"back ends other than {', '.join(sorted(backends))}"]
 
