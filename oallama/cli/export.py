@@ -55,7 +55,9 @@ def command(plan_file: str, target: str, plugin_plan: str | None, output: str | 
         text = _plugin_text(plan, placer)
     else:
         default = Path(plan_file).with_suffix(PLUGIN_PLAN_SUFFIX)
-        plugin = _plugin(plan, placer, plan_file, Path(plugin_plan or default)) if splits(plan) else None
+        plugin = (
+            _plugin(plan, placer, plan_file, Path(plugin_plan or default)) if splits(plan, placer.operators) else None
+        )
         text = export_command(plan, placer.operators, placer.tensor_names, target, plugin)  # type: ignore[arg-type]
         text += "\n"
     if output is None:
@@ -69,7 +71,7 @@ def _plugin_text(plan: Plan, placer: Placer) -> str:
     from oallama.plan.export import splits, stock_device
     from oallama.plan.plugin_text import plugin_text
 
-    if not splits(plan):
+    if not splits(plan, placer.operators):
         raise PlanError(
             "the plan splits no operator, so stock llama.cpp runs it without the plugin; export it --to llama-server"
         )

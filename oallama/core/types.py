@@ -261,6 +261,18 @@ class Workload:
     n_ubatch: int = 512
 
 
+PrefetchMode = Literal["ahead", "layer"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """How a plan's streamed slices (cg > 0, n_g > 0) are held and copied."""
+
+    n_slots: int = 2  # of the ring of blocks in device memory that copies go to
+    prefetch: PrefetchMode = "ahead"  # copy as soon as a slot is free, or only within a layer (ScheInfer's pipeline)
+    kept_twice: bool = False  # CC lies in its layout, and a second time in plain memory, which is streamed for n_g
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
     """The plan (contract: `oallama plan`). plan/plan.py adds reading, writing and checks."""
@@ -276,5 +288,6 @@ class PlanRecord:
     memory: MemoryLedger
     predicted: Predicted | None  # None: made without a profile
     token_assignment: tuple[tuple[int, int], ...] = ()  # (n_tokens, n_g)
+    streaming: StreamSettings | None = None  # None: nothing was said of it, the defaults hold
     version: int = 1
     extra: dict[str, Any] = field(default_factory=dict)

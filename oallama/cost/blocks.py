@@ -69,6 +69,11 @@ def can_split(operator: Operator) -> bool:
     return bool(known) and not stacked and cut_extent(operator) > cut_granularity(operator)
 
 
+def is_ffn(operator: Operator) -> bool:
+    """Whether it belongs to a feed-forward network, its router apart."""
+    return _FFN_ROLE.fullmatch(operator.role) is not None
+
+
 def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[SplitBlock, ...]:
     """The blocks that split operators form, in graph order of their first one.
 
@@ -80,7 +85,7 @@ def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[Spli
             families.setdefault(_family(index, operator), []).append(index)
     made = []
     for members in families.values():
-        if len(members) > 1 and _is_ffn([operators[i] for i in members]) and len({gg[i] for i in members}) == 1:
+        if len(members) > 1 and _are_one_ffn([operators[i] for i in members]) and len({gg[i] for i in members}) == 1:
             made.append(_ffn_block(operators, members))
         else:
             made += [_lone_block(operators, i) for i in members]
@@ -101,7 +106,7 @@ def _family(index: int, operator: Operator) -> tuple[object, ...]:
     return (operator.layer, match[1], match[3])
 
 
-def _is_ffn(members: Sequence[Operator]) -> bool:
+def _are_one_ffn(members: Sequence[Operator]) -> bool:
     """Whether these are all the mul-mats of one FFN: up or gate and up (or both in one), then down, of one extent."""
     kinds = sorted(match[2] for o in members if (match := _FFN_ROLE.fullmatch(o.role)))
     if kinds not in (["down", "gate", "up"], ["down", "up"], ["down", "gate_up"]):

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from oallama.core.errors import PlanError
 from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT, Operator
 from oallama.device.spec import parse_device
-from oallama.plan.patterns import host_patterns, is_split
+from oallama.plan.patterns import host_patterns, split_names
 from oallama.plan.plan import Plan
 
 Target = Literal["llama-server", "llama-cli", "llama-bench"]
@@ -28,9 +28,9 @@ class Plugin:
     plan_file: str
 
 
-def splits(plan: Plan) -> bool:
-    """Whether the plan splits an operator, so that stock llama.cpp needs the plugin for it."""
-    return any(is_split(placement) for placement in plan.operators)
+def splits(plan: Plan, operators: Sequence[Operator]) -> bool:
+    """Whether the plan splits or streams an operator, so that stock llama.cpp needs the plugin for it."""
+    return bool(split_names(plan.record, operators))
 
 
 def stock_device(plan: Plan) -> str:
@@ -63,9 +63,8 @@ def export_command(
     other program has, and where a stock program cannot do what the plan says.
     """
     device, spec = stock_device(plan), parse_device(plan.device)
-    if any(placement.cg for placement in plan.operators):
-        raise PlanError("the plan streams operators (cg > 0), which is not possible yet; plan with another policy")
-    if splits(plan) and (plugin is None or device == "none"):
+    needs_plugin = splits(plan, operators)
+    if needs_plugin and (plugin is None or device == "none"):
         raise PlanError("the plan splits operators, so it needs a device and the plugin's library and plan file")
     arguments = [target, "-m", plan.record.model_path, *_workload(plan, target)]
     if device == "none":
@@ -74,7 +73,7 @@ def export_command(
     arguments += ["--device", device, "-ngl", str(plan.n_gpu_layers)]
     arguments += _overrides(plan, operators, all_tensor_names, target)
     command = shlex.join(arguments)
-    if plugin is None or not splits(plan):
+    if plugin is None or not needs_plugin:
         return command
     # A quoted NAME=value would be the name of a program; only the value may be quoted.
     settings = {LIBRARY_VARIABLE: plugin.library, PLAN_VARIABLE: plugin.plan_file}
@@ -93,7 +92,8 @@ def _overrides(plan: Plan, operators: Sequence[Operator], all_tensor_names: Iter
     """`-ot` and its patterns, those of split operators first."""
     separators = ",=;" if target == "llama-bench" else ",="
     overrides: list[str] = []
-    for pattern, layout in host_patterns(operators, plan.operators, all_tensor_names):
+    streams_tokens = bool(plan.record.token_assignment)
+    for pattern, layout in host_patterns(operators, plan.operators, all_tensor_names, streams_tokens):
         if any(character in pattern for character in separators):
             raise PlanError(f"{target} cannot take a tensor name with one of {separators} in it: {pattern}")
         overrides.append(f"{pattern}={layout if layout == SPLIT_LAYOUT else CPU_DEVICE}")

@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from oallama.core.errors import PlanError
-from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement
+from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement, PlanRecord
+from oallama.cost.blocks import can_split, is_ffn
 
 Pattern = tuple[str, str | None]  # (regular expression, buffer type; None: plain host memory or llama.cpp's choice)
 
@@ -23,10 +24,13 @@ _SHARED_NAMES = ("token_embd.weight",)  # tied embeddings: one name, read by GET
 
 
 def host_patterns(
-    operators: Sequence[Operator], placements: Sequence[OperatorPlacement], all_tensor_names: Iterable[str]
+    operators: Sequence[Operator],
+    placements: Sequence[OperatorPlacement],
+    all_tensor_names: Iterable[str],
+    streams_tokens: bool = False,
 ) -> tuple[Pattern, ...]:
-    """Patterns for the weights that stay in host memory (gg = 0) or are split (0 < gg < 1; SPLIT_LAYOUT), with their
-    biases and scales. No tensor matches two.
+    """Patterns for the weights that stay in host memory (gg = 0) or are split (is_split; SPLIT_LAYOUT), with their
+    biases and scales. No tensor matches two. streams_tokens: whether the plan has a token assignment.
 
     A bias that stayed on the device would pull the addition there and cost one more crossing; the result of a split
     mul-mat comes out on the host too. Biases and tied embeddings never get a named layout: only a mul-mat can read
@@ -40,9 +44,10 @@ def host_patterns(
         placement = by_name.get(operator.name)
         if placement is None:
             raise PlanError(f"the plan has no place for operator {operator.name}; make a new plan for this model")
-        if not is_split(placement) and placement.gg > 0:
+        split = is_split(operator, placement, streams_tokens)
+        if not split and placement.gg > 0:
             continue
-        hosted[operator.name] = _layout(placement)
+        hosted[operator.name] = _layout(placement, split)
         stem = operator.name.removesuffix(".weight")
         for companion in (stem + suffix for suffix in _COMPANIONS):
             if companion in names:
@@ -53,14 +58,24 @@ def host_patterns(
     return patterns
 
 
-def is_split(placement: OperatorPlacement) -> bool:
-    """Whether only the plugin can run it: it lies partly on the device and partly on the host, or is streamed."""
-    return 0 < placement.gg < 1 or placement.cg > 0
+def is_split(operator: Operator, placement: OperatorPlacement, streams_tokens: bool) -> bool:
+    """Whether only the plugin can run it: it lies partly on the device and partly on the host, or is streamed. With a
+    token assignment every FFN in host memory is, for the tokens that the device computes (CG')."""
+    if 0 < placement.gg < 1 or placement.cg > 0:
+        return True
+    return streams_tokens and placement.cc > 0 and is_ffn(operator) and can_split(operator)
 
 
-def _layout(placement: OperatorPlacement) -> str | None:
+def split_names(record: PlanRecord, operators: Sequence[Operator]) -> frozenset[str]:
+    """The operators that only the plugin can run."""
+    by_name = {operator.name: operator for operator in operators}
+    streams = bool(record.token_assignment)
+    return frozenset(p.name for p in record.operators if p.name in by_name and is_split(by_name[p.name], p, streams))
+
+
+def _layout(placement: OperatorPlacement, split: bool) -> str | None:
     shared = placement.name in _SHARED_NAMES
-    if not is_split(placement):
+    if not split:
         return None if shared else placement.layout
     if shared:
         raise PlanError(f"{placement.name} is the embedding too, which is read whole; place it with gg 0 or 1")

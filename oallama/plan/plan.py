@@ -1,7 +1,8 @@
 """The plan: for every operator where it is stored and computed (gg + cg + cc = 1), as a file and as a record.
 
 History of the JSON format (`"version"`):
-  1  first; `layout` of an operator and `n_ubatch` of the workload are left out where they are the default.
+  1  first; `layout` of an operator and `n_ubatch` of the workload are left out where they are the default, so is
+     `streaming` (n_slots, prefetch, kept_twice) of a plan that says nothing of it.
 Keys this version does not know are kept in `extra` and written back, so a newer minor addition survives a round trip.
 """
 
@@ -9,13 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from oallama.core.errors import PlanError
 from oallama.core.types import (
@@ -25,10 +25,13 @@ from oallama.core.types import (
     OperatorPlacement,
     PlanRecord,
     Predicted,
+    PrefetchMode,
+    StreamSettings,
     Workload,
 )
+from oallama.plan.check import check_record
 from oallama.plan.read import Reader
-from oallama.plan.split import FRACTION_TOLERANCE, slice_counts
+from oallama.plan.split import slice_counts
 
 VERSION = 1
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -37,7 +40,7 @@ _LEDGER_BYTES = ("limit", "weights_gpu", "weights_host", "kv", "compute", "stagi
 _PREDICTED = ("ttft_s", "tpot_s", "total_s")  # null without a profile
 _KEYS = {
     *("version", "model", "machine", "device", "policy", "workload", "operators"),
-    *("token_assignment", "n_gpu_layers", "memory", "predicted"),
+    *("token_assignment", "streaming", "n_gpu_layers", "memory", "predicted"),
 }
 
 
@@ -48,7 +51,7 @@ class Plan:
     record: PlanRecord
 
     def __post_init__(self) -> None:
-        _check_record(self.record)
+        check_record(self.record)
 
     @property
     def operators(self) -> tuple[OperatorPlacement, ...]:
@@ -110,6 +113,7 @@ class Plan:
             "workload": asdict(record.workload),
             "operators": [_placement_to_json(placement) for placement in record.operators],
             "token_assignment": [{"n_tokens": n, "n_g": n_g} for n, n_g in record.token_assignment],
+            **({"streaming": asdict(record.streaming)} if record.streaming else {}),
             "n_gpu_layers": record.n_gpu_layers,
             "memory": asdict(record.memory),
             "predicted": asdict(record.predicted) if record.predicted else dict.fromkeys(_PREDICTED),
@@ -144,6 +148,7 @@ class Plan:
                     (row.whole("n_tokens", least=0), row.whole("n_g", least=0))
                     for row in reader.rows("token_assignment")
                 ),
+                streaming=_streaming_from_json(reader.section("streaming")) if "streaming" in reader.document else None,
                 n_gpu_layers=reader.whole("n_gpu_layers"),
                 memory=MemoryLedger(
                     capacity=memory.whole("capacity"),
@@ -201,20 +206,12 @@ def _placement_from_json(row: Reader) -> OperatorPlacement:
     return OperatorPlacement(row.text("name"), row.number("gg"), row.number("cg"), row.number("cc"), layout)
 
 
-def _check_record(record: PlanRecord) -> None:
-    seen: set[str] = set()
-    for placement in record.operators:
-        if placement.name in seen:
-            raise PlanError(f"operator {placement.name} is placed twice; keep one of the two")
-        seen.add(placement.name)
-        fractions = (placement.gg, placement.cg, placement.cc)
-        if not all(math.isfinite(fraction) and 0 <= fraction <= 1 for fraction in fractions):
-            raise PlanError(f"operator {placement.name} has a fraction outside 0..1: gg, cg, cc = {fractions}")
-        if abs(math.fsum(fractions) - 1) > FRACTION_TOLERANCE:
-            raise PlanError(
-                f"operator {placement.name}: gg + cg + cc is {math.fsum(fractions):.9g} but must be 1 "
-                f"(gg, cg, cc = {fractions})"
-            )
+def _streaming_from_json(section: Reader) -> StreamSettings:
+    prefetch = section.text("prefetch")
+    for known in get_args(PrefetchMode):
+        if prefetch == known:
+            return StreamSettings(section.whole("n_slots"), known, section.flag("kept_twice"))
+    raise PlanError(f"{section.source}: prefetch is {prefetch!r}, but {' or '.join(get_args(PrefetchMode))} is needed")
 
 
 def _same_names(planned: Iterable[str], actual: Sequence[str]) -> None:

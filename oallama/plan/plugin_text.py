@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oallama.core.errors import PlanError
-from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, PlanRecord
-from oallama.plan.patterns import is_split
+from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, PlanRecord, StreamSettings
+from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.plan.split import cut_axis, slice_counts
 
@@ -22,8 +22,8 @@ _NAME_BYTES = 127  # OALLAMA_NAME_BYTES with its terminating zero
 def plugin_text(
     plan: Plan | PlanRecord, operators: Sequence[Operator], device_name: str, every_operator: bool = False
 ) -> str:
-    """The plan text: format, model fingerprint, device, bytes left for activations there, and one line for each split
-    operator, in graph order.
+    """The plan text: format, model fingerprint, device, bytes left for activations and the ring there, how weights are
+    streamed, and one line for each split operator, in graph order.
 
     device_name: ggml's name of the device that holds GG (`RPC0`), not the --device spec that makes it.
     every_operator: list the operators that lie whole on one side too; the plugin then takes all that `-ot` gives it.
@@ -35,13 +35,27 @@ def plugin_text(
     lines = [FORMAT, f"model {_word(record.model_fingerprint)}", f"device {_word(device_name)}"]
     if record.memory.staging > 0:
         lines.append(f"staging {record.memory.staging}")
+    lines += _stream_lines(record)
+    split = split_names(record, operators)
     for operator in operators:
         placement = by_name.get(operator.name)
         if placement is None:
             raise PlanError(f"the plan has no place for operator {operator.name}; make a new plan for this model")
-        if every_operator or is_split(placement):
+        if every_operator or operator.name in split:
             lines.append(_tensor_line(operator, placement))
     return "\n".join(lines) + "\n"
+
+
+def _stream_lines(record: PlanRecord) -> list[str]:
+    """What differs from the plugin's defaults: size of the ring, how copies run ahead, a second copy of CC; and n_g by
+    batch size. Nothing for a plan that streams nothing."""
+    streaming, default = record.streaming or StreamSettings(), StreamSettings()
+    if not record.token_assignment and not any(placement.cg for placement in record.operators):
+        return []
+    lines = [f"slots {streaming.n_slots}"] if streaming.n_slots != default.n_slots else []
+    lines += [f"prefetch {streaming.prefetch}"] if streaming.prefetch != default.prefetch else []
+    lines += ["twice 1"] if streaming.kept_twice else []
+    return lines + [f"tokens {n_tokens} {n_g}" for n_tokens, n_g in record.token_assignment]
 
 
 def _tensor_line(operator: Operator, placement: OperatorPlacement) -> str:

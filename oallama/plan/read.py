@@ -55,6 +55,12 @@ class Reader:
             raise self._wrong(key, "a finite number")
         return number
 
+    def flag(self, key: str) -> bool:
+        value = self._get(key)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false")
+        return value
+
     def is_null(self, key: str) -> bool:
         """Whether the value is there and null."""
         return self._get(key) is None

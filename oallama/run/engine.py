@@ -78,7 +78,7 @@ class Engine:
             cache_type(name)
         spec = device_of(plan, device)
         bridge = load_bridge()
-        placements, warnings = usable_layouts(operators, plan.operators, bridge)
+        placements, warnings = usable_layouts(operators, plan.record, bridge)
         layouts_named = any(placement.layout for placement in placements)
         self.model, self.plan = model, plan
         self.n_threads = n_threads or default_threads()
@@ -89,7 +89,7 @@ class Engine:
             n_batch=n_batch,
             n_ubatch=n_ubatch or plan.workload.n_ubatch,
             n_gpu_layers=plan.n_gpu_layers,
-            host_patterns=host_patterns(operators, placements, tensor_names)
+            host_patterns=host_patterns(operators, placements, tensor_names, bool(plan.record.token_assignment))
             if spec.kind != "none" or layouts_named
             else (),
             flash_attn=flash_attn,

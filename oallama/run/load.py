@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DeviceError
-from oallama.core.types import ModelInfo, Operator, OperatorPlacement, Shape
+from oallama.core.types import ModelInfo, Operator, OperatorPlacement, PlanRecord, Shape
+from oallama.cost.blocks import is_ffn
 from oallama.device.guard import Runner
 from oallama.device.load_params import PLAIN_LAYOUT, LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import OpenDevice, device_pointer
 from oallama.model.cut import cut_axis
 from oallama.model.memory import load_refusal
-from oallama.plan.patterns import is_split
+from oallama.plan.patterns import split_names
 from oallama.plan.split import slice_counts
 from oallama.run.split import LoadedSplit
 
@@ -27,17 +28,20 @@ if TYPE_CHECKING:
 
 
 def usable_layouts(
-    operators: Sequence[Operator], placements: Sequence[OperatorPlacement], bridge: Bridge
+    operators: Sequence[Operator], record: PlanRecord, bridge: Bridge
 ) -> tuple[tuple[OperatorPlacement, ...], tuple[str, ...]]:
-    """Placements whose named layouts this CPU has and can multiply with, and a warning for each layout dropped.
+    """The plan's placements with layouts that this CPU has and can multiply with, and a warning for each layout
+    dropped.
 
     Where the plan insists on plain memory for some operator, llama.cpp must be kept from repacking (load_params.py);
     then the operators left to its choice get the layout it would have chosen by name. So do the split ones, whose
-    layout is not for llama.cpp to choose.
+    layout is not for llama.cpp to choose; those that are streamed for n_g and kept once stay plain, which is all that
+    a device can read.
     """
     by_name = {operator.name: operator for operator in operators}
-    layouts = bridge.cpu_layouts()
-    plain_wanted = any(placement.layout == PLAIN_LAYOUT and not is_split(placement) for placement in placements)
+    placements, split, layouts = record.operators, split_names(record, operators), bridge.cpu_layouts()
+    plain_wanted = any(placement.layout == PLAIN_LAYOUT and placement.name not in split for placement in placements)
+    read_by_device = bool(record.token_assignment) and not (record.streaming and record.streaming.kept_twice)
     checked: list[OperatorPlacement] = []
     dropped: dict[str, list[str]] = {}  # layout -> operators
     for placement in placements:
@@ -46,7 +50,9 @@ def usable_layouts(
         if layout is not None and not (layout in layouts and _supports(bridge, layout, operator, shape)):
             dropped.setdefault(layout, []).append(operator.name)
             layout = None
-        if layout is None and (plain_wanted or is_split(placement)):
+        if layout is None and operator.name in split and is_ffn(operator) and read_by_device:
+            layout = PLAIN_LAYOUT
+        elif layout is None and (plain_wanted or operator.name in split):
             layout = next((name for name in layouts if _supports(bridge, name, operator, shape)), PLAIN_LAYOUT)
         checked.append(replace(placement, layout=layout))
     warnings = (
@@ -59,7 +65,7 @@ def usable_layouts(
 
 def host_shape(operator: Operator, placement: OperatorPlacement) -> Shape:
     """[K, N, E] of what the CPU multiplies by: the whole weight, or the CC slice of a split one."""
-    if not is_split(placement):
+    if not 0 < placement.cc < 1:
         return operator.shape
     k, n, e = operator.shape
     cc, axis = slice_counts(operator, placement)[0], cut_axis(operator)

@@ -12,7 +12,7 @@ from oallama.device.load_params import load_bridge
 from oallama.device.opening import OpenDevice
 from oallama.model.cut import cut_extent
 from oallama.model.memory import BufferBytes
-from oallama.plan.patterns import is_split
+from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 
@@ -82,11 +82,12 @@ def open_split(
     placements: the plan's, with the layouts that this CPU has. Raises PlanError for what the backend refuses,
     DeviceError, BridgeError.
     """
-    if not any(is_split(placement) for placement in placements):
+    record = replace(plan.record, operators=tuple(placements))
+    if not split_names(record, operators):
         return None
     import ggml_bridge
 
-    text = plugin_text(replace(plan.record, operators=tuple(placements)), operators, device.name)
+    text = plugin_text(record, operators, device.name)
     try:
         backend = load_bridge().split()
         return LoadedSplit(backend, backend.plan(text), device)

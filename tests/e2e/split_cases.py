@@ -84,7 +84,7 @@ def split_case(path: Path, device: str, share: Share, layout: str | None = None,
     there = sum(
         round(placement.gg * operator.bytes)
         for operator, placement in zip(case.operators, placements, strict=True)
-        if is_split(placement)
+        if is_split(operator, placement, False)
     )
     ledger = replace(
         case.plan.memory,

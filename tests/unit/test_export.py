@@ -92,7 +92,7 @@ def test_llama_bench_gets_all_overrides_in_one_option_and_the_workload() -> None
 
 def test_a_plan_of_whole_operators_needs_no_plugin_and_names_none() -> None:
     whole = plan(gg_of_ffn=0.0)
-    assert not splits(whole) and splits(plan())
+    assert not splits(whole, OPERATORS) and splits(plan(), OPERATORS)
     assert words_of(whole, plugin=None) == words_of(whole)
     assert words_of(whole)[0] == "llama-server"
 
@@ -104,9 +104,23 @@ def test_a_plan_that_splits_is_refused_without_plugin_or_device() -> None:
         words_of(plan(device="none"))
 
 
-def test_streaming_is_refused() -> None:
-    with pytest.raises(PlanError, match="cg"):
-        words_of(plan(cg=0.25))
+def test_streamed_operators_go_to_the_plugin_too() -> None:
+    host_only = plan(gg_of_ffn=0.0)
+    streamed = plan(gg_of_ffn=0.0, cg=0.25)
+    assert overrides(words_of(streamed)) == [
+        r"^blk\.(?:0|1)\.(?:ffn_down\.weight|ffn_gate\.weight|ffn_up\.weight)$=OALLAMA_Split"
+    ]
+    assert overrides(words_of(host_only))[0].endswith("=CPU")
+
+
+def test_with_a_token_assignment_ffns_in_host_memory_are_the_plugins() -> None:
+    """Not attention, which is on the host here as well."""
+    assigned = plan(gg_of_ffn=0.0, gg_of_attention=0.0, token_assignment=((64, 0), (512, 100)))
+    assert splits(assigned, OPERATORS)
+    assert overrides(words_of(assigned)) == [
+        r"^blk\.(?:0|1)\.(?:ffn_down\.weight|ffn_gate\.weight|ffn_up\.weight)$=OALLAMA_Split",
+        r"^blk\.0\.attn_q\.weight$=CPU",
+    ]
 
 
 def test_devices_that_no_stock_program_has_are_refused() -> None:

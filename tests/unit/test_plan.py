@@ -20,6 +20,7 @@ from oallama.core.types import (
     OperatorPlacement,
     PlanRecord,
     Predicted,
+    StreamSettings,
     Workload,
 )
 from oallama.place.record import unmeasured_cpu_record
@@ -68,13 +69,21 @@ def fractions(draw: st.DrawFn) -> tuple[float, float, float]:
     return gg / units, cg / units, (units - gg - cg) / units
 
 
-@given(st.lists(fractions(), max_size=8), st.sampled_from([None, "CPU", "CPU_REPACK"]), st.integers(1, 4096))
+STREAMING = st.builds(StreamSettings, st.integers(1, 64), st.sampled_from(["ahead", "layer"]), st.booleans())
+
+
+@given(
+    st.lists(fractions(), max_size=8), st.sampled_from([None, "CPU", "CPU_REPACK"]), st.integers(1, 4096),
+    st.none() | STREAMING,
+)  # fmt: skip
 def test_json_round_trip_keeps_every_field(
-    rows: list[tuple[float, float, float]], layout: str | None, n_ubatch: int
+    rows: list[tuple[float, float, float]], layout: str | None, n_ubatch: int, streaming: StreamSettings | None
 ) -> None:
     operators = tuple(OperatorPlacement(f"blk.{i}.ffn_up.weight", *f, layout) for i, f in enumerate(rows))
     workload = Workload(64, 32, 512, n_ubatch)
-    plan = Plan(record(operators, workload=workload, token_assignment=((512, 300), (1, 1)), extra={"note": ["x", 1]}))
+    table = ((1, 1), (512, 300))
+    made = record(operators, workload=workload, token_assignment=table, streaming=streaming, extra={"note": ["x", 1]})
+    plan = Plan(made)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
@@ -105,6 +114,7 @@ def test_the_stored_plan_of_version_1_stays_readable() -> None:
     assert plan.operators[1] == OperatorPlacement("blk.0.ffn_up.weight", 0.25, 0.25, 0.5, "CPU_REPACK")
     assert plan.memory.limit == 5400 and plan.predicted.tpot_s == 0.0125
     assert plan.record.extra == {"comment": "written by hand for the test of version 1"}
+    assert plan.record.streaming is None
     written = json.loads((GOLDEN / "plan_v1.json").read_text())
     written["workload"]["n_ubatch"] = 512
     assert plan.to_json() == written
@@ -165,6 +175,15 @@ def broken(path: str, value: Any) -> dict[str, Any]:
         ("workload/n_ubatch", 0),
         ("workload/n_prompt", 1.5),
         ("token_assignment", [[512, 1]]),
+        ("token_assignment", [{"n_tokens": 512, "n_g": 513}]),
+        ("token_assignment", [{"n_tokens": 512, "n_g": 1}, {"n_tokens": 512, "n_g": 1}]),
+        ("token_assignment", [{"n_tokens": 0, "n_g": 0}]),
+        ("streaming", None),
+        ("streaming", {"n_slots": 2, "prefetch": "ahead"}),
+        ("streaming", {"n_slots": 2, "prefetch": "behind", "kept_twice": False}),
+        ("streaming", {"n_slots": 2, "prefetch": "layer", "kept_twice": 0}),
+        ("streaming", {"n_slots": 0, "prefetch": "layer", "kept_twice": False}),
+        ("streaming", {"n_slots": 65, "prefetch": "layer", "kept_twice": False}),
         ("memory/kv", "12"),
         ("predicted/ttft_s", float("inf")),
     ],

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.core.errors import PlanError
-from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, Workload
+from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, StreamSettings, Workload
 from oallama.model.gguf_types import GGML_TYPES_BY_NAME
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.plan.split import cut_extent, cut_granularity, slice_counts
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "plugin_plan_v1.oallama"
+STREAMED = GOLDEN.with_name("plugin_plan_v1_streamed.oallama")
 
 
 def operator(name: str, type: str, shape: tuple[int, int, int], **fields: bool) -> Operator:
@@ -76,6 +77,34 @@ def test_every_operator_is_listed_on_request_with_no_layout_where_nothing_is_on_
     assert [line.split()[1] for line in lines[3:]] == [operator.name for operator in OPERATORS]
     assert "tensor blk.0.attn_q.weight Q4_0 2048x2048x1 rows 0 0 2048 -" in lines
     assert "tensor blk.1.ffn_gate_exps.weight Q8_0 256x512x8 rows 512 0 0 CPU_REPACK" in lines
+
+
+def streamed_record() -> PlanRecord:
+    """A quarter of the first FFN is streamed, and CC of all of them for some tokens of a prompt."""
+    streams = ("blk.0.ffn_gate.weight", "blk.0.ffn_up.weight", "blk.0.ffn_down.weight")
+    placements = tuple(
+        dataclasses.replace(p, gg=0.25, cg=0.125, cc=0.625) if p.name in streams else p for p in PLACEMENTS
+    )
+    made = record(placements)
+    memory = dataclasses.replace(made.memory, staging=22151168)
+    table = ((31, 0), (32, 9), (512, 400))
+    return dataclasses.replace(
+        made, memory=memory, token_assignment=table, streaming=StreamSettings(4, "layer", kept_twice=True)
+    )
+
+
+def test_the_text_of_a_plan_that_streams() -> None:
+    """With the operator that is all CC, which the device computes for n_g tokens."""
+    text = plugin_text(streamed_record(), OPERATORS, "RPC0")
+    assert text == STREAMED.read_text(encoding="utf-8")
+
+
+def test_what_is_the_default_or_streams_nothing_is_not_said() -> None:
+    default = dataclasses.replace(streamed_record(), streaming=StreamSettings(), token_assignment=())
+    lines = plugin_text(default, OPERATORS, "RPC0").splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["oallama-plan", "model", "device", "staging", "tensor"]
+    still = dataclasses.replace(record(), streaming=StreamSettings(4, "layer", kept_twice=True))
+    assert plugin_text(still, OPERATORS, "RPC0") == GOLDEN.read_text(encoding="utf-8")
 
 
 def test_an_operator_without_a_place_is_refused() -> None:
