@@ -1,0 +1,1 @@
+"""llama.cpp for CUDA, compiled without a GPU and packed for a machine without a network."""

@@ -1,0 +1,163 @@
+"""The pack: one compressed archive, its manifest inside and beside it, and how a folder that Python runs from is made.
+
+lib/          ggml, llama and the CUDA back end; cpu/NAME/libggml-cpu.so.0 for other processors than the plainest
+native/       libggml_bridge, libggml-oallama
+site/         llama_cpp's Python part, and the packages that the other machine lacks
+bin/          llama-bench and llama-server, where they fitted
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from setup.commands import capture
+from setup.errors import SetupError
+
+from .recipe import best_cpu_variant
+
+ARCHIVE, MANIFEST = "pack.tar.xz", "manifest.json"
+
+
+def copy_libraries(folder: Path, names: Iterable[str], to: Path) -> None:
+    """`lib….so` with the links that lead to it, as files and links."""
+    to.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        found = sorted(folder.glob(f"lib{name}.so*"))
+        if not found:
+            raise SetupError(f"the build left no lib{name}.so in {folder}: remove that folder and run again")
+        for path in found:
+            shutil.copy2(path, to / path.name, follow_symlinks=False)
+
+
+def strip(folder: Path, env: Mapping[str, str]) -> None:
+    """Take what only a debugger needs out of libraries and programs; a machine without `strip` leaves it in."""
+    files = [str(path) for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    native = [file for file in files if ".so" in Path(file).name or Path(file).parent.name == "bin"]
+    if native:
+        capture(["strip", "--strip-unneeded", *native], env, 120.0)
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def write_pack(tree: Path, manifest: Mapping[str, Any], out: Path, limit_bytes: int) -> dict[str, Any]:
+    """Compress `tree` into `out`. Returns the manifest with the sizes in. Raises SetupError, leaving no pack, where the
+    folder would be above `limit_bytes`."""
+    out.mkdir(parents=True, exist_ok=True)
+    for old in (out / ARCHIVE, out / MANIFEST):
+        old.unlink(missing_ok=True)
+    sizes = {path.name: folder_bytes(path) for path in sorted(tree.iterdir()) if path.is_dir()}
+    full = {**manifest, "unpacked_bytes": sizes}
+    (tree / MANIFEST).write_text(json.dumps(full, indent=1) + "\n", encoding="utf-8")
+    draft = out / f"{ARCHIVE}.part"
+    with tarfile.open(draft, "w:xz", preset=6) as tar:
+        for path in sorted(tree.iterdir()):
+            tar.add(path, path.name, filter=_anonymous)
+    size = draft.stat().st_size
+    check_size(size + sum(path.stat().st_size for path in out.iterdir() if path != draft), limit_bytes, draft)
+    draft.replace(out / ARCHIVE)
+    full["archive_bytes"] = size
+    (out / MANIFEST).write_text(json.dumps(full, indent=1) + "\n", encoding="utf-8")
+    return full
+
+
+def check_size(n_bytes: int, limit_bytes: int, draft: Path) -> None:
+    """Raises SetupError, and removes what was written, where it is too large to travel."""
+    if n_bytes > limit_bytes:
+        draft.unlink(missing_ok=True)
+        raise SetupError(
+            f"the pack would be {n_bytes / 2**20:.1f} MiB and {limit_bytes / 2**20:.0f} MiB may travel: "
+            "name fewer architectures in --arch, or leave parts out with --no-programs or --no-fa"
+        )
+
+
+def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Nobody's files of no time: the same inputs make the same archive."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mtime = 0
+    return entry
+
+
+def unpack(pack: Path, to: Path) -> Path:
+    """The folder of a pack: `pack` itself where it is one, else its archive unpacked into `to`, once. Raises
+    SetupError."""
+    if (pack / "lib").is_dir():
+        return pack
+    archive = pack / ARCHIVE if pack.is_dir() else pack
+    if not archive.is_file():
+        raise SetupError(f"{pack} holds no {ARCHIVE}: run scripts/build_cuda, or name the folder that it wrote")
+    mark, stamp = to / "unpacked.txt", f"{archive.stat().st_size} {int(archive.stat().st_mtime)}\n"
+    if mark.is_file() and mark.read_text(encoding="utf-8") == stamp:
+        return to
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir(parents=True)
+    try:
+        with tarfile.open(archive) as tar:
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(to, filter="data")
+            else:
+                tar.extractall(to)
+    except (tarfile.TarError, EOFError) as error:
+        raise SetupError(f"{archive} is damaged ({error}): run scripts/build_cuda again") from error
+    choose_cpu(to, cpu_features())
+    mark.write_text(stamp, encoding="utf-8")
+    return to
+
+
+def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return frozenset(line.partition(":")[2].split())
+
+
+def choose_cpu(tree: Path, features: Iterable[str]) -> str:
+    """Put the libggml-cpu for this processor in its place; returns the variant's name. Raises SetupError."""
+    variant = best_cpu_variant(features)
+    if variant is None:
+        raise SetupError(
+            "this processor has no AVX2, which the pack needs: build on it with scripts/build_cuda --source"
+        )
+    better = tree / "cpu" / variant.name / "libggml-cpu.so.0"
+    if better.is_file():
+        place = (tree / "lib" / "libggml-cpu.so.0").resolve()
+        place.unlink()
+        shutil.copy2(better, place)
+    (tree / "cpu-variant.txt").write_text(variant.name + "\n", encoding="utf-8")
+    return variant.name
+
+
+def read_manifest(tree: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((tree / MANIFEST).read_text(encoding="utf-8"))
+    return found
+
+
+def install_native(tree: Path, root: Path) -> None:
+    """Put our two libraries where the checkout looks for them, unless it has its own."""
+    place = root / "build" / "native"
+    place.mkdir(parents=True, exist_ok=True)
+    for library in (tree / "native").iterdir():
+        if not (place / library.name).exists():
+            shutil.copy2(library, place / library.name)
+
+
+def run_environment(tree: Path, root: Path, env: Mapping[str, str], library_folders: Iterable[Path]) -> dict[str, str]:
+    """The environment in which Python runs oallama out of the pack's folder and this checkout. library_folders: where
+    cuBLAS and the CUDA run-time are."""
+    libraries = [str(folder) for folder in library_folders]
+    return {
+        **env,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(tree / "site"), str(root), env.get("PYTHONPATH")))),
+        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, (*libraries, env.get("LD_LIBRARY_PATH")))),
+        "LLAMA_CPP_LIB_PATH": str(tree / "lib"),
+    }
