@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
+import json
+import platform
+from pathlib import Path
+
 import click
 
 from oallama.cli.options import PlacementOptions, device_option, json_option, model_argument, parsed, threads_option
-from oallama.cli.output import emit_json, show, talk
+from oallama.cli.output import emit_json, show, talk, write_file
 
 
 def parse_tokens(text: str) -> tuple[int, ...]:
@@ -14,6 +19,16 @@ def parse_tokens(text: str) -> tuple[int, ...]:
     if not all(part.strip().isdecimal() and 0 < int(part) <= 65536 for part in parts):
         raise ValueError(f"{text!r} is not a list of token counts; write it like 1,32,512")
     return tuple(sorted({int(part) for part in parts}))
+
+
+def personal_words() -> list[str]:
+    """What names this user and this machine."""
+    host = platform.node()
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name
+        user = ""
+    return [word for word in (user, Path.home().name, host, host.partition(".")[0]) if word]
 
 
 @click.command("profile", short_help="Time the model's mul-mats here, once; the result is cached.")
@@ -29,21 +44,35 @@ def parse_tokens(text: str) -> tuple[int, ...]:
     help="Batch sizes to time, in tokens; 1 is decode.",
 )
 @click.option("--refresh", is_flag=True, help="Measure again what the cache already holds.")
+@click.option(
+    "--export", "export", type=click.Path(), metavar="FILE",
+    help="Write the profile without personal data as well (no names, paths, addresses), to give it away.",
+)  # fmt: skip
 @json_option
 def command(
-    model: str, device: str | None, threads: int | None, tokens: tuple[int, ...], refresh: bool, as_json: bool
+    model: str,
+    device: str | None,
+    threads: int | None,
+    tokens: tuple[int, ...],
+    refresh: bool,
+    export: str | None,
+    as_json: bool,
 ) -> None:
     """Time every distinct matrix multiplication of the model on the CPU (in each weight layout) and on the device, and
     the link between them. Takes a minute or two; the result is cached for this machine, so the next call is instant.
 
     Keep the machine quiet meanwhile. Interrupted, it goes on where it stopped.
     """
+    from oallama.profile.export import exported
     from oallama.profile.store import profile_to_json
     from oallama.report.tables import profile_tables
     from oallama.report.text import printable
 
     options = PlacementOptions(device, None, 0.9, None, threads)
     profile = options.load(model).profile(progress=True, refresh=refresh, tokens=tokens)
+    if export is not None:
+        write_file(export, json.dumps(exported(profile, personal_words()), indent=1) + "\n")
+        talk(f"wrote {printable(export, 500)}: look into it before you send it")
     if as_json:
         emit_json(profile_to_json(profile))
         return

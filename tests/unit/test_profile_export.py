@@ -1,0 +1,102 @@
+"""A profile that is given away names nobody."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oallama.core.types import LinearFit, Profile, ProfileCase, SkippedCase
+from oallama.profile.export import HIDDEN, exported, without_personal
+from oallama.profile.store import profile_from_json, profile_to_json, read_profile
+
+SECRET = "xyzzy"
+FINGERPRINT: dict[str, Any] = {
+    "cpu": "Intel(R) Xeon(R) Platinum 8480C", "cpu_features": ["avx2", "amx_tile"], "n_threads": 8,
+    "memory_bytes": 2**37, "system": f"Linux 6.18.44-{SECRET}", "device_spec": f"rpc://{SECRET}.lan:50052",
+    "gpus": ["0000:01:00.0 NVIDIA H100", "0x10de:0x2330"], "gpu_driver": "nvidia 580.159.04",
+    "gpu_environment": {"CUDA_VISIBLE_DEVICES": f"GPU-{SECRET}"}, "device_description": f"worker on 127.0.0.1:{SECRET}",
+    "measured_at": "2026-11-21T06:06:26Z", "home": f"/home/{SECRET}", "serial": SECRET,
+    "policy": {"target": 0.02, "note": SECRET},
+}  # fmt: skip
+CASE = ProfileCase("CUDA0", "device", "Q4_0", (4096, 14336, 1), 1, 1, 2e-5, (2e-5, 2.1e-5), 1600.0, 5800.0)
+PROFILE = Profile(
+    version=1,
+    fingerprint=FINGERPRINT,
+    device="CUDA0",
+    cases=(CASE,),
+    rest=(),
+    link={"h2d_pinned": LinearFit(1e-5, 2e-11, 0.99, ((4096, 1e-5),))},
+    boundary=None,
+    contention=None,
+    launch_s=1e-5,
+    warnings=(
+        f"/home/{SECRET}/models/a.gguf was slow at 12.5 GB/s",
+        f"{SECRET}-pc answered from 192.168.1.20:50052, {SECRET.upper()} said; use --refresh",
+    ),
+    skipped=(SkippedCase("CPU", "AMX", "Q4_0", (64, 64, 1), 1, 1, 0, rf"died: C:\Users\{SECRET}\ggml.c:12 assert"),),
+)  # fmt: skip
+
+
+def test_nothing_personal_leaves() -> None:
+    text = json.dumps(exported(PROFILE, [SECRET, f"{SECRET}-pc"]), ensure_ascii=False)
+    assert SECRET not in text.lower()
+    assert "192.168" not in text and "/home" not in text and "50052" not in text
+
+
+def test_what_was_measured_leaves_unchanged() -> None:
+    record, whole = exported(PROFILE), profile_to_json(PROFILE)
+    for part in ("version", "device", "cases", "rest", "link", "boundary", "contention", "launch_s"):
+        assert record[part] == whole[part]
+    kept = record["fingerprint"]
+    assert kept["cpu"] == FINGERPRINT["cpu"] and kept["n_threads"] == 8 and kept["memory_bytes"] == 2**37
+    assert kept["gpus"] == ["NVIDIA H100", "0x10de:0x2330"] and kept["gpu_driver"] == "nvidia 580.159.04"
+    assert kept["system"] == "Linux 6.18.44" and kept["device_spec"] == "rpc" and kept["measured_at"] == "2026-11-21"
+    assert kept["gpu_environment"] == {"CUDA_VISIBLE_DEVICES": HIDDEN}
+    assert not {"home", "serial"} & kept.keys() and kept["policy"] == {"target": 0.02}
+
+
+def test_the_export_is_a_profile() -> None:
+    back = profile_from_json(exported(PROFILE))
+    assert back.cases == PROFILE.cases and back.link == PROFILE.link
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "the machine was 20% faster at the end of the profile than at its beginning (CPU Q4_0 2048x512x1 at 1 tokens)",
+        "4.3 times slower than CPU_REPACK at 32 tokens",
+        "the link moved 12.5 GB/s; use --refresh to measure again",
+    ],
+)
+def test_plain_sentences_stay(kept: str) -> None:
+    assert without_personal(kept) == kept
+
+
+@given(st.text("abcdefghij", min_size=3, max_size=8))
+def test_a_name_in_a_sentence_is_hidden(name: str) -> None:
+    for text in (f"file ~/{name}/x", f"in /tmp/{name}", f"at {name}@host", f"on http://{name}", f"{name} said"):
+        assert name not in without_personal(text, [name])
+
+
+def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words that are hidden are this user's and this machine's."""
+    from click.testing import CliRunner
+
+    from oallama.cli import profile as cli
+    from oallama.placer import Placer
+
+    warning = f"{cli.platform.node()} in {Path.home()} was busy"
+    given = replace(PROFILE, warnings=(warning,))
+    monkeypatch.setattr(Placer, "profile", lambda self, **options: given)
+    model = next(Path(__file__).resolve().parents[2].glob("models/*q4_0.gguf"))
+    done = CliRunner().invoke(cli.command, [str(model), "--device", "none", "--export", str(tmp_path / "mine.json")])
+    assert done.exit_code == 0, done.output
+    back = read_profile(tmp_path / "mine.json")
+    assert back.cases == given.cases
+    assert cli.platform.node() not in back.warnings[0] and str(Path.home()) not in back.warnings[0]
