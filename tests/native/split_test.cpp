@@ -34,12 +34,19 @@ struct Test {
 };
 
 constexpr Test tests[] = {
-    {"device", test_device},           {"plan", test_plan},
-    {"types-dense", test_types_dense}, {"types-moe", test_types_moe},
-    {"types-lone", test_types_lone},   {"graphs", test_graphs},
-    {"partial", test_partial},         {"loading", test_loading},
-    {"programs", test_programs},       {"faults", test_faults},
-    {"threads", test_threads},         {"leaks", test_leaks},
+    {"device", test_device},
+    {"plan", test_plan},
+    {"types-dense", test_types_dense},
+    {"types-moe", test_types_moe},
+    {"types-lone", test_types_lone},
+    {"graphs", test_graphs},
+    {"partial", test_partial},
+    {"loading", test_loading},
+    {"programs", test_programs},
+    {"tokens", test_tokens},
+    {"faults", test_faults},
+    {"threads", test_threads},
+    {"leaks", test_leaks},
 };
 
 } // namespace
@@ -88,6 +95,9 @@ int main(int argc, char ** argv) {
             streamed = std::strcmp(argv[++i], "all") == 0 ? Streamed::all : Streamed::half;
         } else if (std::strcmp(argv[i], "--slots") == 0 && i + 1 < argc) {
             n_slots = std::atoi(argv[++i]);
+        } else if (std::strcmp(argv[i], "--late") == 0 && i + 1 < argc) {
+            const std::string share = argv[++i];
+            late                    = share == "all" ? Late::all : share == "one" ? Late::one : Late::half;
         } else {
             names.emplace_back(argv[i]);
         }

@@ -131,6 +131,10 @@ extern const std::vector<Cut> all_cuts;
 // How much of the device's part is streamed (CG) in every plan, and through how many slots.
 enum class Streamed { none, half, all };
 
+// n_g of every plan: for how many tokens of a batch the device computes CC as well (CG').
+enum class Late { none, one, half, all };
+
+extern Late     late;
 extern Streamed streamed;
 extern int      n_slots;
 
@@ -254,6 +258,7 @@ void test_types_moe();
 void test_types_lone();
 void test_graphs();
 void test_partial();
+void test_tokens();
 void test_loading();
 void test_programs();
 void test_faults();

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include <utility>
+
 #include "split_test.h"
 
 namespace split_test {
@@ -126,7 +128,9 @@ void check_lost_device(const Subject & own) {
             }
         }
     }
+    const Late    kept    = std::exchange(late, Late::none); // with an n_g it would need the device
     const PlanPtr on_host = plan_for(own, Cut::none);
+    late                  = kept;
     if (on_host != nullptr) {
         const Model other(own.block, own.data, on_host.get());
         Session     session;

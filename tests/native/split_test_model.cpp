@@ -42,6 +42,7 @@ Data make_data(const Block & block) {
 //
 
 Streamed streamed = Streamed::none;
+Late     late     = Late::none;
 int      n_slots  = 2;
 
 const std::vector<Cut> all_cuts = {Cut::none, Cut::one, Cut::half, Cut::most, Cut::all};
@@ -76,11 +77,21 @@ static int64_t cg_of(int64_t rest, int64_t granule) {
     return 0;
 }
 
+static std::string token_lines() {
+    switch (late) {
+        case Late::none: return "";
+        case Late::one: return "tokens 1 1\ntokens 512 1\ntwice 1\n";
+        case Late::half: return "tokens 1 0\ntokens 512 256\ntwice 1\n";
+        case Late::all: return "tokens 1 1\ntwice 1\n";
+    }
+    return "";
+}
+
 std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
                       const std::string & layout) {
     std::string text = "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\n";
     if (!device.empty()) {
-        text += "device " + device + "\n";
+        text += "device " + device + "\n" + token_lines();
     }
     for (const Block * block : blocks) {
         int64_t shared = 1;

@@ -27,6 +27,7 @@ TESTS = [
     "partial",
     "loading",
     "programs",
+    "tokens",
     "faults",
     "threads",
     "leaks",
@@ -34,7 +35,15 @@ TESTS = [
 THREADED = ["device", "partial", "faults", "threads", "leaks"]  # what has something new to show with other threads
 
 
-STREAMS = ["--streamed half", "--streamed all", "--streamed half --slots 1", "--streamed half --slots 4"]
+STREAMS = [
+    "--streamed half",
+    "--streamed all",
+    "--streamed half --slots 1",
+    "--streamed half --slots 4",
+    "--late half",
+    "--late one --streamed half --slots 1",
+    "--late all --streamed half",
+]
 
 
 def run_tests(program: Path, tests: list[str], threads: int = 1, options: str = "") -> None:
@@ -75,10 +84,11 @@ def test_split_backend_that_streams(bridge: ggml_bridge.Bridge, options: str) ->
 def test_split_backend_under_address_sanitizer(bridge: ggml_bridge.Bridge) -> None:
     program = build_native("split_test", bridge.libraries.folder, "address,undefined")
     run_tests(program, TESTS)
-    run_tests(program, THREADED, options="--streamed half")
+    run_tests(program, [*THREADED, "graphs", "tokens"], options="--streamed half --late half")
 
 
 def test_split_backend_under_thread_sanitizer(bridge: ggml_bridge.Bridge) -> None:
     program = build_native("split_test", bridge.libraries.folder, "thread")
     run_tests(program, ["graphs", *THREADED])
     run_tests(program, THREADED, options="--streamed half")
+    run_tests(program, THREADED, options="--streamed half --late half")

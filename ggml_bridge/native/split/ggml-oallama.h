@@ -8,6 +8,9 @@
 // ggml_backend_init; it reads the plan file that OALLAMA_PLAN names, and `-ot 'regex=OALLAMA_Split'` chooses the
 // tensors.
 //
+// Of a large batch, the device may also compute CC for the last n_g of the tokens (CG', ScheInfer IV-B), to which it is
+// streamed like CG.
+//
 // Plan text: one item a line, words separated by blanks; empty lines and lines that begin with # are skipped.
 //
 //     oallama-plan 1                  first line: format and version
@@ -15,6 +18,12 @@
 //     device RPC0                     ggml device; at most once; needed where any CG or GG > 0
 //     staging 22151168                bytes of the device to leave for activations and the ring; default 0
 //     slots 2                         of the ring that CG is copied to, 1 to 64; default 2
+//     prefetch ahead                  ahead (default): copies begin as soon as a slot is free; layer: not before their
+//                                     block's turn
+//     tokens 32 0                     of a batch of 32 tokens, n_g is 0; of 512 it is 200; linear in between, 0 below,
+//     tokens 512 200                  the same share above; none: n_g is 0
+//     twice 1                         1: CC in a repacked layout is kept in the plain one as well, since only that can
+//                                     be streamed for n_g; default 0: such weights have no n_g
 //     tensor blk.0.ffn_gate.weight Q4_0 2048x8192x1 rows 5120 0 3072 CPU_REPACK
 //     tensor blk.0.ffn_down.weight Q4_0 8192x2048x1 cols 5120 0 3072 CPU_REPACK
 //            name                  type KxNxE       axis CC  CG GG   layout

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <numeric>
+#include <set>
 
 namespace oallama {
 
@@ -12,6 +13,7 @@ namespace {
 constexpr int64_t shrink_steps = 64; // parts of the planned GG that are tried when the whole does not fit
 
 using Weights = std::vector<std::unique_ptr<SplitWeight>>;
+using Problem = std::function<void(const std::string &)>;
 
 ggml_backend_buffer_type_t find_layout(const std::string & name) {
     ggml_backend_dev_t cpu             = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
@@ -44,8 +46,7 @@ bool can_multiply(ggml_backend_dev_t device, const SplitWeight & weight, Side si
 }
 
 // CG and GG of weights the device cannot multiply go back to the host.
-void refuse_unsupported(const Weights & weights, ggml_backend_dev_t device,
-                        const std::function<void(const std::string &)> & problem) {
+void refuse_unsupported(const Weights & weights, ggml_backend_dev_t device, const Problem & problem) {
     for (const auto & weight : weights) {
         const SliceSpec & slice = weight->slice();
         if (slice.gg == 0 && slice.cg == 0) {
@@ -116,7 +117,7 @@ int64_t shrink(const std::map<SplitWeight *, int64_t> & planned, int64_t part) {
 
 // Takes device memory for every GG; when there is too little, for as much of it as fits.
 void place_on_device(const Weights & weights, ggml_backend_dev_t device, WeightMemory & memory,
-                     const std::function<void(const std::string &)> & problem) {
+                     const Problem & problem) {
     std::map<SplitWeight *, int64_t> planned;
     int64_t                          wanted_bytes = 0;
     for (SplitWeight * weight : with_part(weights, side_device)) {
@@ -150,7 +151,7 @@ void place_on_device(const Weights & weights, ggml_backend_dev_t device, WeightM
 }
 
 // The layout the plan names, where the CPU has it and can multiply by it; else plain memory.
-ggml_backend_buffer_type_t host_buft(SplitWeight & weight, const std::function<void(const std::string &)> & problem) {
+ggml_backend_buffer_type_t host_buft(SplitWeight & weight, const Problem & problem) {
     const std::string & layout = weight.slice().layout;
     if (layout == plain_layout || layout == "-") {
         return ggml_backend_cpu_buffer_type();
@@ -167,15 +168,64 @@ ggml_backend_buffer_type_t host_buft(SplitWeight & weight, const std::function<v
     return ggml_backend_cpu_buffer_type();
 }
 
-void place_on_host(const Weights & weights, WeightMemory & memory,
-                   const std::function<void(const std::string &)> & problem) {
+// In memory that the device copies from without the CPU's help, where it has such; else in plain memory.
+void place_streamable(const std::vector<SplitWeight *> & chosen, Side side, ggml_backend_dev_t device,
+                      WeightMemory & memory, const Problem & problem) {
+    if (chosen.empty()) {
+        return;
+    }
+    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device);
+    if (pinned != nullptr && allocate(chosen, side, pinned, memory)) {
+        return;
+    }
+    if (pinned != nullptr) {
+        problem("no pinned host memory is left for the weights that are streamed: copies from plain memory hold up "
+                "the CPU");
+    }
+    if (!allocate(chosen, side, ggml_backend_cpu_buffer_type(), memory)) {
+        throw Error(OALLAMA_NO_MEMORY, "host memory has no room for the weights that are streamed");
+    }
+}
+
+// Weights whose CC the plan has the device compute for some tokens of a batch (CG').
+std::set<SplitWeight *> wanted_primes(const Weights & weights, ggml_backend_dev_t device, const PlanSpec & plan) {
+    std::set<SplitWeight *> wanted;
+    for (SplitWeight * weight : with_part(weights, side_host)) {
+        const bool planned = !plan.tokens.empty() && plan.by_name.count(weight->slice().name) > 0;
+        if (planned && device != nullptr && can_multiply(device, *weight, side_prime, nullptr)) {
+            wanted.insert(weight);
+        }
+    }
+    return wanted;
+}
+
+// CC in its layout; where the device is to be sent it too, plain CC in memory that can be streamed, and a plain copy of
+// any other if the plan has room for that.
+void place_on_host(const Weights & weights, ggml_backend_dev_t device, const PlanSpec & plan, WeightMemory & memory,
+                   const Problem & problem) {
+    const std::set<SplitWeight *> primes = wanted_primes(weights, device, plan);
+
     std::map<ggml_backend_buffer_type_t, std::vector<SplitWeight *>> by_buft;
+    std::vector<SplitWeight *>                                       shared;
+    std::vector<SplitWeight *>                                       copied;
     for (SplitWeight * weight : with_part(weights, side_host)) {
         ggml_backend_buffer_type_t buft = host_buft(*weight, problem);
         weight->part(side_host).pieces  = buft == ggml_backend_cpu_buffer_type();
         weight->set_layout(ggml_backend_buft_name(buft));
+        if (primes.count(weight) > 0 && weight->part(side_host).pieces) {
+            shared.push_back(weight);
+            continue;
+        }
         by_buft[buft].push_back(weight);
+        if (primes.count(weight) > 0 && plan.twice) {
+            copied.push_back(weight);
+        }
     }
+    place_streamable(shared, side_host, device, memory, problem);
+    for (SplitWeight * weight : shared) {
+        weight->part(side_prime).tensor = weight->part(side_host).tensor;
+    }
+    place_streamable(copied, side_prime, device, memory, problem);
     for (const auto & [buft, chosen] : by_buft) {
         if (!allocate(chosen, side_host, buft, memory)) {
             int64_t bytes = 0;
@@ -188,42 +238,22 @@ void place_on_host(const Weights & weights, WeightMemory & memory,
     }
 }
 
-// CG in memory the device copies from without the CPU's help, where it has such; else in plain memory.
-void place_streamed(const Weights & weights, ggml_backend_dev_t device, WeightMemory & memory,
-                    const std::function<void(const std::string &)> & problem) {
-    const std::vector<SplitWeight *> chosen = with_part(weights, side_stream);
-    if (chosen.empty()) {
-        return;
-    }
-    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(device);
-    if (pinned != nullptr && allocate(chosen, side_stream, pinned, memory)) {
-        return;
-    }
-    if (pinned != nullptr) {
-        problem("no pinned host memory is left for the weights that are streamed: copies from plain memory hold up "
-                "the CPU");
-    }
-    if (!allocate(chosen, side_stream, ggml_backend_cpu_buffer_type(), memory)) {
-        throw Error(OALLAMA_NO_MEMORY, "host memory has no room for the weights that are streamed");
-    }
-}
-
 } // namespace
 
-WeightMemory place_weights(const Weights & weights, ggml_backend_dev_t device, int64_t staging,
-                           const std::function<void(const std::string &)> & problem) {
+WeightMemory place_weights(const Weights & weights, ggml_backend_dev_t device, const PlanSpec & plan,
+                           const Problem & problem) {
     WeightMemory memory;
     refuse_unsupported(weights, device, problem);
     {
         // held only while weights are placed, so that they do not take this room
-        const BufferPtr left(
-            staging > 0 && device != nullptr
-                ? ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), static_cast<size_t>(staging))
-                : nullptr);
+        const BufferPtr left(plan.staging > 0 && device != nullptr
+                                 ? ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device),
+                                                                  static_cast<size_t>(plan.staging))
+                                 : nullptr);
         place_on_device(weights, device, memory, problem);
     }
-    place_streamed(weights, device, memory, problem);
-    place_on_host(weights, memory, problem);
+    place_streamable(with_part(weights, side_stream), side_stream, device, memory, problem);
+    place_on_host(weights, device, plan, memory, problem);
     return memory;
 }
 

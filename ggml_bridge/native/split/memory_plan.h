@@ -19,8 +19,7 @@ struct WeightMemory {
 
 // Moves cuts where the device cannot compute a weight, has no room, or a layout cannot hold it, and says so. Throws
 // OALLAMA_NO_MEMORY when host memory is short.
-// staging: bytes of the device to leave for what is computed there.
 WeightMemory place_weights(const std::vector<std::unique_ptr<SplitWeight>> & weights, ggml_backend_dev_t device,
-                           int64_t staging, const std::function<void(const std::string &)> & problem);
+                           const PlanSpec & plan, const std::function<void(const std::string &)> & problem);
 
 } // namespace oallama

@@ -19,20 +19,21 @@ Partner::~Partner() {
     }
 }
 
-// A place in the ring for every phase's CG; its tensors are in a slot before activations get the rest of the memory.
+// A place in the ring for what every phase streams; its tensors are in a slot before activations get the rest of the
+// memory.
 void Partner::place_streamed(Program & program) {
     for (Phase & phase : program.phases) {
         if (phase.streamed.empty()) {
             continue;
         }
         if (!stream_) {
-            stream_ = std::make_unique<Stream>(device_, program.n_slots);
+            stream_ = std::make_unique<Stream>(device_, program.n_slots, program.ahead);
         }
-        std::vector<const SplitWeight *> weights;
+        std::vector<StreamedPart> parts;
         for (const Streamed & streamed : phase.streamed) {
-            weights.push_back(streamed.weight);
+            parts.push_back(streamed.part);
         }
-        phase.block = stream_->block(weights);
+        phase.block = stream_->block(parts);
     }
     for (Phase & phase : program.phases) { // the ring may have moved while it grew
         for (size_t i = 0; i < phase.streamed.size(); i++) {

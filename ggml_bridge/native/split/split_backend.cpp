@@ -269,8 +269,10 @@ void SplitBackend::launch(Program & program, const Phase & phase, const ggml_cgr
         const char *        data   = host_data(source);
         if (!upload.packed) {
             char * packed = partner_->staging() + upload.staging;
-            gather(source, upload.begin, upload.count, packed);
+            gather(source, upload.begin, upload.count, {upload.first_row, n_rows(upload.tensor)}, packed);
             data = packed;
+        } else {
+            data += static_cast<size_t>(upload.first_row) * source->nb[1];
         }
         ggml_backend_tensor_set_async(device, upload.tensor, data, 0, bytes);
         stats().bytes_in.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
@@ -310,7 +312,7 @@ size_t SplitBackend::acquire(const Phase & phase, const ggml_cgraph * graph) {
     }
     const ggml_tensor * ids = phase.ids.of(graph);
     experts_.resize(static_cast<size_t>(ids->ne[0] * ids->ne[1]));
-    gather(ids, 0, ids->ne[0], reinterpret_cast<char *>(experts_.data()));
+    gather(ids, 0, ids->ne[0], {0, n_rows(ids)}, reinterpret_cast<char *>(experts_.data()));
     return partner_->stream().acquire(*phase.block, &experts_);
 }
 
@@ -318,12 +320,9 @@ size_t SplitBackend::acquire(const Phase & phase, const ggml_cgraph * graph) {
 void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
     for (const Download & download : phase.downloads) {
         const ggml_tensor * node  = graph->nodes[download.node];
-        const size_t        bytes = ggml_nbytes(download.tensor);
+        const size_t        bytes = download_bytes(download);
         const bool          place = download.direct && !partner_->pinned();
-        char *              to =
-            place ? static_cast<char *>(node->data) +
-                        (download.join == Download::Join::copy ? 0 : static_cast<size_t>(download.begin) * node->nb[0])
-                  : partner_->staging() + download.staging;
+        char *              to    = place ? place_of(download, node) : partner_->staging() + download.staging;
         ggml_backend_tensor_get_async(partner_->backend(), download.tensor, to, 0, bytes);
         stats().bytes_out.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
     }

@@ -46,7 +46,7 @@ class SplitBuffer {
         }
         tried_ = true;
         try {
-            memory_ = place_weights(weights_, plan_->device(), plan_->spec().staging,
+            memory_ = place_weights(weights_, plan_->device(), plan_->spec(),
                                     [this](const std::string & sentence) { plan_->problem(sentence, true); });
         } catch (const std::exception & error) {
             plan_->problem(error.what(), false);
@@ -290,8 +290,8 @@ void LoadedPlan::report(const SplitWeight & weight, bool loaded) {
     const std::lock_guard<std::mutex> lock(mutex_);
     oallama_slice &                   placed = placed_[found->second];
     placed.loaded                            = loaded ? 1 : 0;
-    placed.host_bytes   = loaded ? weight.part_bytes(side_host) + weight.part_bytes(side_stream) : 0;
-    placed.device_bytes = loaded ? weight.part_bytes(side_device) : 0;
+    placed.host_bytes                        = loaded ? weight.host_bytes() : 0;
+    placed.device_bytes                      = loaded ? weight.part_bytes(side_device) : 0;
     if (loaded) {
         placed.cc = weight.slice().cc;
         placed.cg = weight.slice().cg;

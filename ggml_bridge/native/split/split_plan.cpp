@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -10,7 +11,8 @@ namespace oallama {
 
 namespace {
 
-constexpr int64_t row_group = 32;
+constexpr int64_t row_group  = 32;
+constexpr int64_t max_tokens = int64_t{1} << 31; // of a batch
 
 // One line of the text, with its number for messages.
 class Line {
@@ -139,12 +141,42 @@ SliceSpec read_slice(Line & line) {
     return slice;
 }
 
+TokenSplit read_token_split(Line & line, const std::vector<TokenSplit> & before) {
+    TokenSplit split = {};
+    split.n_tokens   = line.count(line.word("number of tokens"), "the number of tokens");
+    split.n_g        = line.count(line.word("n_g"), "n_g");
+    line.end();
+    if (split.n_tokens < 1 || split.n_tokens > max_tokens || split.n_g > split.n_tokens) {
+        line.fail("has n_g " + std::to_string(split.n_g) + " of " + std::to_string(split.n_tokens) + " tokens");
+    }
+    if (!before.empty() && before.back().n_tokens >= split.n_tokens) {
+        line.fail("has no more tokens than the tokens line before it");
+    }
+    return split;
+}
+
 } // namespace
 
 int64_t granularity(ggml_type type, Axis axis) {
     const int64_t block = ggml_blck_size(type);
     require(block > 0, "there is no ggml type " + std::to_string(static_cast<int32_t>(type)));
     return axis == Axis::cols ? std::lcm(block, row_group) : row_group;
+}
+
+int64_t n_g_at(const std::vector<TokenSplit> & tokens, int64_t n_tokens) {
+    if (tokens.empty() || n_tokens < tokens.front().n_tokens) {
+        return 0;
+    }
+    for (size_t i = 1; i < tokens.size(); i++) {
+        const TokenSplit & low  = tokens[i - 1];
+        const TokenSplit & high = tokens[i];
+        if (n_tokens <= high.n_tokens) {
+            const double share =
+                static_cast<double>(n_tokens - low.n_tokens) / static_cast<double>(high.n_tokens - low.n_tokens);
+            return std::llround(static_cast<double>(low.n_g) + share * static_cast<double>(high.n_g - low.n_g));
+        }
+    }
+    return tokens.back().n_g * n_tokens / tokens.back().n_tokens;
 }
 
 PlanSpec parse_plan(const std::string & text) {
@@ -186,6 +218,22 @@ PlanSpec parse_plan(const std::string & text) {
         } else if (item == "staging") {
             plan.staging = line.count(line.word("staging bytes"), "the staging bytes");
             line.end();
+        } else if (item == "prefetch") {
+            const std::string mode = line.word("prefetch mode");
+            line.end();
+            if (mode != "ahead" && mode != "layer") {
+                line.fail("asks for prefetch " + mode + "; it is ahead or layer");
+            }
+            plan.ahead = mode == "ahead";
+        } else if (item == "twice") {
+            const int64_t twice = line.count(line.word("number"), "twice");
+            line.end();
+            if (twice > 1) {
+                line.fail("has " + std::to_string(twice) + " for twice; it is 0 or 1");
+            }
+            plan.twice = twice == 1;
+        } else if (item == "tokens") {
+            plan.tokens.push_back(read_token_split(line, plan.tokens));
         } else if (item == "tensor") {
             SliceSpec slice = read_slice(line);
             if (!plan.by_name.emplace(slice.name, plan.slices.size()).second) {
@@ -193,10 +241,12 @@ PlanSpec parse_plan(const std::string & text) {
             }
             plan.slices.push_back(std::move(slice));
         } else {
-            line.fail("begins with " + item + "; known are model, device, staging, slots and tensor");
+            line.fail("begins with " + item +
+                      "; known are model, device, staging, slots, prefetch, twice, tokens and tensor");
         }
     }
     require(started, "the plan is empty: its first line must be oallama-plan 1");
+    require(plan.tokens.empty() || !plan.device.empty(), "the plan gives tokens to the device but names no device");
     for (const SliceSpec & slice : plan.slices) {
         require((slice.gg == 0 && slice.cg == 0) || !plan.device.empty(),
                 "the plan gives " + slice.name + " a part for the device but names no device");

@@ -31,12 +31,21 @@ struct SliceSpec {
 
 constexpr int64_t max_slots = 64;
 
+// One entry of the table of n_g: of so many tokens in a batch, the device computes CC for the last n_g (CG').
+struct TokenSplit {
+    int64_t n_tokens;
+    int64_t n_g;
+};
+
 struct PlanSpec {
-    std::string            model;       // fingerprint, kept for the reader
-    std::string            device;      // empty: no CG and GG anywhere
-    int64_t                n_slots = 2; // of the ring that CG is copied to
-    int64_t                staging = 0; // bytes of the device that GG leaves for activations and the ring
-    std::vector<SliceSpec> slices;
+    std::string             model;           // fingerprint, kept for the reader
+    std::string             device;          // empty: no CG and GG anywhere
+    int64_t                 n_slots = 2;     // of the ring that CG is copied to
+    int64_t                 staging = 0;     // bytes of the device that GG leaves for activations and the ring
+    bool                    ahead   = true;  // copies of the next blocks begin while a block is computed
+    bool                    twice   = false; // CC in a layout the device cannot read is kept in the plain one as well
+    std::vector<TokenSplit> tokens;          // ascending; empty: n_g is 0
+    std::vector<SliceSpec>  slices;
     // name -> position in slices
     std::unordered_map<std::string, size_t> by_name;
 };
@@ -44,6 +53,9 @@ struct PlanSpec {
 // Elements along the axis that a cut must be a multiple of: whole quantisation blocks of a row, and whole groups of
 // rows of every host layout (CPU_REPACK interleaves up to 16, AMX takes tiles of 32).
 int64_t granularity(ggml_type type, Axis axis);
+
+// n_g for a batch: 0 below the first entry, linear between two, the same share above the last (ScheInfer, Eq. 15).
+int64_t n_g_at(const std::vector<TokenSplit> & tokens, int64_t n_tokens);
 
 // Throws OALLAMA_INVALID naming the line.
 PlanSpec parse_plan(const std::string & text);

@@ -12,7 +12,24 @@ namespace {
 // Where a value's sides are while the program is built; NULL: nothing of it there.
 using Sides = std::array<ggml_tensor *, n_sides>;
 
-constexpr std::array<Side, n_sides> all_sides = {side_host, side_stream, side_device};
+constexpr std::array<Side, n_sides> all_sides = {side_host, side_stream, side_device, side_prime};
+
+// Some tokens of a tensor: [first, first + count) along dimension dim; count < 0: all.
+struct Tokens {
+    int     dim   = 1;
+    int64_t first = 0;
+    int64_t count = -1;
+
+    int64_t count_of(const ggml_tensor * tensor) const { return count < 0 ? tensor->ne[dim] : count; }
+
+    std::array<int64_t, GGML_MAX_DIMS> shape(const ggml_tensor * tensor, int64_t n) const {
+        std::array<int64_t, GGML_MAX_DIMS> ne = {n, tensor->ne[1], tensor->ne[2], tensor->ne[3]};
+        ne[static_cast<size_t>(dim)]          = count_of(tensor);
+        return ne;
+    }
+
+    Tokens along(int other) const { return {other, first, count}; }
+};
 
 // Second pass: tensors of both sides.
 class Builder {
@@ -45,11 +62,26 @@ class Builder {
 
     // Elements of a value on one side.
     static int64_t begin_of(const Value & v, Side side) {
-        return side == side_host ? 0 : side == side_stream ? v.cc : v.cc + v.cg;
+        return side == side_stream ? v.cc : side == side_device ? v.cc + v.cg : 0;
     }
 
     static int64_t count_of(const Value & v, Side side) {
-        return side == side_host ? v.cc : side == side_stream ? v.cg : v.extent - v.cc - v.cg;
+        return side == side_stream ? v.cg : side == side_device ? v.extent - v.cc - v.cg : v.cc;
+    }
+
+    // Tokens of a value on one side: CC and CG' share them, CG and GG have all.
+    static Tokens tokens_of(const Value & v, Side side) {
+        const int64_t on_host = v.n_tokens - v.n_g;
+        if (v.n_g > 0 && side == side_host) {
+            return {v.token_dim, 0, on_host};
+        }
+        return side == side_prime ? Tokens{v.token_dim, on_host, v.n_g} : Tokens{v.token_dim};
+    }
+
+    // Whether there is anything of a value on one side.
+    static bool has(const Value & v, Side side) {
+        const bool tokens = side == side_host ? v.n_g == 0 || v.n_g < v.n_tokens : side != side_prime || v.n_g > 0;
+        return tokens && count_of(v, side) > 0;
     }
 
     // The node that src is the result of; -1: a tensor from outside.
@@ -74,14 +106,14 @@ class Builder {
             emit_full(i);
             return;
         }
-        if (v.cc > 0) {
+        if (has(v, side_host)) {
             sides(i)[side_host] = bind(compute(i, side_host), {i, -1}, v.packed ? nullptr : node);
             ggml_build_forward_expand(program_.host_graph, side_of(i, side_host));
         }
-        for (const Side side : {side_stream, side_device}) {
-            if (count_of(v, side) > 0) {
+        for (const Side side : {side_stream, side_device, side_prime}) {
+            if (has(v, side)) {
                 sides(i)[side] = compute(i, side);
-                (side == side_stream ? on_stream_ : on_device_).push_back(side_of(i, side));
+                (side == side_device ? on_device_ : on_stream_).push_back(side_of(i, side));
             }
         }
         if (v.wanted) {
@@ -105,66 +137,68 @@ class Builder {
     }
 
     ggml_tensor * mul_mat(int i, Side side) {
-        const ggml_tensor * node   = graph_->nodes[i];
-        const SplitWeight & weight = *weight_of(node->src[0]);
-        ggml_tensor *       w      = side == side_stream ? slot_of(i, weight) : weight.part(side).tensor;
-        const int           from   = inside(i, 1);
-        ggml_tensor *       x      = nullptr;
+        const ggml_tensor * node     = graph_->nodes[i];
+        const SplitWeight & weight   = *weight_of(node->src[0]);
+        const Tokens        tokens   = tokens_of(value(i), side);
+        const bool          streamed = side == side_stream || side == side_prime;
+        ggml_tensor *       w        = streamed ? slot_of(i, weight, side) : weight.part(side).tensor;
+        ggml_tensor *       x        = nullptr;
         if (weight.slice().axis != Axis::cols) {
-            x = side == side_host ? full_on_host(i, 1) : full_on_device(i, 1, 0, node->src[1]->ne[0]);
+            x = full_on(side, i, 1, tokens);
         } else if (value(i).sharded_x) {
-            x = side_of(from, side);
+            x = side_of(inside(i, 1), side);
         } else {
             const Part & part = weight.part(side);
-            x                 = side == side_host ? columns_of_input(i, part, weight.slice().layout)
-                                                  : full_on_device(i, 1, part.begin, part.count);
+            x                 = side == side_host ? columns_of_input(i, part, weight.slice().layout, tokens)
+                                                  : full_on_device(i, 1, part.begin, part.count, tokens);
         }
-        std::array<int64_t, GGML_MAX_DIMS> ne  = {weight.slice().axis == Axis::cols ? node->ne[0] : w->ne[1],
-                                                  node->ne[1], node->ne[2], node->ne[3]};
-        ggml_tensor *                      out = copy_header(node, ne.data());
-        out->src[0]                            = w;
-        out->src[1]                            = x;
+        const int64_t n   = weight.slice().axis == Axis::cols ? node->ne[0] : w->ne[1];
+        ggml_tensor * out = copy_header(node, tokens.shape(node, n).data());
+        out->src[0]       = w;
+        out->src[1]       = x;
         if (node->op == GGML_OP_MUL_MAT_ID) {
-            out->src[2] = side == side_host ? full_on_host(i, 2) : full_on_device(i, 2, 0, node->src[2]->ne[0]);
+            out->src[2] = full_on(side, i, 2, tokens.along(1));
         }
         return out;
     }
 
     ggml_tensor * elementwise(int i, Side side) {
-        const ggml_tensor *                      node  = graph_->nodes[i];
-        const Value &                            v     = value(i);
-        const int64_t                            n     = count_of(v, side);
-        const int64_t                            begin = begin_of(v, side);
-        const bool                               both  = 2 * v.extent == node->ne[0];
-        const std::array<int64_t, GGML_MAX_DIMS> ne    = {both ? 2 * n : n, node->ne[1], node->ne[2], node->ne[3]};
-        ggml_tensor *                            out   = copy_header(node, ne.data());
+        const ggml_tensor * node  = graph_->nodes[i];
+        const Value &       v     = value(i);
+        const int64_t       n     = count_of(v, side);
+        const int64_t       begin = begin_of(v, side);
+        const bool          both  = 2 * v.extent == node->ne[0];
+        ggml_tensor *       out   = copy_header(node, tokens_of(v, side).shape(node, both ? 2 * n : n).data());
         for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
             const int from = inside(i, s);
             if (from >= 0 && value(from).state == State::shard) {
                 out->src[s] = side_of(from, side);
             } else if (node->src[s]->ne[0] == 1) {
-                out->src[s] = side == side_host ? full_on_host(i, s) : full_on_device(i, s, 0, 1);
+                out->src[s] = full_on(side, i, s, {});
             } else {
-                out->src[s] =
-                    side == side_host ? view(full_on_host(i, s), begin, n, true) : full_on_device(i, s, begin, n);
+                out->src[s] = side == side_host ? view(full_on_host(i, s), begin, n, {}, true)
+                                                : full_on_device(i, s, begin, n, {});
             }
         }
         return out;
     }
 
-    // A weight's CG in a slot of the ring, which its data pointer is set to when its turn has come.
-    ggml_tensor * slot_of(int i, const SplitWeight & weight) {
+    // A weight's CG or CG' in a slot of the ring, which its data pointer is set to when its turn has come.
+    ggml_tensor * slot_of(int i, const SplitWeight & weight, Side side) {
+        const StreamedPart part = {&weight, side};
         for (const Streamed & streamed : streamed_) {
-            if (streamed.weight == &weight) {
+            if (streamed.part == part) {
                 return streamed.tensor;
             }
         }
-        const std::array<int64_t, 3> ne = weight.shape(side_stream);
+        const std::array<int64_t, 3> ne = weight.shape(side);
         ggml_tensor * out = ne[2] > 1 ? ggml_new_tensor_3d(ctx(), weight.slice().type, ne[0], ne[1], ne[2])
                                       : ggml_new_tensor_2d(ctx(), weight.slice().type, ne[0], ne[1]);
-        streamed_.push_back({&weight, out});
-        program_.n_slots         = plan_of(graph_->nodes[i]->src[0])->spec().n_slots;
+        streamed_.push_back({part, out});
         const ggml_tensor * node = graph_->nodes[i];
+        const PlanSpec &    plan = plan_of(node->src[0])->spec();
+        program_.n_slots         = plan.n_slots;
+        program_.ahead           = plan.ahead;
         if (node->op == GGML_OP_MUL_MAT_ID && node->src[2]->ne[0] * node->src[2]->ne[1] < ne[2]) {
             const int ids = inside(i, 2); // fewer uses than experts: only those that are used get copied
             routed_       = true;
@@ -174,8 +208,8 @@ class Builder {
     }
 
     // The host's columns of a full input; for kernels of repacked layouts without gaps between rows.
-    ggml_tensor * columns_of_input(int i, const Part & part, const std::string & layout) {
-        ggml_tensor * columns = view(full_on_host(i, 1), part.begin, part.count, true);
+    ggml_tensor * columns_of_input(int i, const Part & part, const std::string & layout, Tokens tokens) {
+        ggml_tensor * columns = view(full_on_host(i, 1), part.begin, part.count, tokens, true);
         if (layout == plain_layout || ggml_is_contiguous(columns)) {
             return columns;
         }
@@ -190,20 +224,29 @@ class Builder {
             return nullptr;
         }
         const bool second = node->view_offs != node->src[0]->view_offs;
-        return view(whole, second ? n : 0, n, on_host);
+        return view(whole, second ? n : 0, n, {}, on_host);
     }
 
-    // Elements [begin, begin + n) of each row.
-    ggml_tensor * view(ggml_tensor * full, int64_t begin, int64_t n, bool on_host) {
-        if (n == full->ne[0]) {
+    // Elements [begin, begin + n) of each row of some tokens.
+    ggml_tensor * view(ggml_tensor * full, int64_t begin, int64_t n, Tokens tokens, bool on_host) {
+        if (n == full->ne[0] && tokens.count_of(full) == full->ne[tokens.dim]) {
             return full;
         }
-        ggml_tensor * out = ggml_view_4d(ctx(), full, n, full->ne[1], full->ne[2], full->ne[3], full->nb[1],
-                                         full->nb[2], full->nb[3], static_cast<size_t>(begin) * full->nb[0]);
+        const auto   ne = tokens.shape(full, n);
+        const size_t at =
+            static_cast<size_t>(begin) * full->nb[0] + static_cast<size_t>(tokens.first) * full->nb[tokens.dim];
+        ggml_tensor * out =
+            ggml_view_4d(ctx(), full, ne[0], ne[1], ne[2], ne[3], full->nb[1], full->nb[2], full->nb[3], at);
         if (on_host) {
             program_.host_views.push_back(out);
         }
         return out;
+    }
+
+    // Source s of node i, whole rows of some tokens.
+    ggml_tensor * full_on(Side side, int i, int s, Tokens tokens) {
+        const int64_t n = graph_->nodes[i]->src[s]->ne[0];
+        return side == side_host ? view(full_on_host(i, s), 0, n, tokens, true) : full_on_device(i, s, 0, n, tokens);
     }
 
     ggml_tensor * full_on_host(int i, int s) {
@@ -229,24 +272,32 @@ class Builder {
         return bind(out, from >= 0 ? Origin{from, -1} : Origin{i, s}, src);
     }
 
-    // A full value on the device: elements [begin, begin + count) of each row, sent when the phase begins.
-    ggml_tensor * full_on_device(int i, int s, int64_t begin, int64_t count) {
-        const ggml_tensor * src  = graph_->nodes[i]->src[s];
-        const int           from = inside(i, s);
+    // A full value on the device: elements [begin, begin + count) of each row of some tokens, sent when the phase
+    // begins.
+    ggml_tensor * full_on_device(int i, int s, int64_t begin, int64_t count, Tokens tokens) {
+        const ggml_tensor * src       = graph_->nodes[i]->src[s];
+        const int           from      = inside(i, s);
+        const auto          ne        = tokens.shape(src, count);
+        const int64_t       first_row = first_row_of(src, tokens);
         for (const Upload & upload : uploads_) {
-            if (upload.origin.of(graph_) == src && upload.begin == begin && upload.count == count) {
+            if (upload.origin.of(graph_) != src || upload.begin != begin || upload.count != count) {
+                continue;
+            }
+            if (upload.first_row == first_row && std::equal(ne.begin(), ne.end(), upload.tensor->ne)) {
                 return upload.tensor;
             }
+            if (upload.first_row == 0 && upload.tensor->ne[tokens.dim] == src->ne[tokens.dim]) { // all tokens are sent
+                return view(upload.tensor, 0, count, tokens, false);
+            }
         }
-        const std::array<int64_t, GGML_MAX_DIMS> ne = {count, src->ne[1], src->ne[2], src->ne[3]};
-
-        Upload upload  = {};
-        upload.tensor  = ggml_new_tensor(ctx(), src->type, GGML_MAX_DIMS, ne.data());
-        upload.origin  = from >= 0 ? Origin{from, -1} : Origin{i, s};
-        upload.begin   = begin;
-        upload.count   = count;
-        upload.packed  = count == src->ne[0] && ggml_is_contiguous(src);
-        upload.staging = upload.packed ? 0 : take_staging(upload.tensor);
+        Upload upload    = {};
+        upload.tensor    = ggml_new_tensor(ctx(), src->type, GGML_MAX_DIMS, ne.data());
+        upload.origin    = from >= 0 ? Origin{from, -1} : Origin{i, s};
+        upload.begin     = begin;
+        upload.count     = count;
+        upload.first_row = first_row;
+        upload.packed    = count == src->ne[0] && ggml_is_contiguous(src);
+        upload.staging   = upload.packed ? 0 : take_staging(upload.tensor);
         ggml_set_input(upload.tensor);
         uploads_.push_back(upload);
         return upload.tensor;
@@ -256,32 +307,57 @@ class Builder {
     void join(int i) {
         const Value & v = value(i);
         if (v.state == State::partial) {
-            ggml_tensor * streamed = side_of(i, side_stream);
-            ggml_tensor * resident = side_of(i, side_device);
-            ggml_tensor * sum      = streamed == nullptr ? resident : streamed;
-            if (streamed != nullptr && resident != nullptr) {
-                sum = ggml_add(ctx(), resident, streamed);
-                on_stream_.push_back(sum);
-            }
-            fetch(i, sum, v.cc == 0 ? Download::Join::copy : Download::Join::add, 0, v.extent);
+            join_partial(i, v);
             return;
         }
-        for (const Side side : {side_stream, side_device}) {
+        for (const Side side : {side_stream, side_device, side_prime}) {
             const int64_t count = count_of(v, side);
             fetch(i, side_of(i, side), count == v.extent ? Download::Join::copy : Download::Join::scatter,
-                  begin_of(v, side), count);
+                  begin_of(v, side), count, tokens_of(v, side));
         }
     }
 
-    void fetch(int i, ggml_tensor * tensor, Download::Join how, int64_t begin, int64_t count) {
+    // Of the first tokens the host has a part too, unless there is no CC; of the last n_g the device has all of it.
+    void join_partial(int i, const Value & v) {
+        const bool     on_host = has(v, side_host);
+        ggml_tensor *  sum     = add(side_of(i, side_device), side_of(i, side_stream));
+        ggml_tensor *  prime   = side_of(i, side_prime);
+        const Tokens   last    = tokens_of(v, side_prime);
+        Download::Join how     = on_host ? Download::Join::add : Download::Join::copy;
+        if (prime == nullptr || on_host) {
+            fetch(i, sum, how, 0, v.extent, tokens_of(v, prime == nullptr ? side_device : side_host));
+        }
+        if (prime != nullptr) {
+            fetch(i, add(prime, sum == nullptr ? nullptr : view(sum, 0, sum->ne[0], last, false)), Download::Join::copy,
+                  0, v.extent, last);
+        }
+    }
+
+    // On the device; either may be missing.
+    ggml_tensor * add(ggml_tensor * a, ggml_tensor * b) {
+        if (a == nullptr || b == nullptr) {
+            return a == nullptr ? b : a;
+        }
+        on_stream_.push_back(ggml_add(ctx(), a, b));
+        return on_stream_.back();
+    }
+
+    // Rows of a tensor's memory before some tokens.
+    static int64_t first_row_of(const ggml_tensor * tensor, Tokens tokens) {
+        return tokens.first * (tokens.dim == 2 ? tensor->ne[1] : 1);
+    }
+
+    void fetch(int i, ggml_tensor * tensor, Download::Join how, int64_t begin, int64_t count, Tokens tokens) {
         if (tensor == nullptr) {
             return;
         }
         const ggml_tensor * node     = graph_->nodes[i];
         const Value &       v        = value(i);
         const bool          one_row  = node->ne[1] * node->ne[2] * node->ne[3] == 1;
-        const bool          moves    = v.state == State::shard && v.packed && v.cc > 0;
+        const bool          moves    = v.state == State::shard && v.packed && has(v, side_host) && v.cc < v.extent;
         const bool          first    = downloads_.empty() || downloads_.back().node != i;
+        const auto          ne       = tokens.shape(node, 1);
+        const auto          host_ne  = tokens_of(v, side_host).shape(node, 1);
         Download            download = {};
         download.tensor              = tensor;
         download.node                = i;
@@ -289,7 +365,10 @@ class Builder {
         download.begin               = begin;
         download.count               = count;
         download.extent              = v.extent;
+        download.first_row           = first_row_of(node, tokens);
+        download.n_rows              = ne[1] * ne[2] * ne[3];
         download.spread              = moves && first ? v.cc : 0;
+        download.spread_rows         = host_ne[1] * host_ne[2] * host_ne[3];
         download.direct =
             how == Download::Join::copy || (how == Download::Join::scatter && one_row && v.extent == node->ne[0]);
         download.staging = take_staging(tensor);
@@ -318,6 +397,11 @@ class Builder {
         phase.host_end   = ggml_graph_n_nodes(program_.host_graph);
         phase.uploads    = std::move(uploads_);
         phase.downloads  = std::move(downloads_);
+        if (phase.host_end > phase.host_begin) { // what the host still computes may lie where a result belongs
+            for (Download & download : phase.downloads) {
+                download.direct = false;
+            }
+        }
         phase.streamed   = std::move(streamed_);
         phase.routed     = routed_;
         phase.ids        = ids_;
@@ -356,7 +440,7 @@ class Builder {
     std::vector<Download>      downloads_;
     std::vector<Streamed>      streamed_;
     std::vector<ggml_tensor *> on_device_; // results in GG
-    std::vector<ggml_tensor *> on_stream_; // results in CG, and sums of both
+    std::vector<ggml_tensor *> on_stream_; // results in CG and CG', and sums with them
     bool                       routed_ = false;
     Origin                     ids_;
     int                        phase_ = 0; // of the node at hand

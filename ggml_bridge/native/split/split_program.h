@@ -7,6 +7,7 @@
 #pragma once
 
 #include "split_graph.h"
+#include "stream.h"
 
 namespace oallama {
 
@@ -32,13 +33,14 @@ struct Staged {
     size_t        staging; // bytes into it
 };
 
-// A full value to send: elements [begin, begin + count) of each row, for halves of both halves.
+// A full value to send: elements [begin, begin + count) of each row of the tensor's, the first of which is first_row.
 struct Upload {
     ggml_tensor * tensor; // on the device
     Origin        origin;
     int64_t       begin;
     int64_t       count;
-    bool          packed;  // contiguous and whole: sent from where it is
+    int64_t       first_row;
+    bool          packed;  // contiguous and whole rows: sent from where it is
     size_t        staging; // bytes into the staging memory, where it is packed first
 };
 
@@ -55,19 +57,20 @@ struct Download {
     Join          join;
     int64_t       begin; // elements
     int64_t       count;
-    int64_t       extent;  // 2 * extent == ne[0] of the node: halves
-    int64_t       spread;  // elements on the host that lie packed and must be moved apart first; 0: none
-    bool          direct;  // can be fetched to where it belongs
-    size_t        staging; // bytes into the staging memory
+    int64_t       extent;      // 2 * extent == ne[0] of the node: halves
+    int64_t       first_row;   // of the node, where the device tensor's first one belongs
+    int64_t       n_rows;      // of the device tensor, from its first
+    int64_t       spread;      // elements on the host that lie packed and must be moved apart first; 0: none
+    int64_t       spread_rows; // of the node, from its first
+    bool          direct;      // can be fetched to where it belongs
+    size_t        staging;     // bytes into the staging memory
 };
 
-// A weight's CG on the device, in whatever slot it is copied to.
+// A part of a weight, CG or CG', on the device, in whatever slot it is copied to.
 struct Streamed {
-    const SplitWeight * weight;
-    ggml_tensor *       tensor;
+    StreamedPart  part;
+    ggml_tensor * tensor;
 };
-
-struct StreamBlock;
 
 struct Phase {
     std::vector<Upload>   uploads;
@@ -76,7 +79,7 @@ struct Phase {
     StreamBlock *         block = nullptr; // of the streamed weights; NULL: none
     Origin                ids;             // which experts are used, where routed
     bool                  routed = false;
-    int device_begin             = 0; // nodes of the device graph: GG up to stream_begin, then CG and what needs both
+    int device_begin             = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
     int stream_begin             = 0;
     int device_end               = 0;
     int host_begin               = 0; // nodes of the host graph
@@ -90,6 +93,7 @@ struct Program {
     ggml_cgraph *              host_graph   = nullptr;
     ggml_backend_dev_t         device       = nullptr; // NULL: nothing runs there
     int64_t                    n_slots      = 0;       // of the ring that CG is copied to
+    bool                       ahead        = true;    // of its turn
     std::vector<Binding>       bindings;
     std::vector<ggml_tensor *> host_views; // of bound tensors; their data pointers follow, in this order
     std::vector<Staged>        host_staged;

@@ -93,12 +93,8 @@ class Finder {
         v.sent_ready   = source.sent_ready;
         if (source.state == State::shard && 2 * source.extent == node->src[0]->ne[0] &&
             is_half_view(node, node->src[0])) {
-            v.state  = State::shard;
-            v.cc     = source.cc;
-            v.cg     = source.cg;
-            v.extent = source.extent;
-            v.phase  = source.phase;
-            v.group  = source.group;
+            take_cut(v, source);
+            v.phase = source.phase;
             return;
         }
         source.wanted = source.wanted || source.state != State::full;
@@ -107,7 +103,8 @@ class Finder {
     void classify_mul_mat(int i, Value & v) {
         const ggml_tensor * node  = graph_->nodes[i];
         const SliceSpec &   slice = weight_of(node->src[0])->slice();
-        const bool          sent  = slice.gg > 0 || slice.cg > 0;
+        assign_tokens(node, v);
+        const bool sent = slice.gg > 0 || slice.cg > 0 || v.n_g > 0;
         set_device(node->src[0], sent);
         if (node->op == GGML_OP_MUL_MAT_ID) {
             want_full(i, 2, v, sent);
@@ -125,8 +122,7 @@ class Finder {
         }
         v.state     = State::partial;
         const int x = inside(i, 1);
-        if (x >= 0 && can_take_cut(value(x), v) && value(x).cc == slice.cc && value(x).cg == slice.cg &&
-            value(x).extent == slice.k) {
+        if (x >= 0 && can_take_cut(value(x), v) && value(x).cut_like(v)) {
             v.sharded_x = true;
             // kernels of repacked layouts read rows without gaps (ggml quantises four of them at a time)
             const auto group = static_cast<size_t>(value(x).group);
@@ -134,6 +130,29 @@ class Finder {
             return;
         }
         want_full(i, 1, v, sent);
+    }
+
+    // A shard that is cut as another is, and lies as it does.
+    static void take_cut(Value & v, const Value & source) {
+        v.state     = State::shard;
+        v.cc        = source.cc;
+        v.cg        = source.cg;
+        v.extent    = source.extent;
+        v.token_dim = source.token_dim;
+        v.n_tokens  = source.n_tokens;
+        v.n_g       = source.n_g;
+        v.group     = source.group;
+    }
+
+    // n_g of a mul-mat: by the plan's table where the device can be sent CC, and ne[] has a dimension of tokens.
+    static void assign_tokens(const ggml_tensor * node, Value & v) {
+        const bool routed = node->op == GGML_OP_MUL_MAT_ID;
+        v.token_dim       = routed ? 2 : 1;
+        v.n_tokens        = node->ne[v.token_dim];
+        const bool tokens = node->ne[3] == 1 && (routed || node->ne[2] == 1);
+        if (tokens && weight_of(node->src[0])->has_prime()) {
+            v.n_g = n_g_at(plan_of(node->src[0])->spec().tokens, v.n_tokens);
+        }
     }
 
     // Whether a value may read this one as a shard: only in the same phase, since its end may move it apart.
@@ -159,8 +178,8 @@ class Finder {
         if (node->src[1] != nullptr) {
             const int second = inside(i, 1);
             if (second >= 0 && value(second).state == State::shard) {
-                if (!can_take_cut(value(second), v) || value(second).cc != a.cc || value(second).cg != a.cg ||
-                    value(second).extent != a.extent || node->src[1]->ne[0] != node->src[0]->ne[0]) {
+                if (!can_take_cut(value(second), v) || !value(second).cut_like(a) ||
+                    node->src[1]->ne[0] != node->src[0]->ne[0]) {
                     return false;
                 }
                 lie_alike(a.group, value(second).group);
@@ -169,11 +188,7 @@ class Finder {
                 return false;
             }
         }
-        v.state  = State::shard;
-        v.cc     = a.cc;
-        v.cg     = a.cg;
-        v.extent = a.extent;
-        v.group  = value(first).group;
+        take_cut(v, value(first));
         return true;
     }
 

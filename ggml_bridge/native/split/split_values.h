@@ -7,6 +7,9 @@
 //              weight cut by rows makes one; element-wise operations keep it (gate, up, GLU)
 //     partial  whole on both sides, to be added: a mul-mat by a weight cut along K makes one out of a shard (down)
 //
+// Of a shard's or partial's last n_g tokens the host computes nothing: the device has all of it, in CG' what the host
+// has of the others.
+//
 // The host side of a shard lies in the memory that llama.cpp gave the original: packed at its front, or, where the
 // whole is wanted, at its final places if every kernel that touches it takes rows with gaps. ggml lets element-wise
 // operations write over their input, so shards that such operations connect lie alike.
@@ -31,6 +34,13 @@ struct Value {
     int64_t cc         = 0;     // elements on the host
     int64_t cg         = 0;     // elements behind them that the device computes from streamed weights
     int64_t extent     = 0;     // elements that are cut together: ne[0], or half of it
+    int     token_dim  = 1;     // which of ne[] counts tokens
+    int64_t n_tokens   = 0;
+    int64_t n_g        = 0; // tokens at the end of which the device computes CC too (CG')
+
+    bool cut_like(const Value & other) const {
+        return cc == other.cc && cg == other.cg && extent == other.extent && n_g == other.n_g;
+    }
 };
 
 struct Values {

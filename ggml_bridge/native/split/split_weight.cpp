@@ -27,6 +27,7 @@ void SplitWeight::move_cuts(int64_t cg, int64_t gg) {
     parts_[side_host]   = Part{0, slice_.cc, nullptr, true};
     parts_[side_stream] = Part{slice_.cc, cg, nullptr, true};
     parts_[side_device] = Part{slice_.cc + cg, gg, nullptr, true};
+    parts_[side_prime]  = parts_[side_host];
 }
 
 std::array<int64_t, 3> SplitWeight::shape(Side side) const {
@@ -74,15 +75,26 @@ void SplitWeight::set(const void * data, size_t offset, size_t size) {
     while (left > 0) {
         const Segment piece = segment(at, left);
         write(piece.side, bytes, piece.offset, piece.size);
+        if (piece.side == side_host && prime_is_copy()) {
+            write(side_prime, bytes, piece.offset, piece.size);
+        }
         bytes += piece.size;
         at += piece.size;
         left -= piece.size;
     }
-    for (const Side side : {side_host, side_stream, side_device}) {
+    for (const Side side : {side_host, side_stream, side_device, side_prime}) {
         if (parts_[side].pieces) {
             flush(side);
         }
     }
+}
+
+int64_t SplitWeight::host_bytes() const {
+    return part_bytes(side_host) + part_bytes(side_stream) + (prime_is_copy() ? part_bytes(side_prime) : 0);
+}
+
+bool SplitWeight::prime_is_copy() const {
+    return has_prime() && parts_[side_prime].tensor != parts_[side_host].tensor;
 }
 
 void SplitWeight::write(Side side, const char * data, int64_t offset, int64_t size) {

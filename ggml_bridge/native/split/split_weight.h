@@ -10,14 +10,15 @@
 
 namespace oallama {
 
-// Where a part is stored and computed, in the order of the parts along the axis.
+// Where a part is stored and computed; the first three in the order of the parts along the axis.
 enum Side : int {
     side_host   = 0, // CC: stored and computed on the host
     side_stream = 1, // CG: stored in host memory, copied to the device when its turn comes, computed there
     side_device = 2, // GG: stored and computed on the device
+    side_prime  = 3, // CG': CC once more, streamed like CG, for the last n_g tokens of a batch
 };
 
-constexpr int n_sides = 3;
+constexpr int n_sides = 4;
 
 struct Part {
     int64_t       begin  = 0; // elements along the axis
@@ -42,7 +43,12 @@ class SplitWeight {
 
     int64_t part_bytes(Side side) const;
 
+    int64_t host_bytes() const; // of CC, CG, and of CC's copy for CG'
+
     void set_layout(const std::string & layout) { slice_.layout = layout; }
+
+    // Whether the device can be sent CC: it lies in the plain layout, as CC does or as a second copy.
+    bool has_prime() const { return parts_[side_prime].tensor != nullptr; }
 
     // Moves the cuts: so many elements along the axis streamed and on the device, the others on the host.
     void move_cuts(int64_t cg, int64_t gg);
@@ -63,6 +69,7 @@ class SplitWeight {
     // Where the whole tensor's byte at offset is, and how many bytes follow it there; at most size.
     Segment segment(int64_t offset, int64_t size) const;
 
+    bool prime_is_copy() const;
     void write(Side side, const char * data, int64_t offset, int64_t size);
     void flush(Side side);
 

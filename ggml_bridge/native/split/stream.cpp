@@ -16,8 +16,9 @@ size_t padded(size_t bytes) {
 
 } // namespace
 
-Stream::Stream(ggml_backend_dev_t device, int64_t n_slots)
-    : device_(device), backend_(ggml_backend_dev_init(device, nullptr)), slots_(static_cast<size_t>(n_slots)) {
+Stream::Stream(ggml_backend_dev_t device, int64_t n_slots, bool ahead)
+    : device_(device), backend_(ggml_backend_dev_init(device, nullptr)), slots_(static_cast<size_t>(n_slots)),
+      ahead_(ahead) {
     if (!backend_) {
         throw Error(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(device) +
                                         " cannot be started a second time, for copies");
@@ -43,14 +44,14 @@ Stream::~Stream() {
     }
 }
 
-StreamBlock * Stream::block(const std::vector<const SplitWeight *> & weights) {
-    std::unique_ptr<StreamBlock> & found = blocks_[weights];
+StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
+    std::unique_ptr<StreamBlock> & found = blocks_[parts];
     if (!found) {
         auto       block = std::make_unique<StreamBlock>();
-        ContextPtr ctx   = new_context(static_cast<int64_t>(weights.size()));
-        block->weights   = weights;
-        for (const SplitWeight * weight : weights) {
-            const std::array<int64_t, 3> ne = weight->shape(side_stream);
+        ContextPtr ctx   = new_context(static_cast<int64_t>(parts.size()));
+        block->parts     = parts;
+        for (const auto & [weight, side] : parts) {
+            const std::array<int64_t, 3> ne = weight->shape(side);
             const ggml_tensor * like        = ggml_new_tensor_3d(ctx.get(), weight->slice().type, ne[0], ne[1], ne[2]);
             block->offsets.push_back(block->bytes);
             block->bytes += padded(ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), like));
@@ -84,10 +85,10 @@ void Stream::grow(size_t bytes) {
     counters().device_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
 }
 
-void Stream::bind(ggml_tensor * tensor, const StreamBlock & block, size_t weight, size_t slot) const {
+void Stream::bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, size_t slot) const {
     char * base    = static_cast<char *>(ggml_backend_buffer_get_base(ring_.get()));
     tensor->buffer = ring_.get();
-    tensor->data   = base + slot * slot_bytes_ + block.offsets[weight];
+    tensor->data   = base + slot * slot_bytes_ + block.offsets[part];
 }
 
 size_t Stream::find(const StreamBlock & block) const {
@@ -129,6 +130,9 @@ void Stream::ready(ggml_backend_t compute, size_t slot) {
 }
 
 void Stream::prefetch(size_t busy) {
+    if (!ahead_) {
+        return;
+    }
     std::vector<bool> kept(slots_.size());
     if (busy < slots_.size()) {
         kept[busy] = true;
@@ -161,11 +165,11 @@ void Stream::prefetch(size_t busy) {
 // Queues the copies; every phase ends with an idle device, so nothing computes with what they overwrite.
 void Stream::copy(StreamBlock & block, size_t slot, const std::vector<int32_t> * experts) {
     Slot &     to  = slots_[slot];
-    ContextPtr ctx = new_context(static_cast<int64_t>(block.weights.size()));
+    ContextPtr ctx = new_context(static_cast<int64_t>(block.parts.size()));
     const bool all = experts == nullptr;
     if (to.holds != &block) {
         to.holds = &block;
-        to.experts.assign(all ? 0 : static_cast<size_t>(block.weights[0]->slice().e), false);
+        to.experts.assign(all ? 0 : static_cast<size_t>(block.parts[0].first->slice().e), false);
     }
     std::vector<bool> wanted;
     if (!all) {
@@ -174,11 +178,12 @@ void Stream::copy(StreamBlock & block, size_t slot, const std::vector<int32_t> *
             wanted[static_cast<size_t>(expert)] = !to.experts[static_cast<size_t>(expert)];
         }
     }
-    for (size_t i = 0; i < block.weights.size(); i++) {
-        const SplitWeight &          weight = *block.weights[i];
-        const std::array<int64_t, 3> ne     = weight.shape(side_stream);
-        const auto *                 data   = static_cast<const char *>(weight.part(side_stream).tensor->data);
-        const auto                   bytes  = static_cast<size_t>(weight.part_bytes(side_stream));
+    for (size_t i = 0; i < block.parts.size(); i++) {
+        const SplitWeight &          weight = *block.parts[i].first;
+        const Side                   side   = block.parts[i].second;
+        const std::array<int64_t, 3> ne     = weight.shape(side);
+        const auto *                 data   = static_cast<const char *>(weight.part(side).tensor->data);
+        const auto                   bytes  = static_cast<size_t>(weight.part_bytes(side));
         ggml_tensor *                there  = ggml_new_tensor_3d(ctx.get(), weight.slice().type, ne[0], ne[1], ne[2]);
         bind(there, block, i, slot);
         const size_t each = wanted.empty() ? bytes : bytes / wanted.size();

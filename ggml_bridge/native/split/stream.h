@@ -13,29 +13,31 @@
 
 namespace oallama {
 
-// The CG of the weights of one phase, which are copied together.
+using StreamedPart = std::pair<const SplitWeight *, Side>; // its CG or CG'
+
+// What is streamed of the weights of one phase, which is copied together.
 struct StreamBlock {
-    std::vector<const SplitWeight *> weights;
-    std::vector<size_t>              offsets; // bytes into the slot
-    size_t                           bytes  = 0;
-    StreamBlock *                    next   = nullptr; // asked for after it the last time
-    bool                             routed = false;   // asked for expert by expert the last time: cannot be foreseen
+    std::vector<StreamedPart> parts;
+    std::vector<size_t>       offsets; // bytes into the slot
+    size_t                    bytes  = 0;
+    StreamBlock *             next   = nullptr; // asked for after it the last time
+    bool                      routed = false;   // asked for expert by expert the last time: cannot be foreseen
 };
 
 class Stream {
   public:
-    // Throws OALLAMA_FAILED where the device has no second stream.
-    Stream(ggml_backend_dev_t device, int64_t n_slots);
+    // ahead: of a block's turn. Throws OALLAMA_FAILED where the device has no second stream.
+    Stream(ggml_backend_dev_t device, int64_t n_slots, bool ahead);
     ~Stream();
 
     Stream(const Stream &)             = delete;
     Stream & operator=(const Stream &) = delete;
 
-    // The block of these weights, with room for it in every slot. Throws OALLAMA_NO_MEMORY.
-    StreamBlock * block(const std::vector<const SplitWeight *> & weights);
+    // The block of these parts, with room for it in every slot. Throws OALLAMA_NO_MEMORY.
+    StreamBlock * block(const std::vector<StreamedPart> & parts);
 
-    // Gives a device tensor the place of a block's weight in a slot.
-    void bind(ggml_tensor * tensor, const StreamBlock & block, size_t weight, size_t slot) const;
+    // Gives a device tensor the place of a block's part in a slot.
+    void bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, size_t slot) const;
 
     // A slot that holds the block, or will when ready says so. experts: the only ones needed; NULL: all.
     size_t acquire(StreamBlock & block, const std::vector<int32_t> * experts);
@@ -61,15 +63,17 @@ class Stream {
     void   copy(StreamBlock & block, size_t slot, const std::vector<int32_t> * experts);
     size_t find(const StreamBlock & block) const; // n_slots: nowhere
 
-    ggml_backend_dev_t                                                       device_;
-    BackendPtr                                                               backend_;
-    BufferPtr                                                                ring_;
-    size_t                                                                   slot_bytes_ = 0;
-    std::vector<Slot>                                                        slots_;
-    std::map<std::vector<const SplitWeight *>, std::unique_ptr<StreamBlock>> blocks_;
-    StreamBlock *                                                            last_   = nullptr;
-    uint64_t                                                                 clock_  = 0;
-    bool                                                                     events_ = false;
+    ggml_backend_dev_t device_;
+    BackendPtr         backend_;
+    BufferPtr          ring_;
+    size_t             slot_bytes_ = 0;
+    std::vector<Slot>  slots_;
+    StreamBlock *      last_   = nullptr;
+    uint64_t           clock_  = 0;
+    bool               events_ = false;
+    bool               ahead_;
+
+    std::map<std::vector<StreamedPart>, std::unique_ptr<StreamBlock>> blocks_;
 };
 
 } // namespace oallama
