@@ -133,10 +133,15 @@ def write_llama_shape(
     return write_shape(path, shape, type, seed)
 
 
-def write_shape(path: str | Path, shape: ModelShape, type: str = "Q4_0", seed: int = 0) -> Path:
+QUICK_BYTES = 16 << 20
+"""What is drawn of a matrix in the quick way; the rest repeats it. Beyond any core's own cache."""
+
+
+def write_shape(path: str | Path, shape: ModelShape, type: str = "Q4_0", seed: int = 0, *, quick: bool = False) -> Path:
     """Write a model of that shape to `path` and return it. All matrices are of ggml type `type` (a router stays F32);
-    untied embeddings; norms are ones, biases zeros. Raises ValueError for rows that the type cannot hold, KeyError for
-    a type that there is not."""
+    untied embeddings; norms are ones, biases zeros. quick: large matrices repeat QUICK_BYTES of random blocks, so that
+    writing takes what the disk takes. Raises ValueError for rows that the type cannot hold, KeyError for a type that
+    there is not."""
     kind = gguf.GGMLQuantizationType[type]
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     odd = [role for role, ne in shape.matrices.items() if ne[0] % block_size and role != ROUTER]
@@ -151,7 +156,10 @@ def write_shape(path: str | Path, shape: ModelShape, type: str = "Q4_0", seed: i
     def matrix(ne: tuple[int, ...]) -> Bytes:
         """Random weights of ne `ne`, as bytes [..., rows, row bytes]."""
         n_blocks = int(np.prod(ne)) // block_size
-        blocks = random_blocks(type, n_blocks, ne[0] ** -0.5, rng)
+        n_drawn = min(n_blocks, QUICK_BYTES // block_bytes) if quick else n_blocks
+        blocks = random_blocks(type, n_drawn, ne[0] ** -0.5, rng)
+        if n_drawn < n_blocks:
+            blocks = np.resize(blocks, (n_blocks, block_bytes))
         return blocks.reshape(*reversed(ne[1:]), ne[0] // block_size * block_bytes)
 
     layer: dict[str, npt.NDArray[Any]] = {}
@@ -215,6 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--context", type=int, default=4096, help="context length the file states")
     parser.add_argument("--type", default="Q4_0", help="ggml type of the matrices: F16, Q4_0, Q4_K, ... (default Q4_0)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--quick", action="store_true", help="repeat 16 MiB of random blocks in each large matrix")
     parser.add_argument("-o", "--output", required=True, type=Path)
     o = parser.parse_args(arguments)
     try:
@@ -230,7 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
         )  # fmt: skip
         if o.type not in gguf.GGMLQuantizationType.__members__:
             raise ValueError(f"{o.type} is no ggml type")
-        write_shape(o.output, shape, o.type, o.seed)
+        write_shape(o.output, shape, o.type, o.seed, quick=o.quick)
     except (ValueError, OSError) as error:
         print(f"make_model: {error}", file=sys.stderr)
         return 2

@@ -44,6 +44,11 @@ def exported(profile: Profile, personal: Iterable[str] = ()) -> dict[str, Any]:
     return {**profile_to_json(shared), "exported": True}
 
 
+def exported_fingerprint(fingerprint: dict[str, Any], personal: Iterable[str] = ()) -> dict[str, Any]:
+    """A machine's fingerprint alone, as it would be in `exported`."""
+    return shared_fingerprint(fingerprint, lambda text: without_personal(text, personal))
+
+
 def without_personal(text: str, personal: Iterable[str] = ()) -> str:
     """A sentence with HIDDEN in place of what may name a person, a machine or a file."""
     words = [re.escape(word) for word in personal if len(word) > 1]

@@ -1,0 +1,240 @@
+"""What the kinds of steps do: each returns what it found, or says why there is nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_steps.child import Ended, json_lines, run_child
+from gpu_steps.steps import Step, backend_of
+
+SWITCHES: Mapping[str, Mapping[str, dict[str, str]]] = {
+    "CUDA": {
+        "CUDA graphs off": {"GGML_CUDA_DISABLE_GRAPHS": "1"},
+        "pinned memory off": {"GGML_CUDA_NO_PINNED": "1"},
+        "fusion off": {"GGML_CUDA_DISABLE_FUSION": "1"},
+    },
+    "Vulkan": {"fusion off": {"GGML_VK_DISABLE_FUSION": "1"}},
+}
+"""Backend -> what is switched -> environment. Read by ggml when it starts, so each setting is a process of its own."""
+
+
+class StepFailed(Exception):
+    """The step found nothing: one sentence. `data`: what it has all the same; late: it ran out of time."""
+
+    def __init__(self, message: str, data: Any = None, late: bool = False) -> None:
+        super().__init__(message)
+        self.data = data
+        self.late = late
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all steps share. threads: of the arms; cpus: a list they are pinned to, or ""."""
+
+    device: str
+    threads: int
+    cpus: str
+    work: Path
+    log: Path
+    manifest: Mapping[str, Any]
+    model_path: Callable[[str], Path]
+
+    def oallama(self, *arguments: object, limit_s: float, env: Mapping[str, str] | None = None) -> Ended:
+        return run_child([sys.executable, "-m", "oallama", *map(str, arguments)], limit_s, self.log, env)
+
+    def child(
+        self, module: str, out: Path, *arguments: object, limit_s: float, env: Mapping[str, str] | None = None
+    ) -> Ended:
+        """One of this package's children, whose lines go to `out`."""
+        out.unlink(missing_ok=True)
+        command = [sys.executable, "-m", f"gpu_steps.{module}", "--device", self.device, "--out", str(out)]
+        return run_child([*command, *map(str, arguments)], limit_s, self.log, env)
+
+
+def run_step(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+    """What the step found. Raises StepFailed."""
+    return KINDS[step.kind](step, setting, limit_s, tries)
+
+
+def machine(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+    """Processor, memory, cards, versions; nothing that names the machine."""
+    from oallama.profile.export import exported_fingerprint
+    from oallama.profile.machine import fingerprint
+
+    found: dict[str, Any] = {"fingerprint": exported_fingerprint(fingerprint(setting.threads, setting.device))}
+    cards = "name,driver_version,memory.total,compute_cap,pcie.link.gen.max,pcie.link.width.max,clocks.max.sm"
+    try:
+        said = subprocess.run(["nvidia-smi", f"--query-gpu={cards}", "--format=csv,noheader"], capture_output=True,
+                              text=True, timeout=30)  # fmt: skip
+        found["cards"] = [
+            dict(zip(cards.split(","), line.split(", "), strict=False)) for line in said.stdout.splitlines()
+        ]
+    except (OSError, subprocess.TimeoutExpired):
+        found["cards"] = []
+    found["pack"] = {key: value for key, value in setting.manifest.items() if key != "platform"}
+    return found
+
+
+def doctor(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+    ended = setting.oallama("doctor", "--json", limit_s=limit_s)
+    listed = setting.oallama("devices", "--json", limit_s=60)
+    if not ended.out.strip():
+        raise StepFailed(f"doctor said nothing: {ended.said}", late=ended.late)
+    checks = json.loads(ended.out)["checks"]
+    devices = json.loads(listed.out)["devices"] if listed.status == 0 else []
+    data = {
+        "checks": [{key: check[key] for key in ("name", "ok", "remedy")} for check in checks],
+        "devices": [{key: value for key, value in device.items() if key != "memory_free"} for device in devices],
+    }
+    bad = [check for check in checks if not check["ok"]]
+    named = setting.device.split(":")[0]
+    if bad:
+        raise StepFailed(f"{bad[0]['name']}: {bad[0]['detail']}"[:400], data)
+    if backend_of(setting.device) not in ("RPC", "cpu-pair") and named not in [device["name"] for device in devices]:
+        names = ", ".join(device["name"] for device in devices)
+        raise StepFailed(f"there is no device {named}; there are: {names}; is the driver's library found?", data)
+    return data
+
+
+def correctness(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+    out = setting.work / "raw" / f"{step.id}.jsonl"
+    out.parent.mkdir(exist_ok=True)
+    types = ",".join(step.settings["types"])
+    ended = setting.child("correctness", out, "--mode", step.settings["mode"], "--types", types, limit_s=limit_s)
+    rows = json_lines(out)
+    if ended.status != 0:
+        died = rows[-1] if rows else {"arch": "the", "type": "first"}
+        why = "time ran out" if ended.late else f"it ended with {ended.status}: {ended.said}"
+        raise StepFailed(f"after {died['arch']} {died['type']}: {why}", rows, ended.late)
+    wrong = [row for row in rows if row["verdict"] == "differs"]
+    if wrong or all(row["verdict"] != "ok" for row in rows):
+        first = (wrong or rows)[0]
+        raise StepFailed(f"{first['arch']} {first['type']}: {first['verdict']}", rows)
+    return rows
+
+
+def profile(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+    path, threads = setting.model_path(step.settings["model"]), step.settings["threads"] or setting.threads
+    tokens = ",".join(map(str, step.settings["tokens"]))
+    ended = setting.oallama("profile", path, "--device", setting.device, "--threads", threads, "--tokens", tokens,
+                            "--json", limit_s=limit_s)  # fmt: skip
+    if ended.status != 0:
+        raise StepFailed("time ran out" if ended.late else ended.said, late=ended.late)
+    found = json.loads(ended.out)
+    keys = ("device", "layout", "type", "shape", "n_expert_used", "n_tokens", "seconds", "gb_per_s", "gflops")
+    return {
+        **{key: found[key] for key in ("device", "link", "boundary", "contention", "launch_s", "warnings")},
+        "model": step.settings["model"],
+        "threads": threads,
+        "cases": [{key: case[key] for key in keys} for case in found["cases"]],
+    }
+
+
+ROW_KEYS = (
+    "arm", "model_size", "n_threads", "n_prompt", "n_gen", "n_depth", "avg_ts", "samples_ns", "samples_ttft_s",
+    "samples_tpot_s", "ttft_s", "tpot_s", "ttft_ratio_to_first", "ttft_ratio_ci95", "tpot_ratio_to_first",
+    "tpot_ratio_ci95", "ratio_to_first", "ratio_ci95", "ratio_refused", "device_bytes", "host_bytes",
+    "operator_bytes_on_device", "cap_device_bytes", "cap_operator_bytes", "flash_attn_used", "problems", "predicted",
+    "notes", "same_as", "warnings", "cpu_info", "gpu_info",
+)  # fmt: skip
+
+
+def ab(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+    """`oallama bench`. What a cell that is cut short has measured is kept; a second try leaves newer arms out."""
+    given = step.settings
+    arms = given["arms"] if tries == 1 else [arm for arm in given["arms"] if arm.startswith("stock") or arm == "oato"]
+    out = setting.work / "raw" / f"{step.id}.json"
+    out.parent.mkdir(exist_ok=True)
+    out.unlink(missing_ok=True)
+    arguments: list[object] = [
+        "bench", setting.model_path(given["model"]), "--arms", ",".join(arms), "--device", setting.device, "--threads",
+        setting.threads, *given["cap"], "-p", "0", "-n", "0", "-pg", f"{given['n_prompt']},{given['n_gen']}", "-r",
+        given["repetitions"], "--no-progress", "-o", out,
+    ]  # fmt: skip
+    arguments += ["--cpus", setting.cpus] if setting.cpus else []
+    ended = setting.oallama(*arguments, limit_s=limit_s)
+    try:
+        rows = json.loads(out.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        rows = []
+    kept = [{key: row[key] for key in ROW_KEYS if key in row} for row in rows]
+    data = {"arms": arms, "cap": given["shown_cap"], "paper": given["paper"], "model": given["model"],
+            "n_prompt": given["n_prompt"], "n_gen": given["n_gen"], "rows": kept}  # fmt: skip
+    if ended.status != 0:
+        raise StepFailed("time ran out" if ended.late else ended.said, data if kept else None, ended.late)
+    return data
+
+
+def device(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+    out = setting.work / "raw" / f"{step.id}.jsonl"
+    out.parent.mkdir(exist_ok=True)
+    given = step.settings
+    ended = setting.child(
+        "device_case", out, "--bytes", given["n_bytes"], "--tokens", given["n_tokens"], limit_s=limit_s
+    )
+    rows = json_lines(out)
+    if ended.status != 0:
+        raise StepFailed("time ran out" if ended.late else ended.said, rows, ended.late)
+    return rows
+
+
+def _timeline(
+    step: Step, setting: Setting, name: str, limit_s: float, env: Mapping[str, str] | None, trace: bool
+) -> list[dict[str, Any]]:
+    given, out = step.settings, setting.work / "raw" / f"{name}.jsonl"
+    out.parent.mkdir(exist_ok=True)
+    ended = setting.child(
+        "timeline_case", out, "--model", setting.model_path(given["model"]), "--threads", setting.threads, "-p",
+        given["n_prompt"], "-n", given["n_gen"], "--share", given["share"], *(["--trace"] if trace else []),
+        limit_s=limit_s, env=env,
+    )  # fmt: skip
+    rows = json_lines(out)
+    if ended.status != 0:
+        raise StepFailed("time ran out" if ended.late else ended.said, rows, ended.late)
+    return rows
+
+
+def timeline(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+    return _timeline(step, setting, step.id, limit_s, None, backend_of(setting.device) == "CUDA")
+
+
+def switches(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+    """Each switch on and off in turns (off on on off), the same plan from the same profile. The control switches
+    nothing: what it shows is the noise."""
+    found: list[dict[str, Any]] = []
+    settings: dict[str, dict[str, str]] = {"nothing (control)": {}, **SWITCHES.get(step.settings["backend"], {})}
+    left_s, turns = limit_s, ("off", "on", "on", "off")
+    for name, env in settings.items():
+        samples: dict[str, dict[str, list[float]]] = {
+            "off": {"ttft_s": [], "tpot_s": []},
+            "on": {"ttft_s": [], "tpot_s": []},
+        }
+        for i, turn in enumerate(turns):
+            begun = os.times().elapsed
+            try:
+                rows = _timeline(step, setting, f"{step.id}-{i}", left_s, env if turn == "on" else None, False)
+            except StepFailed as error:
+                raise StepFailed(f"{name}: {error}", found, error.late) from None
+            left_s -= os.times().elapsed - begun
+            stages = next(row for row in rows if row["what"] == "stages")
+            for key, values in samples[turn].items():
+                values += stages["samples"][key]
+        found.append({"switch": name, "environment": env, "samples": samples, **{
+            key.replace("_s", "_ratio"): statistics.median(samples["off"][key]) / statistics.median(samples["on"][key])
+            for key in ("ttft_s", "tpot_s")
+        }})  # fmt: skip
+    return found
+
+
+KINDS: Mapping[str, Callable[[Step, Setting, float, int], Any]] = {
+    "machine": machine, "doctor": doctor, "correctness": correctness, "profile": profile, "ab": ab, "device": device,
+    "timeline": timeline, "switches": switches,
+}  # fmt: skip

@@ -1,0 +1,152 @@
+"""The loop: choose a step that fits, run it, write what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu_steps.child import ROOT
+from gpu_steps.kinds import Setting, StepFailed, run_step
+from gpu_steps.models import Models
+from gpu_steps.scale import SCALES, Shape
+from gpu_steps.schedule import CUT, DONE, FAILED, choose, expected_seconds, pace_of
+from gpu_steps.steps import Step, backend_of, steps_of
+from gpu_steps.store import Store, StoreError
+
+DEFAULT_BUDGET_S = 570.0
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpu_run", description="Measure on a GPU that is lent for minutes.")
+    parser.add_argument("--device", default="CUDA0", help="as oallama's --device: CUDA0, Vulkan0, rpc-worker:1:1")
+    parser.add_argument("--scale", choices=SCALES, default="lease", help="lease: three calls; small: a rehearsal")
+    parser.add_argument("--budget", type=float, default=DEFAULT_BUDGET_S, metavar="S", help="seconds of this call")
+    parser.add_argument("--work", type=Path, metavar="DIR", help="models, caches, results (default build/gpu/…)")
+    parser.add_argument("--out", type=Path, action="append", default=[], metavar="DIR", help="results are copied there")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="results of an earlier call, from another machine")
+    parser.add_argument("--threads", "-t", type=int, help="of the arms (default: the most of the scale that there are)")
+    parser.add_argument("--cpus", default="", metavar="LIST", help="pin the arms to these CPUs")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="only steps with TEXT in their name"
+    )
+    parser.add_argument(
+        "--pack", type=Path, metavar="DIR", help="what scripts/build_cuda made (default: if it is there)"
+    )
+    parser.add_argument("--list", action="store_true", help="what is done, what is to do; run nothing")
+    parser.add_argument("--report", action="store_true", help="write docs/gpu.md from docs/benchmarks/gpu-*.json")
+    return parser.parse_args(arguments)
+
+
+def work_folder(options: argparse.Namespace) -> Path:
+    name = f"{backend_of(options.device).lower()}-{options.scale}"
+    return options.work or ROOT / "build" / "gpu" / name
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done or out of time, 1 a step failed, 2 wrong usage, 130 interrupted."""
+    begun = float(os.environ.get("OALLAMA_GPU_RUN_BEGAN", time.time()))  # before the pack was unpacked
+    options = parse(arguments)
+    if options.report:
+        from gpu_steps.report import write_report
+
+        return write_report(ROOT)
+    work = work_folder(options).absolute()
+    copies = [folder.absolute() for folder in options.out]
+    if os.environ.get("OUT"):
+        copies.append(Path(os.environ["OUT"]))
+    try:
+        store = Store(work, tuple(copies), options.device, options.scale)
+        if options.resume:
+            store.adopt(options.resume)
+    except StoreError as error:
+        print(f"gpu_run: {error}", file=sys.stderr)
+        return 2
+    from oallama.place.decide import POLICIES
+
+    scale = SCALES[options.scale]
+    n_cores = len(os.sched_getaffinity(0))
+    steps = steps_of(scale, options.device, n_cores, tuple(POLICIES))
+    steps = tuple(step for step in steps if not options.only or any(text in step.id for text in options.only))
+    models = Models(work / "models", work / "log.txt")
+    if options.list:
+        show(steps, store, models)
+        return 0
+    setting = Setting(
+        options.device,
+        options.threads or min(max(scale.threads), n_cores),
+        options.cpus,
+        work,
+        work / "log.txt",
+        json.loads(os.environ.get("OALLAMA_GPU_RUN_PACK", "{}")),
+        lambda name: models.folder / f"{name}.gguf",
+    )
+    store.begin_call({"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun)), "budget_s": options.budget,
+                      "threads": setting.threads, "cpus": setting.cpus})  # fmt: skip
+    try:
+        return loop(steps, store, models, setting, begun + options.budget)
+    except KeyboardInterrupt:
+        print("gpu_run: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def loop(steps: Sequence[Step], store: Store, models: Models, setting: Setting, deadline: float) -> int:
+    """Until nothing that is left fits. deadline: on the clock of time.time."""
+    bad = 0
+    shapes = tuple({shape.name: shape for step in steps for shape in step.models}.values())
+    while True:
+        choice = choose(steps, store.steps, deadline - time.time(), models.seconds(shapes))
+        step = choice.step
+        if step is None:
+            for name in choice.skipped:
+                print(f"gpu_run: {name} is left out: what it needs failed", file=sys.stderr)
+            if choice.waiting:
+                print(f"gpu_run: left for another call: {', '.join(choice.waiting)}", file=sys.stderr)
+            return int(bad > 0)
+        bad += not run_one(step, store, models, setting, deadline, shapes)
+
+
+def run_one(
+    step: Step, store: Store, models: Models, setting: Setting, deadline: float, shapes: tuple[Shape, ...]
+) -> bool:
+    """Run a step and note what came of it; whether it is done."""
+    tries = store.steps.get(step.id, {}).get("tries", 0) + 1
+    print(f"gpu_run: {step.id}: {step.title}", file=sys.stderr, flush=True)
+    store.put(step.id, state=CUT, tries=tries, seconds=0.0, title=step.title, kind=step.kind)  # were this the end
+    for shape in step.models:
+        if why := models.make(shape, step.models, deadline - time.time() - 2):
+            store.put(step.id, state=FAILED, error=why)
+            print(f"    {why}", file=sys.stderr)
+            return False
+    begun = time.time()
+    values: dict[str, Any] = {"state": DONE, "error": ""}
+    try:
+        values["data"] = run_step(step, setting, deadline - begun - 2, tries)
+    except StepFailed as error:
+        values = {"state": CUT if error.late else FAILED, "error": str(error)}
+        if error.data is not None:
+            values["data"] = error.data
+    values["seconds"] = round(time.time() - begun, 2)
+    store.put(step.id, **values)
+    print(f"    {values['error'] or 'done'} ({values['seconds']:.1f} s)", file=sys.stderr, flush=True)
+    return bool(values["state"] == DONE)
+
+
+def show(steps: Sequence[Step], store: Store, models: Models) -> None:
+    """One line a step: what is known of it, and how long it took or is thought to take."""
+    pace = pace_of(steps, store.steps)
+    total = 0.0
+    for step in steps:
+        result = store.steps.get(step.id, {})
+        expected = expected_seconds(step, result, pace) + sum(models.seconds(step.models).values())
+        if result.get("state") == DONE:
+            print(f"{'done':8}{result['seconds']:7.0f} s  {step.id}: {step.title}")
+        else:
+            total += expected
+            print(f"{result.get('state', 'to do'):8}{expected:6.0f}~ s  {step.id}: {step.title}")
+    print(f"about {total:.0f} s to go", file=sys.stderr)

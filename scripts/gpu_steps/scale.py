@@ -1,0 +1,111 @@
+"""How large a run is: the same steps on a card, and on a machine that only plays one. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A synthetic model: --like of scripts/make_model.py, its type, how many of its layers."""
+
+    like: str
+    type: str
+    n_layer: int
+    full_layers: int
+
+    @property
+    def name(self) -> str:
+        """As the file is called."""
+        return f"{self.like}-{self.n_layer}l-{self.type.lower()}"
+
+    @property
+    def share(self) -> float:
+        """Of the real model's layers."""
+        return self.n_layer / self.full_layers
+
+
+@dataclass(frozen=True)
+class Workload:
+    n_prompt: int
+    n_gen: int
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What is measured. seconds: factor on the steps' estimates, which are for the largest cards."""
+
+    name: str
+    oato_f16: Shape
+    oato_q4: Shape
+    llama70b: Shape
+    mixtral: Shape
+    oato: Workload
+    scheinfer: Workload
+    repetitions: int
+    threads: tuple[int, ...]
+    profile_tokens: tuple[int, ...]
+    types: tuple[str, ...]
+    overlap_bytes: int
+    overlap_tokens: int
+    seconds: float
+    caps: bool = True
+    """Whether ScheInfer's caps are applied, scaled to the layers; else a share of the weights stands in."""
+
+
+QUANTISED = (
+    "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ2_XXS", "IQ2_XS", "IQ2_S",
+    "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0",
+)  # fmt: skip
+ALL_TYPES = ("F32", "F16", "BF16", *QUANTISED)
+
+LEASE = Scale(
+    name="lease",
+    oato_f16=Shape("llama3-8b", "F16", 12, 32),
+    oato_q4=Shape("llama3-8b", "Q4_0", 32, 32),
+    llama70b=Shape("llama2-70b", "Q4_0", 16, 80),
+    mixtral=Shape("mixtral-8x7b", "Q4_0", 12, 32),
+    oato=Workload(64, 32),
+    scheinfer=Workload(1024, 128),
+    repetitions=6,
+    threads=(4, 8, 16),
+    profile_tokens=(1, 32, 512),
+    types=ALL_TYPES,
+    overlap_bytes=256 << 20,
+    overlap_tokens=512,
+    seconds=1.0,
+)
+FULL = Scale(
+    name="full",
+    oato_f16=Shape("llama3-8b", "F16", 32, 32),
+    oato_q4=Shape("llama3-8b", "Q4_0", 32, 32),
+    llama70b=Shape("llama2-70b", "Q4_0", 80, 80),
+    mixtral=Shape("mixtral-8x7b", "Q4_0", 32, 32),
+    oato=Workload(64, 32),
+    scheinfer=Workload(1024, 128),
+    repetitions=10,
+    threads=(4, 8, 16),
+    profile_tokens=(1, 32, 512),
+    types=ALL_TYPES,
+    overlap_bytes=1 << 30,
+    overlap_tokens=512,
+    seconds=4.0,
+)
+SMALL = Scale(
+    name="small",
+    oato_f16=Shape("moe-1b", "F16", 2, 16),
+    oato_q4=Shape("llama-1b", "Q4_0", 2, 16),
+    llama70b=Shape("llama-1b", "Q4_0", 2, 16),
+    mixtral=Shape("moe-1b", "Q4_0", 2, 16),
+    oato=Workload(16, 8),
+    scheinfer=Workload(32, 8),
+    repetitions=6,
+    threads=(1, 2),
+    profile_tokens=(1, 32),
+    types=("F32", "F16", "Q4_0", "Q4_K", "Q8_0"),
+    overlap_bytes=8 << 20,
+    overlap_tokens=16,
+    seconds=1.0,
+    caps=False,
+)
+SCALES = {scale.name: scale for scale in (LEASE, FULL, SMALL)}

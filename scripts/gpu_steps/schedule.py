@@ -1,0 +1,74 @@
+"""Which step comes next, and whether it still fits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_steps.steps import Step
+
+RESERVE_S = 8.0  # to end what runs, and to write
+WRITE_BYTES_PER_S = 1.0e9  # a synthetic model, random blocks included
+DONE, FAILED, CUT = "done", "failed", "cut"
+MAX_TRIES = 2
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The next step and its deadline in seconds from now; None: nothing is left, or nothing that is left fits."""
+
+    step: Step | None
+    limit_s: float = 0.0
+    waiting: tuple[str, ...] = ()  # steps that are left for another call
+    skipped: tuple[str, ...] = ()  # steps that have no point: what they need failed
+
+
+def choose(
+    steps: Sequence[Step],
+    results: Mapping[str, Mapping[str, Any]],
+    remaining_s: float,
+    model_seconds: Mapping[str, float],
+) -> Choice:
+    """The first step that is not done, has not failed for good, and is expected to end within `remaining_s`.
+
+    results: by step's id, with `state`, `seconds`, `tries`. model_seconds: what writing each missing model takes.
+    A step that was cut short, or takes longer than what is left, does not stop those after it.
+    """
+    pace = pace_of(steps, results)
+    waiting, skipped = [], []
+    for step in steps:
+        result = results.get(step.id, {})
+        state = result.get("state")
+        if state == DONE or (state in (FAILED, CUT) and result.get("tries", 1) >= MAX_TRIES):
+            continue
+        if any(results.get(need, {}).get("state") == FAILED for need in step.needs):
+            skipped.append(step.id)
+            continue
+        if any(results.get(need, {}).get("state") != DONE for need in step.needs):
+            waiting.append(step.id)
+            continue
+        expected = expected_seconds(step, result, pace) + sum(
+            model_seconds.get(model.name, 0.0) for model in step.models
+        )
+        if expected <= remaining_s - RESERVE_S:
+            return Choice(step, remaining_s - RESERVE_S, tuple(waiting), tuple(skipped))
+        waiting.append(step.id)
+    return Choice(None, 0.0, tuple(waiting), tuple(skipped))
+
+
+def pace_of(steps: Sequence[Step], results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Kind of step -> how many times the estimate its steps took here, on average; only where some are done."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for step in steps:
+        result = results.get(step.id, {})
+        if result.get("state") == DONE:
+            found.setdefault(step.kind, []).append((float(result["seconds"]), step.seconds))
+    return {kind: sum(took for took, _ in rows) / sum(guess for _, guess in rows) for kind, rows in found.items()}
+
+
+def expected_seconds(step: Step, result: Mapping[str, Any], pace: Mapping[str, float]) -> float:
+    """What a step will take: the estimate, as far off as others of its kind were; after a try that was cut short, more
+    than that try had."""
+    expected = step.seconds * pace.get(step.kind, 1.0)
+    return max(expected, 1.2 * float(result["seconds"])) if result.get("state") == CUT else expected

@@ -1,0 +1,256 @@
+"""Tables of one results file, as Markdown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ab.summary import against_stock
+
+from gpu_steps.bounds import Rates, rates_of, tpot_bounds, ttft_bound
+from gpu_steps.published import OATO_PAPER, SCHEINFER_GENERATION, SCHEINFER_PROMPT
+from gpu_steps.scale import SCALES, Shape
+
+Results = Mapping[str, Any]
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    if not rows:
+        return []
+    lines = [columns, ["---"] * len(columns), *rows]
+    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines] + [""]
+
+
+def of_kind(document: Results, kind: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Steps of a kind that found something, in the order in which they ran."""
+    return [(name, step) for name, step in document["steps"].items() if step["kind"] == kind and step.get("data")]
+
+
+def machine_line(document: Results) -> str:
+    """One sentence on what measured."""
+    found = document["steps"].get("machine", {}).get("data") or {}
+    print_ = found.get("fingerprint", {})
+    cards = ", ".join(card["name"] for card in found.get("cards", [])) or "no NVIDIA card"
+    gib = round(print_.get("memory_bytes", 0) / 2**30)
+    call = document["calls"][-1]
+    pinned = f", arms pinned to CPUs {call['cpus']}" if call.get("cpus") else ""
+    return (
+        f"{print_.get('cpu', 'unknown CPU')}, {print_.get('cores_allowed', '?')} cores, {gib} GiB; {cards}; device "
+        f"`{document['device']}`, scale `{document['scale']}`, {call['threads']} threads{pinned}; "
+        f"llama-cpp-python {print_.get('llama_cpp_python', '?')}; {document['calls'][0]['began'][:10]}, "
+        f"{len(document['calls'])} calls"
+    )
+
+
+def steps_table(document: Results) -> list[str]:
+    rows = [
+        (name, step["state"], f"{step['seconds']:.0f}", step.get("error") or "")
+        for name, step in document["steps"].items()
+    ]
+    return table(("step", "state", "s", "what went wrong"), rows)
+
+
+def correctness_table(document: Results) -> list[str]:
+    rows, wrong = [], []
+    for name, step in of_kind(document, "correctness"):
+        cases = step["data"]
+        good = [case for case in cases if case["verdict"] == "ok"]
+        worst = max((max(case["nmse_decode"], case["nmse_prefill"]) for case in good), default=0.0)
+        types = len({case["type"] for case in cases})
+        rows.append((name.removeprefix("correctness-"), f"{len(good)} of {len(cases)}", types, f"{worst:.1e}"))
+        wrong += [(name.removeprefix("correctness-"), case["arch"], case["type"], case["verdict"])
+                  for case in cases if case["verdict"] != "ok"]  # fmt: skip
+    return [
+        *table(("mode", "cases right", "types", "largest NMSE of these"), rows),
+        *table(("mode", "architecture", "type", "what is wrong"), wrong),
+    ]
+
+
+def profile_table(document: Results) -> list[str]:
+    rows = []
+    for _, step in of_kind(document, "profile"):
+        data = step["data"]
+        link, both = data["link"], data["contention"] or {}
+
+        def rate(name: str, link: Mapping[str, Any] = link) -> str:
+            beta = link.get(name, {}).get("beta_s_per_byte")
+            return f"{1e-9 / beta:.1f}" if beta else "-"
+
+        def gb(key: str, both: Mapping[str, Any] = both) -> str:
+            return f"{both[key]:.1f}" if key in both else "-"
+
+        rows.append((
+            data["model"], data["threads"], rate("h2d_pinned"), rate("h2d_pageable"), rate("d2h"),
+            f"{gb('cpu_alone_gb_per_s')} / {gb('cpu_with_link_gb_per_s')}",
+            f"{gb('link_alone_gb_per_s')} / {gb('link_with_cpu_gb_per_s')}", f"{1e6 * data['launch_s']:.0f}",
+        ))  # fmt: skip
+    columns = ("model", "threads", "to the device, pinned", "pageable", "back", "CPU alone / beside copies",
+               "link alone / beside the CPU", "launch µs")  # fmt: skip
+    return table(columns, rows)
+
+
+def device_tables(document: Results) -> list[str]:
+    lines: list[str] = []
+    for _, step in of_kind(document, "device"):
+        rows = step["data"]
+        lines += table(
+            ("copy of", "MiB", "GB/s", "copy ms", "mul-mats ms", "both ms", "hidden"),
+            [
+                ("pinned" if row["pinned"] else "pageable", row["n_bytes"] >> 20, f"{row['copy_gb_per_s']:.1f}",
+                 _ms(row["copy"]["seconds"]), _ms(row["compute"]["seconds"]), _ms(row["both"]["seconds"]),
+                 f"{100 * row['hidden']:.0f} %")
+                for row in rows if row["what"] == "overlap" and "hidden" in row
+            ],
+        )  # fmt: skip
+        lines += table(
+            ("MiB", "pinned, ms", "plain, ms"),
+            [
+                (row["n_bytes"] >> 20, _ms(row["pinned_s"]) if row["pinned_s"] else "none", _ms(row["plain_s"]))
+                for row in rows if row["what"] == "pinned"
+            ],
+        )  # fmt: skip
+        cells = [row for row in rows if row["what"] == "slice"]
+        counts = list(dict.fromkeys(row["rows"] for row in cells))
+        lines += table(
+            ("type", "tokens", *(f"{n} rows" for n in counts)),
+            [
+                (kind, n, *(f"{row['gflops']:.0f}" for row in cells if (row["type"], row["n_tokens"]) == (kind, n)))
+                for kind, n in dict.fromkeys((row["type"], row["n_tokens"]) for row in cells)
+            ],
+        )
+        lines += [f"Not measured: {row.get('error') or row['missing']}." for row in rows
+                  if row["what"] == "error" or "missing" in row] + [""]  # fmt: skip
+    return lines
+
+
+def shape_named(name: str) -> Shape | None:
+    for scale in SCALES.values():
+        for shape in (scale.oato_f16, scale.oato_q4, scale.llama70b, scale.mixtral):
+            if shape.name == name:
+                return shape
+    return None
+
+
+def rates_for(document: Results, model: str, threads: int) -> Rates | None:
+    """Of the profile of that model with the arms' threads, else of any with that model."""
+    found = [step["data"] for _, step in of_kind(document, "profile") if step["data"]["model"] == model]
+    found.sort(key=lambda data: data["threads"] != threads)
+    return rates_of(found[0]) if found else None
+
+
+def ab_tables(document: Results) -> list[str]:
+    """One table a cell: what every arm did, against the best stock arm of the cell, beside the bound and the paper."""
+    lines: list[str] = []
+    for _, step in of_kind(document, "ab"):
+        data = step["data"]
+        rows = data["rows"]
+        cell = f"{data['n_prompt']} + {data['n_gen']} tokens"
+        lines += [
+            f"**{data['model']}, {data['cap']}, {cell}**" + (" (cut short)" if step["state"] != "done" else ""),
+            "",
+        ]
+        against = {
+            metric: {a.arm: a for a in against_stock(data["model"], data["cap"], cell, rows, metric)}
+            for metric in ("ttft", "tpot", "total")
+        }
+        best = next((a.stock for a in against["total"].values()), "")
+
+        def ratio(metric: str, arm: str, against: Mapping[str, Any] = against) -> str:
+            found = against[metric].get(arm)
+            if found is None:
+                return ""
+            if found.value is None:
+                return f"none: {found.refused}"
+            return "1 (the same)" if found.same else f"{found.value:.2f} ({found.low:.2f}..{found.high:.2f})"
+
+        lines += table(
+            ("arm", "TTFT ms", "TPOT ms", "device MiB", "TTFT ×", "TPOT ×", "whole run ×"),
+            [
+                (row["arm"], _ms(row["ttft_s"]), _ms(row["tpot_s"]), f"{row['device_bytes'] / 2**20:.0f}",
+                 *(ratio(metric, row["arm"]) for metric in ("ttft", "tpot", "total")))
+                for row in rows
+            ],
+        )  # fmt: skip
+        lines += [
+            f"× : times as fast as the best stock arm of the cell (whole run: {best}). {_bound(document, data)}",
+            "",
+        ]
+    return lines
+
+
+def _bound(document: Results, data: Mapping[str, Any]) -> str:
+    shape = shape_named(data["model"])
+    rates = rates_for(document, data["model"], data["rows"][0]["n_threads"]) if data["rows"] else None
+    parts = []
+    if shape is not None and rates is not None:
+        caps = [row["cap_operator_bytes"] for row in data["rows"] if row.get("cap_operator_bytes")]
+        held = max((row["operator_bytes_on_device"] for row in data["rows"]), default=0)
+        total = operator_bytes(shape)
+        share = min(1.0, (min(caps) if caps else held) / total)
+        serial, both = tpot_bounds(shape, rates, share)
+        parts.append(
+            f"Bound with {100 * share:.0f} % of the operators' bytes there: TPOT {_ms(both)} ms with both sides "
+            f"at once, {_ms(serial)} ms one after the other; TTFT {_ms(ttft_bound(shape, rates, data['n_prompt']))} ms."
+        )
+    if data["paper"] == "oato" and data["cap"] in OATO_PAPER:
+        parts.append(f"The paper: {OATO_PAPER[data['cap']]} % faster than llama.cpp (RTX 4090, F16).")
+    if data["paper"] == "scheinfer":
+        parts.append(
+            f"The paper, all its cells: prompt {SCHEINFER_PROMPT[0]}-{SCHEINFER_PROMPT[1]}, generation "
+            f"{SCHEINFER_GENERATION[0]}-{SCHEINFER_GENERATION[1]} times llama.cpp or Fiddler."
+        )
+    return " ".join(parts)
+
+
+def operator_bytes(shape: Shape) -> float:
+    """Of all operators: everything but the embedding."""
+    from model_shapes import KNOWN
+
+    from gpu_steps.models import BITS, model_bytes
+
+    like = KNOWN[shape.like]
+    return model_bytes(shape) - like.n_vocab * like.n_embd * BITS[shape.type] / 8
+
+
+def timeline_tables(document: Results) -> list[str]:
+    lines: list[str] = []
+    for _, step in of_kind(document, "timeline"):
+        rows = {row["what"]: row for row in step["data"]}
+        stages, token = rows.get("stages"), rows.get("stages", {}).get("token")
+        if stages and token:
+            lines += table(
+                ("TTFT ms", "TPOT ms", "of a token: launching", "computing CC", "waiting", "joining", "phases"),
+                [(_ms(stages["ttft_s"]), _ms(stages["tpot_s"]),
+                  *(_ms(token[key]) for key in ("launch_s", "host_s", "wait_s", "join_s")),
+                  f"{stages['decode']['n_phases'] / max(stages['n_decoded'], 1):.0f}")],
+            )  # fmt: skip
+        elif stages:
+            lines += [
+                f"The plan splits nothing here: TTFT {_ms(stages['ttft_s'])} ms, TPOT {_ms(stages['tpot_s'])} ms.",
+                "",
+            ]
+        traces = [(what, rows[what]) for what in ("decode trace", "prompt trace") if what in rows]
+        lines += table(
+            ("trace", "kernels µs", "copies to the device µs", "both at once µs", "streams"),
+            [
+                (what.removesuffix(" trace"),
+                 *(f"{row['overlap'][key]:.0f}" for key in ("kernel_us", "copy_us", "both_us")),
+                 ", ".join(row["streams"]))
+                for what, row in traces if "overlap" in row
+            ],
+        )  # fmt: skip
+        lines += [f"No {what}: {row['missing']}." for what, row in traces if "missing" in row]
+    return lines
+
+
+def switches_table(document: Results) -> list[str]:
+    rows = [
+        (row["switch"], " ".join(f"`{key}={value}`" for key, value in row["environment"].items()),
+         f"{row['ttft_ratio']:.2f}", f"{row['tpot_ratio']:.2f}")
+        for _, step in of_kind(document, "switches") for row in step["data"]
+    ]  # fmt: skip
+    return table(("switched", "environment", "TTFT × of not", "TPOT × of not"), rows)
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:.3g}"
