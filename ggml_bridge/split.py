@@ -17,8 +17,21 @@ from ggml_bridge.errors import BridgeError
 from ggml_bridge.ffi import Native, declared, decode
 
 Axis = Literal["rows", "cols", "halves"]
+Step = Literal["launch", "host", "wait", "join", "send", "resident", "stall", "streamed", "fetch", "copy"]
 
 _AXES: tuple[Axis, ...] = ("rows", "cols", "halves")  # in the order of enum oallama_axis
+_STEPS: tuple[Step, ...] = (  # in the order of enum oallama_step
+    "launch",
+    "host",
+    "wait",
+    "join",
+    "send",
+    "resident",
+    "stall",
+    "streamed",
+    "fetch",
+    "copy",
+)
 _TEXT_BYTES = 1 << 20
 
 _ffi: Any = declared("split/ggml-oallama.h")
@@ -74,6 +87,20 @@ class SplitStats:
         return SplitStats(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(SplitStats)})
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One step of a phase: on the caller's thread launch, host (CC), wait, join; on the device send (inputs), resident
+    (GG), stall (for what is streamed), streamed (CG and CG'), fetch (results); on the link copy."""
+
+    step: Step
+    phase: int  # counted since the trace was started; a copy: the one that was launched last
+    name: str  # of the phase's first weight; a copy: of the first weight copied
+    n_tokens: int
+    bytes: int  # moved
+    begin_s: float  # since the trace was started
+    end_s: float
+
+
 class SplitBackend:
     """The split backend of this process. Get it from `Bridge.split`."""
 
@@ -113,6 +140,22 @@ class SplitBackend:
 
     def reset_stats(self) -> None:
         self._native.call("oallama_reset_stats")
+
+    def start_trace(self, max_spans: int = 1 << 16) -> None:
+        """Traces the first max_spans steps from now on, over all contexts of the process."""
+        self._native.call("oallama_trace_start", max_spans)
+
+    def stop_trace(self) -> list[Span]:
+        """The steps since the trace was started, in the order in which they ended; what is on its way is waited for.
+        Steps of a device are seen only where it has events."""
+        count = _ffi.new("int64_t *")
+        self._native.call("oallama_trace_stop", count)
+        spans = _ffi.new("oallama_span[]", max(1, count[0]))
+        self._native.call("oallama_trace_read", spans, count[0])
+        return [
+            Span(_STEPS[s.step], s.phase, decode(s.name), s.n_tokens, s.bytes, s.begin_s, s.end_s)
+            for s in spans[0 : count[0]]
+        ]
 
 
 class SplitPlan:

@@ -44,6 +44,7 @@ constexpr Test tests[] = {
     {"loading", test_loading},
     {"programs", test_programs},
     {"tokens", test_tokens},
+    {"trace", test_trace},
     {"faults", test_faults},
     {"threads", test_threads},
     {"leaks", test_leaks},

@@ -259,6 +259,7 @@ void test_types_lone();
 void test_graphs();
 void test_partial();
 void test_tokens();
+void test_trace();
 void test_loading();
 void test_programs();
 void test_faults();

@@ -28,11 +28,12 @@ TESTS = [
     "loading",
     "programs",
     "tokens",
+    "trace",
     "faults",
     "threads",
     "leaks",
 ]
-THREADED = ["device", "partial", "faults", "threads", "leaks"]  # what has something new to show with other threads
+THREADED = ["device", "partial", "trace", "faults", "threads", "leaks"]  # what has something new to show with other threads
 
 
 STREAMS = [

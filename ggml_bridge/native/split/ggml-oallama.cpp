@@ -6,6 +6,7 @@
 
 #include "ggml-oallama.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +15,7 @@
 
 #include "abi_check.h"
 #include "split_backend.h"
+#include "trace.h"
 
 using namespace oallama;
 
@@ -271,6 +273,14 @@ const LoadedPlan & loaded_of(const oallama_plan * plan) {
     return *plan->loaded;
 }
 
+constexpr int64_t max_trace = int64_t{1} << 24; // spans
+
+// Of the last trace.
+std::vector<oallama_span> & traced() {
+    static std::vector<oallama_span> the_spans;
+    return the_spans;
+}
+
 double seconds(const std::atomic<int64_t> & nanoseconds) {
     return static_cast<double>(nanoseconds.load()) * 1e-9;
 }
@@ -406,6 +416,29 @@ int oallama_get_stats(oallama_stats * out) {
         out->bytes_in       = from.bytes_in;
         out->bytes_out      = from.bytes_out;
         out->bytes_streamed = from.bytes_streamed;
+    });
+}
+
+int oallama_trace_start(int64_t max_spans) {
+    return guarded([&] {
+        require(max_spans > 0 && max_spans <= max_trace, "a trace keeps between 1 and 2^24 spans");
+        Trace::get().start(static_cast<size_t>(max_spans));
+    });
+}
+
+int oallama_trace_stop(int64_t * n_spans) {
+    return guarded([&] {
+        require(n_spans != nullptr, "room for the result is needed");
+        traced() = Trace::get().stop();
+        *n_spans = static_cast<int64_t>(traced().size());
+    });
+}
+
+int oallama_trace_read(oallama_span * spans, int64_t capacity) {
+    return guarded([&] {
+        require(spans != nullptr && capacity >= 0, "room for the spans is needed");
+        const size_t n = std::min(traced().size(), static_cast<size_t>(capacity));
+        std::copy_n(traced().begin(), n, spans);
     });
 }
 

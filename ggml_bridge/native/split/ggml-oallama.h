@@ -141,11 +141,46 @@ typedef struct oallama_stats {
     double  total_s;        // inside the backend
     int64_t bytes_in;       // copied to the device
     int64_t bytes_out;      // copied back
-    int64_t bytes_streamed; // of CG
+    int64_t bytes_streamed; // of CG and CG'
 } oallama_stats;
 
 int oallama_get_stats(oallama_stats * stats);
 int oallama_reset_stats(void);
+
+//
+// when it was done: a trace, which costs a few microseconds a step while it is on
+//
+
+typedef enum oallama_step {
+    OALLAMA_LAUNCH   = 0, // caller: sending inputs, queueing copies and device work
+    OALLAMA_HOST     = 1, // caller: CC
+    OALLAMA_WAIT     = 2, // caller: until the device is done
+    OALLAMA_JOIN     = 3, // caller: results come together
+    OALLAMA_SEND     = 4, // device: inputs arrive
+    OALLAMA_RESIDENT = 5, // device: GG
+    OALLAMA_STALL    = 6, // device: until what is streamed is there
+    OALLAMA_STREAMED = 7, // device: CG, CG' and sums
+    OALLAMA_FETCH    = 8, // device: results leave
+    OALLAMA_COPY     = 9  // link: CG or CG' of a phase; the phase given is the one that was computed meanwhile
+} oallama_step;
+
+typedef struct oallama_span {
+    int32_t step;
+    int32_t n_tokens; // of the phase
+    int64_t phase;    // counted since the start
+    int64_t bytes;    // moved
+    double  begin_s;  // since the start
+    double  end_s;
+    char    name[OALLAMA_NAME_BYTES]; // the phase's first weight; of a copy: that of the block copied
+} oallama_span;
+
+// Traces the first max_spans steps from now on, over all contexts of the process. What a device does is seen only where
+// it has events.
+int oallama_trace_start(int64_t max_spans);
+
+// Ends the trace; stop, then read: spans in the order in which they ended, at most `capacity` of them.
+int oallama_trace_stop(int64_t * n_spans);
+int oallama_trace_read(oallama_span * spans, int64_t capacity);
 
 // cdef end
 

@@ -141,9 +141,11 @@ struct ggml_backend_event {
     void *             context;
 };
 
+ggml_backend_dev_t   ggml_backend_get_device(ggml_backend_t backend);
 ggml_backend_event_t ggml_backend_event_new(ggml_backend_dev_t device);
 void                 ggml_backend_event_free(ggml_backend_event_t event);
 void                 ggml_backend_event_record(ggml_backend_event_t event, ggml_backend_t backend);
+void                 ggml_backend_event_synchronize(ggml_backend_event_t event);
 void                 ggml_backend_event_wait(ggml_backend_t backend, ggml_backend_event_t event);
 
 ggml_status ggml_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph);

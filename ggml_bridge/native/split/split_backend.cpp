@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "split_join.h"
+#include "trace.h"
 
 namespace oallama {
 
@@ -229,16 +230,23 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
     Stopwatch watch;
     for (const Phase & phase : program.phases) {
         stats().n_phases++;
+        if (Trace::get().on()) {
+            Trace::get().begin_phase(program.first == nullptr ? "" : program.first->slice().name.c_str(),
+                                     static_cast<int32_t>(program.n_tokens));
+        }
+        Step       step;
         const bool on_device = phase.device_end > phase.device_begin;
         if (on_device) {
             launch(program, phase, graph);
             watch.lap(stats().launch_ns);
+            step.done(OALLAMA_LAUNCH);
         }
         ggml_status status = GGML_STATUS_SUCCESS;
         if (phase.host_end > phase.host_begin) {
             ggml_cgraph range = graph_range(program.host_graph, phase.host_begin, phase.host_end);
             status            = ggml_backend_graph_compute(cpu_.get(), &range);
             watch.lap(stats().host_ns);
+            step.done(OALLAMA_HOST);
         }
         if (on_device) {
             ggml_backend_synchronize(partner_->backend()); // whatever became of the host side: the device must be idle
@@ -247,10 +255,12 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
                     partner_->stream().n_slots()); // the slot that was computed with is free now
             }
             watch.lap(stats().wait_ns);
+            step.done(OALLAMA_WAIT);
             if (status == GGML_STATUS_SUCCESS) {
                 join(phase, graph);
             }
             watch.lap(stats().join_ns);
+            step.done(OALLAMA_JOIN);
         }
         if (status != GGML_STATUS_SUCCESS) {
             return status;
@@ -263,6 +273,34 @@ void SplitBackend::launch(Program & program, const Phase & phase, const ggml_cgr
     ggml_backend_t device  = partner_->backend();
     const bool     streams = phase.block != nullptr;
     const size_t   slot    = streams ? acquire(phase, graph) : 0; // first, so that its copies are under way
+    const auto     traced  = [device](oallama_step step, int64_t bytes = 0) {
+        if (Trace::get().on()) {
+            Trace::get().device(step, device, bytes);
+        }
+    };
+    traced(OALLAMA_SEND, send(phase, graph));
+    start(program, phase.device_begin, phase.stream_begin);
+    traced(OALLAMA_RESIDENT);
+    if (streams) {
+        partner_->stream().ready(device, slot);
+        for (size_t i = 0; i < phase.streamed.size(); i++) {
+            partner_->stream().bind(phase.streamed[i].tensor, *phase.block, i, slot);
+        }
+        traced(OALLAMA_STALL);
+    }
+    start(program, phase.stream_begin, phase.device_end);
+    if (streams) {
+        traced(OALLAMA_STREAMED);
+    }
+    traced(OALLAMA_FETCH, fetch(phase, graph));
+    if (streams) {
+        partner_->stream().prefetch(slot);
+    }
+}
+
+// Bytes sent to the device.
+int64_t SplitBackend::send(const Phase & phase, const ggml_cgraph * graph) {
+    int64_t sent = 0;
     for (const Upload & upload : phase.uploads) {
         const ggml_tensor * source = upload.origin.of(graph);
         const size_t        bytes  = ggml_nbytes(upload.tensor);
@@ -274,21 +312,11 @@ void SplitBackend::launch(Program & program, const Phase & phase, const ggml_cgr
         } else {
             data += static_cast<size_t>(upload.first_row) * source->nb[1];
         }
-        ggml_backend_tensor_set_async(device, upload.tensor, data, 0, bytes);
-        stats().bytes_in.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+        ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, data, 0, bytes);
+        sent += static_cast<int64_t>(bytes);
     }
-    start(program, phase.device_begin, phase.stream_begin);
-    if (streams) {
-        partner_->stream().ready(device, slot);
-        for (size_t i = 0; i < phase.streamed.size(); i++) {
-            partner_->stream().bind(phase.streamed[i].tensor, *phase.block, i, slot);
-        }
-    }
-    start(program, phase.stream_begin, phase.device_end);
-    fetch(phase, graph);
-    if (streams) {
-        partner_->stream().prefetch(slot);
-    }
+    stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
+    return sent;
 }
 
 // Nodes [begin, end) of the device graph.
@@ -316,16 +344,20 @@ size_t SplitBackend::acquire(const Phase & phase, const ggml_cgraph * graph) {
     return partner_->stream().acquire(*phase.block, &experts_);
 }
 
-// Queued behind the computation. Through pinned memory where the device has some, so that the call does not wait.
-void SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
+// Bytes that come back, queued behind the computation. Through pinned memory where the device has some, so that the
+// call does not wait.
+int64_t SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
+    int64_t fetched = 0;
     for (const Download & download : phase.downloads) {
         const ggml_tensor * node  = graph->nodes[download.node];
         const size_t        bytes = download_bytes(download);
         const bool          place = download.direct && !partner_->pinned();
         char *              to    = place ? place_of(download, node) : partner_->staging() + download.staging;
         ggml_backend_tensor_get_async(partner_->backend(), download.tensor, to, 0, bytes);
-        stats().bytes_out.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+        fetched += static_cast<int64_t>(bytes);
     }
+    stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
+    return fetched;
 }
 
 void SplitBackend::join(const Phase & phase, const ggml_cgraph * graph) {

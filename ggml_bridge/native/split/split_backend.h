@@ -51,7 +51,8 @@ class SplitBackend {
     void        launch(Program & program, const Phase & phase, const ggml_cgraph * graph);
     void        start(Program & program, int begin, int end);
     size_t      acquire(const Phase & phase, const ggml_cgraph * graph);
-    void        fetch(const Phase & phase, const ggml_cgraph * graph);
+    int64_t     send(const Phase & phase, const ggml_cgraph * graph);
+    int64_t     fetch(const Phase & phase, const ggml_cgraph * graph);
     void        join(const Phase & phase, const ggml_cgraph * graph);
 
     BackendPtr               cpu_;

@@ -137,12 +137,16 @@ class Builder {
     }
 
     ggml_tensor * mul_mat(int i, Side side) {
-        const ggml_tensor * node     = graph_->nodes[i];
-        const SplitWeight & weight   = *weight_of(node->src[0]);
-        const Tokens        tokens   = tokens_of(value(i), side);
-        const bool          streamed = side == side_stream || side == side_prime;
-        ggml_tensor *       w        = streamed ? slot_of(i, weight, side) : weight.part(side).tensor;
-        ggml_tensor *       x        = nullptr;
+        const ggml_tensor * node   = graph_->nodes[i];
+        const SplitWeight & weight = *weight_of(node->src[0]);
+        const Tokens        tokens = tokens_of(value(i), side);
+        if (program_.first == nullptr) {
+            program_.first    = &weight;
+            program_.n_tokens = value(i).n_tokens;
+        }
+        const bool    streamed = side == side_stream || side == side_prime;
+        ggml_tensor * w        = streamed ? slot_of(i, weight, side) : weight.part(side).tensor;
+        ggml_tensor * x        = nullptr;
         if (weight.slice().axis != Axis::cols) {
             x = full_on(side, i, 1, tokens);
         } else if (value(i).sharded_x) {
@@ -402,15 +406,15 @@ class Builder {
                 download.direct = false;
             }
         }
-        phase.streamed   = std::move(streamed_);
-        phase.routed     = routed_;
-        phase.ids        = ids_;
-        uploads_         = {};
-        downloads_       = {};
-        streamed_        = {};
-        on_device_       = {};
-        on_stream_       = {};
-        routed_          = false;
+        phase.streamed = std::move(streamed_);
+        phase.routed   = routed_;
+        phase.ids      = ids_;
+        uploads_       = {};
+        downloads_     = {};
+        streamed_      = {};
+        on_device_     = {};
+        on_stream_     = {};
+        routed_        = false;
         if (phase.device_end > phase.device_begin || phase.host_end > phase.host_begin) {
             program_.phases.push_back(std::move(phase));
         }

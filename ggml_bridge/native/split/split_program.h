@@ -89,6 +89,8 @@ struct Phase {
 struct Program {
     Signature                  signature;
     ContextPtr                 ctx;
+    const SplitWeight *        first        = nullptr; // weight, and tokens of its mul-mat: what a trace calls it
+    int64_t                    n_tokens     = 0;
     ggml_cgraph *              device_graph = nullptr;
     ggml_cgraph *              host_graph   = nullptr;
     ggml_backend_dev_t         device       = nullptr; // NULL: nothing runs there

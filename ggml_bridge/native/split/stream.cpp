@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "split_backend.h"
+#include "trace.h"
 
 namespace oallama {
 
@@ -171,6 +172,7 @@ void Stream::copy(StreamBlock & block, size_t slot, const std::vector<int32_t> *
         to.holds = &block;
         to.experts.assign(all ? 0 : static_cast<size_t>(block.parts[0].first->slice().e), false);
     }
+    int64_t           copied = 0;
     std::vector<bool> wanted;
     if (!all) {
         wanted.resize(to.experts.size());
@@ -190,10 +192,11 @@ void Stream::copy(StreamBlock & block, size_t slot, const std::vector<int32_t> *
         for (size_t e = 0; e * each < bytes; e++) {
             if (wanted.empty() || wanted[e]) {
                 ggml_backend_tensor_set_async(backend_.get(), there, data + e * each, e * each, each);
-                stats().bytes_streamed.fetch_add(static_cast<int64_t>(each), std::memory_order_relaxed);
+                copied += static_cast<int64_t>(each);
             }
         }
     }
+    stats().bytes_streamed.fetch_add(copied, std::memory_order_relaxed);
     if (all) {
         to.experts.clear();
     } else {
@@ -203,6 +206,9 @@ void Stream::copy(StreamBlock & block, size_t slot, const std::vector<int32_t> *
     }
     if (events_) {
         ggml_backend_event_record(to.copied, backend_.get());
+    }
+    if (Trace::get().on()) {
+        Trace::get().device(OALLAMA_COPY, backend_.get(), copied, block.parts[0].first->slice().name.c_str());
     }
 }
 

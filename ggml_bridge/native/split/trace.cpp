@@ -1,0 +1,115 @@
+#include "trace.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace oallama {
+
+Trace & Trace::get() {
+    static auto * the_trace = new Trace; // threads of other libraries may still compute when this one is unloaded
+    return *the_trace;
+}
+
+void Trace::start(size_t max_spans) {
+    stop();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    spans_.clear();
+    spans_.reserve(max_spans);
+    max_spans_ = max_spans;
+    n_phases_  = 0;
+    phase_     = {};
+    started_   = std::chrono::steady_clock::now();
+    on_        = true;
+}
+
+std::vector<oallama_span> Trace::stop() {
+    std::map<ggml_backend_t, std::unique_ptr<Lane>> lanes;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        on_     = false;
+        ending_ = true;
+        lanes.swap(lanes_);
+    }
+    for (auto & [backend, lane] : lanes) {
+        lane->changed.notify_all();
+        lane->thread.join();
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ending_ = false;
+    return std::move(spans_);
+}
+
+void Trace::begin_phase(const char * name, int32_t n_tokens) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    phase_          = {};
+    phase_.phase    = n_phases_++;
+    phase_.n_tokens = n_tokens;
+    std::snprintf(phase_.name, sizeof phase_.name, "%s", name);
+}
+
+void Trace::host(oallama_step step, Time begin, int64_t bytes) {
+    const Time                        end = std::chrono::steady_clock::now();
+    const std::lock_guard<std::mutex> lock(mutex_);
+    oallama_span                      span = phase_;
+    span.step                              = step;
+    span.begin_s                           = std::max(0.0, seconds(begin));
+    span.end_s                             = seconds(end);
+    span.bytes                             = bytes;
+    keep(span);
+}
+
+void Trace::device(oallama_step step, ggml_backend_t backend, int64_t bytes, const char * name) {
+    ggml_backend_dev_t     device = ggml_backend_get_device(backend);
+    ggml_backend_dev_props props  = {};
+    ggml_backend_dev_get_props(device, &props);
+    ggml_backend_event_t event = props.caps.events ? ggml_backend_event_new(device) : nullptr;
+    if (event == nullptr) {
+        return;
+    }
+    ggml_backend_event_record(event, backend);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_ptr<Lane> &           lane = lanes_[backend];
+    if (!lane) {
+        lane         = std::make_unique<Lane>();
+        lane->thread = std::thread([this, own = lane.get()] { watch(*own); });
+    }
+    Waiting waiting      = {event, phase_};
+    waiting.span.step    = step;
+    waiting.span.bytes   = bytes;
+    waiting.span.begin_s = seconds(std::chrono::steady_clock::now());
+    if (name != nullptr) {
+        std::snprintf(waiting.span.name, sizeof waiting.span.name, "%s", name);
+    }
+    lane->queue.push_back(waiting);
+    lane->changed.notify_all();
+}
+
+// A step begins when it was queued, or when the one before it on its stream was done.
+void Trace::watch(Lane & lane) {
+    double                       last = 0.0;
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+        lane.changed.wait(lock, [&] { return !lane.queue.empty() || ending_; });
+        if (lane.queue.empty()) {
+            return;
+        }
+        Waiting waiting = lane.queue.front();
+        lane.queue.pop_front();
+        lock.unlock();
+        ggml_backend_event_synchronize(waiting.event);
+        waiting.span.end_s   = seconds(std::chrono::steady_clock::now());
+        waiting.span.begin_s = std::max(waiting.span.begin_s, last);
+        last                 = waiting.span.end_s;
+        ggml_backend_event_free(waiting.event);
+        lock.lock();
+        keep(waiting.span);
+    }
+}
+
+void Trace::keep(const oallama_span & span) {
+    if (spans_.size() < max_spans_) {
+        spans_.push_back(span);
+    }
+}
+
+} // namespace oallama

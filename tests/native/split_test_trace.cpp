@@ -1,0 +1,124 @@
+// Traces: what is seen of a phase, in which order, and that nothing is left behind.
+
+#include <algorithm>
+#include <set>
+
+#include "split_test.h"
+
+namespace split_test {
+
+namespace {
+
+constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
+
+std::vector<oallama_span> stop_trace() {
+    int64_t n = 0;
+    check_ok(oallama_trace_stop(&n), "a trace ends");
+    std::vector<oallama_span> spans(static_cast<size_t>(n) + 1);
+    check_ok(oallama_trace_read(spans.data(), n), "a trace is read");
+    spans.pop_back();
+    return spans;
+}
+
+// The spans of one phase by step; a step that is there twice fails.
+std::map<int32_t, oallama_span> phase_of(const std::vector<oallama_span> & spans, int64_t phase) {
+    std::map<int32_t, oallama_span> found;
+    for (const oallama_span & span : spans) {
+        if (span.phase == phase && span.step != OALLAMA_COPY) {
+            check(found.emplace(span.step, span).second, "a phase has a step once");
+        }
+    }
+    return found;
+}
+
+void check_order(const std::map<int32_t, oallama_span> & steps, const std::vector<int32_t> & order) {
+    double last = 0.0;
+    for (const int32_t step : order) {
+        const auto found = steps.find(step);
+        check(found != steps.end(), "step " + std::to_string(step) + " is seen");
+        if (found != steps.end()) {
+            check(found->second.begin_s >= last && found->second.end_s >= found->second.begin_s,
+                  "step " + std::to_string(step) + " comes after the one before it");
+            last = found->second.end_s;
+        }
+    }
+}
+
+void check_phases() {
+    const Streamed kept = streamed;
+    streamed            = Streamed::half;
+    const Block   block = ffn_block(q4_0, q4_0);
+    const PlanPtr plan  = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+    streamed            = kept;
+    if (plan == nullptr) {
+        return;
+    }
+    const Model model(block, make_data(block), plan.get());
+    Session     session;
+
+    async_device::Options slow;
+    slow.set_ns_per_byte = 20.0;
+    async_device::set_options(slow);
+    check_ok(oallama_trace_start(1000), "a trace starts");
+    session.compute(model, 7);
+    session.compute(model, 7, 2);
+    const std::vector<oallama_span> spans = stop_trace();
+    session.compute(model, 7, 3);
+    async_device::set_options({});
+
+    std::set<int64_t> phases;
+    int64_t           copied = 0;
+    for (const oallama_span & span : spans) {
+        phases.insert(span.phase);
+        check(std::string(span.name).rfind("ffn_", 0) == 0 && span.n_tokens == 7, "a span names its weight and tokens");
+        copied += span.step == OALLAMA_COPY ? span.bytes : 0;
+    }
+    check(phases == std::set<int64_t>({0, 1}), "two phases are seen, not what came before and after");
+    check(copied > 0, "copies are seen");
+    check(std::is_sorted(spans.begin(), spans.end(),
+                         [](const oallama_span & a, const oallama_span & b) { return a.end_s + 1e-4 < b.end_s; }),
+          "spans come as they ended");
+    for (const int64_t phase : phases) {
+        const auto steps = phase_of(spans, phase);
+        check_order(steps, {OALLAMA_LAUNCH, OALLAMA_HOST, OALLAMA_WAIT, OALLAMA_JOIN});
+        check_order(steps, {OALLAMA_SEND, OALLAMA_RESIDENT, OALLAMA_STALL, OALLAMA_STREAMED, OALLAMA_FETCH});
+    }
+    done("phases in a trace");
+}
+
+void check_limits() {
+    const Block   block = ffn_block(q4_0, q4_0);
+    const PlanPtr plan  = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+    if (plan == nullptr) {
+        return;
+    }
+    const Model model(block, make_data(block), plan.get());
+    Session     session;
+    check(oallama_trace_start(0) == OALLAMA_INVALID, "a trace of nothing is refused");
+    check_ok(oallama_trace_start(3), "a short trace starts");
+    session.compute(model, 7);
+    check(stop_trace().size() == 3, "a full trace takes no more");
+    check(stop_trace().empty(), "a trace that was read is over");
+
+    async_device::Options without;
+    without.refuse_events = true;
+    async_device::set_options(without);
+    check_ok(oallama_trace_start(100), "a trace starts");
+    Session other;
+    other.compute(model, 7);
+    const std::vector<oallama_span> spans = stop_trace();
+    check(!spans.empty() && std::all_of(spans.begin(), spans.end(),
+                                        [](const oallama_span & span) { return span.step <= OALLAMA_JOIN; }),
+          "of a device without events the caller's steps are seen");
+    async_device::set_options({});
+    done("short traces, and devices without events");
+}
+
+} // namespace
+
+void test_trace() {
+    check_phases();
+    check_limits();
+}
+
+} // namespace split_test
