@@ -33,7 +33,8 @@ TESTS = [
     "threads",
     "leaks",
 ]
-THREADED = ["device", "partial", "trace", "faults", "threads", "leaks"]  # what has something new to show with other threads
+# what has something new to show with other threads
+THREADED = ["device", "partial", "trace", "faults", "threads", "leaks"]
 
 
 STREAMS = [
