@@ -222,10 +222,13 @@ class Bridge:
         n_layers_in_graph: int = 4,
         n_threads: int = 1,
         flash_attn: bool = True,
+        type_k: str = "F16",
+        type_v: str = "F16",
     ) -> LayerRestTimer:
         """A timer for everything of a Llama block that is no weight mul-mat: two rms_norms with their weights, rope on
-        q and k, the KV write, attention over n_kv positions (F16 KV, causal mask, the batch being the last n_tokens of
-        them), swiglu (n_ff 0: none), two residual additions. One sample: seconds per layer, an empty launch taken off.
+        q and k, the KV write, attention over n_kv positions (causal mask, the batch being the last n_tokens of them;
+        padded to 256 as llama.cpp does), swiglu (n_ff 0: none), two residual additions. type_k, type_v: of the KV cache,
+        names as in type_info; quantised V needs flash_attn. One sample: seconds per layer, an empty launch taken off.
 
         Raises ValueError, OutOfMemory, and Unsupported where the device lacks an operation (try flash_attn=False).
         """
@@ -241,6 +244,8 @@ class Bridge:
             head_dim_v=head_dim_v,
             n_ff=n_ff,
             n_layers=n_layers_in_graph,
+            type_k=self.type_info(type_k).number,
+            type_v=self.type_info(type_v).number,
             flash_attn=int(flash_attn),
             n_threads=n_threads,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +20,14 @@ from oallama.core.types import (
     Workload,
 )
 from oallama.core.units import parse_bytes, parse_share
+from oallama.cost.attention import with_attention
 from oallama.cost.graph import Graph, build_graph
+from oallama.cost.operator_cost import Pass
+from oallama.device.attention import AskedAttention, Attention
 from oallama.device.cpu import default_threads
+from oallama.device.load_params import cache_type
 from oallama.device.spec import DeviceSpec, parse_device
+from oallama.place.attention import AttentionRule
 from oallama.place.baselines import Placed
 from oallama.place.decide import decide, decide_as_given
 from oallama.place.fill import FillRule
@@ -34,6 +41,7 @@ from oallama.place.record import (
     plan_record,
     unmeasured_cpu_record,
 )
+from oallama.plan.attention import attention_of, with_attention_of
 
 if TYPE_CHECKING:
     from oallama.device.load_params import FlashAttention, LoadSettings
@@ -60,8 +68,8 @@ class Placer:
         gpu_weights: float | None = None,
         threads: int | None = None,
         profile: Profile | None = None,
-        type_k: str = "f16",
-        type_v: str = "f16",
+        type_k: str | None = None,
+        type_v: str | None = None,
         flash_attn: FlashAttention = "auto",
     ) -> None:
         if not 0 < vram_fill <= 1:
@@ -78,7 +86,11 @@ class Placer:
         self.vram_fill = vram_fill
         self.gpu_weights = gpu_weights
         self.threads = threads or default_threads()
-        self.type_k, self.type_v, self.flash_attn = type_k, type_v, flash_attn
+        self.type_k, self.type_v, self.flash_attn = type_k or "f16", type_v or "f16", flash_attn
+        cache_type(self.type_k), cache_type(self.type_v)
+        self._attend = AttentionRule(
+            model, AskedAttention(None if flash_attn == "auto" else flash_attn, type_k, type_v)
+        )
         self._profile = profile
         self._graph: Graph = build_graph(model, self.operators, tensor_names)
         self._probes: dict[LoadSettings, ProbeResult] = {}
@@ -93,15 +105,16 @@ class Placer:
         gpu_weights: float | str | None = None,
         threads: int | None = None,
         profile: Profile | str | os.PathLike[str] | None = None,
-        type_k: str = "f16",
-        type_v: str = "f16",
+        type_k: str | None = None,
+        type_v: str | None = None,
         flash_attn: FlashAttention = "auto",
     ) -> Placer:
         """Read and check a GGUF; no native code sees it yet.
 
         device: a `--device` text, None for the first GPU (or none). vram: bytes, or text such as "6GiB"; None takes
         what is free. gpu_weights: cap on the share of operator weight bytes on the device, 0.5 or "50%". profile: a
-        Profile or the path of one, None measures or takes it from the cache when it is needed.
+        Profile or the path of one, None measures or takes it from the cache when it is needed. type_k, type_v: of the
+        KV cache; None: f16, or what a plan says. flash_attn "auto": whichever is predicted to be faster.
 
         Raises ModelFileError, UsageError, ProfileError.
         """
@@ -134,7 +147,15 @@ class Placer:
             from oallama.profile.profiler import profile_model
 
             self._profile = profile_model(
-                self.model, self.operators, self.device, self.threads, tuple(tokens), refresh, progress
+                self.model,
+                self.operators,
+                self.device,
+                self.threads,
+                tuple(tokens),
+                refresh,
+                progress,
+                type_k=self.type_k,
+                type_v=self.type_v,
             )
         return self._profile
 
@@ -156,7 +177,7 @@ class Placer:
         affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises DoesNotFit, ProfileError,
         DeviceError.
         """
-        decision = self._decide("oato", self.workload(n_prompt, n_gen, n_ctx), phase, affinity, fill)
+        decision, _ = self._decide("oato", self.workload(n_prompt, n_gen, n_ctx), phase, affinity, fill)
         placed = decision.placed
         return AffinityReport(
             self.model,
@@ -179,14 +200,15 @@ class Placer:
         n_ubatch: int = 512,
         affinity: AffinityRule = "default",
         fill: FillRule = "continue",
+        attend: Sequence[Pass] | None = None,
     ) -> Plan:
         """A placement for n_prompt prompt and n_gen generated tokens, verified by a no_alloc load.
 
+        attend: forward passes that attention is chosen for; None: those of the workload.
         Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
         """
-        return self._plan_of(
-            self._decide(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), "mixed", affinity, fill)
-        )
+        load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
+        return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attend))
 
     @property
     def has_device(self) -> bool:
@@ -197,14 +219,25 @@ class Placer:
 
         return first_gpu(list_devices()) is not None
 
-    def cpu_plan(self, n_prompt: int = 512, n_gen: int = 128, n_ctx: int | None = None, n_ubatch: int = 512) -> Plan:
-        """Everything on the CPU, without measuring anything: such a plan predicts nothing."""
+    def cpu_plan(
+        self,
+        n_prompt: int = 512,
+        n_gen: int = 128,
+        n_ctx: int | None = None,
+        n_ubatch: int = 512,
+        attend: Sequence[Pass] | None = None,
+        stock_attention: bool = False,
+    ) -> Plan:
+        """Everything on the CPU, without measuring anything: such a plan predicts nothing. attend as in plan;
+        stock_attention: where the user asked for nothing, llama.cpp decides."""
         from oallama.plan.plan import Plan
 
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
         nothing = placed_as_named(self.model, self.operators, (), 0)
-        taken = self._probe(load, nothing)
-        return Plan(unmeasured_cpu_record(self.model, self.operators, load, taken.weights_host))
+        flash_attn = self._attend.stock if stock_attention else self._unmeasured(load, attend)
+        taken = self._probe(load, nothing, flash_attn)
+        record = unmeasured_cpu_record(self.model, self.operators, load, taken.weights_host)
+        return Plan(with_attention_of(record, self._attend.with_way(flash_attn)))
 
     def plan_of(
         self,
@@ -214,35 +247,47 @@ class Placer:
         n_gen: int = 128,
         n_ctx: int | None = None,
         policy: str = "manual",
+        stock_attention: bool = False,
     ) -> Plan:
         """A plan of the caller's own: the names of the operators that go to the device, and how many layers (counted
         from the end, the output first) have their norms and KV there. Priced and probed, not changed.
+        stock_attention as in cpu_plan.
 
         Raises UsageError for unknown names or an operator in a layer that is not on the device.
         """
         placed = placed_as_named(self.model, self.operators, on_device, gpu_layers)
-        return self._plan_of(decide_as_given(self._problem(), placed, self.workload(n_prompt, n_gen, n_ctx), policy))
+        load = self.workload(n_prompt, n_gen, n_ctx)
 
-    def _plan_of(self, decision: Decision) -> Plan:
+        def given(flash_attn: FlashAttention) -> Decision:
+            return decide_as_given(self._problem(flash_attn), placed, load, policy)
+
+        if stock_attention:
+            return self._plan_of(given(self._attend.stock), self._attend.stock)
+        return self._plan_of(*self._attend.decide(given, self.profile(), load))
+
+    def _plan_of(self, decision: Decision, flash_attn: FlashAttention) -> Plan:
         from oallama.plan.plan import Plan
         from oallama.profile.machine import fingerprint_key
 
         fingerprint = self.profile().fingerprint
         pinned = bool(fingerprint.get("device_host_buffer"))
-        return Plan(
-            plan_record(decision, self.model, self.operators, str(self.device), fingerprint_key(fingerprint), pinned)
+        record = plan_record(
+            decision, self.model, self.operators, str(self.device), fingerprint_key(fingerprint), pinned
         )
+        return Plan(with_attention_of(record, self._attend.with_way(flash_attn)))
 
     def engine(self, plan: Plan, **options: Any) -> Engine:
-        """Load the model as the plan says. Use it in a `with` statement.
+        """Load the model as the plan says, with the KV cache and attention that the placer was made with where it was
+        told, else the plan's. Use it in a `with` statement.
 
         Raises PlanError (a plan of another model), DeviceError, ModelFileError.
         """
         from oallama.run.engine import Engine
 
+        attention = self._attention_for(plan)
         if not options:  # what verified the plan need not be asked again
-            settings = self._settings(plan.workload, placed_by_plan(self.model.n_layer, self.operators, plan.record))
-            options["probed"] = self._probes.get(settings)
+            placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
+            options["probed"] = self._probes.get(self._settings(plan.workload, placed, attention))
         return Engine(
             self.model,
             plan,
@@ -250,7 +295,7 @@ class Placer:
             self.threads,
             operators=self.operators,
             tensor_names=self.tensor_names,
-            **{**self._context(plan.n_gpu_layers > 0), **options},
+            **{**asdict(attention), **options},
         )
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
@@ -267,34 +312,57 @@ class Placer:
             )
         return Workload(n_prompt, n_gen, context, n_ubatch)
 
-    def _decide(self, policy: str, load: Workload, phase: Phase, affinity: AffinityRule, fill: FillRule) -> Decision:
-        return decide(self._problem(), policy, load, phase, affinity, fill)
+    def _decide(
+        self,
+        policy: str,
+        load: Workload,
+        phase: Phase,
+        affinity: AffinityRule,
+        fill: FillRule,
+        attend: Sequence[Pass] | None = None,
+    ) -> tuple[Decision, FlashAttention]:
+        def made(flash_attn: FlashAttention) -> Decision:
+            return decide(self._problem(flash_attn), policy, load, phase, affinity, fill)
 
-    def _problem(self) -> Problem:
+        return self._attend.decide(made, self.profile(), load, attend)
+
+    def _unmeasured(self, load: Workload, attend: Sequence[Pass] | None = None) -> FlashAttention:
+        from oallama.profile.profiler import stored_profile
+
+        def known() -> Profile | None:
+            return self._profile or stored_profile(
+                self.model, self.operators, self.device, self.threads, type_k=self.type_k, type_v=self.type_v
+            )
+
+        return self._attend.on_cpu_unmeasured(load, known, attend)
+
+    def _attention_for(self, plan: Plan) -> Attention:
+        """What the placer was told, else what the plan says, else as for a new plan."""
+        said = attention_of(plan.record)
+        if said is None:
+            said = self._attend.with_way("auto" if plan.n_gpu_layers else self._unmeasured(plan.workload))
+        return self._attend.asked.over(said)
+
+    def _problem(self, flash_attn: FlashAttention) -> Problem:
         return Problem(
             self.operators,
             self._graph,
-            self.profile(),
-            self._probe,
+            with_attention(self.profile(), flash_attn),
+            partial(self._probe, flash_attn=flash_attn),
             self.vram,
             self.vram_fill,
             self.gpu_weights,
             slices_only=self.device.kind == "cpu-pair",  # llama.cpp has no second CPU
         )
 
-    def _context(self, llama_uses_device: bool) -> dict[str, Any]:
-        """KV cache and attention of a load. "auto" keeps flash attention off on the CPU alone, as llama-cpp-python
-        does: there it is slower beyond short contexts (docs/decisions.md). Quantised V needs it."""
-        off = self.flash_attn == "auto" and not llama_uses_device and self.type_v in ("f16", "f32", "bf16")
-        return {"type_k": self.type_k, "type_v": self.type_v, "flash_attn": "off" if off else self.flash_attn}
-
-    def _settings(self, load: Workload, placed: Placed) -> LoadSettings:
+    def _settings(self, load: Workload, placed: Placed, attention: Attention) -> LoadSettings:
         """How the engine would load a placement."""
         from oallama.device.load_params import LoadSettings
         from oallama.plan.patterns import host_patterns
 
         uses_device = placed.uses_device(self.model.n_layer)
         where = placements(self.operators, placed)
+        streams_tokens = placed.streams is not None and bool(placed.streams.token_assignment)
         layers = n_gpu_layers(self.model.n_layer, placed)
         return LoadSettings(
             path=self.model.path,
@@ -302,17 +370,19 @@ class Placer:
             n_ctx=load.n_ctx,
             n_ubatch=load.n_ubatch,
             n_gpu_layers=layers,
-            host_patterns=host_patterns(self.operators, where, self.tensor_names) if uses_device else (),
+            host_patterns=host_patterns(self.operators, where, self.tensor_names, streams_tokens)
+            if uses_device
+            else (),
             n_threads=self.threads,
-            **self._context(layers > 0),
+            **asdict(attention),
         )
 
-    def _probe(self, load: Workload, placed: Placed) -> LoadBytes:
+    def _probe(self, load: Workload, placed: Placed, flash_attn: FlashAttention) -> LoadBytes:
         """What a no_alloc load says of a placement, its split operators counted with the host; asked once per
         placement."""
         from oallama.model.memory import probe_memory
 
-        settings = self._settings(load, placed)
+        settings = self._settings(load, placed, self._attend.with_way(flash_attn))
         if settings not in self._probes:
             self._probes[settings] = probe_memory(settings)
         result = self._probes[settings]

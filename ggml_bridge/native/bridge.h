@@ -19,7 +19,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 1
+#define GB_ABI 2
 #define GB_NAME_BYTES 128
 
 typedef enum gb_status {
@@ -162,7 +162,7 @@ int gb_boundary_n_splits(const gb_timer * timer, int64_t * n_splits);
 typedef struct gb_layer_rest_params {
     const char * device;
     int64_t      n_tokens;
-    int64_t      n_kv; // rows of the KV cache that attention sees
+    int64_t      n_kv; // positions in the KV cache, the batch's own among them
     int64_t      n_embd;
     int64_t      n_head;
     int64_t      n_head_kv;
@@ -170,6 +170,8 @@ typedef struct gb_layer_rest_params {
     int64_t      head_dim_v;
     int64_t      n_ff; // 0: no feed-forward activation
     int64_t      n_layers;
+    int32_t      type_k; // ggml_type of the K cache
+    int32_t      type_v;
     int32_t      flash_attn;
     int32_t      n_threads;
 } gb_layer_rest_params;

@@ -11,6 +11,19 @@ namespace {
 
 constexpr int64_t max_layers      = 64;
 constexpr int64_t max_layer_nodes = 40; // views included
+constexpr int64_t kv_padding      = 256;
+
+// llama.cpp's attention sees the cache in steps of so many positions; what lies beyond n_kv is masked.
+int64_t padded(int64_t n_kv) {
+    return (n_kv + kv_padding - 1) / kv_padding * kv_padding;
+}
+
+void check_cache_type(int32_t type, int64_t width) {
+    require(type >= 0 && type < GGML_TYPE_COUNT && ggml_type_size(static_cast<ggml_type>(type)) > 0,
+            "the KV cache has no such type");
+    require(width % ggml_blck_size(static_cast<ggml_type>(type)) == 0,
+            "the width of a KV head must be a multiple of the block size of its type");
+}
 
 void check_params(const gb_layer_rest_params & p) {
     require(p.n_tokens > 0 && p.n_embd > 0 && p.n_head > 0 && p.n_head_kv > 0 && p.head_dim_k > 0 && p.head_dim_v > 0,
@@ -20,9 +33,14 @@ void check_params(const gb_layer_rest_params & p) {
     require(p.head_dim_k % 2 == 0, "rope needs an even head width");
     require(p.n_kv >= p.n_tokens, "the KV cache must hold the tokens of the batch");
     constexpr int64_t limit = int64_t{1} << 40;
-    require(mul(mul(p.n_kv, std::max(p.n_tokens, p.head_dim_k + p.head_dim_v)), p.n_head) < limit &&
+    require(p.n_kv < limit &&
+                mul(mul(padded(p.n_kv), std::max(p.n_tokens, p.head_dim_k + p.head_dim_v)), p.n_head) < limit &&
                 mul(std::max({p.n_embd, p.n_ff, mul(p.n_head, p.head_dim_k)}), p.n_tokens) < limit,
             "the attention is larger than a tebielement");
+    check_cache_type(p.type_k, p.head_dim_k);
+    check_cache_type(p.type_v, p.head_dim_v);
+    require(p.flash_attn != 0 || !ggml_is_quantized(static_cast<ggml_type>(p.type_v)),
+            "a quantised V cache needs flash attention");
 }
 
 // The results of the block's mul-mats, which are not computed here, and the graph's inputs: one set for all layers.
@@ -39,12 +57,12 @@ struct Inputs {
     ggml_tensor * pos;      // I32 [n_tokens]
     ggml_tensor * k_idxs;   // I64 [n_tokens]: rows of the K cache to write
     ggml_tensor * v_idxs;   // I64 [n_tokens], or of each element of a transposed V cache
-    ggml_tensor * mask;     // F16 with flash attention, else F32 [n_kv, n_tokens]
+    ggml_tensor * mask;     // F16 with flash attention, else F32 [n_cells, n_tokens]
 };
 
 struct Cache {
-    ggml_tensor * k; // F16 [head_dim_k * n_head_kv, n_kv]
-    ggml_tensor * v; // F16 [head_dim_v * n_head_kv, n_kv], transposed without flash attention
+    ggml_tensor * k; // type_k [head_dim_k * n_head_kv, n_cells]
+    ggml_tensor * v; // type_v [head_dim_v * n_head_kv, n_cells], transposed without flash attention
 };
 
 class LayerRest : public gb_timer {
@@ -52,6 +70,7 @@ class LayerRest : public gb_timer {
     explicit LayerRest(const gb_layer_rest_params & params)
         : p_(params), device_(find_device(params.device)), session_(device_, params.n_threads) {
         check_params(p_);
+        n_cells_        = padded(p_.n_kv);
         launch_seconds_ = Launch(device_, p_.n_threads).median_seconds();
         make_leafs();
         fill_leafs();
@@ -90,8 +109,12 @@ class LayerRest : public gb_timer {
                              /*attn_factor=*/1.0F, /*beta_fast=*/32.0F, /*beta_slow=*/1.0F);
     }
 
+    ggml_type type_k() const { return static_cast<ggml_type>(p_.type_k); }
+    ggml_type type_v() const { return static_cast<ggml_type>(p_.type_v); }
+
     gb_layer_rest_params p_;
     ggml_backend_dev_t   device_;
+    int64_t              n_cells_        = 0; // rows of the KV cache that attention goes through
     double               launch_seconds_ = 0.0;
     ContextPtr           leaf_ctx_;
     ContextPtr           graph_ctx_;
@@ -136,10 +159,10 @@ void LayerRest::make_leafs() {
     in_.k_idxs = ggml_new_tensor_1d(ctx, GGML_TYPE_I64, p_.n_tokens);
     in_.v_idxs = ggml_new_tensor_1d(ctx, GGML_TYPE_I64,
                                     p_.flash_attn != 0 ? p_.n_tokens : p_.n_tokens * p_.n_head_kv * p_.head_dim_v);
-    in_.mask   = ggml_new_tensor_2d(ctx, p_.flash_attn != 0 ? GGML_TYPE_F16 : GGML_TYPE_F32, p_.n_kv, p_.n_tokens);
+    in_.mask   = ggml_new_tensor_2d(ctx, p_.flash_attn != 0 ? GGML_TYPE_F16 : GGML_TYPE_F32, n_cells_, p_.n_tokens);
     for (int64_t i = 0; i < p_.n_layers; i++) {
-        caches_.push_back({ggml_new_tensor_2d(ctx, GGML_TYPE_F16, p_.head_dim_k * p_.n_head_kv, p_.n_kv),
-                           ggml_new_tensor_2d(ctx, GGML_TYPE_F16, p_.head_dim_v * p_.n_head_kv, p_.n_kv)});
+        caches_.push_back({ggml_new_tensor_2d(ctx, type_k(), p_.head_dim_k * p_.n_head_kv, n_cells_),
+                           ggml_new_tensor_2d(ctx, type_v(), p_.head_dim_v * p_.n_head_kv, n_cells_)});
     }
     leaf_buffer_ = alloc_tensors(ctx, ggml_backend_dev_buffer_type(device_));
     ggml_backend_buffer_clear(leaf_buffer_.get(), 0); // the cache: zeros cost as much as any other values
@@ -171,7 +194,7 @@ void LayerRest::fill_leafs() {
             v_idxs.push_back(first + token);
         } else {
             for (int64_t row = 0; row < p_.n_head_kv * p_.head_dim_v; row++) {
-                v_idxs.push_back(row * p_.n_kv + first + token);
+                v_idxs.push_back(row * n_cells_ + first + token);
             }
         }
     }
@@ -181,10 +204,10 @@ void LayerRest::fill_leafs() {
 
     // causal: a token sees itself and what is before it
     const auto fill_mask = [&](auto seen, auto hidden) {
-        std::vector<decltype(seen)> mask(static_cast<size_t>(p_.n_kv * p_.n_tokens), seen);
+        std::vector<decltype(seen)> mask(static_cast<size_t>(n_cells_ * p_.n_tokens), seen);
         for (int64_t token = 0; token < p_.n_tokens; token++) {
-            for (int64_t position = first + token + 1; position < p_.n_kv; position++) {
-                mask[static_cast<size_t>(token * p_.n_kv + position)] = hidden;
+            for (int64_t position = first + token + 1; position < n_cells_; position++) {
+                mask[static_cast<size_t>(token * n_cells_ + position)] = hidden;
             }
         }
         ggml_backend_tensor_set(in_.mask, mask.data(), 0, ggml_nbytes(in_.mask));
@@ -233,7 +256,7 @@ void LayerRest::build_kv_write(ggml_tensor * k, const Cache & cache) {
     } else {
         // each row of the transposed cache holds one element of all positions, so that each element is a row to set
         const int64_t n_written = p_.head_dim_v * p_.n_head_kv * p_.n_tokens;
-        ggml_tensor * to        = ggml_reshape_2d(ctx, cache.v, 1, p_.head_dim_v * p_.n_head_kv * p_.n_kv);
+        ggml_tensor * to        = ggml_reshape_2d(ctx, cache.v, 1, p_.head_dim_v * p_.n_head_kv * n_cells_);
         ggml_build_forward_expand(graph_,
                                   ggml_set_rows(ctx, to, ggml_reshape_2d(ctx, in_.v, 1, n_written), in_.v_idxs));
     }
@@ -242,17 +265,16 @@ void LayerRest::build_kv_write(ggml_tensor * k, const Cache & cache) {
 void LayerRest::build_attention(ggml_tensor * q, const Cache & cache) {
     ggml_context * ctx   = graph_ctx_.get();
     const float    scale = 1.0F / std::sqrt(static_cast<float>(p_.head_dim_k));
-    const size_t   f16   = sizeof(uint16_t);
-
-    const auto bytes = [&](int64_t n) { return static_cast<size_t>(n) * f16; };
+    const auto     row_k = [&](int64_t n) { return ggml_row_size(type_k(), n); };
+    const auto     row_v = [&](int64_t n) { return ggml_row_size(type_v(), n); };
 
     q               = ggml_permute(ctx, q, 0, 2, 1, 3);
-    ggml_tensor * k = ggml_view_3d(ctx, cache.k, p_.head_dim_k, p_.n_head_kv, p_.n_kv, bytes(p_.head_dim_k),
-                                   bytes(p_.head_dim_k * p_.n_head_kv), 0);
+    ggml_tensor * k = ggml_view_3d(ctx, cache.k, p_.head_dim_k, p_.n_head_kv, n_cells_, row_k(p_.head_dim_k),
+                                   row_k(p_.head_dim_k * p_.n_head_kv), 0);
     k               = ggml_permute(ctx, k, 0, 2, 1, 3);
     if (p_.flash_attn != 0) {
-        ggml_tensor * v   = ggml_view_3d(ctx, cache.v, p_.head_dim_v, p_.n_head_kv, p_.n_kv, bytes(p_.head_dim_v),
-                                         bytes(p_.head_dim_v * p_.n_head_kv), 0);
+        ggml_tensor * v   = ggml_view_3d(ctx, cache.v, p_.head_dim_v, p_.n_head_kv, n_cells_, row_v(p_.head_dim_v),
+                                         row_v(p_.head_dim_v * p_.n_head_kv), 0);
         v                 = ggml_permute(ctx, v, 0, 2, 1, 3);
         ggml_tensor * out = ggml_flash_attn_ext(ctx, q, k, v, in_.mask, scale, 0.0F, 0.0F);
         ggml_prec_set_acc(out, GGML_PREC_F32);
@@ -261,10 +283,10 @@ void LayerRest::build_attention(ggml_tensor * q, const Cache & cache) {
     }
     ggml_tensor * kq = ggml_mul_mat(ctx, k, q);
     ggml_prec_set_acc(kq, GGML_PREC_F32);
-    kq                = ggml_soft_max_ext(ctx, kq, in_.mask, scale, 0.0F);
-    ggml_tensor * v   = ggml_view_3d(ctx, cache.v, p_.n_kv, p_.n_head_kv, p_.head_dim_v, bytes(p_.n_kv * p_.head_dim_v),
-                                     bytes(p_.n_kv), 0);
-    v                 = ggml_permute(ctx, v, 0, 2, 1, 3);
+    kq              = ggml_soft_max_ext(ctx, kq, in_.mask, scale, 0.0F);
+    ggml_tensor * v = ggml_view_3d(ctx, cache.v, n_cells_, p_.n_head_kv, p_.head_dim_v, row_v(n_cells_ * p_.head_dim_v),
+                                   row_v(n_cells_), 0);
+    v               = ggml_permute(ctx, v, 0, 2, 1, 3);
     ggml_tensor * kqv = ggml_permute(ctx, ggml_mul_mat(ctx, v, kq), 0, 2, 1, 3);
     ggml_build_forward_expand(graph_, ggml_cont_2d(ctx, kqv, p_.head_dim_v * p_.n_head, p_.n_tokens));
 }

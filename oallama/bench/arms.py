@@ -19,10 +19,12 @@ from oallama.bench.records import ArmSpec, BenchTest, Cap, Sample, Setting, Stoc
 from oallama.bench.search import best_value, largest_that_fits
 from oallama.bench.stock_args import parse_stock_args
 from oallama.core.errors import DoesNotFit, UsageError
+from oallama.cost.operator_cost import Pass, passes_at
 from oallama.device.load_params import LoadSettings
 from oallama.model.memory import probe_memory
 from oallama.place.decide import POLICIES
 from oallama.placer import Placer
+from oallama.plan.attention import attention_of
 from oallama.plan.plan import Plan
 
 STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE = "stock-cpu", "stock-ngl", "stock-fit", "stock-ncmoe"
@@ -82,18 +84,31 @@ class ArmMaker:
             "n_ctx": self.setting.n_ctx,
         }
 
+    @property
+    def attend(self) -> tuple[Pass, ...]:
+        """What is computed at which depth, for which plans choose their attention: the prompts and generations of all
+        tests, where a run has one prompt and generates behind it."""
+        n_ubatch = self.setting.n_ubatch
+        return tuple(p for test in self.tests for p in passes_at(test.n_depth, test.n_prompt, test.n_gen, n_ubatch))
+
     def _gated(self, name: str) -> ArmSpec:
         from oallama.bench.gate_run import arm_of_gate, gated_plan  # it makes arms itself
 
-        cpus, n_ubatch = self.setting.cpus, self.setting.n_ubatch
-        gated = gated_plan(self.placer, **self.workload, n_ubatch=n_ubatch, progress=self.progress, cpus=cpus)
+        gated = gated_plan(
+            self.placer,
+            **self.workload,
+            n_ubatch=self.setting.n_ubatch,
+            progress=self.progress,
+            cpus=self.setting.cpus,
+            attend=self.attend,
+        )
         return arm_of_gate(self, name, gated)
 
     def _plan(self, policy: str) -> Plan:
         if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
-            return self.placer.cpu_plan(**self.workload, n_ubatch=self.setting.n_ubatch)
+            return self.placer.cpu_plan(**self.workload, n_ubatch=self.setting.n_ubatch, attend=self.attend)
         options = self.plan_options if policy in ("auto", "oato") else {}
-        return self.placer.plan(policy, **self.workload, n_ubatch=self.setting.n_ubatch, **options)
+        return self.placer.plan(policy, **self.workload, n_ubatch=self.setting.n_ubatch, attend=self.attend, **options)
 
     def of_plan(self, name: str, plan: Plan) -> ArmSpec:
         """The arm of a plan. Raises PlanError for one of another model."""
@@ -104,8 +119,16 @@ class ArmMaker:
             plan=plan.to_json(),
             plan_fingerprint=plan.fingerprint,
             predicted=None if plan.predicted is None else asdict(plan.predicted),
-            notes=tuple(str(note) for note in plan.record.extra.get("notes", ())),
+            notes=(*(str(note) for note in plan.record.extra.get("notes", ())), *self._other_cache(plan)),
         )
+
+    def _other_cache(self, plan: Plan) -> tuple[str, ...]:
+        """A note where the plan was made for another KV cache than the arms share."""
+        said, setting = attention_of(plan.record), self.setting
+        if said is None or (said.type_k, said.type_v) == (setting.type_k, setting.type_v):
+            return ()
+        shared = f"-ctk {setting.type_k} -ctv {setting.type_v}"
+        return (f"planned for a KV cache of {said.type_k} and {said.type_v}, but all arms run with {shared}",)
 
     def _stock(self, name: str) -> ArmSpec:
         if name == STOCK_CPU:

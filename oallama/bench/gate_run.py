@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,8 +32,10 @@ from oallama.bench.rows import refusal
 from oallama.core.errors import DoesNotFit
 from oallama.core.types import Workload
 from oallama.place.decide import POLICIES
+from oallama.plan.attention import attention_of
 
 if TYPE_CHECKING:
+    from oallama.cost.operator_cost import Pass
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
@@ -66,12 +68,13 @@ def gated_plan(
     measure: Measure = run_bench,
     refresh: bool = False,
     cpus: tuple[int, ...] = (),
+    attend: Sequence[Pass] | None = None,
 ) -> Gated:
     """The plan that is faster than stock llama.cpp beyond noise, or stock's own placement as a plan.
 
-    cpus: what the measured processes are pinned to. refresh: measure although a verdict is remembered. Takes some
-    seconds, or one plan where the verdict is remembered. Needs a device. Raises DoesNotFit where stock-fit does not
-    fit, and what planning and measuring raise.
+    cpus: what the measured processes are pinned to. refresh: measure although a verdict is remembered. attend: as in
+    Placer.plan. Takes some seconds, or one plan where the verdict is remembered. Needs a device. Raises DoesNotFit
+    where stock-fit does not fit, and what planning and measuring raise.
     """
     load = placer.workload(n_prompt, n_gen, n_ctx, n_ubatch)
     setting = Setting(
@@ -90,9 +93,9 @@ def gated_plan(
     key = gate_key(placer, load)
     known = None if refresh else read_verdict(key)
     if known is not None and not expired(known[0], key, free):
-        return Gated(_plan_by(placer, load, *known), known[0], True)
+        return Gated(_plan_by(placer, load, attend, *known), known[0], True)
     start = time.monotonic()
-    plans = _plans(placer, load)
+    plans = _plans(placer, load, attend)
     chosen = choose([_candidate(policy, plan) for policy, plan in plans.items()])
     maker = ArmMaker(placer, setting, cap, (), {}, progress)
     stock = maker.make(STOCK_FIT if placer.device.kind != "cpu-pair" else STOCK_CPU)
@@ -141,7 +144,8 @@ def gate_key(placer: Placer, load: Workload) -> GateKey:
 
 def gate_tests(load: Workload, plan: Plan | None) -> tuple[BenchTest, ...]:
     """The user's prompt and generation, shortened to what the plan's prediction says takes TURN_S each; and the same
-    at a depth where the context is large. plan None or without a prediction: the shortest."""
+    at a depth where the context is large. A plan that leaves flash attention off for the depth of the workload is
+    measured near that depth. plan None or without a prediction: the shortest."""
     predicted = plan.predicted if plan is not None else None
     per_prompt_token = predicted.ttft_s / load.n_prompt if predicted else TURN_S
     tpot = predicted.tpot_s if predicted else TURN_S
@@ -151,47 +155,55 @@ def gate_tests(load: Workload, plan: Plan | None) -> tuple[BenchTest, ...]:
 
     n_prompt = min(load.n_prompt, load.n_ubatch, max(LEAST_PROMPT, within(TURN_S, per_prompt_token)))
     n_gen = min(max(load.n_gen, 1), MOST_GEN, max(LEAST_GEN, within(TURN_S, tpot)))
-    tests = [BenchTest(n_prompt, n_gen)]
+    said = attention_of(plan.record) if plan is not None else None
+    off = said is not None and said.flash_attn == "off"
+    left_out = load.n_prompt - n_prompt + (load.n_gen - n_gen) // 2
+    tests = [BenchTest(n_prompt, n_gen, min(max(left_out, 0), within(DEPTH_S, per_prompt_token)) if off else 0)]
     if load.n_ctx >= LARGE_CTX:
         depth = min(load.n_ctx // 2, load.n_ctx - n_prompt - n_gen, within(DEPTH_S, per_prompt_token))
-        if depth >= LEAST_DEPTH:
+        if depth >= max(LEAST_DEPTH, 2 * tests[0].n_depth):
             tests.append(BenchTest(n_prompt, n_gen, depth))
     return tuple(tests)
 
 
 def stock_plan(placer: Placer, load: Workload, placement: StockPlacement) -> Plan:
-    """Stock llama.cpp's placement as a plan of ours, for the engine to load."""
+    """Stock llama.cpp's placement and attention as a plan of ours, for the engine to load."""
     n_layer = placer.model.n_layer
     if placement.n_gpu_layers == 0:
-        return placer.cpu_plan(load.n_prompt, load.n_gen, load.n_ctx, load.n_ubatch)
+        return placer.cpu_plan(load.n_prompt, load.n_gen, load.n_ctx, load.n_ubatch, stock_attention=True)
     places = expected_places(placer.operators, n_layer, placement)
     on_device = [name for name, place in places.items() if place == "device"]
     gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
-    return placer.plan_of(on_device, gpu_layers, load.n_prompt, load.n_gen, load.n_ctx, policy="fit")
+    return placer.plan_of(
+        on_device, gpu_layers, load.n_prompt, load.n_gen, load.n_ctx, policy="fit", stock_attention=True
+    )
 
 
-def _plans(placer: Placer, load: Workload) -> dict[str, Plan]:
+def _plans(placer: Placer, load: Workload, attend: Sequence[Pass] | None) -> dict[str, Plan]:
     """A plan by every policy that has one here."""
     found = {}
     for policy in POLICIES:
         if policy != "auto":
             with contextlib.suppress(DoesNotFit):
-                found[policy] = _plan(placer, load, policy)
+                found[policy] = _plan(placer, load, attend, policy)
     return found
 
 
-def _plan(placer: Placer, load: Workload, policy: str) -> Plan:
-    return placer.plan(policy, load.n_prompt, load.n_gen, load.n_ctx, load.n_ubatch)
+def _plan(placer: Placer, load: Workload, attend: Sequence[Pass] | None, policy: str) -> Plan:
+    return placer.plan(policy, load.n_prompt, load.n_gen, load.n_ctx, load.n_ubatch, attend=attend)
 
 
 def _candidate(policy: str, plan: Plan) -> Candidate:
-    placement = json.dumps([plan.device, plan.n_gpu_layers, plan.to_json()["operators"]], sort_keys=True)
+    attention = plan.record.extra.get("attention")
+    placement = json.dumps([plan.device, plan.n_gpu_layers, plan.to_json()["operators"], attention], sort_keys=True)
     predicted = plan.predicted.total_s if plan.predicted is not None else float("inf")
     return Candidate(policy, predicted, hashlib.sha256(placement.encode()).hexdigest())
 
 
-def _plan_by(placer: Placer, load: Workload, verdict: Verdict, stock: StockPlacement) -> Plan:
-    return _plan(placer, load, verdict.winner) if verdict.winner else stock_plan(placer, load, stock)
+def _plan_by(
+    placer: Placer, load: Workload, attend: Sequence[Pass] | None, verdict: Verdict, stock: StockPlacement
+) -> Plan:
+    return _plan(placer, load, attend, verdict.winner) if verdict.winner else stock_plan(placer, load, stock)
 
 
 def arm_of_gate(maker: ArmMaker, name: str, gated: Gated) -> ArmSpec:

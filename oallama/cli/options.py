@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -61,8 +61,14 @@ class PlacementOptions:
         """The same, on `device` where none was asked for."""
         return self if self.device is not None else replace(self, device=device)
 
-    def load(self, model: str, profile: str | None = None, engine: EngineOptions | None = None) -> Placer:
-        """Read the model and make its Placer, for the KV cache and attention that `engine` asks for."""
+    def load(
+        self,
+        model: str,
+        profile: str | None = None,
+        engine: EngineOptions | None = None,
+        attention: Mapping[str, Any] | None = None,
+    ) -> Placer:
+        """Read the model and make its Placer, for the KV cache and attention that `engine` or `attention` ask for."""
         from oallama.placer import Placer
 
         return Placer.load(
@@ -73,7 +79,7 @@ class PlacementOptions:
             gpu_weights=self.gpu_weights,
             threads=self.threads,
             profile=profile,
-            **(engine.for_placer() if engine else {}),
+            **(engine.for_placer() if engine else attention or {}),
         )
 
 
@@ -89,8 +95,8 @@ class EngineOptions:
     flash_attn: str | None
 
     def for_engine(self) -> dict[str, Any]:
-        """Keywords of Engine."""
-        return self._given("n_ctx", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn")
+        """Keywords of Engine; KV cache and attention are the placer's."""
+        return self._given("n_ctx", "n_batch", "n_ubatch")
 
     def for_placer(self) -> dict[str, Any]:
         """Keywords of Placer.load."""
@@ -213,8 +219,22 @@ type_v_option = click.option(
 )
 flash_attention_option = click.option(
     "-fa", "--flash-attn", type=click.Choice(["on", "off", "auto"]), metavar="on|off|auto",
-    help="Flash attention.  [default: auto]",
+    help="Flash attention; auto: the plan's, which has what is predicted to be faster.  [default: auto]",
 )  # fmt: skip
+
+
+def attention_options(function: Function) -> Function:
+    """-ctk, -ctv, -fa; the command gets `attention`, what was given of type_k, type_v and flash_attn."""
+
+    @wraps(function)
+    def gathered(*args: Any, **values: Any) -> Any:
+        attention = given(**{name: values.pop(name) for name in ("type_k", "type_v", "flash_attn")})
+        return function(*args, attention=attention, **values)
+
+    decorated: Function = gathered
+    for option in (flash_attention_option, type_v_option, type_k_option):
+        decorated = option(decorated)
+    return decorated
 
 
 def engine_options(function: Function) -> Function:

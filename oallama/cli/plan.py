@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from oallama.cli.options import (
     PlacementOptions,
     WorkloadOptions,
+    attention_options,
     model_argument,
     output_option,
     placement_options,
@@ -24,6 +27,7 @@ from oallama.cli.policy import PolicyOptions, policy_options
 @placement_options
 @workload_options
 @ubatch_option
+@attention_options
 @profile_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan also where -o writes it.")
 @output_option("the plan")
@@ -33,6 +37,7 @@ def command(
     placement: PlacementOptions,
     workload: WorkloadOptions,
     n_ubatch: int | None,
+    attention: dict[str, Any],
     profile: str | None,
     as_json: bool,
     output: str | None,
@@ -44,7 +49,7 @@ def command(
     """
     from oallama.report.plan import plan_sentences
 
-    placer = placement.load(model, profile)
+    placer = placement.load(model, profile, attention=attention)
     plan = policy.plan(placer, workload.n_prompt, workload.n_gen, workload.n_ctx, n_ubatch)
     if output is not None:
         plan.save(output)

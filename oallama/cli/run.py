@@ -198,6 +198,7 @@ def run_document(generation: Generation, engine: Engine) -> dict[str, Any]:
         "device": engine.device,
         "memory": {"device_bytes": engine.memory.device_bytes, "host_bytes": engine.memory.host_bytes},
         "plan_fingerprint": engine.plan.fingerprint,
+        "attention": asdict(engine.attention),
         "split": split_document(engine),
     }
 

@@ -123,6 +123,8 @@ class RestShape:
     n_embd_head_v: int
     n_ff: int
     flash_attn: bool
+    type_k: str = "f16"  # of the KV cache, as llama.cpp's -ctk names it
+    type_v: str = "f16"
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,18 +83,24 @@ def interpolate(curve: Curve, n_tokens: int) -> float:
 def passes(workload: Workload, phase: str) -> tuple[Pass, ...]:
     """The forward passes that a phase counts: `decode` one token at the mean depth, `prefill` the whole prompt in
     micro-batches of n_ubatch, `mixed` the prompt and n_gen tokens."""
-    prompt = []
-    done = 0
-    while done < workload.n_prompt:
-        n = min(workload.n_ubatch, workload.n_prompt - done)
-        prompt.append(Pass(n, done + n, 1, int(done + n == workload.n_prompt)))
-        done += n
     depth = workload.n_prompt + max(1, workload.n_gen) // 2
     if phase == "decode":
         return (Pass(1, depth, 1),)
-    if phase == "prefill":
-        return tuple(prompt)
-    return (*prompt, Pass(1, depth, workload.n_gen)) if workload.n_gen else tuple(prompt)
+    n_gen = 0 if phase == "prefill" else workload.n_gen
+    return passes_at(0, workload.n_prompt, n_gen, workload.n_ubatch)
+
+
+def passes_at(n_past: int, n_prompt: int, n_gen: int, n_ubatch: int) -> tuple[Pass, ...]:
+    """The forward passes of a prompt and a generation behind n_past tokens that are in the cache already."""
+    made = []
+    done = 0
+    while done < n_prompt:
+        n = min(n_ubatch, n_prompt - done)
+        made.append(Pass(n, n_past + done + n, 1, int(done + n == n_prompt)))
+        done += n
+    if n_gen:
+        made.append(Pass(1, n_past + n_prompt + n_gen // 2, n_gen))
+    return tuple(made)
 
 
 def _seconds(curve: Curve, over: Iterable[Pass]) -> float:

@@ -14,8 +14,27 @@ from oallama.cost.operator_cost import Curve, OperatorCost, Pass, interpolate
 from oallama.cost.split_ffn import SplitCosts, split_seconds
 from oallama.cost.transfer import TransferRates
 
-RestIndex = Mapping[str, Mapping[int, Curve]]
-"""device -> n_kv -> ((n_tokens, seconds per layer), ...)."""
+KV_STEP = 256
+"""llama.cpp's attention sees the KV cache in steps of so many positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestCurves:
+    """What a layer takes beside its operators on one device."""
+
+    by_tokens: Mapping[int, Curve]  # n_tokens -> ((positions in the KV cache, seconds per layer), ...)
+    stepped: bool  # the time is that of whole steps of KV_STEP, masked or not
+
+    def seconds(self, n_tokens: int, n_kv: int) -> float:
+        """Linear in n_tokens and in depth between what was measured."""
+        depth = in_steps(n_kv) if self.stepped else n_kv
+        return interpolate(
+            tuple((n, interpolate_depth(points, depth)) for n, points in sorted(self.by_tokens.items())), n_tokens
+        )
+
+
+RestIndex = Mapping[str, RestCurves]
+"""By device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +51,32 @@ class Costs:
 
 
 def index_rest(profile: Profile) -> RestIndex:
-    index: dict[str, dict[int, list[tuple[int, float]]]] = {}
-    for case in profile.rest:
-        index.setdefault(case.device, {}).setdefault(case.n_kv, []).append((case.n_tokens, case.seconds))
-    return {device: {n_kv: tuple(sorted(c)) for n_kv, c in by_kv.items()} for device, by_kv in index.items()}
+    """With flash attention on each device that has it, else without; attention.with_attention leaves one of them.
+
+    Flash attention takes time for what a token sees, without it attention goes through all that it is shown.
+    """
+    index = {}
+    for device in {case.device for case in profile.rest}:
+        cases = [case for case in profile.rest if case.device == device]
+        plain = [case for case in cases if case.shape is not None and not case.shape.flash_attn]
+        stepped = len(plain) == len(cases)
+        by_tokens: dict[int, dict[int, float]] = {}
+        for case in plain if stepped else [case for case in cases if case not in plain]:
+            depth = in_steps(case.n_kv) if stepped else case.n_kv
+            by_tokens.setdefault(case.n_tokens, {})[depth] = case.seconds
+        index[device] = RestCurves({n: tuple(sorted(points.items())) for n, points in by_tokens.items()}, stepped)
+    return index
+
+
+def in_steps(n_kv: int) -> int:
+    """Positions of the KV cache that attention is shown."""
+    return -(-n_kv // KV_STEP) * KV_STEP
 
 
 def rest_seconds(index: RestIndex, device: str, passes: Sequence[Pass]) -> float:
-    """Seconds of one layer's other nodes over `passes`; linear in n_tokens and in KV depth between what was measured.
-    Zero where the profile has none."""
-    by_kv = index.get(device)
-    if not by_kv:
-        return 0.0
-    total = 0.0
-    for p in passes:
-        by_depth = tuple(sorted((n_kv, interpolate(curve, p.n_tokens)) for n_kv, curve in by_kv.items()))
-        total += p.count * interpolate_depth(by_depth, p.n_kv)
-    return total
+    """Seconds of one layer's other nodes over `passes`. Zero where the profile has none."""
+    curves = index.get(device)
+    return sum(p.count * curves.seconds(p.n_tokens, p.n_kv) for p in passes) if curves else 0.0
 
 
 def interpolate_depth(points: Curve, n_kv: int) -> float:

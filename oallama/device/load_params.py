@@ -126,6 +126,10 @@ CACHE_TYPES = {
 """ggml types llama.cpp offers for the KV cache (-ctk, -ctv), by number."""
 
 
+PLAIN_V_TYPES = ("f16", "f32", "bf16")
+"""Types of a V cache that attention can do without flash attention; llama.cpp refuses the others."""
+
+
 def cache_type(name: str) -> int:
     """The ggml type number of a KV cache type. Raises UsageError naming the ones there are."""
     try:

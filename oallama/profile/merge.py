@@ -11,7 +11,7 @@ from oallama.core.types import CPU_DEVICE, Profile, ProfileCase, RestCase, RestS
 from oallama.profile.cases import Case, key_of
 from oallama.profile.quality import sample_warnings
 from oallama.profile.store import VERSION, profile_from_json, profile_to_json
-from oallama.profile.wanted import Wanted, required, rest_skipped, too_slow
+from oallama.profile.wanted import Wanted, required, rest_skipped, rest_ways, too_slow
 
 LINKS = ("h2d_pinned", "h2d_pageable", "d2h")
 CPU_PAIR = "cpu-pair"
@@ -70,8 +70,8 @@ def _identity(record: ProfileCase | RestCase | SkippedCase) -> object:
 
 
 def rest_key(device: str, n_tokens: int, n_kv: int, shape: RestShape | None) -> object:
-    """What identifies a rest case in a store: not whether it has flash attention, which the device decides."""
-    return (device, n_tokens, n_kv, replace(shape, flash_attn=True) if shape else None)
+    """What identifies a rest case in a store."""
+    return (device, n_tokens, n_kv, shape)
 
 
 def missing_cases(profile: Profile, candidates: Sequence[Case]) -> list[Case]:
@@ -80,15 +80,16 @@ def missing_cases(profile: Profile, candidates: Sequence[Case]) -> list[Case]:
     return [case for case in candidates if case.key not in known]
 
 
-def missing_rest(profile: Profile, want: Wanted, device: str) -> list[tuple[int, int]]:
-    """(n_tokens, n_kv) of the device's rest cases that are neither measured nor left out on purpose."""
+def missing_rest(profile: Profile, want: Wanted, device: str) -> list[tuple[int, int, RestShape]]:
+    """(n_tokens, n_kv, shape) of the device's rest cases that are neither measured nor left out on purpose."""
     known = {rest_key(rest.device, rest.n_tokens, rest.n_kv, rest.shape) for rest in profile.rest}
     left_out = {key_of(case) for case in profile.skipped}
     return [
-        (n_tokens, n_kv)
+        (n_tokens, n_kv, shape)
         for n_tokens, n_kv in want.rest
-        if rest_key(device, n_tokens, n_kv, want.rest_shape) not in known
-        and key_of(rest_skipped(device, n_tokens, n_kv, want.rest_shape, "")) not in left_out
+        for shape in rest_ways(want.rest_shape)
+        if rest_key(device, n_tokens, n_kv, shape) not in known
+        and key_of(rest_skipped(device, n_tokens, n_kv, shape, "")) not in left_out
     ]
 
 
@@ -132,7 +133,12 @@ def select(profile: Profile, want: Wanted) -> Profile:
     """
     mul_mats = {(s.op, s.type, s.shape, s.n_expert_used, n, size) for s, n, size in want.mul_mats}
 
-    rest_cases = {rest_key(d, *at, want.rest_shape) for d in (CPU_DEVICE, profile.device) for at in want.rest}
+    rest_cases = {
+        rest_key(device, *at, shape)
+        for device in (CPU_DEVICE, profile.device)
+        for at in want.rest
+        for shape in rest_ways(want.rest_shape)
+    }
 
     def concerns(case: ProfileCase | SkippedCase) -> bool:
         what = (case.op, case.type, case.shape, case.n_expert_used, case.n_tokens, case.working_set_bytes)
@@ -143,7 +149,7 @@ def select(profile: Profile, want: Wanted) -> Profile:
     rest = tuple(
         sorted(
             (rest for rest in profile.rest if _identity(rest) in rest_cases),
-            key=lambda rest: (rest.device, rest.n_tokens, rest.n_kv),
+            key=lambda rest: (rest.device, rest.n_tokens, rest.n_kv, rest.shape is not None and rest.shape.flash_attn),
         )
     )
     return replace(

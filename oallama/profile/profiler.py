@@ -38,12 +38,15 @@ def profile_model(
     refresh: bool = False,
     progress: bool = True,
     policy: Policy = DEFAULT_POLICY,
+    type_k: str = "f16",
+    type_v: str = "f16",
 ) -> Profile:
     """What the model's operators cost on this machine and on the device, in seconds.
 
     Each distinct (type, shape, batch size of `tokens`) is timed in every layout of the CPU, with n_threads threads, and
-    on the device; beside them the rest of a layer and the link. What is in the cache is not measured again, unless
-    refresh says so. An interrupted measurement goes on where it was. progress: a bar and notes on stderr.
+    on the device; beside them the rest of a layer, with flash attention and without, for a KV cache of type_k and
+    type_v, and the link. What is in the cache is not measured again, unless refresh says so. An interrupted measurement
+    goes on where it was. progress: a bar and notes on stderr.
 
     Raises UsageError (tokens), ProfileError (cannot be measured or stored), DeviceError (unknown or lost), BridgeError.
     """
@@ -55,7 +58,7 @@ def profile_model(
         raise ProfileError(f"{model.path} has no weights that are multiplied, so there is nothing to measure")
     spec = device if isinstance(device, DeviceSpec) else parse_device(device)
     machine = fingerprint(n_threads, str(spec))
-    want = wanted(model, operators, tokens, machine["llc_bytes"])
+    want = wanted(model, operators, tokens, machine["llc_bytes"], type_k, type_v)
     path = cache.profile_path(machine)
     journal = cache.Journal(path)
 
@@ -76,6 +79,22 @@ def profile_model(
                     journal.clear()
     part = select(profile, want)
     return replace(part, warnings=part.warnings + tuple(power_changes(profile.fingerprint, machine)))
+
+
+def stored_profile(
+    model: ModelInfo,
+    operators: Sequence[Operator],
+    device: DeviceSpec,
+    n_threads: int,
+    tokens: Sequence[int] = DEFAULT_TOKENS,
+    type_k: str = "f16",
+    type_v: str = "f16",
+) -> Profile | None:
+    """What profile_model would find in the cache; None where it would have to measure."""
+    machine = fingerprint(n_threads, str(device))
+    want = wanted(model, operators, tokens, machine["llc_bytes"], type_k, type_v)
+    profile = cache.load(cache.profile_path(machine), lambda _: None)
+    return select(profile, want) if profile is not None and is_complete(profile, want) else None
 
 
 def _stored(path: Path, journal: cache.Journal, want: Wanted, shown: Progress) -> Profile | None:

@@ -17,7 +17,8 @@ _WORDS = {
 def describe(case: ProfileCase | RestCase) -> str:
     """A case in a few words."""
     if isinstance(case, RestCase):
-        return f"{case.device} rest of a layer at {case.n_tokens} tokens, KV {case.n_kv}"
+        without = ", no flash attention" if case.shape is not None and not case.shape.flash_attn else ""
+        return f"{case.device} rest of a layer at {case.n_tokens} tokens, KV {case.n_kv}{without}"
     shape = "x".join(map(str, case.shape))
     layout = "" if case.layout in (case.device, "device") else f" {case.layout}"
     return f"{case.device}{layout} {case.type} {shape} at {case.n_tokens} tokens"

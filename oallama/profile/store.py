@@ -1,7 +1,9 @@
 """A profile as JSON, and back.
 
 History of the format
-  1  cases, rest, link, boundary, contention, launch_s, skipped, warnings; every case with its raw samples.
+  1  cases, rest, link, boundary, contention, launch_s, skipped, warnings; every case with its raw samples. Since
+     0.1 (2026-11-21) rest has the same batch and depth with and without flash attention, and type_k and type_v, which
+     are left out where they are f16.
 
 A reader knows the versions it names and refuses the others: measuring again costs a minute, a wrong number costs more.
 """
@@ -44,8 +46,12 @@ def rest_to_json(rest: RestCase) -> dict[str, Any]:
     """One rest case; the head shape lies flat beside the other fields."""
     record = asdict(rest)
     shape = record.pop("shape") or {}
+    shape = {name: value for name, value in shape.items() if (name, value) not in _DEFAULT_CACHE}
     samples = list(record.pop("samples"))
     return {**record, **shape, "samples": samples}
+
+
+_DEFAULT_CACHE = (("type_k", "f16"), ("type_v", "f16"))
 
 
 def profile_from_json(record: Any) -> Profile:
@@ -202,6 +208,7 @@ def _rest_shape(reader: _Reader) -> RestShape:
         n_embd_head_v=reader.count("n_embd_head_v"),
         n_ff=reader.count("n_ff"),
         flash_attn=reader.get("flash_attn", bool),
+        **{name: reader.text(name) for name, _ in _DEFAULT_CACHE if name in reader.record},
     )
 
 

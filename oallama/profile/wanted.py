@@ -11,9 +11,10 @@ where it came from hardly counts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, ModelInfo, Operator, RestShape, SkippedCase
+from oallama.device.load_params import PLAIN_V_TYPES
 from oallama.profile.cases import PLAIN_LAYOUT, Case, CaseKey, Signature, bytes_read, flops
 
 COLD_FACTOR = 4  # a cache that does not replace strictly the oldest line keeps part of a set twice its size
@@ -21,7 +22,8 @@ PASS_FLOPS = 8e9  # a tenth of a second on two ordinary cores
 COMPUTE_BOUND_TOKENS = 64  # from here on slow layouts are left out, and the output matrix does not run
 SLOW_LAYOUT = 2.0
 MIN_REST_KV = 256  # llama.cpp pads the KV cache that attention sees to this
-REST_KV_RATIO = 4  # of the two depths; attention is affine in the depth
+REST_KV_RATIO = 4  # of the two large depths; attention is affine in the depth
+FRESH_REST_KV = 32  # the least depth: flash attention on the CPU takes no time for what is masked
 MAX_REST_TOKENS = 512  # attention grows with batch times depth
 REST = "REST"  # in place of an operation's name, for a rest case that was left out
 
@@ -31,13 +33,22 @@ class Wanted:
     """What a model needs of a profile."""
 
     mul_mats: tuple[tuple[Signature, int, int], ...]  # (signature, n_tokens, bytes of the working set)
-    rest: tuple[tuple[int, int], ...]  # (n_tokens, n_kv); every n_tokens at every n_kv
-    rest_shape: RestShape  # with flash attention, which is measured without where a device lacks it
+    rest: tuple[tuple[int, int], ...]  # (n_tokens, n_kv)
+    rest_shape: RestShape  # with flash attention; measured as rest_ways says
     n_layer: int
 
 
-def wanted(model: ModelInfo, operators: Sequence[Operator], tokens: Sequence[int], llc_bytes: int) -> Wanted:
-    """Distinct signatures at each batch size with their working sets, and the rest cases.
+def wanted(
+    model: ModelInfo,
+    operators: Sequence[Operator],
+    tokens: Sequence[int],
+    llc_bytes: int,
+    type_k: str = "f16",
+    type_v: str = "f16",
+) -> Wanted:
+    """Distinct signatures at each batch size with their working sets, and the rest cases for a KV cache of type_k and
+    type_v: every batch size when the cache holds nothing else, and at two depths; large batches are also measured at
+    COMPUTE_BOUND_TOKENS, from where on ggml's CPU flash attention works in tiles.
 
     Operators outside the blocks (the output matrix) run on the last token only, whatever the prompt's length: they are
     not measured at COMPUTE_BOUND_TOKENS or more unless nothing smaller is asked for.
@@ -52,11 +63,14 @@ def wanted(model: ModelInfo, operators: Sequence[Operator], tokens: Sequence[int
     ordered = sorted(inside, key=lambda s: (s.bytes, s.op, s.type, s.shape, s.n_expert_used))
     batches = sorted({min(n, MAX_REST_TOKENS) for n in sizes})
     shallow = max(MIN_REST_KV, *batches)
+    if batches[-1] > COMPUTE_BOUND_TOKENS:
+        batches = sorted({*batches, COMPUTE_BOUND_TOKENS})
+    depths = [(n, n_kv) for n in batches for n_kv in (max(n, FRESH_REST_KV), shallow, REST_KV_RATIO * shallow)]
     return Wanted(
         mul_mats=tuple(
             (s, n, working_set(s, n, total, llc_bytes)) for s in ordered for n in (sizes if inside[s] else small)
         ),
-        rest=tuple((n, n_kv) for n in batches for n_kv in (shallow, REST_KV_RATIO * shallow) if _has_attention(model)),
+        rest=tuple(dict.fromkeys(depths)) if _has_attention(model) else (),
         rest_shape=RestShape(
             n_embd=model.n_embd,
             n_head=model.n_head,
@@ -65,9 +79,17 @@ def wanted(model: ModelInfo, operators: Sequence[Operator], tokens: Sequence[int
             n_embd_head_v=model.n_embd_head_v,
             n_ff=_widest_activation(operators),
             flash_attn=True,
+            type_k=type_k.lower(),
+            type_v=type_v.lower(),
         ),
         n_layer=model.n_layer,
     )
+
+
+def rest_ways(shape: RestShape) -> tuple[RestShape, ...]:
+    """With flash attention, and without where the V cache allows it."""
+    plain = (replace(shape, flash_attn=False),) if shape.type_v in PLAIN_V_TYPES else ()
+    return (replace(shape, flash_attn=True), *plain)
 
 
 def _has_attention(model: ModelInfo) -> bool:
@@ -115,9 +137,12 @@ def cases_at(want: Wanted, device: str, layout: str) -> list[Case]:
 def rest_skipped(device: str, n_tokens: int, n_kv: int, shape: RestShape, reason: str) -> SkippedCase:
     """The record of a rest case that was left out."""
     heads = f"{shape.n_head}/{shape.n_head_kv} heads of {shape.n_embd_head_k}/{shape.n_embd_head_v}"
-    return SkippedCase(
-        device, "rest", f"{heads}, feed-forward {shape.n_ff}", (shape.n_embd, n_kv, 1), 0, n_tokens, 0, reason, REST
-    )
+    what = f"{heads}, feed-forward {shape.n_ff}"
+    if (shape.type_k, shape.type_v) != ("f16", "f16"):
+        what += f", KV {shape.type_k}/{shape.type_v}"
+    if not shape.flash_attn:
+        what += ", no flash attention"
+    return SkippedCase(device, "rest", what, (shape.n_embd, n_kv, 1), 0, n_tokens, 0, reason, REST)
 
 
 def in_order(cases: Iterable[Case]) -> list[Case]:

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from oallama.core.errors import UsageError
 from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
+from oallama.device.attention import AskedAttention, Attention
 from oallama.device.cpu import default_threads
 from oallama.device.guard import STALL_S
 from oallama.device.load_params import FlashAttention, LoadSettings, cache_type, load_bridge
 from oallama.device.opening import open_now
 from oallama.device.spec import DeviceSpec
 from oallama.model.memory import ProbeResult, memory_of, probe_memory
+from oallama.plan.attention import attention_of
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
 from oallama.run.generate import Generation, Piece, Sampler, check_tokens, generation_of, pieces, tokenize
@@ -42,9 +44,10 @@ class Engine:
     model, plan: what to load and where; the attribute `plan` is the plan as it was loaded: where the device had less
     room than thought, more of the split operators is on the host, which `warnings` say. device: defaults to the plan's.
     n_threads: CPU threads, default one per physical core. operators, tensor_names: read from the file when not given.
-    n_ctx, n_ubatch: default the plan's. probed: what probe_memory said of this very load, if the caller has just asked;
-    else it is asked here, since native code must not see a file first in this process. progress: a bar on stderr where
-    that is a terminal. stall_s: a remote device that makes no progress for so long is given up.
+    n_ctx, n_ubatch, flash_attn, type_k, type_v: default the plan's. probed: what probe_memory said of this very load,
+    if the caller has just asked; else it is asked here, since native code must not see a file first in this process.
+    progress: a bar on stderr where that is a terminal. stall_s: a remote device that makes no progress for so long is
+    given up.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DeviceError,
     UsageError, BridgeError.
@@ -62,9 +65,9 @@ class Engine:
         n_ctx: int | None = None,
         n_batch: int = 2048,
         n_ubatch: int | None = None,
-        flash_attn: FlashAttention = "auto",
-        type_k: str = "f16",
-        type_v: str = "f16",
+        flash_attn: FlashAttention | None = None,
+        type_k: str | None = None,
+        type_v: str | None = None,
         offload_kqv: bool = True,
         probed: ProbeResult | None = None,
         progress: bool = True,
@@ -74,7 +77,9 @@ class Engine:
             operators, tensor_names = read_operators(model.path)
         plan.check(model, operators)
         check_layers(plan, model.n_layer, operators)
-        for name in (type_k, type_v):
+        said = attention_of(plan.record) or Attention("auto", "f16", "f16")
+        self.attention = attention = AskedAttention(flash_attn, type_k, type_v).over(said)
+        for name in (attention.type_k, attention.type_v):
             cache_type(name)
         spec = device_of(plan, device)
         bridge = load_bridge()
@@ -92,9 +97,9 @@ class Engine:
             host_patterns=host_patterns(operators, placements, tensor_names, bool(plan.record.token_assignment))
             if spec.kind != "none" or layouts_named
             else (),
-            flash_attn=flash_attn,
-            type_k=type_k,
-            type_v=type_v,
+            flash_attn=attention.flash_attn,
+            type_k=attention.type_k,
+            type_v=attention.type_v,
             n_threads=self.n_threads,
             offload_kqv=offload_kqv,
         )

@@ -70,19 +70,28 @@ class FakePlacer:
     def profile(self) -> Any:
         return SimpleNamespace(fingerprint={"cpu": "a CPU", "n_threads": self.threads})
 
-    def plan(self, policy: str, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int) -> Plan:
+    def plan(self, policy: str, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int, attend: Any = None) -> Plan:
         self.planned.append(policy)
         if policy in self.too_big:
             raise DoesNotFit(2, 1, "cpu-pair")
         names = NAMES[: COUNTS.get(policy, 4)]
         return plan(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), names, SECONDS.get(policy, 9.0))
 
-    def cpu_plan(self, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int) -> Plan:
+    def cpu_plan(self, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int, stock_attention: bool) -> Plan:
+        assert stock_attention  # what was measured
         return plan("cpu", self.workload(n_prompt, n_gen, n_ctx, n_ubatch), (), 9.0)
 
     def plan_of(
-        self, on_device: list[str], gpu_layers: int, n_prompt: int, n_gen: int, n_ctx: int, policy: str
+        self,
+        on_device: list[str],
+        gpu_layers: int,
+        n_prompt: int,
+        n_gen: int,
+        n_ctx: int,
+        policy: str,
+        stock_attention: bool,
     ) -> Plan:
+        assert stock_attention
         made = plan(policy, self.workload(n_prompt, n_gen, n_ctx), tuple(on_device), 1.0)
         return Plan(replace(made.record, n_gpu_layers=gpu_layers))
 

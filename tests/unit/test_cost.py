@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from placement_cases import model, operators, rates
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import LinearFit, Operator, Profile, ProfileCase, RestCase, Workload
+from oallama.core.types import LinearFit, Operator, Profile, ProfileCase, RestCase, RestShape, Workload
 from oallama.cost.graph import build_graph, computes_outputs_only, crossings, node_sides
 from oallama.cost.operator_cost import Pass, index_cases, interpolate, operator_cost, operator_costs, passes
 from oallama.cost.predict import index_rest, interpolate_depth, rest_of
@@ -110,6 +110,30 @@ def test_colder_of_two_measurements_counts() -> None:
 def test_boundary_adds_what_the_two_copies_do_not_explain() -> None:
     assert transfer_rates(profile()).split_s == 3e-5  # launch, as no boundary was measured
     assert transfer_rates(profile(boundary=LinearFit(1e-4, 0.0, 1.0))).split_s == pytest.approx(7e-5)
+
+
+def shaped(n_tokens: int, n_kv: int, seconds: float, flash_attn: bool, device: str = "CPU") -> RestCase:
+    return RestCase(device, n_tokens, n_kv, seconds, (seconds,), RestShape(64, 2, 1, 32, 32, 128, flash_attn))
+
+
+def test_without_flash_attention_the_cache_is_gone_through_in_steps() -> None:
+    cases = [shaped(1, n_kv, 1e-3 * n_kv, way) for n_kv in (256, 1024) for way in (True, False)]
+    over = {n_kv: (Pass(1, n_kv, 1),) for n_kv in (10, 256, 257, 500, 2000)}
+    flash = index_rest(profile(rest=tuple(case for case in cases if case.shape.flash_attn)))
+    plain = index_rest(profile(rest=tuple(case for case in cases if not case.shape.flash_attn)))
+    for n_kv, shown in ((10, 256), (256, 256), (257, 512), (500, 512), (2000, 2048)):
+        assert rest_of(flash, "CPU", over[n_kv])[0] == pytest.approx(1e-3 * n_kv)
+        assert rest_of(plain, "CPU", over[n_kv])[0] == pytest.approx(1e-3 * shown)
+    assert index_rest(profile(rest=tuple(cases))) == flash  # of both, flash attention
+
+
+def test_batches_may_be_measured_at_depths_of_their_own() -> None:
+    cases = (shaped(1, 32, 1.0, True), shaped(1, 1024, 32.0, True), shaped(64, 64, 64.0, True),
+             shaped(64, 1024, 1024.0, True))  # fmt: skip
+    index = index_rest(profile(rest=cases))
+    assert rest_of(index, "CPU", (Pass(1, 512, 2),))[0] == pytest.approx(2 * 16.0)
+    assert rest_of(index, "CPU", (Pass(64, 512, 1),))[0] == pytest.approx(512.0)
+    assert rest_of(index, "CPU", (Pass(8, 512, 1),))[0] == pytest.approx(16.0 + (512.0 - 16.0) * 7 / 63)
 
 
 def test_rest_is_affine_in_depth_and_falls_back_to_the_cpu() -> None:

@@ -9,7 +9,7 @@ import pytest
 from oallama.core.types import ModelInfo, Operator
 from oallama.core.units import MIB
 from oallama.profile.cases import Case, Signature, bytes_read, case_of, flops, key_of
-from oallama.profile.wanted import cases_at, in_order, required, signature_of, too_slow, wanted, working_set
+from oallama.profile.wanted import cases_at, in_order, required, rest_ways, signature_of, too_slow, wanted, working_set
 
 
 def model(n_layer: int = 2) -> ModelInfo:
@@ -66,11 +66,23 @@ def test_the_output_matrix_is_not_measured_at_prompt_sized_batches() -> None:
     assert [n for _, n, _ in only_large.mul_mats] == [512]
 
 
-def test_rest_covers_every_batch_at_two_depths_that_hold_it() -> None:
+def test_rest_covers_every_batch_fresh_and_at_two_depths_that_hold_it() -> None:
     want = wanted(model(), LAYERS, (1, 512), llc_bytes=MIB)
-    assert want.rest == ((1, 512), (1, 2048), (512, 512), (512, 2048))
-    assert wanted(model(), LAYERS, (1, 32), llc_bytes=MIB).rest == ((1, 256), (1, 1024), (32, 256), (32, 1024))
-    assert wanted(model(), LAYERS, (4096,), llc_bytes=MIB).rest == ((512, 512), (512, 2048))
+    tiled = ((64, 64), (64, 512), (64, 2048))
+    assert want.rest == ((1, 32), (1, 512), (1, 2048), *tiled, (512, 512), (512, 2048))
+    small = tuple((n, n_kv) for n in (1, 32) for n_kv in (32, 256, 1024))
+    assert wanted(model(), LAYERS, (1, 32), llc_bytes=MIB).rest == small
+    assert wanted(model(), LAYERS, (4096,), llc_bytes=MIB).rest == (*tiled, (512, 512), (512, 2048))
+
+
+def test_rest_is_timed_both_ways_unless_the_cache_forbids_it() -> None:
+    def ways(type_k: str, type_v: str) -> list[tuple[bool, str, str]]:
+        shape = wanted(model(), LAYERS, (1,), MIB, type_k, type_v).rest_shape
+        return [(way.flash_attn, way.type_k, way.type_v) for way in rest_ways(shape)]
+
+    assert ways("f16", "F16") == [(True, "f16", "f16"), (False, "f16", "f16")]
+    assert ways("q8_0", "bf16") == [(True, "q8_0", "bf16"), (False, "q8_0", "bf16")]
+    assert ways("f16", "q8_0") == [(True, "f16", "q8_0")]
 
 
 def test_rest_has_the_head_shape_and_the_activation_of_all_experts_in_use() -> None:

@@ -12,6 +12,7 @@ from oallama.profile.merge import empty, is_complete, missing_cases, missing_lin
 from oallama.profile.wanted import Wanted, cases_at, required, rest_skipped
 
 SHAPE = RestShape(64, 2, 1, 32, 32, 128, True)
+PLAIN = replace(SHAPE, flash_attn=False)
 LINE = LinearFit(1e-6, 1e-10, 1.0)
 
 
@@ -27,7 +28,12 @@ def measured(wanted: Wanted, device: str | None = None) -> Profile:
         empty({"cpu": "x", "device_name": device or "none"}),
         device=device or "CPU",
         cases=tuple(case.measured([1e-3], 1e-3) for case in required(wanted, device)),
-        rest=tuple(RestCase(d, n, kv, 1e-3, (1e-3,), SHAPE) for d in devices for n, kv in wanted.rest),
+        rest=tuple(
+            RestCase(d, n, kv, 1e-3, (1e-3,), shape)
+            for d in devices
+            for n, kv in wanted.rest
+            for shape in (SHAPE, PLAIN)
+        ),
     )
     if not device:
         return profile
@@ -75,20 +81,28 @@ def test_batch_sizes_working_sets_and_head_shapes_are_not_mixed_up() -> None:
     assert not is_complete(profile, want((64, 32, 1), tokens=(1, 32, 512)))
     assert not is_complete(profile, want((64, 32, 1), size=1 << 21))
     other_heads = replace(SMALL, rest_shape=replace(SHAPE, n_head_kv=2))
-    assert missing_rest(profile, other_heads, "CPU") == [(1, 256), (32, 256)]
-    assert missing_rest(profile, SMALL, "CUDA0") == [(1, 256), (32, 256)]
+    assert [at[:2] for at in missing_rest(profile, other_heads, "CPU")] == [(1, 256)] * 2 + [(32, 256)] * 2
+    both = [(n, 256, shape) for n in (1, 32) for shape in (SHAPE, PLAIN)]
+    assert missing_rest(profile, SMALL, "CUDA0") == both
+    quantised = replace(SMALL, rest_shape=replace(SHAPE, type_k="q8_0", type_v="q8_0"))
+    assert [shape for *_, shape in missing_rest(profile, quantised, "CPU")] == [quantised.rest_shape] * 2
 
 
-def test_rest_without_flash_attention_serves_where_the_device_lacks_it() -> None:
+def test_a_profile_of_one_way_of_attention_is_kept_and_lacks_only_the_other() -> None:
+    """As profiles before 2026-11-21 are, which had no flash attention only where the device lacks it."""
     profile = measured(SMALL)
-    without = replace(profile, rest=tuple(replace(r, shape=replace(SHAPE, flash_attn=False)) for r in profile.rest))
-    assert is_complete(without, SMALL)
-    assert select(without, SMALL).rest == without.rest
+    for shape, other in ((SHAPE, PLAIN), (PLAIN, SHAPE)):
+        old = replace(profile, rest=tuple(rest for rest in profile.rest if rest.shape == shape))
+        assert missing_rest(old, SMALL, "CPU") == [(1, 256, other), (32, 256, other)]
+        assert not missing_cases(old, required(SMALL, None))
+        assert select(old, SMALL).rest == old.rest
+        cannot = tuple(rest_skipped("CPU", n, n_kv, other, "cannot") for n, n_kv in SMALL.rest)
+        assert is_complete(replace(old, skipped=cannot), SMALL)
 
 
 def test_rest_that_a_device_cannot_compute_is_not_asked_for_again() -> None:
     profile = replace(measured(SMALL), rest=())
-    skipped = tuple(rest_skipped("CPU", n, n_kv, SHAPE, "cannot") for n, n_kv in SMALL.rest)
+    skipped = tuple(rest_skipped("CPU", n, n_kv, shape, "cannot") for n, n_kv in SMALL.rest for shape in (SHAPE, PLAIN))
     assert not is_complete(profile, SMALL)
     assert is_complete(replace(profile, skipped=skipped), SMALL)
 
@@ -117,7 +131,7 @@ def test_a_model_gets_only_its_own_part_in_a_fixed_order() -> None:
     repacked = [case.measured([1e-3], 1e-3) for case in cases_at(SMALL, "CPU", "CPU_REPACK")]
     assert len(select(replace(store, cases=store.cases + tuple(repacked)), SMALL).cases) == len(part.cases) + 2
     assert {rest.shape for rest in select(replace(store, rest=(*store.rest, replace(
-        store.rest[0], shape=replace(SHAPE, n_ff=1)))), SMALL).rest} == {SHAPE}  # fmt: skip
+        store.rest[0], shape=replace(SHAPE, n_ff=1)))), SMALL).rest} == {SHAPE, PLAIN}  # fmt: skip
 
 
 def test_noise_in_the_model_s_own_cases_becomes_a_warning() -> None:
@@ -127,5 +141,5 @@ def test_noise_in_the_model_s_own_cases_becomes_a_warning() -> None:
     warned = select(store, LARGE).warnings
     assert warned[0] == "the machine was busy"
     assert len(warned) == 2
-    assert "1 of 6 cases had not settled" in warned[1] and "128x64x1" in warned[1] and "--refresh" in warned[1]
+    assert "1 of 8 cases had not settled" in warned[1] and "128x64x1" in warned[1] and "--refresh" in warned[1]
     assert select(store, SMALL).warnings == ("the machine was busy",)

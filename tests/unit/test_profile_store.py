@@ -28,7 +28,8 @@ skipped = st.builds(
     SkippedCase, **signature, n_tokens=counts, working_set_bytes=counts, reason=names,
     op=st.sampled_from(["MUL_MAT", "MUL_MAT_ID"]),
 )  # fmt: skip
-rest_shapes = st.builds(RestShape, *[counts] * 6, st.booleans())
+kv_types = st.sampled_from(["f16", "q8_0"])
+rest_shapes = st.builds(RestShape, *[counts] * 6, st.booleans(), kv_types, kv_types)
 rest = st.builds(RestCase, names, counts, counts, seconds, samples, st.none() | rest_shapes)
 fits = st.builds(
     LinearFit, seconds, seconds, st.floats(-10, 1), st.lists(st.tuples(counts, seconds), max_size=3).map(tuple)

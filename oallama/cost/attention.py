@@ -1,0 +1,106 @@
+"""Flash attention or not: whichever the profile says takes less time over a workload. Pure.
+
+Stock llama.cpp turns flash attention on wherever a device has it. On the CPU that gains for prompts and costs beyond
+some hundreds of tokens of context when generating (docs/decisions.md), so that no fixed choice is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from oallama.core.types import CPU_DEVICE, ModelInfo, Profile, RestCase, Workload
+from oallama.core.units import MIB
+from oallama.cost.operator_cost import Pass
+from oallama.cost.predict import in_steps, index_rest, rest_seconds
+
+if TYPE_CHECKING:
+    from oallama.device.load_params import FlashAttention
+
+SCORES_SHARE, SCORES_BYTES = 0.5, 256 * MIB
+"""Without flash attention a compute buffer holds the scores of a micro-batch against the whole context. It may take
+this share of the model file, or so many bytes where that is more."""
+
+
+def with_attention(profile: Profile, flash_attn: FlashAttention) -> Profile:
+    """The profile with the rest cases of one way only ("auto": all of them). A device that has none of that way keeps
+    what it has."""
+    if flash_attn == "auto":
+        return profile
+    wanted = flash_attn == "on"
+    has_it = {case.device for case in profile.rest if _is_flash(case) == wanted}
+    kept = tuple(case for case in profile.rest if _is_flash(case) == wanted or case.device not in has_it)
+    return replace(profile, rest=kept)
+
+
+def attention_seconds(profile: Profile, flash_attn: FlashAttention, device: str, over: Sequence[Pass]) -> float | None:
+    """Seconds of one layer beside its operators over these passes; None where the profile has not timed that way."""
+    known = any(case.device == device and _is_flash(case) == (flash_attn == "on") for case in profile.rest)
+    return rest_seconds(index_rest(with_attention(profile, flash_attn)), device, over) if known else None
+
+
+def attention_choices(profile: Profile, over: Sequence[Pass], plain_allowed: bool = True) -> tuple[FlashAttention, ...]:
+    """The ways that are worth planning with: one where the CPU and the device agree on the faster over these passes,
+    else both, the device's first: which is better then depends on how many layers each has. A way that one of them
+    lacks is left out. Empty: the profile does not tell.
+
+    plain_allowed: whether attention may go without flash attention at all (type of the V cache, memory).
+    """
+    faster: list[FlashAttention] = []
+    lacking: set[FlashAttention] = set() if plain_allowed else {"off"}
+    for device in dict.fromkeys((profile.device, CPU_DEVICE)):
+        flash, plain = (attention_seconds(profile, way, device, over) for way in ("on", "off"))
+        if flash is None and plain is None:
+            continue
+        if flash is None:
+            lacking.add("on")
+        if plain is None:
+            lacking.add("off")
+        faster.append("on" if plain is None or (flash is not None and flash <= plain) else "off")
+    ways: list[FlashAttention] = [way for way in dict.fromkeys(faster) if way not in lacking]
+    if faster and not ways:
+        ways = [way for way in _WAYS if way not in lacking]
+    return tuple(ways)
+
+
+_WAYS: tuple[FlashAttention, ...] = ("on", "off")
+
+
+def rest_total(profile: Profile, flash_attn: FlashAttention, layers: tuple[int, int], over: Sequence[Pass]) -> float:
+    """Seconds of all layers beside their operators. layers: how many are on the CPU, how many on the device."""
+    index = index_rest(with_attention(profile, flash_attn))
+    on_cpu = rest_seconds(index, CPU_DEVICE, over)
+    on_device = rest_seconds(index, profile.device, over) if profile.device in index else on_cpu
+    return layers[0] * on_cpu + layers[1] * on_device
+
+
+def usual_attention(over: Sequence[Pass]) -> FlashAttention:
+    """The way on the CPU where nothing was measured: by the times that attention usually takes (TOKEN_UNITS).
+
+    With flash attention a token costs as much as it sees, without it as much as it is shown, which is the cache in
+    steps of KV_STEP positions with those to come among them, only that each position costs less.
+    """
+    with_it = without = 0.0
+    for p in over:
+        sees = p.n_kv - (p.n_tokens - 1) / 2
+        flash, plain = next(costs for least, *costs in TOKEN_UNITS if p.n_tokens >= least)
+        with_it += p.count * p.n_tokens * sees * flash
+        without += p.count * p.n_tokens * in_steps(p.n_kv) * plain
+    return "on" if with_it <= without else "off"
+
+
+TOKEN_UNITS = ((64, 1.0, 0.75), (2, 2.5, 0.65), (1, 1.0, 0.6))
+"""(least batch, with flash attention, without): time of one position for one token, in that of flash attention in
+decode. Rounded from scripts/measure_attention.py and the profile's own cases, on a CPU with AVX-512 and for heads of
+32, 64 and 128 (docs/benchmarks.md): in batches below 64 ggml's CPU flash attention works row by row."""
+
+
+def scores_fit(model: ModelInfo, load: Workload) -> bool:
+    """Whether the scores' buffer is small enough (F32, n_ctx positions for each head and token of a micro-batch)."""
+    n_bytes = 4 * load.n_ctx * load.n_ubatch * model.n_head
+    return n_bytes <= max(SCORES_BYTES, SCORES_SHARE * model.file_bytes)
+
+
+def _is_flash(case: RestCase) -> bool:
+    return case.shape is None or case.shape.flash_attn
