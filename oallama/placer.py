@@ -16,6 +16,7 @@ from oallama.core.types import (
     ModelInfo,
     Operator,
     Phase,
+    PrefetchMode,
     Profile,
     Workload,
 )
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from oallama.model.memory import ProbeResult
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
+
+
+HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
 
 class Placer:
@@ -201,14 +205,16 @@ class Placer:
         affinity: AffinityRule = "default",
         fill: FillRule = "continue",
         attend: Sequence[Pass] | None = None,
+        prefetch: PrefetchMode = "ahead",
     ) -> Plan:
         """A placement for n_prompt prompt and n_gen generated tokens, verified by a no_alloc load.
 
-        attend: forward passes that attention is chosen for; None: those of the workload.
+        attend: forward passes that attention is chosen for; None: those of the workload. prefetch: how far copies of
+        streamed weights run ahead.
         Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
         """
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
-        return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attend))
+        return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attend, prefetch))
 
     @property
     def has_device(self) -> bool:
@@ -320,9 +326,10 @@ class Placer:
         affinity: AffinityRule,
         fill: FillRule,
         attend: Sequence[Pass] | None = None,
+        prefetch: PrefetchMode = "ahead",
     ) -> tuple[Decision, FlashAttention]:
         def made(flash_attn: FlashAttention) -> Decision:
-            return decide(self._problem(flash_attn), policy, load, phase, affinity, fill)
+            return decide(self._problem(flash_attn), policy, load, phase, affinity, fill, prefetch)
 
         return self._attend.decide(made, self.profile(), load, attend)
 
@@ -353,7 +360,14 @@ class Placer:
             self.vram_fill,
             self.gpu_weights,
             slices_only=self.device.kind == "cpu-pair",  # llama.cpp has no second CPU
+            host_room=self._host_room(),
         )
+
+    def _host_room(self) -> int:
+        """Bytes of host memory that second copies of weights may take: what is free beside the model itself."""
+        import psutil
+
+        return max(0, int(HOST_FILL * psutil.virtual_memory().available) - self.model.file_bytes)
 
     def _settings(self, load: Workload, placed: Placed, attention: Attention) -> LoadSettings:
         """How the engine would load a placement."""

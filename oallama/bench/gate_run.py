@@ -194,8 +194,9 @@ def _plan(placer: Placer, load: Workload, attend: Sequence[Pass] | None, policy:
 
 
 def _candidate(policy: str, plan: Plan) -> Candidate:
-    attention = plan.record.extra.get("attention")
-    placement = json.dumps([plan.device, plan.n_gpu_layers, plan.to_json()["operators"], attention], sort_keys=True)
+    told = plan.to_json()
+    parts = [told["operators"], told["token_assignment"], told.get("streaming"), told.get("attention")]
+    placement = json.dumps([plan.device, plan.n_gpu_layers, *parts], sort_keys=True)
     predicted = plan.predicted.total_s if plan.predicted is not None else float("inf")
     return Candidate(policy, predicted, hashlib.sha256(placement.encode()).hexdigest())
 

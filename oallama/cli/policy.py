@@ -1,8 +1,7 @@
-"""--policy, --affinity, --fill and -ngl: how a placement is chosen, and when the policies this version lacks come."""
+"""--policy, --affinity, --fill, --prefetch and -ngl: how a placement is chosen; when policies not there yet come."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -20,10 +19,9 @@ if TYPE_CHECKING:
     from oallama.plan.plan import Plan
 
 LATER_POLICIES = {
-    "scheinfer": "streaming of weights",
-    "hetegen": "streaming of weights",
-    "twinpilots": "streaming of weights",
-    "flexgen": "streaming of weights",
+    "hetegen": "the comparison of policies",
+    "twinpilots": "the comparison of policies",
+    "flexgen": "the comparison of policies",
     "fiddler": "the comparison of policies",
     "fit": "the comparison with stock llama.cpp",
 }
@@ -47,6 +45,7 @@ class PolicyOptions:
     n_gpu_layers: int | None
     affinity: Any = "default"
     fill: Any = "continue"
+    prefetch: Any = None
 
     @property
     def given(self) -> bool:
@@ -55,7 +54,7 @@ class PolicyOptions:
     @property
     def is_auto(self) -> bool:
         """Whether the fastest plan is wanted, whatever policy it comes from."""
-        told = (self.affinity, self.fill) != ("default", "continue")
+        told = (self.affinity, self.fill, self.prefetch) != ("default", "continue", None)
         return self.policy in (None, "auto") and self.n_gpu_layers is None and not told
 
     def keeps_to_cpu(self, placer: Placer) -> bool:
@@ -68,6 +67,8 @@ class PolicyOptions:
         if self.n_gpu_layers is None:
             if (self.affinity, self.fill) != ("default", "continue") and self.policy not in (None, "oato"):
                 raise UsageError(f"--affinity and --fill say how oato places; --policy {self.policy} does not use them")
+            if self.prefetch is not None and self.policy not in (None, "auto", "scheinfer"):
+                raise UsageError(f"--prefetch says how weights are streamed; --policy {self.policy} streams none")
             return placer.plan(
                 self.policy or ("auto" if self.fill == "continue" else "oato"),
                 n_prompt=n_prompt,
@@ -75,7 +76,7 @@ class PolicyOptions:
                 n_ctx=n_ctx,
                 affinity=self.affinity,
                 fill=self.fill,
-                **given(n_ubatch=n_ubatch),
+                **given(n_ubatch=n_ubatch, prefetch=self.prefetch),
             )
         if self.policy not in (None, "layers"):
             raise UsageError(f"-ngl places whole layers, so it does not go with --policy {self.policy}")
@@ -101,15 +102,16 @@ def whole_layers(placer: Placer, n_gpu_layers: int, n_prompt: int, n_gen: int, n
 
 
 def policy_options(function: Function) -> Function:
-    """--policy, --affinity, --fill and -ngl; the command gets `policy`, a PolicyOptions."""
+    """--policy, --affinity, --fill, --prefetch and -ngl; the command gets `policy`, a PolicyOptions."""
 
     @wraps(function)
-    def gathered(
-        *args: Any, policy: str | None, n_gpu_layers: int | None, affinity: str, fill: str, **values: Any
-    ) -> Any:
-        return function(*args, policy=PolicyOptions(policy, n_gpu_layers, affinity, fill), **values)
+    def gathered(*args: Any, **values: Any) -> Any:
+        names = ("policy", "n_gpu_layers", "affinity", "fill", "prefetch")
+        return function(*args, policy=PolicyOptions(**{name: values.pop(name) for name in names}), **values)
 
-    decorated: Callable[..., Any] = policy_option(affinity_option(fill_option(layers_option(gathered))))
+    decorated: Function = gathered
+    for option in (layers_option, prefetch_option, fill_option, affinity_option, policy_option):
+        decorated = option(decorated)
     return decorated
 
 
@@ -135,9 +137,16 @@ policy_option = click.option(
     "--policy", type=click.Choice([*POLICIES, *LATER_POLICIES]), metavar="POLICY",
     callback=_check_policy,
     help="oato: operators by GPU affinity; split: besides, operators computed by CPU and device at the same time; "
-    "layers: whole layers, as llama.cpp's -ngl; cpu: nothing on the device; auto: whichever should be fastest.  "
-    "[default: auto]",
+    "scheinfer: besides, weights streamed to the device; layers: whole layers, as llama.cpp's -ngl; cpu: nothing on "
+    "the device; auto: whichever should be fastest.  [default: auto]",
 )  # fmt: skip
+
+prefetch_option = click.option(
+    "--prefetch",
+    type=click.Choice(["ahead", "layer"]),
+    help="How streamed weights are copied. ahead: as soon as there is room on the device, across layers and tokens; "
+    "layer: those of a layer when it begins, as ScheInfer does.  [default: ahead]",
+)
 
 layers_option = click.option(
     "-ngl", "--gpu-layers", "--n-gpu-layers", "n_gpu_layers", type=count(0), metavar="N",

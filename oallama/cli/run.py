@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections.abc import Generator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -30,7 +30,7 @@ from oallama.cli.output import emit_json, is_terminal, talk
 from oallama.cli.policy import PolicyOptions, policy_options
 from oallama.cli.prompt import model_and_prompt, read_prompt
 from oallama.core.errors import UsageError
-from oallama.core.types import SPLIT_LAYOUT
+from oallama.core.types import SPLIT_LAYOUT, StreamSettings
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
@@ -150,6 +150,9 @@ def prepare(
         from oallama.plan.plan import Plan
 
         plan = Plan.load(plan_file)
+        if policy.prefetch is not None:
+            streaming = replace(plan.record.streaming or StreamSettings(), prefetch=policy.prefetch)
+            plan = Plan(replace(plan.record, streaming=streaming))
         return placement.on(plan.device).load(model or plan.record.model_path, profile, engine), plan
     placer = placement.load(model or default_model(), profile, engine)
     n_prompt = prompt_bytes // BYTES_PER_TOKEN + 1

@@ -94,10 +94,13 @@ def streamed_block(
     return StreamedBlock(block, tuple(kernels.gemm(operators[i], layout) for i in block.operators), layout, gap)
 
 
-def stream_rates(costs: SplitCosts, link: Mapping[str, LinearFit], pinned: bool = True) -> StreamRates:
+def stream_rates(
+    costs: SplitCosts, link: Mapping[str, LinearFit], pinned: bool = True, blocking: bool = False
+) -> StreamRates:
     """What sending, joining and streaming cost. pinned: CG lies in pinned memory; pageable memory is what is left where
-    the device has none. Raises ProfileError where no link was measured."""
+    the device has none. blocking: the device copies nothing by itself. Raises ProfileError where no link was
+    measured."""
     weights = link.get("h2d_pinned" if pinned else "h2d_pageable") or link.get("h2d_pageable")
     if weights is None:
         raise ProfileError("the profile has no link to a device; run `oallama profile` with --device")
-    return StreamRates(weights, costs.rates, costs.join_s_per_byte)
+    return StreamRates(weights, costs.rates, costs.join_s_per_byte, blocking=blocking)

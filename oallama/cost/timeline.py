@@ -89,12 +89,17 @@ def timeline(blocks: Sequence[BlockTimes], prefetch: Prefetch, contention: Conte
     return Timeline(tuple(run.spans), tuple(ends))
 
 
-def cycle_seconds(blocks: Sequence[BlockTimes], prefetch: Prefetch, contention: Contention | None = None) -> float:
+def cycle_seconds(
+    blocks: Sequence[BlockTimes],
+    prefetch: Prefetch,
+    contention: Contention | None = None,
+    max_rounds: int = MAX_ROUNDS,
+) -> float:
     """Seconds of one round through the blocks when rounds follow one another without end, as tokens do: copies for the
     first block then run during the last ones of the round before.
 
     Rounds are run until one ends with the link where it was at the end of an earlier one. From a link that is only just
-    too slow this takes long; after MAX_ROUNDS the lead that is left is less than a round's share of it.
+    too slow this takes long; after max_rounds the lead that is left is less than a round's share of it.
     """
     if prefetch.ahead == "layer" or not any(step.copy_s for block in blocks for step in block.steps):
         return timeline(blocks, prefetch, contention).end_s
@@ -106,7 +111,7 @@ def cycle_seconds(blocks: Sequence[BlockTimes], prefetch: Prefetch, contention: 
         ahead, left_s = run.lead()
         for rounds_ago, (n, left_before_s, when) in enumerate(reversed(seen), start=1):
             as_before = n == ahead and abs(left_before_s - left_s) <= 1e-9 * (run.now - when)
-            if as_before or rounds_ago == MAX_ROUNDS:
+            if as_before or rounds_ago == max_rounds:
                 return (run.now - when) / rounds_ago
         seen.append((ahead, left_s, run.now))
 

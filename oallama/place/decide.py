@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.core.types import CPU_DEVICE, Phase, Workload
+from oallama.core.types import CPU_DEVICE, Phase, PrefetchMode, Workload
 from oallama.cost.predict import Costs
+from oallama.cost.timeline import Prefetch
 from oallama.place.baselines import Placed, layers
 from oallama.place.budget import DeviceMemory
 from oallama.place.fill import FillRule
@@ -25,10 +26,12 @@ from oallama.place.problem import (
     on_cpu,
     predicted_of,
 )
-from oallama.place.split import VERIFY_ROUNDS, decide_split
+from oallama.place.proposals import VERIFY_ROUNDS
+from oallama.place.scheinfer import decide_scheinfer
+from oallama.place.split import decide_split
 
-POLICIES = ("auto", "oato", "split", "layers", "cpu")
-LATER_POLICIES = ("scheinfer", "hetegen", "twinpilots", "fit", "flexgen", "fiddler")
+POLICIES = ("auto", "oato", "scheinfer", "split", "layers", "cpu")
+LATER_POLICIES = ("hetegen", "twinpilots", "fit", "flexgen", "fiddler")
 """Policies of the contract that this version does not have."""
 
 
@@ -39,8 +42,10 @@ def decide(
     phase: Phase,
     affinity: AffinityRule = "default",
     fill: FillRule = "continue",
+    prefetch: PrefetchMode = "ahead",
 ) -> Decision:
-    """The placement of a policy for a workload; "auto" takes the one with the least predicted time.
+    """The placement of a policy for a workload; "auto" takes the one with the least predicted time. prefetch: how far
+    copies of streamed weights run ahead.
 
     Raises UsageError for a policy this version does not have, DoesNotFit where the policy needs the device and not
     even KV and compute buffers of one layer fit.
@@ -51,15 +56,26 @@ def decide(
         raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICIES)}")
     if policy == "cpu" or problem.profile.device == CPU_DEVICE:
         return on_cpu(problem, load, phase)
+    ahead = Prefetch("layer" if prefetch == "layer" else "continuous")
+
+    def sliced() -> list[Decision]:
+        """What needs nothing of llama.cpp on the device."""
+        return [
+            on_cpu(problem, load, phase),
+            decide_split(problem, load, phase),
+            decide_scheinfer(problem, load, phase, ahead),
+        ]
+
     if policy == "split":
         return decide_split(problem, load, phase)
+    if policy == "scheinfer":
+        return decide_scheinfer(problem, load, phase, ahead)
     if policy == "auto" and problem.slices_only:
-        return min(on_cpu(problem, load, phase), decide_split(problem, load, phase), key=_predicted_s)
+        return min(sliced(), key=_predicted_s)
     memory, lowered, notes = device_memory(problem, load, required=policy != "auto")
     if memory is None:
-        return min(
-            replace(on_cpu(problem, load, phase), notes=notes), decide_split(problem, load, phase), key=_predicted_s
-        )
+        on_host, *others = sliced()
+        return min(replace(on_host, notes=notes), *others, key=_predicted_s)
     whole = ("oato", "layers") if policy == "auto" else (policy,)
     decisions = [_decide_whole(problem, one, lowered, load, phase, memory, affinity, fill) for one in whole]
     best = min(decisions, key=_predicted_s)
@@ -67,7 +83,7 @@ def decide(
         best = replace(best, notes=(*notes, *best.notes))
     if policy != "auto":
         return best
-    return min(best, on_cpu(problem, load, phase), decide_split(problem, load, phase), key=_predicted_s)
+    return min(best, *sliced(), key=_predicted_s)
 
 
 def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: str) -> Decision:

@@ -30,15 +30,17 @@ class Assigned:
 
 
 def gg_choices(
-    streamed: StreamedBlock, on: Streaming, n_values: int = N_VALUES, n_tokens: int = 1
+    streamed: StreamedBlock, on: Streaming, n_values: int = N_VALUES, n_tokens: int = 1, up_to_all: bool = True
 ) -> tuple[Slices, ...]:
-    """The block at r_GG = i/n for i = 0..n, each rounded to what the backend can cut, with its best r_CG."""
+    """The block at r_GG = i/n for i = 0..n, each rounded to what the backend can cut, with its best r_CG. up_to_all:
+    False leaves at least one step beside GG."""
     extent, step = streamed.block.extent, streamed.block.step
     rests = set()
     for i in range(n_values + 1):
         wanted = extent - extent * i // n_values
         below = wanted // step * step
-        rests.add(min(below, min(below + step, extent), key=lambda rest: abs(rest - wanted)))
+        rest = min(below, min(below + step, extent), key=lambda rest: abs(rest - wanted))
+        rests.add(rest if up_to_all else max(rest, min(step, extent)))
     return tuple(solve_cg(streamed, on, extent - rest, n_tokens) for rest in sorted(rests, reverse=True))
 
 

@@ -10,7 +10,7 @@ from oallama.core.types import CPU_DEVICE, MemoryLedger, Operator, Phase, Predic
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import slice_memory
 from oallama.cost.graph import Graph
-from oallama.cost.operator_cost import index_cases, operator_costs, passes
+from oallama.cost.operator_cost import Pass, index_cases, operator_costs, passes
 from oallama.cost.predict import Costs, index_rest, predicted, rest_of
 from oallama.cost.split_ffn import split_costs
 from oallama.cost.transfer import transfer_rates, weight_stream
@@ -47,6 +47,7 @@ class Problem:
     vram_fill: float
     gpu_weights: float | None  # cap on the share of operator bytes on the device
     slices_only: bool = False  # llama.cpp itself cannot keep anything on this device
+    host_room: int = 0  # bytes of host memory for second copies of weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,12 @@ class Decision:
 def costs_of(problem: Problem, load: Workload, phase: Phase, llama_uses_device: bool = True) -> Costs:
     """Prices over the passes of a phase. llama_uses_device: whether llama.cpp has the device, and may stream plain host
     weights to it."""
+    return costs_over(problem, passes(load, phase), llama_uses_device)
+
+
+def costs_over(problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool = True) -> Costs:
+    """Prices over these passes."""
     profile, n_layer = problem.profile, problem.graph.n_layer
-    over = passes(load, phase)
     stream = weight_stream(profile) if llama_uses_device else None
     return Costs(
         operator_costs(index_cases(profile), problem.operators, n_layer, profile.device, over, stream),
@@ -79,6 +84,9 @@ def costs_of(problem: Problem, load: Workload, phase: Phase, llama_uses_device: 
 
 
 def predicted_of(problem: Problem, load: Workload, placed: Placed) -> Predicted:
+    if placed.streams is not None:
+        ttft_s, tpot_s = placed.streams.ttft_s, placed.streams.tpot_s
+        return Predicted(ttft_s, tpot_s, ttft_s + load.n_gen * tpot_s)
     llama_uses_device = placed.first_device_layer <= problem.graph.n_layer
     prefill, decode = (costs_of(problem, load, phase, llama_uses_device) for phase in ("prefill", "decode"))
     return predicted(prefill, decode, placed.on_device, placed.first_device_layer, load, placed.gg)
@@ -106,11 +114,14 @@ def measured(problem: Problem, load: Workload, placed: Placed, capacity: int) ->
     slices, which are the split backend's own. `spare` may be negative."""
     taken = problem.probe(load, placed)
     slices, staging = slice_memory(problem.operators, placed.gg, load.n_ubatch)
+    twice = 0
+    if placed.streams is not None:
+        staging, twice = placed.streams.staging_bytes, placed.streams.twice_bytes
     return ledger(
         capacity,
         problem.vram_fill,
         taken.weights_gpu + slices,
-        taken.weights_host - slices,
+        taken.weights_host - slices + twice,
         taken.kv,
         taken.compute,
         staging,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from oallama.core.errors import UsageError
-from oallama.core.types import ModelInfo, Operator, OperatorPlacement, PlanRecord, Workload
+from oallama.core.types import ModelInfo, Operator, OperatorPlacement, PlanRecord, StreamSettings, Workload
 from oallama.model.cut import cut_extent
-from oallama.place.baselines import Placed
+from oallama.place.baselines import Placed, Streams
 from oallama.place.budget import ledger
 from oallama.place.problem import Decision
 
@@ -26,10 +26,11 @@ def placements(
     """
     made = []
     for index, operator in enumerate(operators):
-        gg, layout = placed.slice_of(index), layouts[index] if layouts else None
-        if gg:
+        gg, cg, layout = placed.slice_of(index), placed.streamed(index), layouts[index] if layouts else None
+        if gg or cg:
             extent = cut_extent(operator)
-            made.append(OperatorPlacement(operator.name, gg / extent, 0.0, (extent - gg) / extent, layout))
+            cc = extent - cg - gg
+            made.append(OperatorPlacement(operator.name, gg / extent, cg / extent, cc / extent, layout if cc else None))
         elif placed.on_device[index]:
             made.append(OperatorPlacement(operator.name, 1.0, 0.0, 0.0))
         else:
@@ -59,10 +60,16 @@ def placed_as_named(
 def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord) -> Placed:
     """The placement that a plan for these operators describes."""
     by_name = {placement.name: placement for placement in plan.operators}
-    rates = [by_name[operator.name].gg for operator in operators]
-    gg = tuple(round(r * cut_extent(o)) if 0 < r < 1 else 0 for o, r in zip(operators, rates, strict=True))
-    on_device = tuple(rate == 1 for rate in rates)
-    return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, 0, True, 0.0, gg if any(gg) else ())
+    listed = [(operator, by_name[operator.name]) for operator in operators]
+    gg = tuple(round(p.gg * cut_extent(o)) if 0 < p.gg < 1 else 0 for o, p in listed)
+    cg = tuple(round(p.cg * cut_extent(o)) for o, p in listed)
+    on_device = tuple(p.gg == 1 for _, p in listed)
+    streams = None
+    if any(cg) or plan.token_assignment:
+        layouts = tuple(p.layout for _, p in listed)
+        settings, staging = plan.streaming or StreamSettings(), plan.memory.staging
+        streams = Streams(cg, layouts, plan.token_assignment, settings, staging, 0, 0.0, 0.0)
+    return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, 0, True, 0.0, gg if any(gg) else (), streams)
 
 
 def unmeasured_cpu_record(
@@ -106,6 +113,8 @@ def plan_record(
         n_gpu_layers=n_gpu_layers(model.n_layer, placed),
         memory=decision.memory,
         predicted=decision.predicted,
+        token_assignment=placed.streams.token_assignment if placed.streams else (),
+        streaming=placed.streams.settings if placed.streams else None,
         extra={"notes": list(decision.notes)} if decision.notes else {},
     )
 
@@ -115,6 +124,8 @@ def _layouts(decision: Decision, name_layouts: bool) -> list[str | None]:
     the split backend repacks nothing by itself."""
     costs, placed = decision.costs, decision.placed
     named: list[str | None] = [cost.layout if name_layouts else None for cost in costs.operators]
+    if placed.streams is not None:
+        return [mine or other for mine, other in zip(placed.streams.layouts, named, strict=True)]
     if costs.split is not None:
         for index, sides in enumerate(costs.split.sides):
             if placed.slice_of(index):

@@ -1,134 +1,139 @@
-"""The `scheinfer` policy's part of a placement: slices for the FFNs that OATO left on the host.
-
-decide.py does not offer it until the backend can stream. It takes the place that `balance` has in split.py: OATO is
-given a share of the device's memory, `slice_rest` what is left, and the least `predicted_s` over the shares wins.
-"""
+"""The `scheinfer` policy's slices: of the FFNs, and of the output matrix, that a placement of whole operators leaves on
+the host. Attention stays where that placement has it (ScheInfer slices nothing else)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
 
-from oallama.core.types import Operator, OperatorPlacement, Workload
-from oallama.cost.blocks import SplitBlock, split_blocks
-from oallama.cost.linear import KernelTimes, kernel_times, stream_rates, streamed_block
-from oallama.cost.operator_cost import PLAIN_LAYOUT, Curve, Pass, operator_costs
-from oallama.cost.predict import Costs, index_rest, placement_seconds, rest_of
+from oallama.core.types import StreamSettings, Workload
+from oallama.cost.blocks import SplitBlock, is_ffn, split_blocks
+from oallama.cost.graph import computes_outputs_only
+from oallama.cost.linear import kernel_times, stream_rates, streamed_block
+from oallama.cost.operator_cost import PLAIN_LAYOUT, Curve, Pass, passes
+from oallama.cost.predict import Costs, placement_seconds
 from oallama.cost.split_ffn import split_costs
 from oallama.cost.timeline import Prefetch
-from oallama.cost.transfer import transfer_rates
-from oallama.place.baselines import Placed
-from oallama.place.problem import Problem
-from oallama.place.slice_plan import Layouts, SlicePlan, plan_slices
+from oallama.place.baselines import Placed, Streams
+from oallama.place.gg_assignment import N_VALUES
+from oallama.place.problem import Problem, costs_over
+from oallama.place.slice_plan import Layouts, SlicePlan, exact, plan_slices
 from oallama.place.slicing import Streaming
 
-
-@dataclass(frozen=True, slots=True)
-class SlicedRest:
-    """A placement of whole operators and the slices of the others, with what it takes."""
-
-    placed: Placed  # operators in blocks are on the host there
-    plan: SlicePlan
-    predicted_s: float  # of the workload: prompt and n_gen tokens
-    ttft_s: float
-    tpot_s: float
+OUTPUT_ROLE = "output"
 
 
-def slice_rest(
-    problem: Problem,
-    placed: Placed,
-    load: Workload,
-    room: int,
-    weights_room: int,
-    prefetch: Prefetch = Prefetch(),  # noqa: B008 - frozen
-    pinned: bool = True,
-    host_room: int = 0,
-) -> SlicedRest | None:
-    """Slices for the FFNs that `placed` leaves whole on the host, within `room` bytes of the device (weights_room: of
-    slices alone; host_room: of host memory, for a second copy of CC). None: there is nothing that could be sliced.
+class Slicer:
+    """Slices for a problem and a workload, whatever lies whole on the device."""
 
-    Everything else, attention among it, stays where `placed` has it; what it takes is spread evenly between the blocks.
-    The last layer's FFN, which llama.cpp computes for the wanted tokens only, is priced like the others.
-    Raises ProfileError where the profile lacks an operator or has no link.
-    """
-    profile, operators = problem.profile, problem.operators
-    costs = split_costs(profile, operators, problem.graph.n_layer, (_decode(load),))
-    members = [
-        can and not there and is_ffn(operator)
-        for operator, can, there in zip(operators, costs.splittable(), placed.on_device, strict=True)
-    ]
-    kernels = kernel_times(profile)
-    blocks = [block for block in split_blocks(operators, members) if _measured(kernels, operators, block)]
-    if not blocks:
-        return None
-    inside = frozenset(i for block in blocks for i in block.operators)
-    gap = _gap(problem, placed, load, inside, len(blocks))
-    choices: list[Layouts] = [
-        {
-            layout: streamed_block(kernels, operators, block, layout, gap)
-            for layout in kernels.layouts([operators[i] for i in block.operators])
+    def __init__(self, problem: Problem, load: Workload, prefetch: Prefetch = Prefetch()) -> None:  # noqa: B008
+        """Raises ProfileError where the profile lacks an operator or has no link."""
+        self._problem, self._load = problem, load
+        profile, fingerprint = problem.profile, problem.profile.fingerprint
+        depth = load.n_prompt + max(1, load.n_gen) // 2
+        self._over: dict[int, tuple[Pass, ...]] = {
+            n_tokens: (Pass(n_tokens, depth, 1),)
+            for n_tokens in {case.n_tokens for case in profile.cases}
+            if n_tokens <= load.n_ubatch
         }
-        for block in blocks
-    ]
-    on = Streaming(stream_rates(costs, profile.link, pinned), prefetch, profile.contention)
-    plan = plan_slices(choices, on, room, weights_room, load, host_room)
-    return SlicedRest(placed, plan, plan.total_s(load), plan.prefill_s, plan.decode_s)
+        asked: dict[int, list[Pass]] = defaultdict(list)
+        for one in (*passes(load, "prefill"), *passes(load, "decode")):
+            asked[one.n_tokens].append(replace(one, count=load.n_gen or 1) if one.n_tokens == 1 else one)
+        self._over |= {n_tokens: tuple(over) for n_tokens, over in asked.items()}
+        self._costs: dict[tuple[int, bool], Costs] = {}
+        self._kernels = kernel_times(profile)
+        sides = split_costs(profile, problem.operators, problem.graph.n_layer, passes(load, "decode"))
+        self._splittable = sides.splittable()
+        rates = stream_rates(
+            sides,
+            profile.link,
+            pinned=bool(fingerprint.get("device_host_buffer", True)),
+            blocking=fingerprint.get("device_asynchronous") is False,
+        )
+        self.on = Streaming(rates, prefetch, profile.contention)
 
+    def rest(self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES) -> SlicePlan | None:
+        """Slices for what `placed` leaves whole on the host, within `room` bytes of the device (weights_room: of slices
+        alone). None: there is nothing that could be sliced."""
+        blocks = self.blocks(placed)
+        if not blocks:
+            return None
+        plan = plan_slices(blocks, self.on, room, weights_room, self._load, self._problem.host_room, n_values)
+        return exact(plan, self.on, self._load)
 
-def sliced_placements(
-    operators: Sequence[Operator], rest: SlicedRest, layouts: Sequence[str | None] = ()
-) -> tuple[OperatorPlacement, ...]:
-    """The record's fractions: of blocks as they were cut, of all others whole. The record's token_assignment is
-    rest.plan.token_assignment, its staging rest.plan.staging_bytes.
+    def blocks(self, placed: Placed) -> list[Layouts]:
+        """The blocks that may be sliced. What is in none stays where `placed` has it, and is spread evenly between
+        them."""
+        operators = self._problem.operators
+        members = [
+            can and not there and (is_ffn(operator) or operator.role == OUTPUT_ROLE)
+            for operator, can, there in zip(operators, self._splittable, placed.on_device, strict=True)
+        ]
+        blocks = [block for block in split_blocks(operators, members) if self._is_measured(block)]
+        if not blocks:
+            return []
+        uses = placed.first_device_layer <= self._problem.graph.n_layer
+        inside = frozenset(i for block in blocks for i in block.operators)
+        gap = self._curve(uses, lambda costs: _others_s(costs, placed, inside) / len(blocks))
+        return [self._layouts(block, gap, uses) for block in blocks]
 
-    layouts: of each whole operator on the host; None, or no layouts: llama.cpp's own choice.
-    """
-    made: dict[int, OperatorPlacement] = {}
-    for streamed, slices in rest.plan.layers:
-        extent = streamed.block.extent
-        layout = streamed.layout if slices.cc else None
-        for i in streamed.block.operators:
-            made[i] = OperatorPlacement(
-                operators[i].name, slices.gg / extent, slices.cg / extent, slices.cc / extent, layout
+    def _is_measured(self, block: SplitBlock) -> bool:
+        return PLAIN_LAYOUT in self._kernels.layouts([self._problem.operators[i] for i in block.operators])
+
+    def _layouts(self, block: SplitBlock, gap: Curve, llama_uses_device: bool) -> Layouts:
+        operators = self._problem.operators
+        members = [operators[i] for i in block.operators]
+        whole = self._curve(llama_uses_device, lambda costs: sum(costs.operators[i].t_cpu_s for i in block.operators))
+        return {
+            layout: replace(
+                streamed_block(self._kernels, operators, block, layout, gap),
+                whole=whole,
+                outputs_only=computes_outputs_only(members[0], self._problem.graph.n_layer),
+                takes_n_g=is_ffn(members[0]),
             )
-    for i, operator in enumerate(operators):
-        if i not in made:
-            there = rest.placed.on_device[i]
-            layout = layouts[i] if layouts and not there else None
-            made[i] = OperatorPlacement(operator.name, float(there), 0.0, float(not there), layout)
-    return tuple(made[i] for i in range(len(operators)))
+            for layout in self._kernels.layouts(members)
+        }
+
+    def _curve(self, llama_uses_device: bool, seconds: Callable[[Costs], float]) -> Curve:
+        """Seconds of one pass by its batch size; where the workload has several of one size, their mean."""
+        return tuple(
+            (n_tokens, seconds(self._costs_at(n_tokens, llama_uses_device)) / sum(p.count for p in over))
+            for n_tokens, over in sorted(self._over.items())
+        )
+
+    def _costs_at(self, n_tokens: int, llama_uses_device: bool) -> Costs:
+        key = (n_tokens, llama_uses_device)
+        if key not in self._costs:
+            self._costs[key] = costs_over(self._problem, self._over[n_tokens], llama_uses_device)
+        return self._costs[key]
 
 
-def is_ffn(operator: Operator) -> bool:
-    return operator.role.rpartition(".")[2].startswith("ffn_")
+def _others_s(costs: Costs, placed: Placed, inside: frozenset[int]) -> float:
+    """Seconds of all that is in no block: other operators, attention and norms, crossings."""
+    others = tuple(replace(cost, t_cpu_s=0.0) if i in inside else cost for i, cost in enumerate(costs.operators))
+    return placement_seconds(replace(costs, operators=others), placed.on_device, placed.first_device_layer)
 
 
-def _decode(load: Workload) -> Pass:
-    return Pass(1, load.n_prompt + max(1, load.n_gen) // 2, 1)
-
-
-def _measured(kernels: KernelTimes, operators: Sequence[Operator], block: SplitBlock) -> bool:
-    return PLAIN_LAYOUT in kernels.layouts([operators[i] for i in block.operators])
-
-
-def _gap(problem: Problem, placed: Placed, load: Workload, inside: frozenset[int], n_blocks: int) -> Curve:
-    """Seconds by batch size of all that is in no block, for one of n_blocks: other operators, attention and norms,
-    crossings. At the batch sizes that the profile has."""
-    sizes = sorted({case.n_tokens for case in problem.profile.cases if case.n_tokens <= load.n_ubatch} | {1})
-    curve = []
-    for n_tokens in sizes:
-        over = (replace(_decode(load), n_tokens=n_tokens),)
-        costs = _others(problem, over, inside)
-        seconds = placement_seconds(costs, placed.on_device, placed.first_device_layer)
-        curve.append((n_tokens, seconds / n_blocks))
-    return tuple(curve)
-
-
-def _others(problem: Problem, over: tuple[Pass, ...], inside: frozenset[int]) -> Costs:
-    """Costs in which the operators inside blocks take no time."""
-    profile = problem.profile
-    kernels = kernel_times(profile).whole
-    priced = operator_costs(kernels, problem.operators, problem.graph.n_layer, profile.device, over)
-    others = tuple(replace(cost, t_cpu_s=0.0) if i in inside else cost for i, cost in enumerate(priced))
-    rest = rest_of(index_rest(profile), profile.device, over)
-    return Costs(others, problem.graph, transfer_rates(profile), over, *rest)
+def streamed_placement(problem: Problem, placed: Placed, plan: SlicePlan, on: Streaming) -> Placed:
+    """`placed` with the plan's slices; seconds are still to be told."""
+    gg, cg = [0] * len(problem.operators), [0] * len(problem.operators)
+    layouts: list[str | None] = [None] * len(problem.operators)
+    for streamed, slices in plan.layers:
+        for i in streamed.block.operators:
+            gg[i], cg[i] = slices.gg, slices.cg
+            in_backend = slices.cc < streamed.block.extent or (plan.token_assignment and streamed.takes_n_g)
+            layouts[i] = streamed.layout if slices.cc and in_backend else None
+    streams = Streams(
+        cg=tuple(cg),
+        layouts=tuple(layouts),
+        token_assignment=plan.token_assignment,
+        settings=StreamSettings(
+            on.prefetch.n_slots or 2, "layer" if on.prefetch.ahead == "layer" else "ahead", plan.kept_twice
+        ),
+        staging_bytes=plan.staging_bytes,
+        twice_bytes=plan.twice_bytes,
+        ttft_s=plan.prefill_s,
+        tpot_s=plan.decode_s,
+    )
+    return replace(placed, gg=tuple(gg) if any(gg) else (), streams=streams)

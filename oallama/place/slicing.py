@@ -4,8 +4,9 @@ With r_GG fixed, every task's duration is affine in r_CG, so the finishing time 
 where two of the expressions meet that the paper compares: launch, copy and device time of a mul-mat (conditions Q1-Q3),
 the CPU's time and the device's in each of the three cases, and both ends. The three cases take all mul-mats as equal,
 do not cover every order of tasks, and know neither joins nor copies that run ahead. So these edge points are where the
-search starts: it compares the exact timeline there and at their granular neighbours, and walks downhill from the best.
-Without contention the timeline is convex between the ends (maxima of sums of affine terms), so that is the minimum.
+search starts: it compares the timeline itself (cost/steady.py) there and at their granular neighbours, and walks
+downhill from the best. Without contention the timeline is convex between the ends (maxima of sums of affine terms), so
+that is the minimum.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Protocol
 
 from oallama.core.types import Contention
 from oallama.cost.slice_times import Rates, StreamedBlock, StreamRates, slice_times
-from oallama.cost.timeline import BlockTimes, Prefetch, cycle_seconds
+from oallama.cost.steady import steady_seconds
+from oallama.cost.timeline import BlockTimes, Prefetch
 
 PROBES = 15
 """With contention: CPU and link slow each other down only while both are busy, which is not quite convex."""
@@ -30,7 +32,7 @@ class TimesOf(Protocol):
     """slice_times or paper_times."""
 
     def __call__(
-        self, streamed: StreamedBlock, on: StreamRates, rates: Rates, n_tokens: int, n_g: int = 0
+        self, streamed: StreamedBlock, on: StreamRates, rates: Rates, n_tokens: int, n_g: int = 0, n_outputs: int = 1
     ) -> BlockTimes: ...
 
 
@@ -43,9 +45,10 @@ class Streaming:
     contention: Contention | None = None
     times: TimesOf = slice_times
 
-    def seconds(self, streamed: StreamedBlock, rates: Rates, n_tokens: int, n_g: int = 0) -> float:
+    def seconds(self, streamed: StreamedBlock, rates: Rates, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         """Of one block among others like it."""
-        return cycle_seconds([self.times(streamed, self.rates, rates, n_tokens, n_g)], self.prefetch, self.contention)
+        times = self.times(streamed, self.rates, rates, n_tokens, n_g, n_outputs)
+        return steady_seconds(times, self.prefetch, self.contention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ def solve_cg(streamed: StreamedBlock, on: Streaming, gg: int, n_tokens: int = 1)
         return on.times(streamed, on.rates, Rates(cc / extent, cg / extent, gg / extent), n_tokens)
 
     def seconds(n_streamed: int) -> float:
-        return cycle_seconds([times(n_streamed)], on.prefetch, on.contention)
+        return steady_seconds(times(n_streamed), on.prefetch, on.contention)
 
     n_streamed, least_s = least(seconds, times, 0, ceil(rest / step), PROBES if on.contention else 0)
     return Slices(*slices(n_streamed), gg, least_s)

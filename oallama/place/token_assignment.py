@@ -8,7 +8,7 @@ searched like r_CG (slicing.least). One n_g holds for all layers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -22,9 +22,9 @@ Table = tuple[tuple[int, int], ...]
 """((n_tokens, n_g), ...) with ascending n_tokens: PlanRecord.token_assignment."""
 
 
-def pass_seconds(layers: Layers, on: Streaming, n_tokens: int, n_g: int) -> float:
-    """Of all layers in a pass over n_tokens tokens, each among others like it."""
-    return _pass_seconds(kinds(layers), on, n_tokens, n_g)
+def pass_seconds(layers: Layers, on: Streaming, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
+    """Of all layers in a pass over n_tokens tokens, n_outputs of which give logits; each among others like it."""
+    return _pass_seconds(kinds(layers), on, n_tokens, n_g, n_outputs)
 
 
 def kinds(layers: Layers) -> Kinds:
@@ -32,14 +32,16 @@ def kinds(layers: Layers) -> Kinds:
     return Counter((block.kind(), made) for block, made in layers)
 
 
-def _pass_seconds(counted: Kinds, on: Streaming, n_tokens: int, n_g: int) -> float:
-    return sum(count * on.seconds(block, made.rates, n_tokens, n_g) for (block, made), count in counted.items())
+def _pass_seconds(counted: Kinds, on: Streaming, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
+    return sum(
+        count * on.seconds(block, made.rates, n_tokens, n_g, n_outputs) for (block, made), count in counted.items()
+    )
 
 
 def solve_n_g(layers: Layers, on: Streaming, n_tokens: int) -> tuple[int, float]:
     """(n_g, seconds of the pass) with the least seconds; of equals the smallest n_g."""
     counted = kinds(layers)
-    on_cpu = [(block, made) for block, made in counted if made.cc]
+    on_cpu = [(block, made) for block, made in counted if made.cc and block.takes_n_g and not block.outputs_only]
 
     @cache
     def seconds(n_g: int) -> float:
@@ -68,10 +70,10 @@ def _stretches(layers: Layers, n_tokens: int) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
-def token_table(layers: Layers, on: Streaming, most: int) -> Table:
-    """n_g at the powers of two up to `most` tokens, and at the first prompt that has any with the one before it, so
-    that interpolation does not smear the step there. Empty where no length gains."""
-    lengths = sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most})
+def token_table(layers: Layers, on: Streaming, most: int, also: Collection[int] = ()) -> Table:
+    """n_g at the powers of two up to `most` tokens, at the lengths in `also`, and at the first prompt that has any with
+    the one before it, so that interpolation does not smear the step there. Empty where no length gains."""
+    lengths = sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most, *also})
     table = {n: solve_n_g(layers, on, n)[0] for n in lengths}
     used = [n for n in lengths if table[n]]
     if not used:

@@ -38,7 +38,5 @@ def _check_tokens(table: Sequence[tuple[int, int]]) -> None:
     last = 0
     for n_tokens, n_g in table:
         if n_tokens <= last or not 0 <= n_g <= n_tokens:
-            raise PlanError(
-                f"token_assignment: n_g is {n_g} at {n_tokens} tokens; n_tokens must rise from 1, n_g be at most n_tokens"
-            )
+            raise PlanError(f"token_assignment: n_g is {n_g} at {n_tokens} tokens; n_tokens must rise, n_g be no more")
         last = n_tokens

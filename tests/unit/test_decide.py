@@ -157,5 +157,5 @@ def test_without_a_device_every_policy_is_the_cpu() -> None:
 def test_policies_of_later_versions_and_unknown_ones_are_refused_in_a_sentence() -> None:
     made, _ = problem(free=10**6)
     for policy in (*LATER_POLICIES, "magic"):
-        with pytest.raises(UsageError, match="choose one of auto, oato, split, layers, cpu"):
+        with pytest.raises(UsageError, match="choose one of auto, oato, scheinfer, split, layers, cpu"):
             decide(made, policy, LOAD, "mixed")

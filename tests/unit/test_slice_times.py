@@ -59,12 +59,9 @@ def test_a_streamed_block_by_hand() -> None:
     size = 147456
     assert times.send_s == pytest.approx(1e-5 + EMBD * 4e-9)
     assert times.cpu_s == pytest.approx(1.5 * size / 1e9)
-    assert [step.launch_s for step in times.steps] == [3e-5, 0, 0, 0]
-    assert [step.copy_s for step in times.steps] == [0, *[pytest.approx(1e-5 + size / 4e9)] * 3]
-    assert [step.gpu_s for step in times.steps] == [
-        pytest.approx(0.75 * size / 5e9),
-        *[pytest.approx(size / 4 / 5e9)] * 3,
-    ]
+    assert [step.launch_s for step in times.steps] == [3e-5, 0]
+    assert [step.copy_s for step in times.steps] == [0, pytest.approx(3e-5 + 0.75 * size / 1e9)]
+    assert [step.gpu_s for step in times.steps] == [pytest.approx(0.75 * size / 5e9)] * 2
     assert times.cpu_bytes == pytest.approx(1.5 * size)
     assert times.copy_bytes_per_s == pytest.approx(1e9)
     assert times.join_s == pytest.approx(1e-5 + EMBD * 4e-9 + EMBD * 12e-9)
@@ -75,11 +72,11 @@ def test_assigned_tokens_move_cc_to_the_device() -> None:
         World(cpu_rate=1e9, device_rate=5e9, token_s_per_byte=1e-10, link=LinearFit(0.0, 1e-9, 1.0))
     )
     at = {n_g: slice_times(streamed, rates, Rates(0.75, 0.0, 0.25), 512, n_g) for n_g in (0, 1, 256, 512)}
-    assert [len(times.steps) for times in at.values()] == [1, 4, 4, 4]
-    assert [step.copy_s for step in at[1].steps] == [0, *[pytest.approx(0.75 * 147456e-9)] * 3]
+    assert [len(times.steps) for times in at.values()] == [1, 2, 2, 2]
+    assert [step.copy_s for step in at[1].steps] == [0, pytest.approx(3 * 0.75 * 147456e-9)]
     assert at[256].cpu_s == pytest.approx(sum(gemm.cpu_s(0.75, 256) for gemm in streamed.gemms))
     assert at[512].cpu_s == at[512].cpu_bytes == 0
-    assert at[512].steps[1].gpu_s == pytest.approx(streamed.gemms[0].gpu_s(0.75, 512))
+    assert at[512].steps[1].gpu_s == pytest.approx(sum(gemm.gpu_s(0.75, 512) for gemm in streamed.gemms))
 
 
 def test_whole_blocks_are_llama_cpps() -> None:
@@ -96,12 +93,44 @@ def test_of_experts_only_the_routed_ones_are_streamed_and_not_before_they_are_kn
     profile = World().profile(ops)
     (block,) = split_blocks(ops, [FF] * 3)
     streamed = streamed_block(kernel_times(profile), ops, block, "CPU")
-    rates = stream_rates(split_costs(profile, ops, 2, (Pass(1, 1, 1),)), {"h2d_pinned": LinearFit(0.0, 1e-9, 1.0)})
+    rates = stream_rates(split_costs(profile, ops, 2, (Pass(1, 1, 1),)), {"h2d_pinned": LinearFit(2e-5, 1e-9, 1.0)})
     decode, prefill = (slice_times(streamed, rates, Rates(0.0, 1.0, 0.0), n) for n in (1, 512))
     assert decode.routed and prefill.routed
-    assert decode.steps[0].copy_s == pytest.approx(ops[0].bytes * 2 / 8 * 1e-9)
-    assert prefill.steps[0].copy_s == pytest.approx(ops[0].bytes * 1e-9)
+    assert decode.steps[0].copy_s == pytest.approx(3 * 2 * 2e-5 + block.bytes * 2 / 8 * 1e-9), "a copy for each expert"
+    assert prefill.steps[0].copy_s == pytest.approx(3 * 8 * 2e-5 + block.bytes * 1e-9)
     assert slice_times(streamed, rates, Rates(0.5, 0.5, 0.0), 1).cpu_bytes == pytest.approx(block.bytes * 2 / 8 / 2)
+
+
+def test_behind_the_last_attention_a_prompt_has_as_many_tokens_as_logits_are_wanted() -> None:
+    streamed, rates, _ = one_ffn(World(token_s_per_byte=1e-10))
+    last = replace(streamed, outputs_only=True, gap=((1, 1e-3), (512, 5e-3)))
+    cut = Rates(0.5, 0.25, 0.25)
+    prompt, token = slice_times(last, rates, cut, 512, n_g=100), slice_times(last, rates, cut, 1)
+    assert prompt == replace(token, gap_s=5e-3)
+    nothing = slice_times(last, rates, cut, 512, n_outputs=0)
+    assert (nothing.cpu_s, nothing.steps, nothing.send_s, nothing.join_s) == (0.0, (), 0.0, 0.0)
+    assert nothing.gap_s == 5e-3
+
+
+def test_what_llama_cpp_runs_whole_costs_what_it_takes_there() -> None:
+    """It may have a faster layout, or stream large batches by itself; a slice has no such price."""
+    streamed, rates, _ = one_ffn(World())
+    priced = replace(streamed, whole=((1, 1e-6), (512, 2e-6)))
+    assert slice_times(priced, rates, Rates(1.0, 0.0, 0.0), 512).cpu_s == 2e-6
+    cut = Rates(0.75, 0.0, 0.25)
+    assert slice_times(priced, rates, cut, 512) == slice_times(streamed, rates, cut, 512)
+    for takes in (True, False):
+        given = slice_times(replace(priced, takes_n_g=takes), rates, Rates(1.0, 0.0, 0.0), 512, n_g=256)
+        assert bool(given.steps) is takes
+
+
+def test_a_device_that_copies_nothing_by_itself_holds_up_the_cpu() -> None:
+    streamed, rates, _ = one_ffn(World())
+    cut = Rates(0.5, 0.25, 0.25)
+    free, held = (slice_times(streamed, replace(rates, blocking=blocking), cut, 1) for blocking in (False, True))
+    assert [step.copy_s for step in held.steps] == [0.0, 0.0]
+    assert held.send_s == pytest.approx(free.send_s + free.steps[1].copy_s)
+    assert timeline([held], PAPER).end_s > timeline([free], Prefetch("layer", 2)).end_s
 
 
 def test_equation_4_to_the_letter() -> None:

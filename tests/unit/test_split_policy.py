@@ -303,12 +303,12 @@ def test_routed_and_shared_experts_are_blocks_of_their_own_and_mla_stacks_stay_w
     assert split == {op.role for op in ops if op.role.endswith(("_exps", "_shexp"))}
 
 
-@pytest.mark.parametrize("policy", ["split", "auto"])
+@pytest.mark.parametrize("policy", ["split", "scheinfer", "auto"])
 def test_where_llama_cpp_cannot_use_the_device_only_slices_go_there(policy: str) -> None:
     """cpu-pair: the second CPU is faster, yet nothing lies there whole."""
     made = replace(problem(GPU, free=10**8), slices_only=True)
     decision = decide(made, policy, LOAD, "mixed")
-    assert decision.policy == "split"
+    assert decision.policy == ("scheinfer" if policy == "auto" else policy)
     assert n_gpu_layers(N_LAYER, decision.placed) == 0
     assert any(decision.placed.gg)
     assert not any(decision.placed.on_device)

@@ -1,0 +1,172 @@
+"""The `scheinfer` policy as decisions and plans: never predicted slower than split or oato, within the memory, and with
+what it streams written down."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from split_cases import World, model
+from test_split_policy import GPU, LOAD, N_LAYER, PAIR, Table, plan_of, problem
+
+from oallama.core.types import Contention, LinearFit, Phase, Workload
+from oallama.model.cut import cut_granularity
+from oallama.place.baselines import Placed
+from oallama.place.decide import decide
+from oallama.place.problem import Decision, LoadBytes, Problem, predicted_of
+from oallama.place.record import placed_by_plan
+from oallama.plan.patterns import split_names
+from oallama.plan.plan import Plan
+from oallama.plan.plugin_text import plugin_text
+from oallama.plan.split import slice_counts
+
+FAST_LINK = LinearFit(1e-6, 2e-10, 1.0)
+STREAMS = World(cpu_rate=2e8, device_rate=8e9, token_s_per_byte=5e-10, link=FAST_LINK)
+"""A CPU so slow that most of a block is better streamed."""
+
+
+def cg_of(decision: Decision) -> int:
+    streams = decision.placed.streams
+    return sum(streams.cg) if streams else 0
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    st.sampled_from([PAIR, GPU, STREAMS, replace(STREAMS, link=LinearFit(1e-4, 1e-8, 1.0))]),
+    st.sampled_from([10**5, 3 * 10**5, 10**6, 3 * 10**6, 10**8]),
+    st.sampled_from(["mixed", "decode"]),
+    st.sampled_from([None, Contention(0.2, 5.0, 0.1, 2.0), Contention(1.0, 5.0, 1.0, 5.0)]),
+)
+def test_it_is_within_the_memory_and_never_predicted_slower(
+    world: World, free: int, phase: Phase, shared: Contention | None
+) -> None:
+    made = problem(world, free, compute_per_token=100)
+    made = replace(made, profile=replace(made.profile, contention=shared))
+    best = decide(made, "scheinfer", LOAD, phase)
+    assert best.memory.spare >= 0
+    for other in ("cpu", "oato", "split"):
+        assert best.placed.seconds <= decide(made, other, LOAD, phase).placed.seconds + 1e-12, other
+    assert decide(made, "auto", LOAD, phase).placed.seconds <= best.placed.seconds
+
+
+def test_its_prediction_is_what_it_was_chosen_by() -> None:
+    made = problem(STREAMS, free=10**7, gpu_weights=0.2)
+    decision = decide(made, "scheinfer", LOAD, "mixed")
+    assert cg_of(decision) > 0
+    predicted = decision.predicted
+    assert predicted.total_s == pytest.approx(decision.placed.seconds)
+    assert predicted.total_s == pytest.approx(predicted.ttft_s + LOAD.n_gen * predicted.tpot_s)
+    assert predicted == predicted_of(made, decision.workload, decision.placed)
+
+
+def test_a_slow_link_is_not_used_and_a_fast_one_is() -> None:
+    shares = []
+    for beta in (1e-6, 4e-9, 2e-10):
+        world = replace(STREAMS, link=LinearFit(1e-6, beta, 1.0))
+        shares.append(cg_of(decide(problem(world, free=10**7, gpu_weights=0.2), "scheinfer", LOAD, "mixed")))
+    assert shares == sorted(shares) and shares[0] == 0 < shares[-1]
+
+
+def test_the_ledger_counts_ring_and_second_copies() -> None:
+    """A long prompt, and a repacked layout that is twice as fast: its CC is kept twice where the host has room."""
+    load = Workload(n_prompt=512, n_gen=100, n_ctx=1024, n_ubatch=512)
+    world = replace(STREAMS, cpu_rate=2e9, token_s_per_byte=2e-9, link=LinearFit(1e-6, 1e-9, 1.0))
+    made = problem(world, free=10**7, gpu_weights=0.1)
+    made = replace(made, profile=world.profile(made.operators, ("CPU_REPACK", "CPU")))
+    for host_room in (0, 10**9):
+        decision = decide(replace(made, host_room=host_room), "scheinfer", load, "mixed")
+        streams, memory = decision.placed.streams, decision.memory
+        assert streams is not None and memory.staging == streams.staging_bytes > 0
+        assert memory.weights_gpu + memory.staging + memory.kv + memory.compute + memory.spare == memory.limit
+        assert streams.settings.kept_twice is (streams.twice_bytes > 0) is (host_room > 0)
+        total, norms = sum(op.bytes for op in made.operators), 100 * N_LAYER
+        assert 0 <= memory.weights_gpu + memory.weights_host - total - streams.twice_bytes <= norms
+
+
+@pytest.mark.parametrize("prefetch", ["ahead", "layer"])
+def test_the_plan_says_how_weights_are_streamed(prefetch: str) -> None:
+    """A long prompt on a device with a fast link: some of its tokens go there (n_g)."""
+    load = Workload(n_prompt=512, n_gen=1, n_ctx=1024, n_ubatch=512)
+    made = problem(replace(STREAMS, cpu_rate=1e9, token_s_per_byte=1e-9), free=10**7, gpu_weights=0.2)
+    decision = decide(made, "scheinfer", load, "mixed", prefetch=prefetch)  # type: ignore[arg-type]
+    plan = plan_of(made, decision)
+    plan.check(model(N_LAYER), made.operators)
+    document = json.loads(json.dumps(plan.to_json()))
+    assert Plan.from_json(document) == plan
+    assert (document["policy"], document["streaming"]["prefetch"]) == ("scheinfer", prefetch)
+    table = [(row["n_tokens"], row["n_g"]) for row in document["token_assignment"]]
+    assert table and table[-1][0] == 512 and 0 < table[-1][1] <= 512
+    text = plugin_text(plan, made.operators, "RPC0").splitlines()
+    assert [line for line in text if line.startswith("tokens ")] == [f"tokens {n} {n_g}" for n, n_g in table]
+    assert ("prefetch layer" in text) is (prefetch == "layer")
+    given = split_names(plan.record, made.operators)
+    for op, placement in zip(made.operators, plan.operators, strict=True):
+        cc, cg, _ = slice_counts(op, placement)
+        assert (cc % cut_granularity(op), cg % cut_granularity(op)) == (0, 0)
+        if op.role.startswith("ffn_") and cc:
+            assert op.name in given, "its CC is streamed for n_g"
+            assert placement.layout == "CPU"
+    again = placed_by_plan(N_LAYER, made.operators, plan.record)
+    streams, kept = decision.placed.streams, again.streams
+    assert streams is not None and kept is not None
+    assert (again.gg, again.on_device) == (decision.placed.gg, decision.placed.on_device)
+    assert (kept.cg, kept.token_assignment, kept.settings) == (streams.cg, streams.token_assignment, streams.settings)
+
+
+def test_no_operator_that_is_all_gg_is_left_to_a_layer_on_the_host() -> None:
+    """Slices alone: what the split backend does not hold would be llama.cpp's, which has no layers there."""
+    made = replace(problem(GPU, free=10**8), slices_only=True)
+    plan = plan_of(made, decide(made, "scheinfer", LOAD, "mixed"))
+    assert plan.n_gpu_layers == 0 and any(p.gg > 0 for p in plan.operators)
+    assert all(p.gg < 1 for p in plan.operators)
+
+
+def test_pageable_memory_is_said_with_its_rate() -> None:
+    made = problem(STREAMS, free=10**7, gpu_weights=0.2)
+    slow = replace(made.profile, fingerprint={"device_host_buffer": False, "device_asynchronous": True})
+    (note,) = decide(replace(made, profile=slow), "scheinfer", LOAD, "mixed").notes
+    assert "no pinned host memory" in note and "4.66 GiB/s" in note
+    pinned = replace(made.profile, fingerprint={"device_host_buffer": True})
+    assert decide(replace(made, profile=pinned), "scheinfer", LOAD, "mixed").notes == ()
+
+
+def test_a_device_that_copies_nothing_by_itself_is_sent_less() -> None:
+    made = problem(STREAMS, free=10**7, gpu_weights=0.2)
+    profiles = [
+        replace(made.profile, fingerprint={"device_asynchronous": asynchronous}) for asynchronous in (True, False)
+    ]
+    free, held = (decide(replace(made, profile=p), "scheinfer", LOAD, "mixed") for p in profiles)
+    assert held.predicted.total_s > free.predicted.total_s
+
+
+def test_what_a_load_takes_beside_is_taken_off_the_room() -> None:
+    made = problem(GPU, free=1_500_000, compute_per_token=100)
+
+    def hiding(load: Workload, placed: Placed) -> LoadBytes:
+        taken = made.probe(load, placed)
+        return replace(taken, compute=taken.compute + 500_000 * any(placed.on_device))
+
+    decision = decide(replace(made, probe=hiding), "scheinfer", replace(LOAD, n_ubatch=8), "mixed")
+    assert decision.memory.spare >= 0
+
+
+def test_of_experts_a_token_streams_those_it_is_routed_to_where_that_pays() -> None:
+    from test_slice_times import experts
+
+    ops = [
+        op
+        for layer in range(N_LAYER)
+        for op in (replace(o, layer=layer, name=o.name.replace("blk.0", f"blk.{layer}")) for o in experts())
+    ]
+    token = Workload(1, 64, 256, 64)
+    streamed = {}
+    for alpha in (1e-6, 1.0):
+        world = replace(STREAMS, link=LinearFit(alpha, 2e-10, 1.0))
+        made = Problem(
+            tuple(ops), problem(world, 10**8, ops).graph, world.profile(ops), Table(ops, 10**8), None, 0.9, 0.0
+        )
+        streamed[alpha] = cg_of(decide(replace(made, slices_only=True), "scheinfer", token, "mixed"))
+    assert streamed[1e-6] > 0 == streamed[1.0]
