@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,13 +187,13 @@ def device(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
 
 
 def _timeline(
-    step: Step, setting: Setting, name: str, limit_s: float, env: Mapping[str, str] | None, trace: bool
+    step: Step, setting: Setting, name: str, limit_s: float, env: Mapping[str, str], cupti: bool = False
 ) -> list[dict[str, Any]]:
     given, out = step.settings, setting.work / "raw" / f"{name}.jsonl"
     out.parent.mkdir(exist_ok=True)
     ended = setting.child(
         "timeline_case", out, "--model", setting.model_path(given["model"]), "--threads", setting.threads, "-p",
-        given["n_prompt"], "-n", given["n_gen"], "--share", given["share"], *(["--trace"] if trace else []),
+        given["n_prompt"], "-n", given["n_gen"], "--share", given["share"], *(["--cupti"] if cupti else []),
         limit_s=limit_s, env=env,
     )  # fmt: skip
     rows = json_lines(out)
@@ -203,34 +203,36 @@ def _timeline(
 
 
 def timeline(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
-    return _timeline(step, setting, step.id, limit_s, None, backend_of(setting.device) == "CUDA")
+    return _timeline(step, setting, step.id, limit_s, {}, backend_of(setting.device) == "CUDA")
 
 
 def switches(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
-    """Each switch on and off in turns (off on on off), the same plan from the same profile. The control switches
+    """Each switch on and off in turns (off on on off), the same plans from the same profile. The control switches
     nothing: what it shows is the noise."""
     found: list[dict[str, Any]] = []
     settings: dict[str, dict[str, str]] = {"nothing (control)": {}, **SWITCHES.get(step.settings["backend"], {})}
-    left_s, turns = limit_s, ("off", "on", "on", "off")
+    deadline = time.monotonic() + limit_s
     for name, env in settings.items():
-        samples: dict[str, dict[str, list[float]]] = {
-            "off": {"ttft_s": [], "tpot_s": []},
-            "on": {"ttft_s": [], "tpot_s": []},
-        }
-        for i, turn in enumerate(turns):
-            begun = os.times().elapsed
+        samples: dict[str, dict[str, dict[str, list[float]]]] = {}
+        for i, turn in enumerate(("off", "on", "on", "off")):
             try:
-                rows = _timeline(step, setting, f"{step.id}-{i}", left_s, env if turn == "on" else None, False)
+                rows = _timeline(
+                    step, setting, f"{step.id}-{i}", deadline - time.monotonic(), env if turn == "on" else {}
+                )
             except StepFailed as error:
                 raise StepFailed(f"{name}: {error}", found, error.late) from None
-            left_s -= os.times().elapsed - begun
-            stages = next(row for row in rows if row["what"] == "stages")
-            for key, values in samples[turn].items():
-                values += stages["samples"][key]
-        found.append({"switch": name, "environment": env, "samples": samples, **{
-            key.replace("_s", "_ratio"): statistics.median(samples["off"][key]) / statistics.median(samples["on"][key])
-            for key in ("ttft_s", "tpot_s")
-        }})  # fmt: skip
+            for row in rows:
+                if row["what"] == "stages":
+                    for key, values in row["samples"].items():
+                        of = samples.setdefault(row["plan"], {}).setdefault(key, {"off": [], "on": []})
+                        of[turn] += values
+        found += [
+            {"switch": name, "environment": env, "plan": plan, "samples": of, **{
+                key.replace("_s", "_ratio"): statistics.median(each["off"]) / statistics.median(each["on"])
+                for key, each in of.items()
+            }}
+            for plan, of in samples.items()
+        ]  # fmt: skip
     return found
 
 

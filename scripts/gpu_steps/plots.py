@@ -69,21 +69,33 @@ def _ratios(document: Mapping[str, Any]) -> Any:
     return figure
 
 
+LANES = {"host": "CPU", "launch": "CPU", "wait": "CPU", "join": "CPU", "send": "device", "resident": "device",
+         "streamed": "device", "stall": "device", "fetch": "device", "copy": "link"}  # fmt: skip
+STEP_COLOURS = {"host": "#66a182", "launch": "#b8b8b8", "wait": "#e8e8e8", "join": "#8d6a9f", "send": "#b8b8b8",
+                "resident": "#2a6f97", "streamed": "#61a5c2", "stall": "#e8e8e8", "fetch": "#b8b8b8",
+                "copy": "#d1495b"}  # fmt: skip
+
+
 def _trace(document: Mapping[str, Any]) -> Any:
-    """Kernels and copies of the decode trace by stream; None where there is none."""
+    """The first phases of one token of each plan: CPU, device and link; None where there is no trace."""
     from matplotlib.figure import Figure
 
-    for _, step in tables.of_kind(document, "timeline"):
-        for row in step["data"]:
-            if row["what"] == "decode trace" and row.get("events"):
-                events = row["events"][:400]
-                streams = sorted({str(event["stream"]) for event in events})
-                figure = Figure(figsize=(9, 0.6 * len(streams) + 1.2), layout="constrained")
-                axes = figure.subplots()
-                for event in events:
-                    colour = "#d1495b" if event["kind"] == "copy" else "#2a6f97"
-                    axes.barh(streams.index(str(event["stream"])), event["us"], left=event["start_us"], color=colour)
-                axes.set_yticks(range(len(streams)), [f"stream {stream}" for stream in streams])
-                axes.set_xlabel("µs: kernels blue, copies red")
-                return figure
-    return None
+    traces = [row for _, step in tables.of_kind(document, "timeline") for row in step["data"]
+              if row["what"] == "trace" and row["token"]["spans"]]  # fmt: skip
+    if not traces:
+        return None
+    figure = Figure(figsize=(9, 1.5 * len(traces) + 0.8), layout="constrained")
+    lanes = ["CPU", "device", "link"]
+    seen = set()
+    for axes, row in zip(figure.subplots(len(traces), squeeze=False)[:, 0], traces, strict=True):
+        for span in row["token"]["spans"]:
+            step = span["step"]
+            axes.barh(lanes.index(LANES[step]), 1e3 * (span["end_s"] - span["begin_s"]), left=1e3 * span["begin_s"],
+                      color=STEP_COLOURS[step], height=0.7, label=None if step in seen else step)  # fmt: skip
+            seen.add(step)
+        axes.set_yticks(range(3), lanes)
+        axes.invert_yaxis()
+        axes.set_title(f"{row['plan']}: one token", fontsize=9, loc="left")
+    axes.set_xlabel(f"ms ({document['device']})")
+    figure.legend(loc="outside right center", frameon=False)
+    return figure

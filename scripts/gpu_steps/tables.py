@@ -215,41 +215,51 @@ def operator_bytes(shape: Shape) -> float:
 def timeline_tables(document: Results) -> list[str]:
     lines: list[str] = []
     for _, step in of_kind(document, "timeline"):
-        rows = {row["what"]: row for row in step["data"]}
-        stages, token = rows.get("stages"), rows.get("stages", {}).get("token")
-        if stages and token:
-            lines += table(
-                ("TTFT ms", "TPOT ms", "of a token: launching", "computing CC", "waiting", "joining", "phases"),
-                [(_ms(stages["ttft_s"]), _ms(stages["tpot_s"]),
-                  *(_ms(token[key]) for key in ("launch_s", "host_s", "wait_s", "join_s")),
-                  f"{stages['decode']['n_phases'] / max(stages['n_decoded'], 1):.0f}")],
-            )  # fmt: skip
-        elif stages:
-            lines += [
-                f"The plan splits nothing here: TTFT {_ms(stages['ttft_s'])} ms, TPOT {_ms(stages['tpot_s'])} ms.",
-                "",
-            ]
-        traces = [(what, rows[what]) for what in ("decode trace", "prompt trace") if what in rows]
+        rows = step["data"]
+        stages = [row for row in rows if row["what"] == "stages"]
         lines += table(
-            ("trace", "kernels µs", "copies to the device µs", "both at once µs", "streams"),
+            ("plan", "TTFT ms", "TPOT ms", "of a token: launching", "computing CC", "waiting", "joining", "phases"),
             [
-                (what.removesuffix(" trace"),
-                 *(f"{row['overlap'][key]:.0f}" for key in ("kernel_us", "copy_us", "both_us")),
-                 ", ".join(row["streams"]))
-                for what, row in traces if "overlap" in row
+                (row["plan"], _ms(row["ttft_s"]), _ms(row["tpot_s"]),
+                 *(_ms(row["token"][key]) for key in ("launch_s", "host_s", "wait_s", "join_s")),
+                 f"{row['decode']['n_phases'] / max(row['n_decoded'], 1):.0f}")
+                for row in stages if "token" in row
             ],
         )  # fmt: skip
-        lines += [f"No {what}: {row['missing']}." for what, row in traces if "missing" in row]
+        lines += table(
+            ("plan", "of", "ms", "CC", "device computes", "beside CC", "link copies", "beside that", "stalled", "MB"),
+            [
+                (row["plan"], what, *(_ms(row[what]["sums"].get(key, 0.0)) for key in (
+                    "span_s", "host_s", "device_s", "host_beside_device_s", "copy_s", "copy_beside_device_s", "stall_s",
+                )), f"{row[what]['sums']['bytes_copied'] / 1e6:.1f}")
+                for row in rows if row["what"] == "trace" for what in ("token", "prompt")
+            ],
+        )  # fmt: skip
+        kernels = [row for row in rows if row["what"].endswith("kernels")]
+        lines += table(
+            ("CUDA's own records", "kernels µs", "copies to the device µs", "both at once µs", "streams"),
+            [
+                (f"{row['plan']}, {row['what']}",
+                 *(f"{row['overlap'][key]:.0f}" for key in ("kernel_us", "copy_us", "both_us")),
+                 ", ".join(row["streams"]))
+                for row in kernels if "overlap" in row
+            ],
+        )  # fmt: skip
+        lines += [f"Not measured ({row['plan']}, {row['what']}): {row['missing']}." for row in rows if "missing" in row]
+        lines += [""] if any("missing" in row for row in rows) else []
+        for row in stages:
+            if "token" not in row:
+                lines += [f"Nothing is split here: TTFT {_ms(row['ttft_s'])} ms, TPOT {_ms(row['tpot_s'])} ms.", ""]
     return lines
 
 
 def switches_table(document: Results) -> list[str]:
     rows = [
-        (row["switch"], " ".join(f"`{key}={value}`" for key, value in row["environment"].items()),
+        (row["switch"], " ".join(f"`{key}={value}`" for key, value in row["environment"].items()), row["plan"],
          f"{row['ttft_ratio']:.2f}", f"{row['tpot_ratio']:.2f}")
         for _, step in of_kind(document, "switches") for row in step["data"]
     ]  # fmt: skip
-    return table(("switched", "environment", "TTFT × of not", "TPOT × of not"), rows)
+    return table(("switched", "environment", "plan", "TTFT × of not", "TPOT × of not"), rows)
 
 
 def _ms(seconds: float | None) -> str:

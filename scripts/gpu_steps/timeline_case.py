@@ -1,11 +1,11 @@
-"""Child of the timeline and the switches: one plan that splits, one engine, and where its time goes.
+"""Child of the timeline and the switches: where the time of a token and of a prompt goes.
 
     python -m gpu_steps.timeline_case --model M --device CUDA0 --threads 16 -p 1024 -n 32 --share 0.5 --out FILE.jsonl
 
-On any device: what the split backend counts of a token and of the prompt (launching, computing CC, waiting for the
-device, joining; bytes copied and streamed). With --trace, where this is CUDA and torch is installed: every kernel
-and copy of a decode token and of a prompt block with its stream, from CUDA's own activity records (CUPTI, through
-torch's profiler).
+Two plans, each in an engine of its own: `split` as the policy makes it, and `streamed`, the same with half of what the
+device holds streamed to it instead. Of each, on any device: the backend's counters (launching, computing CC, waiting,
+joining; bytes), and its trace: what the caller's thread, the device and the link did when. With --cupti, where this is
+CUDA and torch is installed, every kernel and copy besides, from CUDA's own activity records (through torch's profiler).
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ import argparse
 import json
 import statistics
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 ROUNDS = 5
-MAX_EVENTS = 3000
+MAX_EVENTS = 2000
+MAX_SPANS = 1500
+DEVICE_STEPS = ("resident", "streamed")
+"""In which the device computes."""
 
 
 def stages(engine: Any, prompt: list[int], n_gen: int) -> dict[str, Any]:
@@ -56,26 +60,20 @@ def events_of(trace: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**row, "start_us": round(row["start_us"] - first, 3)} for row in rows]
 
 
-def busy_us(events: list[dict[str, Any]]) -> float:
-    """Time in which at least one of the events was under way."""
-    total, until = 0.0, float("-inf")
-    for event in sorted(events, key=lambda event: event["start_us"]):
-        end = event["start_us"] + event["us"]
-        total += max(0.0, end - max(event["start_us"], until))
-        until = max(until, end)
-    return total
-
-
 def overlap_of(events: list[dict[str, Any]]) -> dict[str, float]:
     """How much of the copying to the device lay beside kernels: microseconds of either, of both at once, of any."""
+
+    def covered(rows: list[dict[str, Any]]) -> float:
+        return union([(event["start_us"], event["start_us"] + event["us"]) for event in rows])
+
     copies = [event for event in events if event["kind"] == "copy" and "HtoD" in event["name"]]
     kernels = [event for event in events if event["kind"] == "kernel"]
-    copy, kernel, any_of = busy_us(copies), busy_us(kernels), busy_us([*copies, *kernels])
+    copy, kernel, any_of = covered(copies), covered(kernels), covered([*copies, *kernels])
     return {"copy_us": copy, "kernel_us": kernel, "both_us": copy + kernel - any_of, "any_us": any_of}
 
 
-def traced(engine: Any, prompt: list[int], n_gen: int, folder: Path) -> dict[str, Any]:
-    """The trace of one short generation, and what it says of the overlap."""
+def cupti(engine: Any, prompt: list[int], n_gen: int, folder: Path) -> dict[str, Any]:
+    """Kernels and copies of one short generation, and what they say of the overlap."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -93,6 +91,74 @@ def traced(engine: Any, prompt: list[int], n_gen: int, folder: Path) -> dict[str
             "events": events[:MAX_EVENTS]}  # fmt: skip
 
 
+def traced(engine: Any, prompt: list[int], n_gen: int) -> dict[str, Any]:
+    """The backend's own trace of a generation's prompt and of its last token."""
+    from oallama.device.load_params import load_bridge
+
+    split = load_bridge().split()
+    split.start_trace()
+    engine.generate(prompt, max_tokens=n_gen, temperature=0.0)
+    spans = [asdict(span) for span in split.stop_trace()]
+    found = {}
+    for what, of in (("token", last_token(spans)), ("prompt", [s for s in spans if s["n_tokens"] > 1])):
+        first = min((span["begin_s"] for span in of), default=0.0)
+        rows = [{**span, "begin_s": span["begin_s"] - first, "end_s": span["end_s"] - first} for span in of]
+        found[what] = {"n_spans": len(rows), "sums": sums_of(rows), "spans": rows[:MAX_SPANS]}
+    return found
+
+
+def last_token(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The spans of the last single token: from the phase on with which the model's first split weight came again."""
+    single = [span for span in spans if span["n_tokens"] == 1]
+    starts = [span for span in single if span["step"] == "launch"]
+    again = [span["begin_s"] for span in starts if span["name"] == starts[0]["name"]]
+    return [span for span in single if span["begin_s"] >= again[-1]] if again else []
+
+
+def sums_of(spans: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of every step, in which the device computed, the link copied, both at once, and the device beside CC."""
+
+    def covered(*steps: str) -> float:
+        rows = [(span["begin_s"], span["end_s"]) for span in spans if span["step"] in steps]
+        return union(rows)
+
+    found = {f"{step}_s": covered(step) for step in dict.fromkeys(span["step"] for span in spans)}
+    device, copy, host = covered(*DEVICE_STEPS), covered("copy"), covered("host")
+    found["device_s"] = device
+    found["copy_beside_device_s"] = copy + device - covered("copy", *DEVICE_STEPS)
+    found["host_beside_device_s"] = host + device - covered("host", *DEVICE_STEPS)
+    found["span_s"] = max((span["end_s"] for span in spans), default=0.0)
+    found["bytes_copied"] = sum(span["bytes"] for span in spans if span["step"] == "copy")
+    return found
+
+
+def union(intervals: Sequence[tuple[float, float]]) -> float:
+    """Length of what at least one of the intervals covers."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(intervals):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def streamed_plan(plan: Any, operators: Sequence[Any]) -> Any:
+    """The plan with half of each split operator's GG streamed, at cuts that all of an FFN can have; None where nothing
+    is split."""
+    from oallama.model.cut import cut_extent
+    from oallama.plan.plan import Plan
+
+    step = 256  # a multiple of every type's granularity
+    extents = {operator.name: cut_extent(operator) for operator in operators}
+    made = []
+    for placement in plan.operators:
+        extent = extents[placement.name]
+        cg = round(placement.gg * extent) // 2 // step * step / extent if 0 < placement.gg < 1 else 0.0
+        made.append(replace(placement, gg=placement.gg - cg, cg=cg))
+    if not any(placement.cg for placement in made):
+        return None
+    return Plan(replace(plan.record, operators=tuple(made), predicted=None))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
@@ -101,8 +167,8 @@ def main() -> int:
     parser.add_argument("-p", type=int, required=True)
     parser.add_argument("-n", type=int, required=True)
     parser.add_argument("--share", type=float, required=True)
-    parser.add_argument("--policy", default="split")
-    parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--plans", default="split,streamed")
+    parser.add_argument("--cupti", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     import numpy as np
@@ -110,27 +176,41 @@ def main() -> int:
     from oallama.placer import Placer
 
     placer = Placer.load(options.model, device=options.device, gpu_weights=options.share, threads=options.threads)
-    plan = placer.plan(options.policy, n_prompt=options.p, n_gen=options.n)
+    split = placer.plan("split", n_prompt=options.p, n_gen=options.n)
     rng = np.random.default_rng(3)
     prompt = [int(token) for token in rng.integers(300, placer.model.n_vocab, options.p)]
-    with options.out.open("w", encoding="utf-8") as out, placer.engine(plan) as engine:
-
-        def write(what: str, row: dict[str, Any]) -> None:
-            out.write(json.dumps({"what": what, **row}) + "\n")
-            out.flush()
-
-        split = sum(0 < p.gg < 1 or p.cg > 0 for p in plan.operators)
-        predicted = asdict(plan.record.predicted) if plan.record.predicted else None
-        write("plan", {"policy": plan.policy, "split_operators": split, "device_bytes": engine.memory.device_bytes,
-                       "predicted": predicted})  # fmt: skip
-        write("stages", stages(engine, prompt, options.n))
-        if options.trace:
-            for what, tokens, n_gen in (("decode trace", prompt[:8], 4), ("prompt trace", prompt, 1)):
-                try:
-                    write(what, traced(engine, tokens, n_gen, options.out.parent))
-                except Exception as error:  # no torch, no CUPTI: the counters above stand
-                    write(what, {"missing": f"{type(error).__name__}: {error}"[:300]})
+    with options.out.open("w", encoding="utf-8") as out:
+        for name in options.plans.split(","):
+            plan = split if name == "split" else streamed_plan(split, placer.operators)
+            if plan is None:
+                row = {
+                    "plan": name,
+                    "what": "missing",
+                    "missing": "the policy split nothing here, so nothing is streamed",
+                }
+                out.write(json.dumps(row) + "\n")
+                continue
+            with placer.engine(plan) as engine:
+                for row in rows_of(engine, plan, prompt, options):
+                    out.write(json.dumps({"plan": name, **row}) + "\n")
+                    out.flush()
     return 0
+
+
+def rows_of(engine: Any, plan: Any, prompt: list[int], options: argparse.Namespace) -> Any:
+    """What is found of one plan, each as soon as it is."""
+    n_split = sum(0 < p.gg < 1 or p.cg > 0 for p in plan.operators)
+    yield {"what": "plan", "split_operators": n_split, "device_bytes": engine.memory.device_bytes}
+    yield {"what": "stages", **stages(engine, prompt, options.n)}
+    if not n_split:
+        return
+    yield {"what": "trace", **traced(engine, prompt, 4)}
+    if options.cupti:
+        for what, tokens, n_gen in (("decode", prompt[:8], 4), ("prompt", prompt, 1)):
+            try:
+                yield {"what": f"{what} kernels", **cupti(engine, tokens, n_gen, options.out.parent)}
+            except Exception as error:  # no torch, no CUPTI: the trace above stands
+                yield {"what": f"{what} kernels", "missing": f"{type(error).__name__}: {error}"[:300]}
 
 
 if __name__ == "__main__":
