@@ -1,5 +1,5 @@
-"""scripts/build_cuda: what is built, what travels, and that it does not get too large. The compile itself takes an hour,
-so what stands for its result here are small files."""
+"""scripts/build_cuda: what is built, what travels, and that it does not get too large. The compile itself takes an
+hour, so what stands for its result here are small files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from cuda_build import pack, toolkit
 from cuda_build.build import compiler_seconds
