@@ -174,11 +174,15 @@ def write_shape(path: str | Path, shape: ModelShape, type: str = "Q4_0", seed: i
 
     def tensors() -> Iterator[tuple[str, npt.NDArray[Any]]]:
         yield "token_embd.weight", embedding
+        for name, n in shape.factors.items():
+            yield f"{name}.weight", np.ones(n, np.float32)
         for i in range(shape.n_layer):
             for name, data in layer.items():
                 yield f"blk.{i}.{name}", data
         yield "output_norm.weight", ones
         yield "output.weight", embedding
+        for role, n in shape.last_biases.items():
+            yield f"{role}.bias", np.zeros(n, np.float32)
 
     for name, data in tensors():
         raw = kind if data.dtype == np.uint8 else None

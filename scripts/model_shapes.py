@@ -12,7 +12,8 @@ Ne = tuple[int, ...]  # ne[0] first, as ggml counts
 class ModelShape:
     """What a model with random weights is made from. Per layer: matrices by role, vectors of ones, biases of zeros.
 
-    metadata: keys without the architecture's prefix, beside the sizes that every model has.
+    Outside layers: `factors` of ones, `last_biases` of zeros behind the last one. metadata: keys without the
+    architecture's prefix, beside the sizes that every model has.
     """
 
     arch: str
@@ -27,6 +28,8 @@ class ModelShape:
     vectors: dict[str, int]
     biases: dict[str, int] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
+    factors: dict[str, int] = field(default_factory=dict)
+    last_biases: dict[str, int] = field(default_factory=dict)
 
     def with_layers(self, n_layer: int | None) -> ModelShape:
         """The same with another number of layers."""
@@ -74,6 +77,44 @@ def qwen2(
     return replace(like, arch="qwen2", biases=biases, metadata={"rope.freq_base": rope_base})
 
 
+def qwen2moe(
+    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int, rope_base: float,
+    *, n_expert: int, n_expert_used: int, n_ff_expert: int, n_ff_shared: int,
+) -> ModelShape:  # fmt: skip
+    """Qwen2 with small experts and one that every token uses besides. n_ff: what a dense model would have; unused."""
+    like = qwen2(n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, rope_base)
+    experts = llama(n_layer, n_embd, n_ff_expert, n_head, n_head_kv, n_vocab, n_expert=n_expert).matrices
+    shared: dict[str, Ne] = {
+        "ffn_gate_shexp": (n_embd, n_ff_shared),
+        "ffn_up_shexp": (n_embd, n_ff_shared),
+        "ffn_down_shexp": (n_ff_shared, n_embd),
+    }
+    return replace(
+        like, arch="qwen2moe", matrices=experts | shared,
+        vectors={**like.vectors, "ffn_gate_inp_shexp": n_embd},
+        metadata={
+            **like.metadata, "expert_count": n_expert, "expert_used_count": n_expert_used,
+            "expert_feed_forward_length": n_ff_expert, "expert_shared_feed_forward_length": n_ff_shared,
+        },
+    )  # fmt: skip
+
+
+def phimoe(
+    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int, n_expert: int
+) -> ModelShape:
+    """Mixtral's matrices, and biases of everything but the experts; a long context by factors of its RoPE."""
+    like = llama(n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, n_expert=n_expert, rope_base=1e4)
+    biased = ("attn_q", "attn_k", "attn_v", "attn_output")
+    n_factors = n_embd // n_head // 2
+    return replace(
+        like, arch="phimoe",
+        biases={**{role: like.matrices[role][1] for role in biased}, **like.vectors},
+        metadata={**like.metadata, "rope.scaling.original_context_length": min(n_ctx, 4096)},
+        factors={"rope_factors_long": n_factors, "rope_factors_short": n_factors},
+        last_biases={"output_norm": n_embd, "output": n_vocab},
+    )  # fmt: skip
+
+
 def minicpm3() -> ModelShape:
     """MiniCPM3-4B: latent attention, unabsorbed; a head has 64 plain and 32 rotated places in K, 64 in V."""
     n_embd, n_ff, n_head, q_rank, kv_rank, nope, rope, value = 2560, 6400, 40, 768, 256, 64, 32, 64
@@ -106,8 +147,14 @@ KNOWN: dict[str, ModelShape] = {
     "mixtral-8x22b": llama(56, 6144, 16384, 48, 8, 32768, 65536, n_expert=8, rope_base=1e6),
     "qwen1.5-14b": qwen2(40, 5120, 13696, 40, 40, 152064, 32768, 1e6),
     "qwq-32b": qwen2(64, 5120, 27648, 40, 8, 152064, 32768, 1e6),
+    "qwen2-57b-a14b": qwen2moe(
+        28, 3584, 18944, 28, 4, 151936, 32768, 1e6,
+        n_expert=64, n_expert_used=8, n_ff_expert=2560, n_ff_shared=20480,
+    ),
+    "phi3.5-moe": phimoe(32, 4096, 6400, 32, 8, 32064, 131072, n_expert=16),
     "minicpm3-4b": minicpm3(),
     "llama-1b": llama(16, 2048, 8192, 32, 8, 32000),
     "moe-1b": llama(16, 1024, 1792, 16, 8, 32000, n_expert=8),
-}
-"""By the names that --like takes. llama-1b and moe-1b are nobody's: small ones for machines without a GPU."""
+    "moe-2.7b": llama(12, 2048, 4096, 32, 8, 32000, n_expert=8),
+}  # fmt: skip
+"""By the names that --like takes. llama-1b, moe-1b and moe-2.7b are nobody's: small ones for machines without a GPU."""

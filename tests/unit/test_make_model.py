@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gguf_factory import random_blocks, write_llama_shape
 from make_model import write_shape
-from model_shapes import KNOWN, llama, qwen2
+from model_shapes import KNOWN, llama, phimoe, qwen2, qwen2moe
 
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
@@ -71,6 +71,8 @@ PUBLISHED = {  # parameters, as the models' cards state them
     "mixtral-8x22b": 140_630_071_296,
     "qwen1.5-14b": 14_167_290_880,
     "qwq-32b": 32_763_876_352,
+    "qwen2-57b-a14b": 57_408_658_944,
+    "phi3.5-moe": 41_873_153_344,
     "minicpm3-4b": 4_261_902_848,
 }
 
@@ -80,16 +82,21 @@ def test_known_shapes_have_the_parameters_of_their_models(name: str) -> None:
     shape = KNOWN[name]
     of_layer = sum(math.prod(ne) for ne in shape.matrices.values())
     of_layer += sum(shape.vectors.values()) + sum(shape.biases.values())
-    assert shape.n_layer * of_layer + 2 * shape.n_embd * shape.n_vocab + shape.n_embd == PUBLISHED[name]
+    outside = 2 * shape.n_embd * shape.n_vocab + shape.n_embd + sum(shape.last_biases.values())
+    assert shape.n_layer * of_layer + outside == PUBLISHED[name]
 
 
-@pytest.mark.parametrize("name", ["qwq-32b", "minicpm3-4b", "mixtral-8x7b"])
+@pytest.mark.parametrize("name", ["qwq-32b", "minicpm3-4b", "mixtral-8x7b", "qwen2-57b-a14b", "phi3.5-moe"])
 def test_like_writes_the_architecture_that_llama_cpp_runs(name: str, tmp_path: Path) -> None:
     """Narrower and with fewer layers, so that it is quick; the command is the same."""
     small = {
         "qwq-32b": qwen2(2, 256, 512, 4, 2, 300, 512, 1e6),
         "minicpm3-4b": replace(KNOWN["minicpm3-4b"], n_vocab=300, n_layer=1),
         "mixtral-8x7b": llama(2, 256, 512, 4, 2, 300, n_expert=8),
+        "qwen2-57b-a14b": qwen2moe(
+            2, 256, 512, 4, 2, 300, 512, 1e6, n_expert=8, n_expert_used=4, n_ff_expert=256, n_ff_shared=512
+        ),
+        "phi3.5-moe": phimoe(2, 256, 512, 4, 2, 300, 8192, n_expert=4),
     }[name]
     assert small.matrices.keys() == KNOWN[name].matrices.keys()
     path = write_shape(tmp_path / "model.gguf", small, "Q4_0")
