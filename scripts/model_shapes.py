@@ -156,5 +156,7 @@ KNOWN: dict[str, ModelShape] = {
     "llama-1b": llama(16, 2048, 8192, 32, 8, 32000),
     "moe-1b": llama(16, 1024, 1792, 16, 8, 32000, n_expert=8),
     "moe-2.7b": llama(12, 2048, 4096, 32, 8, 32000, n_expert=8),
+    "llama-mini": llama(8, 768, 2048, 12, 4, 8192),
+    "moe-mini": llama(8, 512, 1024, 8, 4, 8192, n_expert=8),
 }  # fmt: skip
-"""By the names that --like takes. llama-1b, moe-1b and moe-2.7b are nobody's: small ones for machines without a GPU."""
+"""By the names that --like takes. The 1b, 2.7b and mini ones are nobody's: small ones for machines without a GPU."""

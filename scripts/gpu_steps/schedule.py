@@ -36,16 +36,18 @@ def choose(
     A step that was cut short, or takes longer than what is left, does not stop those after it.
     """
     pace = pace_of(steps, results)
+    names = {step.id for step in steps}  # what is needed and not among them was left out on purpose
     waiting, skipped = [], []
     for step in steps:
         result = results.get(step.id, {})
         state = result.get("state")
         if state == DONE or (state in (FAILED, CUT) and result.get("tries", 1) >= MAX_TRIES):
             continue
-        if any(results.get(need, {}).get("state") == FAILED for need in step.needs):
+        needs = [results.get(need, {}).get("state") for need in step.needs if need in names]
+        if FAILED in needs:
             skipped.append(step.id)
             continue
-        if any(results.get(need, {}).get("state") != DONE for need in step.needs):
+        if any(state != DONE for state in needs):
             waiting.append(step.id)
             continue
         expected = expected_seconds(step, result, pace) + sum(

@@ -123,4 +123,4 @@ def _device_settings(scale: Scale) -> dict[str, Any]:
 
 
 def _timeline(scale: Scale) -> dict[str, Any]:
-    return {"model": scale.oato_q4.name, "n_prompt": scale.scheinfer.n_prompt, "n_gen": scale.oato.n_gen, "share": 0.5}
+    return {"model": scale.oato_q4.name, "n_prompt": scale.scheinfer.n_prompt, "n_gen": scale.oato.n_gen, "share": 0.25}

@@ -2,10 +2,11 @@
 
     python -m gpu_steps.timeline_case --model M --device CUDA0 --threads 16 -p 1024 -n 32 --share 0.5 --out FILE.jsonl
 
-Two plans, each in an engine of its own: `split` as the policy makes it, and `streamed`, the same with half of what the
-device holds streamed to it instead. Of each, on any device: the backend's counters (launching, computing CC, waiting,
-joining; bytes), and its trace: what the caller's thread, the device and the link did when. With --cupti, where this is
-CUDA and torch is installed, every kernel and copy besides, from CUDA's own activity records (through torch's profiler).
+Two plans made by hand, each in an engine of its own: attention and KV on the device and so much of every FFN as well,
+which is kept there (`split`), or half of it streamed (`streamed`). Of each, on any device: the backend's counters
+(launching, computing CC, waiting, joining; bytes), and its trace: what the caller's thread, the device and the link did
+when. With --cupti, where this is CUDA and torch is installed, every kernel and copy besides, from CUDA's own activity
+records (through torch's profiler).
 """
 
 from __future__ import annotations
@@ -141,22 +142,45 @@ def union(intervals: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def streamed_plan(plan: Any, operators: Sequence[Any]) -> Any:
-    """The plan with half of each split operator's GG streamed, at cuts that all of an FFN can have; None where nothing
-    is split."""
+CUT = 256
+"""A multiple of every type's granularity, so that gate, up and down of an FFN can all be cut there."""
+
+
+def made_plans(placer: Any, share: float, n_prompt: int, n_gen: int) -> dict[str, Any]:
+    """Attention, output and KV on the device, and of every FFN `share` as well: GG, in `split`; half of it CG, in
+    `streamed`. The rest is CC, in the layout that llama.cpp would choose."""
+    from oallama.core.types import OperatorPlacement
     from oallama.model.cut import cut_extent
     from oallama.plan.plan import Plan
 
-    step = 256  # a multiple of every type's granularity
-    extents = {operator.name: cut_extent(operator) for operator in operators}
-    made = []
-    for placement in plan.operators:
-        extent = extents[placement.name]
-        cg = round(placement.gg * extent) // 2 // step * step / extent if 0 < placement.gg < 1 else 0.0
-        made.append(replace(placement, gg=placement.gg - cg, cg=cg))
-    if not any(placement.cg for placement in made):
-        return None
-    return Plan(replace(plan.record, operators=tuple(made), predicted=None))
+    base = placer.cpu_plan(n_prompt, n_gen)
+    made: dict[str, list[OperatorPlacement]] = {"split": [], "streamed": []}
+    for operator in placer.operators:
+        extent = cut_extent(operator)
+        is_ffn = operator.role.startswith("ffn") and "gate_inp" not in operator.role
+        there = max(1, round(share * extent / CUT)) * CUT if is_ffn else extent
+        for name, placements in made.items():
+            cg = there // 2 // CUT * CUT if name == "streamed" and is_ffn else 0
+            cc = extent - there
+            layout = best_layout(operator, cc) if cc else None
+            placements.append(OperatorPlacement(operator.name, (there - cg) / extent, cg / extent, cc / extent, layout))
+    changes = {"device": str(placer.device), "policy": "manual", "n_gpu_layers": placer.model.n_layer + 1}
+    return {
+        name: Plan(replace(base.record, operators=tuple(placements), **changes)) for name, placements in made.items()
+    }
+
+
+def best_layout(operator: Any, cc: int) -> str:
+    """The first layout that llama.cpp would take for a slice of so many elements."""
+    from oallama.device.load_params import load_bridge
+    from oallama.plan.split import cut_axis
+
+    bridge = load_bridge()
+    k, n, e = operator.shape
+    shape = (cc, n, e) if cut_axis(operator) == "cols" else (k, cc, e)
+    used = operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0
+    layouts = bridge.cpu_layouts()
+    return str(next(x for x in layouts if bridge.layout_supports(x, operator.type, *shape, used)))
 
 
 def main() -> int:
@@ -167,7 +191,6 @@ def main() -> int:
     parser.add_argument("-p", type=int, required=True)
     parser.add_argument("-n", type=int, required=True)
     parser.add_argument("--share", type=float, required=True)
-    parser.add_argument("--plans", default="split,streamed")
     parser.add_argument("--cupti", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -175,21 +198,11 @@ def main() -> int:
 
     from oallama.placer import Placer
 
-    placer = Placer.load(options.model, device=options.device, gpu_weights=options.share, threads=options.threads)
-    split = placer.plan("split", n_prompt=options.p, n_gen=options.n)
+    placer = Placer.load(options.model, device=options.device, threads=options.threads)
     rng = np.random.default_rng(3)
     prompt = [int(token) for token in rng.integers(300, placer.model.n_vocab, options.p)]
     with options.out.open("w", encoding="utf-8") as out:
-        for name in options.plans.split(","):
-            plan = split if name == "split" else streamed_plan(split, placer.operators)
-            if plan is None:
-                row = {
-                    "plan": name,
-                    "what": "missing",
-                    "missing": "the policy split nothing here, so nothing is streamed",
-                }
-                out.write(json.dumps(row) + "\n")
-                continue
+        for name, plan in made_plans(placer, options.share, options.p, options.n).items():
             with placer.engine(plan) as engine:
                 for row in rows_of(engine, plan, prompt, options):
                     out.write(json.dumps({"plan": name, **row}) + "\n")
@@ -202,8 +215,6 @@ def rows_of(engine: Any, plan: Any, prompt: list[int], options: argparse.Namespa
     n_split = sum(0 < p.gg < 1 or p.cg > 0 for p in plan.operators)
     yield {"what": "plan", "split_operators": n_split, "device_bytes": engine.memory.device_bytes}
     yield {"what": "stages", **stages(engine, prompt, options.n)}
-    if not n_split:
-        return
     yield {"what": "trace", **traced(engine, prompt, 4)}
     if options.cupti:
         for what, tokens, n_gen in (("decode", prompt[:8], 4), ("prompt", prompt, 1)):
