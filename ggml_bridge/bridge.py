@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -227,8 +228,9 @@ class Bridge:
     ) -> LayerRestTimer:
         """A timer for everything of a Llama block that is no weight mul-mat: two rms_norms with their weights, rope on
         q and k, the KV write, attention over n_kv positions (causal mask, the batch being the last n_tokens of them;
-        padded to 256 as llama.cpp does), swiglu (n_ff 0: none), two residual additions. type_k, type_v: of the KV cache,
-        names as in type_info; quantised V needs flash_attn. One sample: seconds per layer, an empty launch taken off.
+        padded to 256 as llama.cpp does), swiglu (n_ff 0: none), two residual additions. type_k, type_v: of the KV
+        cache, names as in type_info; quantised V needs flash_attn. One sample: seconds per layer, an empty launch taken
+        off.
 
         Raises ValueError, OutOfMemory, and Unsupported where the device lacks an operation (try flash_attn=False).
         """
@@ -271,9 +273,14 @@ class Bridge:
     # memory
     #
 
-    def memory_breakdown(self, context: int) -> list[MemoryRow]:
-        """What the llama_context at that address holds in each buffer type: exact, also for a no_alloc load."""
-        return memory_breakdown(self.native, self.libraries.llama_cpp, context)
+    def memory_breakdown(self, context: int, no_alloc_on: Sequence[str] | None = None) -> list[MemoryRow]:
+        """What the llama_context at that address holds in each buffer type, exactly.
+
+        no_alloc_on: the devices that the model was given, where it was loaded with no_alloc: of such contexts llama.cpp
+        counts a compute buffer once for each backend that uses it (plain host memory is an accelerator's as well as
+        the CPU's), which is put right. Raises ValueError for a device that there is not.
+        """
+        return memory_breakdown(self.native, self.libraries.llama_cpp, context, no_alloc_on)
 
     #
     # the split backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -29,8 +30,11 @@ class MemoryRow:
         return self.model + self.context + self.compute
 
 
-def memory_breakdown(native: Native, llama_cpp: ModuleType, context: int) -> list[MemoryRow]:
-    """The rows of llama_get_memory_breakdown for the llama_context at that address; raises BridgeError, ValueError."""
+def memory_breakdown(
+    native: Native, llama_cpp: ModuleType, context: int, no_alloc_on: Sequence[str] | None = None
+) -> list[MemoryRow]:
+    """The rows of llama_get_memory_breakdown for the llama_context at that address; no_alloc_on: see Bridge. Raises
+    BridgeError, ValueError."""
     try:
         function = getattr(llama_cpp.llama_cpp._lib, _MANGLED)
     except AttributeError:
@@ -40,8 +44,17 @@ def memory_breakdown(native: Native, llama_cpp: ModuleType, context: int) -> lis
     address = ctypes.cast(function, ctypes.c_void_p).value
     rows = ffi.new("gb_memory_row[]", _MAX_ROWS)
     n_rows = ffi.new("int64_t *")
+    names = [ffi.new("char[]", name.encode()) for name in no_alloc_on or ()]
     native.call(
-        "gb_memory_breakdown", ffi.cast("void *", address), ffi.cast("void *", context), rows, _MAX_ROWS, n_rows
+        "gb_memory_breakdown",
+        ffi.cast("void *", address),
+        ffi.cast("void *", context),
+        int(no_alloc_on is not None),
+        ffi.new("char *[]", names),
+        len(names),
+        rows,
+        _MAX_ROWS,
+        n_rows,
     )
     return [
         MemoryRow(decode(row.buft), decode(row.device), bool(row.is_host), row.model, row.context, row.compute)

@@ -19,7 +19,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 2
+#define GB_ABI 3
 #define GB_NAME_BYTES 128
 
 typedef enum gb_status {
@@ -207,8 +207,10 @@ typedef struct gb_memory_row {
 } gb_memory_row;
 
 // breakdown: address of libllama's llama_get_memory_breakdown(const llama_context *); context: llama_context *.
-int gb_memory_breakdown(void * breakdown, const void * context, gb_memory_row * rows, int64_t capacity,
-                        int64_t * n_rows);
+// no_alloc: the context was made with no_alloc, where llama.cpp counts a compute buffer once for each backend that uses
+// it, and devices has the names of the n_devices devices that its model was given.
+int gb_memory_breakdown(void * breakdown, const void * context, int32_t no_alloc, const char * const * devices,
+                        int64_t n_devices, gb_memory_row * rows, int64_t capacity, int64_t * n_rows);
 
 // cdef end
 

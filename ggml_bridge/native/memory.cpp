@@ -1,6 +1,8 @@
 // What a llama_context has allocated, by buffer type, from libllama's exported C++ function.
 
+#include <algorithm>
 #include <map>
+#include <vector>
 
 #include "support.h"
 
@@ -19,13 +21,38 @@ using llama_get_memory_breakdown_func = llama_memory_breakdown (*)(const llama_c
 
 using namespace bridge;
 
+namespace {
+
+// How many backends of a context compute in this buffer type: llama.cpp makes one for each device of the model, one for
+// each accelerator there is, and the CPU's, which takes the first device's pinned memory where it has such.
+int64_t count_users(ggml_backend_buffer_type_t buft, const std::vector<ggml_backend_dev_t> & devices) {
+    ggml_backend_buffer_type_t pinned = devices.empty() ? nullptr : ggml_backend_dev_host_buffer_type(devices.front());
+    int64_t count = (pinned != nullptr ? pinned : ggml_backend_dev_buffer_type(cpu_device())) == buft ? 1 : 0;
+    for (ggml_backend_dev_t device : devices) {
+        count += ggml_backend_dev_buffer_type(device) == buft ? 1 : 0;
+    }
+    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+        ggml_backend_dev_t device = ggml_backend_dev_get(i);
+        if (ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_ACCEL) {
+            count += ggml_backend_dev_buffer_type(device) == buft ? 1 : 0;
+        }
+    }
+    return count;
+}
+
+} // namespace
+
 //
 // C interface
 //
 
-int gb_memory_breakdown(void * breakdown, const void * context, gb_memory_row * rows, int64_t capacity,
-                        int64_t * n_rows) {
+int gb_memory_breakdown(void * breakdown, const void * context, int32_t no_alloc, const char * const * devices,
+                        int64_t n_devices, gb_memory_row * rows, int64_t capacity, int64_t * n_rows) {
     return guarded([&] {
+        std::vector<ggml_backend_dev_t> given;
+        for (int64_t i = 0; i < n_devices; i++) {
+            given.push_back(find_device(devices[i]));
+        }
         require(breakdown != nullptr && context != nullptr && rows != nullptr && n_rows != nullptr,
                 "a function, a context and room for the result are needed");
         const auto function = reinterpret_cast<llama_get_memory_breakdown_func>(breakdown);
@@ -45,6 +72,9 @@ int gb_memory_breakdown(void * breakdown, const void * context, gb_memory_row * 
             row.model   = static_cast<int64_t>(bytes.model);
             row.context = static_cast<int64_t>(bytes.context);
             row.compute = static_cast<int64_t>(bytes.compute);
+            if (no_alloc != 0 && row.compute > 0) {
+                row.compute /= std::max<int64_t>(count_users(buft, given), 1);
+            }
         }
     });
 }

@@ -64,6 +64,10 @@ class ModelParams:
         # memory for some weight, that choice is taken away and every other layout is named
         self.use_extra_bufts = all(layout != PLAIN_LAYOUT for _, layout in settings.host_patterns)
 
+    def devices(self, name: str) -> tuple[str, ...]:
+        """The devices that llama.cpp is told of, the one being called `name`."""
+        return (name,) if self.n_gpu_layers else ()
+
     def apply(self, params: Any) -> None:
         """Fill a llama_model_params; this object must live until the model is loaded."""
         params.devices = ctypes.cast(self._devices, ctypes.c_void_p)

@@ -8,6 +8,7 @@ stalls llama.cpp there becomes an error here instead of taking the caller down.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -101,11 +102,12 @@ _ERRORS: dict[str, type[OallamaError]] = {
 }
 
 
-def memory_of(bridge: Bridge, context: Any) -> tuple[BufferBytes, ...]:
-    """What a live llama_context (its address) holds, one record per buffer type."""
+def memory_of(bridge: Bridge, context: Any, no_alloc_on: Sequence[str] | None = None) -> tuple[BufferBytes, ...]:
+    """What a live llama_context (its address) holds, one record per buffer type. no_alloc_on: the model's devices where
+    it was loaded with no_alloc."""
     return tuple(
         BufferBytes(row.buft, row.device, row.is_host, row.model, row.context, row.compute)
-        for row in bridge.memory_breakdown(context)
+        for row in bridge.memory_breakdown(context, no_alloc_on)
         if row.model or row.context or row.compute
     )
 
@@ -161,7 +163,7 @@ def _probe(request: dict[str, Any], progress: Any) -> dict[str, Any]:
             raise load_refusal(settings.path, device.name, log.reason())
         prefill, decode = graph_splits(log.texts())
         result = {
-            "buffers": [asdict(row) for row in memory_of(bridge, context)],
+            "buffers": [asdict(row) for row in memory_of(bridge, context, placement.devices(device.name))],
             "n_splits_prefill": prefill,
             "n_splits_decode": decode,
             "device_total": device.info.memory_total if device.info else 0,

@@ -93,6 +93,9 @@ def test_its_memory_is_what_the_plan_says(device: str, q4_0: Path) -> None:
         assert held.host_weights + slices == sum(o.bytes for o in case.operators if is_ffn(o))
         assert sum(b.model for b in memory.buffers) == sum(b.model for b in case.probed.buffers)
         assert sum(b.context for b in memory.buffers) == case.probed.on_host("context")
+        of_llama = sum(b.compute for b in memory.buffers if b.buft != SPLIT_LAYOUT)
+        activations = 2 * 4 * N_UBATCH * case.model.n_embd  # what a block takes and gives cannot share memory
+        assert case.probed.on_host("compute") <= of_llama <= case.probed.on_host("compute") + activations
         engine.logits(TOKENS)
         assert load_bridge().split().memory().device_compute == held.device_compute, "nothing comes with computing"
         assert load_bridge().split().memory().host_compute == held.host_compute

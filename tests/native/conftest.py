@@ -17,12 +17,6 @@ from ggml_bridge.rpc import RpcServer
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is said of a stock context is tested first: once the split backend is registered, every later context of the
-    process has it as well, and llama.cpp then counts the CPU's compute buffer twice."""
-    items.sort(key=lambda item: item.path.name != "test_memory_breakdown.py")  # stable
-
-
 @pytest.fixture(scope="session")
 def bridge() -> ggml_bridge.Bridge:
     return ggml_bridge.load()

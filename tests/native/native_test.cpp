@@ -116,7 +116,8 @@ void test_types_and_devices() {
     check(gb_device_buft("CPU", &buft) == GB_OK && buft != nullptr, "the CPU has a buffer type");
     check(gb_host_buft("CPU", &buft) == GB_OK && buft == nullptr, "the CPU has no pinned memory");
     check(gb_device_buft("NOBODY", &buft) == GB_INVALID, "an unknown device is refused");
-    check(gb_memory_breakdown(nullptr, nullptr, nullptr, 0, nullptr) == GB_INVALID, "no context, no memory breakdown");
+    check(gb_memory_breakdown(nullptr, nullptr, 0, nullptr, 0, nullptr, 0, nullptr) == GB_INVALID,
+          "no context, no memory breakdown");
 }
 
 std::vector<std::string> layouts() {

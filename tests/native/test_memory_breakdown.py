@@ -41,27 +41,41 @@ def test_adds_up(bridge: ggml_bridge.Bridge, tmp_path: Path, weight_type: str, n
     path = tmp_path / "llama.gguf"
     write_gguf(path, "llama", weight_type=weight_type)
     with context_of(bridge, path, no_alloc) as context:
-        rows = bridge.memory_breakdown(context)
+        rows = bridge.memory_breakdown(context, [] if no_alloc else None)
     weights = sum(int(tensor.n_bytes) for tensor in GGUFReader(path).tensors)
     kv = 2 * N_CTX * N_LAYER * N_EMBD_KV * F16_BYTES
     assert weights <= sum(row.model for row in rows) <= weights + (1 << 20)
     assert sum(row.context for row in rows) == pytest.approx(kv, abs=1 << 16)
     assert sum(row.compute for row in rows) > 0
-    assert {row.device for row in rows} == {"CPU"}
-    assert {row.buft for row in rows} <= {*bridge.cpu_layouts(), "CPU_Mapped"}
+    assert {row.device for row in rows if row.total} == {"CPU"}
+    assert {row.buft for row in rows if row.total} <= {*bridge.cpu_layouts(), "CPU_Mapped"}
     assert all(row.total == row.model + row.context + row.compute for row in rows)
     assert [row.is_host for row in rows if row.buft == "CPU"] == [True]
 
 
-def test_simulated_is_the_same_as_real(bridge: ggml_bridge.Bridge, tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_split_backend", [False, True])
+def test_simulated_is_the_same_as_real(bridge: ggml_bridge.Bridge, tmp_path: Path, with_split_backend: bool) -> None:
+    """Also where a backend of ours is in every context, whose buffers are the CPU's."""
     path = tmp_path / "llama.gguf"
     write_gguf(path, "llama", weight_type="Q4_0")
+    if with_split_backend:
+        bridge.split()
     with context_of(bridge, path, False) as context:
         real = bridge.memory_breakdown(context)
     with context_of(bridge, path, True) as context:
-        simulated = bridge.memory_breakdown(context)
+        simulated = bridge.memory_breakdown(context, [])
+        uncorrected = bridge.memory_breakdown(context)
     assert sum(row.context for row in real) == sum(row.context for row in simulated)
     assert sum(row.compute for row in real) == sum(row.compute for row in simulated)
+    if with_split_backend:
+        assert sum(row.compute for row in uncorrected) == 2 * sum(row.compute for row in real)
+
+
+def test_devices_must_exist(bridge: ggml_bridge.Bridge, tmp_path: Path) -> None:
+    path = tmp_path / "llama.gguf"
+    write_gguf(path, "llama", weight_type="F16")
+    with context_of(bridge, path, True) as context, pytest.raises(ValueError, match="no ggml device is called GPU9"):
+        bridge.memory_breakdown(context, ["GPU9"])
 
 
 def test_needs_a_context(bridge: ggml_bridge.Bridge) -> None:
