@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from oallama.core.errors import PlanError
 from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT, Operator
 from oallama.device.spec import parse_device
+from oallama.plan.attention import attention_arguments
 from oallama.plan.patterns import host_patterns, split_names
 from oallama.plan.plan import Plan
 
@@ -57,7 +58,8 @@ def export_command(
     plugin: Plugin | None = None,
 ) -> str:
     """The shell-quoted command line. `-ot` knows CPU as the only plain host buffer type, so layouts of whole operators
-    are left to llama.cpp, which repacks what it can; `--fit off` keeps it from changing the rest.
+    are left to llama.cpp, which repacks what it can; `--fit off` keeps it from changing the rest. Attention and KV
+    types are the plan's.
 
     A plan that splits operators needs `plugin`; one that does not runs without. Raises PlanError for a device that no
     other program has, and where a stock program cannot do what the plan says.
@@ -66,7 +68,7 @@ def export_command(
     needs_plugin = splits(plan, operators)
     if needs_plugin and (plugin is None or device == "none"):
         raise PlanError("the plan splits operators, so it needs a device and the plugin's library and plan file")
-    arguments = [target, "-m", plan.record.model_path, *_workload(plan, target)]
+    arguments = [target, "-m", plan.record.model_path, *_workload(plan, target), *attention_arguments(plan.record)]
     if device == "none":
         return shlex.join([*arguments, "--device", "none", "-ngl", "0"])
     arguments += ["--rpc", spec.endpoint] if spec.kind == "rpc" else []

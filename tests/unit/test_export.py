@@ -139,3 +139,15 @@ def test_a_name_that_would_end_the_override_is_refused(target: Target, character
     made = plan(operators=(OperatorPlacement(name, 0.0, 0.0, 1.0),))
     with pytest.raises(PlanError, match="odd"):
         export_command(made, [odd], [name], target)
+
+
+def test_attention_is_the_plan_s() -> None:
+    said = {"flash_attn": "off", "type_k": "q8_0", "type_v": "f16"}
+    for target in ("llama-server", "llama-bench"):
+        words = words_of(plan(extra={"attention": said}), target)
+        assert words[words.index("-fa") + 1] == "off"
+        assert words[words.index("-ctk") + 1] == "q8_0"
+        assert "-ctv" not in words  # f16 is llama.cpp's own
+        assert "-fa" not in words_of(plan(), target)
+    on_cpu = plan(0.0, 0.0, device="none", n_gpu_layers=0, extra={"attention": {**said, "flash_attn": "on"}})
+    assert words_of(on_cpu, plugin=None)[-8:] == ["-fa", "on", "-ctk", "q8_0", "--device", "none", "-ngl", "0"]
