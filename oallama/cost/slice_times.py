@@ -135,9 +135,10 @@ def slice_times(
     send_s = join_s = 0.0
     if rates.gg < 1:
         elements = round((1.0 if prime else rates.cg + rates.gg) * block.extent)
-        joined = (block.returned + block.returned_each * elements) * n_tokens * JOIN_BYTES
-        send_s = copies.copy_in.seconds(block.upload_bytes(elements, n_tokens))
-        join_s = copies.copy_out.seconds(block.download_bytes(elements, n_tokens)) + joined * on.join_s_per_byte
+        there = n_tokens if rates.cg + rates.gg > 0 else n_g  # tokens that the device computes something of
+        joined = (block.returned + block.returned_each * elements) * there * JOIN_BYTES
+        send_s = copies.copy_in.seconds(block.upload_bytes(elements, there))
+        join_s = copies.copy_out.seconds(block.download_bytes(elements, there)) + joined * on.join_s_per_byte
         steps[0] = Step(steps[0].copy_s, steps[0].gpu_s, copies.split_s)
     return BlockTimes(
         gap_s=gap_s,

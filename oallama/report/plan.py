@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from oallama.core.types import Operator, PlanRecord
 from oallama.core.units import format_bytes
 from oallama.report.affinity import predicted_text, printable_sentence
+from oallama.report.slices import slice_sentences
 from oallama.report.text import percent, plural, printable
 
 
@@ -28,10 +29,10 @@ def processor_text(device_bytes: int, all_bytes: int) -> str:
 
 
 def plan_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[str, ...]:
-    """Policy and placement, prediction, and the planner's notes."""
+    """Policy and placement, prediction, what is streamed, and the planner's notes."""
     on_device, total = weights_on_device(record, operators)
     whole = sum(placement.gg == 1 for placement in record.operators)
-    split = sum(0 < placement.gg < 1 for placement in record.operators)
+    split = sum(0 < placement.gg < 1 or placement.cg > 0 for placement in record.operators)
     place = (
         f"{record.policy} on {printable(record.device)}: {format_bytes(on_device)} of {format_bytes(total)} of weights "
         f"({percent(on_device, total)}) and {whole} of {plural(len(record.operators), 'operator')} on the device"
@@ -39,4 +40,4 @@ def plan_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[s
     )
     notes = record.extra.get("notes", ())
     times = (predicted_text(record.predicted),) if record.predicted else ()
-    return (place, *times, *(printable_sentence(str(note)) for note in notes))
+    return (place, *times, *slice_sentences(record, operators), *(printable_sentence(str(note)) for note in notes))

@@ -1,0 +1,51 @@
+"""What a plan says of its slices."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from split_cases import llama
+
+from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, StreamSettings, Workload
+from oallama.report.plan import plan_sentences
+from oallama.report.slices import slice_sentences
+
+OPERATORS = llama(4)
+CUTS = {0: (0.5, 0.25, 0.25), 1: (0.5, 0.25, 0.25), 2: (0.5, 0.25, 0.25), 3: (1.0, 0.0, 0.0), None: (0.0, 0.5, 0.5)}
+
+
+def record() -> PlanRecord:
+    placements = [
+        OperatorPlacement(op.name, gg, cg, cc)
+        for op in OPERATORS
+        for cc, cg, gg in [CUTS[op.layer] if not op.role.startswith("attn") else (0.0, 0.0, 1.0)]
+    ]
+    ledger = MemoryLedger(6000, 0.9, 5400, 3000, 2000, 512, 256, 0, 1632)
+    load = Workload(512, 32, 1024)
+    return PlanRecord("m.gguf", "", "", "RPC0", "scheinfer", load, tuple(placements), 5, ledger, None)
+
+
+def test_layers_that_are_cut_alike_are_named_together() -> None:
+    ring, slices = slice_sentences(record(), OPERATORS)
+    assert slices == "slices CC/CG/GG: layers 0-2 50/25/25 %; layer 3 100/0/0 %; output 0/50/50 %"
+    streamed = sum(CUTS[op.layer][1] * op.bytes for op in OPERATORS if not op.role.startswith("attn"))
+    assert f"{streamed / 1024:.0f} KiB of weights a token" in ring
+    assert ring.endswith("as soon as a slot is free through a ring of 2 slots")
+
+
+def test_tokens_and_copies_are_said() -> None:
+    table = ((31, 0), (32, 9), (64, 40), (128, 90), (256, 190), (300, 220), (512, 400))
+    told = dataclasses.replace(record(), token_assignment=table, streaming=StreamSettings(1, "layer", True))
+    ring, _, tokens = slice_sentences(told, OPERATORS)
+    assert ring.endswith("layer by layer through a ring of 1 slot")
+    lengths = "0 of 31, 9 of 32, 90 of 128, 190 of 256, 220 of 300, 400 of 512"
+    table6 = ((31, 0), (32, 9), (128, 90), (256, 190), (300, 220), (512, 400))
+    short = slice_sentences(dataclasses.replace(told, token_assignment=table6), OPERATORS)[2]
+    assert tokens == short, "of seven lengths six are shown"
+    assert tokens.endswith(f": {lengths}, CC kept in host memory twice")
+
+
+def test_a_plan_that_streams_nothing_says_nothing_of_it() -> None:
+    still = tuple(OperatorPlacement(op.name, 0.25, 0.0, 0.75) for op in OPERATORS)
+    assert slice_sentences(dataclasses.replace(record(), operators=still), OPERATORS) == ()
+    assert f"{len(OPERATORS)} split" in plan_sentences(dataclasses.replace(record(), operators=still), OPERATORS)[0]
