@@ -141,9 +141,13 @@ class SplitBackend:
     def reset_stats(self) -> None:
         self._native.call("oallama_reset_stats")
 
-    def start_trace(self, max_spans: int = 1 << 16) -> None:
-        """Traces the first max_spans steps from now on, over all contexts of the process."""
-        self._native.call("oallama_trace_start", max_spans)
+    def start_trace(self, max_spans: int = 1 << 16, read_back: bool = False) -> None:
+        """Traces the first max_spans steps from now on, over all contexts of the process.
+
+        read_back: a step of the device counts as done when bytes that it left have been read back. RPC needs that: its
+        events only say that work was sent.
+        """
+        self._native.call("oallama_trace_start", max_spans, int(read_back))
 
     def stop_trace(self) -> list[Span]:
         """The steps since the trace was started, in the order in which they ended; what is on its way is waited for.

@@ -44,7 +44,7 @@ void check_order(const std::map<int32_t, oallama_span> & steps, const std::vecto
     }
 }
 
-void check_phases() {
+void check_phases(int32_t read_back) {
     const Streamed kept = streamed;
     streamed            = Streamed::half;
     const Block   block = ffn_block(q4_0, q4_0);
@@ -59,7 +59,7 @@ void check_phases() {
     async_device::Options slow;
     slow.set_ns_per_byte = 20.0;
     async_device::set_options(slow);
-    check_ok(oallama_trace_start(1000), "a trace starts");
+    check_ok(oallama_trace_start(1000, read_back), "a trace starts");
     session.compute(model, 7);
     session.compute(model, 7, 2);
     const std::vector<oallama_span> spans = stop_trace();
@@ -94,8 +94,8 @@ void check_limits() {
     }
     const Model model(block, make_data(block), plan.get());
     Session     session;
-    check(oallama_trace_start(0) == OALLAMA_INVALID, "a trace of nothing is refused");
-    check_ok(oallama_trace_start(3), "a short trace starts");
+    check(oallama_trace_start(0, 0) == OALLAMA_INVALID, "a trace of nothing is refused");
+    check_ok(oallama_trace_start(3, 0), "a short trace starts");
     session.compute(model, 7);
     check(stop_trace().size() == 3, "a full trace takes no more");
     check(stop_trace().empty(), "a trace that was read is over");
@@ -103,7 +103,7 @@ void check_limits() {
     async_device::Options without;
     without.refuse_events = true;
     async_device::set_options(without);
-    check_ok(oallama_trace_start(100), "a trace starts");
+    check_ok(oallama_trace_start(100, 0), "a trace starts");
     Session other;
     other.compute(model, 7);
     const std::vector<oallama_span> spans = stop_trace();
@@ -117,7 +117,8 @@ void check_limits() {
 } // namespace
 
 void test_trace() {
-    check_phases();
+    check_phases(0);
+    check_phases(1);
     check_limits();
 }
 

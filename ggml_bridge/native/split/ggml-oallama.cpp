@@ -419,10 +419,10 @@ int oallama_get_stats(oallama_stats * out) {
     });
 }
 
-int oallama_trace_start(int64_t max_spans) {
+int oallama_trace_start(int64_t max_spans, int32_t read_back) {
     return guarded([&] {
         require(max_spans > 0 && max_spans <= max_trace, "a trace keeps between 1 and 2^24 spans");
-        Trace::get().start(static_cast<size_t>(max_spans));
+        Trace::get().start(static_cast<size_t>(max_spans), read_back != 0);
     });
 }
 

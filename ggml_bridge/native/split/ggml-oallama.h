@@ -175,8 +175,9 @@ typedef struct oallama_span {
 } oallama_span;
 
 // Traces the first max_spans steps from now on, over all contexts of the process. What a device does is seen only where
-// it has events.
-int oallama_trace_start(int64_t max_spans);
+// it has events. read_back != 0: a step counts as done when bytes that it left have been read back; RPC's events only
+// say that work was sent.
+int oallama_trace_start(int64_t max_spans, int32_t read_back);
 
 // Ends the trace; stop, then read: spans in the order in which they ended, at most `capacity` of them.
 int oallama_trace_stop(int64_t * n_spans);

@@ -273,26 +273,30 @@ void SplitBackend::launch(Program & program, const Phase & phase, const ggml_cgr
     ggml_backend_t device  = partner_->backend();
     const bool     streams = phase.block != nullptr;
     const size_t   slot    = streams ? acquire(phase, graph) : 0; // first, so that its copies are under way
-    const auto     traced  = [device](oallama_step step, int64_t bytes = 0) {
+    const auto     traced  = [device](oallama_step step, const ggml_tensor * result, int64_t bytes = 0) {
         if (Trace::get().on()) {
-            Trace::get().device(step, device, bytes);
+            Trace::get().device(step, device, result, bytes);
         }
     };
-    traced(OALLAMA_SEND, send(phase, graph));
+    const auto last_of = [&program](int begin, int end) {
+        return begin < end ? ggml_graph_node(program.device_graph, end - 1) : nullptr;
+    };
+    const int64_t sent = send(phase, graph);
+    traced(OALLAMA_SEND, phase.uploads.empty() ? nullptr : phase.uploads.back().tensor, sent);
     start(program, phase.device_begin, phase.stream_begin);
-    traced(OALLAMA_RESIDENT);
+    traced(OALLAMA_RESIDENT, last_of(phase.device_begin, phase.stream_begin));
     if (streams) {
         partner_->stream().ready(device, slot);
         for (size_t i = 0; i < phase.streamed.size(); i++) {
             partner_->stream().bind(phase.streamed[i].tensor, *phase.block, i, slot);
         }
-        traced(OALLAMA_STALL);
+        traced(OALLAMA_STALL, phase.streamed.empty() ? nullptr : phase.streamed.back().tensor);
     }
     start(program, phase.stream_begin, phase.device_end);
     if (streams) {
-        traced(OALLAMA_STREAMED);
+        traced(OALLAMA_STREAMED, last_of(phase.stream_begin, phase.device_end));
     }
-    traced(OALLAMA_FETCH, fetch(phase, graph));
+    traced(OALLAMA_FETCH, nullptr, fetch(phase, graph));
     if (streams) {
         partner_->stream().prefetch(slot);
     }

@@ -173,6 +173,7 @@ void Stream::copy(StreamBlock & block, size_t slot, const std::vector<int32_t> *
         to.experts.assign(all ? 0 : static_cast<size_t>(block.parts[0].first->slice().e), false);
     }
     int64_t           copied = 0;
+    ggml_tensor *     last   = nullptr;
     std::vector<bool> wanted;
     if (!all) {
         wanted.resize(to.experts.size());
@@ -188,6 +189,7 @@ void Stream::copy(StreamBlock & block, size_t slot, const std::vector<int32_t> *
         const auto                   bytes  = static_cast<size_t>(weight.part_bytes(side));
         ggml_tensor *                there  = ggml_new_tensor_3d(ctx.get(), weight.slice().type, ne[0], ne[1], ne[2]);
         bind(there, block, i, slot);
+        last              = there;
         const size_t each = wanted.empty() ? bytes : bytes / wanted.size();
         for (size_t e = 0; e * each < bytes; e++) {
             if (wanted.empty() || wanted[e]) {
@@ -208,7 +210,7 @@ void Stream::copy(StreamBlock & block, size_t slot, const std::vector<int32_t> *
         ggml_backend_event_record(to.copied, backend_.get());
     }
     if (Trace::get().on()) {
-        Trace::get().device(OALLAMA_COPY, backend_.get(), copied, block.parts[0].first->slice().name.c_str());
+        Trace::get().device(OALLAMA_COPY, backend_.get(), last, copied, block.parts[0].first->slice().name.c_str());
     }
 }
 

@@ -10,12 +10,13 @@ Trace & Trace::get() {
     return *the_trace;
 }
 
-void Trace::start(size_t max_spans) {
+void Trace::start(size_t max_spans, bool read_back) {
     stop();
     const std::lock_guard<std::mutex> lock(mutex_);
     spans_.clear();
     spans_.reserve(max_spans);
     max_spans_ = max_spans;
+    read_back_ = read_back;
     n_phases_  = 0;
     phase_     = {};
     started_   = std::chrono::steady_clock::now();
@@ -58,30 +59,47 @@ void Trace::host(oallama_step step, Time begin, int64_t bytes) {
     keep(span);
 }
 
-void Trace::device(oallama_step step, ggml_backend_t backend, int64_t bytes, const char * name) {
-    ggml_backend_dev_t     device = ggml_backend_get_device(backend);
-    ggml_backend_dev_props props  = {};
-    ggml_backend_dev_get_props(device, &props);
-    ggml_backend_event_t event = props.caps.events ? ggml_backend_event_new(device) : nullptr;
+Trace::Lane & Trace::lane_of(ggml_backend_t backend) {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto                        found = lanes_.find(backend);
+        if (found != lanes_.end()) {
+            return *found->second;
+        }
+    }
+    ggml_backend_dev_props props = {};
+    ggml_backend_dev_get_props(ggml_backend_get_device(backend), &props);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_ptr<Lane> &           lane = lanes_[backend];
+    lane                                   = std::make_unique<Lane>();
+    lane->has_events                       = props.caps.events;
+    lane->thread                           = std::thread([this, own = lane.get()] { watch(*own); });
+    return *lane;
+}
+
+void Trace::device(oallama_step step, ggml_backend_t backend, const ggml_tensor * result, int64_t bytes,
+                   const char * name) {
+    Lane &               lane  = lane_of(backend);
+    ggml_backend_event_t event = lane.has_events ? ggml_backend_event_new(ggml_backend_get_device(backend)) : nullptr;
     if (event == nullptr) {
         return;
     }
+    Waiting waiting = {event, {}, nullptr};
+    if (read_back_ && result != nullptr && ggml_nbytes(result) >= sizeof(int32_t)) {
+        waiting.read = std::make_shared<int32_t>();
+        ggml_backend_tensor_get_async(backend, result, waiting.read.get(), 0, sizeof(int32_t));
+    }
     ggml_backend_event_record(event, backend);
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::unique_ptr<Lane> &           lane = lanes_[backend];
-    if (!lane) {
-        lane         = std::make_unique<Lane>();
-        lane->thread = std::thread([this, own = lane.get()] { watch(*own); });
-    }
-    Waiting waiting      = {event, phase_};
+    waiting.span         = phase_;
     waiting.span.step    = step;
     waiting.span.bytes   = bytes;
     waiting.span.begin_s = seconds(std::chrono::steady_clock::now());
     if (name != nullptr) {
         std::snprintf(waiting.span.name, sizeof waiting.span.name, "%s", name);
     }
-    lane->queue.push_back(waiting);
-    lane->changed.notify_all();
+    lane.queue.push_back(waiting);
+    lane.changed.notify_all();
 }
 
 // A step begins when it was queued, or when the one before it on its stream was done.

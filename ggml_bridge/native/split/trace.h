@@ -26,8 +26,9 @@ class Trace {
 
     bool on() const { return on_.load(std::memory_order_relaxed); }
 
-    // Keeps the first max_spans spans from now on.
-    void start(size_t max_spans);
+    // Keeps the first max_spans spans from now on. read_back: a step counts as done when bytes that it left on the
+    // device have been read, for devices whose events only say that work was sent to them.
+    void start(size_t max_spans, bool read_back);
 
     // Waits for what is on its way. In the order in which the spans ended.
     std::vector<oallama_span> stop();
@@ -38,25 +39,29 @@ class Trace {
     // The caller's thread did something since `begin`.
     void host(oallama_step step, Time begin, int64_t bytes = 0);
 
-    // What has been queued on a backend since the last call for it is this step. Devices without events leave no spans.
-    // name: of the weight, where it is not the phase's.
-    void device(oallama_step step, ggml_backend_t backend, int64_t bytes = 0, const char * name = nullptr);
+    // What has been queued on a backend since the last call for it is this step, and `result` something on the device
+    // that it leaves. Devices without events leave no spans. name: of the weight, where it is not the phase's.
+    void device(oallama_step step, ggml_backend_t backend, const ggml_tensor * result, int64_t bytes = 0,
+                const char * name = nullptr);
 
   private:
     Trace() = default;
 
     struct Waiting {
-        ggml_backend_event_t event;
-        oallama_span         span;
+        ggml_backend_event_t     event;
+        oallama_span             span;
+        std::shared_ptr<int32_t> read; // where bytes are read back to
     };
 
     // One stream of a device.
     struct Lane {
+        bool                    has_events = false; // asking a device may take its time, so it is asked once
         std::deque<Waiting>     queue;
         std::condition_variable changed;
         std::thread             thread;
     };
 
+    Lane & lane_of(ggml_backend_t backend);
     void   watch(Lane & lane);
     void   keep(const oallama_span & span);
     double seconds(Time time) const { return std::chrono::duration<double>(time - started_).count(); }
@@ -66,6 +71,7 @@ class Trace {
     Time                                            started_;
     size_t                                          max_spans_ = 0;
     bool                                            ending_    = false;
+    bool                                            read_back_ = false;
     oallama_span                                    phase_     = {};
     int64_t                                         n_phases_  = 0;
     std::vector<oallama_span>                       spans_;

@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""Measure what docs/scheinfer.md says of streamed slices on this machine; raw samples go to a JSON file.
+
+    scripts/measure_slices.py random MODEL      # predicted against measured t_fin of random (r_GG, r_CG, n_g)
+    scripts/measure_slices.py streams MODEL     # when host, device and link were busy: one prompt, one token
+    scripts/measure_slices.py contention MODEL  # CC, CG and GG alone and at the same time
+
+t_fin of a block is from the launch of its device part to the end of its join. --cpus 0 keeps the engine off the core of
+a worker on core 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from measure_foundation import lasting_prompt
+from tqdm import tqdm
+
+from ggml_bridge.split import Span
+from oallama import Placer, Plan
+from oallama.bench.child import pin_threads
+from oallama.core.types import Workload
+from oallama.cost.operator_cost import PLAIN_LAYOUT
+from oallama.cost.slice_times import StreamedBlock
+from oallama.cost.timeline import PAPER, Prefetch
+from oallama.device.load_params import FlashAttention, load_bridge
+from oallama.device.spec import parse_cpus
+from oallama.place.baselines import cpu
+from oallama.place.decide import decide_as_given
+from oallama.place.problem import costs_of
+from oallama.place.slice_plan import SlicePlan, model_timeline, priced, staging_bytes
+from oallama.place.slice_rest import Slicer, streamed_placement
+from oallama.place.slicing import Slices
+
+ATTENTION: FlashAttention = "on"
+CALLER = ("launch", "host", "wait", "join")
+
+
+def measure_random(args: argparse.Namespace) -> dict[str, Any]:
+    """Random cuts of every FFN alike: t_fin of a block in a prompt of n_prompt tokens, n_g of them on the device, and
+    in decode, median over layers and passes, against the timeline's."""
+    placer, slicer, load = set_up(args)
+    draw = random.Random(args.seed)
+    rows = []
+    for _ in tqdm(range(args.n), unit="cut", disable=not sys.stderr.isatty()):
+        gg = draw.uniform(0.0, 0.6)
+        cg = draw.uniform(0.0, 0.6 * (1 - gg)) * draw.choice((0, 1, 1))
+        n_g = draw.choice((0, 0, draw.uniform(0.05, 0.8)))
+        plan = sliced(placer, slicer, load, gg, cg, round(n_g * args.n_prompt))
+        spans = traced(placer, plan_of(placer, load, plan, slicer), args)
+        row: dict[str, Any] = {"r_gg": gg, "r_cg": cg, "n_g": n_g_of(plan, args.n_prompt)}
+        for phase, n_tokens in (("prompt", args.n_prompt), ("decode", 1)):
+            measured = [t_fin(steps) for steps in phases_of(spans, n_tokens).values()]
+            predicted = predicted_t_fin(plan, slicer, n_tokens)
+            seconds = statistics.median(measured)
+            row[phase] = {"predicted_s": predicted, "measured_s": seconds, "error": predicted / seconds - 1,
+                          "samples_s": measured}  # fmt: skip
+        rows.append(row)
+        tqdm.write(
+            f"r_GG {gg:.2f} r_CG {cg:.2f} n_g {row['n_g']:4d}: "
+            + ", ".join(
+                f"{phase} {1e3 * row[phase]['measured_s']:.2f} ms, predicted {1e3 * row[phase]['predicted_s']:.2f} "
+                f"({100 * row[phase]['error']:+.0f} %)"
+                for phase in ("prompt", "decode")
+            )
+        )
+    errors = {p: statistics.median(abs(row[p]["error"]) for row in rows) for p in ("prompt", "decode")}
+    print(f"median error of t_fin: prompt {100 * errors['prompt']:.1f} %, decode {100 * errors['decode']:.1f} %")
+    return {"n_prompt": args.n_prompt, "seed": args.seed, "median_error": errors, "rows": rows}
+
+
+def measure_streams(args: argparse.Namespace) -> dict[str, Any]:
+    """The steps of one prompt and of one token after the first few, beside the predicted timeline, for r_GG, r_CG and
+    n_g as given; the share of the time that the link was busy."""
+    placer, slicer, load = set_up(args)
+    plan = sliced(placer, slicer, load, args.gg, args.cg, round(args.n_g * args.n_prompt))
+    spans = traced(placer, plan_of(placer, load, plan, slicer), args)
+    found: dict[str, Any] = {"r_gg": args.gg, "r_cg": args.cg, "n_g": n_g_of(plan, args.n_prompt)}
+    for phase, n_tokens in (("prompt", args.n_prompt), ("decode", 1)):
+        steps = one_pass(spans, n_tokens, len(plan.layers))
+        begin, end = min(s.begin_s for s in steps), max(s.end_s for s in steps)
+        predicted = model_timeline(plan, slicer.on, n_tokens, 2)
+        half = predicted.block_ends_s[len(plan.layers) - 1]
+        found[phase] = {
+            "seconds": end - begin,
+            "link_busy": busy(steps, ("copy",)) / (end - begin),
+            "device_busy": busy(steps, ("resident", "streamed")) / (end - begin),
+            "measured": [[s.step, s.name, s.begin_s - begin, s.end_s - begin, s.bytes] for s in steps],
+            "predicted_seconds": predicted.end_s - half,
+            "predicted": [[s.stream, s.block, s.start_s - half, s.end_s - half] for s in predicted.spans
+                          if s.end_s > half],
+        }  # fmt: skip
+        print(
+            f"{phase}: {1e3 * (end - begin):.1f} ms, predicted {1e3 * found[phase]['predicted_seconds']:.1f}; "
+            f"link busy {100 * found[phase]['link_busy']:.0f} %, device {100 * found[phase]['device_busy']:.0f} %"
+        )
+    return found
+
+
+def measure_contention(args: argparse.Namespace) -> dict[str, Any]:
+    """What CC takes in decode while nothing, the device's GG, or the copies of CG run beside it, and what those take.
+    CC is half of each FFN in every arm but the one in which it is alone."""
+    placer, slicer, load = set_up(args)
+    arms = {"CC + GG": (0.5, 0.0), "CC + CG": (0.0, 0.5), "CC + GG + CG": (0.25, 0.25), "CC alone": (0.0, 0.0)}
+    found: dict[str, Any] = {}
+    for name, (gg, cg) in arms.items():
+        plan = sliced(placer, slicer, load, gg, cg, 0)
+        spans = traced(placer, plan_of(placer, load, plan, slicer), args)
+        phases = phases_of(spans, 1)
+        if not phases:
+            continue
+        share = 1.0 - gg - cg
+        every = [s for steps in phases.values() for s in steps]
+        steps = {step: statistics.median([s.end_s - s.begin_s for s in every if s.step == step] or [0.0])
+                 for step in ("host", "resident", "stall", "streamed", "copy")}  # fmt: skip
+        found[name] = {"r_cc": share, "t_fin_s": statistics.median(map(t_fin, phases.values())), **steps,
+                       "host_s_per_unit": steps["host"] / share}  # fmt: skip
+        print(f"{name:13s} t_fin {1e3 * found[name]['t_fin_s']:.2f} ms, CC {1e3 * steps['host']:.2f} ms "
+              f"({1e3 * steps['host'] / share:.2f} ms for all of an FFN), GG {1e3 * steps['resident']:.2f}, "
+              f"copy {1e3 * steps['copy']:.2f}, CG {1e3 * steps['streamed']:.2f}")  # fmt: skip
+    contention = placer.profile().contention
+    found["profile"] = None if contention is None else {
+        name: getattr(contention, name) for name in contention.__dataclass_fields__
+    }  # fmt: skip
+    return found
+
+
+#
+# plans
+#
+
+
+def set_up(args: argparse.Namespace) -> tuple[Placer, Slicer, Workload]:
+    placer = Placer.load(args.model, device=args.device, threads=args.threads, flash_attn=ATTENTION)
+    load = placer.workload(args.n_prompt, args.n_gen)
+    prefetch = PAPER if args.prefetch == "layer" else Prefetch(n_slots=args.slots)
+    return placer, Slicer(placer._problem(ATTENTION), load, prefetch), load
+
+
+def sliced(placer: Placer, slicer: Slicer, load: Workload, gg: float, cg: float, n_g: int) -> SlicePlan:
+    """Every FFN cut alike at the nearest granules, in the layout that is fastest in decode, CC kept twice for n_g where
+    that cannot be streamed."""
+    problem = placer._problem(ATTENTION)
+    placed = cpu(costs_of(problem, load, "mixed", llama_uses_device=False))
+    layers: list[tuple[StreamedBlock, Slices]] = []
+    for layouts in slicer.blocks(placed):
+        fastest = min(layouts.values(), key=lambda b: sum(gemm.cpu_s(1.0, 1) for gemm in b.gemms))
+        extent, step = fastest.block.extent, fastest.block.step
+        cc = extent if gg + cg == 0 or not fastest.takes_n_g else round((1 - gg - cg) * extent / step) * step
+        streamed = min(round(cg * extent / step) * step, extent - cc) if cc < extent else 0
+        if gg < 0.5 / (extent / step):
+            streamed = extent - cc
+        layers.append((fastest, Slices(cc, streamed, extent - cc - streamed, 0.0)))
+    table = ((args_least(load), 0), (load.n_prompt, n_g)) if n_g else ()
+    twice = bool(table) and any(block.layout != PLAIN_LAYOUT for block, _ in layers)
+    made = tuple(layers)
+    weights = sum(block.block.bytes * cut.gg // block.block.extent for block, cut in made)
+    staging = staging_bytes(made, slicer.on, load.n_ubatch, bool(table))
+    return priced(made, slicer.on, load, table, twice, weights, staging)
+
+
+def args_least(load: Workload) -> int:
+    """Below this many tokens n_g is 0."""
+    return max(2, load.n_prompt // 2)
+
+
+def n_g_of(plan: SlicePlan, n_prompt: int) -> int:
+    return dict(plan.token_assignment).get(n_prompt, 0)
+
+
+def plan_of(placer: Placer, load: Workload, plan: SlicePlan, slicer: Slicer) -> Plan:
+    problem = placer._problem(ATTENTION)
+    whole = cpu(costs_of(problem, load, "mixed", llama_uses_device=False))
+    placed = streamed_placement(problem, whole, plan, slicer.on)
+    return placer._plan_of(decide_as_given(problem, placed, load, "manual"), ATTENTION)
+
+
+#
+# traces
+#
+
+
+def traced(placer: Placer, plan: Plan, args: argparse.Namespace) -> list[Span]:
+    """The steps of args.rounds runs, after one that is thrown away."""
+    split = load_bridge().split()
+    everywhere = tuple(os.sched_getaffinity(0))
+    with placer.engine(plan) as engine:
+        pin_threads(args.cpus)  # a worker stays where its --device says
+        prompt = lasting_prompt(engine, args.n_prompt, args.n_gen)
+        split.start_trace(read_back=args.device.startswith("rpc"))
+        for _ in range(args.rounds):
+            engine.generate(prompt, max_tokens=args.n_gen, temperature=0.0)
+        spans = split.stop_trace()
+    pin_threads(everywhere)
+    return spans
+
+
+def phases_of(spans: Sequence[Span], n_tokens: int) -> dict[int, list[Span]]:
+    """Steps by phase, of FFNs in passes over so many tokens."""
+    found: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.n_tokens == n_tokens and "ffn" in span.name:
+            found[span.phase].append(span)
+    return dict(found)
+
+
+def t_fin(steps: Sequence[Span]) -> float:
+    own = [s for s in steps if s.step in CALLER]
+    return max(s.end_s for s in own) - min(s.begin_s for s in own)
+
+
+def one_pass(spans: Sequence[Span], n_tokens: int, n_blocks: int) -> list[Span]:
+    """The last whole pass but one."""
+    phases = sorted({s.phase for s in spans if s.n_tokens == n_tokens})
+    chosen = set(phases[-2 * n_blocks : -n_blocks] if len(phases) >= 2 * n_blocks else phases[-n_blocks:])
+    return sorted((s for s in spans if s.phase in chosen), key=lambda s: s.begin_s)
+
+
+def busy(spans: Sequence[Span], steps: Sequence[str]) -> float:
+    return sum(s.end_s - s.begin_s for s in spans if s.step in steps)
+
+
+def predicted_t_fin(plan: SlicePlan, slicer: Slicer, n_tokens: int) -> float:
+    """Of the FFNs that see every token, in the last of three rounds."""
+    rounds = 1 if n_tokens > 1 else 3
+    ends = model_timeline(plan, slicer.on, n_tokens, rounds).block_ends_s
+    n = len(plan.layers)
+    last = [0.0, *ends][-n - 1 :]
+    times = []
+    for i, (block, cut) in enumerate(plan.layers):
+        if block.takes_n_g and (n_tokens == 1 or not block.outputs_only):
+            n_g = n_g_of(plan, n_tokens)
+            gap = slicer.on.times(block, slicer.on.rates, cut.rates, n_tokens, n_g, 1).gap_s
+            times.append(last[i + 1] - last[i] - gap)
+    return statistics.median(times)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("random", "streams", "contention"))
+    parser.add_argument("model")
+    parser.add_argument("--device", default="rpc-worker:1:1")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cpus", type=parse_cpus, default=(), help="of the engine, such as 0")
+    parser.add_argument("-p", "--n-prompt", type=int, default=128)
+    parser.add_argument("-n", "--n-gen", type=int, default=8)
+    parser.add_argument("-r", "--rounds", type=int, default=2)
+    parser.add_argument("--n", type=int, default=20, help="random cuts")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--gg", type=float, default=0.25, help="r_GG of `streams`")
+    parser.add_argument("--cg", type=float, default=0.1, help="r_CG of `streams`")
+    parser.add_argument("--n-g", type=float, default=0.25, help="n_g of `streams`, as a share of the prompt")
+    parser.add_argument("--slots", type=int, default=2)
+    parser.add_argument("--prefetch", choices=("ahead", "layer"), default="ahead")
+    parser.add_argument("-o", "--out", required=True)
+    args = parser.parse_args()
+    measured = {"random": measure_random, "streams": measure_streams, "contention": measure_contention}[args.what](args)
+    machine = {"system": platform.platform(), "device": args.device, "threads": args.threads}
+    document = {"what": args.what, "model": Path(args.model).name, "machine": machine, "slots": args.slots,
+                "prefetch": args.prefetch, "rounds": args.rounds, **measured}  # fmt: skip
+    Path(args.out).write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
