@@ -40,6 +40,7 @@ class ArmMaker:
     """Makes arms for one model, device and set of tests. plan_options: keywords of Placer.plan (affinity, fill).
 
     gate: `auto` is what the gate lets through, as in `oallama run`; else what is predicted to be the fastest.
+    refresh_gate: it measures although it remembers a verdict.
     """
 
     placer: Placer
@@ -49,6 +50,7 @@ class ArmMaker:
     plan_options: dict[str, Any]
     progress: Progress = quiet
     gate: bool = True
+    refresh_gate: bool = False
 
     def make(self, name: str) -> ArmSpec:
         """The arm of that name: one of STOCK_ARMS, a policy, or a plan file (*.json).
@@ -99,6 +101,7 @@ class ArmMaker:
             **self.workload,
             n_ubatch=self.setting.n_ubatch,
             progress=self.progress,
+            refresh=self.refresh_gate,
             cpus=self.setting.cpus,
             attend=self.attend,
         )

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from oallama.bench.records import BenchTest, Sample, Series
+from oallama.bench.records import BenchTest, Block, Sample, Series
 from oallama.bench.stats import Ratio, geometric_mean, speed_ratio
 from oallama.core.units import format_bytes
 
@@ -20,6 +20,8 @@ VERSION = 1
 
 MOST_CANDIDATES = 2
 CPU_ALONE = "cpu"  # the policy
+ALWAYS = (CPU_ALONE, "stock-cpu")  # tried whatever is predicted for them
+WORTH = 1.02  # as many times as fast as stock is worth a second look
 MEMORY_TOLERANCE = 0.05
 """Free device memory may differ by this share of what it was; beyond, other plans fit."""
 
@@ -30,6 +32,7 @@ class GateKey:
 
     model: str  # the GGUF's fingerprint
     machine: str
+    profile: str  # digest of its timings: others make other plans
     oallama: str  # version
     n_threads: int
     depth_class: int  # size_class of the context
@@ -103,13 +106,13 @@ def choose(candidates: Sequence[Candidate], most: int = MOST_CANDIDATES) -> tupl
     """The candidates with the least predicted time, each placement once; ties by name, so that it is repeatable.
 
     The CPU alone is tried besides, whatever is predicted for it: it is what stock llama.cpp does without the device,
-    and on a slow device the best there is.
+    and on a slow device the best there is. With stock's own way of attention too, where that is another.
     """
     chosen: dict[str, Candidate] = {}
     for candidate in sorted(candidates, key=lambda c: (c.predicted_s, c.policy)):
         chosen.setdefault(candidate.placement, candidate)
     distinct = list(chosen.values())
-    return tuple(c for i, c in enumerate(distinct) if i < most or c.policy == CPU_ALONE)
+    return tuple(c for i, c in enumerate(distinct) if i < most or c.policy in ALWAYS)
 
 
 def weighted_seconds(sample: Sample, measured: BenchTest, n_prompt: int, n_gen: int) -> float:
@@ -144,6 +147,27 @@ def winner_of(trials: Sequence[Trial]) -> str | None:
     return max(means, key=lambda policy: means[policy]) if means else None
 
 
+def undecided(trials: Sequence[Trial]) -> tuple[str, ...]:
+    """Where no policy wins: those that seem worth it at every depth but for the noise. They are worth measuring again,
+    as stock's placement costs what they would gain."""
+    if winner_of(trials) is not None:
+        return ()
+    seconded = dict.fromkeys(each.policy for each in trials)
+    for each in trials:
+        if each.ratio is None or each.ratio.value < WORTH:
+            seconded.pop(each.policy, None)
+    return tuple(seconded)
+
+
+def together(parts: Sequence[tuple[Series, int]]) -> Series:
+    """One candidate's pairs with stock from several measurements of a test: parts are (series, position of its arm).
+    In the result stock is arm 0 and the candidate arm 1."""
+    blocks = tuple(
+        Block((block.samples[0], block.samples[arm]), block.drift) for series, arm in parts for block in series.kept
+    )
+    return Series(parts[0][0].test, blocks)
+
+
 def decide(
     key: GateKey, stock: str, trials: Sequence[Trial], free_bytes: int, measured_at: str, seconds: float
 ) -> Verdict:
@@ -166,6 +190,7 @@ def expired(verdict: Verdict, key: GateKey, free_bytes: int) -> str:
 
 _CHANGES = {
     "machine": "the machine, its driver or its libraries",
+    "profile": "what was timed of the machine",
     "n_threads": "the number of threads",
     "depth_class": "the length of the context",
     "prompt_class": "the length of the prompt",

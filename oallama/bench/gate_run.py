@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from oallama import __version__
 from oallama.bench.ab import Bench, Progress, quiet, run_bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker, memory_cap
-from oallama.bench.expected import expected_places
 from oallama.bench.gate import (
-    Candidate,
     GateKey,
+    Trial,
     Verdict,
     choose,
     decide,
@@ -24,17 +22,19 @@ from oallama.bench.gate import (
     length_class,
     sentence,
     size_class,
+    together,
     trial,
+    undecided,
 )
+from oallama.bench.gate_plans import all_plans, candidate, plan_by, stock_plan
 from oallama.bench.gate_store import read_verdict, write_verdict
-from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Setting, StockPlacement
+from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Setting
 from oallama.bench.rows import refusal
-from oallama.core.errors import DoesNotFit
 from oallama.core.types import Workload
-from oallama.place.decide import POLICIES
 from oallama.plan.attention import attention_of
 
 if TYPE_CHECKING:
+    from oallama.core.types import Profile
     from oallama.cost.operator_cost import Pass
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
@@ -93,25 +93,28 @@ def gated_plan(
     key = gate_key(placer, load)
     known = None if refresh else read_verdict(key)
     if known is not None and not expired(known[0], key, free):
-        return Gated(_plan_by(placer, load, attend, *known), known[0], True)
+        verdict, placement = known
+        plan = plan_by(placer, load, attend, verdict.winner) if verdict.winner else stock_plan(placer, load, placement)
+        return Gated(plan, verdict, True)
     start = time.monotonic()
-    plans = _plans(placer, load, attend)
-    chosen = choose([_candidate(policy, plan) for policy, plan in plans.items()])
+    plans = all_plans(placer, load, attend)
+    chosen = choose([candidate(policy, plan) for policy, plan in plans.items()])
     maker = ArmMaker(placer, setting, cap, (), {}, progress)
     stock = maker.make(STOCK_FIT if placer.device.kind != "cpu-pair" else STOCK_CPU)
     tests = gate_tests(load, plans[chosen[0].policy] if chosen else None)
-    arms = (stock, *(maker.of_plan(each.policy, plans[each.policy]) for each in chosen))
-    result = measure(Bench(arms, tests, placer.operators, placer.model.n_layer, N_BLOCKS, cap=cap), progress)
-    trials = [
-        trial(
-            spec.name, series, index, n_prompt, max(n_gen, 1), refusal(result.arms, index, len(series.samples(index)))
-        )
-        for series in result.series
-        for index, spec in enumerate(arms)
-        if index
-    ]
-    if result.interrupted:
-        raise KeyboardInterrupt
+    arms = (stock, *(maker.of_plan(each.policy, plans[each.policy]) for each in chosen if each.policy != stock.name))
+
+    def measured(arms: tuple[ArmSpec, ...]) -> BenchResult:
+        result = measure(Bench(arms, tests, placer.operators, placer.model.n_layer, N_BLOCKS, cap=cap), progress)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        return result
+
+    first = measured(arms)
+    trials = _trials([first], load)
+    if doubtful := undecided(trials):
+        again = measured((stock, *(arm for arm in arms if arm.name in doubtful)))
+        trials = [*(each for each in trials if each.policy not in doubtful), *_trials([again, first], load)]
     measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     verdict = decide(key, stock.name, trials, free, measured_at, time.monotonic() - start)
     assert stock.stock is not None
@@ -124,9 +127,11 @@ def gate_key(placer: Placer, load: Workload) -> GateKey:
     """What a verdict for this model, device and workload holds for."""
     from oallama.profile.machine import fingerprint_key
 
+    profile = placer.profile()
     return GateKey(
         model=placer.model.fingerprint,
-        machine=fingerprint_key(placer.profile().fingerprint),
+        machine=fingerprint_key(profile.fingerprint),
+        profile=timings_digest(profile),
         oallama=__version__,
         n_threads=placer.threads,
         depth_class=size_class(load.n_ctx),
@@ -140,6 +145,15 @@ def gate_key(placer: Placer, load: Workload) -> GateKey:
         vram_fill=placer.vram_fill,
         gpu_weights=placer.gpu_weights,
     )
+
+
+def timings_digest(profile: Profile) -> str:
+    """16 hex digits of all that was timed, and of nothing else."""
+    from oallama.profile.store import profile_to_json
+
+    record = profile_to_json(profile)
+    timed = {name: record[name] for name in ("cases", "rest", "link", "boundary", "contention", "launch_s")}
+    return hashlib.sha256(json.dumps(timed, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def gate_tests(load: Workload, plan: Plan | None) -> tuple[BenchTest, ...]:
@@ -166,49 +180,25 @@ def gate_tests(load: Workload, plan: Plan | None) -> tuple[BenchTest, ...]:
     return tuple(tests)
 
 
-def stock_plan(placer: Placer, load: Workload, placement: StockPlacement) -> Plan:
-    """Stock llama.cpp's placement and attention as a plan of ours, for the engine to load."""
-    n_layer = placer.model.n_layer
-    if placement.n_gpu_layers == 0:
-        return placer.cpu_plan(load.n_prompt, load.n_gen, load.n_ctx, load.n_ubatch, stock_attention=True)
-    places = expected_places(placer.operators, n_layer, placement)
-    on_device = [name for name, place in places.items() if place == "device"]
-    gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
-    return placer.plan_of(
-        on_device, gpu_layers, load.n_prompt, load.n_gen, load.n_ctx, policy="fit", stock_attention=True
-    )
-
-
-def _plans(placer: Placer, load: Workload, attend: Sequence[Pass] | None) -> dict[str, Plan]:
-    """A plan by every policy that has one here."""
-    found = {}
-    for policy in POLICIES:
-        if policy != "auto":
-            with contextlib.suppress(DoesNotFit):
-                found[policy] = _plan(placer, load, attend, policy)
+def _trials(results: Sequence[BenchResult], load: Workload) -> list[Trial]:
+    """Of the candidates of the first result; measured again in the others, all pairs count together."""
+    first = results[0]
+    found = []
+    for position, made in enumerate(first.series):
+        for index, arm in enumerate(first.arms[1:], 1):
+            name = arm.spec.name
+            parts, refused = [(made, index)], refusal(first.arms, index, len(made.samples(index)))
+            for other in results[1:]:
+                there = [each.spec.name for each in other.arms].index(name)
+                parts.append((other.series[position], there))
+                refused = refused or refusal(other.arms, there, len(other.series[position].samples(there)))
+            found.append(trial(name, together(parts), 1, load.n_prompt, max(load.n_gen, 1), refused))
     return found
-
-
-def _plan(placer: Placer, load: Workload, attend: Sequence[Pass] | None, policy: str) -> Plan:
-    return placer.plan(policy, load.n_prompt, load.n_gen, load.n_ctx, load.n_ubatch, attend=attend)
-
-
-def _candidate(policy: str, plan: Plan) -> Candidate:
-    told = plan.to_json()
-    parts = [told["operators"], told["token_assignment"], told.get("streaming"), told.get("attention")]
-    placement = json.dumps([plan.device, plan.n_gpu_layers, *parts], sort_keys=True)
-    predicted = plan.predicted.total_s if plan.predicted is not None else float("inf")
-    return Candidate(policy, predicted, hashlib.sha256(placement.encode()).hexdigest())
-
-
-def _plan_by(
-    placer: Placer, load: Workload, attend: Sequence[Pass] | None, verdict: Verdict, stock: StockPlacement
-) -> Plan:
-    return _plan(placer, load, attend, verdict.winner) if verdict.winner else stock_plan(placer, load, stock)
 
 
 def arm_of_gate(maker: ArmMaker, name: str, gated: Gated) -> ArmSpec:
     """The arm `auto`: what the gate lets through, with its verdict for the reader."""
-    spec = maker.of_plan(name, gated.plan)
-    how = "remembered" if gated.remembered else f"in {gated.verdict.seconds:.1f} s"
-    return replace(spec, notes=(*spec.notes, f"gate, {how}: {sentence(gated.verdict).removeprefix('oallama: ')}"))
+    spec, said = maker.of_plan(name, gated.plan), sentence(gated.verdict).removeprefix("oallama: ")
+    how = f"remembered, took {gated.verdict.seconds:.1f} s" if gated.remembered else f"in {gated.verdict.seconds:.1f} s"
+    document = {**asdict(gated.verdict), "said": said, "remembered": gated.remembered}
+    return replace(spec, notes=(*spec.notes, f"gate, {how}: {said}"), gate=document)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from oallama.bench.gate import VERSION, GateKey, Verdict, verdict_from_json, verdict_to_json
+from oallama.bench.gate_plans import NAMES
 from oallama.bench.records import StockPlacement
-from oallama.place.decide import POLICIES
 from oallama.profile.cache import cache_folder
 
 
@@ -28,7 +28,7 @@ def read_verdict(key: GateKey) -> tuple[Verdict, StockPlacement] | None:
         placement = StockPlacement(**{**stock, "overrides": tuple((p, w) for p, w in stock["overrides"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if verdict.winner is not None and verdict.winner not in POLICIES:
+    if verdict.winner is not None and verdict.winner not in NAMES:
         return None
     return verdict, placement
 

@@ -68,15 +68,16 @@ def prepare(
     plan_options: dict[str, Any] | None = None,
     progress: Progress = quiet,
     gate: bool = True,
+    refresh_gate: bool = False,
     **options: Any,
 ) -> Bench:
-    """Plan, search and fit: everything that is decided before arms are compared. gate: `auto` passes the gate first.
-    options: fields of Bench.
+    """Plan, search and fit: everything that is decided before arms are compared. gate: `auto` passes the gate first;
+    refresh_gate: even where its verdict is remembered. options: fields of Bench.
 
     Raises UsageError, DoesNotFit, and what planning, searching and fitting raise.
     """
     cap = memory_cap(placer, setting)
-    maker = ArmMaker(placer, setting, cap, tests, plan_options or {}, progress, gate)
+    maker = ArmMaker(placer, setting, cap, tests, plan_options or {}, progress, gate, refresh_gate)
     specs = [maker.make(name) for name in arms]
     for index, text in enumerate(stock_args):
         specs.append(maker.make_of_args(f"{STOCK_ARGS}-{index + 1}" if index else STOCK_ARGS, text))

@@ -87,7 +87,7 @@ class StockPlacement:
 @dataclass(frozen=True, slots=True)
 class ArmSpec:
     """One arm, decided: `stock` as llama.cpp's options say, or `plan` (the plan's JSON). `search` is how it was found,
-    for the reader: steps {flag, value, seconds or note}."""
+    for the reader: steps {flag, value, seconds or note}; `gate` the verdict behind it, as JSON."""
 
     name: str
     setting: Setting
@@ -97,6 +97,7 @@ class ArmSpec:
     predicted: Mapping[str, float] | None = None
     search: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
+    gate: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,6 +117,7 @@ class ArmSpec:
             predicted=message["predicted"],
             search=tuple(message["search"]),
             notes=tuple(message["notes"]),
+            gate=message["gate"],
         )
 
     def with_setting(self, **changes: Any) -> ArmSpec:

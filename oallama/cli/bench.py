@@ -21,6 +21,7 @@ from oallama.cli.options import (
     parsed,
     placement_options,
     profile_option,
+    refresh_gate_option,
 )
 from oallama.cli.output import emit, talk, write_file
 from oallama.cli.policy import affinity_option, fill_option
@@ -117,6 +118,7 @@ def parse_output(text: str) -> tuple[str, str | None]:
 @click.option("--delay", type=count(0, 3600), default=0, metavar="SECONDS", help="To cool off before each turn.")
 @click.option("--reload", "reload", is_flag=True, help="Load an arm anew for each turn, as where not all fit at once.")
 @gate_option
+@refresh_gate_option
 @click.option("--progress/--no-progress", default=None, help="Show a bar.  [default: on a terminal]")
 def command(
     model: str,
@@ -140,6 +142,7 @@ def command(
     delay: int,
     reload: bool,
     gate: bool,
+    refresh_gate: bool,
     progress: bool | None,
 ) -> None:
     """Measure arms against each other: each in a process of its own, in turns, with the same tokens and under the same
@@ -170,6 +173,7 @@ def command(
             {"affinity": affinity, "fill": fill},
             shown,
             gate=gate,
+            refresh_gate=refresh_gate,
             n_blocks=-(-repetitions // 2),
             delay_s=float(delay),
             resident=False if reload else None,

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from oallama.plan.plan import Plan
 
 
-def gated(placer: Placer, n_prompt: int, n_gen: int, n_ctx: int | None, n_ubatch: int | None) -> Plan:
+def gated(
+    placer: Placer, n_prompt: int, n_gen: int, n_ctx: int | None, n_ubatch: int | None, refresh: bool = False
+) -> Plan:
     """The plan that the gate lets through, with its verdict told in a line."""
     from oallama.bench.gate import sentence
     from oallama.bench.gate_run import gated_plan
 
     with bench_progress(None) as shown:
-        found = gated_plan(placer, n_prompt, n_gen, n_ctx, **given(n_ubatch=n_ubatch), progress=shown)
+        found = gated_plan(placer, n_prompt, n_gen, n_ctx, **given(n_ubatch=n_ubatch), progress=shown, refresh=refresh)
     talk(sentence(found.verdict))
     return found.plan

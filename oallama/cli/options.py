@@ -258,6 +258,10 @@ gate_option = click.option(
     "not faster.",
 )  # fmt: skip
 
+refresh_gate_option = click.option(
+    "--refresh-gate", is_flag=True, help="Policy auto: measure although the verdict of an earlier time still holds."
+)
+
 profile_option = click.option(
     "--profile", type=click.Path(), metavar="FILE",
     help="Use this profile (from `oallama profile --json`) instead of measuring.",

@@ -25,6 +25,7 @@ from oallama.cli.options import (
     parsed,
     placement_options,
     profile_option,
+    refresh_gate_option,
 )
 from oallama.cli.output import emit_json, is_terminal, talk
 from oallama.cli.policy import PolicyOptions, policy_options
@@ -72,6 +73,7 @@ def parse_seed(text: str) -> int:
 @engine_options
 @profile_option
 @gate_option
+@refresh_gate_option
 @click.option(
     "-s",
     "--seed",
@@ -100,6 +102,7 @@ def command(
     engine: EngineOptions,
     profile: str | None,
     gate: bool,
+    refresh_gate: bool,
     seed: int,
     temp: float,
     chat: bool | None,
@@ -119,7 +122,8 @@ def command(
     text = read_prompt(text)
     if plan_file is not None and policy.given:
         raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
-    placer, plan = prepare(model, plan_file, policy, placement, engine, profile, gate, len(text.encode()), n_gen)
+    n_bytes = len(text.encode())
+    placer, plan = prepare(model, plan_file, policy, placement, engine, profile, gate, refresh_gate, n_bytes, n_gen)
     with placer.engine(plan, **engine.for_engine()) as loaded:
         for warning in loaded.warnings:
             talk(f"warning: {warning}")
@@ -142,6 +146,7 @@ def prepare(
     engine: EngineOptions,
     profile: str | None,
     gate: bool,
+    refresh_gate: bool,
     prompt_bytes: int,
     n_gen: int,
 ) -> tuple[Placer, Plan]:
@@ -162,7 +167,7 @@ def prepare(
     if policy.keeps_to_cpu(placer):
         return placer, placer.cpu_plan(n_prompt, n_gen, n_ctx, **given(n_ubatch=engine.n_ubatch))
     if gate and policy.is_auto:
-        plan = gated(placer, n_prompt, n_gen, n_ctx, engine.n_ubatch)
+        plan = gated(placer, n_prompt, n_gen, n_ctx, engine.n_ubatch, refresh_gate)
     else:
         plan = policy.plan(placer, n_prompt, n_gen, n_ctx, engine.n_ubatch)
     for note in plan.record.extra.get("notes", ()):

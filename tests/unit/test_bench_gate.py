@@ -33,7 +33,7 @@ from oallama.bench.gate import (
 from oallama.bench.records import BenchTest, Sample
 from oallama.bench.stats import Ratio
 
-KEY = GateKey("m" * 64, "0" * 16, "0.1.0", 2, 12, 9, 7, 512, "f16", "f16", "auto", None, 0.9, 0.5)
+KEY = GateKey("m" * 64, "0" * 16, "1" * 16, "0.1.0", 2, 12, 9, 7, 512, "f16", "f16", "auto", None, 0.9, 0.5)
 GIB = 1 << 30
 SHORT, DEEP = BenchTest(64, 16), BenchTest(64, 16, 4096)
 

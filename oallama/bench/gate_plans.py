@@ -1,0 +1,76 @@
+"""The plans that the gate chooses among, and stock llama.cpp's placement as a plan of ours."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from oallama.bench.arms import STOCK_CPU
+from oallama.bench.expected import expected_places
+from oallama.bench.gate import CPU_ALONE, Candidate
+from oallama.core.errors import DoesNotFit
+from oallama.place.decide import POLICIES
+from oallama.plan.attention import attention_of
+from oallama.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from oallama.bench.records import StockPlacement
+    from oallama.core.types import Workload
+    from oallama.cost.operator_cost import Pass
+    from oallama.placer import Placer
+
+NAMES = (*(policy for policy in POLICIES if policy != "auto"), STOCK_CPU)
+"""What may pass the gate: a plan by each policy, and the CPU alone with stock's own attention."""
+
+
+def all_plans(placer: Placer, load: Workload, attend: Sequence[Pass] | None) -> dict[str, Plan]:
+    """A plan by every policy that has one here. Where the CPU's plan leaves flash attention off, which stock llama.cpp
+    would not, the CPU alone with stock's attention is among them as well: measured, whatever was predicted."""
+    found: dict[str, Plan] = {}
+    for policy in NAMES:
+        if policy == STOCK_CPU and not (placer.flash_attn == "auto" and _leaves_flash_off(found[CPU_ALONE])):
+            continue
+        with contextlib.suppress(DoesNotFit):
+            found[policy] = plan_by(placer, load, attend, policy)
+    return found
+
+
+def plan_by(placer: Placer, load: Workload, attend: Sequence[Pass] | None, name: str) -> Plan:
+    """The plan of that name, one of NAMES."""
+    if name == STOCK_CPU:
+        return placer.cpu_plan(load.n_prompt, load.n_gen, load.n_ctx, load.n_ubatch, stock_attention=True)
+    return placer.plan(name, load.n_prompt, load.n_gen, load.n_ctx, load.n_ubatch, attend=attend)
+
+
+def candidate(policy: str, plan: Plan) -> Candidate:
+    """What the gate knows of a plan before it measures."""
+    attention = plan.record.extra.get("attention")
+    placement = json.dumps([plan.device, plan.n_gpu_layers, plan.to_json()["operators"], attention], sort_keys=True)
+    predicted = plan.predicted.total_s if plan.predicted is not None else float("inf")
+    return Candidate(policy, predicted, hashlib.sha256(placement.encode()).hexdigest())
+
+
+def stock_plan(placer: Placer, load: Workload, placement: StockPlacement) -> Plan:
+    """Stock llama.cpp's placement, attention and choice of host memory as a plan of ours, for the engine to load: the
+    very configuration that the stock arm has, which is why the device stays open even with nothing on it (llama.cpp
+    computes large batches there)."""
+    if placer.device.kind == "cpu-pair":  # stock llama.cpp has no such device
+        return plan_by(placer, load, None, STOCK_CPU)
+    n_layer = placer.model.n_layer
+    places = expected_places(placer.operators, n_layer, placement)
+    on_device = [name for name, place in places.items() if place == "device"]
+    gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
+    plan = placer.plan_of(
+        on_device, gpu_layers, load.n_prompt, load.n_gen, load.n_ctx, policy="fit", stock_attention=True
+    )
+    operators = tuple(replace(operator, layout=None) for operator in plan.operators)
+    return Plan(replace(plan.record, device=str(placer.device), workload=load, operators=operators))
+
+
+def _leaves_flash_off(plan: Plan) -> bool:
+    said = attention_of(plan.record)
+    return said is not None and said.flash_attn == "off"
