@@ -109,11 +109,12 @@ def traced(engine: Any, prompt: list[int], n_gen: int) -> dict[str, Any]:
 
 
 def last_token(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The spans of the last single token: from the phase on with which the model's first split weight came again."""
+    """The spans of the last single token: its phases are the last of as many as there are names. (Of a prompt the last
+    layer computes one token too, so a first phase with one token need not be a token's first.)"""
     single = [span for span in spans if span["n_tokens"] == 1]
     starts = [span for span in single if span["step"] == "launch"]
-    again = [span["begin_s"] for span in starts if span["name"] == starts[0]["name"]]
-    return [span for span in single if span["begin_s"] >= again[-1]] if again else []
+    n_phases = len({span["name"] for span in starts})
+    return [span for span in single if span["begin_s"] >= starts[-n_phases]["begin_s"]] if starts else []
 
 
 def sums_of(spans: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -177,10 +178,10 @@ def best_layout(operator: Any, cc: int) -> str:
 
     bridge = load_bridge()
     k, n, e = operator.shape
-    shape = (cc, n, e) if cut_axis(operator) == "cols" else (k, cc, e)
+    columns, rows = (cc, n) if cut_axis(operator) == "cols" else (k, cc)
     used = operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0
     layouts = bridge.cpu_layouts()
-    return str(next(x for x in layouts if bridge.layout_supports(x, operator.type, *shape, used)))
+    return str(next(x for x in layouts if bridge.layout_supports(x, operator.type, columns, rows, e, used)))
 
 
 def main() -> int:

@@ -272,10 +272,11 @@ def span(
             "end_s": end_s}  # fmt: skip
 
 
-def test_the_last_token_begins_where_the_first_weight_comes_again() -> None:
+def test_the_last_token_is_the_last_of_every_phase() -> None:
     token = [span("launch", 0, 1), span("host", 1, 3), span("launch", 3, 4, "blk.1"), span("copy", 3, 5, "blk.1")]
     later = [{**each, "begin_s": each["begin_s"] + 10, "end_s": each["end_s"] + 10} for each in token]
-    assert last_token([span("launch", -9, -8, n_tokens=64), *token, *later]) == later
+    prompt = [span("launch", -9, -8, n_tokens=64), span("launch", -7, -6, "blk.1")]
+    assert last_token([*prompt, *token, *later]) == later
     assert last_token([]) == []
 
 
