@@ -73,6 +73,32 @@ def test_attention_costs_by_what_it_sees(bridge: ggml_bridge.Bridge, flash_attn:
         assert min(long.run(9)) > 4 * min(short.run(9)) > 0
 
 
+def test_what_is_masked_costs_flash_attention_nothing(bridge: ggml_bridge.Bridge) -> None:
+    """llama.cpp shows attention the cache in steps of 256 positions; without flash attention all of them count."""
+    near, far = {}, {}
+    for flash_attn in (True, False):
+        with (
+            bridge.layer_rest("CPU", 1, 16, **SHAPE, flash_attn=flash_attn) as fresh,
+            bridge.layer_rest("CPU", 1, 256, **SHAPE, flash_attn=flash_attn) as full,
+        ):
+            near[flash_attn], far[flash_attn] = min(fresh.run(25)), min(full.run(25))
+    assert near[True] < 0.75 * far[True]
+    assert 0.8 * far[False] < near[False] < 1.25 * far[False]
+    assert near[True] < near[False]
+
+
+@pytest.mark.parametrize(("type_k", "type_v"), [("Q8_0", "F16"), ("Q8_0", "Q4_0"), ("BF16", "BF16")])
+def test_other_types_of_the_cache(bridge: ggml_bridge.Bridge, type_k: str, type_v: str) -> None:
+    with bridge.layer_rest("CPU", 2, 300, **SHAPE, type_k=type_k, type_v=type_v) as flash:
+        assert flash.run(1)[0] > 0
+    if type_v == "Q4_0":
+        with pytest.raises(ValueError, match="quantised V cache needs flash attention"):
+            bridge.layer_rest("CPU", 2, 300, **SHAPE, flash_attn=False, type_k=type_k, type_v=type_v)
+        return
+    with bridge.layer_rest("CPU", 2, 300, **SHAPE, flash_attn=False, type_k=type_k, type_v=type_v) as plain:
+        assert plain.run(1)[0] > 0
+
+
 def test_no_activation_without_a_feed_forward(bridge: ggml_bridge.Bridge) -> None:
     with bridge.layer_rest("CPU", 1, 256, **{**SHAPE, "n_ff": 0}) as timer:
         assert "GLU" not in timer.ops
@@ -88,8 +114,9 @@ def test_no_activation_without_a_feed_forward(bridge: ggml_bridge.Bridge) -> Non
         ({"head_dim_k": 33}, "even head width"),
         ({"n_layers_in_graph": 65}, "must be 1 to 64"),
         ({"n_kv": 1 << 40}, "larger than a tebielement"),
+        ({"type_k": "Q8_0", "head_dim_k": 48}, "multiple of the block size"),
     ],
 )
-def test_impossible_blocks(bridge: ggml_bridge.Bridge, change: dict[str, int], message: str) -> None:
+def test_impossible_blocks(bridge: ggml_bridge.Bridge, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bridge.layer_rest("CPU", **{"n_tokens": 1, "n_kv": 256, **SHAPE, **change})

@@ -1,0 +1,117 @@
+"""A plan's attention is what the engine, the bench and a placer that is told otherwise really run with."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gguf_factory import write_gguf
+
+from oallama.bench.arms import ArmMaker
+from oallama.bench.process import ArmProcess
+from oallama.bench.records import BenchTest, Cap, Setting
+from oallama.core.errors import UsageError
+from oallama.cost.attention import attention_seconds
+from oallama.cost.operator_cost import passes
+from oallama.device.attention import Attention
+from oallama.placer import Placer
+from oallama.plan.attention import attention_of, with_attention_of
+from oallama.plan.plan import Plan
+from oallama.profile.store import profile_to_json
+
+N_CTX = 1024
+FLASH_ATTENTION = {"on": 1, "off": 0}  # llama_flash_attn_type
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("models") / "f16.gguf", "llama", weight_type="F16")
+
+
+@pytest.fixture(scope="module")
+def plan(model: Path) -> Plan:
+    return Placer.load(model, device="none", threads=1).cpu_plan(16, 4, N_CTX, 64)
+
+
+def saying(plan: Plan, flash_attn: str, type_k: str = "f16") -> Plan:
+    return Plan(with_attention_of(plan.record, Attention(flash_attn, type_k, "f16")))  # type: ignore[arg-type]
+
+
+def loaded(model: Path, plan: Plan, **told: str) -> tuple[int, int, Attention]:
+    """(flash_attn_type, type_k) of the context that a placer's engine makes, and what the engine says of it."""
+    with Placer.load(model, device="none", threads=1, **told).engine(plan) as engine:  # type: ignore[arg-type]
+        params = engine.llama.context_params
+        assert engine.generate([1, 2, 3], max_tokens=2, temperature=0).n_gen == 2
+        return int(params.flash_attn_type), int(params.type_k), engine.attention
+
+
+@pytest.mark.parametrize("way", ["on", "off"])
+def test_the_engine_runs_with_what_the_plan_says(way: str, model: Path, plan: Plan) -> None:
+    flash_attn, type_k, said = loaded(model, saying(plan, way, "q8_0"))
+    assert (flash_attn, type_k) == (FLASH_ATTENTION[way], 8)  # GGML_TYPE_Q8_0
+    assert said == Attention(way, "q8_0", "f16")  # type: ignore[arg-type]
+    other = "off" if way == "on" else "on"
+    assert loaded(model, saying(plan, way), flash_attn=other)[0] == FLASH_ATTENTION[other]
+
+
+def test_a_plan_that_says_nothing_is_run_as_a_new_one_would_be(model: Path, plan: Plan) -> None:
+    for n_prompt, way in ((16, "on"), (900, "off")):
+        load = replace(plan.workload, n_prompt=n_prompt, n_gen=64)
+        old = Plan(replace(plan.record, workload=load, extra={}))
+        assert loaded(model, old)[0] == FLASH_ATTENTION[way]
+
+
+def test_the_depth_of_the_workload_chooses_without_a_profile(model: Path) -> None:
+    placer = Placer.load(model, device="none", threads=1)
+    for n_prompt, n_gen, way in ((16, 64, "on"), (64, 900, "off")):
+        said = attention_of(placer.cpu_plan(n_prompt, n_gen, N_CTX, 64).record)
+        assert said == Attention(way, "f16", "f16")  # type: ignore[arg-type]
+    quantised = Placer.load(model, device="none", threads=1, type_v="q8_0")
+    assert attention_of(quantised.cpu_plan(64, 900, N_CTX, 64).record) == Attention("on", "f16", "q8_0")
+    with pytest.raises(UsageError, match="needs flash attention"):
+        Placer.load(model, device="none", type_v="q8_0", flash_attn="off")
+
+
+def test_an_arm_chooses_for_what_is_measured_and_runs_with_it(model: Path) -> None:
+    placer = Placer.load(model, device="none", threads=1)
+    setting = Setting(model=str(model), device="none", n_ctx=N_CTX, n_threads=1, n_ubatch=64)
+    for depth, way in ((0, "on"), (900, "off")):
+        spec = ArmMaker(placer, setting, Cap(), (BenchTest(0, 16, depth),), {}).make("cpu")
+        assert spec.plan is not None
+        assert spec.plan["attention"]["flash_attn"] == way
+        arm = ArmProcess(spec)
+        try:
+            assert arm.load(()).flash_attn == (way == "on")
+        finally:
+            arm.close()
+    told = ArmMaker(placer, replace(setting, flash_attn="on"), Cap(), (BenchTest(0, 16, 900),), {}).make("cpu")
+    arm = ArmProcess(told)
+    try:
+        assert arm.load(()).flash_attn
+    finally:
+        arm.close()
+
+
+def test_a_profile_decides_where_there_is_one(model: Path, tmp_path: Path) -> None:
+    placer = Placer.load(model, device="none", threads=1)
+    profile = placer.profile(progress=False, tokens=(1,))
+    assert {rest.shape.flash_attn for rest in profile.rest if rest.shape is not None} == {True, False}
+    made = placer.plan("cpu", 16, 900, N_CTX, 64)
+    said = attention_of(made.record)
+    over = passes(made.workload, "mixed")
+    seconds = {way: attention_seconds(profile, way, "CPU", over) or 0.0 for way in ("on", "off")}  # type: ignore[arg-type]
+    assert said is not None
+    assert seconds[said.flash_attn] == min(seconds.values()) > 0
+
+    file = tmp_path / "profile.json"
+    file.write_text(json.dumps(profile_to_json(profile)))
+    command = [sys.executable, "-m", "oallama", "plan", str(model), "--device", "none", "--profile", str(file)]
+    told = subprocess.run([*command, "-fa", "off", "-ctk", "q8_0"], capture_output=True, text=True, timeout=120)
+    assert json.loads(told.stdout)["attention"] == {"flash_attn": "off", "type_k": "q8_0", "type_v": "f16"}
+    bad = subprocess.run([*command, "-fa", "off", "-ctv", "q8_0"], capture_output=True, text=True, timeout=120)
+    assert bad.returncode == 2
+    assert bad.stderr.count("\n") == 1
