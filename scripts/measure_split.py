@@ -29,6 +29,7 @@ from oallama.cost.predict import placement_seconds
 from oallama.cost.transfer import TransferRates
 from oallama.model.cut import cut_extent
 from oallama.place.problem import costs_of
+from oallama.plan.attention import attention_of
 from oallama.plan.plugin_text import plugin_text
 
 
@@ -144,7 +145,8 @@ def measure_stages(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def bound_of(placer: Placer, plan: Plan, n_prompt: int, n_gen: int) -> dict[str, float]:
-    problem = placer._problem()
+    attention = attention_of(plan.record)
+    problem = placer._problem("auto" if attention is None else attention.flash_attn)
     load = replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen)
     by_name = {o.name: o for o in placer.operators}
     gg = [0 if p.gg in (0, 1) else round(p.gg * cut_extent(by_name[p.name])) for p in plan.operators]
