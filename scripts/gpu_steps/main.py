@@ -57,11 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         return write_report(ROOT)
     work = work_folder(options).absolute()
-    copies = [folder.absolute() for folder in options.out]
-    if os.environ.get("OUT"):
-        copies.append(Path(os.environ["OUT"]))
     try:
-        store = Store(work, tuple(copies), options.device, options.scale)
+        store = Store(work, tuple(folder.absolute() for folder in options.out), options.device, options.scale)
         if options.resume:
             store.adopt(options.resume)
     except StoreError as error:
