@@ -230,6 +230,21 @@ def test_a_large_context_is_measured_at_a_second_depth_that_is_soon_filled() -> 
     assert len(slow) == 1  # too slow to go there
 
 
+def test_a_plan_made_for_a_depth_is_measured_near_it() -> None:
+    """Without flash attention, which pays behind many tokens only."""
+
+    def depths(load: Workload, way: Any, total_s: float = 2.0) -> list[int]:
+        made = plan("cpu", load, (), total_s)
+        return [t.n_depth for t in gate_tests(load, Plan(with_attention_of(made.record, Attention(way, "f16", "f16"))))]
+
+    deep = Workload(2000, 32, 4096)  # 0.5 ms a prompt token
+    assert depths(deep, "on") == [0]
+    assert depths(deep, "off") == [2000 - 512 + 8]
+    assert depths(Workload(64, 1040, 4096), "off") == [512]  # the middle of the generation
+    assert depths(deep, "off", total_s=40.0) == [1000]  # as deep as DEPTH_S allows at 10 ms a token
+    assert depths(Workload(2000, 32, 32768), "off") == [1496, 16384]
+
+
 def noisy(bench: Bench, progress: Progress, seen: list[Bench]) -> BenchResult:
     """`split` is 1.2 times as fast as stock; the first measurement has a noise of a fifth, the others have none."""
     seen.append(bench)
