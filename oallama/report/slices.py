@@ -22,10 +22,8 @@ def slice_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[
         return ()
     settings, total = record.streaming or StreamSettings(), sum(p.cg * o.bytes for o, p in streamed)
     how = "as soon as a slot is free" if settings.prefetch == "ahead" else "layer by layer"
-    ring = (
-        f"streamed: {format_bytes(round(total))} of weights a token, copied {how} through a ring of "
-        f"{plural(settings.n_slots, 'slot')}"
-    )
+    what = f"streamed: {format_bytes(round(total))} of weights a token" if streamed else "streamed for prompts only"
+    ring = f"{what}, copied {how} through a ring of {plural(settings.n_slots, 'slot')}"
     rates = "; ".join(_rates(placed))
     sentences = [ring, f"slices CC/CG/GG: {rates}"] if rates else [ring]
     if record.token_assignment:

@@ -45,6 +45,15 @@ def test_tokens_and_copies_are_said() -> None:
     assert tokens.endswith(f": {lengths}, CC kept in host memory twice")
 
 
+def test_what_only_prompts_stream_is_told_so() -> None:
+    still = tuple(OperatorPlacement(op.name, 0.25, 0.0, 0.75) for op in OPERATORS)
+    told = dataclasses.replace(record(), operators=still, token_assignment=((64, 32),))
+    ring, slices, tokens = slice_sentences(told, OPERATORS)
+    assert ring.startswith("streamed for prompts only, copied as soon")
+    assert slices.startswith("slices CC/CG/GG: layers 0-3 75/0/25 %")
+    assert tokens.endswith(": 32 of 64")
+
+
 def test_a_plan_that_streams_nothing_says_nothing_of_it() -> None:
     still = tuple(OperatorPlacement(op.name, 0.25, 0.0, 0.75) for op in OPERATORS)
     assert slice_sentences(dataclasses.replace(record(), operators=still), OPERATORS) == ()
