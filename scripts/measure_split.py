@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -24,9 +25,11 @@ from typing import Any
 from measure_foundation import Sample, interleaved, prompt_of, ratio
 
 from oallama import Placer, Plan
+from oallama.bench.child import pin_threads
 from oallama.core.types import SPLIT_LAYOUT, LinearFit, Operator, OperatorPlacement
 from oallama.cost.predict import placement_seconds
 from oallama.cost.transfer import TransferRates
+from oallama.device.spec import parse_cpus
 from oallama.model.cut import cut_extent
 from oallama.place.problem import costs_of
 from oallama.plan.attention import attention_of
@@ -124,7 +127,9 @@ def measure_stages(args: argparse.Namespace) -> dict[str, Any]:
         prompt = prompt_of(args.n_prompt, placer.model.n_vocab)
         bound = bound_of(placer, plan, args.n_prompt, args.n_gen)
         made = []
+        everywhere = tuple(os.sched_getaffinity(0))
         with placer.engine(plan) as engine:
+            pin_threads(args.cpus)  # a worker stays where its --device says
             for i in range(args.rounds + 1):
                 generation = engine.generate(prompt, max_tokens=args.n_gen, temperature=0.0, seed=i)
                 stats = engine.split_stats
@@ -133,6 +138,7 @@ def measure_stages(args: argparse.Namespace) -> dict[str, Any]:
                 if i:
                     made.append({"ttft_s": generation.ttft_s, "tpot_s": generation.tpot_s, **stats.per_token(),
                                  "phases": stats.decode.n_phases / stats.n_decoded})  # fmt: skip
+        pin_threads(everywhere)
         medians = {key: statistics.median(m[key] for m in made) for key in made[0]}
         share = {"ttft": bound["ttft_s"] / medians["ttft_s"], "tpot": bound["tpot_s"] / medians["tpot_s"]}
         rows.append({"plan": Path(file).name, "medians": medians, "bound": bound, "of_bound": share, "samples": made})
@@ -165,6 +171,7 @@ def bound_of(placer: Placer, plan: Plan, n_prompt: int, n_gen: int) -> dict[str,
 _LOAD = """
 import sys
 from oallama import Placer, Plan
+from oallama.bench.child import pin_threads
 plan = Plan.load(sys.argv[1])
 placer = Placer.load(plan.record.model_path, device=plan.device, threads=int(sys.argv[2]))
 with placer.engine(plan, n_ctx=64) as engine:
@@ -213,6 +220,7 @@ def main() -> None:
     parser.add_argument("-p", "--n-prompt", type=int, default=256)
     parser.add_argument("-n", "--n-gen", type=int, default=32)
     parser.add_argument("-r", "--rounds", type=int, default=8)
+    parser.add_argument("--cpus", type=parse_cpus, default=(), help="of the engine in `stages`, such as 0")
     parser.add_argument("-o", "--output", help="raw samples as JSON")
     args = parser.parse_args()
     result = {"what": args.what, "machine": platform.processor() or platform.machine(), **measures[args.what](args)}
