@@ -61,6 +61,21 @@ class Store:
         """The cell's command line, without its output."""
         return ["bench", str(self.model_path(cell.model)), *cell.arguments]
 
+    def profile_command(self, cell: Cell) -> list[str]:
+        """The command that times the machine for the cell's plans; nothing where there is no device."""
+        return ["profile", str(self.model_path(cell.model)), *cell.profile] if cell.profile else []
+
+    def profile(self, cell: Cell, refresh: bool) -> str:
+        """Time the machine for the cell's plans, or find that done; why not, or "". Ctrl-C is raised."""
+        try:
+            self.make_model(cell.model)
+        except RuntimeError as error:
+            return str(error)
+        command = [sys.executable, "-m", "oallama", *self.profile_command(cell), *(["--refresh"] if refresh else [])]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        said = _said(process)
+        return _last_line(said) if process.returncode else ""
+
     def known(self, cell: Cell) -> Outcome | None:
         """What was measured before by the same command and was not cut short; None where there is nothing."""
         try:
@@ -73,23 +88,17 @@ class Store:
 
     def measure(self, cell: Cell) -> Outcome:
         """Run the cell and keep its result. Ctrl-C ends the cell and is raised."""
-        start = time.monotonic()
         try:
             self.make_model(cell.model)
         except RuntimeError as error:
             return Outcome(cell, error=str(error))
+        start = time.monotonic()
         self._record(cell).parent.mkdir(parents=True, exist_ok=True)
         result = self._record(cell).with_suffix(".rows.json")
         result.unlink(missing_ok=True)
         command = [sys.executable, "-m", "oallama", *self.command(cell), "-o", str(result)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        try:
-            said = process.communicate()[1]
-        except KeyboardInterrupt:
-            process.communicate()  # the terminal's Ctrl-C reached it too; it ends its arms
-            raise
-        if process.returncode == 130:
-            raise KeyboardInterrupt
+        said = _said(process)
         if process.returncode != 0:
             return Outcome(cell, error=_last_line(said))
         rows = json.loads(result.read_text(encoding="utf-8"))
@@ -117,6 +126,18 @@ class Store:
         except OSError:
             return []
         return [stat.st_size, int(stat.st_mtime)]
+
+
+def _said(process: subprocess.Popen[str]) -> str:
+    """Its stderr, when it has ended. Ctrl-C, which the terminal sends to it too, is raised."""
+    try:
+        said = process.communicate()[1]
+    except KeyboardInterrupt:
+        process.communicate()  # it ends its arms
+        raise
+    if process.returncode == 130:
+        raise KeyboardInterrupt
+    return said
 
 
 def _last_line(text: str) -> str:

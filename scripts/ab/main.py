@@ -4,6 +4,7 @@
     python scripts/ab scripts/ab/oato-paper.toml --list         # what would be measured, and what is there
     python scripts/ab scripts/ab/rpc-worker.toml --only 1b      # cells whose name has that in it
     python scripts/ab scripts/ab/rpc-worker.toml --report-only  # from what is there
+    python scripts/ab scripts/ab/matrix.toml --refresh-profiles # time the machine anew before the cells still to do
 
 Results, models that were made and the report (report.md, report.html, report.json) go to build/ab/NAME.
 """
@@ -15,6 +16,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--list", action="store_true", help="list the cells and measure nothing")
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report what is there")
+    parser.add_argument(
+        "--refresh-profiles", action="store_true", help="time the machine anew for the models whose cells are to do"
+    )
     options = parser.parse_args(arguments)
     try:
         matrix = read_matrix(options.matrix)
@@ -52,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     interrupted = False
     outcomes: dict[str, Outcome] = {}
     try:
+        if not options.report_only:
+            _profile(store, [cell for cell in wanted if store.known(cell) is None], options.refresh_profiles)
         for index, cell in enumerate(wanted):
             outcomes[cell.id] = _outcome(store, cell, index, len(wanted), options.report_only)
     except KeyboardInterrupt:
@@ -61,6 +68,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if interrupted:
         return 130
     return int(any(outcome.error for outcome in outcomes.values()))
+
+
+def _profile(store: Store, cells: Sequence[Cell], refresh: bool) -> None:
+    """Have the machine timed before the cells, so that no cell's time has that in it. What goes wrong here will in the
+    cell as well, which says so."""
+    for cell in {tuple(store.profile_command(cell)): cell for cell in cells if cell.profile}.values():
+        start = time.monotonic()
+        fault = store.profile(cell, refresh)
+        print(
+            f"profile of {cell.model.name} on {cell.device}: {fault or f'{time.monotonic() - start:.0f} s'}",
+            file=sys.stderr,
+        )
 
 
 def _outcome(store: Store, cell: Cell, index: int, n_cells: int, report_only: bool) -> Outcome:

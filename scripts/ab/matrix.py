@@ -5,6 +5,10 @@ about = "one sentence"
 [options]                              # of every cell; names of `oallama bench`, see OPTIONS
 arms = ["stock-fit", "auto"]
 device = "rpc-worker:1:1"
+[[devices]]                            # where there are several: a name, and options of its own before those above
+name = "pair"
+device = "cpu-pair"
+without_arms = ["stock-ncmoe"]
 [[models]]
 name = "1b"
 path = "models/x.gguf"                 # in the checkout or absolute, or made: like = "llama3-8b", type, layers
@@ -26,7 +30,7 @@ from typing import Any
 OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     "arms": list, "device": str, "threads": int, "cpus": str, "repetitions": int, "vram_fill": (int, float),
     "flash_attn": str, "type_k": str, "type_v": str, "n_batch": int, "n_ubatch": int, "fill": str, "affinity": str,
-    "stock_args": list, "delay": int, "seed": int,
+    "stock_args": list, "delay": int, "seed": int, "refresh_gate": bool,
 }  # fmt: skip
 """Options of a cell, as TOML names them, and their types."""
 
@@ -38,6 +42,7 @@ _FLAGS = {
 _MODEL_KEYS = {"name", "path", "like", "type", "layers", "extra_arms", "without_arms"}
 _CAP_KEYS = {"gpu_weights", "vram"}
 _WORKLOAD_KEYS = {"pg", "depth"}
+_DEVICE_KEYS = {"name", "without_arms"}  # and OPTIONS
 
 
 class MatrixError(Exception):
@@ -57,13 +62,16 @@ class Model:
 
 @dataclass(frozen=True)
 class Cell:
-    """One `oallama bench`: arguments are all but the model and the output."""
+    """One `oallama bench`: arguments are all but the model and the output, profile those of the `oallama profile` that
+    it needs, none without a device."""
 
     id: str
+    device: str  # as shown
     model: Model
     cap: str  # as shown: `25%`, `12GiB`, `free`
     workload: str  # `pp64+tg32`, `pp64+tg32 @ d4096`
     arguments: tuple[str, ...]
+    profile: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,34 +99,67 @@ def read_matrix(path: Path) -> Matrix:
 
 
 def matrix(document: Mapping[str, Any]) -> Matrix:
-    """Cells in the order models, caps, workloads. Raises MatrixError naming the key that is wrong."""
-    _only(document, {"name", "about", "options", "models", "caps", "workloads"}, "the file")
+    """Cells in the order devices, models, caps, workloads. Raises MatrixError naming the key that is wrong."""
+    _only(document, {"name", "about", "options", "devices", "models", "caps", "workloads"}, "the file")
     name = document.get("name")
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]+", name):
         raise MatrixError("name must be a word of letters, digits, dots, dashes and underscores")
-    options = document.get("options", {})
-    _options(options)
+    devices = _devices(document)
     models = [_model(row) for row in _rows(document, "models")]
-    names = [model.name for model, _ in models]
-    if len(set(names)) < len(names):
-        raise MatrixError("two models have the same name")
     caps = [_cap(row) for row in document.get("caps") or [{}]]
     workloads = [_workload(row) for row in _rows(document, "workloads")]
+    for what, names in (("devices", [one.name for one in devices]), ("models", [model.name for model, _ in models])):
+        if len(set(names)) < len(names):
+            raise MatrixError(f"two {what} have the same name")
     cells = []
-    for model, arms_of in models:
-        for cap, cap_arguments in caps:
-            for workload, workload_arguments in workloads:
-                arguments = ("--arms", ",".join(arms_of(options.get("arms", []))), *_arguments(options))
-                cells.append(
-                    Cell(
-                        id=_slug(model.name, cap, workload),
-                        model=model,
-                        cap=cap,
-                        workload=workload,
-                        arguments=(*arguments, *cap_arguments, *workload_arguments),
-                    )
-                )
+    for device in devices:
+        options = device.options
+        for model, arms_of in models:
+            arms = [arm for arm in arms_of(options["arms"]) if arm not in device.without_arms]
+            for cap, cap_arguments in caps:
+                for workload, workload_arguments in workloads:
+                    cells.append(
+                        Cell(
+                            id=_slug(*([device.name] if device.name else []), model.name, cap, workload),
+                            device=device.name or str(options.get("device", "")),
+                            model=model,
+                            cap=cap,
+                            workload=workload,
+                            arguments=("--arms", ",".join(arms), *_arguments(options), *cap_arguments,
+                                       *workload_arguments),
+                            profile=_profile_arguments(options),
+                        )
+                    )  # fmt: skip
     return Matrix(name, str(document.get("about", "")), tuple(cells))
+
+
+@dataclass(frozen=True)
+class _Device:
+    name: str  # "" where the file has no [[devices]]
+    options: Mapping[str, Any]
+    without_arms: frozenset[str]
+
+
+def _devices(document: Mapping[str, Any]) -> list[_Device]:
+    shared = document.get("options", {})
+    if not isinstance(shared, dict):
+        raise MatrixError("options must be a table")
+    _only(shared, set(OPTIONS), "options")
+    found = []
+    for row in _rows(document, "devices") if "devices" in document else [{}]:
+        _only(row, set(OPTIONS) | _DEVICE_KEYS, "a device")
+        if row and not isinstance(row.get("name"), str):
+            raise MatrixError("a device needs a name")
+        options = {**shared, **{key: value for key, value in row.items() if key in OPTIONS}}
+        _options(options)
+        found.append(_Device(row.get("name", ""), options, frozenset(row.get("without_arms", []))))
+    return found
+
+
+def _profile_arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
+    if options.get("device") == "none":
+        return ()
+    return tuple(word for key in ("device", "threads") if key in options for word in (_FLAGS[key], str(options[key])))
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:
@@ -128,15 +169,12 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
             found += [flag, str(options[key])]
     for text in options.get("stock_args", []):
         found += ["--stock-args", str(text)]
-    return found
+    return [*found, "--refresh-gate"] if options.get("refresh_gate") else found
 
 
-def _options(options: Any) -> None:
-    if not isinstance(options, dict):
-        raise MatrixError("options must be a table")
-    _only(options, set(OPTIONS), "options")
+def _options(options: Mapping[str, Any]) -> None:
     for key, value in options.items():
-        if not isinstance(value, OPTIONS[key]) or isinstance(value, bool):
+        if not isinstance(value, OPTIONS[key]) or (isinstance(value, bool) and OPTIONS[key] is not bool):
             raise MatrixError(f"options.{key} has the wrong type")
     if not options.get("arms"):
         raise MatrixError("options.arms must name at least one arm")

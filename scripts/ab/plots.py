@@ -36,12 +36,12 @@ def plots(document: Mapping[str, Any]) -> list[tuple[str, bytes]]:
 
 def _by_cap(found: Sequence[Against]) -> bytes:
     """One panel a model and metric; caps along the bottom, an arm a line with its 95 % interval."""
-    models = list(dict.fromkeys(each.model for each in found))
-    figure, axes = _subplots(len(models), len(METRICS))
-    for i, model in enumerate(models):
+    lines = list(dict.fromkeys((each.device, each.model) for each in found))
+    figure, axes = _subplots(len(lines), len(METRICS))
+    for i, (device, model) in enumerate(lines):
         for j, metric in enumerate(METRICS):
             axis = axes[i][j]
-            here = [each for each in found if (each.model, each.metric) == (model, metric)]
+            here = [each for each in found if (each.device, each.model, each.metric) == (device, model, metric)]
             caps = list(dict.fromkeys(each.cap for each in here))
             axis.axhline(1.0, color="#1c2733", linewidth=1)
             axis.axhline(NO_HARM, color="#9c2f3f", linewidth=1, linestyle=":")
@@ -57,7 +57,7 @@ def _by_cap(found: Sequence[Against]) -> bytes:
                     capsize=3, color=COLOURS[index % len(COLOURS)], label=arm,
                 )  # fmt: skip
             axis.set_xticks(range(len(caps)), caps)
-            axis.set_title(f"{model}: {METRIC_NAMES[metric]}", fontsize=10)
+            axis.set_title(f"{model} on {device}: {METRIC_NAMES[metric]}", fontsize=10)
     axes[0][0].legend(frameon=False, fontsize=8)
     return _svg(figure)
 
@@ -83,7 +83,7 @@ def _times(document: Mapping[str, Any], metric: str) -> bytes | None:
         colours = ["#9aa7b5" if row["arm"].startswith("stock") else COLOURS[0] for row in rows]
         axis.barh([row["arm"] for row in rows], middles, xerr=spread, color=colours, capsize=2)
         axis.invert_yaxis()
-        axis.set_title(f"{cell['model']}, {cell['cap']}, {cell['workload']}", fontsize=9)
+        axis.set_title(f"{cell['device']}, {cell['model']}, {cell['cap']}, {cell['workload']}", fontsize=8)
     for axis in panels[len(cells) :]:
         axis.set_visible(False)
     return _svg(figure)

@@ -7,30 +7,24 @@ import hashlib
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 from ab.cells import Outcome
 from ab.matrix import Matrix
-from ab.summary import METRICS, NO_HARM, Against, Figures, against_stock, figures, predictions
+from ab.summary import METRICS, NO_HARM, Against, Figures, Gate, against_stock, figures, gates, predictions
 
 METRIC_NAMES = {"total": "whole run", "ttft": "TTFT", "tpot": "TPOT"}
 
 
 def record(matrix: Matrix, outcomes: Sequence[Outcome], machine: Mapping[str, Any]) -> dict[str, Any]:
     """The report as data: the cells with their rows, every arm against the best stock arm, and the figures."""
-    found = [
-        against
+    placed = [
+        ((outcome.cell.device, outcome.cell.model.name, outcome.cell.cap, outcome.cell.workload), outcome.rows)
         for outcome in outcomes
-        for metric in METRICS
-        for against in against_stock(
-            outcome.cell.model.name, outcome.cell.cap, outcome.cell.workload, outcome.rows, metric
-        )
     ]
-    predicted = [
-        each
-        for outcome in outcomes
-        for each in predictions(outcome.cell.model.name, outcome.cell.cap, outcome.cell.workload, outcome.rows)
-    ]
+    found = [each for place, rows in placed for metric in METRICS for each in against_stock(place, rows, metric)]
+    predicted = [each for place, rows in placed for each in predictions(place, rows)]
     return {
         "name": matrix.name,
         "about": matrix.about,
@@ -38,14 +32,15 @@ def record(matrix: Matrix, outcomes: Sequence[Outcome], machine: Mapping[str, An
         "complete": all(outcome.rows or outcome.error for outcome in outcomes) and len(outcomes) == len(matrix.cells),
         "cells": [
             {
-                "id": outcome.cell.id, "model": outcome.cell.model.name, "cap": outcome.cell.cap,
-                "workload": outcome.cell.workload, "arguments": list(outcome.cell.arguments),
+                "id": outcome.cell.id, "device": outcome.cell.device, "model": outcome.cell.model.name,
+                "cap": outcome.cell.cap, "workload": outcome.cell.workload, "arguments": list(outcome.cell.arguments),
                 "seconds": outcome.seconds, "error": outcome.error, "rows": list(outcome.rows),
             }
             for outcome in outcomes
         ],
         "against_stock": [asdict(each) for each in found],
         "figures": [asdict(each) for each in figures(found)],
+        "gates": [asdict(each) for place, rows in placed for each in gates(place, rows)],
         "predictions": predicted,
     }  # fmt: skip
 
@@ -67,6 +62,7 @@ def sections(document: Mapping[str, Any]) -> list[tuple[str, Sequence[str], list
         ("Against the best stock arm of each cell, over all cells", *_figures_table(document)),
         *((f"{METRIC_NAMES[metric]}, times as fast as the best stock arm", *_metric_table(document, metric))
           for metric in METRICS),
+        ("The gate", *_gates_table(document)),
         ("What every arm did", *_rows_table(document)),
         ("Cells without a result", *_errors_table(document)),
         ("Arms without a ratio", *_refused_table(document)),
@@ -77,6 +73,8 @@ def markdown(document: Mapping[str, Any]) -> str:
     lines = [f"# {document['name']}", "", document["about"], "", machine_text(document)]
     if not document["complete"]:
         lines += ["", "**Not complete:** some cells are still to be measured."]
+    for sentence in sentences(document):
+        lines += ["", sentence]
     for heading, columns, rows in sections(document):
         if rows:
             lines += ["", f"## {heading}", "", _md_line(columns), _md_line(["---"] * len(columns))]
@@ -93,6 +91,7 @@ def html_page(document: Mapping[str, Any], plots: Sequence[tuple[str, bytes]]) -
     ]
     if not document["complete"]:
         parts.append("<p><strong>Not complete:</strong> some cells are still to be measured.</p>")
+    parts += [f"<p>{_e(sentence)}</p>" for sentence in sentences(document)]
     for caption, svg in plots:
         data = base64.b64encode(svg).decode("ascii")
         alt = _e(caption)
@@ -123,6 +122,33 @@ _CSS = (
 )
 
 
+def sentences(document: Mapping[str, Any]) -> list[str]:
+    """What the tables come to: the no-harm figure of `auto`, what the gate costs, and how large the noise is."""
+    made = []
+    for each in figures_of(document):
+        if (each.arm, each.metric) == ("auto", "total"):
+            surely = f", {each.n_surely} of them beyond the noise" if each.n_harmed else ""
+            made.append(
+                f"auto, whole run, {each.n_cells} cells: worst {ratio_text(each.worst)} of the best stock arm "
+                f"({_place(each.worst)}), best {ratio_text(each.best)} ({_place(each.best)}), geometric mean "
+                f"{each.mean:.3f}; {each.n_harmed} below {NO_HARM}{surely}; in {each.n_same} it is that stock arm's "
+                "very configuration, which counts as 1."
+            )
+    seconds = [gate["seconds"] for gate in document["gates"]]
+    if seconds:
+        made.append(
+            f"The gate took {median(seconds):.0f} s in the median cell, {min(seconds):.0f} to {max(seconds):.0f} s, "
+            "once for each model, device and class of workload."
+        )
+    apart = [abs(each.noise - 1) for each in against_of(document) if each.noise is not None and each.metric == "total"]
+    if apart:
+        made.append(
+            f"Noise: arms that are one configuration differ by {median(apart):.1%} in the median cell, "
+            f"{max(apart):.1%} at most."
+        )
+    return made
+
+
 def machine_text(document: Mapping[str, Any]) -> str:
     machine = document["machine"]
     return ", ".join(f"{key} {value}" for key, value in machine.items() if value)
@@ -137,11 +163,13 @@ def ratio_text(against: Against) -> str:
 
 
 def _figures_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    columns = ("arm", "of", "cells", "geometric mean", "worst cell", "which", "best cell", "which", f"below {NO_HARM}")
+    columns = ("arm", "of", "cells", "geometric mean", "worst cell", "which", "best cell", "which", f"below {NO_HARM}",
+               "surely", "same as stock")  # fmt: skip
     rows: list[tuple[str, ...]] = [
         (
             each.arm, METRIC_NAMES[each.metric], str(each.n_cells), f"{each.mean:.3f}",
             ratio_text(each.worst), _place(each.worst), ratio_text(each.best), _place(each.best), str(each.n_harmed),
+            str(each.n_surely), str(each.n_same),
         )
         for each in figures_of(document)
     ]  # fmt: skip
@@ -151,15 +179,24 @@ def _figures_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tup
 def _metric_table(document: Mapping[str, Any], metric: str) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     found = [each for each in against_of(document) if each.metric == metric]
     arms = list(dict.fromkeys(each.arm for each in found))
-    cells: dict[tuple[str, str, str, str], dict[str, Against]] = {}
+    cells: dict[tuple[str, ...], dict[str, Against]] = {}
     for each in found:
-        cells.setdefault((each.model, each.cap, each.workload, each.stock), {})[each.arm] = each
+        cells.setdefault((each.device, each.model, each.cap, each.workload, each.stock), {})[each.arm] = each
     rows = [(*place, *(ratio_text(of[arm]) if arm in of else "" for arm in arms)) for place, of in cells.items()]
-    return ("model", "cap", "workload", "best stock", *arms), rows
+    return ("device", "model", "cap", "workload", "best stock", *arms), rows
+
+
+def _gates_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    rows: list[tuple[str, ...]] = [
+        (gate.device, gate.model, gate.cap, gate.workload, gate.said, f"{gate.seconds:.1f}", "yes" * gate.remembered)
+        for gate in (Gate(**row) for row in document["gates"])
+    ]
+    return ("device", "model", "cap", "workload", "it said", "seconds", "remembered"), rows
 
 
 def _rows_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     columns = (
+        "device",
         "model",
         "cap",
         "workload",
@@ -173,7 +210,8 @@ def _rows_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[
     )
     rows: list[tuple[str, ...]] = [
         (
-            cell["model"], cell["cap"], cell["workload"], row["arm"], _ms(row["ttft_s"]), _ms(row["tpot_s"]),
+            cell["device"], cell["model"], cell["cap"], cell["workload"], row["arm"],
+            _ms(row["ttft_s"]), _ms(row["tpot_s"]),
             f"{row['avg_ts']:.1f}", _mib(row["device_bytes"]), _mib(row["operator_bytes_on_device"]),
             "; ".join(str(note) for note in row["notes"]),
         )
@@ -185,22 +223,22 @@ def _rows_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[
 
 def _errors_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     rows: list[tuple[str, ...]] = [
-        (c["model"], c["cap"], c["workload"], c["error"]) for c in document["cells"] if c["error"]
+        (c["device"], c["model"], c["cap"], c["workload"], c["error"]) for c in document["cells"] if c["error"]
     ]
-    return ("model", "cap", "workload", "why"), rows
+    return ("device", "model", "cap", "workload", "why"), rows
 
 
 def _refused_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     rows: list[tuple[str, ...]] = [
-        (each.model, each.cap, each.workload, each.arm, METRIC_NAMES[each.metric], each.refused)
+        (each.device, each.model, each.cap, each.workload, each.arm, METRIC_NAMES[each.metric], each.refused)
         for each in against_of(document)
         if each.refused
     ]
-    return ("model", "cap", "workload", "arm", "of", "why"), rows
+    return ("device", "model", "cap", "workload", "arm", "of", "why"), rows
 
 
 def _place(against: Against) -> str:
-    return f"{against.model}, {against.cap}, {against.workload}"
+    return ", ".join(filter(None, (against.device, against.model, against.cap, against.workload)))
 
 
 def _ms(seconds: float | None) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from oallama.bench.stats import geometric_mean, speed_ratio
 
 Row = Mapping[str, Any]
+Place = tuple[str, str, str, str]  # of a cell: device, model, cap, workload
 METRICS: Mapping[str, str] = {"total": "samples_ns", "ttft": "samples_ttft_s", "tpot": "samples_tpot_s"}
 """Metric -> the row's samples, of which less is better."""
 
@@ -20,10 +21,11 @@ NO_HARM = 0.98
 class Against:
     """An arm against the best stock arm of a cell, by one metric. value above 1: faster; low and high: 95 %.
 
-    same: it is that stock arm's very configuration, so it is as fast, whatever the samples say. refused: why there is
-    no number.
+    same: it is that stock arm's very configuration, so it is as fast, whatever the samples say; what they say is then
+    `noise`. refused: why there is no number.
     """
 
+    device: str
     model: str
     cap: str
     workload: str
@@ -35,6 +37,21 @@ class Against:
     high: float | None
     same: bool = False
     refused: str = ""
+    noise: float | None = None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the gate said in a cell: the line, what it uses ("" for stock's placement), and what it took."""
+
+    device: str
+    model: str
+    cap: str
+    workload: str
+    said: str
+    winner: str
+    seconds: float
+    remembered: bool
 
 
 @dataclass(frozen=True)
@@ -48,15 +65,15 @@ class Figures:
     mean: float
     n_cells: int
     n_harmed: int  # cells below NO_HARM
+    n_surely: int  # of these, cells whose whole interval lies below it
+    n_same: int  # cells in which it is the best stock arm's very configuration
 
 
 def is_stock(arm: str) -> bool:
     return arm.startswith("stock")
 
 
-def against_stock(
-    model: str, cap: str, workload: str, rows: Sequence[Row], metric: str, seed: int = 0
-) -> list[Against]:
+def against_stock(place: Place, rows: Sequence[Row], metric: str, seed: int = 0) -> list[Against]:
     """Every arm that is not stock's, in order. The best stock arm is the one with the least mean time that did what it
     says."""
     key = METRICS[metric]
@@ -68,18 +85,23 @@ def against_stock(
     for row in rows:
         if is_stock(row["arm"]) or not row[key]:
             continue
-        place = (model, cap, workload, row["arm"], metric, best["arm"])
+        whose = (*place, row["arm"], metric, best["arm"])
+        ratio = speed_ratio(best[key], row[key], seed=seed)
         if row["problems"]:
-            found.append(Against(*place, None, None, None, refused=row["problems"][0]))
+            found.append(Against(*whose, None, None, None, refused=row["problems"][0]))
         elif (row["same_as"] or row["arm"]) == (best["same_as"] or best["arm"]):
-            found.append(Against(*place, 1.0, 1.0, 1.0, same=True))
+            found.append(Against(*whose, 1.0, 1.0, 1.0, same=True, noise=ratio.value if ratio else None))
+        elif ratio is None:
+            found.append(Against(*whose, None, None, None, refused="too few samples"))
         else:
-            ratio = speed_ratio(best[key], row[key], seed=seed)
-            if ratio is None:
-                found.append(Against(*place, None, None, None, refused="too few samples"))
-            else:
-                found.append(Against(*place, ratio.value, ratio.low, ratio.high))
+            found.append(Against(*whose, ratio.value, ratio.low, ratio.high))
     return found
+
+
+def gates(place: Place, rows: Sequence[Row]) -> list[Gate]:
+    """What the gate said for the arms that passed it."""
+    said = [row["gate"] for row in rows if row.get("gate")]
+    return [Gate(*place, gate["said"], gate["winner"] or "", gate["seconds"], gate["remembered"]) for gate in said]
 
 
 def figures(found: Sequence[Against]) -> list[Figures]:
@@ -100,12 +122,14 @@ def figures(found: Sequence[Against]) -> list[Figures]:
                 mean=geometric_mean(values),
                 n_cells=len(cells),
                 n_harmed=sum(value < NO_HARM for value in values),
+                n_surely=sum(each.high is not None and each.high < NO_HARM for each in cells),
+                n_same=sum(each.same for each in cells),
             )
         )
     return made
 
 
-def predictions(model: str, cap: str, workload: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+def predictions(place: Place, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Predicted and measured TTFT and TPOT of every arm that predicts."""
     found = []
     for row in rows:
@@ -113,7 +137,7 @@ def predictions(model: str, cap: str, workload: str, rows: Sequence[Row]) -> lis
             predicted, samples = (row["predicted"] or {}).get(f"{metric}_s"), row[METRICS[metric]]
             if predicted and samples:
                 found.append(
-                    {"model": model, "cap": cap, "workload": workload, "arm": row["arm"], "metric": metric,
-                     "predicted_s": predicted, "measured_s": sum(samples) / len(samples)}
+                    {**dict(zip(("device", "model", "cap", "workload"), place, strict=True)), "arm": row["arm"],
+                     "metric": metric, "predicted_s": predicted, "measured_s": sum(samples) / len(samples)}
                 )  # fmt: skip
     return found

@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from ab.cells import Outcome, Store
-from ab.matrix import Cell, Matrix, MatrixError, matrix, read_matrix
+from ab.matrix import Matrix, MatrixError, matrix, read_matrix
 from ab.plots import plots
-from ab.report import against_of, figures_of, html_page, markdown, record
+from ab.report import against_of, figures_of, html_page, markdown, record, sentences
 from ab.summary import against_stock, figures
 from click.testing import CliRunner
 from model_shapes import KNOWN
 
 from oallama.cli.bench import command as bench_command
+from oallama.cli.profile import command as profile_command
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT: dict[str, Any] = {
@@ -58,6 +60,25 @@ def test_every_combination_is_a_cell_with_its_command() -> None:
     assert cells[4].arguments[1] == "stock-fit,auto,stock-ncmoe"
 
 
+def test_a_device_has_options_of_its_own_before_those_of_all() -> None:
+    arms = {"arms": ["stock-cpu", "auto"], "without_arms": ["stock-ncmoe"]}
+    devices = [{"name": "near", "threads": 1, "refresh_gate": True}, {"name": "pair", "device": "cpu-pair", **arms}]
+    _, near, _, pair = matrix(changed(devices=devices, caps=[], workloads=[{"pg": [8, 4]}])).cells
+    assert (near.id, near.device, pair.id) == ("near-moe-free-pp8_tg4", "near", "pair-moe-free-pp8_tg4")
+    assert " ".join(near.arguments).startswith(
+        "--arms stock-fit,auto,stock-ncmoe --device rpc-worker:1 --threads 1 --stock-args -ngl 3 --refresh-gate -p"
+    )
+    assert " ".join(pair.arguments).startswith("--arms stock-cpu,auto --device cpu-pair --threads 2 ")
+    assert (near.profile, pair.profile) == (
+        ("--device", "rpc-worker:1", "--threads", "1"), ("--device", "cpu-pair", "--threads", "2"),
+    )  # fmt: skip
+
+
+def test_without_a_device_there_is_nothing_to_profile() -> None:
+    options = {"arms": ["stock-cpu", "cpu"], "device": "none"}
+    assert {cell.profile for cell in matrix(changed(options=options)).cells} == {()}
+
+
 def test_without_caps_what_is_free_is_used() -> None:
     assert {cell.cap for cell in matrix(changed(caps=[])).cells} == {"free"}
 
@@ -75,6 +96,11 @@ def test_without_caps_what_is_free_is_used() -> None:
         ({"caps": [{"ram": "1GiB"}]}, "unknown key ram"),
         ({"options": {"arms": []}}, "at least one arm"),
         ({"options": {"arms": ["auto"], "threads": "2"}}, "threads has the wrong type"),
+        ({"options": {"arms": ["auto"], "refresh_gate": 1}}, "refresh_gate has the wrong type"),
+        ({"devices": [{"device": "cpu-pair"}]}, "a device needs a name"),
+        ({"devices": [{"name": "a"}, {"name": "a"}]}, "two devices have the same name"),
+        ({"devices": [{"name": "a", "speed": 2}]}, "unknown key speed"),
+        ({"devices": []}, r"at least one \[\[devices\]\]"),
     ],
 )
 def test_what_is_no_matrix_is_refused_in_one_sentence(changes: dict[str, Any], says: str) -> None:
@@ -99,6 +125,8 @@ def test_the_shipped_matrices_are_commands_that_oallama_bench_takes(path: Path, 
         arguments = [str(tmp_path / "missing.gguf"), *cell.arguments, "-o", str(tmp_path / "rows.json")]
         outcome = CliRunner().invoke(bench_command, arguments)
         assert "missing.gguf" in str(outcome.exception)  # everything before the model was understood
+        outcome = CliRunner().invoke(profile_command, [str(tmp_path / "missing.gguf"), *cell.profile])
+        assert "missing.gguf" in str(outcome.exception)
 
 
 def row(arm: str, seconds: float, **changes: Any) -> dict[str, Any]:
@@ -118,12 +146,16 @@ def row(arm: str, seconds: float, **changes: Any) -> dict[str, Any]:
         "same_as": None,
         "predicted": None,
         "notes": ["a note"],
+        "gate": None,
         **changes,
     }
 
 
+PLACE = ("rpc-worker:1", "m", "25%", "pp64+tg32")
+
+
 def against(*rows: dict[str, Any]) -> list[Any]:
-    return against_stock("m", "25%", "pp64+tg32", rows, "total")
+    return against_stock(PLACE, rows, "total")
 
 
 def test_the_best_stock_arm_is_what_counts() -> None:
@@ -142,8 +174,11 @@ def test_a_stock_arm_that_is_not_what_it_says_is_no_opponent() -> None:
 def test_the_same_configuration_is_as_fast_whatever_the_samples_say() -> None:
     (auto,) = against(row("stock-cpu", 1.0), row("auto", 1.1, same_as="stock-cpu"))
     assert (auto.value, auto.same) == (1.0, True)
+    assert auto.noise == pytest.approx(1 / 1.1)
     (twin,) = against(row("auto", 1.1), row("stock-cpu", 1.0, same_as="auto"))
     assert twin.same
+    (other,) = against(row("stock-cpu", 1.0), row("auto", 1.1))
+    assert other.noise is None
 
 
 def test_an_arm_that_is_not_what_it_says_has_no_number() -> None:
@@ -160,7 +195,15 @@ def test_the_no_harm_figure_is_the_worst_cell() -> None:
     (made,) = figures(found)
     assert (made.worst.value, made.best.value) == (pytest.approx(0.8), pytest.approx(2.0))
     assert made.mean == pytest.approx((0.8 * 2.0) ** 0.5)
-    assert (made.n_cells, made.n_harmed) == (2, 1)
+    assert (made.n_cells, made.n_harmed, made.n_same) == (2, 1, 0)
+
+
+def test_a_cell_below_is_told_from_one_that_noise_may_explain() -> None:
+    wild = {"samples_ns": [round(s * 1e9) for s in (0.8, 1.3, 1.0, 0.9, 1.2, 1.1)]}
+    (made,) = figures([*against(row("stock-cpu", 1.0), row("auto", 1.05, **wild)),
+                       *against(row("stock-cpu", 1.0), row("auto", 1.25)),
+                       *against(row("stock-cpu", 1.0), row("auto", 1.25, same_as="stock-cpu"))])  # fmt: skip
+    assert (made.n_cells, made.n_harmed, made.n_surely, made.n_same) == (3, 2, 1, 1)
 
 
 @pytest.fixture
@@ -168,11 +211,33 @@ def document() -> dict[str, Any]:
     made = matrix(DOCUMENT)
     rows = (
         row("stock-fit", 1.0),
-        row("auto", 0.8, predicted={"ttft_s": 0.9, "tpot_s": 0.07}),
+        row("auto", 0.8, predicted={"ttft_s": 0.9, "tpot_s": 0.07}, gate=GATE),
         row("<script>", 2.0, problems=["a | b"]),
     )
     outcomes = [Outcome(made.cells[0], rows, seconds=3.0), Outcome(made.cells[1], error="it <failed>")]
     return record(made, [*outcomes, *(Outcome(cell) for cell in made.cells[2:])], {"CPU": "a CPU", "device": ""})
+
+
+GATE = {"said": "split 1.25× stock, using it", "winner": "split", "seconds": 12.3, "remembered": False, "trials": []}
+
+
+def test_what_the_gate_costs_and_how_the_worst_cell_fares_is_said_in_words(document: dict[str, Any]) -> None:
+    harm, cost = sentences(document)
+    assert harm.startswith("auto, whole run, 1 cells: worst 1.250 (1.")
+    assert "(rpc-worker:1, one, 25%, pp64+tg32)" in harm
+    assert "geometric mean 1.250; 0 below 0.98; in 0 it is" in harm
+    assert cost.startswith("The gate took 12 s in the median cell, 12 to 12 s")
+    assert "| rpc-worker:1 | one | 25% | pp64+tg32 | split 1.25× stock, using it | 12.3 |  |" in markdown(document)
+    assert "The gate took 12 s" in html_page(document, [])
+
+
+def test_arms_that_are_one_configuration_tell_the_noise() -> None:
+    made = matrix(DOCUMENT)
+    rows = (row("stock-cpu", 1.0), row("auto", 0.95, same_as="stock-cpu"))
+    (harm, noise) = sentences(record(made, [Outcome(made.cells[0], rows)], {}))
+    assert "worst 1 (same) of the best stock arm" in harm
+    assert "in 1 it is that stock arm's very configuration" in harm
+    assert noise == "Noise: arms that are one configuration differ by 5.3% in the median cell, 5.3% at most."
 
 
 def test_the_record_is_json_and_reads_back(document: dict[str, Any]) -> None:
@@ -187,7 +252,7 @@ def test_the_record_is_json_and_reads_back(document: dict[str, Any]) -> None:
 def test_markdown_has_every_table(document: dict[str, Any]) -> None:
     text = markdown(document)
     assert "| auto | whole run | 1 | 1.250 |" in text
-    assert "| one | 25% | pp8+tg4 @ d512 | it <failed> |" in text
+    assert "| rpc-worker:1 | one | 25% | pp8+tg4 @ d512 | it <failed> |" in text
     assert "a \\| b" in text
     assert "**Not complete:**" in text
 
@@ -228,7 +293,7 @@ def test_a_result_of_another_command_or_model_is_not_taken(tmp_path: Path) -> No
     known = store.known(cell)
     assert known is not None
     assert known.rows[0]["arm"] == "auto"
-    other = Cell(cell.id, cell.model, cell.cap, cell.workload, (*cell.arguments, "--seed", "1"))
+    other = replace(cell, arguments=(*cell.arguments, "--seed", "1"))
     assert store.known(other) is None
     model.write_bytes(b"longer")
     assert store.known(cell) is None
