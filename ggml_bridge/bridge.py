@@ -19,8 +19,10 @@ from ggml_bridge.timing import (
     LayerRestTimer,
     MulMatCase,
     MulMatTimer,
+    Sharing,
     Timer,
-    measure_contention,
+    share_compute,
+    share_link,
 )
 
 WORKING_SET_BYTES = 256 << 20
@@ -180,6 +182,20 @@ class Bridge:
             self._case(device, layout, type, K, N, E, n_expert_used, n_tokens, working_set_bytes, n_threads),
         )
 
+    def mul_mat_case(
+        self,
+        device: str,
+        layout: str | None,
+        type: str,
+        K: int,
+        N: int,
+        n_tokens: int = 1,
+        working_set_bytes: int = WORKING_SET_BYTES,
+        n_threads: int = 1,
+    ) -> MulMatCase:
+        """Mul-mats for `share_link` and `share_compute`, as in `mul_mat`."""
+        return self._case(device, layout, type, K, N, 1, 0, n_tokens, working_set_bytes, n_threads)
+
     def _case(self, device: str, layout: str | None, type: str, *numbers: int) -> MulMatCase:
         return MulMatCase(device, layout, self.type_info(type).number, *numbers)
 
@@ -193,6 +209,12 @@ class Bridge:
         if direction not in ("h2d", "d2h"):
             raise ValueError(f"a transfer goes h2d or d2h, not {direction}")
         return Timer(self.native, "gb_transfer_new", encode(device), int(direction == "h2d"), int(pinned), n_bytes)
+
+    def issue(self, device: str, pinned: bool, n_bytes: int) -> Timer:
+        """A timer for how long a copy of n_bytes to the device holds up the thread that asks for it; one sample:
+        seconds until the asynchronous call returns, the device being idle. Raises Unsupported where there is no pinned
+        memory."""
+        return Timer(self.native, "gb_issue_new", encode(device), int(pinned), n_bytes)
 
     def launch(self, device: str, n_threads: int = 1) -> Timer:
         """A timer for an empty launch: a graph of one tiny operation, until its result is on the host."""
@@ -267,7 +289,24 @@ class Bridge:
         """How CPU decode mul-mats (weight [K, N] rotated through working_set_bytes) and copies of chunk_bytes to the
         device (from pinned memory if it has any) share the machine's memory; takes three times `seconds`."""
         cpu = self._case("CPU", layout, type, K, N, 1, 0, 1, working_set_bytes, n_threads)
-        return measure_contention(self.native, device, cpu, chunk_bytes, seconds)
+        found = share_link(self.native, cpu, device, chunk_bytes, seconds)
+        return Contention(found.first_alone, found.second_alone, found.first_with_second, found.second_with_first)
+
+    def share_link(self, first: MulMatCase, device: str, chunk_bytes: int = 4 << 20, seconds: float = 0.5) -> Sharing:
+        """How mul-mats (of the CPU or of the device: `mul_mat_case`) and copies of chunk_bytes to the device (from
+        pinned memory if it has any) slow each other down; takes three times `seconds`."""
+        return share_link(self.native, first, device, chunk_bytes, seconds)
+
+    def share_compute(self, first: MulMatCase, second: MulMatCase, seconds: float = 0.5) -> Sharing:
+        """How mul-mats in two places slow each other down; takes three times `seconds`."""
+        return share_compute(self.native, first, second, seconds)
+
+    def copy_wait(self, device: str, pinned: bool, n_bytes: int) -> float:
+        """Share of a copy of n_bytes under way on one stream of the device that a result of another stream waits for,
+        0 to 1: 1 where all streams share one queue. Raises Unsupported where there is no pinned memory."""
+        share = ffi.new("double *")
+        self.native.call("gb_copy_wait", encode(device), int(pinned), n_bytes, share)
+        return float(share[0])
 
     #
     # memory

@@ -97,6 +97,16 @@ class Contention:
 
 
 @dataclass(frozen=True, slots=True)
+class Sharing:
+    """Bytes per second of two kinds of work, weights multiplied or bytes copied, each alone and both at once."""
+
+    first_alone: float
+    second_alone: float
+    first_with_second: float
+    second_with_first: float
+
+
+@dataclass(frozen=True, slots=True)
 class MulMatCase:
     """A mul-mat to time, as `Bridge.mul_mat` takes it; `type_number` is the ggml_type."""
 
@@ -172,9 +182,22 @@ class MulMatTimer(Timer):
         return array
 
 
-def measure_contention(native: Native, device: str, cpu: MulMatCase, chunk_bytes: int, seconds: float) -> Contention:
-    """gb_contention: takes three times `seconds`."""
-    params, _strings = cpu.params()
-    result = ffi.new("gb_contention_result *")
-    native.call("gb_contention", encode(device), params, chunk_bytes, seconds, result)
-    return Contention(result.cpu_alone, result.link_alone, result.cpu_with_link, result.link_with_cpu)
+def share_link(native: Native, first: MulMatCase, device: str, chunk_bytes: int, seconds: float) -> Sharing:
+    """gb_share_link: takes three times `seconds`."""
+    params, _strings = first.params()
+    result = ffi.new("gb_sharing_result *")
+    native.call("gb_share_link", params, encode(device), chunk_bytes, seconds, result)
+    return _sharing(result)
+
+
+def share_compute(native: Native, first: MulMatCase, second: MulMatCase, seconds: float) -> Sharing:
+    """gb_share_compute: takes three times `seconds`."""
+    params, _strings = first.params()
+    other, _other_strings = second.params()
+    result = ffi.new("gb_sharing_result *")
+    native.call("gb_share_compute", params, other, seconds, result)
+    return _sharing(result)
+
+
+def _sharing(result: Any) -> Sharing:
+    return Sharing(result.first_alone, result.second_alone, result.first_with_second, result.second_with_first)

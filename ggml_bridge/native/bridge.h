@@ -19,7 +19,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 3
+#define GB_ABI 4
 #define GB_NAME_BYTES 128
 
 typedef enum gb_status {
@@ -150,6 +150,9 @@ int gb_mul_mat_read(gb_timer * timer, gb_mul_mat_part part, void * data, int64_t
 // One value: seconds of one n_bytes copy; host_to_device: marginal time in a stream that is read back.
 int gb_transfer_new(const char * device, int32_t host_to_device, int32_t pinned, int64_t n_bytes, gb_timer ** timer);
 
+// One value: seconds for which a copy of n_bytes to the device holds up the thread that asks for it.
+int gb_issue_new(const char * device, int32_t pinned, int64_t n_bytes, gb_timer ** timer);
+
 // One value: seconds to launch a graph of one tiny operation and to see its result on the host.
 int gb_launch_new(const char * device, int32_t n_threads, gb_timer ** timer);
 
@@ -182,16 +185,24 @@ int gb_layer_rest_new(const gb_layer_rest_params * params, gb_timer ** timer);
 // Names of the graph's operations in order, all layers, views left out.
 int gb_layer_rest_ops(const gb_timer * timer, char * text, int64_t capacity);
 
-typedef struct gb_contention_result {
-    double cpu_alone;     // weight bytes per second multiplied by the CPU
-    double link_alone;    // bytes per second from host memory to the device
-    double cpu_with_link; // the same two at once
-    double link_with_cpu;
-} gb_contention_result;
+typedef struct gb_sharing_result {
+    double first_alone; // bytes per second: of weights multiplied, or copied from host memory to a device
+    double second_alone;
+    double first_with_second; // the same two at once
+    double second_with_first;
+} gb_sharing_result;
 
-// Times CPU mul-mats on this thread and host-to-device copies on another, alone and together, `seconds` each.
-int gb_contention(const char * device, const gb_mul_mat_params * cpu, int64_t chunk_bytes, double seconds,
-                  gb_contention_result * result);
+// Times mul-mats on this thread and copies of chunk_bytes to the device on another (from pinned memory where it has
+// any), alone and together, `seconds` each.
+int gb_share_link(const gb_mul_mat_params * first, const char * device, int64_t chunk_bytes, double seconds,
+                  gb_sharing_result * result);
+
+// The same for mul-mats on both threads.
+int gb_share_compute(const gb_mul_mat_params * first, const gb_mul_mat_params * second, double seconds,
+                     gb_sharing_result * result);
+
+// Share of a copy of n_bytes under way on one stream of the device that a result of another stream waits for: 0 to 1.
+int gb_copy_wait(const char * device, int32_t pinned, int64_t n_bytes, double * share);
 
 //
 // memory

@@ -1,7 +1,9 @@
-// CPU kernels and host-to-device copies read the same DRAM: how fast is each alone, and both at once?
+// Two kinds of work at the same time, mul-mats and copies to a device, share memory, cores or a queue: how fast is each
+// alone, and both at once?
 
 #include <atomic>
 #include <exception>
+#include <mutex>
 #include <thread>
 
 #include "mul_mat.h"
@@ -11,22 +13,63 @@ namespace bridge {
 
 namespace {
 
-// Copies chunks on a thread of its own until it is stopped, and counts the bytes that have arrived.
-class Stream {
+// One kind of work, done again and again.
+class Load {
   public:
-    explicit Stream(Transfer & transfer) : transfer_(transfer), thread_([this] { run(); }) {}
-    Stream(const Stream &)             = delete;
-    Stream & operator=(const Stream &) = delete;
-    ~Stream() { stop(); }
+    virtual ~Load()              = default;
+    virtual double run()         = 0; // once; seconds
+    virtual double bytes() const = 0; // multiplied or copied each time
+};
 
-    int64_t bytes_done() const { return bytes_done_.load(); }
+class MulMatLoad : public Load {
+  public:
+    explicit MulMatLoad(const gb_mul_mat_params & params) : mul_mat_(params) {}
 
-    // Returns when the first chunk has arrived, or the thread has failed.
+    double run() override { return mul_mat_.run_pass(); }
+    double bytes() const override { return mul_mat_.pass_bytes(); }
+
+  private:
+    MulMat mul_mat_;
+};
+
+class CopyLoad : public Load {
+  public:
+    CopyLoad(ggml_backend_dev_t device, int64_t chunk_bytes)
+        : transfer_(device, /*to_device=*/true, ggml_backend_dev_host_buffer_type(device) != nullptr, chunk_bytes) {}
+
+    double run() override { return transfer_.run_raw(); }
+    double bytes() const override { return static_cast<double>(transfer_.n_bytes()); }
+
+  private:
+    Transfer transfer_;
+};
+
+// Does its work on a thread of its own until it is stopped, and notes when how much was done.
+class Background {
+  public:
+    struct Progress {
+        int64_t n_runs = 0;
+        double  at     = 0.0; // when the last of them was done
+    };
+
+    explicit Background(Load & load) : load_(load), thread_([this] { run(); }) {}
+    Background(const Background &)             = delete;
+    Background & operator=(const Background &) = delete;
+    ~Background() { stop(); }
+
+    Progress progress() const {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        return progress_;
+    }
+
+    // Returns when the first run is done, or the thread has failed.
     void wait_until_running() const {
-        while (bytes_done() == 0 && !failed_.load()) {
+        while (progress().n_runs == 0 && !failed_.load()) {
             std::this_thread::yield();
         }
     }
+
+    bool failed() const { return failed_.load(); }
 
     // Ends the thread, and throws what it failed with.
     void finish() {
@@ -47,8 +90,9 @@ class Stream {
     void run() {
         try {
             while (!stopping_.load()) {
-                transfer_.run_raw();
-                bytes_done_.fetch_add(transfer_.n_bytes());
+                load_.run();
+                const std::lock_guard<std::mutex> lock(mutex_);
+                progress_ = {progress_.n_runs + 1, seconds_now()};
             }
         } catch (...) {
             error_ = std::current_exception();
@@ -56,66 +100,51 @@ class Stream {
         }
     }
 
-    Transfer &           transfer_;
-    std::atomic<bool>    stopping_{false};
-    std::atomic<bool>    failed_{false};
-    std::atomic<int64_t> bytes_done_{0};
-    std::exception_ptr   error_;  // read after the thread has ended
-    std::thread          thread_; // declared last: it uses the others
+    Load &             load_;
+    std::atomic<bool>  stopping_{false};
+    std::atomic<bool>  failed_{false};
+    mutable std::mutex mutex_;
+    Progress           progress_;
+    std::exception_ptr error_;  // read after the thread has ended
+    std::thread        thread_; // declared last: it uses the others
 };
 
-// Weight bytes per second of mul-mats on this thread for at least that long.
-double multiply_for(MulMat & mul_mat, double seconds) {
-    double       bytes = 0.0;
-    const double start = seconds_now();
-    double       now   = start;
-    while (now - start < seconds) {
-        mul_mat.run_pass();
-        bytes += mul_mat.pass_bytes();
-        now = seconds_now();
-    }
-    return bytes / (now - start);
-}
-
-double copy_for(Transfer & transfer, double seconds) {
-    double       bytes = 0.0;
-    const double start = seconds_now();
-    double       now   = start;
-    while (now - start < seconds) {
-        transfer.run_raw();
-        bytes += static_cast<double>(transfer.n_bytes());
-        now = seconds_now();
-    }
-    return bytes / (now - start);
-}
-
-gb_contention_result measure(ggml_backend_dev_t device, const gb_mul_mat_params & cpu, int64_t chunk_bytes,
-                             double seconds) {
-    require(!is_cpu(device), "the CPU has no link to itself");
-    require(seconds > 0.0 && seconds <= 60.0, "the time to measure must be up to a minute");
-    const bool pinned = ggml_backend_dev_host_buffer_type(device) != nullptr;
-    MulMat     mul_mat(cpu);
-    Transfer   transfer(device, /*to_device=*/true, pinned, chunk_bytes);
-
-    gb_contention_result result = {};
-    result.cpu_alone            = multiply_for(mul_mat, seconds);
-    result.link_alone           = copy_for(transfer, seconds);
-
-    Stream stream(transfer);
-    stream.wait_until_running();
-    const int64_t bytes_before = stream.bytes_done();
-    // a starved link may need longer for its first chunk than there is time; but not without end
-    double       cpu_bytes = 0.0;
-    const double start     = seconds_now();
-    double       elapsed   = 0.0;
+// Bytes per second on this thread for at least that long, and until `enough` says so; but not without end.
+template <typename Enough> double rate_for(Load & load, double seconds, Enough && enough) {
+    double       bytes   = 0.0;
+    double       elapsed = 0.0;
+    const double start   = seconds_now();
     do {
-        mul_mat.run_pass();
-        cpu_bytes += mul_mat.pass_bytes();
+        load.run();
+        bytes += load.bytes();
         elapsed = seconds_now() - start;
-    } while (elapsed < seconds || (stream.bytes_done() == bytes_before && elapsed < 20.0 * seconds));
-    result.cpu_with_link = cpu_bytes / elapsed;
-    result.link_with_cpu = static_cast<double>(stream.bytes_done() - bytes_before) / elapsed;
-    stream.finish();
+    } while (elapsed < seconds || (!enough() && elapsed < 20.0 * seconds));
+    return bytes / elapsed;
+}
+
+double rate_for(Load & load, double seconds) {
+    return rate_for(load, seconds, [] { return true; });
+}
+
+gb_sharing_result measure(Load & first, Load & second, double seconds) {
+    require(seconds > 0.0 && seconds <= 60.0, "the time to measure must be up to a minute");
+    gb_sharing_result result = {};
+    result.first_alone       = rate_for(first, seconds);
+    result.second_alone      = rate_for(second, seconds);
+
+    Background background(second);
+    background.wait_until_running();
+    const Background::Progress before = background.progress();
+    // what is starved may need longer for one run than there is time
+    result.first_with_second         = rate_for(first, seconds, [&] {
+        return background.failed() || background.progress().n_runs > before.n_runs;
+    });
+    const Background::Progress after = background.progress();
+    if (after.n_runs > before.n_runs) {
+        result.second_with_first =
+            second.bytes() * static_cast<double>(after.n_runs - before.n_runs) / (after.at - before.at);
+    }
+    background.finish();
     return result;
 }
 
@@ -129,10 +158,24 @@ using namespace bridge;
 // C interface
 //
 
-int gb_contention(const char * device, const gb_mul_mat_params * cpu, int64_t chunk_bytes, double seconds,
-                  gb_contention_result * result) {
+int gb_share_link(const gb_mul_mat_params * first, const char * device, int64_t chunk_bytes, double seconds,
+                  gb_sharing_result * result) {
     return guarded([&] {
-        require(cpu != nullptr && result != nullptr, "no room for the result");
-        *result = measure(find_device(device), *cpu, chunk_bytes, seconds);
+        require(first != nullptr && result != nullptr, "no room for the result");
+        ggml_backend_dev_t to = find_device(device);
+        require(!is_cpu(to), "the CPU has no link to itself");
+        MulMatLoad mul_mats(*first);
+        CopyLoad   copies(to, chunk_bytes);
+        *result = measure(mul_mats, copies, seconds);
+    });
+}
+
+int gb_share_compute(const gb_mul_mat_params * first, const gb_mul_mat_params * second, double seconds,
+                     gb_sharing_result * result) {
+    return guarded([&] {
+        require(first != nullptr && second != nullptr && result != nullptr, "no room for the result");
+        MulMatLoad one(*first);
+        MulMatLoad other(*second);
+        *result = measure(one, other, seconds);
     });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "session.h"
 #include "transfer.h"
 
 namespace bridge {
@@ -89,8 +90,18 @@ void Transfer::close() {
 }
 
 double Transfer::run_raw() {
+    const double begun = begin();
+    return begun + finish();
+}
+
+double Transfer::begin() {
     const double start = seconds_now();
     copy();
+    return seconds_now() - start;
+}
+
+double Transfer::finish() {
+    const double start = seconds_now();
     close();
     return seconds_now() - start;
 }
@@ -98,6 +109,37 @@ double Transfer::run_raw() {
 double Transfer::run_once() {
     // the clock's resolution bounds a marginal time from below
     return std::max(run_raw() - close_seconds_, 1e-9);
+}
+
+//
+// what a copy holds up
+//
+
+double Issue::run_once() {
+    const double seconds = transfer_.begin();
+    transfer_.finish();
+    return std::max(seconds, 1e-9);
+}
+
+double copy_wait(ggml_backend_dev_t device, bool pinned, int64_t n_bytes) {
+    require(!is_cpu(device), "the CPU has no link to itself");
+    constexpr int n_tries = 7;
+    Transfer      transfer(device, /*to_device=*/true, pinned, n_bytes);
+    Launch        launch(device, /*n_threads=*/1);
+    const double  alone = launch.median_seconds();
+
+    std::vector<double> shares;
+    for (int i = 0; i < n_tries; i++) {
+        transfer.begin();
+        const double under_way = transfer.finish() - transfer.close_seconds(); // once the call has returned
+        transfer.begin();
+        const double waited = launch.run_once() - alone;
+        transfer.finish();
+        // of a copy that is over with its call there is nothing to wait for
+        shares.push_back(under_way > alone ? std::clamp(waited / under_way, 0.0, 1.0) : 0.0);
+    }
+    std::nth_element(shares.begin(), shares.begin() + n_tries / 2, shares.end());
+    return shares[n_tries / 2];
 }
 
 } // namespace bridge
@@ -112,5 +154,19 @@ int gb_transfer_new(const char * device, int32_t host_to_device, int32_t pinned,
     return guarded([&] {
         require(timer != nullptr, "no room for the result");
         *timer = new Transfer(find_device(device), host_to_device != 0, pinned != 0, n_bytes);
+    });
+}
+
+int gb_issue_new(const char * device, int32_t pinned, int64_t n_bytes, gb_timer ** timer) {
+    return guarded([&] {
+        require(timer != nullptr, "no room for the result");
+        *timer = new Issue(find_device(device), pinned != 0, n_bytes);
+    });
+}
+
+int gb_copy_wait(const char * device, int32_t pinned, int64_t n_bytes, double * share) {
+    return guarded([&] {
+        require(share != nullptr, "no room for the result");
+        *share = copy_wait(find_device(device), pinned != 0, n_bytes);
     });
 }

@@ -29,6 +29,13 @@ class Transfer : public gb_timer {
     double  run_raw(); // seconds, with the closing read
     int64_t n_bytes() const { return n_bytes_; }
 
+    // The two halves of run_raw, each with its seconds: until the call that begins the copy has returned, and until
+    // everything is done.
+    double begin();
+    double finish();
+
+    double close_seconds() const { return close_seconds_; } // of the closing read alone; 0 from the device
+
   private:
     void copy();
     void close();
@@ -45,5 +52,20 @@ class Transfer : public gb_timer {
     uint8_t       last_byte_     = 0;
     double        close_seconds_ = 0.0;
 };
+
+// For how long a copy to the device holds up the thread that asks for it.
+class Issue : public gb_timer {
+  public:
+    Issue(ggml_backend_dev_t device, bool pinned, int64_t n_bytes)
+        : transfer_(device, /*to_device=*/true, pinned, n_bytes) {}
+
+    double run_once() override;
+
+  private:
+    Transfer transfer_;
+};
+
+// Share of a copy under way that a result of another stream of the device waits for, 0 to 1; median of some tries.
+double copy_wait(ggml_backend_dev_t device, bool pinned, int64_t n_bytes);
 
 } // namespace bridge

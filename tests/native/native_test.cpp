@@ -194,6 +194,7 @@ void test_timers(const char * device) {
     check_timer(name + " launch", gb_launch_new(device, 1, &timer), timer);
     check_timer(name + " device to host", gb_transfer_new(device, 0, 0, 5000, &timer), timer);
     check_timer(name + " host to device", gb_transfer_new(device, 1, 0, 5000, &timer), timer);
+    check_timer(name + " issue of a copy", gb_issue_new(device, 0, 5000, &timer), timer);
     for (bool flash_attn : {true, false}) {
         const gb_layer_rest_params params = layer_rest_params(device, flash_attn);
         check_timer(name + " rest of a layer", gb_layer_rest_new(&params, &timer), timer);
@@ -205,11 +206,22 @@ void test_two_devices(const char * device) {
     for (int32_t on_cpu : {0, 1}) {
         check_timer("boundary", gb_boundary_new(device, 4096, 3, on_cpu, 1, &timer), timer);
     }
-    gb_mul_mat_params    params = mul_mat_params("CPU", nullptr, 2);
-    gb_contention_result result = {};
-    check(gb_contention(device, &params, 1 << 16, 0.1, &result) == GB_OK && result.cpu_alone > 0.0 &&
-              result.link_alone > 0.0 && result.cpu_with_link > 0.0 && result.link_with_cpu > 0.0,
-          "contention");
+    gb_mul_mat_params       host   = mul_mat_params("CPU", nullptr, 2);
+    gb_mul_mat_params       there  = mul_mat_params(device, nullptr, 2);
+    const gb_sharing_result none   = {};
+    gb_sharing_result       result = none;
+    const auto              all    = [&result] {
+        return result.first_alone > 0.0 && result.second_alone > 0.0 && result.first_with_second > 0.0 &&
+               result.second_with_first > 0.0;
+    };
+    check(gb_share_link(&host, device, 1 << 16, 0.1, &result) == GB_OK && all(), "the CPU and copies");
+    result = none;
+    check(gb_share_link(&there, device, 1 << 16, 0.1, &result) == GB_OK && all(), "a device and its copies");
+    result = none;
+    check(gb_share_compute(&host, &there, 0.1, &result) == GB_OK && all(), "the CPU and a device");
+    check(gb_share_link(&host, "CPU", 1 << 16, 0.1, &result) == GB_INVALID, "the CPU has no link to itself");
+    double share = -1.0;
+    check(gb_copy_wait(device, 0, 1 << 20, &share) == GB_OK && share >= 0.0 && share <= 1.0, "waiting for a copy");
 }
 
 //

@@ -55,6 +55,20 @@ def handle(request: dict[str, Any], progress: Callable[[dict[str, Any]], None]) 
             device, 1024, 1024, "Q4_0", "CPU", chunk_bytes=1 << 20, seconds=0.1, working_set_bytes=1 << 24
         )
         return {name: getattr(result, name) for name in result.__slots__}
+    if case == "sharing":
+        there = bridge.mul_mat_case(device, None, "Q4_0", 1024, 1024, working_set_bytes=1 << 24)
+        here = bridge.mul_mat_case("CPU", "CPU", "Q4_0", 1024, 1024, working_set_bytes=1 << 24)
+        pairs = {
+            "device and link": bridge.share_link(there, device, 1 << 20, 0.2),
+            "cpu and device": bridge.share_compute(here, there, 0.2),
+        }
+        return {pair: {name: getattr(found, name) for name in found.__slots__} for pair, found in pairs.items()}
+    if case == "issue":
+        results = {"wait": bridge.copy_wait(device, False, 1 << 24)}
+        for n_bytes in (1 << 12, 1 << 24):
+            with bridge.issue(device, False, n_bytes) as issue, bridge.transfer(device, "h2d", False, n_bytes) as copy:
+                results[str(n_bytes)] = {"issue": issue.run(9), "copy": copy.run(9)}
+        return results
     if case == "lose the server":
         with bridge.mul_mat(device, None, "Q4_0", 512, 96, working_set_bytes=0) as timer:
             timer.run(1)

@@ -69,6 +69,23 @@ def test_contention_measures_both(run_here: RunHere, server: RpcServer) -> None:
     assert all(1e6 < rate < 1e12 for rate in result.values()), result
 
 
+def test_a_worker_takes_turns_between_computing_and_receiving(run_here: RunHere, server: RpcServer) -> None:
+    result = run_here(CASES, {"case": "sharing", "endpoint": server.endpoint})
+    for rates in result.values():
+        assert all(1e6 < rate < 1e12 for rate in rates.values()), result
+    both = result["device and link"]
+    kept = both["first_with_second"] / both["first_alone"] + both["second_with_first"] / both["second_alone"]
+    assert kept < 1.7, f"one server cannot do both at full speed, but kept {kept:.2f} of two"
+
+
+def test_a_copy_to_a_worker_holds_up_its_caller_and_what_comes_after_it(run_here: RunHere, server: RpcServer) -> None:
+    result = run_here(CASES, {"case": "issue", "endpoint": server.endpoint})
+    small, large = (result[str(n)] for n in (1 << 12, 1 << 24))
+    assert statistics.median(large["issue"]) > 4 * statistics.median(small["issue"]) > 0
+    assert statistics.median(large["issue"]) < statistics.median(large["copy"])
+    assert result["wait"] > 0.3, "all streams of a worker share one queue"
+
+
 def test_a_lost_server_is_an_exception_in_the_parent(run_here: RunHere) -> None:
     with RpcServer() as server, pytest.raises(ChildDied) as died:
         run_here(CASES, {"case": "lose the server", "endpoint": server.endpoint, "pid": server.pid})
