@@ -165,6 +165,23 @@ class Contention:
     link_with_cpu_gb_per_s: float
 
 
+Worker = Literal["cpu", "device", "link"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Two kinds of work at the same time: the CPU's mul-mats, the device's, copies to the device. GB/s = 1e9 bytes per
+    second of weights multiplied or of bytes copied."""
+
+    first: Worker
+    second: Worker
+    n_tokens: int  # of the mul-mats
+    first_alone_gb_per_s: float
+    second_alone_gb_per_s: float
+    first_with_second_gb_per_s: float
+    second_with_first_gb_per_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """A measured experiment: what was timed, on what, and every raw sample. As JSON: profile/store.py."""
@@ -174,7 +191,8 @@ class Profile:
     device: str  # name of the device, CPU_DEVICE if there is none
     cases: tuple[ProfileCase, ...]
     rest: tuple[RestCase, ...]
-    link: dict[str, LinearFit]  # h2d_pinned, h2d_pageable, d2h; empty without a device
+    link: dict[str, LinearFit]  # h2d_pinned, h2d_pageable, d2h: of one copy; issue_pinned, issue_pageable: for how long
+    # an asynchronous h2d holds up its caller; empty without a device
     boundary: (
         LinearFit | None
     )  # one CPU -> device -> CPU excursion of a graph in ggml's scheduler, by bytes carried each way
@@ -182,6 +200,8 @@ class Profile:
     launch_s: float  # one graph launch + synchronise on the device
     warnings: tuple[str, ...]
     skipped: tuple[SkippedCase, ...] = ()
+    sharing: tuple[Sharing, ...] = ()
+    copy_wait: float | None = None  # share of a copy on one stream that a result of another waits for; None: not known
 
 
 @dataclass(frozen=True, slots=True)

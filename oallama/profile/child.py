@@ -82,7 +82,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
     {"start", "device", "layout", "kind"} and {"fragment", "done"}; returns nothing more."""
     from oallama.device.load_params import load_bridge
     from oallama.device.opening import open_device
-    from oallama.profile.link import contention_tasks, link_tasks
+    from oallama.profile.link import contention_tasks, link_tasks, sharing_tasks
     from oallama.profile.mul_mats import MulMats
     from oallama.profile.rest import rest_tasks
     from oallama.profile.session import Session
@@ -106,6 +106,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
         mul_mats = MulMats(session, frozenset(request.broken_layouts))
         tasks = [*link_tasks(session), *mul_mats.tasks(), *rest_tasks(session)]
         tasks += contention_tasks(session, mul_mats.layouts(), mul_mats.known)
+        tasks += sharing_tasks(session, mul_mats.layouts(), mul_mats.known)
         progress({"weight": sum(task.weight for task in tasks)})
         with Watchdog(device.name, device.alive) as watchdog:
             for task in tasks:

@@ -7,16 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from oallama.core.types import CPU_DEVICE, Profile, ProfileCase, RestCase, RestShape, SkippedCase
+from oallama.core.types import CPU_DEVICE, Profile, ProfileCase, RestCase, RestShape, Sharing, SkippedCase, Worker
 from oallama.profile.cases import Case, key_of
 from oallama.profile.quality import sample_warnings
 from oallama.profile.store import VERSION, profile_from_json, profile_to_json
-from oallama.profile.wanted import Wanted, required, rest_skipped, rest_ways, too_slow
+from oallama.profile.wanted import Wanted, required, rest_skipped, rest_ways, sharing_tokens, too_slow
 
-LINKS = ("h2d_pinned", "h2d_pageable", "d2h")
+LINKS = ("h2d_pinned", "h2d_pageable", "d2h", "issue_pinned", "issue_pageable")
 CPU_PAIR = "cpu-pair"
+PAIRS: tuple[tuple[Worker, Worker], ...] = (("cpu", "device"), ("cpu", "link"), ("device", "link"))
 
-_T = TypeVar("_T", ProfileCase, RestCase, SkippedCase)
+_T = TypeVar("_T", ProfileCase, RestCase, SkippedCase, Sharing)
 
 
 def empty(fingerprint: dict[str, Any]) -> Profile:
@@ -55,6 +56,7 @@ def merged(profile: Profile, fragments: Iterable[dict[str, Any]]) -> Profile:
         cases=_last_of_each(whole.cases),
         rest=_last_of_each(whole.rest),
         skipped=_last_of_each(whole.skipped),
+        sharing=_last_of_each(whole.sharing),
         warnings=tuple(dict.fromkeys(whole.warnings)),
     )
 
@@ -63,7 +65,9 @@ def _last_of_each(records: tuple[_T, ...]) -> tuple[_T, ...]:
     return tuple({_identity(record): record for record in records}.values())
 
 
-def _identity(record: ProfileCase | RestCase | SkippedCase) -> object:
+def _identity(record: ProfileCase | RestCase | SkippedCase | Sharing) -> object:
+    if isinstance(record, Sharing):
+        return (record.first, record.second, record.n_tokens)
     if isinstance(record, RestCase):
         return rest_key(record.device, record.n_tokens, record.n_kv, record.shape)
     return key_of(record)
@@ -94,14 +98,32 @@ def missing_rest(profile: Profile, want: Wanted, device: str) -> list[tuple[int,
 
 
 def missing_link(profile: Profile) -> list[str]:
-    """Parts of the link to the device that are still to be measured: names of `link`, `boundary`, `contention` and
-    `launch_s`. The two halves of a pair of CPU backends share their memory: no boundary, no contention."""
+    """Parts of the link to the device that are still to be measured: names of `link`, `boundary`, `contention`,
+    `copy_wait` and `launch_s`. The two halves of a pair of CPU backends share their memory: no boundary, no contention,
+    no sharing."""
     missing = [name for name in LINKS if name not in profile.link]
     if not profile.launch_s > 0:
         missing.append("launch_s")
     if profile.device != CPU_PAIR:
-        missing += [name for name in ("boundary", "contention") if getattr(profile, name) is None]
+        missing += [name for name in ("boundary", "contention", "copy_wait") if getattr(profile, name) is None]
     return missing
+
+
+def missing_sharing(profile: Profile, want: Wanted) -> list[tuple[Worker, Worker, int]]:
+    """(first, second, n_tokens) of PAIRS that are still to be measured together."""
+    if not has_device(profile) or profile.device == CPU_PAIR:
+        return []
+    known = {_identity(sharing) for sharing in profile.sharing}
+    return [(*pair, n_tokens) for n_tokens in sharing_tokens(want) for pair in PAIRS if (*pair, n_tokens) not in known]
+
+
+def _lacks_sharing(profile: Profile, want: Wanted) -> bool:
+    """Whether something of it could be measured: at a batch size at which the device was timed."""
+    plain = {(signature.type, signature.shape) for signature, _, _ in want.mul_mats if signature.shape[2] == 1}
+    timed = {
+        case.n_tokens for case in profile.cases if case.device == profile.device and (case.type, case.shape) in plain
+    }
+    return any(n_tokens in timed for *_, n_tokens in missing_sharing(profile, want))
 
 
 def has_device(profile: Profile) -> bool:
@@ -118,7 +140,7 @@ def is_complete(profile: Profile, want: Wanted) -> bool:
     if "device_name" not in profile.fingerprint:  # never measured: nobody knows what `auto` stands for
         return False
     device = profile.device if has_device(profile) else None
-    if device and missing_link(profile):
+    if device and (missing_link(profile) or _lacks_sharing(profile, want)):
         return False
     places = [CPU_DEVICE] + ([device] if device else [])
     return not missing_cases(profile, required(want, device)) and not any(

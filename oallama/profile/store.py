@@ -3,7 +3,8 @@
 History of the format
   1  cases, rest, link, boundary, contention, launch_s, skipped, warnings; every case with its raw samples. Since
      0.1 (2026-11-21) rest has the same batch and depth with and without flash attention, and type_k and type_v, which
-     are left out where they are f16.
+     are left out where they are f16; link also has issue_pinned and issue_pageable; sharing and copy_wait are left out
+     where nothing of them was measured.
 
 A reader knows the versions it names and refuses the others: measuring again costs a minute, a wrong number costs more.
 """
@@ -15,10 +16,21 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast, get_args
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import Contention, LinearFit, Profile, ProfileCase, RestCase, RestShape, Shape, SkippedCase
+from oallama.core.types import (
+    Contention,
+    LinearFit,
+    Profile,
+    ProfileCase,
+    RestCase,
+    RestShape,
+    Shape,
+    Sharing,
+    SkippedCase,
+    Worker,
+)
 
 VERSION = 1
 READABLE_VERSIONS = (1,)
@@ -33,6 +45,10 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
     record["rest"] = [rest_to_json(rest) for rest in profile.rest]
     record["link"] = {name: fit_to_json(fit) for name, fit in profile.link.items()}
     record["boundary"] = fit_to_json(profile.boundary) if profile.boundary else None
+    if not profile.sharing:
+        del record["sharing"]
+    if profile.copy_wait is None:
+        del record["copy_wait"]
     text: dict[str, Any] = json.loads(json.dumps(record, allow_nan=False))
     return text
 
@@ -76,6 +92,8 @@ def profile_from_json(record: Any) -> Profile:
         launch_s=top.number("launch_s"),
         warnings=tuple(str(warning) for warning in top.get("warnings", list)),
         skipped=top.each("skipped", _skipped),
+        sharing=top.each("sharing", _sharing) if "sharing" in record else (),
+        copy_wait=top.number("copy_wait") if record.get("copy_wait") is not None else None,
     )
 
 
@@ -226,6 +244,25 @@ def _point(point: Any, where: str) -> tuple[int, float]:
     if not isinstance(point, list) or len(point) != 2 or type(point[0]) is not int:
         raise ProfileError(f"{where}: points must be pairs [bytes, seconds]; {_REMEDY}")
     return point[0], _number(point[1], f"{where}: points", signed=True)  # a difference of two times may be negative
+
+
+def _sharing(reader: _Reader) -> Sharing:
+    return Sharing(
+        first=_worker(reader, "first"),
+        second=_worker(reader, "second"),
+        n_tokens=reader.count("n_tokens"),
+        first_alone_gb_per_s=reader.number("first_alone_gb_per_s", above_zero=True),
+        second_alone_gb_per_s=reader.number("second_alone_gb_per_s", above_zero=True),
+        first_with_second_gb_per_s=reader.number("first_with_second_gb_per_s"),
+        second_with_first_gb_per_s=reader.number("second_with_first_gb_per_s"),
+    )
+
+
+def _worker(reader: _Reader, name: str) -> Worker:
+    for worker in get_args(Worker):
+        if reader.text(name) == worker:
+            return cast(Worker, worker)
+    raise ProfileError(f"{reader.where}: {name} must be one of {', '.join(get_args(Worker))}; {_REMEDY}")
 
 
 def _contention(reader: _Reader) -> Contention:

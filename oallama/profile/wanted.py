@@ -123,6 +123,14 @@ def working_set(signature: Signature, n_tokens: int, model_bytes: int, llc_bytes
     return max(signature.bytes, min(wanted, int(affordable)))
 
 
+def sharing_tokens(want: Wanted) -> list[int]:
+    """Batch sizes at which work at the same time is measured: the smallest, which memory limits, and the largest that
+    is quick, which the cores limit."""
+    sizes = sorted({n for signature, n, _ in want.mul_mats if signature.shape[2] == 1})
+    quick = [n for n in sizes if n < COMPUTE_BOUND_TOKENS]
+    return sorted({sizes[0], *quick[-1:]}) if sizes else []
+
+
 def required(want: Wanted, device: str | None) -> list[Case]:
     """The cases without which a profile cannot serve the model: the plain layout on the CPU, and the device."""
     places = [(CPU_DEVICE, PLAIN_LAYOUT)] + ([(device, DEVICE_LAYOUT)] if device else [])

@@ -101,6 +101,17 @@ def profile_tables(profile: Profile) -> tuple[Table, ...]:
             ("link", f"{c.link_alone_gb_per_s:.3g}", f"{c.link_with_cpu_gb_per_s:.3g}"),
         ]
         tables.append(table("Contention for memory, GB/s", "who |>alone |>both at once", rows))
+    if profile.sharing:
+        rates = [
+            (
+                f"{s.first} and {s.second}",
+                str(s.n_tokens),
+                f"{s.first_alone_gb_per_s:.3g}, {s.second_alone_gb_per_s:.3g}",
+                f"{s.first_with_second_gb_per_s:.3g}, {s.second_with_first_gb_per_s:.3g}",
+            )
+            for s in profile.sharing
+        ]
+        tables.append(table("At the same time, GB/s", "who |>tokens |>each alone |>both at once", rates))
     if profile.skipped:
         left_out = [
             (printable(s.device), s.layout, s.type, shape_text(s.shape), str(s.n_tokens), printable(s.reason))

@@ -38,6 +38,7 @@ def test_what_the_sample_says_is_what_is_read() -> None:
     assert profile.contention is not None and profile.contention.cpu_alone_gb_per_s > 0
     assert profile.skipped[0].reason == "2.6 times slower than CPU_REPACK at 32 tokens"
     assert len(profile.warnings) == 1
+    assert profile.sharing == () and profile.copy_wait is None, "from before anything was measured at the same time"
 
 
 def test_the_sample_is_written_back_byte_for_byte(tmp_path: Path) -> None:

@@ -124,12 +124,17 @@ def test_worker_profile_has_device_cases_link_boundary_and_contention(cache: Pat
     on_device = {(c.type, c.shape, c.n_tokens) for c in profile.cases if (c.device, c.layout) == ("RPC0", "device")}
     assert on_device == {(o.type, o.shape, n) for o in OPERATORS for n in TOKENS}
     assert {rest.device for rest in profile.rest} == {"CPU", "RPC0"}
-    assert set(profile.link) == {"h2d_pinned", "h2d_pageable", "d2h"}
+    assert set(profile.link) == {"h2d_pinned", "h2d_pageable", "d2h", "issue_pinned", "issue_pageable"}
     for fit in profile.link.values():
         assert fit.seconds(1 << 24) > fit.seconds(4096) >= 0
         assert len(fit.points) >= 3
     assert profile.boundary is not None and profile.boundary.seconds(1 << 20) > 0
     assert profile.contention is not None and profile.contention.link_alone_gb_per_s > 0
+    assert {(s.first, s.second) for s in profile.sharing} == {
+        ("cpu", "device"), ("cpu", "link"), ("device", "link")
+    }  # fmt: skip
+    assert {s.n_tokens for s in profile.sharing} == {n for n in TOKENS if n < 64}
+    assert profile.copy_wait is not None and 0 <= profile.copy_wait <= 1
     assert 0 < profile.launch_s < 1
     assert run(WORKER) == profile
     assert not [child for child in psutil.Process().children(recursive=True) if child.is_running()]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.core.types import LinearFit, Profile, ProfileCase, SkippedCase
+from oallama.core.types import LinearFit, Profile, ProfileCase, Sharing, SkippedCase
 from oallama.profile.export import HIDDEN, exported, without_personal
 from oallama.profile.store import profile_from_json, profile_to_json, read_profile
 
@@ -39,6 +39,8 @@ PROFILE = Profile(
         f"/home/{SECRET}/models/a.gguf was slow at 12.5 GB/s",
         f"{SECRET}-pc answered from 192.168.1.20:50052, {SECRET.upper()} said; use --refresh",
     ),
+    sharing=(Sharing("device", "link", 1, 50.0, 20.0, 40.0, 15.0),),
+    copy_wait=0.25,
     skipped=(SkippedCase("CPU", "AMX", "Q4_0", (64, 64, 1), 1, 1, 0, rf"died: C:\Users\{SECRET}\ggml.c:12 assert"),),
 )  # fmt: skip
 
@@ -51,7 +53,8 @@ def test_nothing_personal_leaves() -> None:
 
 def test_what_was_measured_leaves_unchanged() -> None:
     record, whole = exported(PROFILE), profile_to_json(PROFILE)
-    for part in ("version", "device", "cases", "rest", "link", "boundary", "contention", "launch_s"):
+    measured = ("cases", "rest", "link", "boundary", "contention", "launch_s", "sharing", "copy_wait")
+    for part in ("version", "device", *measured):
         assert record[part] == whole[part]
     kept = record["fingerprint"]
     assert kept["cpu"] == FINGERPRINT["cpu"] and kept["n_threads"] == 8 and kept["memory_bytes"] == 2**37

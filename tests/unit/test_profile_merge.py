@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
-from oallama.core.types import Contention, LinearFit, Profile, RestCase, RestShape
+from oallama.core.types import Contention, LinearFit, Profile, RestCase, RestShape, Sharing
 from oallama.profile.cases import Signature
-from oallama.profile.merge import empty, is_complete, missing_cases, missing_link, missing_rest, select
+from oallama.profile.merge import (
+    LINKS,
+    PAIRS,
+    empty,
+    is_complete,
+    merged,
+    missing_cases,
+    missing_link,
+    missing_rest,
+    missing_sharing,
+    select,
+)
 from oallama.profile.wanted import Wanted, cases_at, required, rest_skipped
 
 SHAPE = RestShape(64, 2, 1, 32, 32, 128, True)
@@ -39,10 +50,12 @@ def measured(wanted: Wanted, device: str | None = None) -> Profile:
         return profile
     return replace(
         profile,
-        link=dict.fromkeys(("h2d_pinned", "h2d_pageable", "d2h"), LINE),
+        link=dict.fromkeys(LINKS, LINE),
         boundary=LINE,
         contention=Contention(1.0, 1.0, 1.0, 1.0),
         launch_s=1e-5,
+        sharing=tuple(Sharing(*pair, n, 2.0, 2.0, 1.0, 1.0) for pair in PAIRS for n in (1, 32)),
+        copy_wait=0.5,
     )
 
 
@@ -69,7 +82,9 @@ def test_a_profile_serves_every_model_whose_cases_it_has() -> None:
     assert len(lacking) == 2
 
 
-@pytest.mark.parametrize("part", ["link", "boundary", "contention", "launch_s", "rest", "cases"])
+@pytest.mark.parametrize(
+    "part", ["link", "boundary", "contention", "launch_s", "rest", "cases", "sharing", "copy_wait"]
+)
 def test_no_part_may_be_missing_with_a_device(part: str) -> None:
     whole = measured(SMALL, "CUDA0")
     nothing = getattr(empty({}), part)
@@ -109,8 +124,8 @@ def test_rest_that_a_device_cannot_compute_is_not_asked_for_again() -> None:
 
 def test_a_pair_of_cpu_backends_has_no_boundary_of_its_own() -> None:
     pair = measured(SMALL, "cpu-pair")
-    assert is_complete(replace(pair, boundary=None, contention=None), SMALL)
-    assert missing_link(replace(pair, link={}, launch_s=0.0)) == ["h2d_pinned", "h2d_pageable", "d2h", "launch_s"]
+    assert is_complete(replace(pair, boundary=None, contention=None, sharing=(), copy_wait=None), SMALL)
+    assert missing_link(replace(pair, link={}, launch_s=0.0)) == [*LINKS, "launch_s"]
 
 
 def test_a_case_left_out_on_purpose_is_not_missing() -> None:
@@ -143,3 +158,41 @@ def test_noise_in_the_model_s_own_cases_becomes_a_warning() -> None:
     assert len(warned) == 2
     assert "1 of 8 cases had not settled" in warned[1] and "128x64x1" in warned[1] and "--refresh" in warned[1]
     assert select(store, SMALL).warnings == ("the machine was busy",)
+
+
+def test_of_a_profile_from_before_only_what_works_at_the_same_time_is_measured() -> None:
+    whole = measured(SMALL, "CUDA0")
+    before = replace(whole, link=dict.fromkeys(("h2d_pinned", "h2d_pageable", "d2h"), LINE), sharing=(), copy_wait=None)
+    assert not is_complete(before, SMALL)
+    assert missing_link(before) == ["issue_pinned", "issue_pageable", "copy_wait"]
+    assert missing_cases(before, required(SMALL, "CUDA0")) == [] == missing_rest(before, SMALL, "CUDA0")
+    assert sorted(missing_sharing(before, SMALL)) == sorted((*pair, n) for pair in PAIRS for n in (1, 32))
+    assert missing_sharing(replace(whole, sharing=whole.sharing[1:]), SMALL) == [("cpu", "device", 1)]
+
+
+def test_only_batch_sizes_that_are_quick_are_measured_at_the_same_time() -> None:
+    whole = measured(want((64, 32, 1), tokens=(1, 32, 512)), "CUDA0")
+    assert missing_sharing(whole, want((64, 32, 1), tokens=(1, 32, 512))) == []
+    assert missing_sharing(replace(whole, sharing=()), want((64, 32, 1), tokens=(512,)))[0][2] == 512
+    assert missing_sharing(replace(whole, sharing=()), want((64, 32, 8))) == [], "3-D weights alone: nothing to take"
+
+
+def test_nothing_is_shared_without_a_second_device_or_kernels_on_it() -> None:
+    bare = replace(measured(SMALL), sharing=())
+    assert missing_sharing(bare, SMALL) == [] and is_complete(bare, SMALL)
+    assert missing_sharing(replace(measured(SMALL, "cpu-pair"), sharing=()), SMALL) == []
+    there = measured(SMALL, "CUDA0")
+    left_out = [case.skipped("no kernel") for case in cases_at(SMALL, "CUDA0", "device")]
+    no_kernel = replace(
+        there, cases=tuple(c for c in there.cases if c.device == "CPU"), skipped=tuple(left_out), sharing=()
+    )
+    assert is_complete(no_kernel, SMALL)
+
+
+def test_of_two_measurements_at_the_same_time_the_later_one_stays() -> None:
+    whole = measured(SMALL, "CUDA0")
+    again = Sharing("cpu", "link", 1, 4.0, 4.0, 3.0, 3.0)
+    both = merged(whole, [{"sharing": [asdict(again)]}])
+    assert len(both.sharing) == len(whole.sharing) and again in both.sharing
+    first = merged(replace(whole, sharing=()), [{"sharing": [asdict(again)]}, {"copy_wait": 1.0}])
+    assert first.sharing == (again,) and first.copy_wait == 1.0

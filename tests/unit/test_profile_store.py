@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import Contention, LinearFit, Profile, ProfileCase, RestCase, RestShape, SkippedCase
+from oallama.core.types import Contention, LinearFit, Profile, ProfileCase, RestCase, RestShape, Sharing, SkippedCase
 from oallama.profile.store import profile_from_json, profile_to_json, read_profile
 
 seconds = st.floats(1e-9, 1e3)
@@ -34,6 +34,9 @@ rest = st.builds(RestCase, names, counts, counts, seconds, samples, st.none() | 
 fits = st.builds(
     LinearFit, seconds, seconds, st.floats(-10, 1), st.lists(st.tuples(counts, seconds), max_size=3).map(tuple)
 )
+workers = st.sampled_from(["cpu", "device", "link"])
+above_zero = st.floats(1e-9, 1e6)
+sharing = st.builds(Sharing, workers, workers, counts, above_zero, above_zero, seconds, seconds)
 profiles = st.builds(
     Profile,
     version=st.just(1),
@@ -47,6 +50,8 @@ profiles = st.builds(
     launch_s=seconds,
     warnings=st.lists(names, max_size=2).map(tuple),
     skipped=st.lists(skipped, max_size=2).map(tuple),
+    sharing=st.lists(sharing, max_size=2).map(tuple),
+    copy_wait=st.none() | st.floats(0, 1),
 )
 
 
@@ -70,6 +75,8 @@ def small() -> dict[str, Any]:
         contention=Contention(10.0, 20.0, 8.0, 15.0),
         launch_s=1e-5,
         warnings=("w",),
+        sharing=(Sharing("device", "link", 1, 50.0, 20.0, 40.0, 15.0),),
+        copy_wait=0.25,
     )
     return profile_to_json(profile)
 
@@ -113,6 +120,10 @@ def test_unknown_versions_are_refused_by_name(version: object) -> None:
         (("link", "d2h", "points"), [[1]], r"link.d2h: points must be pairs"),
         (("launch_s",), None, "profile: launch_s must be a number"),
         (("device",), 5, "profile: device must be str"),
+        (("sharing",), {}, "profile: sharing must be list"),
+        (("sharing", 0, "second"), "disk", r"sharing\[0\]: second must be one of cpu, device, link"),
+        (("sharing", 0, "first_alone_gb_per_s"), 0, r"sharing\[0\]: first_alone_gb_per_s must be above 0"),
+        (("copy_wait",), "long", "profile: copy_wait must be a number"),
     ],
 )
 def test_faults_are_named(path: tuple[Any, ...], value: object, message: str) -> None:
@@ -125,7 +136,7 @@ def test_faults_are_named(path: tuple[Any, ...], value: object, message: str) ->
         profile_from_json(record)
 
 
-@pytest.mark.parametrize("name", sorted(set(small()) - {"boundary", "contention"}))
+@pytest.mark.parametrize("name", sorted(set(small()) - {"boundary", "contention", "sharing", "copy_wait"}))
 def test_a_missing_key_is_named(name: str) -> None:
     record = small()
     del record[name]
