@@ -98,7 +98,7 @@ def _oato_step(scale: Scale, shape: Shape, share: str, policies: tuple[str, ...]
         "model": shape.name, "arms": arms, "cap": ["--gpu-weights", share], "shown_cap": share, "paper": "oato",
         "n_prompt": work.n_prompt, "n_gen": work.n_gen, "repetitions": scale.repetitions,
     }  # fmt: skip
-    return Step(f"oato-{shape.name}-{share[:-1]}", title, "ab", 70, settings, (shape,), ("doctor",))
+    return Step(f"oato-{shape.name}-{share[:-1]}", title, "ab", 75, settings, (shape,), ("doctor",))
 
 
 def _scheinfer_step(scale: Scale, shape: Shape, cap: int, policies: tuple[str, ...]) -> Step:
@@ -115,7 +115,7 @@ def _scheinfer_step(scale: Scale, shape: Shape, cap: int, policies: tuple[str, .
         "n_prompt": work.n_prompt, "n_gen": work.n_gen, "repetitions": scale.repetitions, "paper": "scheinfer",
     }  # fmt: skip
     title = f"{shape.name}, {settings['shown_cap']}, {work.n_prompt} + {work.n_gen} tokens"
-    return Step(f"scheinfer-{shape.name}-{cap // GIB}", title, "ab", 110, settings, (shape,), ("doctor",))
+    return Step(f"scheinfer-{shape.name}-{cap // GIB}", title, "ab", 160, settings, (shape,), ("doctor",))
 
 
 def _device_settings(scale: Scale) -> dict[str, Any]:

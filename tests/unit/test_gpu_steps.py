@@ -73,8 +73,8 @@ def test_the_settings_of_both_papers_are_there() -> None:
 
 def test_a_cap_shrinks_with_the_layers() -> None:
     steps = {step.id: step for step in steps_of(LEASE, "CUDA0", 16, POLICIES)}
-    cap = steps["scheinfer-llama2-70b-16l-q4_0-24"].settings["cap"]
-    assert cap[:2] == ["--vram", str(24 * GIB * 16 // 80)]
+    cap = steps["scheinfer-llama2-70b-8l-q4_0-24"].settings["cap"]
+    assert cap[:2] == ["--vram", str(round(24 * GIB * 8 / 80))]
 
 
 def test_arms_are_those_that_this_version_knows() -> None:
@@ -155,11 +155,11 @@ def test_what_a_failed_step_was_for_is_left_out() -> None:
 
 
 def test_three_calls_of_a_lease_are_enough() -> None:
-    """By the estimates: 30 minutes are lent, less the starts."""
+    """By the estimates, with time for writing the models: 30 minutes are lent, less the starts."""
     steps = steps_of(LEASE, "CUDA0", 16, (*POLICIES, "scheinfer"))
     seconds = sum(step.seconds for step in steps)
     shapes = {shape.name: shape for step in steps for shape in step.models}
-    assert seconds + sum(model_bytes(shape) for shape in shapes.values()) / 1e9 < 27 * 60
+    assert seconds + sum(model_bytes(shape) for shape in shapes.values()) / 1e9 < 3 * 570
     assert sum(model_bytes(shape) for shape in shapes.values()) < 50e9
 
 
