@@ -67,8 +67,9 @@ _ERRORS: dict[str, type[OallamaError]] = {
 def shrink_until_fits(
     fit: Fit, cap: Cap, free: int, operators: Sequence[Operator], n_layer: int
 ) -> tuple[StockPlacement, tuple[FitStep, ...]]:
-    """Call `fit` with the cap, and with less while the weights of operators exceed theirs: bisection, down to a third
-    of the smallest layer, which is as finely as whole layers can tell."""
+    """Call `fit` with the cap, and with less while the weights of operators exceed theirs: from the cap on weights, which
+    nothing can exceed, twice as much until it is too much; then bisection, down to a third of the smallest layer, which
+    is as finely as whole layers can tell."""
     steps: list[FitStep] = []
 
     def call(offered: int) -> tuple[StockPlacement, int]:
@@ -85,15 +86,17 @@ def shrink_until_fits(
     for operator in operators:
         by_layer[operator.layer] = by_layer.get(operator.layer, 0) + operator.bytes
     fine_enough = max(min(by_layer.values()) // 3, 1)
-    low, high = 0, offered
+    low, high = min(cap.operator_bytes, offered), offered
     best, _ = call(low)
+    step = max(low, fine_enough)
     while high - low > fine_enough:
-        middle = (low + high) // 2
+        middle = low + step if low + step < high else (low + high) // 2
         placement, used = call(middle)
         if used <= cap.operator_bytes:
             best, low = placement, middle
         else:
             high = middle
+        step *= 2
     return best, tuple(steps)
 
 

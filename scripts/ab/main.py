@@ -50,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = options.out or ROOT / "build" / "ab" / matrix.name
     store = Store(folder, options.models or ROOT / "build" / "ab" / "models")
     wanted = [cell for cell in matrix.cells if all(text in cell.id for text in options.only)]
+    if not wanted:
+        print(f"ab: no cell has {' and '.join(options.only)} in its name; --list shows them", file=sys.stderr)
+        return 2
     if options.list:
         for cell in wanted:
             print(f"{'done' if store.known(cell) else 'to do':6}{cell.id}: oallama {' '.join(store.command(cell))}")

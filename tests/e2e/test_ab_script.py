@@ -41,6 +41,7 @@ def test_a_matrix_is_measured_once_and_reported(tmp_path: Path) -> None:
         """
     )
     assert ab(toml, "--out", out, "--list").count("to do") == 2
+    assert "no cell has huge in its name" in ab(toml, "--out", out, "--only", "huge", code=2)
     said = ab(toml, "--out", out, code=1)
     assert "there is no model file" in said
     report = json.loads((out / "report.json").read_text())

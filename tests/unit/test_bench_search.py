@@ -60,6 +60,7 @@ def test_fit_is_offered_less_until_its_weights_keep_to_the_cap(limit: int, n_gpu
     assert placement.n_gpu_layers == n_gpu_layers
     assert operator_bytes_on_device(OPERATORS, N_LAYER, placement) <= limit
     assert steps[0].offered_bytes == 1 << 30
+    assert len(steps) <= 8  # each is a dry load
 
 
 def test_a_users_flags_become_an_arm() -> None:
