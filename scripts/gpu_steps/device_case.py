@@ -1,7 +1,7 @@
 """Child of the device step: what copies, computing and both at once take on the device, and what slices and pinned
 memory cost. ggml's public functions and the bridge's timers only, so it runs on any device that ggml has.
 
-    python -m gpu_steps.device_case --device CUDA0 --bytes 268435456 --tokens 512 --out FILE.jsonl
+    python -m gpu_steps.device_case --device CUDA0 --bytes 268435456 --tokens 512 --ffn 4096,14336 --out FILE.jsonl
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Any
 
 REPEATS = 5
 SLICE_SHARES = (1.0, 0.5, 0.25, 0.125, 0.03125)
-FFN = (4096, 14336)
-"""Of a LLaMA3-8B: K and N of gate and up."""
 
 
 class _InitParams(ctypes.Structure):
@@ -146,10 +144,12 @@ def overlap(bridge: Any, device: str, n_bytes: int, n_tokens: int, pinned: bool)
     }  # fmt: skip
 
 
-def slices(bridge: Any, device: str, share_k: float, n_tokens: int, type_name: str) -> dict[str, Any]:
-    """One mul-mat over a slice of gate's rows. On CUDA quantised types take MMQ or MMVQ, F16 cuBLAS."""
-    k, n = FFN
-    rows = max(32, round(n * share_k / 32) * 32)
+def slices(
+    bridge: Any, device: str, ffn: tuple[int, int], share: float, n_tokens: int, type_name: str
+) -> dict[str, Any]:
+    """One mul-mat over a slice of the rows of gate, [K, N] = ffn. On CUDA quantised types take MMQ, F16 cuBLAS."""
+    k, n = ffn
+    rows = max(32, round(n * share / 32) * 32)
     timer = bridge.mul_mat(device, None, type_name, k, rows, n_tokens=n_tokens, working_set_bytes=0)
     try:
         timer.run(2)
@@ -185,6 +185,7 @@ def main() -> int:
     parser.add_argument("--device", required=True)
     parser.add_argument("--bytes", type=int, required=True)
     parser.add_argument("--tokens", type=int, required=True)
+    parser.add_argument("--ffn", required=True, metavar="K,N")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     from oallama.device.load_params import load_bridge
@@ -193,12 +194,13 @@ def main() -> int:
 
     with native_log(), open_device(options.device) as device, options.out.open("w", encoding="utf-8") as out:
         bridge = load_bridge()
+        k, rows = map(int, options.ffn.split(","))
         runs: list[Callable[[], dict[str, Any]]] = [
             *(lambda pinned=pinned: overlap(bridge, device.name, options.bytes, options.tokens, pinned)
               for pinned in (True, False)),
             *(lambda n=n: pinned_memory(bridge, device.name, n)
               for n in (options.bytes // 4, options.bytes, 4 * options.bytes)),
-            *(lambda share=share, n=n, kind=kind: slices(bridge, device.name, share, n, kind)
+            *(lambda share=share, n=n, kind=kind: slices(bridge, device.name, (k, rows), share, n, kind)
               for kind in ("Q4_0", "F16") for n in (1, 32, options.tokens) for share in SLICE_SHARES),
         ]  # fmt: skip
         for run in runs:

@@ -143,7 +143,7 @@ ROW_KEYS = (
     "samples_tpot_s", "ttft_s", "tpot_s", "ttft_ratio_to_first", "ttft_ratio_ci95", "tpot_ratio_to_first",
     "tpot_ratio_ci95", "ratio_to_first", "ratio_ci95", "ratio_refused", "device_bytes", "host_bytes",
     "operator_bytes_on_device", "cap_device_bytes", "cap_operator_bytes", "flash_attn_used", "problems", "predicted",
-    "notes", "same_as", "warnings", "cpu_info", "gpu_info",
+    "notes", "same_as", "warnings", "gate", "cpu_info", "gpu_info",
 )  # fmt: skip
 
 
@@ -178,7 +178,15 @@ def device(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
     out.parent.mkdir(exist_ok=True)
     given = step.settings
     ended = setting.child(
-        "device_case", out, "--bytes", given["n_bytes"], "--tokens", given["n_tokens"], limit_s=limit_s
+        "device_case",
+        out,
+        "--bytes",
+        given["n_bytes"],
+        "--tokens",
+        given["n_tokens"],
+        "--ffn",
+        given["ffn"],
+        limit_s=limit_s,
     )
     rows = json_lines(out)
     if ended.status != 0:

@@ -41,7 +41,8 @@ def _ratios(document: Mapping[str, Any]) -> Any:
     cells = []
     for _, step in tables.of_kind(document, "ab"):
         data = step["data"]
-        rows = [a for a in against_stock(data["model"], data["cap"], "", data["rows"], "total") if a.value is not None]
+        place = (document["device"], data["model"], data["cap"], "")
+        rows = [a for a in against_stock(place, data["rows"], "total") if a.value is not None]
         if rows:
             cells.append((f"{data['model']}\n{data['cap']}", data, rows))
     if not cells:

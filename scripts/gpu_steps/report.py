@@ -135,7 +135,8 @@ def found(measured: Mapping[str, Document], paper: str, cap: str, metric: str) -
             data = step["data"]
             if (data["paper"], data["cap"]) != (paper, cap):
                 continue
-            rows = [a for a in against_stock(data["model"], cap, "", data["rows"], metric) if a.value is not None]
+            place = (document["device"], data["model"], cap, "")
+            rows = [a for a in against_stock(place, data["rows"], metric) if a.value is not None]
             if rows:
                 best = max(rows, key=lambda a: a.value or 0.0)
                 said.append(f"{data['model']}: {best.value:.2f} ({best.low:.2f}..{best.high:.2f}, {best.arm})")

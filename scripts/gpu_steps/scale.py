@@ -48,6 +48,7 @@ class Scale:
     types: tuple[str, ...]
     overlap_bytes: int
     overlap_tokens: int
+    ffn: tuple[int, int]  # K and N of the gate whose slices are timed
     seconds: float
     caps: bool = True
     """Whether ScheInfer's caps are applied, scaled to the layers; else a share of the weights stands in."""
@@ -73,6 +74,7 @@ LEASE = Scale(
     types=ALL_TYPES,
     overlap_bytes=256 << 20,
     overlap_tokens=512,
+    ffn=(4096, 14336),
     seconds=1.0,
 )
 FULL = Scale(
@@ -89,6 +91,7 @@ FULL = Scale(
     types=ALL_TYPES,
     overlap_bytes=1 << 30,
     overlap_tokens=512,
+    ffn=(4096, 14336),
     seconds=4.0,
 )
 SMALL = Scale(
@@ -105,6 +108,7 @@ SMALL = Scale(
     types=("F32", "F16", "Q4_0", "Q4_K", "Q8_0"),
     overlap_bytes=8 << 20,
     overlap_tokens=16,
+    ffn=(768, 2048),
     seconds=1.0,
     caps=False,
 )

@@ -150,7 +150,9 @@ def ab_tables(document: Results) -> list[str]:
             "",
         ]
         against = {
-            metric: {a.arm: a for a in against_stock(data["model"], data["cap"], cell, rows, metric)}
+            metric: {
+                a.arm: a for a in against_stock((document["device"], data["model"], data["cap"], cell), rows, metric)
+            }
             for metric in ("ttft", "tpot", "total")
         }
         best = next((a.stock for a in against["total"].values()), "")
