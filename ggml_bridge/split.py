@@ -17,7 +17,7 @@ from ggml_bridge.errors import BridgeError
 from ggml_bridge.ffi import Native, declared, decode
 
 Axis = Literal["rows", "cols", "halves"]
-Step = Literal["launch", "host", "wait", "join", "send", "resident", "stall", "streamed", "fetch", "copy"]
+Step = Literal["launch", "host", "wait", "join", "send", "resident", "stall", "streamed", "fetch", "copy", "ahead"]
 
 _AXES: tuple[Axis, ...] = ("rows", "cols", "halves")  # in the order of enum oallama_axis
 _STEPS: tuple[Step, ...] = (  # in the order of enum oallama_step
@@ -31,6 +31,7 @@ _STEPS: tuple[Step, ...] = (  # in the order of enum oallama_step
     "streamed",
     "fetch",
     "copy",
+    "ahead",
 )
 _TEXT_BYTES = 1 << 20
 
@@ -89,7 +90,8 @@ class SplitStats:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One step of a phase: on the caller's thread launch, host (CC), wait, join; on the device send (inputs), resident
+    """One step of a phase: on the caller's thread launch, host (CC), wait, ahead (queueing copies
+    for what comes next), join; on the device send (inputs), resident
     (GG), stall (for what is streamed), streamed (CG and CG'), fetch (results); on the link copy."""
 
     step: Step

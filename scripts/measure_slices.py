@@ -43,7 +43,7 @@ from oallama.place.slice_rest import Slicer, streamed_placement
 from oallama.place.slicing import Slices
 
 ATTENTION: FlashAttention = "on"
-CALLER = ("launch", "host", "wait", "join")
+CALLER = ("launch", "host", "wait", "ahead", "join")
 
 
 def measure_random(args: argparse.Namespace) -> dict[str, Any]:

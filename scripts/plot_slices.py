@@ -29,6 +29,7 @@ MEASURED = {  # step: (line, colour)
     "streamed": ("device", "#7fbf9f"),
     "fetch": ("device", "#9db4cc"),
     "launch": ("CPU", "#9db4cc"),
+    "ahead": ("CPU", "#9db4cc"),
     "host": ("CPU", "#0b4f8a"),
     "join": ("joins", "#c0392b"),
 }

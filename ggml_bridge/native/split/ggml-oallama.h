@@ -161,7 +161,8 @@ typedef enum oallama_step {
     OALLAMA_STALL    = 6, // device: until what is streamed is there
     OALLAMA_STREAMED = 7, // device: CG, CG' and sums
     OALLAMA_FETCH    = 8, // device: results leave
-    OALLAMA_COPY     = 9  // link: CG or CG' of a phase; the phase given is the one that was computed meanwhile
+    OALLAMA_COPY     = 9, // link: CG or CG' of a phase; the phase given is the one that was computed meanwhile
+    OALLAMA_AHEAD    = 10 // caller: queueing copies for what comes next
 } oallama_step;
 
 typedef struct oallama_span {

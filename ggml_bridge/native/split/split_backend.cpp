@@ -250,12 +250,13 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
         }
         if (on_device) {
             ggml_backend_synchronize(partner_->backend()); // whatever became of the host side: the device must be idle
-            if (phase.block != nullptr) {
-                partner_->stream().prefetch(
-                    partner_->stream().n_slots()); // the slot that was computed with is free now
-            }
             watch.lap(stats().wait_ns);
             step.done(OALLAMA_WAIT);
+            if (phase.block != nullptr) { // the slot that was computed with is free now
+                partner_->stream().prefetch(partner_->stream().n_slots());
+                watch.lap(stats().launch_ns);
+                step.done(OALLAMA_AHEAD);
+            }
             if (status == GGML_STATUS_SUCCESS) {
                 join(phase, graph);
             }
