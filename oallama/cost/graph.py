@@ -20,7 +20,6 @@ from itertools import pairwise
 from oallama.core.types import ModelInfo, Operator
 
 F32 = 4  # bytes of one activation element between operators
-MAX_KNOWN = 100_000  # of some hundred bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,17 @@ class Graph:
     operator_layer: tuple[int, ...]  # layer of each operator; n_layer for those after the last block
     layer_nodes: tuple[tuple[int, int], ...]  # [first, last) node of each layer, one more entry for the output part
     n_layer: int
-    known: dict[tuple[object, ...], Crossings] = field(default_factory=dict, compare=False, repr=False)
-    """Crossings of windows that were asked for: a search asks for the same few again and again."""
+    windows: dict[tuple[int, int], tuple[int, int]] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )  # what operators_of was asked for
+
+    def operators_of(self, window: tuple[int, int]) -> tuple[int, int]:
+        """[first, last) operator such that all of the layers [window[0], window[1]) are among them."""
+        found = self.windows.get(window)
+        if found is None:
+            inside = [i for i, layer in enumerate(self.operator_layer) if window[0] <= layer < window[1]]
+            found = self.windows[window] = (min(inside, default=0), max(inside, default=-1) + 1)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,22 +240,10 @@ def crossings(
     graph: Graph, on_device: Sequence[bool], first_device_layer: int, window: tuple[int, int] | None = None
 ) -> Crossings:
     """Splits and copies of a placement, over the whole graph or over the layers [window[0], window[1]) only."""
-    if window is None:
-        return _crossings(graph, on_device, first_device_layer, 0, len(graph.nodes))
-    first = 0 if window[0] <= 0 else graph.layer_nodes[window[0]][0]
-    last = graph.layer_nodes[min(window[1], graph.n_layer + 1) - 1][1]
-    there = tuple(on_device[node.operator] for node in graph.nodes[first:last] if node.operator is not None)
-    key = (first, last, min(max(first_device_layer, window[0]), window[1]), there)
-    found = graph.known.get(key)
-    if found is None:
-        if len(graph.known) >= MAX_KNOWN:
-            graph.known.clear()
-        found = graph.known[key] = _crossings(graph, on_device, first_device_layer, first, last)
-    return found
-
-
-def _crossings(graph: Graph, on_device: Sequence[bool], first_device_layer: int, first: int, last: int) -> Crossings:
-    """Of the nodes [first, last)."""
+    first, last = 0, len(graph.nodes)
+    if window is not None:
+        first = 0 if window[0] <= 0 else graph.layer_nodes[window[0]][0]
+        last = graph.layer_nodes[min(window[1], graph.n_layer + 1) - 1][1]
     sides = node_sides(graph, on_device, first_device_layer, first, last)
     copied: set[tuple[int, bool]] = set()
     counts = [0, 0]  # by side of the reader: [out, in]

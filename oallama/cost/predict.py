@@ -6,7 +6,7 @@ crossings they are the host's."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from oallama.core.types import CPU_DEVICE, Predicted, Profile, Workload
 from oallama.cost.graph import Graph, crossings
@@ -48,6 +48,8 @@ class Costs:
     rest_cpu_s: float  # of one layer over `passes`, without weight-bearing mul-mats
     rest_device_s: float
     split: SplitCosts | None = None  # None: nothing can be split
+    transfers: dict[tuple[object, ...], float] = field(init=False, default_factory=dict, compare=False, repr=False)
+    """T' that was asked for (place/affinity.py): a search asks for the same few again and again."""
 
 
 def index_rest(profile: Profile) -> RestIndex:

@@ -16,6 +16,8 @@ from oallama.cost.graph import crossings
 from oallama.cost.predict import Costs, placement_seconds
 from oallama.place.fill import FillRule, fill
 
+MAX_KNOWN = 200_000  # of some hundred bytes each
+
 Unit = tuple[int, ...]
 """Operator indices that are ranked and placed together."""
 
@@ -52,8 +54,17 @@ def marginal_transfer(costs: Costs, on_device: Sequence[bool], first_device_laye
     Only the unit's layers and their neighbours are looked at: every layer begins with a norm whose side is fixed, so
     nothing reaches further.
     """
-    layers = [costs.graph.operator_layer[i] for i in unit]
+    layer_of = costs.graph.operator_layer
+    layers = [layer_of[i] for i in unit]
     window = (max(0, min(layers) - 1), max(layers) + 2)
+    first, last = costs.graph.operators_of(window)
+    near = bytearray(on_device[first:last])
+    for i in unit:
+        near[i - first] = 0  # where it is now does not matter
+    key = (unit, min(max(first_device_layer, window[0]), window[1]), bytes(near))
+    known = costs.transfers.get(key)
+    if known is not None:
+        return known
     sides = list(on_device)
     seconds = []
     for side in (True, False):
@@ -61,7 +72,10 @@ def marginal_transfer(costs: Costs, on_device: Sequence[bool], first_device_laye
             sides[i] = side
         moved = crossings(costs.graph, sides, first_device_layer, window)
         seconds.append(costs.rates.over(moved, costs.passes))
-    return seconds[0] - seconds[1]
+    if len(costs.transfers) >= MAX_KNOWN:
+        costs.transfers.clear()
+    costs.transfers[key] = seconds[0] - seconds[1]
+    return costs.transfers[key]
 
 
 def paper_transfer(costs: Costs, on_device: Sequence[bool], first_device_layer: int, unit: Unit) -> float:

@@ -54,7 +54,15 @@ def balance(costs: Costs, placed: Placed, room: int, weights_room: int, n_ubatch
         return Balanced(placed, False)
     possible = [can and not there for can, there in zip(costs.split.splittable(), placed.on_device, strict=True)]
     blocks = split_blocks(costs.split.operators, possible)
-    candidates = [candidate for block in blocks if len((candidate := _candidate(costs, block, n_ubatch)).cuts) > 1]
+    alike: dict[tuple[object, ...], _Candidate] = {}  # blocks of layers that are alike are looked at once
+    candidates = []
+    for block in blocks:
+        members = [costs.split.sides[i] for i in block.operators]
+        kind = (replace(block, operators=()), *map(id, members), *(costs.operators[i].t_cpu_s for i in block.operators))
+        if kind not in alike:
+            alike[kind] = _candidate(costs, block, n_ubatch)
+        if len(alike[kind].cuts) > 1:
+            candidates.append(replace(alike[kind], block=block))
     if not candidates:
         return Balanced(placed, False)
     chosen, short = _allocated(candidates, room, weights_room)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from placement_cases import best_by_brute_force, costs, operators, rates
 
+from oallama.cost.graph import crossings
 from oallama.cost.predict import placement_seconds
 from oallama.place.affinity import benefit, iterate, marginal_transfer, normalise, rank
 from oallama.place.baselines import cpu, layers
@@ -42,6 +43,25 @@ def test_fill_never_exceeds_the_budget_and_leaves_nothing_that_fits(sizes: list[
     assert used <= budget
     assert all(used + sizes[i] > budget for i in range(len(sizes)) if i not in placed)
     assert fill(range(len(sizes)), sizes, budget, "paper") <= placed
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_transfer_does_not_depend_on_what_was_asked_before(data: st.DataObject) -> None:
+    """What a search remembers: the whole graph's crossings with the unit on either side say the same."""
+    n_layer = 4
+    ops = operators(n_layer)
+    problem = costs(ops, n_layer, [(1.0, 1.0)] * len(ops), rates(1e-3, 1e-9, 1e-4))
+    everyone = [unit for granularity in GRANULARITIES for unit in units(ops, granularity)]
+    for _ in range(6):
+        on_device = data.draw(st.lists(st.booleans(), min_size=len(ops), max_size=len(ops)))
+        first, unit = data.draw(st.integers(0, n_layer + 1)), data.draw(st.sampled_from(everyone))
+        there, back = ([side if i in unit else on for i, on in enumerate(on_device)] for side in (True, False))
+        expected = sum(
+            sign * problem.rates.over(crossings(problem.graph, sides, first), problem.passes)
+            for sign, sides in ((1, there), (-1, back))
+        )
+        assert marginal_transfer(problem, on_device, first, unit) == pytest.approx(expected)
 
 
 def test_transfer_of_a_lone_ffn_operator_is_an_excursion_and_of_a_closing_one_is_negative() -> None:
