@@ -28,9 +28,11 @@ from oallama.bench.arms import STOCK_NCMOE, ArmMaker
 from oallama.bench.expected import expected_places
 from oallama.bench.fit import fit_under
 from oallama.bench.gate import trial, winner_of
+from oallama.bench.gate_plans import stock_plan
 from oallama.bench.process import ArmProcess
-from oallama.bench.records import ArmSpec, BenchTest, Cap, Setting, StockPlacement
+from oallama.bench.records import ArmSpec, BenchTest, Cap, LoadReport, Setting, StockPlacement
 from oallama.bench.rows import LLAMA_BENCH_FIELDS, refusal
+from oallama.bench.verify import configuration
 from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError
 from oallama.core.types import Operator
 from oallama.model.gguf_reader import read_gguf
@@ -347,6 +349,27 @@ def test_arms_that_do_not_fit_together_are_loaded_in_turns(model: Path, ops: tup
     result = run_bench(bench, available_memory=lambda: 1000)
     assert not result.resident
     assert [len(result.series[0].samples(arm)) for arm in (0, 1)] == [2, 2]
+
+
+def test_where_the_gate_says_stock_the_very_configuration_of_the_stock_arm_is_loaded(moe: Path) -> None:
+    """So that it counts as 1.0 by identity: every weight, buffer and parameter read back is the same."""
+    placer = Placer.load(moe, device=WORKER, threads=1)
+    here = setting(moe, WORKER, n_ubatch=128)
+
+    def reports(placement: StockPlacement) -> tuple[LoadReport, LoadReport]:
+        plan = stock_plan(placer, placer.workload(16, 4, here.n_ctx, here.n_ubatch), placement)
+        ours = ArmMaker(placer, here, Cap(), (PP,), {}).of_plan("auto", plan)
+        with running(ArmSpec("stock", here, placement)) as arm, running(ours) as other:
+            return arm.load(names(placer.operators)), other.load(names(placer.operators))
+
+    everything, ours = reports(StockPlacement(-1))
+    assert configuration(everything) == configuration(ours)
+    spilled, _ = fit_under(Cap(everything.device_bytes - 1), placer.operators, here)
+    assert spilled.overrides
+    for placement in (spilled, StockPlacement(0), StockPlacement(1)):
+        stock, ours = reports(placement)
+        assert configuration(stock) == configuration(ours) != configuration(everything)
+        assert ours.n_ubatch == 128
 
 
 def test_a_planted_bad_plan_does_not_pass_the_gate(model: Path, ops: tuple[Operator, ...]) -> None:
