@@ -97,7 +97,7 @@ def parse_output(text: str) -> tuple[str, str | None]:
 )  # fmt: skip
 @click.option(
     "-r", "--repetitions", type=count(2, 1000), default=DEFAULT_REPS, show_default=True, metavar="N",
-    help="Samples of each arm and test, taken in turns A B B A, so rounded up to an even number.",
+    help="Samples of each arm and test, taken in turns A B B A, so rounded up to an even number; a ratio needs 6.",
 )  # fmt: skip
 @click.option(
     "-o", "--output", type=parsed(parse_output), default="md", show_default=True, metavar="FORMAT|FILE",
