@@ -123,23 +123,29 @@ double Issue::run_once() {
 
 double copy_wait(ggml_backend_dev_t device, bool pinned, int64_t n_bytes) {
     require(!is_cpu(device), "the CPU has no link to itself");
-    constexpr int n_tries = 7;
+    constexpr int n_tries = 9;
     Transfer      transfer(device, /*to_device=*/true, pinned, n_bytes);
     Launch        launch(device, /*n_threads=*/1);
-    const double  alone = launch.median_seconds();
 
-    std::vector<double> shares;
+    // The least of each, as all that other programs do is to make it longer. From before the call on: after it, this
+    // thread may have to wait for a core until a thread of the driver is done with the copy.
+    double alone  = launch.median_seconds();
+    double called = transfer.begin();
+    double copied = called + transfer.finish();
+    double waited = copied + alone;
     for (int i = 0; i < n_tries; i++) {
+        alone               = std::min(alone, launch.run_once());
+        const double begun  = transfer.begin();
+        called              = std::min(called, begun);
+        copied              = std::min(copied, begun + transfer.finish() - transfer.close_seconds());
+        const double before = seconds_now();
         transfer.begin();
-        const double under_way = transfer.finish() - transfer.close_seconds(); // once the call has returned
-        transfer.begin();
-        const double waited = launch.run_once() - alone;
+        launch.run_once();
+        waited = std::min(waited, seconds_now() - before);
         transfer.finish();
-        // of a copy that is over with its call there is nothing to wait for
-        shares.push_back(under_way > alone ? std::clamp(waited / under_way, 0.0, 1.0) : 0.0);
     }
-    std::nth_element(shares.begin(), shares.begin() + n_tries / 2, shares.end());
-    return shares[n_tries / 2];
+    const double under_way = copied - called; // of a copy that is over with its call there is nothing to wait for
+    return under_way > alone ? std::clamp((waited - called - alone) / under_way, 0.0, 1.0) : 0.0;
 }
 
 } // namespace bridge

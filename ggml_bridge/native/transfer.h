@@ -65,7 +65,7 @@ class Issue : public gb_timer {
     Transfer transfer_;
 };
 
-// Share of a copy under way that a result of another stream of the device waits for, 0 to 1; median of some tries.
+// Share of a copy under way that a result of another stream of the device waits for, 0 to 1.
 double copy_wait(ggml_backend_dev_t device, bool pinned, int64_t n_bytes);
 
 } // namespace bridge
