@@ -11,7 +11,7 @@ from setup.commands import run
 from setup.console import Console
 from setup.errors import SetupError
 
-from .recipe import CPU_VARIANTS, LIBRARIES, PROGRAMS, cpu_flags, cuda_flags
+from .recipe import CPU_VARIANTS, LIBRARIES, cpu_flags, cuda_flags
 from .toolkit import Toolkit
 
 
@@ -26,11 +26,13 @@ class Builder:
         self.jobs = jobs
         self.env = {**env, "GIT_CEILING_DIRECTORIES": str(work)}
 
-    def cuda(self, toolkit: Toolkit, architectures: Sequence[str], flash_attention: bool) -> Path:
+    def cuda(
+        self, toolkit: Toolkit, architectures: Sequence[str], flash_attention: bool, programs: Sequence[str]
+    ) -> Path:
         """Libraries, and programs where their source is there. Returns the folder they are in."""
-        programs = (self.source / "tools" / "llama-bench").is_dir()
-        flags = (*cuda_flags(architectures, flash_attention, programs), *toolkit.flags())
-        targets = (*LIBRARIES, *(PROGRAMS if programs else ()))
+        has_tools = (self.source / "tools" / "llama-bench").is_dir()
+        flags = (*cuda_flags(architectures, flash_attention, has_tools), *toolkit.flags())
+        targets = (*LIBRARIES, *(programs if has_tools else ()))
         names = ", ".join(architectures).replace("-real", "")
         with self.console.step("CUDA", f"compiling for sm_{names}") as step:
             step.announce(f"compiling for sm_{names}, {self.jobs} jobs: over 60 core-minutes, only this once")

@@ -29,6 +29,7 @@ from .recipe import (
     PROGRAMS,
     PYTHON_PARTS,
     parse_architectures,
+    parse_programs,
 )
 from .source import unpack_source_archive, write_source_archive
 from .toolkit import Toolkit, assemble, installed_root, toolkit_in, unpack_wheel
@@ -42,7 +43,9 @@ def main(root: Path, arguments: Sequence[str]) -> int:
     parser.add_argument("--cuda", type=Path, metavar="DIR", help="a CUDA 13 toolkit; `here`: this machine's")
     parser.add_argument("--python", default="3.12", metavar="X.Y", help="version of Python there (default 3.12)")
     parser.add_argument("--no-fa", action="store_true", help="without flash attention: a third less to compile")
-    parser.add_argument("--no-programs", action="store_true", help="without llama-bench and llama-server")
+    parser.add_argument(
+        "--programs", default=",".join(PROGRAMS), metavar="LIST", help=f"{', '.join(PROGRAMS)}; or none"
+    )
     parser.add_argument("--limit", type=int, default=LIMIT_BYTES >> 20, metavar="MiB", help="what may travel")
     parser.add_argument("-j", "--jobs", type=int, help="compilers at once")
     either = parser.add_mutually_exclusive_group()
@@ -55,7 +58,7 @@ def main(root: Path, arguments: Sequence[str]) -> int:
 
 def _main(root: Path, console: Console, options: argparse.Namespace) -> int:
     env = clean_environment(os.environ)
-    architectures = parse_architectures(options.arch)
+    architectures, programs = parse_architectures(options.arch), parse_programs(options.programs)
     work = cache_dir(env) / "cuda"
     version = pinned_version((root / "pyproject.toml").read_text(encoding="utf-8"))
     limit = options.limit << 20
@@ -83,9 +86,9 @@ def _main(root: Path, console: Console, options: argparse.Namespace) -> int:
         )
         native = builder.native()
         variants = builder.cpu_variants()
-        built = builder.cuda(toolkit, architectures, not options.no_fa)
+        built = builder.cuda(toolkit, architectures, not options.no_fa, programs)
         tree = work / "tree"
-        _collect(tree, work, built, native, variants, with_programs=not options.no_programs, env=env)
+        _collect(tree, work, built, native, variants, programs, env)
         folders = ("build", "build-native", *(f"build-cpu-{variant.name}" for variant in CPU_VARIANTS[:-1]))
         manifest: dict[str, Any] = {
             "llama_cpp_python": version, "architectures": [name.removesuffix("-real") for name in architectures],
@@ -110,13 +113,14 @@ def _main(root: Path, console: Console, options: argparse.Namespace) -> int:
 def _pack(console: Console, tree: Path, manifest: Mapping[str, Any], out: Path, limit: int) -> dict[str, Any]:
     """The pack with the programs, or without them where they do not fit."""
     try:
-        return write_pack(tree, {**manifest, "programs": (tree / "bin").is_dir()}, out, limit)
+        names = sorted(path.name for path in (tree / "bin").glob("*"))
+        return write_pack(tree, {**manifest, "programs": names}, out, limit)
     except SetupError:
         if not (tree / "bin").is_dir():
             raise
-    console.line("pack", f"{', '.join(PROGRAMS)} do not fit, so they are left out")
+    console.line("pack", "llama.cpp's programs do not fit, so they are left out")
     shutil.rmtree(tree / "bin")
-    return write_pack(tree, {**manifest, "programs": False}, out, limit)
+    return write_pack(tree, {**manifest, "programs": []}, out, limit)
 
 
 def _toolkit(
@@ -164,8 +168,7 @@ def _collect(
     built: Path,
     native: Path,
     variants: Mapping[str, Path],
-    *,
-    with_programs: bool,
+    programs: Sequence[str],
     env: Mapping[str, str],
 ) -> None:
     """Put everything that travels into `tree`, anew."""
@@ -186,9 +189,9 @@ def _collect(
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {version}\n", "utf-8")
     for wheel in sorted((work / "python-wheels").glob("*.whl")):
         unpack_wheel(wheel, site)
-    if with_programs and all((built / name).is_file() for name in PROGRAMS):
-        (tree / "bin").mkdir()
-        for name in PROGRAMS:
+    for name in programs:
+        if (built / name).is_file():  # a source archive has none
+            (tree / "bin").mkdir(exist_ok=True)
             shutil.copy2(built / name, tree / "bin" / name)
     strip(tree, env)
 

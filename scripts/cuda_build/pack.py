@@ -3,7 +3,7 @@
 lib/          ggml, llama and the CUDA back end; cpu/NAME/libggml-cpu.so.0 for other processors than the plainest
 native/       libggml_bridge, libggml-oallama
 site/         llama_cpp's Python part, and the packages that the other machine lacks
-bin/          llama-bench and llama-server, where they fitted
+bin/          llama-bench and llama-server, where they were asked for and fitted
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def check_size(n_bytes: int, limit_bytes: int, draft: Path) -> None:
         draft.unlink(missing_ok=True)
         raise SetupError(
             f"the pack would be {n_bytes / 2**20:.1f} MiB and {limit_bytes / 2**20:.0f} MiB may travel: "
-            "name fewer architectures in --arch, or leave parts out with --no-programs or --no-fa"
+            "name fewer architectures in --arch, or leave parts out with --programs none or --no-fa"
         )
 
 

@@ -80,6 +80,14 @@ def parse_architectures(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{name}-real" for name in names))
 
 
+def parse_programs(text: str) -> tuple[str, ...]:
+    """`llama-bench` or both, in a list; `none` or nothing for no program. Raises UsageError."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip() not in ("", "none")))
+    if unknown := [name for name in names if name not in PROGRAMS]:
+        raise UsageError(f"--programs knows no {unknown[0]}: use {', '.join(PROGRAMS)} or none")
+    return names
+
+
 _COMMON = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",

@@ -86,7 +86,7 @@ def build_table(build: Document | None) -> str:
         ("unpacked", f"{sum(mib.values()):.1f} MiB ({parts})"),
         ("architectures", ", ".join(f"sm_{name}" for name in build["architectures"])),
         ("nvcc, flash attention, programs", f"{build['nvcc']}, {'yes' if build['flash_attention'] else 'no'}, "
-         f"{'yes' if build['programs'] else 'no'}"),
+         f"{', '.join(build['programs']) or 'none'}"),
         ("compilers' time, all together", f"{sum(seconds.values()) / 60:.0f} min ({_minutes(seconds)})"),
     ]  # fmt: skip
     note = build.get("note", "")

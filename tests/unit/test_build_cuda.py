@@ -28,6 +28,7 @@ from cuda_build.recipe import (
     cuda_flags,
     is_needed_source,
     parse_architectures,
+    parse_programs,
 )
 from cuda_build.source import unpack_source_archive, write_source_archive
 from gpu_steps.launch import chosen
@@ -78,6 +79,13 @@ def test_amx_is_compiled_without_the_passes_that_break_it() -> None:
 def test_nothing_is_compiled_for_this_machine_only() -> None:
     for flags in (cuda_flags(("90a-real",), True, True), *(cpu_flags(variant) for variant in CPU_VARIANTS)):
         assert "-DGGML_NATIVE=OFF" in flags and "-DCMAKE_INSTALL_RPATH=$ORIGIN" in flags
+
+
+def test_programs_can_be_chosen() -> None:
+    assert parse_programs("llama-bench,llama-server") == ("llama-bench", "llama-server")
+    assert parse_programs("none") == () == parse_programs("")
+    with pytest.raises(UsageError, match="--programs knows no llama-cli"):
+        parse_programs("llama-cli")
 
 
 def test_flash_attention_can_be_left_out() -> None:
