@@ -75,7 +75,9 @@ def median_of(run: Callable[[], None]) -> dict[str, Any]:
     return {"seconds": statistics.median(samples), "samples": samples}
 
 
-def overlap(bridge: Any, device: str, n_bytes: int, n_tokens: int, pinned: bool) -> dict[str, Any]:
+def overlap(
+    bridge: Any, device: str, ffn: tuple[int, int], n_bytes: int, n_tokens: int, pinned: bool
+) -> dict[str, Any]:
     """A copy to the device on one stream, mul-mats on another, each alone and both at once, the graph repeated until it
     takes about as long as the copy. hidden: the share of the shorter one that the other covered; 1: it cost nothing."""
     ggml = Ggml(bridge.libraries.folder)
@@ -85,7 +87,7 @@ def overlap(bridge: Any, device: str, n_bytes: int, n_tokens: int, pinned: bool)
         return {"what": "overlap", "pinned": pinned, "missing": "this device has no pinned host memory"}
     copier, computer = ggml.ggml_backend_dev_init(handle, None), ggml.ggml_backend_dev_init(handle, None)
     context = ggml.ggml_init(_InitParams(1 << 20, None, True))
-    k = n = 2048
+    k, n = ffn
     f16, f32 = (bridge.type_info(name).number for name in ("F16", "F32"))
     weight = ggml.ggml_new_tensor_2d(context, f16, k, n)
     values = ggml.ggml_new_tensor_2d(context, f32, k, n_tokens)
@@ -196,7 +198,7 @@ def main() -> int:
         bridge = load_bridge()
         k, rows = map(int, options.ffn.split(","))
         runs: list[Callable[[], dict[str, Any]]] = [
-            *(lambda pinned=pinned: overlap(bridge, device.name, options.bytes, options.tokens, pinned)
+            *(lambda pinned=pinned: overlap(bridge, device.name, (k, rows), options.bytes, options.tokens, pinned)
               for pinned in (True, False)),
             *(lambda n=n: pinned_memory(bridge, device.name, n)
               for n in (options.bytes // 4, options.bytes, 4 * options.bytes)),

@@ -149,7 +149,7 @@ def chapter(kind: str, name: str, document: Document) -> list[str]:
         ("Is it right?", tables.correctness_table(document)),
         ("Profile (GB/s)", tables.profile_table(document)),
         ("Copies, pinned memory, slices (GFLOP/s)", tables.device_tables(document)),
-        ("Against stock llama.cpp", tables.ab_tables(document)),
+        ("Against stock llama.cpp", tables.ab_tables(document, is_gpu(document))),
         ("Where a token goes", tables.timeline_tables(document)),
         ("Switches", tables.switches_table(document)),
         ("Steps", tables.steps_table(document)),

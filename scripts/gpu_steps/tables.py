@@ -89,6 +89,16 @@ def profile_table(document: Results) -> list[str]:
     return table(columns, rows)
 
 
+ALIKE = 4.0
+"""How many times as long one of two things may take for their overlap to say anything."""
+
+
+def hidden(row: Mapping[str, Any]) -> str:
+    """The share of the shorter one of copy and mul-mats that the other covered."""
+    times = row["copy"]["seconds"], row["compute"]["seconds"]
+    return f"{100 * row['hidden']:.0f} %" if max(times) <= ALIKE * min(times) else "too unlike"
+
+
 def device_tables(document: Results) -> list[str]:
     lines: list[str] = []
     for _, step in of_kind(document, "device"):
@@ -98,7 +108,7 @@ def device_tables(document: Results) -> list[str]:
             [
                 ("pinned" if row["pinned"] else "pageable", row["n_bytes"] >> 20, f"{row['copy_gb_per_s']:.1f}",
                  _ms(row["copy"]["seconds"]), _ms(row["compute"]["seconds"]), _ms(row["both"]["seconds"]),
-                 f"{100 * row['hidden']:.0f} %")
+                 hidden(row))
                 for row in rows if row["what"] == "overlap" and "hidden" in row
             ],
         )  # fmt: skip
@@ -114,7 +124,7 @@ def device_tables(document: Results) -> list[str]:
         lines += table(
             ("type", "tokens", *(f"{n} rows" for n in counts)),
             [
-                (kind, n, *(f"{row['gflops']:.0f}" for row in cells if (row["type"], row["n_tokens"]) == (kind, n)))
+                (kind, n, *(f"{row['gflops']:.3g}" for row in cells if (row["type"], row["n_tokens"]) == (kind, n)))
                 for kind, n in dict.fromkeys((row["type"], row["n_tokens"]) for row in cells)
             ],
         )
@@ -138,8 +148,9 @@ def rates_for(document: Results, model: str, threads: int) -> Rates | None:
     return rates_of(found[0]) if found else None
 
 
-def ab_tables(document: Results) -> list[str]:
-    """One table a cell: what every arm did, against the best stock arm of the cell, beside the bound and the paper."""
+def ab_tables(document: Results, with_papers: bool = True) -> list[str]:
+    """One table a cell: what every arm did, against the best stock arm of the cell, beside the bound and the papers'
+    figures, which a rehearsal is not put beside."""
     lines: list[str] = []
     for _, step in of_kind(document, "ab"):
         data = step["data"]
@@ -173,14 +184,12 @@ def ab_tables(document: Results) -> list[str]:
                 for row in rows
             ],
         )  # fmt: skip
-        lines += [
-            f"× : times as fast as the best stock arm of the cell (whole run: {best}). {_bound(document, data)}",
-            "",
-        ]
+        bound = _bound(document, data, with_papers)
+        lines += [f"× : times as fast as the best stock arm of the cell (whole run: {best}). {bound}", ""]
     return lines
 
 
-def _bound(document: Results, data: Mapping[str, Any]) -> str:
+def _bound(document: Results, data: Mapping[str, Any], with_papers: bool) -> str:
     shape = shape_named(data["model"])
     rates = rates_for(document, data["model"], data["rows"][0]["n_threads"]) if data["rows"] else None
     parts = []
@@ -194,9 +203,9 @@ def _bound(document: Results, data: Mapping[str, Any]) -> str:
             f"Bound with {100 * share:.0f} % of the operators' bytes there: TPOT {_ms(both)} ms with both sides "
             f"at once, {_ms(serial)} ms one after the other; TTFT {_ms(ttft_bound(shape, rates, data['n_prompt']))} ms."
         )
-    if data["paper"] == "oato" and data["cap"] in OATO_PAPER:
+    if with_papers and data["paper"] == "oato" and data["cap"] in OATO_PAPER:
         parts.append(f"The paper: {OATO_PAPER[data['cap']]} % faster than llama.cpp (RTX 4090, F16).")
-    if data["paper"] == "scheinfer":
+    if with_papers and data["paper"] == "scheinfer":
         parts.append(
             f"The paper, all its cells: prompt {SCHEINFER_PROMPT[0]}-{SCHEINFER_PROMPT[1]}, generation "
             f"{SCHEINFER_GENERATION[0]}-{SCHEINFER_GENERATION[1]} times llama.cpp or Fiddler."
