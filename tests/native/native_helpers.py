@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -19,8 +20,9 @@ class RunHere(Protocol):
     def __call__(self, module: str, request: dict[str, Any], **options: Any) -> dict[str, Any]: ...
 
 
+@functools.cache
 def build_native(target: str, lib_dir: Path, sanitizers: str = "") -> Path:
-    """Builds a native test program in the checkout's build folder, quickly the second time.
+    """Builds a native test program in the checkout's build folder, quickly the second time, and once in a process.
 
     sanitizers: as -fsanitize takes them. Skips where the program cannot be built.
     """
