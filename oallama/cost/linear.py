@@ -103,4 +103,5 @@ def stream_rates(
     weights = link.get("h2d_pinned" if pinned else "h2d_pageable") or link.get("h2d_pageable")
     if weights is None:
         raise ProfileError("the profile has no link to a device; run `oallama profile` with --device")
-    return StreamRates(weights, costs.rates, costs.join_s_per_byte, blocking=blocking)
+    issue = link.get("issue_pinned" if pinned and "h2d_pinned" in link else "issue_pageable")
+    return StreamRates(weights, costs.rates, costs.join_s_per_byte, blocking=blocking, issue=issue, beside=costs.beside)

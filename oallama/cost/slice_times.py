@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from oallama.core.types import LinearFit
+from oallama.cost.beside import BesideCurve, beside_at
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.operator_cost import Curve, interpolate
 from oallama.cost.split_ffn import JOIN_BYTES, Side
@@ -93,6 +94,8 @@ class StreamRates:
     join_s_per_byte: float
     kernel_launch_s: float = 0.0  # t_Launch of Eq. 3, for paper_times only
     blocking: bool = False  # the device copies nothing by itself: the thread that computes CC copies first
+    issue: LinearFit | None = None  # for how long a copy to the device holds up that thread; None: not at all
+    beside: BesideCurve = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,13 @@ def slice_times(
     steps = []
     if rates.gg > 0:
         steps.append(Step(0.0, sum(gemm.gpu_s(rates.gg, n_tokens) for gemm in gemms)))
-    copy_s = sum(gemm.copy_s(on.weights, rates.cg, n_tokens) + gemm.copy_s(on.weights, rates.cc, n_g) for gemm in gemms)
+
+    def copied(line: LinearFit | None) -> float:
+        if line is None:
+            return 0.0
+        return sum(gemm.copy_s(line, rates.cg, n_tokens) + gemm.copy_s(line, rates.cc, n_g) for gemm in gemms)
+
+    copy_s = copied(on.weights)
     if rates.cg > 0 or prime:
         gpu_s = sum(gemm.gpu_s(rates.cg, n_tokens) + gemm.gpu_s(rates.cc, n_g) for gemm in gemms)
         steps.append(Step(0.0 if on.blocking else copy_s, gpu_s))
@@ -149,6 +158,8 @@ def slice_times(
         cpu_bytes=sum(gemm.bytes_read(rates.cc, n_tokens - n_g) for gemm in gemms),
         copy_bytes_per_s=1 / on.weights.beta_s_per_byte if on.weights.beta_s_per_byte else 0.0,
         routed=streamed.routed,
+        issue_s=0.0 if on.blocking else copied(on.issue),
+        beside=beside_at(on.beside, n_tokens),
     )
 
 

@@ -7,6 +7,7 @@ download in full, and only the computing as overlapping:
 
     t = upload + max(t_C, t_Launch + t_G) + download + join
 
+where t_C and t_G are longer if the profile says that the two slow each other down (cost/beside.py).
 t_C and t_G are sums over the block's mul-mats of alpha + r * (t - alpha): r is the slice's share of the weight, t the
 profiled time of the whole mul-mat at this batch size, alpha what the profile says a mul-mat of no size takes there.
 """
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from oallama.core.errors import ProfileError
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, Operator, Profile
+from oallama.cost.beside import ALONE, Beside, BesideCurve, beside_at, beside_curve, both_seconds
 from oallama.cost.blocks import F32, SplitBlock, can_split, split_blocks
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.operator_cost import CaseIndex, Curve, Pass, Signature, index_cases, interpolate, signature
@@ -60,6 +62,7 @@ class SplitCosts:
     sides: tuple[OperatorSides, ...]
     rates: TransferRates
     join_s_per_byte: float  # of memory that the CPU reads or writes
+    beside: BesideCurve = ()
 
     def splittable(self) -> tuple[bool, ...]:
         """For each operator, whether it can be split at all."""
@@ -70,14 +73,21 @@ class SplitCosts:
 
 
 def pass_seconds(
-    host: Side, device: Side, block: SplitBlock, gg: int, n_tokens: int, rates: TransferRates, join_s_per_byte: float
+    host: Side,
+    device: Side,
+    block: SplitBlock,
+    gg: int,
+    n_tokens: int,
+    rates: TransferRates,
+    join_s_per_byte: float,
+    beside: Beside = ALONE,
 ) -> float:
     """The formula above, for one pass over n_tokens; 0 < gg < extent elements are the device's slice."""
     share = gg / block.extent
     joined = (block.returned + block.returned_each * gg) * n_tokens * JOIN_BYTES
     return (
         rates.copy_in.seconds(block.upload_bytes(gg, n_tokens))
-        + max(host.seconds(1 - share), rates.split_s + device.seconds(share))
+        + both_seconds(host.seconds(1 - share), rates.split_s, device.seconds(share), beside)
         + rates.copy_out.seconds(block.download_bytes(gg, n_tokens))
         + joined * join_s_per_byte
     )
@@ -90,10 +100,11 @@ def block_seconds(costs: SplitCosts, block: SplitBlock, cuts: Sequence[int]) -> 
         (one, _sum(m.host[p] for m in members), _sum(m.device[p] for m in members))
         for p, one in enumerate(members[0].passes)
     ]
+    at = [beside_at(costs.beside, one.n_tokens) for one, _, _ in per_pass]
     return tuple(
         sum(
-            one.count * pass_seconds(host, device, block, gg, one.n_tokens, costs.rates, costs.join_s_per_byte)
-            for one, host, device in per_pass
+            one.count * pass_seconds(host, device, block, gg, one.n_tokens, costs.rates, costs.join_s_per_byte, beside)
+            for (one, host, device), beside in zip(per_pass, at, strict=True)
         )
         for gg in cuts
     )
@@ -123,7 +134,7 @@ def split_costs(profile: Profile, operators: Sequence[Operator], n_layer: int, o
         sides.append(seen[key])
     fastest_gb_per_s = max((case.gb_per_s for case in profile.cases if case.device == CPU_DEVICE), default=0.0)
     join_s_per_byte = 1 / (fastest_gb_per_s * 1e9) if fastest_gb_per_s else 0.0
-    return SplitCosts(tuple(operators), tuple(sides), transfer_rates(profile), join_s_per_byte)
+    return SplitCosts(tuple(operators), tuple(sides), transfer_rates(profile), join_s_per_byte, beside_curve(profile))
 
 
 FixedCosts = Mapping[tuple[str, str, str, str], Curve]

@@ -4,24 +4,32 @@ The solver prices some ten thousand cuts for a plan, too many to run each throug
 a round (ours do, the paper's copy once a mul-mat) has few ways to be held up: by its own work, by the link, or by a
 slot that is not free yet. Without contention the longest of these is exactly the cycle of the recursion (the greatest
 mean of a max-plus system). With contention it follows where in the round CPU and link overlap; exact where copies keep
-to their layer, and tests hold it close to the recursion where they run ahead.
+to their layer, and tests hold it close to the recursion where they run ahead. Streams that take more from each other
+(turns.py) are left to the recursion, which for a device with one queue settles in the second round.
 """
 
 from __future__ import annotations
 
 from oallama.core.types import Contention
+from oallama.cost.beside import both_seconds
 from oallama.cost.contention import contended
 from oallama.cost.timeline import BlockTimes, Prefetch, cycle_seconds
+
+TURNS_ROUNDS = 30
 
 
 def steady_seconds(block: BlockTimes, prefetch: Prefetch, contention: Contention | None) -> float:
     """What cycle_seconds([block], prefetch, contention) says."""
     copies = [step for step in block.steps if step.copy_s > 0]
+    if block.in_turns and (copies or any(step.launch_s for step in block.steps[1:])):
+        return cycle_seconds([block], prefetch, contention, TURNS_ROUNDS)
     around_s = block.gap_s + block.send_s + block.join_s
-    if not copies:
-        gpu_s = sum(step.launch_s + step.gpu_s for step in block.steps[:1]) + sum(s.gpu_s for s in block.steps[1:])
-        if all(step.launch_s == 0 for step in block.steps[1:]):
-            return around_s + max(block.cpu_s, gpu_s)
+    if not copies and all(step.launch_s == 0 for step in block.steps[1:]):
+        launch_s = sum(step.launch_s for step in block.steps[:1])
+        if block.in_turns:
+            return around_s + both_seconds(block.cpu_s, launch_s, sum(s.gpu_s for s in block.steps), block.beside)
+        gpu_s = launch_s + sum(s.gpu_s for s in block.steps[:1]) + sum(s.gpu_s for s in block.steps[1:])
+        return around_s + max(block.cpu_s, gpu_s)
     if len(copies) != 1 or block.steps[-1] is not copies[0] or any(step.launch_s for step in block.steps[1:]):
         return cycle_seconds([block], prefetch, contention)
     cpu_share, link_share = 1.0, 1.0

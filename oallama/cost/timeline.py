@@ -5,7 +5,8 @@ device's steps run in order, a step waits for its launch and for its copy, and c
 of staging slots: a slot is free again when the step that used it is done. The next block begins after the join and what
 lies between (attention). The paper starts copies with their block; `continuous` lets the link run ahead across blocks.
 
-With a contention, CPU and link slow each other down while both are busy; times then follow from event to event.
+With a contention, CPU and link slow each other down while both are busy; times then follow from event to event. What
+else streams take from each other (a device that receives and computes in turns) is in turns.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from oallama.core.types import Contention
+from oallama.cost.beside import ALONE, Beside
 from oallama.cost.contention import contended
+from oallama.cost.turns import Turns
 
 Stream = Literal["cpu", "gpu", "copy", "join"]
 Ahead = Literal["layer", "continuous"]
@@ -44,6 +47,13 @@ class BlockTimes:
     cpu_bytes: float = 0.0  # that the CPU reads in cpu_s
     copy_bytes_per_s: float = 0.0  # speed of the link alone; 0: copies and CPU do not share memory
     routed: bool = False  # what to copy is only known when the inputs are there
+    issue_s: float = 0.0  # that asking for its copies takes the thread that computes CC
+    beside: Beside = ALONE
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether streams take more from each other than a Contention says."""
+        return self.beside != ALONE or self.issue_s > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,10 @@ class Timeline:
 
 def timeline(blocks: Sequence[BlockTimes], prefetch: Prefetch, contention: Contention | None = None) -> Timeline:
     """Run the blocks one after another. contention: None where CPU and link do not slow each other down."""
+    if any(block.in_turns for block in blocks):
+        turns = Turns(blocks, prefetch, contention, n_rounds=1)
+        ends = [turns.next_block() for _ in blocks]
+        return Timeline(tuple(Span(*span) for span in turns.spans), tuple(ends))
     run = _Run(blocks, prefetch, contention, n_rounds=1)
     ends = [run.next_block() for _ in blocks]
     return Timeline(tuple(run.spans), tuple(ends))
@@ -103,7 +117,8 @@ def cycle_seconds(
     """
     if prefetch.ahead == "layer" or not any(step.copy_s for block in blocks for step in block.steps):
         return timeline(blocks, prefetch, contention).end_s
-    run = _Run(blocks, prefetch, contention, n_rounds=None)
+    kind = Turns if any(block.in_turns for block in blocks) else _Run
+    run = kind(blocks, prefetch, contention, n_rounds=None)
     seen: list[tuple[int, float, float]] = []  # (copies ahead, work left of the one under way, when) after each round
     while True:
         for _ in blocks:

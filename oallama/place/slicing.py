@@ -86,7 +86,7 @@ def solve_cg(streamed: StreamedBlock, on: Streaming, gg: int, n_tokens: int = 1)
     def seconds(n_streamed: int) -> float:
         return steady_seconds(times(n_streamed), on.prefetch, on.contention)
 
-    n_streamed, least_s = least(seconds, times, 0, ceil(rest / step), PROBES if on.contention else 0)
+    n_streamed, least_s = least(seconds, times, 0, ceil(rest / step), PROBES if on.contention or on.rates.beside else 0)
     return Slices(*slices(n_streamed), gg, least_s)
 
 

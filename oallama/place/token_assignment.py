@@ -57,7 +57,9 @@ def solve_n_g(layers: Layers, on: Streaming, n_tokens: int) -> tuple[int, float]
             def times(n_g: int, block: StreamedBlock = block, made: Slices = made) -> BlockTimes:
                 return on.times(block, on.rates, made.rates, n_tokens, n_g)
 
-            n_g, taken = least(seconds, times, low, high, PROBES if block.routed or on.contention else 0)
+            n_g, taken = least(
+                seconds, times, low, high, PROBES if block.routed or on.contention or on.rates.beside else 0
+            )
             found.append((taken, n_g))
     taken, n_g = min(found)
     return n_g, taken
