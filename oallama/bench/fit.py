@@ -67,9 +67,9 @@ _ERRORS: dict[str, type[OallamaError]] = {
 def shrink_until_fits(
     fit: Fit, cap: Cap, free: int, operators: Sequence[Operator], n_layer: int
 ) -> tuple[StockPlacement, tuple[FitStep, ...]]:
-    """Call `fit` with the cap, and with less while the weights of operators exceed theirs: from the cap on weights, which
-    nothing can exceed, twice as much until it is too much; then bisection, down to a third of the smallest layer, which
-    is as finely as whole layers can tell."""
+    """Call `fit` with the cap, and with less while the weights of operators exceed theirs: from the cap on weights,
+    which nothing can exceed, twice as much until it is too much; then bisection, down to a third of the smallest layer,
+    which is as finely as whole layers can tell."""
     steps: list[FitStep] = []
 
     def call(offered: int) -> tuple[StockPlacement, int]:
