@@ -136,9 +136,8 @@ gb_sharing_result measure(Load & first, Load & second, double seconds) {
     background.wait_until_running();
     const Background::Progress before = background.progress();
     // what is starved may need longer for one run than there is time
-    result.first_with_second         = rate_for(first, seconds, [&] {
-        return background.failed() || background.progress().n_runs > before.n_runs;
-    });
+    result.first_with_second =
+        rate_for(first, seconds, [&] { return background.failed() || background.progress().n_runs > before.n_runs; });
     const Background::Progress after = background.progress();
     if (after.n_runs > before.n_runs) {
         result.second_with_first =
