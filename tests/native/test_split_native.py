@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,6 +65,29 @@ def run_tests(program: Path, tests: list[str], threads: int = 1, options: str = 
     assert run.stdout.splitlines()[-1] == "0 failed"
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Runs of one thread, as many at a time as there are cores."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1) as pool:
+        yield pool
+        pool.shutdown(cancel_futures=True)
+
+
+def run_all(pool: ThreadPoolExecutor, program: Path, runs: Sequence[tuple[list[str], str]]) -> None:
+    """Runs of (tests, options); fails with the first that fails."""
+    for run in [pool.submit(run_tests, program, tests, 1, options) for tests, options in runs]:
+        run.result()
+
+
+@pytest.fixture(scope="module")
+def streaming(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> dict[str, Future[None]]:
+    """The tests under each of STREAMS, started together."""
+    program = build_native("split_test", bridge.libraries.folder)
+    some = ["types-dense", "types-moe", "graphs", *THREADED]
+    tests = {options: TESTS if options == STREAMS[0] else some for options in STREAMS}
+    return {options: pool.submit(run_tests, program, tests[options], 1, options) for options in STREAMS}
+
+
 def test_every_test_is_run(bridge: ggml_bridge.Bridge) -> None:
     program = build_native("split_test", bridge.libraries.folder)
     listed = subprocess.run([program, "--list"], capture_output=True, text=True, timeout=60)
@@ -78,19 +104,18 @@ def test_split_backend_with_two_threads(bridge: ggml_bridge.Bridge) -> None:
 
 
 @pytest.mark.parametrize("options", STREAMS)
-def test_split_backend_that_streams(bridge: ggml_bridge.Bridge, options: str) -> None:
-    tests = TESTS if options == STREAMS[0] else ["types-dense", "types-moe", "graphs", *THREADED]
-    run_tests(build_native("split_test", bridge.libraries.folder), tests, options=options)
+def test_split_backend_that_streams(streaming: dict[str, Future[None]], options: str) -> None:
+    streaming[options].result()
 
 
-def test_split_backend_under_address_sanitizer(bridge: ggml_bridge.Bridge) -> None:
+def test_split_backend_under_address_sanitizer(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> None:
     program = build_native("split_test", bridge.libraries.folder, "address,undefined")
-    run_tests(program, TESTS)
-    run_tests(program, [*THREADED, "graphs", "tokens"], options="--streamed half --late half")
+    half = len(TESTS) // 2
+    streamed = ([*THREADED, "graphs", "tokens"], "--streamed half --late half")
+    run_all(pool, program, [(TESTS[:half], ""), streamed, (TESTS[half:], "")])
 
 
-def test_split_backend_under_thread_sanitizer(bridge: ggml_bridge.Bridge) -> None:
+def test_split_backend_under_thread_sanitizer(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> None:
     program = build_native("split_test", bridge.libraries.folder, "thread")
-    run_tests(program, ["graphs", *THREADED])
-    run_tests(program, THREADED, options="--streamed half")
-    run_tests(program, THREADED, options="--streamed half --late half")
+    streams = ["--streamed half", "--streamed half --late half"]
+    run_all(pool, program, [(["graphs", *THREADED], ""), *((THREADED, options) for options in streams)])
