@@ -113,7 +113,7 @@ def _main(root: Path, console: Console, options: argparse.Namespace) -> int:
 def _pack(console: Console, tree: Path, manifest: Mapping[str, Any], out: Path, limit: int) -> dict[str, Any]:
     """The pack with the programs, or without them where they do not fit."""
     try:
-        names = sorted(path.name for path in (tree / "bin").glob("*"))
+        names = sorted(path.name for path in (tree / "bin").glob("llama-*"))
         return write_pack(tree, {**manifest, "programs": names}, out, limit)
     except SetupError:
         if not (tree / "bin").is_dir():
@@ -192,7 +192,8 @@ def _collect(
     for name in programs:
         if (built / name).is_file():  # a source archive has none
             (tree / "bin").mkdir(exist_ok=True)
-            shutil.copy2(built / name, tree / "bin" / name)
+            for path in (built / name, *sorted(built.glob(f"lib{name}-impl.so*"))):
+                shutil.copy2(path, tree / "bin" / path.name, follow_symlinks=False)
     strip(tree, env)
 
 

@@ -92,7 +92,7 @@ _COMMON = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",
     "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
-    "-DCMAKE_INSTALL_RPATH=$ORIGIN",  # found beside each other; no folder of this machine is written into them
+    "-DCMAKE_INSTALL_RPATH=$ORIGIN;$ORIGIN/../lib",  # found by each other; no folder of this machine is named in them
     "-DGGML_NATIVE=OFF",
     "-DGGML_CCACHE=OFF",
     "-DLLAMA_CURL=OFF",
@@ -121,6 +121,7 @@ def cuda_flags(architectures: Sequence[str], flash_attention: bool, programs: bo
         f"-DGGML_CUDA_FA={'ON' if flash_attention else 'OFF'}",
         "-DGGML_CUDA_FA_QUANTS=f16-f16",
         "-DGGML_RPC=ON",
+        "-DCMAKE_EXE_LINKER_FLAGS=-Wl,--allow-shlib-undefined",  # of cuBLAS not all is here: the programs run elsewhere
         *(f"-DLLAMA_BUILD_{part}={'ON' if programs else 'OFF'}" for part in ("TOOLS", "SERVER")),
     )
 

@@ -78,7 +78,7 @@ def test_amx_is_compiled_without_the_passes_that_break_it() -> None:
 
 def test_nothing_is_compiled_for_this_machine_only() -> None:
     for flags in (cuda_flags(("90a-real",), True, True), *(cpu_flags(variant) for variant in CPU_VARIANTS)):
-        assert "-DGGML_NATIVE=OFF" in flags and "-DCMAKE_INSTALL_RPATH=$ORIGIN" in flags
+        assert "-DGGML_NATIVE=OFF" in flags and any("RPATH=$ORIGIN" in flag for flag in flags)
 
 
 def test_programs_can_be_chosen() -> None:
