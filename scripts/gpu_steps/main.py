@@ -97,18 +97,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def loop(steps: Sequence[Step], store: Store, models: Models, setting: Setting, deadline: float) -> int:
     """Until nothing that is left fits. deadline: on the clock of time.time."""
-    bad = 0
+    bad: set[str] = set()
     shapes = tuple({shape.name: shape for step in steps for shape in step.models}.values())
     while True:
-        choice = choose(steps, store.steps, deadline - time.time(), models.seconds(shapes))
+        choice = choose(steps, store.steps, deadline - time.time(), models.seconds(shapes), bad)
         step = choice.step
         if step is None:
             for name in choice.skipped:
                 print(f"gpu_run: {name} is left out: what it needs failed", file=sys.stderr)
             if choice.waiting:
                 print(f"gpu_run: left for another call: {', '.join(choice.waiting)}", file=sys.stderr)
-            return int(bad > 0)
-        bad += not run_one(step, store, models, setting, deadline, shapes)
+            return int(bool(bad))
+        if not run_one(step, store, models, setting, deadline, shapes):
+            bad.add(step.id)
 
 
 def run_one(

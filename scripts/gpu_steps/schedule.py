@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ RESERVE_S = 8.0  # to end what runs, and to write
 WRITE_BYTES_PER_S = 1.0e9  # a synthetic model, random blocks included
 DONE, FAILED, CUT = "done", "failed", "cut"
 MAX_TRIES = 2
+RETRIED_AT_ONCE = "ab"
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,12 @@ def choose(
     results: Mapping[str, Mapping[str, Any]],
     remaining_s: float,
     model_seconds: Mapping[str, float],
+    failed_now: Collection[str] = (),
 ) -> Choice:
     """The first step that is not done, has not failed for good, and is expected to end within `remaining_s`.
 
     results: by step's id, with `state`, `seconds`, `tries`. model_seconds: what writing each missing model takes.
+    failed_now: what failed in this call; only a comparison, whose second try is another, is tried again at once.
     A step that was cut short, or takes longer than what is left, does not stop those after it.
     """
     pace = pace_of(steps, results)
@@ -41,6 +44,9 @@ def choose(
     for step in steps:
         result = results.get(step.id, {})
         state = result.get("state")
+        if step.id in failed_now and step.kind != RETRIED_AT_ONCE:
+            waiting.append(step.id)
+            continue
         if state == DONE or (state in (FAILED, CUT) and result.get("tries", 1) >= MAX_TRIES):
             continue
         needs = [results.get(need, {}).get("state") for need in step.needs if need in names]

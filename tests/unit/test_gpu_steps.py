@@ -149,6 +149,14 @@ def test_a_step_that_was_cut_short_is_given_more_time_and_one_more_try() -> None
     assert chosen({**results, "third": result(FAILED, 5, MAX_TRIES)}, 1e6) is None
 
 
+def test_what_failed_in_this_call_is_left_for_the_next() -> None:
+    results = {"first": result(FAILED)}
+    assert chosen(results, 1000) == "third", "what needs it has no point"
+    assert choose(STEPS, results, 1000, {}, {"first", "third"}).step is None
+    compared = (Step("cell", "", "ab", 10),)
+    assert choose(compared, {"cell": result(FAILED)}, 1000, {}, {"cell"}).step is not None
+
+
 def test_what_a_failed_step_was_for_is_left_out() -> None:
     choice = choose(STEPS, {"first": result(FAILED, 1, MAX_TRIES)}, 1000, {})
     assert choice.step is not None and choice.step.id == "third" and choice.skipped == ("second",)
