@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "split_test.h"
 
@@ -119,9 +120,11 @@ void check_limits() {
 } // namespace
 
 void test_trace() {
+    const Late kept = std::exchange(late, Late::none); // with an n_g the host may have nothing to do
     check_phases(0);
     check_phases(1);
     check_limits();
+    late = kept;
 }
 
 } // namespace split_test
