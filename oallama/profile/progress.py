@@ -49,7 +49,6 @@ class Progress:
         self._left -= weight
         if self._bar is not None:
             self._bar.update(weight)
-            self._bar.refresh()  # tqdm would skip some: what is measured takes long enough to be shown
 
     def __enter__(self) -> Progress:
         return self

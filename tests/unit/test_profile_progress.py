@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -31,6 +32,15 @@ def use(progress: Progress) -> None:
         progress.finish(10.0)
 
 
+def read_all(master: int) -> str:
+    """What was written to a terminal that is closed now; it comes in pieces."""
+    pieces = []
+    with suppress(OSError):  # the end
+        while piece := os.read(master, 1 << 16):
+            pieces.append(piece)
+    return b"".join(pieces).decode()
+
+
 def test_a_terminal_gets_a_bar_and_notes_on_stderr_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -39,8 +49,7 @@ def test_a_terminal_gets_a_bar_and_notes_on_stderr_only(
     with os.fdopen(slave, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         use(Progress(True))
-        terminal.flush()
-        shown = os.read(master, 1 << 16).decode()
+    shown = read_all(master)
     os.close(master)
     for text in ("a note", "another note", "first", "second", "third", "measuring", "25%", "100%", "left"):
         assert text in shown, shown
