@@ -59,28 +59,31 @@ void Trace::host(oallama_step step, Time begin, int64_t bytes) {
     keep(span);
 }
 
-Trace::Lane & Trace::lane_of(ggml_backend_t backend) {
+bool Trace::open_lane(ggml_backend_t backend) {
     {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto                        found = lanes_.find(backend);
         if (found != lanes_.end()) {
-            return *found->second;
+            return found->second->has_events;
         }
     }
     ggml_backend_dev_props props = {};
     ggml_backend_dev_get_props(ggml_backend_get_device(backend), &props);
     const std::lock_guard<std::mutex> lock(mutex_);
-    std::unique_ptr<Lane> &           lane = lanes_[backend];
-    lane                                   = std::make_unique<Lane>();
-    lane->has_events                       = props.caps.events;
-    lane->thread                           = std::thread([this, own = lane.get()] { watch(*own); });
-    return *lane;
+    if (!on_ || lanes_.count(backend) > 0) {
+        return on_ && props.caps.events;
+    }
+    auto lane        = std::make_unique<Lane>();
+    lane->has_events = props.caps.events;
+    lane->thread     = std::thread([this, own = lane.get()] { watch(*own); });
+    lanes_.emplace(backend, std::move(lane));
+    return props.caps.events;
 }
 
 void Trace::device(oallama_step step, ggml_backend_t backend, const ggml_tensor * result, int64_t bytes,
                    const char * name) {
-    Lane &               lane  = lane_of(backend);
-    ggml_backend_event_t event = lane.has_events ? ggml_backend_event_new(ggml_backend_get_device(backend)) : nullptr;
+    ggml_backend_event_t event =
+        open_lane(backend) ? ggml_backend_event_new(ggml_backend_get_device(backend)) : nullptr;
     if (event == nullptr) {
         return;
     }
@@ -90,16 +93,25 @@ void Trace::device(oallama_step step, ggml_backend_t backend, const ggml_tensor 
         ggml_backend_tensor_get_async(backend, result, waiting.read.get(), 0, sizeof(int32_t));
     }
     ggml_backend_event_record(event, backend);
-    const std::lock_guard<std::mutex> lock(mutex_);
-    waiting.span         = phase_;
-    waiting.span.step    = step;
-    waiting.span.bytes   = bytes;
-    waiting.span.begin_s = seconds(std::chrono::steady_clock::now());
-    if (name != nullptr) {
-        std::snprintf(waiting.span.name, sizeof waiting.span.name, "%s", name);
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto                        lane = lanes_.find(backend);
+        if (on_ && lane != lanes_.end()) {
+            waiting.span         = phase_;
+            waiting.span.step    = step;
+            waiting.span.bytes   = bytes;
+            waiting.span.begin_s = seconds(std::chrono::steady_clock::now());
+            if (name != nullptr) {
+                std::snprintf(waiting.span.name, sizeof waiting.span.name, "%s", name);
+            }
+            lane->second->queue.push_back(waiting);
+            lane->second->changed.notify_all();
+            return;
+        }
     }
-    lane.queue.push_back(waiting);
-    lane.changed.notify_all();
+    // stopped by another thread meanwhile
+    ggml_backend_event_synchronize(event);
+    ggml_backend_event_free(event);
 }
 
 // A step begins when it was queued, or when the one before it on its stream was done.

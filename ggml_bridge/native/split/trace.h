@@ -61,7 +61,8 @@ class Trace {
         std::thread             thread;
     };
 
-    Lane & lane_of(ggml_backend_t backend);
+    // Whether what a backend does can be followed; makes its lane if need be.
+    bool   open_lane(ggml_backend_t backend);
     void   watch(Lane & lane);
     void   keep(const oallama_span & span);
     double seconds(Time time) const { return std::chrono::duration<double>(time - started_).count(); }
@@ -71,9 +72,9 @@ class Trace {
     Time                                            started_;
     size_t                                          max_spans_ = 0;
     bool                                            ending_    = false;
-    bool                                            read_back_ = false;
-    oallama_span                                    phase_     = {};
-    int64_t                                         n_phases_  = 0;
+    std::atomic<bool>                               read_back_{false};
+    oallama_span                                    phase_    = {};
+    int64_t                                         n_phases_ = 0;
     std::vector<oallama_span>                       spans_;
     std::map<ggml_backend_t, std::unique_ptr<Lane>> lanes_;
 };
