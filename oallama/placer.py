@@ -275,11 +275,9 @@ class Placer:
         from oallama.plan.plan import Plan
         from oallama.profile.machine import fingerprint_key
 
-        fingerprint = self.profile().fingerprint
-        pinned = bool(fingerprint.get("device_host_buffer"))
-        record = plan_record(
-            decision, self.model, self.operators, str(self.device), fingerprint_key(fingerprint), pinned
-        )
+        profile = self.profile()
+        machine = fingerprint_key(profile.fingerprint)
+        record = plan_record(decision, self.model, self.operators, str(self.device), machine, profile.is_pinned)
         return Plan(with_attention_of(record, self._attend.with_way(flash_attn)))
 
     def engine(self, plan: Plan, **options: Any) -> Engine:

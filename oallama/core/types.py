@@ -203,6 +203,16 @@ class Profile:
     sharing: tuple[Sharing, ...] = ()
     copy_wait: float | None = None  # share of a copy on one stream that a result of another waits for; None: not known
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the device takes copies from pinned host memory; so it is assumed of one that was not asked."""
+        return bool(self.fingerprint.get("device_host_buffer", True))
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether the CPU waits for every copy to the device."""
+        return self.fingerprint.get("device_asynchronous") is False
+
 
 @dataclass(frozen=True, slots=True)
 class Affinity:

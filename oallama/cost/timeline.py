@@ -17,7 +17,7 @@ from typing import Literal
 
 from oallama.core.types import Contention
 from oallama.cost.beside import ALONE, Beside
-from oallama.cost.contention import contended
+from oallama.cost.copy_order import CopyOrder
 from oallama.cost.turns import Turns
 
 Stream = Literal["cpu", "gpu", "copy", "join"]
@@ -141,10 +141,7 @@ class _Run:
         self.blocks = blocks
         self.prefetch = prefetch
         self.contention = contention
-        self.pattern = [
-            (b, i) for b, block in enumerate(blocks) for i, step in enumerate(block.steps) if step.copy_s > 0
-        ]
-        self.n_copies = None if n_rounds is None else n_rounds * len(self.pattern)
+        self.copies = CopyOrder(blocks, n_rounds)
         self.spans: list[Span] = []
         self.now = 0.0
         self.ordinal = -1  # of the block whose inputs are there, over all rounds
@@ -197,7 +194,7 @@ class _Run:
             may_copy = self._copy_start()
             copying = may_copy is not None and may_copy <= self.now
             if copying and self.copy_left_s is None:
-                self.copy_left_s, self.copy_began_s = self._copy_step(len(self.arrived)).copy_s, self.now
+                self.copy_left_s, self.copy_began_s = self.copies.copy_s(len(self.arrived)), self.now
             cpu_speed, link_speed = self._speeds(cpu_left_s > 0, copying)
             cpu_done = self.now + cpu_left_s / cpu_speed if cpu_left_s > 0 else None
             copy_done = self.now + self.copy_left_s / link_speed if self.copy_left_s is not None else may_copy
@@ -212,19 +209,10 @@ class _Run:
                     self._copy_arrives(then)
             self.now = then
 
-    def _copy_step(self, number: int) -> Step:
-        block, step = self.pattern[number % len(self.pattern)]
-        return self.blocks[block].steps[step]
-
     def _copy_arrives(self, then: float) -> None:
-        self.spans.append(Span("copy", self._copy_ordinal(len(self.arrived)), self.copy_began_s, then))
+        self.spans.append(Span("copy", self.copies.ordinal(len(self.arrived)), self.copy_began_s, then))
         self.arrived.append(then)
         self.copy_left_s = None
-
-    def _copy_ordinal(self, number: int) -> int:
-        """The block that copy `number` is for, over all rounds."""
-        finished_rounds, position = divmod(number, len(self.pattern))
-        return finished_rounds * len(self.blocks) + self.pattern[position][0]
 
     def _schedule_steps(self) -> None:
         """Give the current block's steps their times, as far as their copies have arrived."""
@@ -249,24 +237,21 @@ class _Run:
         if self.copy_left_s is not None:
             return self.copy_began_s
         number = len(self.arrived)
-        if not self.pattern or number == self.n_copies:
+        if not self.copies.has(number):
             return None
         start = self.arrived[-1] if self.arrived else 0.0
         if self.prefetch.n_slots is not None and number >= self.prefetch.n_slots:
             if number - self.prefetch.n_slots >= len(self.slot_free):
                 return None
             start = max(start, self.slot_free[number - self.prefetch.n_slots])
-        block, step = self.pattern[number % len(self.pattern)]
-        if self.prefetch.ahead == "layer" or self.blocks[block].routed:
-            if self._copy_ordinal(number) > self.ordinal:
+        if self.prefetch.ahead == "layer" or self.copies.block(number).routed:
+            if self.copies.ordinal(number) > self.ordinal:
                 return None
-            start = max(start, self.launches[step])
+            start = max(start, self.launches[self.copies.step(number)])
         return start
 
     def _speeds(self, computing: bool, copying: bool) -> tuple[float, float]:
         """Of CPU and link, as shares of what each does alone."""
-        if self.contention is None or not (computing and copying):
+        if not (computing and copying):
             return 1.0, 1.0
-        block = self.blocks[self.ordinal % len(self.blocks)]
-        link_bytes_per_s = self.blocks[self.pattern[len(self.arrived) % len(self.pattern)][0]].copy_bytes_per_s
-        return contended(self.contention, block.cpu_bytes / block.cpu_s, link_bytes_per_s)
+        return self.copies.contended(self.contention, self.blocks[self.ordinal % len(self.blocks)], len(self.arrived))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from oallama.core.types import Contention
-from oallama.cost.contention import contended
+from oallama.cost.copy_order import CopyOrder
 
 if TYPE_CHECKING:
     from oallama.cost.timeline import BlockTimes, Prefetch, Stream
@@ -29,10 +29,7 @@ class Turns:
         self.blocks = blocks
         self.prefetch = prefetch
         self.contention = contention
-        self.pattern = [
-            (b, i) for b, block in enumerate(blocks) for i, step in enumerate(block.steps) if step.copy_s > 0
-        ]
-        self.n_copies = None if n_rounds is None else n_rounds * len(self.pattern)
+        self.copies = CopyOrder(blocks, n_rounds)
         self.spans: list[tuple[Stream, int, float, float]] = []
         self.now = 0.0
         self.ordinal = -1  # of the block whose inputs are there, over all rounds
@@ -86,19 +83,14 @@ class Turns:
     def _copies_of(block: BlockTimes) -> int:
         return sum(step.copy_s > 0 for step in block.steps)
 
-    def _copy_ordinal(self, number: int) -> int:
-        """The block that copy `number` is for, over all rounds."""
-        finished_rounds, position = divmod(number, len(self.pattern))
-        return finished_rounds * len(self.blocks) + self.pattern[position][0]
-
     #
     # asking for copies
     #
 
     def _may_ask(self) -> bool:
-        if not self.pattern or self.asked == self.n_copies:
+        if not self.copies.has(self.asked):
             return False
-        n_slots = len(self.pattern) if self.prefetch.n_slots is None else self.prefetch.n_slots
+        n_slots = len(self.copies) if self.prefetch.n_slots is None else self.prefetch.n_slots
         return self.asked < self._free_again() + n_slots
 
     def _free_again(self) -> int:
@@ -110,7 +102,7 @@ class Turns:
         """Of blocks to come; returns for how long that holds up the caller."""
         held_s = 0.0
         while self.prefetch.ahead != "layer" and self._may_ask():
-            ordinal = self._copy_ordinal(self.asked)
+            ordinal = self.copies.ordinal(self.asked)
             if self._block(ordinal).routed:
                 break
             held_s += self._ask(ordinal)
@@ -118,7 +110,7 @@ class Turns:
 
     def _ask_own(self) -> float:
         held_s = 0.0
-        while self._may_ask() and self._copy_ordinal(self.asked) <= self.ordinal:
+        while self._may_ask() and self.copies.ordinal(self.asked) <= self.ordinal:
             held_s += self._ask(self.ordinal)
         return held_s
 
@@ -131,8 +123,7 @@ class Turns:
         return block.issue_s / self._copies_of(block)
 
     def _begin_copy(self) -> None:
-        block, step = self.pattern[self.arrived % len(self.pattern)]
-        self.copy_left_s, self.copy_began_s = self.blocks[block].steps[step].copy_s, self.now
+        self.copy_left_s, self.copy_began_s = self.copies.copy_s(self.arrived), self.now
 
     #
     # the streams
@@ -198,7 +189,7 @@ class Turns:
         self._ask_own()  # a block of more copies than slots: as slots get free
 
     def _copy_arrives(self) -> None:
-        self.spans.append(("copy", self._copy_ordinal(self.arrived), self.copy_began_s, self.now))
+        self.spans.append(("copy", self.copies.ordinal(self.arrived), self.copy_began_s, self.now))
         self.arrived += 1
         if self.asked > self.arrived:
             self._begin_copy()
@@ -210,10 +201,8 @@ class Turns:
         cpu_speed = link_speed = gpu_speed = 1.0
         if cpu and copying:
             cpu_speed, link_speed = beside.cpu_beside_copy, beside.copy_beside_cpu
-            if self.contention is not None:
-                link_bytes_per_s = self.blocks[self.pattern[self.arrived % len(self.pattern)][0]].copy_bytes_per_s
-                cpu_left, link_left = contended(self.contention, block.cpu_bytes / block.cpu_s, link_bytes_per_s)
-                cpu_speed, link_speed = min(cpu_speed, cpu_left), min(link_speed, link_left)
+            cpu_left, link_left = self.copies.contended(self.contention, block, self.arrived)
+            cpu_speed, link_speed = min(cpu_speed, cpu_left), min(link_speed, link_left)
         if cpu and gpu:
             cpu_speed, gpu_speed = min(cpu_speed, beside.cpu_beside_gpu), beside.gpu_beside_cpu
         if copying and gpu:

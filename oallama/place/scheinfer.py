@@ -101,11 +101,10 @@ def _notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
     streams, link = placed.streams, problem.profile.link
     if streams is None or not (any(streams.cg) or streams.token_assignment):
         return ()
-    fingerprint, device = problem.profile.fingerprint, problem.profile.device
-    if fingerprint.get("device_host_buffer", True):
+    if problem.profile.is_pinned:
         return ()
     rate = format_bytes(1 / link["h2d_pageable"].beta_s_per_byte)
-    cost = f"{device} has no pinned host memory: weights are streamed from pageable memory, at {rate}/s"
-    if fingerprint.get("device_asynchronous") is False:
+    cost = f"{problem.profile.device} has no pinned host memory: weights are streamed from pageable memory, at {rate}/s"
+    if problem.profile.is_blocking:
         cost += ", and the CPU waits for every copy"
     return (cost,)

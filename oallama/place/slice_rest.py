@@ -30,7 +30,7 @@ class Slicer:
     def __init__(self, problem: Problem, load: Workload, prefetch: Prefetch = Prefetch()) -> None:  # noqa: B008
         """Raises ProfileError where the profile lacks an operator or has no link."""
         self._problem, self._load = problem, load
-        profile, fingerprint = problem.profile, problem.profile.fingerprint
+        profile = problem.profile
         depth = load.n_prompt + max(1, load.n_gen) // 2
         self._over: dict[int, tuple[Pass, ...]] = {
             n_tokens: (Pass(n_tokens, depth, 1),)
@@ -45,12 +45,7 @@ class Slicer:
         self._kernels = kernel_times(profile)
         sides = split_costs(profile, problem.operators, problem.graph.n_layer, passes(load, "decode"))
         self._splittable = sides.splittable()
-        rates = stream_rates(
-            sides,
-            profile.link,
-            pinned=bool(fingerprint.get("device_host_buffer", True)),
-            blocking=fingerprint.get("device_asynchronous") is False,
-        )
+        rates = stream_rates(sides, profile.link, profile.is_pinned, profile.is_blocking)
         self.on = Streaming(rates, prefetch, profile.contention)
 
     def rest(self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES) -> SlicePlan | None:
