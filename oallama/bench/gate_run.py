@@ -46,6 +46,9 @@ LARGE_CTX = 8192  # contexts from here on are measured at a second depth
 DEPTH_S = 10.0  # which is as deep as the prediction says this takes to fill
 LEAST_DEPTH = 1024
 
+TIMED = ("cases", "rest", "link", "boundary", "contention", "launch_s", "sharing", "copy_wait")
+"""Of a profile's JSON."""
+
 Measure = Callable[[Bench, Progress], BenchResult]
 
 
@@ -152,7 +155,7 @@ def timings_digest(profile: Profile) -> str:
     from oallama.profile.store import profile_to_json
 
     record = profile_to_json(profile)
-    timed = {name: record[name] for name in ("cases", "rest", "link", "boundary", "contention", "launch_s")}
+    timed = {name: record.get(name) for name in TIMED}
     return hashlib.sha256(json.dumps(timed, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -13,11 +13,11 @@ from bench_cases import N_LAYER, NAMES, OPERATORS, World, report
 from oallama.bench.ab import Bench, Progress, run_bench
 from oallama.bench.gate import choose
 from oallama.bench.gate_plans import all_plans, candidate, stock_plan
-from oallama.bench.gate_run import DEPTH_S, LEAST_DEPTH, Gated, gate_key, gate_tests, gated_plan
+from oallama.bench.gate_run import DEPTH_S, LEAST_DEPTH, Gated, gate_key, gate_tests, gated_plan, timings_digest
 from oallama.bench.gate_store import verdict_path, write_verdict
 from oallama.bench.records import BenchResult, BenchTest, StockPlacement
 from oallama.core.errors import DoesNotFit
-from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, Predicted, Workload
+from oallama.core.types import LinearFit, MemoryLedger, OperatorPlacement, PlanRecord, Predicted, Sharing, Workload
 from oallama.device.attention import Attention
 from oallama.device.spec import parse_device
 from oallama.plan.attention import attention_of, with_attention_of
@@ -320,3 +320,18 @@ def test_stocks_placement_leaves_the_choice_of_host_memory_to_llama_cpp() -> Non
     placer, load = on_worker(), Workload(64, 32, 4096)
     placer.host_layout = "CPU_REPACK"  # what our own plans name where the device has pinned memory
     assert {p.layout for p in stock_plan(placer, load, StockPlacement(2)).operators} == {None}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sharing": (Sharing("cpu", "device", 1, 2.0, 2.0, 1.0, 1.0),)},
+        {"copy_wait": 1.0},
+        {"launch_s": 1.0},
+        {"link": {"d2h": LinearFit(1e-6, 1e-9, 1.0)}},
+    ],
+)
+def test_whatever_was_timed_anew_makes_another_verdict(change: dict[str, Any]) -> None:
+    profile = FakePlacer().profile()
+    assert timings_digest(replace(profile, **change)) != timings_digest(profile)
+    assert timings_digest(replace(profile, warnings=("on battery",))) == timings_digest(profile)
