@@ -34,13 +34,14 @@ from oallama.cost.operator_cost import PLAIN_LAYOUT
 from oallama.cost.slice_times import StreamedBlock
 from oallama.cost.timeline import PAPER, Prefetch
 from oallama.device.load_params import FlashAttention, load_bridge
-from oallama.device.spec import parse_cpus
+from oallama.device.spec import parse_cpus, parse_device
 from oallama.place.baselines import cpu
 from oallama.place.decide import decide_as_given
 from oallama.place.problem import costs_of
 from oallama.place.slice_plan import SlicePlan, model_timeline, priced, staging_bytes
 from oallama.place.slice_rest import Slicer, streamed_placement
 from oallama.place.slicing import Slices
+from oallama.place.token_assignment import n_g_at
 
 ATTENTION: FlashAttention = "on"
 CALLER = ("launch", "host", "wait", "ahead", "join")
@@ -58,7 +59,7 @@ def measure_random(args: argparse.Namespace) -> dict[str, Any]:
         n_g = draw.choice((0, 0, draw.uniform(0.05, 0.8)))
         plan = sliced(placer, slicer, load, gg, cg, round(n_g * args.n_prompt))
         spans = traced(placer, plan_of(placer, load, plan, slicer), args)
-        row: dict[str, Any] = {"r_gg": gg, "r_cg": cg, "n_g": n_g_of(plan, args.n_prompt)}
+        row: dict[str, Any] = {"r_gg": gg, "r_cg": cg, "n_g": n_g_at(plan.token_assignment, args.n_prompt)}
         for phase, n_tokens in (("prompt", args.n_prompt), ("decode", 1)):
             measured = [t_fin(steps) for steps in phases_of(spans, n_tokens).values()]
             predicted = predicted_t_fin(plan, slicer, n_tokens)
@@ -85,7 +86,7 @@ def measure_streams(args: argparse.Namespace) -> dict[str, Any]:
     placer, slicer, load = set_up(args)
     plan = sliced(placer, slicer, load, args.gg, args.cg, round(args.n_g * args.n_prompt))
     spans = traced(placer, plan_of(placer, load, plan, slicer), args)
-    found: dict[str, Any] = {"r_gg": args.gg, "r_cg": args.cg, "n_g": n_g_of(plan, args.n_prompt)}
+    found: dict[str, Any] = {"r_gg": args.gg, "r_cg": args.cg, "n_g": n_g_at(plan.token_assignment, args.n_prompt)}
     for phase, n_tokens in (("prompt", args.n_prompt), ("decode", 1)):
         steps = one_pass(spans, n_tokens, len(plan.layers))
         begin, end = min(s.begin_s for s in steps), max(s.end_s for s in steps)
@@ -161,7 +162,7 @@ def sliced(placer: Placer, slicer: Slicer, load: Workload, gg: float, cg: float,
         if gg < 0.5 / (extent / step):
             streamed = extent - cc
         layers.append((fastest, Slices(cc, streamed, extent - cc - streamed, 0.0)))
-    table = ((args_least(load), 0), (load.n_prompt, n_g)) if n_g else ()
+    table = ((least_tokens(load), 0), (load.n_prompt, n_g)) if n_g else ()
     twice = bool(table) and any(block.layout != PLAIN_LAYOUT for block, _ in layers)
     made = tuple(layers)
     weights = sum(block.block.bytes * cut.gg // block.block.extent for block, cut in made)
@@ -169,13 +170,9 @@ def sliced(placer: Placer, slicer: Slicer, load: Workload, gg: float, cg: float,
     return priced(made, slicer.on, load, table, twice, weights, staging)
 
 
-def args_least(load: Workload) -> int:
+def least_tokens(load: Workload) -> int:
     """Below this many tokens n_g is 0."""
     return max(2, load.n_prompt // 2)
-
-
-def n_g_of(plan: SlicePlan, n_prompt: int) -> int:
-    return dict(plan.token_assignment).get(n_prompt, 0)
 
 
 def plan_of(placer: Placer, load: Workload, plan: SlicePlan, slicer: Slicer) -> Plan:
@@ -197,7 +194,7 @@ def traced(placer: Placer, plan: Plan, args: argparse.Namespace) -> list[Span]:
     with placer.engine(plan) as engine:
         pin_threads(args.cpus)  # a worker stays where its --device says
         prompt = lasting_prompt(engine, args.n_prompt, args.n_gen)
-        split.start_trace(read_back=args.device.startswith("rpc"))
+        split.start_trace(read_back=parse_device(args.device).is_remote)
         for _ in range(args.rounds):
             engine.generate(prompt, max_tokens=args.n_gen, temperature=0.0)
         spans = split.stop_trace()
@@ -239,7 +236,7 @@ def predicted_t_fin(plan: SlicePlan, slicer: Slicer, n_tokens: int) -> float:
     times = []
     for i, (block, cut) in enumerate(plan.layers):
         if block.takes_n_g and (n_tokens == 1 or not block.outputs_only):
-            n_g = n_g_of(plan, n_tokens)
+            n_g = n_g_at(plan.token_assignment, n_tokens)
             gap = slicer.on.times(block, slicer.on.rates, cut.rates, n_tokens, n_g, 1).gap_s
             times.append(last[i + 1] - last[i] - gap)
     return statistics.median(times)

@@ -92,12 +92,13 @@ def cupti(engine: Any, prompt: list[int], n_gen: int, folder: Path) -> dict[str,
             "events": events[:MAX_EVENTS]}  # fmt: skip
 
 
-def traced(engine: Any, prompt: list[int], n_gen: int) -> dict[str, Any]:
-    """The backend's own trace of a generation's prompt and of its last token."""
+def traced(engine: Any, prompt: list[int], n_gen: int, remote: bool) -> dict[str, Any]:
+    """The backend's own trace of a generation's prompt and of its last token. remote: an RPC server computes, whose
+    events only say that work was sent."""
     from oallama.device.load_params import load_bridge
 
     split = load_bridge().split()
-    split.start_trace()
+    split.start_trace(read_back=remote)
     engine.generate(prompt, max_tokens=n_gen, temperature=0.0)
     spans = [asdict(span) for span in split.stop_trace()]
     found = {}
@@ -213,10 +214,12 @@ def main() -> int:
 
 def rows_of(engine: Any, plan: Any, prompt: list[int], options: argparse.Namespace) -> Any:
     """What is found of one plan, each as soon as it is."""
+    from oallama.device.spec import parse_device
+
     n_split = sum(0 < p.gg < 1 or p.cg > 0 for p in plan.operators)
     yield {"what": "plan", "split_operators": n_split, "device_bytes": engine.memory.device_bytes}
     yield {"what": "stages", **stages(engine, prompt, options.n)}
-    yield {"what": "trace", **traced(engine, prompt, 4)}
+    yield {"what": "trace", **traced(engine, prompt, 4, parse_device(options.device).is_remote)}
     if options.cupti:
         for what, tokens, n_gen in (("decode", prompt[:8], 4), ("prompt", prompt, 1)):
             try:
