@@ -18,6 +18,7 @@ from ggml_bridge.ffi import Native, declared, decode
 
 Axis = Literal["rows", "cols", "halves"]
 Step = Literal["launch", "host", "wait", "join", "send", "resident", "stall", "streamed", "fetch", "copy", "ahead"]
+TraceOf = Literal["caller", "events", "read back"]
 
 _AXES: tuple[Axis, ...] = ("rows", "cols", "halves")  # in the order of enum oallama_axis
 _STEPS: tuple[Step, ...] = (  # in the order of enum oallama_step
@@ -33,6 +34,7 @@ _STEPS: tuple[Step, ...] = (  # in the order of enum oallama_step
     "copy",
     "ahead",
 )
+_TRACE_OF: dict[TraceOf, int] = {"caller": 0, "events": 1, "read back": 2}  # enum oallama_trace_of
 _TEXT_BYTES = 1 << 20
 
 _ffi: Any = declared("split/ggml-oallama.h")
@@ -143,13 +145,14 @@ class SplitBackend:
     def reset_stats(self) -> None:
         self._native.call("oallama_reset_stats")
 
-    def start_trace(self, max_spans: int = 1 << 16, read_back: bool = False) -> None:
+    def start_trace(self, max_spans: int = 1 << 16, of: TraceOf = "events") -> None:
         """Traces the first max_spans steps from now on, over all contexts of the process.
 
-        read_back: a step of the device counts as done when bytes that it left have been read back. RPC needs that: its
-        events only say that work was sent.
+        of: what is traced of devices, which costs them time. `caller`: nothing, only the caller's steps. `events`: a
+        step is done when an event behind it is reached. `read back`: and bytes that it left have been read; RPC needs
+        that, its events only say that work was sent.
         """
-        self._native.call("oallama_trace_start", max_spans, int(read_back))
+        self._native.call("oallama_trace_start", max_spans, _TRACE_OF[of])
 
     def stop_trace(self) -> list[Span]:
         """The steps since the trace was started, in the order in which they ended; what is on its way is waited for.

@@ -26,7 +26,7 @@ from typing import Any
 from measure_foundation import lasting_prompt
 from tqdm import tqdm
 
-from ggml_bridge.split import Span
+from ggml_bridge.split import Span, TraceOf
 from oallama import Placer, Plan
 from oallama.bench.child import pin_threads
 from oallama.core.types import Workload
@@ -49,35 +49,42 @@ CALLER = ("launch", "host", "wait", "ahead", "join")
 
 def measure_random(args: argparse.Namespace) -> dict[str, Any]:
     """Random cuts of every FFN alike: t_fin of a block in a prompt of n_prompt tokens, n_g of them on the device, and
-    in decode, median over layers and passes, against the timeline's."""
+    in decode, median over layers and passes, against the timeline's. Each of args.passes through all cuts has a profile
+    of its own, so that prediction and measurement see the same hours of the machine; medians over passes count."""
     placer, slicer, load = set_up(args)
     draw = random.Random(args.seed)
-    rows = []
-    for _ in tqdm(range(args.n), unit="cut", disable=not sys.stderr.isatty()):
+    rows: list[dict[str, Any]] = []
+    for _ in range(args.n):
         gg = draw.uniform(0.0, 0.6)
         cg = draw.uniform(0.0, 0.6 * (1 - gg)) * draw.choice((0, 1, 1))
-        n_g = draw.choice((0, 0, draw.uniform(0.05, 0.8)))
-        plan = sliced(placer, slicer, load, gg, cg, round(n_g * args.n_prompt))
-        spans = traced(placer, plan_of(placer, load, plan, slicer), args)
-        row: dict[str, Any] = {"r_gg": gg, "r_cg": cg, "n_g": n_g_at(plan.token_assignment, args.n_prompt)}
+        n_g = round(draw.choice((0, 0, draw.uniform(0.05, 0.8))) * args.n_prompt)
+        rows.append({"r_gg": gg, "r_cg": cg, "n_g": n_g})
+    for number, row in tqdm(
+        [(number, row) for number in range(args.passes) for row in rows], unit="cut", disable=not sys.stderr.isatty()
+    ):
+        if number and row is rows[0]:
+            placer.profile(refresh=True)
+            slicer = slicer_of(placer, load, args)
+        plan = sliced(placer, slicer, load, row["r_gg"], row["r_cg"], row["n_g"])
+        spans = traced(placer, plan_of(placer, load, plan, slicer), args, of="caller")
         for phase, n_tokens in (("prompt", args.n_prompt), ("decode", 1)):
             measured = [t_fin(steps) for steps in phases_of(spans, n_tokens).values()]
-            predicted = predicted_t_fin(plan, slicer, n_tokens)
-            seconds = statistics.median(measured)
-            row[phase] = {"predicted_s": predicted, "measured_s": seconds, "error": predicted / seconds - 1,
-                          "samples_s": measured}  # fmt: skip
-        rows.append(row)
-        tqdm.write(
-            f"r_GG {gg:.2f} r_CG {cg:.2f} n_g {row['n_g']:4d}: "
-            + ", ".join(
-                f"{phase} {1e3 * row[phase]['measured_s']:.2f} ms, predicted {1e3 * row[phase]['predicted_s']:.2f} "
-                f"({100 * row[phase]['error']:+.0f} %)"
-                for phase in ("prompt", "decode")
-            )
-        )
+            add_pass(row.setdefault(phase, {}), predicted_t_fin(plan, slicer, n_tokens), measured)
+        if number == args.passes - 1:
+            said = (f"{phase} {1e3 * row[phase]['measured_s']:.2f} ms, predicted {1e3 * row[phase]['predicted_s']:.2f} "
+                    f"({100 * row[phase]['error']:+.0f} %)" for phase in ("prompt", "decode"))  # fmt: skip
+            tqdm.write(f"r_GG {row['r_gg']:.2f} r_CG {row['r_cg']:.2f} n_g {row['n_g']:4d}: {', '.join(said)}")
     errors = {p: statistics.median(abs(row[p]["error"]) for row in rows) for p in ("prompt", "decode")}
     print(f"median error of t_fin: prompt {100 * errors['prompt']:.1f} %, decode {100 * errors['decode']:.1f} %")
-    return {"n_prompt": args.n_prompt, "seed": args.seed, "median_error": errors, "rows": rows}
+    return {"n_prompt": args.n_prompt, "seed": args.seed, "passes": args.passes, "median_error": errors, "rows": rows}
+
+
+def add_pass(found: dict[str, Any], predicted_s: float, samples_s: list[float]) -> None:
+    """One pass's prediction and samples; medians and error over all of them so far."""
+    found.setdefault("passes", []).append({"predicted_s": predicted_s, "samples_s": samples_s})
+    found["predicted_s"] = statistics.median(one["predicted_s"] for one in found["passes"])
+    found["measured_s"] = statistics.median(statistics.median(one["samples_s"]) for one in found["passes"])
+    found["error"] = found["predicted_s"] / found["measured_s"] - 1
 
 
 def measure_streams(args: argparse.Namespace) -> dict[str, Any]:
@@ -144,8 +151,12 @@ def measure_contention(args: argparse.Namespace) -> dict[str, Any]:
 def set_up(args: argparse.Namespace) -> tuple[Placer, Slicer, Workload]:
     placer = Placer.load(args.model, device=args.device, threads=args.threads, flash_attn=ATTENTION)
     load = placer.workload(args.n_prompt, args.n_gen)
+    return placer, slicer_of(placer, load, args), load
+
+
+def slicer_of(placer: Placer, load: Workload, args: argparse.Namespace) -> Slicer:
     prefetch = PAPER if args.prefetch == "layer" else Prefetch(n_slots=args.slots)
-    return placer, Slicer(placer._problem(ATTENTION), load, prefetch), load
+    return Slicer(placer._problem(ATTENTION), load, prefetch)
 
 
 def sliced(placer: Placer, slicer: Slicer, load: Workload, gg: float, cg: float, n_g: int) -> SlicePlan:
@@ -187,14 +198,15 @@ def plan_of(placer: Placer, load: Workload, plan: SlicePlan, slicer: Slicer) -> 
 #
 
 
-def traced(placer: Placer, plan: Plan, args: argparse.Namespace) -> list[Span]:
-    """The steps of args.rounds runs, after one that is thrown away."""
+def traced(placer: Placer, plan: Plan, args: argparse.Namespace, of: TraceOf | None = None) -> list[Span]:
+    """The steps of args.rounds runs, after one that is thrown away. of: None: all that can be seen of the device."""
+    of = of or ("read back" if parse_device(args.device).is_remote else "events")
     split = load_bridge().split()
     everywhere = tuple(os.sched_getaffinity(0))
     with placer.engine(plan) as engine:
         pin_threads(args.cpus)  # a worker stays where its --device says
         prompt = lasting_prompt(engine, args.n_prompt, args.n_gen)
-        split.start_trace(read_back=parse_device(args.device).is_remote)
+        split.start_trace(of=of)
         for _ in range(args.rounds):
             engine.generate(prompt, max_tokens=args.n_gen, temperature=0.0)
         spans = split.stop_trace()
@@ -253,6 +265,7 @@ def main() -> None:
     parser.add_argument("-n", "--n-gen", type=int, default=8)
     parser.add_argument("-r", "--rounds", type=int, default=2)
     parser.add_argument("--n", type=int, default=20, help="random cuts")
+    parser.add_argument("--passes", type=int, default=1, help="of `random`, through all cuts")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--gg", type=float, default=0.25, help="r_GG of `streams`")
     parser.add_argument("--cg", type=float, default=0.1, help="r_CG of `streams`")

@@ -98,7 +98,7 @@ def traced(engine: Any, prompt: list[int], n_gen: int, remote: bool) -> dict[str
     from oallama.device.load_params import load_bridge
 
     split = load_bridge().split()
-    split.start_trace(read_back=remote)
+    split.start_trace(of="read back" if remote else "events")
     engine.generate(prompt, max_tokens=n_gen, temperature=0.0)
     spans = [asdict(span) for span in split.stop_trace()]
     found = {}

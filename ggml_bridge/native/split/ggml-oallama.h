@@ -50,7 +50,7 @@ extern "C" {
 
 // cdef begin
 
-#define OALLAMA_ABI 1
+#define OALLAMA_ABI 2
 #define OALLAMA_NAME_BYTES 128
 
 typedef enum oallama_status {
@@ -175,10 +175,16 @@ typedef struct oallama_span {
     char    name[OALLAMA_NAME_BYTES]; // the phase's first weight; of a copy: that of the block copied
 } oallama_span;
 
-// Traces the first max_spans steps from now on, over all contexts of the process. What a device does is seen only where
-// it has events. read_back != 0: a step counts as done when bytes that it left have been read back; RPC's events only
-// say that work was sent.
-int oallama_trace_start(int64_t max_spans, int32_t read_back);
+// What is traced of devices; of one without events nothing is. Each event, and each read, costs the device and its
+// driver some time, so that what the caller waits for takes longer.
+typedef enum oallama_trace_of {
+    OALLAMA_TRACE_CALLER    = 0, // nothing: only the caller's steps
+    OALLAMA_TRACE_EVENTS    = 1, // a step is done when an event behind it is reached
+    OALLAMA_TRACE_READ_BACK = 2  // ... and bytes that it left have been read; RPC's events only say that work was sent
+} oallama_trace_of;
+
+// Traces the first max_spans steps from now on, over all contexts of the process.
+int oallama_trace_start(int64_t max_spans, oallama_trace_of of);
 
 // Ends the trace; stop, then read: spans in the order in which they ended, at most `capacity` of them.
 int oallama_trace_stop(int64_t * n_spans);

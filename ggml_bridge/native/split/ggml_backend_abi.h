@@ -149,7 +149,6 @@ void                 ggml_backend_event_synchronize(ggml_backend_event_t event);
 void                 ggml_backend_event_wait(ggml_backend_t backend, ggml_backend_event_t event);
 
 ggml_status ggml_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph);
-ggml_status ggml_backend_graph_compute_async(ggml_backend_t backend, ggml_cgraph * cgraph);
 bool        ggml_backend_buffer_is_host(ggml_backend_buffer_t buffer);
 
 //

@@ -53,10 +53,11 @@ int oallama_get_stats(oallama_stats * out) {
     });
 }
 
-int oallama_trace_start(int64_t max_spans, int32_t read_back) {
+int oallama_trace_start(int64_t max_spans, oallama_trace_of of) {
     return guarded([&] {
         require(max_spans > 0 && max_spans <= max_trace, "a trace keeps between 1 and 2^24 spans");
-        Trace::get().start(static_cast<size_t>(max_spans), read_back != 0);
+        require(of >= OALLAMA_TRACE_CALLER && of <= OALLAMA_TRACE_READ_BACK, "a trace of what is not known");
+        Trace::get().start(static_cast<size_t>(max_spans), of);
     });
 }
 

@@ -10,13 +10,13 @@ Trace & Trace::get() {
     return *the_trace;
 }
 
-void Trace::start(size_t max_spans, bool read_back) {
+void Trace::start(size_t max_spans, oallama_trace_of of) {
     stop();
     const std::lock_guard<std::mutex> lock(mutex_);
     spans_.clear();
     spans_.reserve(max_spans);
     max_spans_ = max_spans;
-    read_back_ = read_back;
+    of_        = of;
     n_phases_  = 0;
     phase_     = {};
     started_   = std::chrono::steady_clock::now();
@@ -37,6 +37,8 @@ std::vector<oallama_span> Trace::stop() {
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     ending_ = false;
+    std::stable_sort(spans_.begin(), spans_.end(),
+                     [](const oallama_span & a, const oallama_span & b) { return a.end_s < b.end_s; });
     return std::move(spans_);
 }
 
@@ -82,13 +84,14 @@ bool Trace::open_lane(ggml_backend_t backend) {
 
 void Trace::device(oallama_step step, ggml_backend_t backend, const ggml_tensor * result, int64_t bytes,
                    const char * name) {
-    ggml_backend_event_t event =
-        open_lane(backend) ? ggml_backend_event_new(ggml_backend_get_device(backend)) : nullptr;
+    ggml_backend_event_t event = of_ != OALLAMA_TRACE_CALLER && open_lane(backend)
+                                     ? ggml_backend_event_new(ggml_backend_get_device(backend))
+                                     : nullptr;
     if (event == nullptr) {
         return;
     }
     Waiting waiting = {event, {}, nullptr};
-    if (read_back_ && result != nullptr && ggml_nbytes(result) >= sizeof(int32_t)) {
+    if (of_ == OALLAMA_TRACE_READ_BACK && result != nullptr && ggml_nbytes(result) >= sizeof(int32_t)) {
         waiting.read = std::make_shared<int32_t>();
         ggml_backend_tensor_get_async(backend, result, waiting.read.get(), 0, sizeof(int32_t));
     }

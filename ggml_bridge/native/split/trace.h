@@ -26,9 +26,8 @@ class Trace {
 
     bool on() const { return on_.load(std::memory_order_relaxed); }
 
-    // Keeps the first max_spans spans from now on. read_back: a step counts as done when bytes that it left on the
-    // device have been read, for devices whose events only say that work was sent to them.
-    void start(size_t max_spans, bool read_back);
+    // Keeps the first max_spans spans from now on.
+    void start(size_t max_spans, oallama_trace_of of);
 
     // Waits for what is on its way. In the order in which the spans ended.
     std::vector<oallama_span> stop();
@@ -72,7 +71,7 @@ class Trace {
     Time                                            started_;
     size_t                                          max_spans_ = 0;
     bool                                            ending_    = false;
-    std::atomic<bool>                               read_back_{false};
+    std::atomic<oallama_trace_of>                   of_{OALLAMA_TRACE_EVENTS};
     oallama_span                                    phase_    = {};
     int64_t                                         n_phases_ = 0;
     std::vector<oallama_span>                       spans_;
