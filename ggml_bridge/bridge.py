@@ -220,6 +220,11 @@ class Bridge:
         """A timer for an empty launch: a graph of one tiny operation, until its result is on the host."""
         return Timer(self.native, "gb_launch_new", encode(device), n_threads)
 
+    def launch_issue(self, device: str) -> Timer:
+        """A timer for what queueing a graph of an FFN's operations, of no size, takes of its thread's time: how much
+        later fixed work is done that begins with the call."""
+        return Timer(self.native, "gb_launch_issue_new", encode(device))
+
     def boundary(
         self, device: str, n_bytes: int, n_excursions: int, n_threads: int = 1, on_cpu: bool = False
     ) -> BoundaryTimer:

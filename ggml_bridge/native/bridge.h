@@ -19,7 +19,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 4
+#define GB_ABI 5
 #define GB_NAME_BYTES 128
 
 typedef enum gb_status {
@@ -155,6 +155,10 @@ int gb_issue_new(const char * device, int32_t pinned, int64_t n_bytes, gb_timer 
 
 // One value: seconds to launch a graph of one tiny operation and to see its result on the host.
 int gb_launch_new(const char * device, int32_t n_threads, gb_timer ** timer);
+
+// One value: seconds that queueing a graph of as many operations as an FFN has, none of any size, takes of the time of
+// the thread that does it: how much later fixed work is done that begins with the call.
+int gb_launch_issue_new(const char * device, gb_timer ** timer);
 
 // One value: seconds of a graph that a real scheduler runs over [device, CPU], whose activation of n_bytes makes
 // n_excursions trips CPU -> device -> CPU. on_cpu != 0: the same graph, all on the CPU.

@@ -281,6 +281,7 @@ void         ggml_backend_tensor_set_async(ggml_backend_t backend, ggml_tensor *
                                            size_t size);
 void         ggml_backend_tensor_get_async(ggml_backend_t backend, const ggml_tensor * t, void * data, size_t offset,
                                            size_t size);
+ggml_status  ggml_backend_graph_compute_async(ggml_backend_t backend, ggml_cgraph * graph);
 void         ggml_backend_synchronize(ggml_backend_t backend);
 void         ggml_backend_free(ggml_backend_t backend);
 const char * ggml_backend_dev_name(ggml_backend_dev_t device);

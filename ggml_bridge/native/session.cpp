@@ -148,6 +148,56 @@ double Launch::median_seconds() {
     return seconds[n_runs / 2];
 }
 
+//
+// LaunchIssue
+//
+
+LaunchIssue::LaunchIssue(ggml_backend_dev_t device)
+    : device_(ggml_backend_dev_name(device)), backend_(init_backend(device)) {
+    constexpr int     n_nodes   = 4; // gate, up, GLU, down
+    constexpr int     n_tensors = n_nodes + 2;
+    constexpr int64_t n         = 32;
+    for (Ffn & ffn : ffns_) {
+        ffn.ctx               = new_context(n_tensors, n_nodes);
+        ggml_context * ctx    = ffn.ctx.get();
+        ggml_tensor *  input  = ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n);
+        ggml_tensor *  weight = ggml_new_tensor_2d(ctx, GGML_TYPE_F32, n, n);
+        ggml_tensor *  gate   = ggml_mul_mat(ctx, weight, input);
+        ggml_tensor *  up     = ggml_mul_mat(ctx, weight, input);
+        ffn.result            = ggml_mul_mat(ctx, weight, ggml_swiglu_split(ctx, gate, up));
+        ffn.graph             = new_graph(ctx, n_nodes);
+        ggml_build_forward_expand(ffn.graph, ffn.result);
+        ffn.buffer = alloc_tensors(ctx, ggml_backend_dev_buffer_type(device));
+        ggml_backend_buffer_clear(ffn.buffer.get(), 0);
+    }
+}
+
+double LaunchIssue::run_once() {
+    const double alone  = work();
+    const Ffn &  ffn    = ffns_[next_];
+    next_               = (next_ + 1) % n_graphs;
+    const double start  = seconds_now();
+    const auto   status = ggml_backend_graph_compute_async(backend_.get(), ffn.graph);
+    work();
+    const double both = seconds_now() - start;
+    if (status != GGML_STATUS_SUCCESS) {
+        throw Error(GB_FAILED, "ggml could not compute a graph on " + device_ + ggml_reason());
+    }
+    float close = 0.0F; // over RPC only an answer says that the device is idle again
+    ggml_backend_tensor_get_async(backend_.get(), ffn.result, &close, 0, sizeof close);
+    ggml_backend_synchronize(backend_.get());
+    return std::max(both - alone, 1e-9);
+}
+
+double LaunchIssue::work() {
+    constexpr int n_steps = 400000; // some tenths of a millisecond: longer than a driver's thread is awake
+    const double  start   = seconds_now();
+    for (int i = 0; i < n_steps; i++) {
+        state_ = state_ * 6364136223846793005U + 1442695040888963407U;
+    }
+    return seconds_now() - start;
+}
+
 } // namespace bridge
 
 using namespace bridge;
@@ -160,5 +210,12 @@ int gb_launch_new(const char * device, int32_t n_threads, gb_timer ** timer) {
     return guarded([&] {
         require(timer != nullptr, "no room for the result");
         *timer = new Launch(find_device(device), n_threads);
+    });
+}
+
+int gb_launch_issue_new(const char * device, gb_timer ** timer) {
+    return guarded([&] {
+        require(timer != nullptr, "no room for the result");
+        *timer = new LaunchIssue(find_device(device));
     });
 }

@@ -46,7 +46,7 @@ LARGE_CTX = 8192  # contexts from here on are measured at a second depth
 DEPTH_S = 10.0  # which is as deep as the prediction says this takes to fill
 LEAST_DEPTH = 1024
 
-TIMED = ("cases", "rest", "link", "boundary", "contention", "launch_s", "sharing", "copy_wait")
+TIMED = ("cases", "rest", "link", "boundary", "contention", "launch_s", "launch_issue_s", "sharing", "copy_wait")
 """Of a profile's JSON."""
 
 Measure = Callable[[Bench, Progress], BenchResult]

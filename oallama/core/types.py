@@ -202,6 +202,7 @@ class Profile:
     skipped: tuple[SkippedCase, ...] = ()
     sharing: tuple[Sharing, ...] = ()
     copy_wait: float | None = None  # share of a copy on one stream that a result of another waits for; None: not known
+    launch_issue_s: float | None = None  # that queueing a graph takes of its caller's time; None: not known
 
     @property
     def is_pinned(self) -> bool:
@@ -210,7 +211,7 @@ class Profile:
 
     @property
     def is_blocking(self) -> bool:
-        """Whether the CPU waits for every copy to the device."""
+        """Whether the CPU waits for every copy to the device, and for all that it computes."""
         return self.fingerprint.get("device_asynchronous") is False
 
 

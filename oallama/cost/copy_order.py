@@ -46,7 +46,7 @@ class CopyOrder:
 
     def contended(self, contention: Contention | None, computing: BlockTimes, number: int) -> tuple[float, float]:
         """Of the CPU at CC of `computing` and of the link at copy `number`, as shares of what each does alone."""
-        if contention is None:
+        if contention is None or computing.cpu_s <= 0:
             return 1.0, 1.0
         cpu_bytes_per_s = computing.cpu_bytes / computing.cpu_s
         return contended(contention, cpu_bytes_per_s, self.block(number).copy_bytes_per_s)

@@ -69,6 +69,7 @@ class StreamedBlock:
     gap: Curve = (
         NO_GAP  # seconds by batch size from the join before to this block's inputs: attention, norms, crossings
     )
+    gap_cpu: Curve = NO_GAP  # of these, in which the CPU works
     whole: Curve | None = (
         None  # seconds by the pass's batch size as llama.cpp runs it on the host; None: as the gemms say
     )
@@ -90,10 +91,10 @@ class StreamRates:
     """What work on the device costs beside computing."""
 
     weights: LinearFit  # the link that CG is streamed over
-    transfer: TransferRates  # of activations; split_s is the launch of one block
+    transfer: TransferRates  # of activations; a launch takes split_s, one for each step
     join_s_per_byte: float
     kernel_launch_s: float = 0.0  # t_Launch of Eq. 3, for paper_times only
-    blocking: bool = False  # the device copies nothing by itself: the thread that computes CC copies first
+    blocking: bool = False  # the device does nothing by itself: the thread that computes CC copies and waits first
     issue: LinearFit | None = None  # for how long a copy to the device holds up that thread; None: not at all
     beside: BesideCurve = ()
 
@@ -117,6 +118,7 @@ def slice_times(
     is. With r_CG = n_g = 0 the finishing time is the one of split_ffn.pass_seconds.
     """
     gap_s, rows = interpolate(streamed.gap, n_tokens), n_tokens
+    gap_cpu_s = min(gap_s, interpolate(streamed.gap_cpu, n_tokens))
     if streamed.outputs_only:
         rows, n_g = n_outputs, 0
     if not streamed.takes_n_g:
@@ -140,18 +142,21 @@ def slice_times(
     copy_s = copied(on.weights)
     if rates.cg > 0 or prime:
         gpu_s = sum(gemm.gpu_s(rates.cg, n_tokens) + gemm.gpu_s(rates.cc, n_g) for gemm in gemms)
-        steps.append(Step(0.0 if on.blocking else copy_s, gpu_s))
+        steps.append(Step(copy_s, gpu_s))
     send_s = join_s = 0.0
     if rates.gg < 1:
         elements = round((1.0 if prime else rates.cg + rates.gg) * block.extent)
         there = n_tokens if rates.cg + rates.gg > 0 else n_g  # tokens that the device computes something of
         joined = (block.returned + block.returned_each * elements) * there * JOIN_BYTES
-        send_s = copies.copy_in.seconds(block.upload_bytes(elements, there))
+        send_s = copies.copy_in.seconds(block.upload_bytes(elements, there)) + len(steps) * copies.launch_issue_s
         join_s = copies.copy_out.seconds(block.download_bytes(elements, there)) + joined * on.join_s_per_byte
-        steps[0] = Step(steps[0].copy_s, steps[0].gpu_s, copies.split_s)
+        steps[0] = Step(steps[0].copy_s, steps[0].gpu_s, copies.launch_s)
+    if on.blocking:
+        send_s += sum(step.copy_s + step.launch_s + step.gpu_s for step in steps)
+        steps = []
     return BlockTimes(
         gap_s=gap_s,
-        send_s=send_s + copy_s * on.blocking,
+        send_s=send_s,
         cpu_s=sum(gemm.cpu_s(rates.cc, n_tokens - n_g) for gemm in gemms),
         steps=tuple(steps),
         join_s=join_s,
@@ -160,6 +165,7 @@ def slice_times(
         routed=streamed.routed,
         issue_s=0.0 if on.blocking else copied(on.issue),
         beside=beside_at(on.beside, n_tokens),
+        gap_cpu_s=gap_cpu_s,
     )
 
 

@@ -2,12 +2,13 @@
 
 Both sides compute their slices at the same time (ScheInfer III-B; Eq. 4 for the terms and Eq. 5 for their order, with
 r_CG = 0). The thread that computes CC also queues the device's work, waits for the device's result and joins the two.
-Queuing and waiting take it some time even where the device was done long before, so the price counts upload and
-download in full, and only the computing as overlapping:
+Queuing and waiting take it some time even where the device was done long before, so the price counts upload, queuing
+and download in full, and only the computing as overlapping:
 
-    t = upload + max(t_C, t_Launch + t_G) + download + join
+    t = upload + queue + max(t_C, t_Launch - queue + t_G) + download + join
 
 where t_C and t_G are longer if the profile says that the two slow each other down (cost/beside.py).
+A device that does nothing by itself (a second CPU backend) keeps that thread until it is done: then t_C and t_G add up.
 t_C and t_G are sums over the block's mul-mats of alpha + r * (t - alpha): r is the slice's share of the weight, t the
 profiled time of the whole mul-mat at this batch size, alpha what the profile says a mul-mat of no size takes there.
 """
@@ -63,6 +64,7 @@ class SplitCosts:
     rates: TransferRates
     join_s_per_byte: float  # of memory that the CPU reads or writes
     beside: BesideCurve = ()
+    blocking: bool = False  # the device computes while the thread that launches waits
 
     def splittable(self) -> tuple[bool, ...]:
         """For each operator, whether it can be split at all."""
@@ -81,13 +83,18 @@ def pass_seconds(
     rates: TransferRates,
     join_s_per_byte: float,
     beside: Beside = ALONE,
+    blocking: bool = False,
 ) -> float:
     """The formula above, for one pass over n_tokens; 0 < gg < extent elements are the device's slice."""
     share = gg / block.extent
+    host_s, device_s = host.seconds(1 - share), device.seconds(share)
+    launch_s = rates.launch_s
+    both_s = launch_s + device_s + host_s if blocking else both_seconds(host_s, launch_s, device_s, beside)
     joined = (block.returned + block.returned_each * gg) * n_tokens * JOIN_BYTES
     return (
         rates.copy_in.seconds(block.upload_bytes(gg, n_tokens))
-        + both_seconds(host.seconds(1 - share), rates.split_s, device.seconds(share), beside)
+        + rates.launch_issue_s
+        + both_s
         + rates.copy_out.seconds(block.download_bytes(gg, n_tokens))
         + joined * join_s_per_byte
     )
@@ -103,7 +110,10 @@ def block_seconds(costs: SplitCosts, block: SplitBlock, cuts: Sequence[int]) -> 
     at = [beside_at(costs.beside, one.n_tokens) for one, _, _ in per_pass]
     return tuple(
         sum(
-            one.count * pass_seconds(host, device, block, gg, one.n_tokens, costs.rates, costs.join_s_per_byte, beside)
+            one.count
+            * pass_seconds(
+                host, device, block, gg, one.n_tokens, costs.rates, costs.join_s_per_byte, beside, costs.blocking
+            )
             for (one, host, device), beside in zip(per_pass, at, strict=True)
         )
         for gg in cuts
@@ -134,7 +144,8 @@ def split_costs(profile: Profile, operators: Sequence[Operator], n_layer: int, o
         sides.append(seen[key])
     fastest_gb_per_s = max((case.gb_per_s for case in profile.cases if case.device == CPU_DEVICE), default=0.0)
     join_s_per_byte = 1 / (fastest_gb_per_s * 1e9) if fastest_gb_per_s else 0.0
-    return SplitCosts(tuple(operators), tuple(sides), transfer_rates(profile), join_s_per_byte, beside_curve(profile))
+    rates, beside = transfer_rates(profile), beside_curve(profile)
+    return SplitCosts(tuple(operators), tuple(sides), rates, join_s_per_byte, beside, profile.is_blocking)
 
 
 FixedCosts = Mapping[tuple[str, str, str, str], Curve]

@@ -49,6 +49,7 @@ class BlockTimes:
     routed: bool = False  # what to copy is only known when the inputs are there
     issue_s: float = 0.0  # that asking for its copies takes the thread that computes CC
     beside: Beside = ALONE
+    gap_cpu_s: float = 0.0  # of gap_s, in which the CPU works; told apart only where streams work in turns
 
     @property
     def in_turns(self) -> bool:

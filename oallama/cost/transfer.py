@@ -22,6 +22,12 @@ class TransferRates:
     copy_in: LinearFit
     copy_out: LinearFit
     split_s: float
+    launch_issue_s: float = 0.0  # of split_s, what passes before the thread that launches can go on
+
+    @property
+    def launch_s(self) -> float:
+        """From then on, until the device computes."""
+        return max(0.0, self.split_s - self.launch_issue_s)
 
     def seconds(self, moved: Crossings, n_tokens: int, n_outputs: int) -> float:
         """One pass over n_tokens, of which n_outputs give logits."""
@@ -49,10 +55,11 @@ def transfer_rates(profile: Profile) -> TransferRates:
         return NO_TRANSFER
     copy_in = profile.link.get("h2d_pageable") or profile.link["h2d_pinned"]
     copy_out = profile.link["d2h"]
+    issue_s = profile.launch_issue_s or 0.0
     if profile.boundary is None:
-        return TransferRates(copy_in, copy_out, profile.launch_s)
+        return TransferRates(copy_in, copy_out, profile.launch_s, issue_s)
     split_s = max(0.0, profile.boundary.alpha_s - copy_in.alpha_s - copy_out.alpha_s)
-    return TransferRates(copy_in, copy_out, split_s)
+    return TransferRates(copy_in, copy_out, split_s, issue_s)
 
 
 def weight_stream(profile: Profile) -> LinearFit | None:

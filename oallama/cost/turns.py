@@ -49,7 +49,8 @@ class Turns:
         """Run the next block to the end of its join; returns that time."""
         ordinal = self.ordinal + 1
         block = self._block(ordinal)
-        self._advance(0.0, self.now + block.gap_s)
+        self._advance(0.0, self.now + block.gap_s - block.gap_cpu_s)
+        self._advance(block.gap_cpu_s, None, others=False)
         self.ordinal = ordinal
         self._advance(0.0, self.now + self._ask_own())
         start = at = self.now + block.send_s
@@ -129,9 +130,9 @@ class Turns:
     # the streams
     #
 
-    def _advance(self, cpu_left_s: float, until: float | None) -> float:
-        """Let the streams run to `until`; None: until cpu_left_s of CPU work and every step of the block are done, and
-        with one queue all copies that were asked for. Returns when the CPU work ended."""
+    def _advance(self, cpu_left_s: float, until: float | None, others: bool = True) -> float:
+        """Let the streams run to `until`; None: until cpu_left_s of CPU work is done, and with `others` every step of
+        the block and, with one queue, all copies that were asked for. Returns when the CPU work ended."""
         cpu_end = self.now
         while True:
             self._skip_empty_steps()
@@ -139,7 +140,8 @@ class Turns:
             done = self.step >= len(self.launches)
             if until is not None and self.now >= until:
                 return cpu_end
-            if until is None and done and cpu_left_s <= 0 and not (copying and self._one_queue()):
+            waiting = others and (not done or (copying and self._one_queue()))
+            if until is None and cpu_left_s <= 0 and not waiting:
                 return cpu_end
             computing = not done and self._is_ready(copying)
             if computing and self.gpu_began_s is None:

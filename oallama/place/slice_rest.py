@@ -45,7 +45,7 @@ class Slicer:
         self._kernels = kernel_times(profile)
         sides = split_costs(profile, problem.operators, problem.graph.n_layer, passes(load, "decode"))
         self._splittable = sides.splittable()
-        rates = stream_rates(sides, profile.link, profile.is_pinned, profile.is_blocking)
+        rates = stream_rates(sides, profile.link, profile.is_pinned)
         self.on = Streaming(rates, prefetch, profile.contention)
 
     def rest(self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES) -> SlicePlan | None:
@@ -71,18 +71,20 @@ class Slicer:
         uses = placed.first_device_layer <= self._problem.graph.n_layer
         inside = frozenset(i for block in blocks for i in block.operators)
         gap = self._curve(uses, lambda costs: _others_s(costs, placed, inside) / len(blocks))
-        return [self._layouts(block, gap, uses) for block in blocks]
+        gap_cpu = self._curve(uses, lambda costs: _others_cpu_s(costs, placed, inside) / len(blocks))
+        return [self._layouts(block, gap, gap_cpu, uses) for block in blocks]
 
     def _is_measured(self, block: SplitBlock) -> bool:
         return PLAIN_LAYOUT in self._kernels.layouts([self._problem.operators[i] for i in block.operators])
 
-    def _layouts(self, block: SplitBlock, gap: Curve, llama_uses_device: bool) -> Layouts:
+    def _layouts(self, block: SplitBlock, gap: Curve, gap_cpu: Curve, llama_uses_device: bool) -> Layouts:
         operators = self._problem.operators
         members = [operators[i] for i in block.operators]
         whole = self._curve(llama_uses_device, lambda costs: sum(costs.operators[i].t_cpu_s for i in block.operators))
         return {
             layout: replace(
                 streamed_block(self._kernels, operators, block, layout, gap),
+                gap_cpu=gap_cpu,
                 whole=whole,
                 outputs_only=computes_outputs_only(members[0], self._problem.graph.n_layer),
                 takes_n_g=is_ffn(members[0]),
@@ -108,6 +110,14 @@ def _others_s(costs: Costs, placed: Placed, inside: frozenset[int]) -> float:
     """Seconds of all that is in no block: other operators, attention and norms, crossings."""
     others = tuple(replace(cost, t_cpu_s=0.0) if i in inside else cost for i, cost in enumerate(costs.operators))
     return placement_seconds(replace(costs, operators=others), placed.on_device, placed.first_device_layer)
+
+
+def _others_cpu_s(costs: Costs, placed: Placed, inside: frozenset[int]) -> float:
+    """Of these, the CPU's own."""
+    here = [not there and i not in inside for i, there in enumerate(placed.on_device)]
+    n_layers = min(costs.graph.n_layer, placed.first_device_layer)
+    operators_s = sum(cost.t_cpu_s for cost, own in zip(costs.operators, here, strict=True) if own)
+    return operators_s + n_layers * costs.rest_cpu_s
 
 
 def streamed_placement(problem: Problem, placed: Placed, plan: SlicePlan, on: Streaming) -> Placed:

@@ -38,6 +38,7 @@ def link_tasks(session: Session) -> list[Task]:
     missing = missing_link(session.profile)
     runs: dict[str, Callable[[], Fragment]] = {
         "launch_s": partial(_launch, session),
+        "launch_issue_s": partial(_launch_issue, session),
         **{name: partial(_copies, session, name) for name in LINKS},
         "boundary": partial(_boundary, session),
         "copy_wait": partial(_copy_wait, session),
@@ -91,6 +92,11 @@ def _policy(session: Session) -> Policy:
 def _launch(session: Session) -> Fragment:
     timer = session.bridge.launch(session.ggml_device, session.n_threads)
     return {"launch_s": session.timed(timer, _policy(session)).seconds}
+
+
+def _launch_issue(session: Session) -> Fragment:
+    timer = session.bridge.launch_issue(session.ggml_device)
+    return {"launch_issue_s": session.timed(timer, _policy(session)).seconds}
 
 
 def _copies(session: Session, name: str) -> Fragment:

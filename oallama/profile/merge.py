@@ -14,6 +14,7 @@ from oallama.profile.store import VERSION, profile_from_json, profile_to_json
 from oallama.profile.wanted import Wanted, required, rest_skipped, rest_ways, sharing_tokens, too_slow
 
 LINKS = ("h2d_pinned", "h2d_pageable", "d2h", "issue_pinned", "issue_pageable")
+PARTS = ("boundary", "contention", "copy_wait", "launch_issue_s")
 CPU_PAIR = "cpu-pair"
 PAIRS: tuple[tuple[Worker, Worker], ...] = (("cpu", "device"), ("cpu", "link"), ("device", "link"))
 
@@ -98,14 +99,13 @@ def missing_rest(profile: Profile, want: Wanted, device: str) -> list[tuple[int,
 
 
 def missing_link(profile: Profile) -> list[str]:
-    """Parts of the link to the device that are still to be measured: names of `link`, `boundary`, `contention`,
-    `copy_wait` and `launch_s`. The two halves of a pair of CPU backends share their memory: no boundary, no contention,
-    no sharing."""
+    """Parts of the link to the device that are still to be measured: names of `link`, PARTS and `launch_s`. The two
+    halves of a pair of CPU backends share their memory: no boundary, no contention, no sharing."""
     missing = [name for name in LINKS if name not in profile.link]
     if not profile.launch_s > 0:
         missing.append("launch_s")
     if profile.device != CPU_PAIR:
-        missing += [name for name in ("boundary", "contention", "copy_wait") if getattr(profile, name) is None]
+        missing += [name for name in PARTS if getattr(profile, name) is None]
     return missing
 
 

@@ -3,8 +3,8 @@
 History of the format
   1  cases, rest, link, boundary, contention, launch_s, skipped, warnings; every case with its raw samples. Since
      0.1 (2026-11-21) rest has the same batch and depth with and without flash attention, and type_k and type_v, which
-     are left out where they are f16; link also has issue_pinned and issue_pageable; sharing and copy_wait are left out
-     where nothing of them was measured.
+     are left out where they are f16; link also has issue_pinned and issue_pageable; sharing, copy_wait and
+     launch_issue_s are left out where nothing of them was measured.
 
 A reader knows the versions it names and refuses the others: measuring again costs a minute, a wrong number costs more.
 """
@@ -47,8 +47,9 @@ def profile_to_json(profile: Profile) -> dict[str, Any]:
     record["boundary"] = fit_to_json(profile.boundary) if profile.boundary else None
     if not profile.sharing:
         del record["sharing"]
-    if profile.copy_wait is None:
-        del record["copy_wait"]
+    for name in ("copy_wait", "launch_issue_s"):
+        if record[name] is None:
+            del record[name]
     text: dict[str, Any] = json.loads(json.dumps(record, allow_nan=False))
     return text
 
@@ -94,6 +95,7 @@ def profile_from_json(record: Any) -> Profile:
         skipped=top.each("skipped", _skipped),
         sharing=top.each("sharing", _sharing) if "sharing" in record else (),
         copy_wait=top.number("copy_wait") if record.get("copy_wait") is not None else None,
+        launch_issue_s=top.number("launch_issue_s") if record.get("launch_issue_s") is not None else None,
     )
 
 

@@ -65,6 +65,8 @@ def handle(request: dict[str, Any], progress: Callable[[dict[str, Any]], None]) 
         return {pair: {name: getattr(found, name) for name in found.__slots__} for pair, found in pairs.items()}
     if case == "issue":
         results = {"wait": bridge.copy_wait(device, False, 1 << 24)}
+        with bridge.launch_issue(device) as issue, bridge.launch(device) as launch:
+            results["launch"] = {"issue": issue.run(25), "launch": launch.run(25)}
         for n_bytes in (1 << 12, 1 << 24):
             with bridge.issue(device, False, n_bytes) as issue, bridge.transfer(device, "h2d", False, n_bytes) as copy:
                 results[str(n_bytes)] = {"issue": issue.run(9), "copy": copy.run(9)}

@@ -135,7 +135,7 @@ def test_worker_profile_has_device_cases_link_boundary_and_contention(cache: Pat
     }  # fmt: skip
     assert {s.n_tokens for s in profile.sharing} == {n for n in TOKENS if n < 64}
     assert profile.copy_wait is not None and 0 <= profile.copy_wait <= 1
-    assert 0 < profile.launch_s < 1
+    assert 0 < profile.launch_s < 1 and profile.launch_issue_s is not None and 0 < profile.launch_issue_s < 1
     assert run(WORKER) == profile
     assert not [child for child in psutil.Process().children(recursive=True) if child.is_running()]
 

@@ -83,6 +83,8 @@ def test_a_copy_to_a_worker_holds_up_its_caller_and_what_comes_after_it(run_here
     small, large = (result[str(n)] for n in (1 << 12, 1 << 24))
     assert statistics.median(large["issue"]) > 4 * statistics.median(small["issue"]) > 0
     assert statistics.median(large["issue"]) < statistics.median(large["copy"])
+    held, whole = (statistics.median(result["launch"][name]) for name in ("issue", "launch"))
+    assert 0 < held < whole, "a graph is computed while its caller goes on"
     assert result["wait"] > 0.3, "all streams of a worker share one queue"
 
 

@@ -328,6 +328,7 @@ def test_stocks_placement_leaves_the_choice_of_host_memory_to_llama_cpp() -> Non
         {"sharing": (Sharing("cpu", "device", 1, 2.0, 2.0, 1.0, 1.0),)},
         {"copy_wait": 1.0},
         {"launch_s": 1.0},
+        {"launch_issue_s": 1.0},
         {"link": {"d2h": LinearFit(1e-6, 1e-9, 1.0)}},
     ],
 )

@@ -85,6 +85,7 @@ def test_a_cpu_and_a_device_each_at_half_speed_take_as_long_as_one_after_the_oth
 def test_the_prices_of_split_and_of_slices_stay_the_same_price() -> None:
     ops = ffn(0)
     measured = profile(Sharing("cpu", "device", 1, 20.0, 50.0, 12.0, 30.0), copy_wait=1.0)
+    measured = replace(measured, launch_issue_s=4e-6)
     (block,) = split_blocks(ops, [FF] * 3)
     costs = split_costs(measured, ops, 2, (Pass(1, 1, 1),))
     streamed = streamed_block(kernel_times(measured), ops, block, "CPU")
@@ -109,7 +110,23 @@ def test_what_a_copy_holds_up_is_counted_for_what_is_copied() -> None:
     pageable = stream_rates(costs, link, pinned=False)
     assert slice_times(streamed, pageable, Rates(0.5, 0.25, 0.25), 1).issue_s == pytest.approx(3e-3)
     assert slice_times(streamed, pageable, Rates(0.5, 0.0, 0.5), 1).issue_s == 0
-    blocking = stream_rates(costs, link, blocking=True)
+    blocking = replace(stream_rates(costs, link), blocking=True)
     assert slice_times(streamed, blocking, Rates(0.5, 0.25, 0.25), 1).issue_s == 0, "the whole copy is counted already"
     before = stream_rates(costs, world.link)
     assert slice_times(streamed, before, Rates(0.5, 0.25, 0.25), 1) == replace(pinned, issue_s=0.0)
+
+
+def test_streamed_weights_are_priced_by_the_line_of_large_copies() -> None:
+    ops = ffn(0)
+    world = profile()
+    costs = split_costs(world, ops, 2, (Pass(1, 1, 1),))
+    small = ((4096, 1e-6), (65536, 3e-6))
+    large = tuple((n, 2e-5 + n / 2e9) for n in (1 << 18, 1 << 20, 1 << 22))
+    line = LinearFit(5e-6, 1 / 8e9, 0.7, small + large)
+    for name in ("h2d_pinned", "issue_pinned"):
+        rates = stream_rates(costs, {**world.link, "h2d_pinned": line, name: line})
+        found = rates.weights if name == "h2d_pinned" else rates.issue
+        assert found is not None
+        assert (found.alpha_s, found.beta_s_per_byte) == (pytest.approx(2e-5), pytest.approx(1 / 2e9))
+    few = replace(line, points=small + large[:1])
+    assert stream_rates(costs, {**world.link, "h2d_pinned": few}).weights == few

@@ -41,6 +41,7 @@ PROFILE = Profile(
     ),
     sharing=(Sharing("device", "link", 1, 50.0, 20.0, 40.0, 15.0),),
     copy_wait=0.25,
+    launch_issue_s=2e-6,
     skipped=(SkippedCase("CPU", "AMX", "Q4_0", (64, 64, 1), 1, 1, 0, rf"died: C:\Users\{SECRET}\ggml.c:12 assert"),),
 )  # fmt: skip
 
@@ -53,7 +54,7 @@ def test_nothing_personal_leaves() -> None:
 
 def test_what_was_measured_leaves_unchanged() -> None:
     record, whole = exported(PROFILE), profile_to_json(PROFILE)
-    measured = ("cases", "rest", "link", "boundary", "contention", "launch_s", "sharing", "copy_wait")
+    measured = ("cases", "rest", "link", "boundary", "contention", "launch_s", "sharing", "copy_wait", "launch_issue_s")
     for part in ("version", "device", *measured):
         assert record[part] == whole[part]
     kept = record["fingerprint"]

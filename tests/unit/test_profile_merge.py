@@ -56,6 +56,7 @@ def measured(wanted: Wanted, device: str | None = None) -> Profile:
         launch_s=1e-5,
         sharing=tuple(Sharing(*pair, n, 2.0, 2.0, 1.0, 1.0) for pair in PAIRS for n in (1, 32)),
         copy_wait=0.5,
+        launch_issue_s=1e-6,
     )
 
 
@@ -83,7 +84,7 @@ def test_a_profile_serves_every_model_whose_cases_it_has() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["link", "boundary", "contention", "launch_s", "rest", "cases", "sharing", "copy_wait"]
+    "part", ["link", "boundary", "contention", "launch_s", "rest", "cases", "sharing", "copy_wait", "launch_issue_s"]
 )
 def test_no_part_may_be_missing_with_a_device(part: str) -> None:
     whole = measured(SMALL, "CUDA0")
@@ -124,7 +125,9 @@ def test_rest_that_a_device_cannot_compute_is_not_asked_for_again() -> None:
 
 def test_a_pair_of_cpu_backends_has_no_boundary_of_its_own() -> None:
     pair = measured(SMALL, "cpu-pair")
-    assert is_complete(replace(pair, boundary=None, contention=None, sharing=(), copy_wait=None), SMALL)
+    assert is_complete(
+        replace(pair, boundary=None, contention=None, sharing=(), copy_wait=None, launch_issue_s=None), SMALL
+    )
     assert missing_link(replace(pair, link={}, launch_s=0.0)) == [*LINKS, "launch_s"]
 
 
@@ -162,9 +165,15 @@ def test_noise_in_the_model_s_own_cases_becomes_a_warning() -> None:
 
 def test_of_a_profile_from_before_only_what_works_at_the_same_time_is_measured() -> None:
     whole = measured(SMALL, "CUDA0")
-    before = replace(whole, link=dict.fromkeys(("h2d_pinned", "h2d_pageable", "d2h"), LINE), sharing=(), copy_wait=None)
+    before = replace(
+        whole,
+        link=dict.fromkeys(("h2d_pinned", "h2d_pageable", "d2h"), LINE),
+        sharing=(),
+        copy_wait=None,
+        launch_issue_s=None,
+    )
     assert not is_complete(before, SMALL)
-    assert missing_link(before) == ["issue_pinned", "issue_pageable", "copy_wait"]
+    assert missing_link(before) == ["issue_pinned", "issue_pageable", "copy_wait", "launch_issue_s"]
     assert missing_cases(before, required(SMALL, "CUDA0")) == [] == missing_rest(before, SMALL, "CUDA0")
     assert sorted(missing_sharing(before, SMALL)) == sorted((*pair, n) for pair in PAIRS for n in (1, 32))
     assert missing_sharing(replace(whole, sharing=whole.sharing[1:]), SMALL) == [("cpu", "device", 1)]

@@ -52,6 +52,7 @@ profiles = st.builds(
     skipped=st.lists(skipped, max_size=2).map(tuple),
     sharing=st.lists(sharing, max_size=2).map(tuple),
     copy_wait=st.none() | st.floats(0, 1),
+    launch_issue_s=st.none() | seconds,
 )
 
 
@@ -77,6 +78,7 @@ def small() -> dict[str, Any]:
         warnings=("w",),
         sharing=(Sharing("device", "link", 1, 50.0, 20.0, 40.0, 15.0),),
         copy_wait=0.25,
+        launch_issue_s=2e-6,
     )
     return profile_to_json(profile)
 
@@ -136,7 +138,9 @@ def test_faults_are_named(path: tuple[Any, ...], value: object, message: str) ->
         profile_from_json(record)
 
 
-@pytest.mark.parametrize("name", sorted(set(small()) - {"boundary", "contention", "sharing", "copy_wait"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(small()) - {"boundary", "contention", "sharing", "copy_wait", "launch_issue_s"})
+)
 def test_a_missing_key_is_named(name: str) -> None:
     record = small()
     del record[name]

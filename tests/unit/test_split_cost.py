@@ -110,6 +110,12 @@ def test_a_block_by_hand() -> None:
     expected = upload_s + max(host_s, 3e-5 + device_s) + download_s + join_s
     assert block_seconds(costs, block, (256,)) == (pytest.approx(expected),)
     assert split_seconds(costs, [256] * 3) == pytest.approx(expected)
+    known = replace(world.profile(ops), launch_issue_s=1e-5)
+    queued = upload_s + 1e-5 + max(host_s, 2e-5 + device_s) + download_s + join_s
+    assert block_seconds(split_costs(known, ops, 2, DECODE), block, (256,)) == (pytest.approx(queued),)
+    waiting = replace(known, fingerprint={"device_asynchronous": False})
+    one_after_the_other = upload_s + 3e-5 + device_s + host_s + download_s + join_s
+    assert block_seconds(split_costs(waiting, ops, 2, DECODE), block, (256,)) == (pytest.approx(one_after_the_other),)
 
 
 @given(

@@ -164,6 +164,18 @@ def test_a_device_that_receives_and_computes_in_turns() -> None:
     assert cycle_seconds([replace(attention, gap_s=4.0, issue_s=0.5)], Prefetch()) == pytest.approx(6.5)
 
 
+def test_attention_on_the_cpu_is_held_up_by_copies_and_holds_them_up() -> None:
+    half = Beside(cpu_beside_copy=0.5, copy_beside_cpu=0.5)
+    first = BlockTimes(0.0, 0.0, 1.0, (), 0.0, beside=half)
+    second = BlockTimes(4.0, 0.0, 0.0, (Step(4.0, 1.0),), 0.0, beside=half)
+    # of the copy 1 s is done beside CC, which takes 2 s; then 3 s are left
+    assert timeline([first, second], Prefetch()).end_s == pytest.approx(2.0 + 4.0 + 1.0), "attention on the device"
+    there = replace(second, gap_cpu_s=4.0)  # beside it they take 6 s, in which the CPU does 3 s of its work
+    assert timeline([first, there], Prefetch()).end_s == pytest.approx(2.0 + 6.0 + 1.0 + 1.0)
+    partly = replace(second, gap_cpu_s=2.0)  # 2 s of them alone; the last one takes 2 s, as does half of the CPU's work
+    assert timeline([first, partly], Prefetch()).end_s == pytest.approx(2.0 + 2.0 + 2.0 + 1.0 + 1.0)
+
+
 def test_asking_for_copies_holds_up_the_cpu() -> None:
     block = BlockTimes(0.0, 0.0, 5.0, (Step(3.0, 0.5),), 0.0)
     for ahead in ("layer", "continuous"):
