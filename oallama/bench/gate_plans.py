@@ -16,6 +16,7 @@ from oallama.core.errors import DoesNotFit
 from oallama.place.decide import POLICIES
 from oallama.plan.attention import attention_of
 from oallama.plan.plan import Plan
+from oallama.run.setup import only_splits
 
 if TYPE_CHECKING:
     from oallama.bench.records import StockPlacement
@@ -28,14 +29,17 @@ NAMES = (*(policy for policy in POLICIES if policy != "auto"), STOCK_CPU)
 
 
 def all_plans(placer: Placer, load: Workload, attend: Sequence[Pass] | None) -> dict[str, Plan]:
-    """A plan by every policy that has one here. Where the CPU's plan leaves flash attention off, which stock llama.cpp
-    would not, the CPU alone with stock's attention is among them as well: measured, whatever was predicted."""
+    """A plan by every policy that has one that can run here. Where the CPU's plan leaves flash attention off, which
+    stock llama.cpp would not, the CPU alone with stock's attention is among them as well: measured, whatever was
+    predicted."""
     found: dict[str, Plan] = {}
     for policy in NAMES:
         if policy == STOCK_CPU and not (placer.flash_attn == "auto" and _leaves_flash_off(found[CPU_ALONE])):
             continue
         with contextlib.suppress(DoesNotFit):
-            found[policy] = plan_by(placer, load, attend, policy)
+            plan = plan_by(placer, load, attend, policy)
+            if placer.device.kind != "cpu-pair" or only_splits(plan):
+                found[policy] = plan
     return found
 
 

@@ -50,12 +50,17 @@ def device_of(plan: Plan, device: DeviceSpec | None) -> DeviceSpec:
     if plan.device == NO_DEVICE:
         return DeviceSpec("none")
     spec = device or parse_device(plan.device)
-    if spec.kind == "cpu-pair" and (plan.n_gpu_layers or any(placement.gg == 1 for placement in plan.operators)):
+    if spec.kind == "cpu-pair" and not only_splits(plan):
         raise DeviceError(
             "cpu-pair runs plans that only split operators: llama.cpp has no second CPU to keep whole ones, norms or "
             "KV on; use rpc-worker"
         )
     return spec
+
+
+def only_splits(plan: Plan) -> bool:
+    """Whether a plan gives llama.cpp nothing to keep on the device."""
+    return not plan.n_gpu_layers and not any(placement.gg == 1 for placement in plan.operators)
 
 
 def check_device(plan: Plan, device: OpenDevice) -> None:

@@ -111,6 +111,7 @@ class FakePlacer:
 @pytest.fixture(autouse=True)
 def _plans_of_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "check", lambda self, model, operators: None)
+    monkeypatch.setattr("oallama.bench.gate_plans.only_splits", lambda plan: True)
 
 
 def runner(speed: dict[str, float], seen: list[Bench]) -> Callable[[Bench, Progress], BenchResult]:
@@ -150,6 +151,14 @@ def test_a_policy_that_does_not_fit_is_left_out() -> None:
     seen: list[Bench] = []
     gate(FakePlacer(too_big=("split",)), {}, seen)
     assert [arm.name for arm in seen[0].arms] == ["stock-cpu", "oato", "layers", "cpu"]
+
+
+def test_on_two_cpus_only_plans_that_can_run_there_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oallama.bench.gate_plans.only_splits", lambda plan: plan.policy in ("cpu", "oato"))
+    seen: list[Bench] = []
+    found = gate(FakePlacer(), {"oato": 1.5, "split": 9.0, "layers": 9.0}, seen)
+    assert found.plan.policy == "oato"
+    assert {arm.name for arm in seen[0].arms} <= {"stock-cpu", "cpu", "oato"}
 
 
 def test_a_verdict_is_remembered_and_only_its_plan_made() -> None:
