@@ -34,19 +34,12 @@ from oallama.place.decide import decide, decide_as_given
 from oallama.place.fill import FillRule
 from oallama.place.oato import AffinityRule, affinities
 from oallama.place.problem import Decision, LoadBytes, Problem
-from oallama.place.record import (
-    n_gpu_layers,
-    placed_as_named,
-    placed_by_plan,
-    placements,
-    plan_record,
-    unmeasured_cpu_record,
-)
+from oallama.place.record import placed_as_named, placed_by_plan, plan_record, unmeasured_cpu_record
 from oallama.plan.attention import attention_of, with_attention_of
+from oallama.run.dry_loads import DryLoads
 
 if TYPE_CHECKING:
-    from oallama.device.load_params import FlashAttention, LoadSettings
-    from oallama.model.memory import ProbeResult
+    from oallama.device.load_params import FlashAttention
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
 
@@ -97,7 +90,7 @@ class Placer:
         )
         self._profile = profile
         self._graph: Graph = build_graph(model, self.operators, tensor_names)
-        self._probes: dict[LoadSettings, ProbeResult] = {}
+        self._dry_loads = DryLoads(model, self.operators, self.tensor_names, device, self.threads)
 
     @classmethod
     def load(
@@ -241,7 +234,7 @@ class Placer:
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
         nothing = placed_as_named(self.model, self.operators, (), 0)
         flash_attn = self._attend.stock if stock_attention else self._unmeasured(load, attend)
-        taken = self._probe(load, nothing, flash_attn)
+        taken = self._load_bytes(load, nothing, flash_attn)
         record = unmeasured_cpu_record(self.model, self.operators, load, taken.weights_host)
         return Plan(with_attention_of(record, self._attend.with_way(flash_attn)))
 
@@ -291,7 +284,7 @@ class Placer:
         attention = self._attention_for(plan)
         if not options:  # what verified the plan need not be asked again
             placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
-            options["probed"] = self._probes.get(self._settings(plan.workload, placed, attention))
+            options["probed"] = self._dry_loads.known(plan.workload, placed, attention)
         return Engine(
             self.model,
             plan,
@@ -353,7 +346,7 @@ class Placer:
             self.operators,
             self._graph,
             with_attention(self.profile(), flash_attn),
-            partial(self._probe, flash_attn=flash_attn),
+            partial(self._load_bytes, flash_attn=flash_attn),
             self.vram,
             self.vram_fill,
             self.gpu_weights,
@@ -367,44 +360,8 @@ class Placer:
 
         return max(0, int(HOST_FILL * psutil.virtual_memory().available) - self.model.file_bytes)
 
-    def _settings(self, load: Workload, placed: Placed, attention: Attention) -> LoadSettings:
-        """How the engine would load a placement."""
-        from oallama.device.load_params import LoadSettings
-        from oallama.plan.patterns import host_patterns
-
-        uses_device = placed.uses_device(self.model.n_layer)
-        where = placements(self.operators, placed)
-        streams_tokens = placed.streams is not None and bool(placed.streams.token_assignment)
-        layers = n_gpu_layers(self.model.n_layer, placed)
-        return LoadSettings(
-            path=self.model.path,
-            device=str(self.device) if uses_device else "none",
-            n_ctx=load.n_ctx,
-            n_ubatch=load.n_ubatch,
-            n_gpu_layers=layers,
-            host_patterns=host_patterns(self.operators, where, self.tensor_names, streams_tokens)
-            if uses_device
-            else (),
-            n_threads=self.threads,
-            **asdict(attention),
-        )
-
-    def _probe(self, load: Workload, placed: Placed, flash_attn: FlashAttention) -> LoadBytes:
-        """What a no_alloc load says of a placement, its split operators counted with the host; asked once per
-        placement."""
-        from oallama.model.memory import probe_memory
-
-        settings = self._settings(load, placed, self._attend.with_way(flash_attn))
-        if settings not in self._probes:
-            self._probes[settings] = probe_memory(settings)
-        result = self._probes[settings]
-        return LoadBytes(
-            weights_gpu=result.on_device("model"),
-            weights_host=result.on_host("model"),
-            kv=result.on_device("context"),
-            compute=result.on_device("compute"),
-            device_free=result.device_free,
-        )
+    def _load_bytes(self, load: Workload, placed: Placed, flash_attn: FlashAttention) -> LoadBytes:
+        return self._dry_loads.taken(load, placed, self._attend.with_way(flash_attn))
 
 
 def _parsed(parse: Any, value: Any, option: str) -> Any:

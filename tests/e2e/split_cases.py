@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from e2e.placed import ALL_LAYERS, Placed, Where, placed
 
@@ -102,3 +103,31 @@ def split_case(path: Path, device: str, share: Share, layout: str | None = None,
         memory=ledger,
     )
     return replace(case, plan=Plan(record), request=settings, probed=probed)
+
+
+def streaming_case(
+    path: Path,
+    device: str,
+    cut: Callable[[Operator], tuple[float, float]],
+    layout: str | None = None,
+    **record: Any,
+) -> Placed:
+    """`path` with its FFNs cut into (gg, cg) shares, the rest CC; its ledger is not filled."""
+    case = placed(path)
+    shares = {operator.name: cut(operator) for operator in case.operators if is_ffn(operator)}
+    there = split_placements(case.operators, lambda o: sum(shares[o.name]) if o.name in shares else None)
+    placements = []
+    for operator, placement in zip(case.operators, there, strict=True):
+        share = shares.get(operator.name)
+        if share is not None:
+            extent, step = cut_extent(operator), cut_granularity(operator)
+            gg = min(round(share[0] * extent / step) * step, round(placement.gg * extent))
+            cg = round(placement.gg * extent) - gg
+            placement = OperatorPlacement(placement.name, gg / extent, cg / extent, placement.cc, layout)
+        placements.append(placement)
+    made = replace(
+        case.plan.record, device=device, policy="scheinfer", n_gpu_layers=0, operators=tuple(placements), **record
+    )
+    patterns = host_patterns(case.operators, placements, case.tensor_names, bool(made.token_assignment))
+    request = replace(case.request, device=device, n_gpu_layers=0, host_patterns=patterns)
+    return replace(case, plan=Plan(made), request=request)

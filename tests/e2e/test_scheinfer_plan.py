@@ -10,22 +10,20 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.placed import Placed, placed
-from e2e.split_cases import is_ffn, split_placements
+from e2e.placed import Placed
+from e2e.split_cases import is_ffn, streaming_case
 from e2e.test_engine import TOKENS, engine_of, f16, nmse, q4_0, stock_logits
 from gguf_factory import write_gguf, write_llama_shape
 
 from oallama.core.errors import PlanError
-from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT, Operator, OperatorPlacement, Profile, StreamSettings
+from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT, Profile, StreamSettings
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.placer import Placer
-from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 from oallama.profile.store import profile_to_json
@@ -124,30 +122,6 @@ def test_the_command_runs_it_with_either_way_of_copying(model: Path, planned: tu
 #
 # plans that stream whatever pays
 #
-
-
-def streaming_case(
-    path: Path, device: str, cut: Callable[[Operator], tuple[float, float] | None], layout: str | None = None, **record
-) -> Placed:
-    """`path` with its FFNs cut into (gg, cg) shares, the rest CC."""
-    case = placed(path)
-    shares = {operator.name: cut(operator) if is_ffn(operator) else None for operator in case.operators}
-    on_device = split_placements(case.operators, lambda o: None if shares[o.name] is None else sum(shares[o.name]))
-    placements = []
-    for operator, placement in zip(case.operators, on_device, strict=True):
-        share = shares[operator.name]
-        if share is not None and sum(share):
-            extent, step = cut_extent(operator), cut_granularity(operator)
-            gg = min(round(share[0] * extent / step) * step, round(placement.gg * extent))
-            cg = round(placement.gg * extent) - gg
-            placement = OperatorPlacement(placement.name, gg / extent, cg / extent, placement.cc, layout)
-        placements.append(replace(placement, layout=layout) if share is not None else placement)
-    made = replace(
-        case.plan.record, device=device, policy="scheinfer", n_gpu_layers=0, operators=tuple(placements), **record
-    )
-    patterns = host_patterns(case.operators, placements, case.tensor_names, bool(made.token_assignment))
-    request = replace(case.request, device=device, n_gpu_layers=0, host_patterns=patterns)
-    return replace(case, plan=Plan(made), request=request)
 
 
 def logits_of(case: Placed) -> np.ndarray:

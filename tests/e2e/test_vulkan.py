@@ -25,12 +25,12 @@ import psutil
 import pytest
 from e2e.placed import Placed, placed
 from e2e.plugin_runs import context_of, loaded, logits_of, logits_of_sequences, pattern_of, with_plugin
-from e2e.split_cases import everything, ffn, is_ffn, split_case, split_placements
+from e2e.split_cases import everything, ffn, is_ffn, split_case, split_placements, streaming_case
 from e2e.test_engine import engine_of, nmse
 from gguf_factory import write_gguf
 from llama_cpp import llama_cpp as api
 
-from oallama.core.types import CPU_DEVICE, Operator
+from oallama.core.types import CPU_DEVICE, Operator, StreamSettings
 from oallama.device.load_params import load_bridge
 from oallama.placer import Placer
 from oallama.profile.store import profile_to_json
@@ -300,6 +300,68 @@ def test_two_contexts_of_one_model_at_once(models: Path) -> None:
     assert [len(runs) for runs in found.values()] == [5, 5]
     for runs in found.values():
         assert all(np.array_equal(logits, alone) for logits in runs)
+
+
+#
+# what is streamed
+#
+
+
+def streamed_logits(case: Placed) -> npt.NDArray[np.float32]:
+    """Twice, which must be the same to the bit; weights must have been copied for it."""
+    before = load_bridge().split().stats()
+    with engine_of(case, probed=None) as engine:
+        assert [warning for warning in engine.warnings if "plan again" not in warning] == []
+        found, again = engine.logits(TOKENS), engine.logits(TOKENS)
+    assert (load_bridge().split().stats() - before).bytes_streamed > 0
+    assert np.array_equal(found, again)
+    return found
+
+
+@pytest.mark.parametrize("weight_type", ["F32", "F16", "Q4_0", "Q4_K"])
+@pytest.mark.parametrize("prefetch", ["ahead", "layer"])
+@pytest.mark.parametrize("n_slots", [1, 2, 4])
+def test_streamed_slices_compute_the_same(weight_type: str, prefetch: str, n_slots: int, models: Path) -> None:
+    path = model(models, "llama", weight_type)
+    settings = StreamSettings(n_slots, prefetch)  # type: ignore[arg-type]
+    case = streaming_case(path, DEVICE, lambda operator: (0.25, 0.25), streaming=settings)
+    assert nmse(streamed_logits(case), on_cpu(path)) <= bound("llama", weight_type)
+
+
+@pytest.mark.parametrize("table", [((1, 0), (64, 1)), ((2, 1), (64, 32)), ((1, 1), (64, 64))])
+@pytest.mark.parametrize("cut", [(0.0, 0.0), (0.25, 0.0), (0.25, 0.25)])
+def test_assigned_tokens_compute_the_same(
+    table: tuple[tuple[int, int], ...], cut: tuple[float, float], models: Path
+) -> None:
+    path = model(models, "llama", "F32")
+    case = streaming_case(path, DEVICE, lambda operator: cut, "CPU", token_assignment=table)
+    assert nmse(streamed_logits(case), on_cpu(path)) <= F32_NMSE
+
+
+def test_a_layout_that_the_device_cannot_read_is_kept_twice(models: Path) -> None:
+    path = model(models, "llama", "Q4_0")
+    record = {"token_assignment": ((1, 0), (64, 32)), "streaming": StreamSettings(kept_twice=True)}
+    case = streaming_case(path, DEVICE, lambda operator: (0.25, 0.0), "CPU_REPACK", **record)
+    assert nmse(streamed_logits(case), on_cpu(path)) <= ROUNDED_NMSE
+
+
+def test_experts_are_streamed(models: Path) -> None:
+    path = model(models, "qwen3moe", "F32")
+    case = streaming_case(path, DEVICE, lambda operator: (0.0, 0.5), token_assignment=((1, 0), (64, 16)))
+    assert nmse(streamed_logits(case), on_cpu(path)) <= F32_NMSE
+
+
+def test_streamed_weights_stay_on_the_host_and_go_with_the_model(models: Path) -> None:
+    split = load_bridge().split()
+    case = streaming_case(model(models, "llama", "F16"), DEVICE, lambda operator: (0.0, 0.5))
+    streamed = sum(round(p.cg * o.bytes) for o, p in zip(case.operators, case.plan.operators, strict=True))
+    before = split.memory()
+    with engine_of(case, probed=None) as engine:
+        engine.logits(TOKENS[:1])
+        there = split.memory()
+        assert there.host_weights - before.host_weights >= streamed > 0
+        assert there.device_weights == before.device_weights
+    assert split.memory() == before
 
 
 #

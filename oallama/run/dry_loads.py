@@ -1,0 +1,74 @@
+"""What loading a model as placed would take, by no_alloc loads of llama.cpp, each of which is asked for once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from oallama.core.types import ModelInfo, Operator, Workload
+from oallama.device.attention import Attention
+from oallama.device.spec import DeviceSpec
+from oallama.place.baselines import Placed
+from oallama.place.problem import LoadBytes
+from oallama.place.record import n_gpu_layers, placements
+
+if TYPE_CHECKING:
+    from oallama.device.load_params import LoadSettings
+    from oallama.model.memory import ProbeResult
+
+
+class DryLoads:
+    """Of one model, on one device."""
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        operators: Sequence[Operator],
+        tensor_names: Sequence[str],
+        device: DeviceSpec,
+        n_threads: int,
+    ) -> None:
+        self._model, self._operators, self._tensor_names = model, tuple(operators), tuple(tensor_names)
+        self._device, self._n_threads = device, n_threads
+        self._results: dict[LoadSettings, ProbeResult] = {}
+
+    def settings(self, load: Workload, placed: Placed, attention: Attention) -> LoadSettings:
+        """How the engine would load a placement."""
+        from oallama.device.load_params import LoadSettings
+        from oallama.plan.patterns import host_patterns
+
+        uses_device = placed.uses_device(self._model.n_layer)
+        where = placements(self._operators, placed)
+        streams_tokens = placed.streams is not None and bool(placed.streams.token_assignment)
+        patterns = host_patterns(self._operators, where, self._tensor_names, streams_tokens) if uses_device else ()
+        return LoadSettings(
+            path=self._model.path,
+            device=str(self._device) if uses_device else "none",
+            n_ctx=load.n_ctx,
+            n_ubatch=load.n_ubatch,
+            n_gpu_layers=n_gpu_layers(self._model.n_layer, placed),
+            host_patterns=patterns,
+            n_threads=self._n_threads,
+            **asdict(attention),
+        )
+
+    def taken(self, load: Workload, placed: Placed, attention: Attention) -> LoadBytes:
+        """Bytes of a placement, its split operators counted with the host. Raises what probe_memory raises."""
+        from oallama.model.memory import probe_memory
+
+        settings = self.settings(load, placed, attention)
+        if settings not in self._results:
+            self._results[settings] = probe_memory(settings)
+        result = self._results[settings]
+        return LoadBytes(
+            weights_gpu=result.on_device("model"),
+            weights_host=result.on_host("model"),
+            kv=result.on_device("context"),
+            compute=result.on_device("compute"),
+            device_free=result.device_free,
+        )
+
+    def known(self, load: Workload, placed: Placed, attention: Attention) -> ProbeResult | None:
+        """What a load of this placement said, if there was one."""
+        return self._results.get(self.settings(load, placed, attention))
