@@ -149,6 +149,7 @@ void                 ggml_backend_event_synchronize(ggml_backend_event_t event);
 void                 ggml_backend_event_wait(ggml_backend_t backend, ggml_backend_event_t event);
 
 ggml_status ggml_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * cgraph);
+size_t      ggml_backend_buft_get_alignment(ggml_backend_buffer_type_t buft);
 bool        ggml_backend_buffer_is_host(ggml_backend_buffer_t buffer);
 
 //

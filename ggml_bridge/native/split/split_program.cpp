@@ -249,7 +249,8 @@ class Builder {
             if (upload.first_row == first_row && std::equal(ne.begin(), ne.end(), upload.tensor->ne)) {
                 return upload.tensor;
             }
-            if (upload.first_row == 0 && upload.tensor->ne[tokens.dim] == src->ne[tokens.dim]) { // all tokens are sent
+            const bool all = upload.first_row == 0 && upload.tensor->ne[tokens.dim] == src->ne[tokens.dim];
+            if (all && is_aligned(upload.tensor, tokens)) {
                 return view(upload.tensor, 0, count, tokens, false);
             }
         }
@@ -264,6 +265,13 @@ class Builder {
         ggml_set_input(upload.tensor);
         uploads_.push_back(upload);
         return upload.tensor;
+    }
+
+    // Whether kernels can read the device's tensor from these tokens on: to some, such as Vulkan's mul-mats, memory may
+    // not be given from just anywhere. A few experts' numbers are soon misaligned.
+    bool is_aligned(const ggml_tensor * tensor, Tokens tokens) const {
+        const size_t at = static_cast<size_t>(tokens.first) * tensor->nb[tokens.dim];
+        return at % ggml_backend_buft_get_alignment(ggml_backend_dev_buffer_type(values_.device)) == 0;
     }
 
     // How node i becomes whole in its original memory when its phase ends.
