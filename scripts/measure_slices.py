@@ -95,7 +95,7 @@ def measure_streams(args: argparse.Namespace) -> dict[str, Any]:
     spans = traced(placer, plan_of(placer, load, plan, slicer), args)
     found: dict[str, Any] = {"r_gg": args.gg, "r_cg": args.cg, "n_g": n_g_at(plan.token_assignment, args.n_prompt)}
     for phase, n_tokens in (("prompt", args.n_prompt), ("decode", 1)):
-        steps = one_pass(spans, n_tokens, len(plan.layers))
+        steps = one_pass(spans, n_tokens)
         begin, end = min(s.begin_s for s in steps), max(s.end_s for s in steps)
         predicted = model_timeline(plan, slicer.on, n_tokens, 2)
         half = predicted.block_ends_s[len(plan.layers) - 1]
@@ -228,11 +228,16 @@ def t_fin(steps: Sequence[Span]) -> float:
     return max(s.end_s for s in own) - min(s.begin_s for s in own)
 
 
-def one_pass(spans: Sequence[Span], n_tokens: int, n_blocks: int) -> list[Span]:
-    """The last whole pass but one."""
-    phases = sorted({s.phase for s in spans if s.n_tokens == n_tokens})
-    chosen = set(phases[-2 * n_blocks : -n_blocks] if len(phases) >= 2 * n_blocks else phases[-n_blocks:])
-    return sorted((s for s in spans if s.phase in chosen), key=lambda s: s.begin_s)
+def one_pass(spans: Sequence[Span], n_tokens: int) -> list[Span]:
+    """The last pass over so many tokens, or the last but one: copies for the pass after it are then seen too. It begins
+    with the first block, which is the only one that all passes begin with, and ends where the next pass begins."""
+    starts = {s.phase: s for s in sorted(spans, key=lambda s: s.begin_s, reverse=True)}
+    first = starts[min(starts)].name
+    begins = sorted(phase for phase, span in starts.items() if span.name == first)
+    passes = [(b, e) for b, e in zip(begins, [*begins[1:], max(starts) + 1], strict=True)
+              if starts[b].n_tokens == n_tokens]  # fmt: skip
+    begin, end = passes[max(-2, -len(passes))]
+    return sorted((s for s in spans if begin <= s.phase < end), key=lambda s: s.begin_s)
 
 
 def busy(spans: Sequence[Span], steps: Sequence[str]) -> float:
