@@ -64,7 +64,7 @@ def streams(document: dict[str, Any]) -> None:
     figure.legend(shown, NAMES.values(), ncol=len(NAMES), frameon=False, fontsize=8, loc="lower center")
     figure.suptitle(
         f"{document['model']}, $r_{{GG}}$ = {document['r_gg']:.2f}, $r_{{CG}}$ = {document['r_cg']:.2f}, "
-        f"$n_g$ = {document['n_g']}, {document['machine']['device']}: four blocks", fontsize=11,
+        f"$n_g$ = {document['n_g']}, {document['machine']['device'].split('://')[0]}: four blocks", fontsize=11,
     )  # fmt: skip
     figure.tight_layout(rect=(0, 0.03, 1, 1))
     save(figure, "slices-streams.svg")
