@@ -61,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return write_report(ROOT)
     work = work_folder(options).absolute()
     try:
-        store = Store(work, tuple(folder.absolute() for folder in options.out), options.device, options.scale)
+        copies = tuple(folder.absolute() for folder in options.out)
+        store = Store(work, copies, options.device, options.scale, only_look=options.list)
         if options.resume:
             store.adopt(options.resume)
     except StoreError as error:

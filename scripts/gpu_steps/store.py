@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 SCHEMA = 1
 NAME = "results.json"
@@ -16,15 +17,30 @@ class StoreError(Exception):
 
 
 class Store:
-    """The results of one device at one scale, in `work`, copied to each of `copies`."""
+    """The results of one device at one scale, in `work`, copied to each of `copies`. Raises StoreError where they are
+    of something else, or another process is at them; only_look: for reading, which may always be done."""
 
-    def __init__(self, work: Path, copies: tuple[Path, ...], device: str, scale: str) -> None:
+    def __init__(self, work: Path, copies: tuple[Path, ...], device: str, scale: str, only_look: bool = False) -> None:
         self.path = work / NAME
         self.copies = copies
         self.record: dict[str, Any] = {"schema": SCHEMA, "device": device, "scale": scale, "calls": [], "steps": {}}
         work.mkdir(parents=True, exist_ok=True)
+        self._held = None if only_look else self._hold(work)
         if self.path.is_file():
             self._adopt(self.path)
+
+    @staticmethod
+    def _hold(work: Path) -> IO[str]:
+        """Until the file is closed, or this process ends in whatever way."""
+        file = (work / ".running").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise StoreError(
+                f"another gpu_run is at work in {work}: wait for it, or name another folder in --work"
+            ) from None
+        return file
 
     def adopt(self, path: Path) -> None:
         """Go on from the results of another machine, unless there are some here. Raises StoreError."""

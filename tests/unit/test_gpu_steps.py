@@ -183,8 +183,18 @@ def test_results_survive_and_are_copied(tmp_path: Path) -> None:
     store.put("doctor", state=DONE, seconds=2.0)
     store.put("doctor", data=[1])
     assert json.loads((tmp_path / "out" / NAME).read_text()) == json.loads((tmp_path / "work" / NAME).read_text())
-    again = Store(tmp_path / "work", (), "CUDA0", "lease")
+    again = Store(tmp_path / "work", (), "CUDA0", "lease", only_look=True)
     assert again.steps["doctor"] == {"state": DONE, "seconds": 2.0, "data": [1]} and len(again.record["calls"]) == 1
+
+
+def test_two_at_once_do_not_write_the_same_results(tmp_path: Path) -> None:
+    first = Store(tmp_path, (), "CUDA0", "lease")
+    first.put("doctor", state=DONE)
+    with pytest.raises(StoreError, match="another gpu_run is at work"):
+        Store(tmp_path, (), "CUDA0", "lease")
+    assert Store(tmp_path, (), "CUDA0", "lease", only_look=True).steps == first.steps
+    del first
+    assert Store(tmp_path, (), "CUDA0", "lease").steps["doctor"]["state"] == DONE
 
 
 def test_results_of_another_machine_are_taken_up(tmp_path: Path) -> None:
