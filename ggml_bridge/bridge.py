@@ -232,7 +232,8 @@ class Bridge:
         ggml_backend_sched over [device, CPU]; one sample: seconds of the whole graph.
 
         on_cpu: the same graph all on the CPU. (with - without) / n_excursions is the cost of one excursion: two copies,
-        a launch on the device, and waking the CPU's threads again. At most 256 excursions.
+        a launch on the device, and waking threads again that went to sleep while the CPU worked: between two excursions
+        it does, for up to some tenths of a millisecond. At most 256 excursions.
         """
         return BoundaryTimer(self.native, device, n_bytes, n_excursions, on_cpu, n_threads)
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t max_excursions = 256;
 
-// 16 MiB: some tenths of a millisecond
+// 16 MiB: up to some tenths of a millisecond
 constexpr int64_t work_columns = 1024;
 constexpr int64_t work_rows    = 4096;
 

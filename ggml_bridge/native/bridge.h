@@ -161,7 +161,8 @@ int gb_launch_new(const char * device, int32_t n_threads, gb_timer ** timer);
 int gb_launch_issue_new(const char * device, gb_timer ** timer);
 
 // One value: seconds of a graph that a real scheduler runs over [device, CPU], whose activation of n_bytes makes
-// n_excursions trips CPU -> device -> CPU. on_cpu != 0: the same graph, all on the CPU.
+// n_excursions trips CPU -> device -> CPU, with work for the CPU in between. on_cpu != 0: the same graph, all on the
+// CPU.
 int gb_boundary_new(const char * device, int64_t n_bytes, int64_t n_excursions, int32_t on_cpu, int32_t n_threads,
                     gb_timer ** timer);
 int gb_boundary_n_splits(const gb_timer * timer, int64_t * n_splits);
