@@ -145,12 +145,13 @@ class SplitBackend:
     def reset_stats(self) -> None:
         self._native.call("oallama_reset_stats")
 
-    def start_trace(self, max_spans: int = 1 << 16, of: TraceOf = "events") -> None:
+    def start_trace(self, max_spans: int = 1 << 16, of: TraceOf = "caller") -> None:
         """Traces the first max_spans steps from now on, over all contexts of the process.
 
         of: what is traced of devices, which costs them time. `caller`: nothing, only the caller's steps. `events`: a
         step is done when an event behind it is reached. `read back`: and bytes that it left have been read; RPC needs
-        that, its events only say that work was sent.
+        that, its events only say that work was sent. Events are waited for in threads of their own. Not every backend
+        of ggml lets another thread do that while its stream is used: CUDA and RPC do, Vulkan's memory is corrupted.
         """
         self._native.call("oallama_trace_start", max_spans, _TRACE_OF[of])
 

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gpu_steps.timeline_case import trace_of
 from measure_foundation import lasting_prompt
 from tqdm import tqdm
 
@@ -34,7 +35,7 @@ from oallama.cost.operator_cost import PLAIN_LAYOUT
 from oallama.cost.slice_times import StreamedBlock
 from oallama.cost.timeline import PAPER, Prefetch
 from oallama.device.load_params import FlashAttention, load_bridge
-from oallama.device.spec import parse_cpus, parse_device
+from oallama.device.spec import parse_cpus
 from oallama.place.baselines import cpu
 from oallama.place.decide import decide_as_given
 from oallama.place.problem import costs_of
@@ -200,7 +201,7 @@ def plan_of(placer: Placer, load: Workload, plan: SlicePlan, slicer: Slicer) -> 
 
 def traced(placer: Placer, plan: Plan, args: argparse.Namespace, of: TraceOf | None = None) -> list[Span]:
     """The steps of args.rounds runs, after one that is thrown away. of: None: all that can be seen of the device."""
-    of = of or ("read back" if parse_device(args.device).is_remote else "events")
+    of = of or trace_of(args.device)
     split = load_bridge().split()
     everywhere = tuple(os.sched_getaffinity(0))
     with placer.engine(plan) as engine:

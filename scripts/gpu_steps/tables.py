@@ -240,9 +240,7 @@ def timeline_tables(document: Results) -> list[str]:
         lines += table(
             ("plan", "of", "ms", "CC", "device computes", "beside CC", "link copies", "beside that", "stalled", "MB"),
             [
-                (row["plan"], what, *(_ms(row[what]["sums"].get(key, 0.0)) for key in (
-                    "span_s", "host_s", "device_s", "host_beside_device_s", "copy_s", "copy_beside_device_s", "stall_s",
-                )), f"{row[what]['sums']['bytes_copied'] / 1e6:.1f}")
+                (row["plan"], what, *_traced(row[what]["sums"]))
                 for row in rows if row["what"] == "trace" for what in ("token", "prompt")
             ],
         )  # fmt: skip
@@ -271,6 +269,14 @@ def switches_table(document: Results) -> list[str]:
         for _, step in of_kind(document, "switches") for row in step["data"]
     ]  # fmt: skip
     return table(("switched", "environment", "plan", "TTFT × of not", "TPOT × of not"), rows)
+
+
+def _traced(sums: Mapping[str, float]) -> list[str]:
+    own = [_ms(sums.get(key, 0.0)) for key in ("span_s", "host_s")]
+    if "device_s" not in sums:
+        return [*own, *["not traced"] * 6]
+    keys = ("device_s", "host_beside_device_s", "copy_s", "copy_beside_device_s", "stall_s")
+    return [*own, *(_ms(sums.get(key, 0.0)) for key in keys), f"{sums['bytes_copied'] / 1e6:.1f}"]
 
 
 def _ms(seconds: float | None) -> str:

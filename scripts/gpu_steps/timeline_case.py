@@ -20,6 +20,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from gpu_steps.steps import backend_of
+
 ROUNDS = 5
 MAX_EVENTS = 2000
 MAX_SPANS = 1500
@@ -92,13 +94,17 @@ def cupti(engine: Any, prompt: list[int], n_gen: int, folder: Path) -> dict[str,
             "events": events[:MAX_EVENTS]}  # fmt: skip
 
 
-def traced(engine: Any, prompt: list[int], n_gen: int, remote: bool) -> dict[str, Any]:
-    """The backend's own trace of a generation's prompt and of its last token. remote: an RPC server computes, whose
-    events only say that work was sent."""
+def trace_of(device: str) -> Any:
+    """What can be traced of a device: as in SplitBackend.start_trace."""
+    return {"RPC": "read back", "CUDA": "events", "ROCm": "events", "MUSA": "events"}.get(backend_of(device), "caller")
+
+
+def traced(engine: Any, prompt: list[int], n_gen: int, device: str) -> dict[str, Any]:
+    """The backend's own trace of a generation's prompt and of its last token."""
     from oallama.device.load_params import load_bridge
 
     split = load_bridge().split()
-    split.start_trace(of="read back" if remote else "events")
+    split.start_trace(of=trace_of(device))
     engine.generate(prompt, max_tokens=n_gen, temperature=0.0)
     spans = [asdict(span) for span in split.stop_trace()]
     found = {}
@@ -119,18 +125,21 @@ def last_token(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def sums_of(spans: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of every step, in which the device computed, the link copied, both at once, and the device beside CC."""
+    """Seconds of every step, in which the device computed, the link copied, both at once, and the device beside CC;
+    of the device and the link nothing where they were not traced."""
 
     def covered(*steps: str) -> float:
         rows = [(span["begin_s"], span["end_s"]) for span in spans if span["step"] in steps]
         return union(rows)
 
     found = {f"{step}_s": covered(step) for step in dict.fromkeys(span["step"] for span in spans)}
+    found["span_s"] = max((span["end_s"] for span in spans), default=0.0)
+    if not any(span["step"] in DEVICE_STEPS for span in spans):
+        return found
     device, copy, host = covered(*DEVICE_STEPS), covered("copy"), covered("host")
     found["device_s"] = device
     found["copy_beside_device_s"] = copy + device - covered("copy", *DEVICE_STEPS)
     found["host_beside_device_s"] = host + device - covered("host", *DEVICE_STEPS)
-    found["span_s"] = max((span["end_s"] for span in spans), default=0.0)
     found["bytes_copied"] = sum(span["bytes"] for span in spans if span["step"] == "copy")
     return found
 
@@ -214,12 +223,10 @@ def main() -> int:
 
 def rows_of(engine: Any, plan: Any, prompt: list[int], options: argparse.Namespace) -> Any:
     """What is found of one plan, each as soon as it is."""
-    from oallama.device.spec import parse_device
-
     n_split = sum(0 < p.gg < 1 or p.cg > 0 for p in plan.operators)
     yield {"what": "plan", "split_operators": n_split, "device_bytes": engine.memory.device_bytes}
     yield {"what": "stages", **stages(engine, prompt, options.n)}
-    yield {"what": "trace", **traced(engine, prompt, 4, parse_device(options.device).is_remote)}
+    yield {"what": "trace", **traced(engine, prompt, 4, options.device)}
     if options.cupti:
         for what, tokens, n_gen in (("decode", prompt[:8], 4), ("prompt", prompt, 1)):
             try:

@@ -176,7 +176,9 @@ typedef struct oallama_span {
 } oallama_span;
 
 // What is traced of devices; of one without events nothing is. Each event, and each read, costs the device and its
-// driver some time, so that what the caller waits for takes longer.
+// driver some time, so that what the caller waits for takes longer. Events are waited for in threads of their own,
+// which the backend must allow while its stream is used: CUDA's and RPC's do, Vulkan's keeps a command buffer in its
+// events.
 typedef enum oallama_trace_of {
     OALLAMA_TRACE_CALLER    = 0, // nothing: only the caller's steps
     OALLAMA_TRACE_EVENTS    = 1, // a step is done when an event behind it is reached
