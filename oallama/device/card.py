@@ -1,0 +1,61 @@
+"""A GPU described by its rates: what an emulated device runs at, and what a machine can be priced with unmeasured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+FLOAT_TYPES = ("F32", "F16", "BF16")
+"""Weights that are multiplied in floating point; all others in integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A card as ggml's kernels and llama.cpp's copies find it: rates that are reached, not peaks.
+
+    A kernel takes max(flop / flop rate, bytes / bytes_per_s) + kernel_s; a copy takes bytes / rate + copy_s.
+    """
+
+    name: str  # as a preset is called: rtx3060-12
+    description: str
+    memory_bytes: int
+    bytes_per_s: float  # of the card's memory
+    flops_per_s: float  # of mul-mats by quantised weights
+    flops_float_per_s: float  # of mul-mats by F16, BF16 and F32 weights, and of attention
+    kernel_s: float  # of one kernel on the card, beside its work
+    launch_s: float  # of the caller's time for a graph
+    launch_node_s: float  # of the caller's time for each kernel of it
+    copy_s: float  # of one copy on the link, beside its bytes
+    copy_issue_s: float  # of the caller's time to ask for a copy
+    synchronize_s: float  # of the caller's time once what it waits for is done
+    pinned_bytes_per_s: float  # of the link, from and to pinned host memory
+    pageable_bytes_per_s: float  # from and to other host memory
+
+    def slower(self, bytes_factor: float, flops_factor: float) -> Card:
+        """The same card in a machine slower in memory and link by one factor and in arithmetic by another: every rate
+        is divided, every latency multiplied by bytes_factor."""
+        seconds = {f.name: getattr(self, f.name) * bytes_factor for f in fields(self) if f.name.endswith("_s")
+                   and not f.name.endswith("_per_s")}  # fmt: skip
+        return replace(
+            self,
+            bytes_per_s=self.bytes_per_s / bytes_factor,
+            flops_per_s=self.flops_per_s / flops_factor,
+            flops_float_per_s=self.flops_float_per_s / flops_factor,
+            pinned_bytes_per_s=self.pinned_bytes_per_s / bytes_factor,
+            pageable_bytes_per_s=self.pageable_bytes_per_s / bytes_factor,
+            **seconds,
+        )
+
+    def kernel_seconds(self, flop: float, n_bytes: float, in_float: bool) -> float:
+        """Seconds of one kernel. libggml-emulated computes the same (native/emulated/kernels.cpp)."""
+        rate = self.flops_float_per_s if in_float else self.flops_per_s
+        return max(flop / rate, n_bytes / self.bytes_per_s) + self.kernel_s
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The CPU and DRAM of a computer, as ggml's CPU kernels find them."""
+
+    name: str
+    bytes_per_s: float  # of weights in decode, all cores
+    flops_per_s: float  # of mul-mats by quantised weights in prompts
+    source: str
