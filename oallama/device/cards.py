@@ -1,0 +1,125 @@
+"""Real cards as Card records, from published runs of llama.cpp on them; where there is none, from shares of peaks.
+
+`SOURCES` says where each kind of figure is from. The rates are what one model reached (LLaMA-2-7B Q4_0): other types
+and shapes reach a little more or less, so what is predicted with them is a prediction, not a measurement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oallama.core.errors import UsageError
+from oallama.core.units import GIB
+from oallama.device.card import Card, Host
+
+SOURCES: dict[str, str] = {
+    "tg128, pp512": "ggml-org/llama.cpp discussion 15013, llama-bench of llama-2-7b.Q4_0.gguf, -ngl 99 -fa 1 (builds "
+    "of 2025: 3060 baa9255, 3090 c76b420, 4090 2241453, 5090 8cf6b42, H100 80 GB HBM3 5143fa8). The RTX 4060 Ti's row "
+    "is the 8 GB card's; the 16 GB card has the same memory clock, bus and shaders. The thread was read in two "
+    "transcripts made apart from each other, not at its address",
+    "float_flops": "3090, 4090: XiongjieDai/GPU-Benchmarks-on-LLM-Inference, llama-bench pp512 of LLaMA-3-8B F16 (May "
+    "2024): 4444.65 and 9382.00 tokens/s, 87 % and 79 % of the peak. 3060, 4060 Ti, 5090: 83 % of their peaks. H100: "
+    "the PCIe card's run there (build 2843), 10815.51 tokens/s, 20 % of its 756 TFLOP/s; so 20 % of the SXM card's",
+    "peaks": "as NVIDIA states them: dense FP16 tensor TFLOP/s with FP32 sums, twice the FP32 rate of a GeForce card: "
+    "25.5 (3060), 44.1 (4060 Ti), 71.2 (3090), 165.2 (4090), 209.5 (5090), 989.4 (H100 SXM)",
+    "kernel_s": "ggml-org/llama.cpp pull request 24216: micro-batches of one token of llama 1B take 1/379.20 s on a "
+    "3090 (F16) and 1/652.55 s on a 5090 (BF16). With 1.946 GB of weights, 307 nodes and the same share of peak "
+    "bandwidth on both, that share is 90 % and a node costs 1.06 µs. The 4090's 8B BF16 (pull request 15131, 65.21 "
+    "tokens/s) is then predicted 4 % too slow",
+    "launch_s": "sqliteai/warp #11: 5.5 to 11 µs for a launch that waits for the last",
+    "launch_node_s, copy_s, copy_issue_s, synchronize_s": "estimated; no figure of llama.cpp's own was found",
+    "pinned_bytes_per_s": "PCIe 4 x16: 24.9 to 25.2 GB/s (FreeToken #232); x8: half of it; PCIe 5 x16: 56.2 GB/s "
+    "(FreeToken #151), 28.8 GB/s on x8 (sqliteai/warp #11)",
+    "pageable_bytes_per_s": "kekzl/imp #1409: 9.6 GB/s pageable where pinned reaches 32.4, so the driver's own copy "
+    "runs at 13.6 GB/s and the two follow each other",
+}
+
+# LLaMA-2-7B, the model of the published runs: 32 layers, 4096 wide, feed-forward 11008, 32 heads, 32000 tokens.
+_PARAMETERS = 32 * (4 * 4096**2 + 3 * 4096 * 11008)  # multiplied for every token of a prompt: all but the output
+_PROMPT = 512
+_WEIGHT_BYTES = 3.56 * GIB - 32000 * 4096 * 18 / 32  # read for each token: the file less the embedding, Q4_0
+_KV_BYTES = 64 * 2 * 32 * 4096 * 2  # read for each token of tg128, at the mean depth, F16
+_NODES = 32 * 19 + 4  # of the graph, each a kernel
+_ATTENTION_FLOP = 32 * 4 * 512 * 512 * 4096  # of the prompt, in float
+_REST_BYTES = 32 * 4 * 512 * (18 * 4096 + 3 * 11008)  # of the prompt: read and written by norms, rope, GLU, adds, F32
+
+_KERNEL_S = 1.06e-6
+_LAUNCH_S = 6e-6
+_LAUNCH_NODE_S = 0.1e-6
+_COPY_S = 9e-6
+_COPY_ISSUE_S = 2e-6
+_SYNCHRONIZE_S = 4e-6
+_STAGING_BYTES_PER_S = 13.6e9  # of the driver's copy between pageable and pinned memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """What is known of a card: tokens/s of LLaMA-2-7B Q4_0, and rates that are not of it."""
+
+    name: str
+    description: str
+    memory_gib: int
+    tg128: float
+    pp512: float
+    float_flops: float
+    pinned: float  # bytes/s
+
+
+_PUBLISHED = (
+    _Published("rtx3060-12", "NVIDIA GeForce RTX 3060 12 GB, PCIe 4 x16", 12, 76.92, 2407.67, 0.83 * 25.5e12, 25e9),
+    _Published("rtx4060ti-16", "NVIDIA GeForce RTX 4060 Ti 16 GB, PCIe 4 x8", 16, 64.0, 3803.0, 0.83 * 44.1e12, 12.5e9),
+    _Published("rtx3090", "NVIDIA GeForce RTX 3090 24 GB, PCIe 4 x16", 24, 161.89, 5560.06, 62.0e12, 25e9),
+    _Published("rtx4090", "NVIDIA GeForce RTX 4090 24 GB, PCIe 4 x16", 24, 188.96, 14770.63, 131e12, 25e9),
+    _Published("rtx5090", "NVIDIA GeForce RTX 5090 32 GB, PCIe 5 x16", 32, 300.40, 14970.15, 0.83 * 209.5e12, 56.2e9),
+    _Published("h100", "NVIDIA H100 SXM 80 GB, PCIe 5 x16", 80, 280.74, 11263.29, 0.20 * 989.4e12, 56.2e9),
+)
+
+
+def _card(of: _Published) -> Card:
+    """Rates that give the published times again once latencies, attention and the rest of a layer, which are priced
+    beside the weights, are taken off."""
+    latency_s = _NODES * _KERNEL_S
+    bytes_per_s = (_WEIGHT_BYTES + _KV_BYTES) / (1 / of.tg128 - latency_s)
+    rest_s = _ATTENTION_FLOP / of.float_flops + _REST_BYTES / bytes_per_s
+    prompt_s = _PROMPT / of.pp512 - latency_s - rest_s
+    return Card(
+        name=of.name,
+        description=of.description,
+        memory_bytes=of.memory_gib * GIB,
+        bytes_per_s=bytes_per_s,
+        flops_per_s=2 * _PARAMETERS * _PROMPT / prompt_s,
+        flops_float_per_s=of.float_flops,
+        kernel_s=_KERNEL_S,
+        launch_s=_LAUNCH_S,
+        launch_node_s=_LAUNCH_NODE_S,
+        copy_s=_COPY_S,
+        copy_issue_s=_COPY_ISSUE_S,
+        synchronize_s=_SYNCHRONIZE_S,
+        pinned_bytes_per_s=of.pinned,
+        pageable_bytes_per_s=1 / (1 / of.pinned + 1 / _STAGING_BYTES_PER_S),
+    )
+
+
+CARDS: dict[str, Card] = {published.name: _card(published) for published in _PUBLISHED}
+"""By name, from the smallest to the largest."""
+
+ALIASES = {"rtx3060": "rtx3060-12", "rtx4060ti": "rtx4060ti-16"}
+
+USUAL_PC = Host(
+    name="8 cores of Zen 4, two channels of DDR5",
+    bytes_per_s=14.90 * _WEIGHT_BYTES,
+    flops_per_s=123.46 / 2 * 2 * 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336),
+    source="decode: Ryzen 5 7600X, 6 threads, llama-bench tg128 of llama 7B Q4_0, 14.90 tokens/s (ggml-org/llama.cpp "
+    "pull request 9921, 54ef9cfc); more cores do not read DRAM faster. Prompts: Ryzen 9 7950X, 16 threads, plain "
+    "layout, pp512 of llama 8B Q4_0, 123.46 tokens/s (ikawrakow/ik_llama.cpp pull request 54); 8 cores do half",
+)
+"""The computer that such a card is usually found in."""
+
+
+def preset(name: str) -> Card:
+    """A card by its preset's name or alias, in any case. Raises UsageError naming the presets."""
+    text = name.strip().lower()
+    card = CARDS.get(ALIASES.get(text, text))
+    if card is None:
+        raise UsageError(f"there is no card {name!r}; choose one of {', '.join(CARDS)}")
+    return card
