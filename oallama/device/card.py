@@ -59,3 +59,11 @@ class Host:
     bytes_per_s: float  # of weights in decode, all cores
     flops_per_s: float  # of mul-mats by quantised weights in prompts
     source: str
+    flops_float_per_s: float | None = None  # by F16, BF16 and F32 weights, and of attention; None: the same
+    kernel_s: float = 5e-6  # of one node, beside its work: all threads meet behind it
+    dram_bytes_per_s: float | None = None  # that the CPU and the link read together; None: not known
+
+    def kernel_seconds(self, flop: float, n_bytes: float, in_float: bool) -> float:
+        """Seconds of one node."""
+        rate = self.flops_float_per_s if in_float and self.flops_float_per_s else self.flops_per_s
+        return max(flop / rate, n_bytes / self.bytes_per_s) + self.kernel_s

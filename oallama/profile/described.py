@@ -1,0 +1,254 @@
+"""A profile made from described rates instead of measurements: of a card beside a CPU that was measured, or of both.
+
+Every mul-mat, and every node of a layer's rest, takes max(flop / flop rate, bytes / byte rate) and a latency. Copies
+take their bytes over the link's rate and a latency. The CPU and the link share the DRAM: together they read no more
+than it gives. So a machine that nobody has at hand can be priced and planned for. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from oallama.core.errors import ProfileError
+from oallama.core.types import (
+    CPU_DEVICE,
+    DEVICE_LAYOUT,
+    Contention,
+    LinearFit,
+    ModelInfo,
+    Operator,
+    Profile,
+    ProfileCase,
+    RestCase,
+    RestShape,
+    Sharing,
+)
+from oallama.device.card import FLOAT_TYPES, Card, Host
+from oallama.profile.cases import PLAIN_LAYOUT, bytes_read, flops
+from oallama.profile.link import BOUNDARY_SIZES, LINK_SIZES
+from oallama.profile.merge import PAIRS, empty
+from oallama.profile.wanted import Wanted, cases_at, rest_ways, sharing_tokens, wanted
+
+DRAM_SHARE = 0.9
+"""Of what the CPU and the link read together, what the CPU reads alone, where nobody says: 0.82 and 0.99 were measured
+on two desktops (63.8 of 77.9 GB/s, 29.97 of 30.3)."""
+
+DEPTHS = (256, 1024, 4096, 16384, 65536)  # of the KV cache in rest cases; nothing is measured, so they may be deep
+KV_STEP = 256  # without flash attention a token attends to whole steps of so many positions
+F32 = 4
+CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
+               "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32}  # fmt: skip
+"""Of one element of the KV cache, by type."""
+
+BACKEND = "CUDA"  # what a described card is taken for: queues, pinned memory, offload of host weights in large batches
+
+KernelSeconds = Callable[[float, float, bool], float]
+"""Seconds of one kernel: (flop, bytes, whether in floating point)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One node of a layer's rest."""
+
+    flop: float
+    n_bytes: float  # read and written
+
+
+def described(
+    host: Host, card: Card, model: ModelInfo, operators: Sequence[Operator], tokens: Sequence[int]
+) -> Profile:
+    """A profile of which nothing was measured, at these batch sizes."""
+    return with_card(host_profile(host, model, operators, tokens), card, model, operators, host.dram_bytes_per_s)
+
+
+def host_profile(host: Host, model: ModelInfo, operators: Sequence[Operator], tokens: Sequence[int]) -> Profile:
+    """The CPU's half: the plain layout, which is what a host beside a GPU computes in stock llama.cpp."""
+    want = wanted(model, operators, tokens, llc_bytes=0)
+    fingerprint = {"cpu": host.name, "device_spec": "none", "device_name": CPU_DEVICE, "described": True}
+    return replace(
+        empty(fingerprint),
+        cases=_cases(want, tokens, CPU_DEVICE, PLAIN_LAYOUT, host.kernel_seconds),
+        rest=_rest(want, operators, tokens, CPU_DEVICE, host.kernel_seconds),
+        warnings=(f"{host.name} is described, not measured: {host.source}",),
+    )
+
+
+def with_card(
+    profile: Profile,
+    card: Card,
+    model: ModelInfo,
+    operators: Sequence[Operator],
+    dram_bytes_per_s: float | None = None,
+    type_k: str = "f16",
+    type_v: str = "f16",
+) -> Profile:
+    """The CPU's half of a profile with this card as its device, at the batch sizes that the CPU was measured at.
+
+    dram_bytes_per_s: that the CPU and the link read together; None: by DRAM_SHARE. Raises ProfileError where the CPU
+    was not measured at all.
+    """
+    on_cpu = tuple(case for case in profile.cases if case.device == CPU_DEVICE)
+    if not on_cpu:
+        raise ProfileError("the profile has no mul-mat of the CPU; run `oallama profile` for this model")
+    tokens = sorted({case.n_tokens for case in on_cpu})
+    want = wanted(model, operators, tokens, llc_bytes=0, type_k=type_k, type_v=type_v)
+    link = _link(card)
+    split_s = card.launch_s + card.launch_node_s + card.synchronize_s
+    excursion = _line(
+        link["h2d_pageable"].alpha_s + link["d2h"].alpha_s + split_s,
+        link["h2d_pageable"].beta_s_per_byte + link["d2h"].beta_s_per_byte,
+        BOUNDARY_SIZES,
+    )
+    rest = tuple(case for case in profile.rest if case.device == CPU_DEVICE)
+    return replace(
+        profile,
+        fingerprint={**profile.fingerprint, **_device_facts(card)},
+        device=card.name,
+        cases=on_cpu + _cases(want, tokens, card.name, DEVICE_LAYOUT, card.kernel_seconds),
+        rest=rest + _rest(want, operators, tokens, card.name, card.kernel_seconds),
+        link=link,
+        boundary=excursion,
+        contention=_contention(on_cpu, card, dram_bytes_per_s),
+        launch_s=split_s + card.kernel_s,
+        sharing=_sharing(want, on_cpu, card),
+        copy_wait=0.0,  # a copy on one stream waits for no other
+        launch_issue_s=card.launch_s + card.launch_node_s,
+        warnings=(*profile.warnings, f"{card.name} is described, not measured: {card.description}"),
+    )
+
+
+def _device_facts(card: Card) -> dict[str, Any]:
+    return {
+        "device_spec": f"described:{card.name}",
+        "device_name": card.name,
+        "device_description": card.description,
+        "device_backend": BACKEND,
+        "device_type": "GPU",
+        "device_memory_bytes": card.memory_bytes,
+        "device_host_buffer": True,
+        "device_asynchronous": True,
+        "described": True,
+    }
+
+
+def _cases(
+    want: Wanted, tokens: Sequence[int], device: str, layout: str, seconds: KernelSeconds
+) -> tuple[ProfileCase, ...]:
+    """Every distinct mul-mat at every batch size. It reads its weights and activations, and writes its result."""
+    whole = replace(want, mul_mats=tuple((s, n, s.bytes) for s in dict.fromkeys(s for s, *_ in want.mul_mats)
+                                         for n in sorted(set(tokens))))  # fmt: skip
+    made = []
+    for case in cases_at(whole, device, layout):
+        signature, n_tokens = case.signature, case.n_tokens
+        k, n, _ = signature.shape
+        moved = F32 * n_tokens * signature.matrices_per_token * (k + n)
+        n_bytes = bytes_read(signature, n_tokens) + moved
+        total_s = seconds(flops(signature, n_tokens), n_bytes, signature.type in FLOAT_TYPES)
+        made.append(case.measured((total_s,), total_s))
+    return tuple(made)
+
+
+def _rest(
+    want: Wanted, operators: Sequence[Operator], tokens: Sequence[int], device: str, seconds: KernelSeconds
+) -> tuple[RestCase, ...]:
+    """A layer's rest with flash attention and without, at every batch size and at depths that a line goes through."""
+    routed = max((o.n_expert_used for o in operators if o.op == "MUL_MAT_ID"), default=0)
+    made = []
+    for n_tokens in sorted(set(tokens)) if want.rest else ():
+        for n_kv in sorted({n_tokens, *(depth for depth in DEPTHS if depth > n_tokens)}):
+            for shape in rest_ways(want.rest_shape):
+                total_s = sum(seconds(k.flop, k.n_bytes, True) for k in rest_kernels(shape, n_tokens, n_kv, routed))
+                made.append(RestCase(device, n_tokens, n_kv, total_s, (total_s,), shape))
+    return tuple(made)
+
+
+def rest_kernels(shape: RestShape, n_tokens: int, n_kv: int, routed: int) -> Iterator[Kernel]:
+    """What a layer computes beside its weight-bearing mul-mats. routed: experts of each token, 0 in a dense model."""
+    q, k, v = (
+        shape.n_head * shape.n_embd_head_k,
+        shape.n_head_kv * shape.n_embd_head_k,
+        shape.n_head_kv * shape.n_embd_head_v,
+    )
+
+    def moves(elements: float) -> Kernel:
+        return Kernel(0.0, F32 * n_tokens * elements)
+
+    yield from (moves(2 * shape.n_embd), moves(2 * shape.n_embd))  # norms
+    yield from (moves(2 * q), moves(2 * k))  # rope
+    yield from (moves(2 * k), moves(2 * v))  # KV write
+    yield from attention_kernels(shape, n_tokens, n_kv)
+    yield moves(3 * shape.n_ff)  # GLU
+    yield from (moves(3 * shape.n_embd), moves(3 * shape.n_embd))  # residual adds
+    if routed:
+        yield from (moves(2 * routed) for _ in range(5))  # softmax, top k, gather, sum, divide
+        yield moves(2 * routed * shape.n_embd)  # experts' outputs by their weights
+        yield from (moves(3 * shape.n_embd) for _ in range(routed - 1))  # and added
+
+
+def attention_kernels(shape: RestShape, n_tokens: int, n_kv: int) -> Iterator[Kernel]:
+    """One kernel with flash attention. Without: scores, softmax, values and a transposition, over whole steps of the
+    cache; scores are written and read in F32."""
+    heads = shape.n_head
+    if not shape.flash_attn:
+        n_kv = -(-n_kv // KV_STEP) * KV_STEP
+    keys = n_kv * shape.n_head_kv * shape.n_embd_head_k * CACHE_BYTES.get(shape.type_k, 2.0)
+    values = n_kv * shape.n_head_kv * shape.n_embd_head_v * CACHE_BYTES.get(shape.type_v, 2.0)
+    queries, results = (F32 * n_tokens * heads * width for width in (shape.n_embd_head_k, shape.n_embd_head_v))
+    by_keys, by_values = (2.0 * n_tokens * n_kv * heads * width for width in (shape.n_embd_head_k, shape.n_embd_head_v))
+    if shape.flash_attn:
+        yield Kernel(by_keys + by_values, keys + values + queries + results)
+        return
+    scores = F32 * n_tokens * n_kv * heads
+    yield Kernel(by_keys, keys + queries + scores)
+    yield Kernel(0.0, 2 * scores)
+    yield Kernel(by_values, values + scores + results)
+    yield Kernel(0.0, 2 * results)
+
+
+def _link(card: Card) -> dict[str, LinearFit]:
+    """Of one copy until it is done, and of its caller's time. Results come back to pageable memory; a copy from there
+    keeps its caller until it is done."""
+    copy_s = card.copy_issue_s + card.copy_s + card.synchronize_s
+    pinned, pageable = 1 / card.pinned_bytes_per_s, 1 / card.pageable_bytes_per_s
+    return {
+        "h2d_pinned": _line(copy_s, pinned, LINK_SIZES),
+        "h2d_pageable": _line(copy_s, pageable, LINK_SIZES),
+        "d2h": _line(copy_s, pageable, LINK_SIZES),
+        "issue_pinned": _line(card.copy_issue_s, 0.0, LINK_SIZES),
+        "issue_pageable": _line(card.copy_issue_s + card.copy_s, pageable, LINK_SIZES),
+    }
+
+
+def _line(alpha_s: float, beta_s_per_byte: float, sizes: Iterable[int]) -> LinearFit:
+    points = tuple((size, alpha_s + beta_s_per_byte * size) for size in sizes)
+    return LinearFit(alpha_s, beta_s_per_byte, 1.0, points)
+
+
+def _fastest_gb_per_s(on_cpu: Sequence[ProfileCase]) -> float:
+    """Of weights that the CPU reads in its smallest batch."""
+    least = min(case.n_tokens for case in on_cpu)
+    return max(case.gb_per_s for case in on_cpu if case.n_tokens == least)
+
+
+def _contention(on_cpu: Sequence[ProfileCase], card: Card, dram_bytes_per_s: float | None) -> Contention:
+    """Both give way in proportion until their sum is what the DRAM gives."""
+    cpu, link = _fastest_gb_per_s(on_cpu), card.pinned_bytes_per_s / 1e9
+    dram = cpu / DRAM_SHARE if dram_bytes_per_s is None else max(cpu, dram_bytes_per_s / 1e9)
+    left = min(1.0, dram / (cpu + link))
+    return Contention(cpu, link, left * cpu, left * link)
+
+
+def _sharing(want: Wanted, on_cpu: Sequence[ProfileCase], card: Card) -> tuple[Sharing, ...]:
+    """Nobody takes anything from anybody beside the DRAM, which _contention has."""
+    alone = {
+        "cpu": _fastest_gb_per_s(on_cpu),
+        "device": card.bytes_per_s / 1e9,
+        "link": card.pinned_bytes_per_s / 1e9,
+    }
+    return tuple(
+        Sharing(first, second, n_tokens, alone[first], alone[second], alone[first], alone[second])
+        for n_tokens in sharing_tokens(want)
+        for first, second in PAIRS
+    )

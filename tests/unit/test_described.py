@@ -1,0 +1,163 @@
+"""Profiles of described rates, and what the cost model and the policies make of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from described_cases import CARD, HOST, model, operators
+
+from oallama.core.errors import ProfileError
+from oallama.core.types import CPU_DEVICE, Profile, Workload
+from oallama.core.units import MIB
+from oallama.cost.attention import attention_seconds, with_attention
+from oallama.cost.contention import contended
+from oallama.cost.graph import build_graph
+from oallama.cost.operator_cost import Pass
+from oallama.cost.predict import placement_seconds
+from oallama.cost.transfer import transfer_rates, weight_stream
+from oallama.place.baselines import Placed
+from oallama.place.decide import decide
+from oallama.place.problem import LoadBytes, Problem, costs_over
+from oallama.profile.cases import Signature, bytes_read, flops
+from oallama.profile.described import described, host_profile, rest_kernels, with_card
+from oallama.profile.merge import missing_link, missing_sharing
+from oallama.profile.store import profile_from_json, profile_to_json
+from oallama.profile.wanted import signature_of, wanted
+
+TOKENS = (1, 32, 512)
+LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
+
+
+def made(n_expert: int = 0, type_name: str = "Q4_0") -> tuple[Profile, Problem]:
+    of = model(n_expert=n_expert, n_expert_used=2 if n_expert else 0)
+    ops = tuple(operators(of, type_name))
+    profile = described(HOST, CARD, of, ops, TOKENS)
+
+    def probe(load: Workload, placed: Placed) -> LoadBytes:
+        there = sum(op.bytes for op, on in zip(ops, placed.on_device, strict=True) if on)
+        layers = max(0, of.n_layer - placed.first_device_layer)
+        kv = layers * load.n_ctx * 2 * 2 * 256
+        return LoadBytes(there, sum(op.bytes for op in ops) - there, kv, MIB, 8 * 2**30)
+
+    return profile, Problem(ops, build_graph(of, ops), profile, probe, None, 0.9, None)
+
+
+def test_all_on_the_device_costs_the_sum_of_its_kernels() -> None:
+    profile, problem = made()
+    plain = replace(problem, profile=with_attention(profile, "off"))
+    one = Pass(1, 256, 1)
+    costs = costs_over(plain, (one,))
+    everything = (True,) * len(problem.operators)
+
+    def mul_mat_s(signature: Signature) -> float:
+        k, n, _ = signature.shape
+        n_bytes = bytes_read(signature, 1) + 4 * (k + n)
+        return CARD.kernel_seconds(flops(signature, 1), n_bytes, False)
+
+    shape = next(rest.shape for rest in profile.rest if rest.shape and not rest.shape.flash_attn)
+    kernels = sum(mul_mat_s(signature_of(op)) for op in problem.operators)
+    kernels += 4 * sum(CARD.kernel_seconds(k.flop, k.n_bytes, True) for k in rest_kernels(shape, 1, 256, 0))
+    rates = transfer_rates(profile)
+    there_and_back = rates.split_s + rates.copy_in.seconds(4 * 1024) + rates.copy_out.seconds(4 * 4096)
+    assert placement_seconds(costs, everything, 0) == pytest.approx(kernels + there_and_back)
+    assert rates.split_s == pytest.approx(CARD.launch_s + CARD.launch_node_s + CARD.synchronize_s)
+
+
+@pytest.mark.parametrize("n_expert", [0, 8])
+@pytest.mark.parametrize("policy", ["layers", "oato", "split", "scheinfer", "auto"])
+def test_more_memory_is_never_slower(policy: str, n_expert: int) -> None:
+    _, problem = made(n_expert)
+    total = sum(op.bytes for op in problem.operators)
+    seconds = [
+        decide(replace(problem, vram=int(share * total) + 6 * MIB), policy, LOAD, "mixed").predicted.total_s
+        for share in (0.1, 0.5, 0.9, 1.6)
+    ]
+    for less, more in pairwise(seconds):
+        assert more <= less * (1.0 if policy in ("layers", "auto") else 1.05), (policy, seconds)
+    assert seconds[-1] < 0.5 * seconds[0]
+
+
+def test_policies_are_no_slower_than_whole_layers() -> None:
+    _, problem = made()
+    half = replace(problem, vram=sum(op.bytes for op in problem.operators) // 2 + 8 * MIB)
+    layers = decide(half, "layers", LOAD, "mixed")
+    auto = decide(half, "auto", LOAD, "mixed")
+    assert auto.placed.seconds <= layers.placed.seconds
+    assert 0 < sum(layers.placed.on_device) < len(problem.operators)
+
+
+def test_a_faster_card_is_never_slower() -> None:
+    of = model()
+    ops = operators(of)
+    on_cpu = host_profile(HOST, of, ops, TOKENS)
+    graph = build_graph(of, ops)
+    seconds = []
+    for factor in (4.0, 2.0, 1.0):
+        problem = Problem(
+            tuple(ops), graph, with_card(on_cpu, CARD.slower(factor, factor), of, ops), lambda *_: None, None, 0.9, None
+        )  # type: ignore[arg-type, return-value]
+        costs = costs_over(problem, (Pass(512, 512, 1),))
+        seconds.append(placement_seconds(costs, (True,) * len(ops), 0))
+    assert seconds == sorted(seconds, reverse=True)
+
+
+def test_a_measured_cpu_keeps_its_cases_and_loses_the_device_it_had() -> None:
+    of = model()
+    ops = operators(of)
+    before = described(HOST, replace(CARD, name="another"), of, ops, TOKENS)
+    profile = with_card(before, CARD, of, ops)
+    assert profile.device == "card"
+    assert {case.device for case in profile.cases} == {CPU_DEVICE, "card"}
+    assert [c for c in profile.cases if c.device == CPU_DEVICE] == [c for c in before.cases if c.device == CPU_DEVICE]
+    assert {rest.device for rest in profile.rest} == {CPU_DEVICE, "card"}
+
+
+def test_nothing_is_left_to_measure_and_it_can_be_stored() -> None:
+    profile, problem = made(n_expert=8)
+    want = wanted(model(n_expert=8, n_expert_used=2), problem.operators, TOKENS, 0)
+    assert missing_link(profile) == []
+    assert missing_sharing(profile, want) == []
+    assert profile_from_json(profile_to_json(profile)) == profile
+    facts = profile.fingerprint
+    assert facts["described"] is True
+    assert facts["device_host_buffer"] and facts["device_asynchronous"]
+    assert profile.is_pinned and not profile.is_blocking
+    assert weight_stream(profile) == profile.link["h2d_pageable"]
+
+
+def test_cpu_and_link_together_read_what_the_dram_gives() -> None:
+    of = model()
+    ops = operators(of)
+    profile = with_card(host_profile(HOST, of, ops, TOKENS), CARD, of, ops, dram_bytes_per_s=45e9)
+    shared = profile.contention
+    assert shared is not None
+    assert shared.cpu_with_link_gb_per_s + shared.link_with_cpu_gb_per_s == pytest.approx(45)
+    cpu, link = shared.cpu_alone_gb_per_s * 1e9, shared.link_alone_gb_per_s * 1e9
+    assert contended(shared, cpu, link)[0] == pytest.approx(45e9 / (cpu + link))
+    assert contended(shared, 1e9, link) == (1.0, 1.0)
+
+
+def test_attention_takes_more_with_depth_and_without_flash_attention() -> None:
+    profile, _ = made()
+    on, off = (attention_seconds(profile, way, "card", (Pass(512, 8192, 1),)) for way in ("on", "off"))
+    deeper = attention_seconds(profile, "off", "card", (Pass(512, 16384, 1),))
+    assert on is not None and off is not None and deeper is not None
+    assert on < off < deeper
+
+
+def test_float_weights_take_the_float_rate() -> None:
+    _, quantised = made(type_name="Q4_0")
+    profile, floating = made(type_name="F16")
+    assert all(case.type == "F16" for case in profile.cases)
+    costs = [costs_over(problem, (Pass(512, 512, 1),)).operators[-4] for problem in (quantised, floating)]
+    assert costs[1].t_gpu_s is not None and costs[0].t_gpu_s is not None
+    assert costs[1].t_gpu_s > 1.5 * costs[0].t_gpu_s
+
+
+def test_a_profile_without_the_cpu_is_refused() -> None:
+    of = model()
+    nothing = replace(described(HOST, CARD, of, operators(of), TOKENS), cases=())
+    with pytest.raises(ProfileError, match="no mul-mat of the CPU"):
+        with_card(nothing, CARD, of, operators(of))
