@@ -12,6 +12,7 @@ from ggml_bridge.errors import BridgeError, ChildDied, ChildTimeout, OutOfMemory
 if TYPE_CHECKING:
     from ggml_bridge.bridge import Bridge
     from ggml_bridge.devices import Device, TypeInfo
+    from ggml_bridge.emulated import EmulatedDevice, EmulatedStats
     from ggml_bridge.split import SliceInfo, SplitBackend, SplitMemory, SplitPlan, SplitStats
 
 __all__ = [
@@ -20,6 +21,8 @@ __all__ = [
     "ChildDied",
     "ChildTimeout",
     "Device",
+    "EmulatedDevice",
+    "EmulatedStats",
     "OutOfMemory",
     "SliceInfo",
     "SplitBackend",
@@ -43,6 +46,7 @@ def load() -> Bridge:
 _LAZY = {
     "Bridge": "bridge",
     **dict.fromkeys(("Device", "TypeInfo"), "devices"),
+    **dict.fromkeys(("EmulatedDevice", "EmulatedStats"), "emulated"),
     **dict.fromkeys(("SliceInfo", "SplitBackend", "SplitMemory", "SplitPlan", "SplitStats"), "split"),
 }
 """Names by the module they are in, imported on first use: they need cffi."""

@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import Literal
 
 from ggml_bridge.devices import Device, TypeInfo, list_devices, list_types
+from ggml_bridge.emulated import EmulatedDevice
 from ggml_bridge.ffi import Native, decode, encode, ffi
-from ggml_bridge.library import Libraries, find_plugin, open_libraries
+from ggml_bridge.library import Libraries, find_emulated, find_plugin, open_libraries
 from ggml_bridge.memory import MemoryRow, memory_breakdown
 from ggml_bridge.rpc import probe
 from ggml_bridge.split import SplitBackend
@@ -52,6 +53,7 @@ class Bridge:
         self.libraries = libraries
         self.native = native
         self._split: SplitBackend | None = None
+        self._emulated: EmulatedDevice | None = None
         native.call("gb_log_capture", 0)
         native.call("gb_check")
 
@@ -340,3 +342,15 @@ class Bridge:
             if self._split is None:
                 self._split = SplitBackend(find_plugin(), lambda name: self.type_info(name).number)
             return self._split
+
+    #
+    # the emulated device
+    #
+
+    def emulated(self) -> EmulatedDevice:
+        """The emulated device, loaded by the first call, not yet registered. Raises VersionMismatch, BridgeError where
+        libggml-emulated is missing."""
+        with _lock:
+            if self._emulated is None:
+                self._emulated = EmulatedDevice(find_emulated())
+            return self._emulated

@@ -94,6 +94,13 @@ def find_plugin() -> Path:
     return _find_built("ggml-oallama")
 
 
+def find_emulated() -> Path:
+    """Path of libggml-emulated, the emulated device: see `_find_built`. Raises BridgeError."""
+    if not sys.platform.startswith("linux"):
+        raise BridgeError("the emulated device needs Linux: it keeps a core for itself")
+    return _find_built("ggml-emulated")
+
+
 def _find_built(name: str) -> Path:
     """Beside this package (wheel, editable install) or in the build folder of a checkout; the newest, where there are
     several."""

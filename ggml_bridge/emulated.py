@@ -1,0 +1,78 @@
+"""The emulated device: a ggml device with a GPU's proportions whose timing is emulated.
+
+What it is: native/emulated/ggml-emulated.h.
+
+The library is loaded when it is first asked for. The device is in ggml's registry between `register` and `unregister`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ggml_bridge.ffi import Native, declared
+
+_ffi: Any = declared("emulated/ggml-emulated.h")
+
+
+@dataclass(frozen=True, slots=True)
+class EmulatedStats:
+    """What the device did since the last reset, and how well it kept time. Seconds and bytes."""
+
+    n_ends: int = 0  # copies and graphs whose end was told
+    late_median_s: float = 0.0  # how late
+    late_p99_s: float = 0.0
+    late_max_s: float = 0.0
+    late_total_s: float = 0.0
+    n_overruns: int = 0  # whose real work took longer than their modelled time
+    overrun_total_s: float = 0.0
+    n_shared: int = 0  # times that another emulated device wanted the same core at the same time
+    busy_in_s: float = 0.0  # modelled time of the engines: copies in, copies out, compute
+    busy_out_s: float = 0.0
+    busy_compute_s: float = 0.0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    n_graphs: int = 0
+    device_bytes: int = 0  # held now
+    pinned_bytes: int = 0
+
+
+class EmulatedDevice:
+    """The emulated device of this process. Get it from `Bridge.emulated`."""
+
+    def __init__(self, path: Path) -> None:
+        """Loads libggml-emulated. Raises BridgeError, VersionMismatch."""
+        self.path = path
+        self._native = Native(path, _ffi, "emulated")
+
+    def register(self, parameters: str) -> None:
+        """Adds the device to ggml's registry, or gives it other parameters while nobody uses it.
+
+        Raises ValueError naming the line of `parameters` that is wrong or a core that is not there, Unsupported while
+        it is in use, VersionMismatch where the loaded ggml is another one.
+        """
+        self._native.call("emulated_register", parameters.encode())
+
+    def unregister(self) -> None:
+        """Takes it out of ggml's registry. Raises Unsupported while it is in use."""
+        self._native.call("emulated_unregister")
+
+    def stats(self) -> EmulatedStats:
+        """What was done since the last reset."""
+        found = _ffi.new("emulated_stats *")
+        self._native.call("emulated_get_stats", found)
+        return EmulatedStats(**{field.name: getattr(found, field.name) for field in fields(EmulatedStats)})
+
+    def reset_stats(self) -> None:
+        self._native.call("emulated_reset_stats")
+
+    def rest(self) -> None:
+        """Lets the device's thread sleep until the next call, so that its core is free."""
+        self._native.call("emulated_rest")
+
+    def mul_mat_seconds(self, type_number: int, K: int, N: int, E: int, n_expert_used: int, n_tokens: int) -> float:
+        """Seconds that the device takes for one mul-mat; n_expert_used 0: MUL_MAT over E matrices."""
+        seconds = _ffi.new("double *")
+        self._native.call("emulated_mul_mat_seconds", type_number, K, N, E, n_expert_used, n_tokens, seconds)
+        return float(seconds[0])

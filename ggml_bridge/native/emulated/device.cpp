@@ -1,0 +1,248 @@
+#include "device.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+#include "launch.h"
+
+namespace emulated {
+
+namespace {
+
+constexpr size_t noise_bytes  = 1 << 20;  // after which it is the same again
+constexpr size_t noise_spare  = 1 << 16;  // where it may begin
+constexpr size_t staged_bytes = 64 << 10; // CUDA keeps so much of a copy from pageable memory when the call returns
+
+uint64_t mixed(uint64_t seed) {
+    uint64_t z = seed + 0x9E3779B97F4A7C15ULL;
+    z          = (z ^ (z >> 30U)) * 0xBF58476D1CE4E5B9ULL;
+    z          = (z ^ (z >> 27U)) * 0x94D049BB133111EBULL;
+    return z ^ (z >> 31U);
+}
+
+bool is_whole_number(ggml_type type) {
+    return type == GGML_TYPE_I8 || type == GGML_TYPE_I32 || type == GGML_TYPE_I64;
+}
+
+[[noreturn]] void stop(const char * what, const ggml_tensor * tensor) {
+    std::fprintf(stderr, "emulated device: %s: %s %s\n", what, ggml_op_name(tensor->op), tensor->name);
+    std::abort();
+}
+
+ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
+    return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
+}
+
+// "ffn_moe_argsort-12" is of layer 12.
+int layer_of(const char * name) {
+    const char * dash = std::strrchr(name, '-');
+    return dash == nullptr || dash[1] < '0' || dash[1] > '9' ? -1 : std::atoi(dash + 1);
+}
+
+} // namespace
+
+Device::Device(Parameters given)
+    : parameters(std::move(given)), time(parameters.cpu), noise_f32_(noise_bytes + noise_spare),
+      noise_f16_(noise_bytes + noise_spare) {
+    for (size_t i = 0; i < noise_f32_.size() / sizeof(float); i++) { // evenly over -1 to 1: no NaN, no denormals
+        const float value = static_cast<float>(static_cast<double>(mixed(parameters.seed + i) >> 11U) * 0x1p-52 - 1.0);
+        std::memcpy(&noise_f32_[i * sizeof value], &value, sizeof value);
+        if (i < noise_f16_.size() / sizeof(uint16_t)) {
+            const uint16_t half = ggml_fp32_to_fp16(value);
+            std::memcpy(&noise_f16_[i * sizeof half], &half, sizeof half);
+        }
+    }
+    for (size_t i = noise_f32_.size() / sizeof(float); i < noise_f16_.size() / sizeof(uint16_t); i++) {
+        std::memcpy(&noise_f16_[i * 2], &noise_f16_[(i % 1024) * 2], 2);
+    }
+}
+
+bool is_on_device(const ggml_tensor * tensor) {
+    const ggml_backend_buffer_t buffer = buffer_of(tensor);
+    return buffer != nullptr && buffer->buft->device != nullptr && !ggml_backend_buft_is_host(buffer->buft) &&
+           std::strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(buffer->buft->device)), "Emulated") == 0;
+}
+
+char * memory_of(const ggml_tensor * tensor, size_t offset, size_t size) {
+    if (!is_on_device(tensor)) {
+        stop("was given memory that is not its own", tensor);
+    }
+    const auto * range  = static_cast<DeviceRange *>(buffer_of(tensor)->context);
+    char * const memory = range->behind(static_cast<char *>(tensor->data) + offset, size);
+    if (memory == nullptr) {
+        stop("access beyond a buffer", tensor);
+    }
+    return memory;
+}
+
+//
+// copies
+//
+
+void Device::upload(const StreamPtr & stream, ggml_tensor * tensor, const void * data, size_t offset, size_t size,
+                    bool wait) {
+    const Nanoseconds begin = now();
+    char * const      to    = memory_of(tensor, offset, size);
+    const bool        write = parameters.real_values || is_whole_number(tensor->type);
+    if (buffer_of(tensor)->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS) { // a model is loaded: nobody times that
+        if (write) {
+            std::memcpy(to, data, size);
+        }
+        return;
+    }
+    const bool   is_pinned = pinned.contains(data, size);
+    const Line & line      = parameters.copy(/*out=*/false, is_pinned);
+    Nanoseconds  back      = begin + nanoseconds(parameters.copy_issue_s);
+
+    Item item;
+    item.engine   = engine_in;
+    item.duration = nanoseconds(line.b * static_cast<double>(size));
+    item.latency  = nanoseconds(line.a);
+    item.copy     = {to, data, size, 0, write};
+    if (!is_pinned && size <= staged_bytes) {
+        back += item.duration; // copied to where the device can read it
+        item.copy.src = nullptr;
+        if (write) {
+            item.staged.assign(static_cast<const char *>(data), static_cast<const char *>(data) + size);
+            item.copy.src = item.staged.data();
+        } else {
+            item.copy.size = 0;
+        }
+        item.duration = nanoseconds(parameters.copy(false, true).b * static_cast<double>(size));
+    }
+    item.submitted = back;
+    bytes_in += static_cast<int64_t>(size);
+    time.submit(stream, std::move(item));
+    if (wait || (!is_pinned && size > staged_bytes)) {
+        time.finish(*stream);
+    }
+    spin_until(back);
+}
+
+void Device::download(const StreamPtr & stream, const ggml_tensor * tensor, void * data, size_t offset, size_t size,
+                      bool wait) {
+    const Nanoseconds begin     = now();
+    const char *      from      = memory_of(tensor, offset, size);
+    const bool        drawn     = !parameters.real_values && !is_whole_number(tensor->type);
+    const bool        is_pinned = pinned.contains(data, size);
+    const Line &      line      = parameters.copy(/*out=*/true, is_pinned);
+    const Nanoseconds back      = begin + nanoseconds(parameters.copy_issue_s);
+
+    Item item;
+    item.engine    = engine_out;
+    item.submitted = back;
+    item.duration  = nanoseconds(line.b * static_cast<double>(size));
+    item.latency   = nanoseconds(line.a);
+    item.copy      = {data, drawn ? noise(tensor->type) : from, size, drawn ? noise_bytes : 0, true};
+    bytes_out += static_cast<int64_t>(size);
+    time.submit(stream, std::move(item));
+    if (wait || !is_pinned) {
+        time.finish(*stream);
+    }
+    spin_until(back);
+}
+
+void Device::copy_within(const StreamPtr & stream, const ggml_tensor * src, ggml_tensor * dst) {
+    const size_t size = ggml_nbytes(src);
+    Item         item;
+    item.submitted = now() + nanoseconds(parameters.copy_issue_s);
+    item.duration  = nanoseconds(2.0 * static_cast<double>(size) / parameters.bytes_per_s + parameters.kernel_s);
+    if (parameters.real_values || is_whole_number(src->type)) {
+        item.run = [to = memory_of(dst, 0, size), from = memory_of(src, 0, size), size] {
+            std::memmove(to, from, size);
+        };
+    }
+    const Nanoseconds back = item.submitted;
+    time.submit(stream, std::move(item));
+    spin_until(back);
+}
+
+// Random values where the host will read a result: memory as it was has NaN and denormals, which CPUs are slow with.
+const void * Device::noise(ggml_type type) {
+    const std::vector<char> & values = type == GGML_TYPE_F32 ? noise_f32_ : noise_f16_;
+    const uint64_t            begin  = mixed(parameters.seed ^ ++n_drawn_) % (noise_spare / sizeof(float));
+    return values.data() + begin * sizeof(float);
+}
+
+//
+// graphs
+//
+
+ggml_status Device::launch(const StreamPtr & stream, const ggml_cgraph * graph, ggml_backend_t cpu) {
+    const Nanoseconds begin = now();
+    if (parameters.lost_after >= 0 && n_graphs_ever++ >= parameters.lost_after) {
+        oallama::log_error("the emulated device is lost, as its parameters say");
+        return GGML_STATUS_FAILED;
+    }
+    n_graphs++;
+    double               seconds   = 0.0;
+    int64_t              n_kernels = 0;
+    std::vector<Routing> routings;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const ggml_tensor * node = graph->nodes[i];
+        if (!has_kernel(node)) {
+            continue;
+        }
+        char * const result = memory_of(node, 0, ggml_nbytes(node));
+        seconds += kernel_seconds(parameters, node);
+        n_kernels++;
+        if (!parameters.real_values && is_routing(node)) {
+            routings.push_back({reinterpret_cast<int32_t *>(result), node->ne[0],
+                                node->ne[1] * node->ne[2] * node->ne[3], layer_of(node->name)});
+        }
+    }
+    Item item;
+    item.submitted            = begin + nanoseconds(parameters.launch_s);
+    const double launch_nodes = parameters.launch_node_s * static_cast<double>(n_kernels);
+    item.duration             = nanoseconds(std::max(seconds, launch_nodes));
+    if (parameters.real_values && n_kernels > 0) {
+        const auto own = std::make_shared<Launch>(
+            graph, [](const ggml_tensor * tensor) { return memory_of(tensor, 0, ggml_nbytes(tensor)); });
+        item.run = [own, cpu] {
+            if (own->run(cpu) != GGML_STATUS_SUCCESS) {
+                std::fprintf(stderr, "emulated device: ggml's CPU back end failed to compute a graph\n");
+                std::abort();
+            }
+        };
+    } else if (!routings.empty()) {
+        item.run = [this, routings = std::move(routings)] {
+            for (const Routing & routing : routings) {
+                draw_routing(routing);
+            }
+        };
+    }
+    const Nanoseconds back = item.submitted + nanoseconds(launch_nodes);
+    time.submit(stream, std::move(item));
+    spin_until(back);
+    return GGML_STATUS_SUCCESS;
+}
+
+// Rows of distinct experts: those that were recorded, the others behind them; or all at random.
+void Device::draw_routing(const Routing & routing) {
+    const auto n        = static_cast<size_t>(routing.n_experts);
+    const auto recorded = parameters.routing.find(routing.layer);
+    for (int64_t row = 0; row < routing.n_rows; row++) {
+        int32_t * ids = routing.rows + row * routing.n_experts;
+        std::iota(ids, ids + n, 0);
+        size_t n_fixed = 0;
+        if (recorded != parameters.routing.end()) {
+            const auto & rows = recorded->second;
+            for (const int32_t id : rows[next_row_[routing.layer]++ % rows.size()]) {
+                if (n_fixed < n && id < routing.n_experts) {
+                    std::swap(ids[n_fixed], *std::find(ids + n_fixed, ids + n, id));
+                    n_fixed++;
+                }
+            }
+        }
+        const uint64_t   bits     = mixed(parameters.seed + ++n_drawn_);
+        constexpr size_t n_chosen = 16; // no model routes a token to more
+        for (size_t i = n_fixed; i < std::min(n, n_chosen); i++) {
+            std::swap(ids[i], ids[i + mixed(bits + i) % (n - i)]);
+        }
+    }
+}
+
+} // namespace emulated

@@ -1,0 +1,61 @@
+// An emulated device: its parameters, its time, its memory.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "timekeeper.h"
+
+namespace emulated {
+
+class Device {
+  public:
+    explicit Device(Parameters parameters);
+
+    const Parameters parameters;
+    Timekeeper       time;
+    PinnedRanges     pinned;
+
+    std::atomic<int64_t> device_bytes{0}, n_streams{0}, n_events{0};
+    std::atomic<int64_t> n_graphs{0}, bytes_in{0}, bytes_out{0};
+    std::atomic<int64_t> n_graphs_ever{0};
+
+    bool in_use() const { return device_bytes > 0 || n_streams > 0 || n_events > 0 || pinned.n_bytes() > 0; }
+
+    // Copies between host memory and the device. wait: the caller is held up until it is done.
+    void upload(const StreamPtr & stream, ggml_tensor * tensor, const void * data, size_t offset, size_t size,
+                bool wait);
+    void download(const StreamPtr & stream, const ggml_tensor * tensor, void * data, size_t offset, size_t size,
+                  bool wait);
+    void copy_within(const StreamPtr & stream, const ggml_tensor * src, ggml_tensor * dst);
+
+    // Starts a graph. cpu: computes it where values are real.
+    ggml_status launch(const StreamPtr & stream, const ggml_cgraph * graph, ggml_backend_t cpu);
+
+  private:
+    struct Routing {
+        int32_t * rows;
+        int64_t   n_experts, n_rows;
+        int       layer; // -1: not known
+    };
+
+    const void * noise(ggml_type type);
+    void         draw_routing(const Routing & routing);
+
+    std::vector<char>     noise_f32_, noise_f16_;
+    std::atomic<uint64_t> n_drawn_{0};
+    std::map<int, size_t> next_row_; // of a layer's recorded routing; the device thread's
+};
+
+// Memory behind a tensor in a device buffer, of which size bytes from offset are used; stops the process, naming the
+// tensor, where that is not the device's.
+char * memory_of(const ggml_tensor * tensor, size_t offset, size_t size);
+
+// Whether the tensor is in device memory.
+bool is_on_device(const ggml_tensor * tensor);
+
+} // namespace emulated

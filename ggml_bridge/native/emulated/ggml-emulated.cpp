@@ -1,0 +1,568 @@
+// Buffers, backend, device, registration, and the C interface: how ggml and Python see the emulated device.
+
+#include "ggml-emulated.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+#include "../split/abi_check.h"
+#include "../split/error.h"
+#include "device.h"
+
+using namespace emulated;
+using oallama::guarded;
+using oallama::require;
+
+namespace {
+
+constexpr size_t  alignment   = 128; // ggml-cuda's
+constexpr int64_t row_padding = 512; // elements that ggml-cuda's matrix kernels may read beyond a row
+
+std::unique_ptr<Device> & the_emulated() {
+    static auto * device = new std::unique_ptr<Device>; // its thread may run when statics are destroyed
+    return *device;
+}
+
+Device & emulated_device() {
+    return *the_emulated();
+}
+
+//
+// buffer interface
+//
+
+void emulated_buffer_free_buffer(ggml_backend_buffer_t buffer) {
+    delete static_cast<DeviceRange *>(buffer->context);
+    emulated_device().device_bytes -= static_cast<int64_t>(buffer->size);
+}
+
+void * emulated_buffer_get_base(ggml_backend_buffer_t buffer) {
+    return static_cast<DeviceRange *>(buffer->context)->address();
+}
+
+void emulated_buffer_memset_tensor(ggml_backend_buffer_t /*buffer*/, ggml_tensor * tensor, uint8_t value, size_t offset,
+                                   size_t size) {
+    if (emulated_device().parameters.real_values) {
+        std::memset(memory_of(tensor, offset, size), value, size);
+    }
+}
+
+void emulated_buffer_set_tensor(ggml_backend_buffer_t /*buffer*/, ggml_tensor * tensor, const void * data,
+                                size_t offset, size_t size) {
+    Device & device = emulated_device();
+    device.upload(device.time.new_stream(), tensor, data, offset, size, /*wait=*/true);
+}
+
+void emulated_buffer_get_tensor(ggml_backend_buffer_t /*buffer*/, const ggml_tensor * tensor, void * data,
+                                size_t offset, size_t size) {
+    Device & device = emulated_device();
+    device.download(device.time.new_stream(), tensor, data, offset, size, /*wait=*/true);
+}
+
+bool emulated_buffer_cpy_tensor(ggml_backend_buffer_t /*buffer*/, const ggml_tensor * src, ggml_tensor * dst) {
+    if (!is_on_device(src)) {
+        return false;
+    }
+    Device &        device = emulated_device();
+    const StreamPtr stream = device.time.new_stream();
+    device.copy_within(stream, src, dst);
+    device.time.finish(*stream);
+    return true;
+}
+
+void emulated_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    if (emulated_device().parameters.real_values) {
+        const auto * range = static_cast<DeviceRange *>(buffer->context);
+        std::memset(range->behind(range->address(), range->size()), value, range->size());
+    }
+}
+
+const ggml_backend_buffer_i emulated_buffer_i = {
+    /* .free_buffer   = */ emulated_buffer_free_buffer,
+    /* .get_base      = */ emulated_buffer_get_base,
+    /* .init_tensor   = */ nullptr,
+    /* .memset_tensor = */ emulated_buffer_memset_tensor,
+    /* .set_tensor    = */ emulated_buffer_set_tensor,
+    /* .get_tensor    = */ emulated_buffer_get_tensor,
+    /* .set_tensor_2d = */ nullptr,
+    /* .get_tensor_2d = */ nullptr,
+    /* .cpy_tensor    = */ emulated_buffer_cpy_tensor,
+    /* .clear         = */ emulated_buffer_clear,
+    /* .reset         = */ nullptr,
+};
+
+//
+// buffer type interface
+//
+
+const char * emulated_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
+    return emulated_device().parameters.name.c_str();
+}
+
+ggml_backend_buffer_t emulated_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    Device &   device = emulated_device();
+    const auto wanted = static_cast<int64_t>(size);
+    if (device.device_bytes.fetch_add(wanted) + wanted > device.parameters.memory_bytes) {
+        device.device_bytes -= wanted;
+        return nullptr;
+    }
+    try {
+        return ggml_backend_buffer_init(buft, emulated_buffer_i, new DeviceRange(size), size);
+    } catch (const std::bad_alloc &) {
+        device.device_bytes -= wanted;
+        return nullptr;
+    }
+}
+
+size_t emulated_buft_get_alignment(ggml_backend_buffer_type_t /*buft*/) {
+    return alignment;
+}
+
+size_t emulated_buft_get_alloc_size(ggml_backend_buffer_type_t /*buft*/, const ggml_tensor * tensor) {
+    size_t        size = ggml_nbytes(tensor);
+    const int64_t rest = tensor->ne[0] % row_padding;
+    if (ggml_is_quantized(tensor->type) && rest != 0) {
+        size += ggml_row_size(tensor->type, row_padding - rest);
+    }
+    return size;
+}
+
+const char * emulated_host_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
+    static std::string name;
+    name = emulated_device().parameters.name + "_Host";
+    return name.c_str();
+}
+
+void emulated_host_buffer_free_buffer(ggml_backend_buffer_t buffer) {
+    emulated_device().pinned.free(buffer->context);
+}
+
+void emulated_host_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    std::memset(buffer->context, value, buffer->size);
+}
+
+// As ggml's CPU buffers, in memory that the device knows.
+ggml_backend_buffer_t emulated_host_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    const oallama::BufferPtr plain(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), alignment));
+    if (!plain) {
+        return nullptr;
+    }
+    try {
+        ggml_backend_buffer_i iface = plain->iface;
+        iface.free_buffer           = emulated_host_buffer_free_buffer;
+        iface.clear                 = emulated_host_buffer_clear;
+        return ggml_backend_buffer_init(buft, iface, emulated_device().pinned.allocate(size), size);
+    } catch (const std::bad_alloc &) {
+        return nullptr;
+    }
+}
+
+bool emulated_host_buft_is_host(ggml_backend_buffer_type_t /*buft*/) {
+    return true;
+}
+
+extern ggml_backend_device the_device;
+
+ggml_backend_buffer_type device_buft = {
+    {
+        /* .get_name       = */ emulated_buft_get_name,
+        /* .alloc_buffer   = */ emulated_buft_alloc_buffer,
+        /* .get_alignment  = */ emulated_buft_get_alignment,
+        /* .get_max_size   = */ nullptr,
+        /* .get_alloc_size = */ emulated_buft_get_alloc_size,
+        /* .is_host        = */ nullptr,
+    },
+    &the_device,
+    nullptr,
+};
+
+ggml_backend_buffer_type host_buft = {
+    {
+        /* .get_name       = */ emulated_host_buft_get_name,
+        /* .alloc_buffer   = */ emulated_host_buft_alloc_buffer,
+        /* .get_alignment  = */ emulated_buft_get_alignment,
+        /* .get_max_size   = */ nullptr,
+        /* .get_alloc_size = */ nullptr,
+        /* .is_host        = */ emulated_host_buft_is_host,
+    },
+    &the_device,
+    nullptr,
+};
+
+//
+// backend interface: one stream
+//
+
+struct BackendContext {
+    StreamPtr           stream;
+    oallama::BackendPtr cpu; // computes where values are real
+};
+
+BackendContext & context_of(ggml_backend_t backend) {
+    return *static_cast<BackendContext *>(backend->context);
+}
+
+const char * emulated_backend_get_name(ggml_backend_t /*backend*/) {
+    return emulated_device().parameters.name.c_str();
+}
+
+void emulated_backend_free(ggml_backend_t backend) {
+    emulated_device().time.finish(*context_of(backend).stream);
+    delete static_cast<BackendContext *>(backend->context);
+    delete backend;
+    emulated_device().n_streams--;
+}
+
+void emulated_backend_set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset,
+                                       size_t size) {
+    emulated_device().upload(context_of(backend).stream, tensor, data, offset, size, /*wait=*/false);
+}
+
+void emulated_backend_get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset,
+                                       size_t size) {
+    emulated_device().download(context_of(backend).stream, tensor, data, offset, size, /*wait=*/false);
+}
+
+bool emulated_backend_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t backend_dst, const ggml_tensor * src,
+                                       ggml_tensor * dst) {
+    if (backend_src != backend_dst || !is_on_device(src) || !is_on_device(dst)) {
+        return false; // ggml waits, and copies by the buffers
+    }
+    emulated_device().copy_within(context_of(backend_dst).stream, src, dst);
+    return true;
+}
+
+void emulated_backend_synchronize(ggml_backend_t backend) {
+    Device & device = emulated_device();
+    device.time.finish(*context_of(backend).stream);
+    spin_until(now() + nanoseconds(device.parameters.synchronize_s));
+}
+
+ggml_status emulated_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    try {
+        BackendContext & context = context_of(backend);
+        return emulated_device().launch(context.stream, graph, context.cpu.get());
+    } catch (const std::exception & error) {
+        oallama::log_error(error.what());
+        return GGML_STATUS_ALLOC_FAILED;
+    }
+}
+
+struct EventContext {
+    std::mutex mutex;
+    PointPtr   last;
+};
+
+PointPtr last_point(ggml_backend_event_t event) {
+    auto *                            context = static_cast<EventContext *>(event->context);
+    const std::lock_guard<std::mutex> lock(context->mutex);
+    return context->last;
+}
+
+void emulated_backend_event_record(ggml_backend_t backend, ggml_backend_event_t event) {
+    Item item;
+    item.kind      = Item::record;
+    item.submitted = now();
+    item.point     = std::make_shared<Point>();
+    {
+        auto *                            context = static_cast<EventContext *>(event->context);
+        const std::lock_guard<std::mutex> lock(context->mutex);
+        context->last = item.point;
+    }
+    emulated_device().time.submit(context_of(backend).stream, std::move(item));
+}
+
+void emulated_backend_event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
+    Item item;
+    item.kind  = Item::wait;
+    item.point = last_point(event);
+    if (item.point) {
+        emulated_device().time.submit(context_of(backend).stream, std::move(item));
+    }
+}
+
+const ggml_backend_i emulated_backend_i = {
+    /* .get_name            = */ emulated_backend_get_name,
+    /* .free                = */ emulated_backend_free,
+    /* .set_tensor_async    = */ emulated_backend_set_tensor_async,
+    /* .get_tensor_async    = */ emulated_backend_get_tensor_async,
+    /* .set_tensor_2d_async = */ nullptr,
+    /* .get_tensor_2d_async = */ nullptr,
+    /* .cpy_tensor_async    = */ emulated_backend_cpy_tensor_async,
+    /* .synchronize         = */ emulated_backend_synchronize,
+    /* .graph_plan_create   = */ nullptr,
+    /* .graph_plan_free     = */ nullptr,
+    /* .graph_plan_update   = */ nullptr,
+    /* .graph_plan_compute  = */ nullptr,
+    /* .graph_compute       = */ emulated_backend_graph_compute,
+    /* .event_record        = */ emulated_backend_event_record,
+    /* .event_wait          = */ emulated_backend_event_wait,
+    /* .graph_optimize      = */ nullptr,
+};
+
+ggml_guid_t emulated_backend_guid() {
+    static ggml_guid guid = {0x6f, 0x61, 0x6c, 0x6c, 0x61, 0x6d, 0x61, 0x2d,
+                             0x65, 0x6d, 0x75, 0x6c, 0x61, 0x74, 0x65, 0x64};
+    return &guid;
+}
+
+//
+// device interface
+//
+
+const char * emulated_device_get_name(ggml_backend_dev_t /*dev*/) {
+    return emulated_device().parameters.name.c_str();
+}
+
+const char * emulated_device_get_description(ggml_backend_dev_t /*dev*/) {
+    return emulated_device().parameters.description.c_str();
+}
+
+void emulated_device_get_memory(ggml_backend_dev_t /*dev*/, size_t * free, size_t * total) {
+    const Device & device = emulated_device();
+    *total                = static_cast<size_t>(device.parameters.memory_bytes);
+    *free                 = *total - std::min(*total, static_cast<size_t>(device.device_bytes.load()));
+}
+
+enum ggml_backend_dev_type emulated_device_get_type(ggml_backend_dev_t /*dev*/) {
+    return GGML_BACKEND_DEVICE_TYPE_GPU;
+}
+
+void emulated_device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
+    *props             = {};
+    props->name        = emulated_device_get_name(dev);
+    props->description = emulated_device_get_description(dev);
+    props->type        = emulated_device_get_type(dev);
+    emulated_device_get_memory(dev, &props->memory_free, &props->memory_total);
+    props->caps = {/*async=*/true, /*host_buffer=*/true, /*buffer_from_host_ptr=*/false, /*events=*/true,
+                   /*mmap_support=*/true};
+}
+
+ggml_backend_t emulated_device_init_backend(ggml_backend_dev_t dev, const char * /*params*/) {
+    try {
+        Device & device  = emulated_device();
+        auto     context = std::make_unique<BackendContext>();
+        context->stream  = device.time.new_stream();
+        if (device.parameters.real_values) {
+            ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+            context->cpu.reset(ggml_backend_dev_init(cpu, nullptr));
+            const auto set_n_threads = reinterpret_cast<ggml_backend_set_n_threads_t>(
+                ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_backend_set_n_threads"));
+            set_n_threads(context->cpu.get(), 1); // the device's thread computes
+        }
+        auto * backend = new ggml_backend{emulated_backend_guid(), emulated_backend_i, dev, context.release()};
+        device.n_streams++;
+        return backend;
+    } catch (const std::exception & error) {
+        oallama::log_error(error.what());
+        return nullptr;
+    }
+}
+
+ggml_backend_buffer_type_t emulated_device_get_buffer_type(ggml_backend_dev_t /*dev*/) {
+    return &device_buft;
+}
+
+ggml_backend_buffer_type_t emulated_device_get_host_buffer_type(ggml_backend_dev_t /*dev*/) {
+    return &host_buft;
+}
+
+bool emulated_device_supports_op(ggml_backend_dev_t /*dev*/, const ggml_tensor * op) {
+    return ggml_backend_dev_supports_op(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), op);
+}
+
+bool emulated_device_supports_buft(ggml_backend_dev_t /*dev*/, ggml_backend_buffer_type_t buft) {
+    return buft == &device_buft;
+}
+
+// As ggml-cuda: large batches are worth copying a weight for.
+bool emulated_device_offload_op(ggml_backend_dev_t /*dev*/, const ggml_tensor * op) {
+    static const int64_t min_batch = [] {
+        const char * set = std::getenv("GGML_OP_OFFLOAD_MIN_BATCH");
+        return set == nullptr ? int64_t{32} : std::atoll(set);
+    }();
+    return offload_batch(op) >= min_batch;
+}
+
+ggml_backend_event_t emulated_device_event_new(ggml_backend_dev_t dev) {
+    emulated_device().n_events++;
+    return new ggml_backend_event{dev, new EventContext};
+}
+
+void emulated_device_event_free(ggml_backend_dev_t /*dev*/, ggml_backend_event_t event) {
+    emulated_device().n_events--;
+    delete static_cast<EventContext *>(event->context);
+    delete event;
+}
+
+void emulated_device_event_synchronize(ggml_backend_dev_t /*dev*/, ggml_backend_event_t event) {
+    const PointPtr point = last_point(event);
+    if (!point) {
+        return;
+    }
+    while (!point->reached.load()) {
+        spin_until(now() + 100);
+    }
+    spin_until(now() + nanoseconds(emulated_device().parameters.synchronize_s));
+}
+
+const ggml_backend_device_i emulated_device_i = {
+    /* .get_name             = */ emulated_device_get_name,
+    /* .get_description      = */ emulated_device_get_description,
+    /* .get_memory           = */ emulated_device_get_memory,
+    /* .get_type             = */ emulated_device_get_type,
+    /* .get_props            = */ emulated_device_get_props,
+    /* .init_backend         = */ emulated_device_init_backend,
+    /* .get_buffer_type      = */ emulated_device_get_buffer_type,
+    /* .get_host_buffer_type = */ emulated_device_get_host_buffer_type,
+    /* .buffer_from_host_ptr = */ nullptr,
+    /* .supports_op          = */ emulated_device_supports_op,
+    /* .supports_buft        = */ emulated_device_supports_buft,
+    /* .offload_op           = */ emulated_device_offload_op,
+    /* .event_new            = */ emulated_device_event_new,
+    /* .event_free           = */ emulated_device_event_free,
+    /* .event_synchronize    = */ emulated_device_event_synchronize,
+};
+
+//
+// registration interface
+//
+
+const char * emulated_reg_get_name(ggml_backend_reg_t /*reg*/) {
+    return "Emulated";
+}
+
+size_t emulated_reg_get_device_count(ggml_backend_reg_t /*reg*/) {
+    return 1;
+}
+
+ggml_backend_dev_t emulated_reg_get_device(ggml_backend_reg_t /*reg*/, size_t index) {
+    return index == 0 ? &the_device : nullptr;
+}
+
+void * emulated_reg_get_proc_address(ggml_backend_reg_t /*reg*/, const char * /*name*/) {
+    return nullptr;
+}
+
+ggml_backend_reg the_reg = {
+    /* .api_version = */ GGML_BACKEND_API_VERSION,
+    /* .iface       = */
+    {
+        /* .get_name         = */ emulated_reg_get_name,
+        /* .get_device_count = */ emulated_reg_get_device_count,
+        /* .get_device       = */ emulated_reg_get_device,
+        /* .get_proc_address = */ emulated_reg_get_proc_address,
+    },
+    /* .context     = */ nullptr,
+};
+
+ggml_backend_device the_device = {emulated_device_i, &the_reg, nullptr};
+
+std::mutex registering;
+bool       registered = false;
+
+Device & known_device() {
+    if (the_emulated() == nullptr) {
+        throw oallama::Error(OALLAMA_INVALID, "there is no emulated device yet; call emulated_register first");
+    }
+    return emulated_device();
+}
+
+} // namespace
+
+//
+// C interface
+//
+
+int emulated_abi(void) {
+    return EMULATED_ABI;
+}
+
+const char * emulated_last_error(void) {
+    return oallama::last_error();
+}
+
+int emulated_register(const char * text) {
+    return guarded([&] {
+        require(text != nullptr, "parameters are needed");
+        const std::lock_guard<std::mutex> lock(registering);
+        oallama::check_ggml();
+        Parameters parameters = parse_parameters(text);
+        if (the_emulated() && emulated_device().in_use()) {
+            throw oallama::Error(OALLAMA_UNSUPPORTED,
+                                 "the emulated device of this process is in use; close what uses it first");
+        }
+        the_emulated().reset(); // its thread gives up its core before another takes one
+        the_emulated() = std::make_unique<Device>(std::move(parameters));
+        if (!registered) {
+            ggml_backend_register(&the_reg);
+            registered = true;
+        }
+    });
+}
+
+int emulated_unregister(void) {
+    return guarded([] {
+        const std::lock_guard<std::mutex> lock(registering);
+        if (registered) {
+            if (emulated_device().in_use()) {
+                throw oallama::Error(OALLAMA_UNSUPPORTED, "the emulated device of this process is in use");
+            }
+            ggml_backend_unload(&the_reg);
+            registered = false;
+            emulated_device().time.rest();
+        }
+    });
+}
+
+int emulated_get_stats(emulated_stats * stats) {
+    return guarded([&] {
+        require(stats != nullptr, "room for the result is needed");
+        const Device & device  = known_device();
+        const Ends     ends    = device.time.ends();
+        *stats                 = {};
+        stats->n_ends          = ends.n;
+        stats->late_median_s   = ends.median_s;
+        stats->late_p99_s      = ends.p99_s;
+        stats->late_max_s      = ends.max_s;
+        stats->late_total_s    = ends.total_s;
+        stats->n_overruns      = ends.n_overruns;
+        stats->overrun_total_s = ends.overrun_total_s;
+        stats->n_shared        = ends.n_shared;
+        stats->busy_in_s       = ends.busy_s[engine_in];
+        stats->busy_out_s      = ends.busy_s[engine_out];
+        stats->busy_compute_s  = ends.busy_s[engine_compute];
+        stats->bytes_in        = device.bytes_in;
+        stats->bytes_out       = device.bytes_out;
+        stats->n_graphs        = device.n_graphs;
+        stats->device_bytes    = device.device_bytes;
+        stats->pinned_bytes    = static_cast<int64_t>(device.pinned.n_bytes());
+    });
+}
+
+int emulated_reset_stats(void) {
+    return guarded([] {
+        Device & device = known_device();
+        device.time.reset_ends();
+        device.bytes_in = device.bytes_out = device.n_graphs = 0;
+    });
+}
+
+int emulated_rest(void) {
+    return guarded([] { known_device().time.rest(); });
+}
+
+int emulated_mul_mat_seconds(int32_t type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used, int64_t n_tokens,
+                             double * seconds) {
+    return guarded([&] {
+        require(seconds != nullptr, "room for the result is needed");
+        require(type >= 0 && type < GGML_TYPE_COUNT && k > 0 && n > 0 && e > 0 && n_tokens > 0 && n_expert_used >= 0 &&
+                    n_expert_used <= e,
+                "there is no such mul-mat");
+        *seconds =
+            mul_mat_seconds(known_device().parameters, static_cast<ggml_type>(type), k, n, e, n_expert_used, n_tokens);
+    });
+}

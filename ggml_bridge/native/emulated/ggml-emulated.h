@@ -1,0 +1,96 @@
+// The C interface of libggml-emulated: a ggml device with a GPU's proportions, whose timing is emulated. Its memory,
+// its streams, its link and its callers' costs are those of a card as parameters describe it; what the CPU does beside
+// it is real. So a plan can be tried, and timed, where there is no card.
+//
+// Time. One thread, on a core of its own, is the whole device. Every item of work (a copy, a graph) has a start in
+// virtual time: when it was submitted, what is before it in its stream is done and its engine (copies in, copies out,
+// compute) is free; and an end: start + modelled time. The thread tells its end when the clock has come to it, so that
+// being late never adds up. Calls that take a driver some microseconds hold up the caller for as long.
+//
+// Values. `real`: graphs are computed with ggml's CPU kernels, copies are made; for tests, times mean nothing then.
+// `drawn`: nothing is computed; copies to the device are read as DMA reads them, and what the host reads back is drawn
+// at random, experts distinct. Whole numbers (positions, ids) are always real.
+//
+// Parameters: one a line, a name and what it is, words separated by blanks; # begins a comment line.
+//
+//     name Emulated0                      of the ggml device
+//     description NVIDIA GeForce …        the rest of the line
+//     memory_bytes 12884901888
+//     values real|drawn
+//     cpu 1                               the device's core; -1: none of its own (values real only; times mean nothing)
+//     seed 0
+//     bytes_per_s, flops_per_s, flops_float_per_s, pinned_bytes_per_s, pageable_bytes_per_s       as in oallama's Card
+//     kernel_s, launch_s, launch_node_s, copy_s, copy_issue_s, synchronize_s
+//     copy in|out pinned|pageable 8e-06 4e-11        instead of those: seconds = a + b * bytes
+//     kernel MUL_MAT Q4_0 4096x14336x1 0 512 0.0021  op, type, shape [K, N, E] of the weight, experts used (0: no
+//                                                    MUL_MAT_ID), tokens, seconds: as a real card was measured
+//     lost_after 100                      graphs; then every graph fails, as on a card that is gone
+//     routing FILE                        lines "LAYER ID ID …": experts of one token each, used in turn, drawn only
+//
+// Python's cffi reads the part between the two "cdef" lines. Functions return a status as libggml-oallama's; on failure
+// emulated_last_error() of the same thread says in one sentence what went wrong. No exception crosses this boundary.
+
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// cdef begin
+
+#define EMULATED_ABI 1
+
+int          emulated_abi(void);
+const char * emulated_last_error(void);
+
+// Adds the device to ggml's registry, or gives it other parameters while nobody uses it. Keeps every other thread of
+// this process off the device's core.
+int emulated_register(const char * parameters);
+
+// Takes it out of ggml's registry. What uses it must have been freed.
+int emulated_unregister(void);
+
+typedef struct emulated_stats {
+    int64_t n_ends;        // items whose end was told
+    double  late_median_s; // how late
+    double  late_p99_s;
+    double  late_max_s;
+    double  late_total_s;
+    int64_t n_overruns;      // items whose real work took longer than their modelled time
+    double  overrun_total_s; // by how much
+    int64_t n_shared;        // times that another emulated device wanted the same core at the same time
+    double  busy_in_s;       // modelled time of the three engines
+    double  busy_out_s;
+    double  busy_compute_s;
+    int64_t bytes_in; // copied
+    int64_t bytes_out;
+    int64_t n_graphs;
+    int64_t device_bytes; // held now
+    int64_t pinned_bytes;
+} emulated_stats;
+
+// Since the last reset, but for what is held.
+int emulated_get_stats(emulated_stats * stats);
+int emulated_reset_stats(void);
+
+// Lets the device's thread sleep until the next call: between measurements its core is for others.
+int emulated_rest(void);
+
+// Seconds that the device takes for one mul-mat, as in `kernel` lines.
+int emulated_mul_mat_seconds(int32_t type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used, int64_t n_tokens,
+                             double * seconds);
+
+// cdef end
+
+#ifdef __cplusplus
+}
+#endif
+#if defined(__GNUC__)
+#pragma GCC visibility pop
+#endif

@@ -1,0 +1,203 @@
+#include "parameters.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+#include "../split/error.h"
+
+namespace emulated {
+
+namespace {
+
+using oallama::require;
+
+class Reader {
+  public:
+    Reader(const std::string & line, int number) : words_(line), where_("parameter line " + std::to_string(number)) {}
+
+    std::string word() {
+        std::string text;
+        words_ >> text;
+        require(!text.empty(), where_ + ": a word is missing");
+        return text;
+    }
+
+    std::string rest() {
+        std::string text;
+        std::getline(words_ >> std::ws, text);
+        return text;
+    }
+
+    double positive() {
+        const double value = number();
+        require(value > 0.0, where_ + ": must be above 0");
+        return value;
+    }
+
+    double not_negative() {
+        const double value = number();
+        require(value >= 0.0, where_ + ": must not be negative");
+        return value;
+    }
+
+    int64_t count() {
+        const double value = number();
+        require(value >= -1.0 && value < 9e18 && value == std::floor(value), where_ + ": must be a whole number");
+        return static_cast<int64_t>(value);
+    }
+
+    template <typename T> T one_of(std::initializer_list<std::pair<const char *, T>> choices) {
+        const std::string text = word();
+        for (const auto & [name, value] : choices) {
+            if (text == name) {
+                return value;
+            }
+        }
+        throw oallama::Error(OALLAMA_INVALID, where_ + ": there is no choice " + text);
+    }
+
+    ggml_type type() {
+        std::string text = word();
+        std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+        for (int i = 0; i < GGML_TYPE_COUNT; i++) {
+            const char * name = ggml_type_name(static_cast<ggml_type>(i));
+            std::string  known(name == nullptr ? "" : name);
+            std::transform(known.begin(), known.end(), known.begin(), [](unsigned char c) { return std::tolower(c); });
+            if (known == text) {
+                return static_cast<ggml_type>(i);
+            }
+        }
+        throw oallama::Error(OALLAMA_INVALID, where_ + ": there is no type " + text);
+    }
+
+    std::array<int64_t, 3> shape() {
+        std::string text = word();
+        std::replace(text.begin(), text.end(), 'x', ' ');
+        std::istringstream     parts(text);
+        std::array<int64_t, 3> found = {};
+        parts >> found[0] >> found[1] >> found[2];
+        require(!parts.fail() && found[0] > 0 && found[1] > 0 && found[2] > 0, where_ + ": a shape is KxNxE");
+        return found;
+    }
+
+    const std::string & where() const { return where_; }
+
+  private:
+    double number() {
+        const std::string text  = word();
+        size_t            used  = 0;
+        double            value = 0.0;
+        try {
+            value = std::stod(text, &used);
+        } catch (const std::exception &) {
+            used = 0;
+        }
+        require(used == text.size() && std::isfinite(value), where_ + ": " + text + " is no number");
+        return value;
+    }
+
+    std::istringstream words_;
+    std::string        where_;
+};
+
+std::map<int, std::vector<std::vector<int32_t>>> read_routing(const std::string & path) {
+    std::ifstream file(path);
+    require(file.good(), "the routing file " + path + " cannot be read");
+    std::map<int, std::vector<std::vector<int32_t>>> rows;
+    std::string                                      line;
+    while (std::getline(file, line)) {
+        std::istringstream words(line);
+        int                layer = 0;
+        if (!(words >> layer)) {
+            continue;
+        }
+        std::vector<int32_t> ids;
+        for (int32_t id = 0; words >> id;) {
+            require(id >= 0 && std::find(ids.begin(), ids.end(), id) == ids.end(),
+                    "the routing file " + path + " repeats an expert in a row, or has a negative one");
+            ids.push_back(id);
+        }
+        rows[layer].push_back(std::move(ids));
+    }
+    require(!rows.empty(), "the routing file " + path + " has no rows");
+    return rows;
+}
+
+} // namespace
+
+Parameters parse_parameters(const std::string & text) {
+    Parameters          made;
+    double              pinned = 0.0, pageable = 0.0, copy_s = 0.0;
+    std::array<bool, 4> given = {};
+    std::istringstream  lines(text);
+    std::string         line;
+    for (int number = 1; std::getline(lines, line); number++) {
+        Reader read(line, number);
+        if (line.find_first_not_of(" \t\r") == std::string::npos || line[line.find_first_not_of(" \t\r")] == '#') {
+            continue;
+        }
+        const std::string                     name      = read.word();
+        const std::map<std::string, double *> rates     = {{"bytes_per_s", &made.bytes_per_s},
+                                                           {"flops_per_s", &made.flops_per_s},
+                                                           {"flops_float_per_s", &made.flops_float_per_s},
+                                                           {"pinned_bytes_per_s", &pinned},
+                                                           {"pageable_bytes_per_s", &pageable}};
+        const std::map<std::string, double *> latencies = {
+            {"kernel_s", &made.kernel_s}, {"launch_s", &made.launch_s},         {"launch_node_s", &made.launch_node_s},
+            {"copy_s", &copy_s},          {"copy_issue_s", &made.copy_issue_s}, {"synchronize_s", &made.synchronize_s}};
+        if (rates.count(name) > 0) {
+            *rates.at(name) = read.positive();
+        } else if (latencies.count(name) > 0) {
+            *latencies.at(name) = read.not_negative();
+        } else if (name == "name") {
+            made.name = read.word();
+        } else if (name == "description") {
+            made.description = read.rest();
+        } else if (name == "memory_bytes") {
+            made.memory_bytes = read.count();
+        } else if (name == "values") {
+            made.real_values = read.one_of<bool>({{"real", true}, {"drawn", false}});
+        } else if (name == "cpu") {
+            made.cpu = static_cast<int>(read.count());
+        } else if (name == "seed") {
+            made.seed = static_cast<uint64_t>(read.count());
+        } else if (name == "lost_after") {
+            made.lost_after = read.count();
+        } else if (name == "routing") {
+            made.routing = read_routing(read.rest());
+        } else if (name == "copy") {
+            const auto   out  = read.one_of<size_t>({{"in", 0}, {"out", 2}});
+            const auto   slot = out + read.one_of<size_t>({{"pinned", 0}, {"pageable", 1}});
+            const double a    = read.not_negative();
+            made.copies[slot] = {a, read.positive()};
+            given[slot]       = true;
+        } else if (name == "kernel") {
+            const std::string op     = read.word();
+            const ggml_type   type   = read.type();
+            const auto        shape  = read.shape();
+            const int64_t     used   = read.count();
+            const int64_t     tokens = read.count();
+            made.kernels[{op, type, shape[0], shape[1], shape[2], used}].emplace_back(tokens, read.positive());
+        } else {
+            throw oallama::Error(OALLAMA_INVALID, read.where() + ": there is no parameter " + name);
+        }
+    }
+    require(made.memory_bytes > 0 && made.bytes_per_s > 0.0 && made.flops_per_s > 0.0 && made.flops_float_per_s > 0.0,
+            "an emulated device needs memory_bytes, bytes_per_s, flops_per_s and flops_float_per_s");
+    require(made.real_values || made.cpu >= 0, "an emulated device that keeps time needs a core of its own: cpu");
+    for (size_t slot = 0; slot < given.size(); slot++) {
+        if (!given[slot]) {
+            const double rate = slot % 2 == 0 ? pinned : pageable;
+            require(rate > 0.0, "an emulated device needs pinned_bytes_per_s and pageable_bytes_per_s");
+            made.copies[slot] = {copy_s, 1.0 / rate};
+        }
+    }
+    for (auto & [signature, curve] : made.kernels) {
+        std::sort(curve.begin(), curve.end());
+    }
+    return made;
+}
+
+} // namespace emulated

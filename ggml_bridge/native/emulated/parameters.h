@@ -1,0 +1,50 @@
+// What an emulated device is like: its parameters' text, read and checked.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "../split/ggml_backend_abi.h"
+
+namespace emulated {
+
+// Seconds of a copy of n bytes: a + b * n.
+struct Line {
+    double a = 0.0;
+    double b = 0.0;
+
+    double seconds(double n_bytes) const { return a + b * n_bytes; }
+};
+
+// A weight's mul-mat: op, type, [K, N, E], experts used (0: MUL_MAT).
+using Signature = std::tuple<std::string, ggml_type, int64_t, int64_t, int64_t, int64_t>;
+using Curve     = std::vector<std::pair<int64_t, double>>; // (tokens, seconds), ascending
+
+struct Parameters {
+    std::string                name = "Emulated0";
+    std::string                description;
+    int64_t                    memory_bytes = 0;
+    bool                       real_values  = false;
+    int                        cpu          = -1;
+    uint64_t                   seed         = 0;
+    double                     bytes_per_s = 0.0, flops_per_s = 0.0, flops_float_per_s = 0.0;
+    double                     kernel_s = 0.0;
+    double                     launch_s = 0.0, launch_node_s = 0.0, copy_issue_s = 0.0, synchronize_s = 0.0;
+    std::array<Line, 4>        copies; // [2 * out + pageable]
+    std::map<Signature, Curve> kernels;
+    int64_t                    lost_after = -1;               // graphs; -1: never
+    std::map<int, std::vector<std::vector<int32_t>>> routing; // layer -> rows of experts
+
+    const Line & copy(bool out, bool pinned) const { return copies[2 * (out ? 1U : 0U) + (pinned ? 0U : 1U)]; }
+};
+
+// Throws oallama::Error naming the line that is wrong.
+Parameters parse_parameters(const std::string & text);
+
+} // namespace emulated

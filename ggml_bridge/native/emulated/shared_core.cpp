@@ -1,0 +1,100 @@
+#include "shared_core.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+
+#include "../split/error.h"
+
+namespace emulated {
+
+namespace {
+
+pid_t thread_id() {
+    return static_cast<pid_t>(::syscall(SYS_gettid));
+}
+
+} // namespace
+
+SharedCore::SharedCore(int cpu) {
+    const std::string path = "/dev/shm/oallama-emulated-cpu" + std::to_string(cpu);
+    file_                  = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (file_ < 0) {
+        throw oallama::Error(OALLAMA_FAILED, "the emulated device cannot open " + path);
+    }
+    ::fchmod(file_, 0666); // other users' devices use the same core; fails where the file is theirs
+    if (::ftruncate(file_, sizeof(uint64_t)) != 0) {
+        ::close(file_);
+        throw oallama::Error(OALLAMA_FAILED, "the emulated device cannot write " + path);
+    }
+    void * mapped = ::mmap(nullptr, sizeof(uint64_t), PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+    if (mapped == MAP_FAILED) {
+        ::close(file_);
+        throw oallama::Error(OALLAMA_FAILED, "the emulated device cannot map " + path);
+    }
+    count_ = static_cast<std::atomic<uint64_t> *>(mapped);
+}
+
+SharedCore::~SharedCore() {
+    ::munmap(static_cast<void *>(count_), sizeof(uint64_t));
+    ::close(file_); // and with it the lock
+}
+
+void SharedCore::take() {
+    if (!taken_) {
+        taken_ = ::flock(file_, LOCK_EX | LOCK_NB) == 0;
+        if (!taken_) {
+            count_->fetch_add(1);
+        }
+    }
+}
+
+void SharedCore::give_back() {
+    if (taken_) {
+        ::flock(file_, LOCK_UN);
+        taken_ = false;
+    }
+}
+
+uint64_t SharedCore::n_shared() const {
+    return count_->load();
+}
+
+void pin_this_thread(int cpu) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(static_cast<size_t>(cpu), &set);
+    if (::sched_setaffinity(0, sizeof set, &set) != 0) {
+        throw oallama::Error(OALLAMA_INVALID, "the emulated device's core " + std::to_string(cpu) +
+                                                  " is not there, or not for this process");
+    }
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(thread_id()), -20); // where that is allowed
+    ::pthread_setname_np(::pthread_self(), "emulated");
+}
+
+void keep_others_off(int cpu) {
+    const pid_t own = thread_id();
+    for (const auto & entry : std::filesystem::directory_iterator("/proc/self/task")) {
+        const auto task = static_cast<pid_t>(std::atoi(entry.path().filename().c_str()));
+        cpu_set_t  set;
+        if (task == own || ::sched_getaffinity(task, sizeof set, &set) != 0) {
+            continue;
+        }
+        CPU_CLR(static_cast<size_t>(cpu), &set);
+        if (CPU_COUNT(&set) > 0) {
+            ::sched_setaffinity(task, sizeof set, &set);
+        }
+    }
+}
+
+} // namespace emulated

@@ -1,0 +1,36 @@
+// The core of an emulated device, which no other emulated device may use at the same time: both would be late.
+
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace emulated {
+
+// Pins the calling thread to the core. Between take() and give_back() the core is this thread's; where another has it
+// already, both count that. Throws oallama::Error where the core is not there.
+class SharedCore {
+  public:
+    explicit SharedCore(int cpu);
+    SharedCore(const SharedCore &)             = delete;
+    SharedCore & operator=(const SharedCore &) = delete;
+    ~SharedCore();
+
+    void take();
+    void give_back();
+
+    // Times that two wanted the core at once, on this machine, ever.
+    uint64_t n_shared() const;
+
+  private:
+    int                     file_  = -1;
+    std::atomic<uint64_t> * count_ = nullptr; // in the file, which all processes map
+    bool                    taken_ = false;
+};
+
+void pin_this_thread(int cpu);
+
+// Every other thread of this process, and so what they will start, leaves the core.
+void keep_others_off(int cpu);
+
+} // namespace emulated

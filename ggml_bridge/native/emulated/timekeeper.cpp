@@ -1,0 +1,350 @@
+#include "timekeeper.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <future>
+
+namespace emulated {
+
+namespace {
+
+constexpr size_t      chunk_bytes = 64 << 10;
+constexpr Nanoseconds never       = INT64_MAX;
+constexpr Nanoseconds idle_ns     = 100 * 1000 * 1000; // without work, then the thread sleeps
+
+// As a device reads host memory: each line of the cache once.
+void read_only(const void * memory, size_t size) {
+    const auto * bytes = static_cast<const volatile unsigned char *>(memory);
+    unsigned     sum   = 0;
+    for (size_t i = 0; i < size; i += 64) {
+        sum += bytes[i];
+    }
+    static std::atomic<unsigned> sink; // so that the reads are not left out
+    sink.store(sum, std::memory_order_relaxed);
+}
+
+size_t bucket_of(Nanoseconds late, size_t n_buckets) {
+    const double position = late <= 1 ? 0.0 : 8.0 * std::log2(static_cast<double>(late));
+    return std::min(n_buckets - 1, static_cast<size_t>(position));
+}
+
+double bucket_seconds(size_t bucket) {
+    return 1e-9 * std::exp2((static_cast<double>(bucket) + 0.5) / 8.0);
+}
+
+void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+} // namespace
+
+Nanoseconds now() {
+    timespec time = {};
+    ::clock_gettime(CLOCK_MONOTONIC, &time);
+    return Nanoseconds{1000000000} * time.tv_sec + time.tv_nsec;
+}
+
+Nanoseconds nanoseconds(double seconds) {
+    return static_cast<Nanoseconds>(std::llround(seconds * 1e9));
+}
+
+void spin_until(Nanoseconds then) {
+    while (now() < then) {
+        relax();
+    }
+}
+
+//
+// caller's side
+//
+
+Timekeeper::Timekeeper(int cpu) {
+    std::promise<void> started;
+    thread_ = std::thread([this, cpu, &started] {
+        try {
+            if (cpu >= 0) {
+                pin_this_thread(cpu);
+                keep_others_off(cpu);
+                core_ = std::make_unique<SharedCore>(cpu);
+            }
+        } catch (...) {
+            started.set_exception(std::current_exception());
+            return;
+        }
+        started.set_value();
+        run();
+    });
+    try {
+        started.get_future().get();
+    } catch (...) {
+        thread_.join();
+        throw;
+    }
+    reset_ends();
+}
+
+Timekeeper::~Timekeeper() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        ending_ = true;
+    }
+    resting_ = true;
+    wake_.notify_all();
+    thread_.join();
+}
+
+StreamPtr Timekeeper::new_stream() {
+    return std::make_shared<Stream>();
+}
+
+void Timekeeper::submit(const StreamPtr & stream, Item && item) {
+    bool asleep = false;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        stream->n_submitted_++;
+        arrivals_.emplace_back(stream, std::move(item));
+        n_arrivals_ = arrivals_.size();
+        asleep      = asleep_;
+    }
+    if (asleep) {
+        wake_.notify_one();
+    }
+}
+
+void Timekeeper::finish(const Stream & stream) const {
+    const uint64_t n = stream.n_submitted();
+    while (!stream.done(n)) {
+        relax();
+    }
+}
+
+Ends Timekeeper::ends() const {
+    const std::lock_guard<std::mutex> lock(ends_mutex_);
+    Ends                              found = ends_;
+    int64_t                           seen  = 0;
+    for (size_t i = 0; i < n_buckets; i++) {
+        const int64_t before = seen;
+        seen += late_[i];
+        if (2 * before < ends_.n && 2 * seen >= ends_.n) {
+            found.median_s = bucket_seconds(i);
+        }
+        if (100 * before < 99 * ends_.n && 100 * seen >= 99 * ends_.n) {
+            found.p99_s = bucket_seconds(i);
+        }
+    }
+    found.n_shared = core_ ? static_cast<int64_t>(core_->n_shared() - n_shared_before_) : 0;
+    return found;
+}
+
+void Timekeeper::reset_ends() {
+    const std::lock_guard<std::mutex> lock(ends_mutex_);
+    late_            = {};
+    ends_            = {};
+    n_shared_before_ = core_ ? core_->n_shared() : 0;
+}
+
+void Timekeeper::rest() {
+    resting_ = true;
+}
+
+//
+// the thread
+//
+
+void Timekeeper::run() {
+    if (core_) {
+        core_->take();
+    }
+    last_work_ = now();
+    for (;;) {
+        take_arrivals();
+        if (step()) {
+            last_work_ = now();
+            continue;
+        }
+        if (n_arrivals_.load() == 0 && (resting_.load() || now() - last_work_ > idle_ns)) {
+            if (core_) {
+                core_->give_back();
+            }
+            wait_for_work();
+            {
+                const std::lock_guard<std::mutex> lock(mutex_);
+                if (ending_ && arrivals_.empty()) {
+                    return;
+                }
+            }
+            if (core_) {
+                core_->take();
+            }
+            last_work_ = now();
+        } else {
+            relax();
+        }
+    }
+}
+
+void Timekeeper::wait_for_work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    asleep_ = true;
+    wake_.wait(lock, [this] { return !arrivals_.empty() || ending_; });
+    asleep_  = false;
+    resting_ = false;
+}
+
+bool Timekeeper::take_arrivals() {
+    if (n_arrivals_.load() == 0) {
+        return false;
+    }
+    std::vector<Arrival> arrivals;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        arrivals.swap(arrivals_);
+        n_arrivals_ = 0;
+        resting_    = false;
+    }
+    for (auto & [stream, item] : arrivals) {
+        if (stream->queue_.empty()) {
+            streams_.push_back(stream);
+        }
+        stream->queue_.push_back(std::move(item));
+    }
+    return true;
+}
+
+bool Timekeeper::step() {
+    if (streams_.empty()) {
+        return false;
+    }
+    for (bool passed = true; passed;) { // a point reached by one stream lets another go on
+        passed = false;
+        for (const StreamPtr & stream : streams_) {
+            const size_t before = stream->queue_.size();
+            pass_markers(*stream);
+            passed = passed || stream->queue_.size() != before;
+        }
+    }
+    start_what_is_due(now());
+    for (const StreamPtr & stream : streams_) {
+        if (stream->flying_) {
+            work_on(*stream, now());
+        }
+    }
+    const auto done = [](const StreamPtr & stream) { return stream->queue_.empty(); };
+    streams_.erase(std::remove_if(streams_.begin(), streams_.end(), done), streams_.end());
+    return true;
+}
+
+// Points at the head of a stream, from one stream to another.
+void Timekeeper::pass_markers(Stream & stream) {
+    while (!stream.queue_.empty() && !stream.flying_ && stream.queue_.front().kind != Item::work) {
+        Item & item   = stream.queue_.front();
+        stream.ready_ = std::max(stream.ready_, item.kind == Item::record ? item.submitted : Nanoseconds{0});
+        if (item.kind == Item::record) {
+            item.point->end     = stream.ready_;
+            item.point->reached = true;
+        } else if (item.point->reached.load()) {
+            stream.ready_ = std::max(stream.ready_, item.point->end);
+        } else {
+            return;
+        }
+        stream.queue_.pop_front();
+        stream.n_done_++;
+    }
+}
+
+// An engine serves what was ready first. Starts are taken in the order of their times, so that what one makes ready for
+// another engine is seen.
+void Timekeeper::start_what_is_due(Nanoseconds at) {
+    for (;;) {
+        Stream *    chosen       = nullptr;
+        Nanoseconds chosen_start = never;
+        Nanoseconds chosen_ready = never;
+        for (const StreamPtr & stream : streams_) {
+            if (stream->flying_ || stream->queue_.empty() || stream->queue_.front().kind != Item::work) {
+                continue;
+            }
+            const Item &      item  = stream->queue_.front();
+            const Nanoseconds ready = std::max(item.submitted, stream->ready_);
+            const Nanoseconds start = std::max(ready, free_[item.engine]);
+            if (start < chosen_start || (start == chosen_start && ready < chosen_ready)) {
+                chosen = stream.get(), chosen_start = start, chosen_ready = ready;
+            }
+        }
+        if (chosen == nullptr || chosen_start > at) {
+            return;
+        }
+        const Item & item  = chosen->queue_.front();
+        chosen->flying_    = true;
+        chosen->flight_    = {chosen_start, chosen_start + item.duration, chosen_start + item.duration + item.latency};
+        free_[item.engine] = chosen->flight_.engine_end;
+    }
+}
+
+bool Timekeeper::work_on(Stream & stream, Nanoseconds at) {
+    Item &           item   = stream.queue_.front();
+    Stream::Flight & flight = stream.flight_;
+    if (item.run && !flight.ran) {
+        item.run();
+        flight.ran = true;
+        at         = now();
+    }
+    if (flight.copied < item.copy.size) { // spread over its time, as a device's reads are
+        const double share = static_cast<double>(flight.copied) / static_cast<double>(item.copy.size);
+        const auto   due   = flight.start + static_cast<Nanoseconds>(share * static_cast<double>(item.duration));
+        if (at < due) {
+            return false;
+        }
+        const size_t size   = std::min(chunk_bytes, item.copy.size - flight.copied);
+        const size_t at_src = item.copy.period > 0 ? flight.copied % item.copy.period : flight.copied;
+        const char * from   = static_cast<const char *>(item.copy.src) + at_src;
+        if (item.copy.write) {
+            std::memcpy(static_cast<char *>(item.copy.dst) + flight.copied, from, size);
+        } else {
+            read_only(from, size);
+        }
+        flight.copied += size;
+        at = now();
+        if (flight.copied < item.copy.size) {
+            return false;
+        }
+        note_end(-1, at - flight.end);
+    }
+    if (at < flight.end) {
+        return false;
+    }
+    const Nanoseconds late    = at - flight.end;
+    const Nanoseconds overrun = item.run ? late : 0;
+    {
+        const std::lock_guard<std::mutex> lock(ends_mutex_);
+        ends_.busy_s[item.engine] += 1e-9 * static_cast<double>(item.duration);
+    }
+    stream.ready_  = flight.end;
+    stream.flying_ = false;
+    stream.queue_.pop_front();
+    stream.n_done_++;
+    note_end(late, overrun);
+    return true;
+}
+
+// late -1: of work that is done but not told yet.
+void Timekeeper::note_end(Nanoseconds late, Nanoseconds overrun) {
+    constexpr Nanoseconds             much = 5000;
+    const std::lock_guard<std::mutex> lock(ends_mutex_);
+    if (overrun > much) {
+        ends_.n_overruns++;
+        ends_.overrun_total_s += 1e-9 * static_cast<double>(overrun);
+    }
+    if (late >= 0) {
+        ends_.n++;
+        ends_.total_s += 1e-9 * static_cast<double>(late);
+        ends_.max_s = std::max(ends_.max_s, 1e-9 * static_cast<double>(late));
+        late_[bucket_of(late, n_buckets)]++;
+    }
+}
+
+} // namespace emulated

@@ -1,0 +1,147 @@
+// The device's time: streams of items, three engines that serve them, and the one thread that keeps the clock.
+
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "shared_core.h"
+
+namespace emulated {
+
+using Nanoseconds = int64_t;
+
+Nanoseconds now();
+Nanoseconds nanoseconds(double seconds);
+
+// Holds the calling thread until then, as a driver's call does: computing, not sleeping.
+void spin_until(Nanoseconds then);
+
+enum Engine { engine_in, engine_out, engine_compute, n_engines };
+
+// A point in a stream, reached when all that is before it is done.
+struct Point {
+    std::atomic<bool> reached{false};
+    Nanoseconds       end = 0; // virtual; read after `reached`
+};
+
+using PointPtr = std::shared_ptr<Point>;
+
+struct Copy {
+    void *       dst    = nullptr;
+    const void * src    = nullptr;
+    size_t       size   = 0;
+    size_t       period = 0;    // src is so long and is read again and again; 0: as long as the copy
+    bool         write  = true; // false: src is read, as DMA does, and dst left as it is
+};
+
+struct Item {
+    enum Kind { work, record, wait };
+
+    Kind                  kind      = work;
+    Engine                engine    = engine_compute;
+    Nanoseconds           submitted = 0;
+    Nanoseconds           duration  = 0; // of its engine
+    Nanoseconds           latency   = 0; // from then on, until its end
+    Copy                  copy;
+    std::vector<char>     staged; // what src was when the call returned, where the copy keeps it
+    std::function<void()> run;    // computed when its time has come
+    PointPtr              point;  // record: reached when its turn comes; wait: waited for
+};
+
+// Items are done in the order in which they were submitted.
+class Stream {
+  public:
+    uint64_t n_submitted() const { return n_submitted_.load(); }
+    bool     done(uint64_t n) const { return n_done_.load() >= n; }
+
+  private:
+    friend class Timekeeper;
+
+    struct Flight {
+        Nanoseconds start = 0, engine_end = 0, end = 0;
+        size_t      copied = 0;
+        bool        ran    = false;
+    };
+
+    std::atomic<uint64_t> n_submitted_{0};
+    std::atomic<uint64_t> n_done_{0};
+    // the rest is the thread's
+    std::deque<Item> queue_;
+    Nanoseconds      ready_  = 0; // end of all that was done, and of what was waited for
+    bool             flying_ = false;
+    Flight           flight_;
+};
+
+using StreamPtr = std::shared_ptr<Stream>;
+
+struct Ends {
+    int64_t                       n = 0, n_overruns = 0;
+    double                        median_s = 0.0, p99_s = 0.0, max_s = 0.0, total_s = 0.0, overrun_total_s = 0.0;
+    std::array<double, n_engines> busy_s{};
+    int64_t                       n_shared = 0;
+};
+
+class Timekeeper {
+  public:
+    // cpu: the core that the thread keeps for itself; -1: none.
+    explicit Timekeeper(int cpu);
+    Timekeeper(const Timekeeper &)             = delete;
+    Timekeeper & operator=(const Timekeeper &) = delete;
+    ~Timekeeper(); // every stream must be done
+
+    StreamPtr new_stream();
+
+    void submit(const StreamPtr & stream, Item && item);
+    // Holds the caller until all that was submitted to the stream is done.
+    void finish(const Stream & stream) const;
+
+    Ends ends() const;
+    void reset_ends();
+    void rest();
+
+  private:
+    using Arrival = std::pair<StreamPtr, Item>;
+
+    static constexpr size_t n_buckets = 256;
+
+    void run();
+    void wait_for_work();
+    bool take_arrivals(); // whether there were any
+    bool step();          // whether there is anything to do
+    void pass_markers(Stream & stream);
+    void start_what_is_due(Nanoseconds at);
+    bool work_on(Stream & stream, Nanoseconds at); // one chunk, or the end; whether it ended
+    void note_end(Nanoseconds late, Nanoseconds overrun);
+
+    std::unique_ptr<SharedCore> core_;
+
+    mutable std::mutex      mutex_;
+    std::condition_variable wake_;
+    std::vector<Arrival>    arrivals_;
+    std::atomic<size_t>     n_arrivals_{0};
+    std::atomic<bool>       resting_{false};
+    bool                    asleep_ = false; // under mutex_
+    bool                    ending_ = false; // under mutex_
+
+    std::vector<StreamPtr>             streams_; // with items; the thread's
+    std::array<Nanoseconds, n_engines> free_{};  // virtual; the thread's
+    Nanoseconds                        last_work_ = 0;
+
+    mutable std::mutex             ends_mutex_;
+    std::array<int64_t, n_buckets> late_{}; // by power of 2^(1/8)
+    Ends                           ends_;
+    uint64_t                       n_shared_before_ = 0;
+
+    std::thread thread_; // last: it uses the others
+};
+
+} // namespace emulated
