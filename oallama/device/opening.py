@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from oallama.core.errors import DeviceError
 from oallama.core.types import CPU_DEVICE, DeviceInfo
+from oallama.device.emulated_link import EMULATED_BACKEND, open_emulated
 from oallama.device.load_params import load_bridge
 from oallama.device.rpc_link import connect, connection_broke, device_info, linked_pointer, list_with_links
 from oallama.device.rpc_worker import RpcWorker
@@ -87,6 +88,9 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
     if spec.kind == "rpc":
         link = connect(spec, spec.endpoint, _connected_to(spec.endpoint))
         return OpenDevice(link.info.name, link.info, spec, link.alive, link.abandon, link.close)
+    if spec.emulated is not None:
+        info, close_emulated = open_emulated(spec.emulated)
+        return OpenDevice(info.name, info, spec, _always, _nothing, close_emulated)
     if spec.kind == "none":
         return OpenDevice(NO_DEVICE, None, spec, _always, _nothing, _nothing)
     devices = list_devices()
@@ -98,7 +102,7 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
     for info in devices:
         if info.name.lower() == wanted.lower() and (spec.kind == CPU_PAIR or _holds_weights(info)):
             return OpenDevice(info.name, info, spec, _always, _nothing, _nothing)
-    known = ", ".join([info.name for info in devices if _holds_weights(info)] + ["rpc-worker", "cpu-pair", NO_DEVICE])
+    known = ", ".join([info.name for info in devices if _holds_weights(info)] + ["rpc-worker", "emulated", "cpu-pair", NO_DEVICE])
     raise DeviceError(f"there is no device {spec.name!r} here; known are: {known}, and rpc://host:port")
 
 
@@ -106,7 +110,7 @@ def first_gpu(devices: list[DeviceInfo]) -> DeviceInfo | None:
     """The first discrete GPU, else the first integrated one, else None."""
     for kind in ("GPU", "IGPU"):
         for device in devices:
-            if device.type == kind and device.backend != "RPC":
+            if device.type == kind and device.backend not in ("RPC", EMULATED_BACKEND):
                 return device
     return None
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from oallama.core.errors import UsageError
+from oallama.device import emulated
+from oallama.device.emulated import Emulated, parse_emulated
 
-DeviceKind = Literal["auto", "none", "ggml", "rpc", "rpc-worker", "cpu-pair"]
+DeviceKind = Literal["auto", "none", "ggml", "rpc", "rpc-worker", "cpu-pair", "emulated"]
 
-FORMS = "a ggml device name such as CUDA0, rpc://host:port, rpc-worker[:threads[:cpulist]], cpu-pair, auto or none"
+FORMS = (
+    "a ggml device name such as CUDA0, rpc://host:port, rpc-worker[:threads[:cpulist]], "
+    f"{emulated.FORM}, cpu-pair, auto or none"
+)
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]*")
 _ENDPOINT = re.compile(r"(?P<host>[A-Za-z0-9._\-]+):(?P<port>\d{1,5})")
 _CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
@@ -18,7 +23,8 @@ _CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One parsed `--device`. `name` for ggml, `endpoint` ("host:port") for rpc, `threads` and `cpus` for rpc-worker.
+    """One parsed `--device`. `name` for ggml, `endpoint` ("host:port") for rpc, `threads` and `cpus` for rpc-worker,
+    `emulated` for that.
 
     `threads` None: chosen when the worker starts; `cpus` empty: the worker is not pinned.
     """
@@ -28,6 +34,7 @@ class DeviceSpec:
     endpoint: str = ""
     threads: int | None = None
     cpus: tuple[int, ...] = ()
+    emulated: Emulated | None = None
 
     def __str__(self) -> str:
         """The text that parses back into this record."""
@@ -38,12 +45,19 @@ class DeviceSpec:
         if self.kind == "rpc-worker" and (self.threads is not None or self.cpus):
             threads = "" if self.threads is None else str(self.threads)
             return f"rpc-worker:{threads}" + (f":{format_cpus(self.cpus)}" if self.cpus else "")
+        if self.emulated is not None:
+            return str(self.emulated)
         return self.kind
 
     @property
     def is_remote(self) -> bool:
         """Whether a ggml RPC server computes: then the device can be lost without this process knowing."""
         return self.kind in ("rpc", "rpc-worker")
+
+    @property
+    def timed(self) -> DeviceSpec:
+        """The same device as it must be where its times count."""
+        return replace(self, emulated=self.emulated.timed) if self.emulated else self
 
 
 def parse_device(text: str | None) -> DeviceSpec:
@@ -56,6 +70,8 @@ def parse_device(text: str | None) -> DeviceSpec:
     head, *rest = stripped.split(":")
     if head == "rpc-worker":
         return _worker(stripped, rest)
+    if re.split("[:,]", stripped)[0] == "emulated":
+        return DeviceSpec("emulated", emulated=parse_emulated(stripped))
     if not _NAME.fullmatch(stripped):
         raise UsageError(f"--device {stripped!r} is not a device; give {FORMS}")
     return DeviceSpec("ggml", name=stripped)

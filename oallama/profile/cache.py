@@ -54,13 +54,22 @@ def save(path: Path, profile: Profile) -> None:
 
     Raises ProfileError where the folder cannot be written.
     """
-    text = json.dumps(profile_to_json(profile), indent=1, allow_nan=False)
+    write_json(path, profile_to_json(profile))
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """As write_text."""
+    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Make a file of the cache, or replace it, in one step. Raises ProfileError where the folder cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             Path(name).replace(path)

@@ -1,0 +1,240 @@
+"""What `--device emulated[:PRESET|:FILE][,KEY=VALUE…]` says, as a record, and as parameters of libggml-emulated. Pure.
+
+A card as published is far faster than the few cores of most machines that have none. So its rates are divided by how
+much slower the CPU here is than that of a usual computer with such a card (`scale`): device, link and CPU then have
+the proportions that they have there.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from oallama.core.errors import UsageError
+from oallama.core.units import format_bytes, parse_bytes
+from oallama.device.card import Card
+from oallama.device.cards import CARDS, preset
+
+Values = Literal["real", "drawn"]
+
+DEFAULT_CARD = "rtx3060-12"
+DEVICE_NAME = "Emulated0"
+FORM = "emulated[:PRESET|:FILE][,KEY=VALUE…]"
+PARAMETERS = "emulated-parameters"  # first word of a file that has libggml-emulated's own parameters
+_NUMBER = re.compile(r"[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """An emulated device; None: the card's own figure, or what the machine decides when it is opened.
+
+    source: a preset's name, or the path of a profile of a real card or of a parameters file.
+    scale: (what rates of bytes are divided by, and rates of flop/s).
+    values "real": everything is computed, times mean nothing; "drawn": times are a card's, results are noise.
+    """
+
+    source: str = DEFAULT_CARD
+    vram: int | None = None  # bytes
+    link: float | None = None  # bytes/s, pinned, before scaling
+    gbps: float | None = None  # bytes/s of device memory, before scaling
+    tflops: float | None = None  # flop/s by quantised weights, before scaling; in float in the card's proportion
+    latency: float | None = None  # seconds of a kernel, before scaling
+    scale: tuple[float, float] | None = None
+    cpus: int | None = None  # the core that it keeps for itself
+    values: Values | None = None
+    seed: int = 0
+    routing: str | None = None  # file of recorded experts
+    lost_after: int | None = None  # graphs, then every one fails
+
+    def __str__(self) -> str:
+        """The text that parses back into this record."""
+        given = [(f.name, getattr(self, f.name)) for f in fields(self)[1:] if getattr(self, f.name) != f.default]
+        return ",".join([f"emulated:{self.source}", *(f"{name}={_FORMATS[name](value)}" for name, value in given)])
+
+    @property
+    def is_file(self) -> bool:
+        return "/" in self.source or self.source.endswith((".json", ".txt"))
+
+    @property
+    def timed(self) -> Emulated:
+        """The same, keeping time: what profiles and comparisons measure. What changes no time is left out."""
+        return replace(self, values="drawn", lost_after=None)
+
+    @property
+    def measured(self) -> Emulated:
+        """What a profile of it belongs to: which core it has and what it draws changes no time."""
+        return replace(self.timed, cpus=None, seed=0, routing=None)
+
+
+def parse_emulated(text: str) -> Emulated:
+    """The record of `emulated…`. Raises UsageError for an unknown preset or key, and for values out of range."""
+    head, *rest = text.split(",")
+    _, colon, source = head.partition(":")
+    if "=" in source:
+        rest, source = [source, *rest], ""
+    if colon and not source and not rest:
+        raise _wrong(text, "a preset or a file is missing behind the colon")
+    found: dict[str, Any] = {}
+    for item in rest:
+        key, equals, value = item.partition("=")
+        if key not in _PARSERS or not equals:
+            raise _wrong(text, f"there is no {key!r}; keys are {', '.join(_PARSERS)}")
+        if key in found:
+            raise _wrong(text, f"{key} is given twice")
+        try:
+            found[key] = _PARSERS[key](value)
+        except ValueError as error:
+            raise _wrong(text, f"{key}: {error}") from None
+    made = Emulated(source or DEFAULT_CARD, **found)
+    return made if made.is_file else replace(made, source=preset(made.source).name)
+
+
+def card_of(spec: Emulated) -> Card:
+    """The card of a preset, with what the spec changes, scaled. Needs a preset and a scale."""
+    card = preset(spec.source)
+    float_share = card.flops_float_per_s / card.flops_per_s
+    pageable_share = card.pageable_bytes_per_s / card.pinned_bytes_per_s
+    tflops, link = spec.tflops or card.flops_per_s, spec.link or card.pinned_bytes_per_s
+    changed = replace(
+        card,
+        memory_bytes=spec.vram or card.memory_bytes,
+        bytes_per_s=spec.gbps or card.bytes_per_s,
+        flops_per_s=tflops,
+        flops_float_per_s=tflops * float_share,
+        kernel_s=card.kernel_s if spec.latency is None else spec.latency,
+        pinned_bytes_per_s=link,
+        pageable_bytes_per_s=link * pageable_share,
+    )
+    return changed.slower(*(spec.scale or (1.0, 1.0)))
+
+
+def card_parameters(card: Card) -> str:
+    """Lines of libggml-emulated for a card."""
+    names = [field.name for field in fields(Card) if field.name.endswith("_s")]
+    lines = [f"description {card.description}, emulated", f"memory_bytes {card.memory_bytes}"]
+    return "\n".join(lines + [f"{name} {getattr(card, name)!r}" for name in names]) + "\n"
+
+
+def use_parameters(spec: Emulated) -> str:
+    """Lines of libggml-emulated that say how the device is used, whatever it is like. Later lines hold."""
+    lines = [f"name {DEVICE_NAME}", f"values {spec.values or 'real'}", f"seed {spec.seed}"]
+    lines.append(f"cpu {-1 if spec.cpus is None else spec.cpus}")
+    if spec.vram is not None:
+        lines.append(f"memory_bytes {spec.vram}")
+    if spec.routing is not None:
+        lines.append(f"routing {spec.routing}")
+    if spec.lost_after is not None:
+        lines.append(f"lost_after {spec.lost_after}")
+    return "\n".join(lines) + "\n"
+
+
+def _wrong(text: str, why: str) -> UsageError:
+    return UsageError(f"--device {text!r}: {why}; write it like {FORM}; presets are {', '.join(CARDS)}")
+
+
+def _rate(unit: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = _positive(text.removesuffix("GB/s").removesuffix("GBps"))
+        return value * unit
+
+    return parse
+
+
+def _positive(text: str) -> float:
+    if not _NUMBER.fullmatch(text) or not 0 < float(text) < math.inf:
+        raise ValueError(f"{text!r} is not a number above 0")
+    return float(text)
+
+
+def _latency(text: str) -> float:
+    number = text.removesuffix("us").removesuffix("µs")
+    if not _NUMBER.fullmatch(number):
+        raise ValueError(f"{text!r} is not a time in microseconds")
+    return float(number) * 1e-6
+
+
+def _scale(text: str) -> tuple[float, float] | None:
+    if text == "auto":
+        return None
+    by_bytes, slash, by_flops = text.partition("/")
+    return _positive(by_bytes), _positive(by_flops) if slash else _positive(by_bytes)
+
+
+def _cpu(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdecimal() or len(text) > 4:
+        raise ValueError(f"{text!r} is not the number of one core")
+    return int(text)
+
+
+def _values(text: str) -> Values:
+    for value in ("real", "drawn"):
+        if text == value:
+            return value  # type: ignore[return-value]
+    raise ValueError(f"{text!r} is neither real nor drawn")
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdecimal() or len(text) > 15:
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+def _vram(text: str) -> int:
+    size = parse_bytes(text)
+    if size <= 0:
+        raise ValueError("a device without memory holds nothing")
+    return size
+
+
+def _file(text: str) -> str:
+    if not text:
+        raise ValueError("a file is missing")
+    return text
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "vram": _vram,
+    "link": _rate(1e9),
+    "gbps": _rate(1e9),
+    "tflops": lambda text: _positive(text) * 1e12,
+    "latency": _latency,
+    "scale": _scale,
+    "cpus": _cpu,
+    "values": _values,
+    "seed": _count,
+    "routing": _file,
+    "lost_after": _count,
+}
+
+_FORMATS: dict[str, Callable[[Any], str]] = {
+    "vram": str,
+    "link": lambda rate: f"{rate / 1e9:g}",
+    "gbps": lambda rate: f"{rate / 1e9:g}",
+    "tflops": lambda rate: f"{rate / 1e12:g}",
+    "latency": lambda seconds: f"{seconds * 1e6:g}",
+    "scale": lambda pair: f"{pair[0]:g}/{pair[1]:g}" if pair[0] != pair[1] else f"{pair[0]:g}",
+    "cpus": str,
+    "values": str,
+    "seed": str,
+    "routing": str,
+    "lost_after": str,
+}
+
+
+def in_words(spec: Emulated) -> str:
+    """What was decided, for people."""
+    if spec.is_file:
+        what = spec.source
+    else:
+        card = card_of(spec)
+        what = (
+            f"{card.description}, emulated with {format_bytes(card.memory_bytes)}: memory {card.bytes_per_s / 1e9:.3g} "
+            f"GB/s, {card.flops_per_s / 1e12:.3g} TFLOP/s, link {card.pinned_bytes_per_s / 1e9:.3g} GB/s"
+        )
+    by_bytes, by_flops = spec.scale or (1.0, 1.0)
+    return f"{what}; its bytes/s are divided by {by_bytes:.3g} and its flop/s by {by_flops:.3g}, as the CPU here is slower"

@@ -1,0 +1,113 @@
+"""The emulated device in this process: registered with ggml, asked how well it kept time, taken out again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from oallama.core.errors import BridgeError, DeviceError, UsageError
+from oallama.core.types import DeviceInfo
+from oallama.core.units import format_bytes
+from oallama.device.emulated import DEVICE_NAME, Emulated, card_of, card_parameters, use_parameters
+from oallama.device.load_params import load_bridge
+from oallama.device.rpc_link import device_info
+
+EMULATED_BACKEND = "Emulated"  # registry name of libggml-emulated
+MOST_LATE = 0.01  # of the time that passed: more, and what was measured is not a card's time
+
+
+def open_emulated(spec: Emulated) -> tuple[DeviceInfo, Callable[[], None]]:
+    """Register the device; what to call when it is done with. The spec must be resolved (profile/emulate.py).
+
+    Raises UsageError for parameters that are wrong, a core that is not there, or more memory than this machine has
+    for real values; DeviceError while another emulated device is open in this process.
+    """
+    import ggml_bridge
+
+    if spec.scale is None:
+        raise UsageError(f"--device {spec}: say scale=, which only a command or a Placer finds out by itself")
+    try:
+        device = load_bridge().emulated()
+        device.register(_parameters(spec))
+    except ggml_bridge.Unsupported as error:
+        raise DeviceError(f"--device {spec}: {error}") from None
+    except ggml_bridge.BridgeError as error:
+        raise BridgeError(str(error)) from None
+    except ValueError as error:
+        raise UsageError(f"--device {spec}: {error}") from None
+    info = device_info(load_bridge().device(DEVICE_NAME))
+
+    def close() -> None:
+        try:
+            device.unregister()
+        except ggml_bridge.BridgeError:
+            return  # something of a model still lives on it: it stays registered, and idle
+
+    try:
+        _check_room(spec, info)
+    except UsageError:
+        close()
+        raise
+    return info, close
+
+
+def _parameters(spec: Emulated) -> str:
+    if not spec.is_file:
+        return card_parameters(card_of(spec)) + use_parameters(spec)
+    try:
+        return Path(spec.source).read_text(encoding="utf-8") + use_parameters(spec)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--device {spec}: {spec.source} cannot be read: {error}") from None
+
+
+def _check_room(spec: Emulated, info: DeviceInfo) -> None:
+    import psutil
+
+    available = int(psutil.virtual_memory().total)
+    if spec.values != "drawn" and info.memory_total > available:
+        raise UsageError(
+            f"--device {spec}: real values of {format_bytes(info.memory_total)} do not fit into this machine's "
+            f"{format_bytes(available)}; give a smaller vram=, or values=drawn, which computes nothing"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Punctuality:
+    """How well an emulated device kept time over some seconds."""
+
+    elapsed_s: float
+    stats: dict[str, Any]  # of EmulatedStats
+
+    @property
+    def fault(self) -> str:
+        """Why times taken meanwhile are none of a card; "" where they are."""
+        late = (self.stats["late_total_s"] + self.stats["overrun_total_s"]) / max(self.elapsed_s, 1e-9)
+        if self.stats["n_shared"]:
+            return "another emulated device used the same core at the same time"
+        if late > MOST_LATE:
+            return f"the emulated device was late for {late:.1%} of the time: other programs used its core"
+        return ""
+
+
+class Watch:
+    """Asks the emulated device of this process how it kept time; of any other device, nothing."""
+
+    def __init__(self, is_emulated: bool) -> None:
+        self._device = load_bridge().emulated() if is_emulated else None
+        self._start_s = 0.0
+
+    def start(self) -> None:
+        if self._device is not None:
+            self._device.reset_stats()
+            self._start_s = time.perf_counter()
+
+    def stop(self) -> Punctuality | None:
+        """Since start; the device's core is free afterwards. None: it is no emulated device."""
+        if self._device is None:
+            return None
+        found = Punctuality(time.perf_counter() - self._start_s, asdict(self._device.stats()))
+        self._device.rest()
+        return found

@@ -1,0 +1,259 @@
+"""What an emulated device leaves to the machine it is on: how much slower it is made, and which core it keeps.
+
+`scale` divides a card's rates by how much slower the CPU here is than that of a usual computer with such a card
+(device/cards.py, USUAL_PC), or than the CPU beside the real card whose profile is given. The CPU's rates are measured
+once and kept, so that every process and every later run has the same device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from oallama.core.errors import BridgeError, ProfileError, UsageError
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, Profile, ProfileCase
+from oallama.device.card import Host
+from oallama.device.cards import USUAL_PC
+from oallama.device.cpu import default_threads
+from oallama.device.emulated import PARAMETERS, Emulated
+from oallama.device.spec import DeviceSpec
+from oallama.profile import cache
+from oallama.profile.cases import PLAIN_LAYOUT
+from oallama.profile.machine import fingerprint
+from oallama.profile.store import read_profile
+
+K, N = 4096, 11008  # of the matrix whose rates stand for the CPU's: LLaMA-2-7B's gate
+TYPE = "Q4_0"
+BATCH = 512
+LARGE_BATCH = 64  # from so many tokens on, flop/s decide a kernel's time, not bytes/s
+TIMEOUT_S = 120.0
+_KEY_PARTS = ("cpu", "cpu_features", "ggml_cpu_build", "ggml_version", "n_threads")
+
+
+@dataclass(frozen=True, slots=True)
+class CpuRates:
+    """Of this machine's CPU with so many threads: weight bytes/s in decode in the fastest layout, flop/s in prompts in
+    the plain one, which is what a host computes in beside a card."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+
+def allowed_cpus() -> tuple[int, ...]:
+    """The cores this process may run on."""
+    if not hasattr(os, "sched_getaffinity"):
+        raise UsageError("--device emulated needs Linux: the device keeps a core for itself")
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def resolved(
+    spec: DeviceSpec, n_threads: int | None, rates: Callable[[int], CpuRates] | None = None
+) -> tuple[DeviceSpec, int]:
+    """The spec with all that was left open, and the CPU's threads, which leave the device its core; any other device
+    as it is.
+
+    rates: measures the CPU (tests). Raises UsageError for a core that is not there or not free, and for a file that
+    does not describe a device; BridgeError.
+    """
+    if spec.emulated is None:
+        return spec, n_threads or default_threads()
+    cpus = allowed_cpus()
+    own = cpus[-1] if spec.emulated.cpus is None else spec.emulated.cpus
+    left = len(set(cpus) - {own})
+    threads = n_threads or max(1, min(default_threads(), left))
+    timed = spec.emulated.values != "real"
+    if spec.emulated.cpus is not None and own not in cpus and own >= (os.cpu_count() or 1):
+        raise UsageError(f"--device {spec}: there is no core {own} here; this process may run on {_listed(cpus)}")
+    if timed and left < threads:
+        raise UsageError(
+            f"--device {spec}: the device needs a core of its own, and --threads {threads} leaves none of the "
+            f"{len(cpus)} that this process may run on; give --threads {left}"
+            if left
+            else f"--device {spec}: the device needs a core of its own, and this process may run on one core only; "
+            "add values=real, whose times mean nothing"
+        )
+    emulated = replace(spec.emulated, cpus=own if left else None)
+    if emulated.scale is None or emulated.source.endswith(".json"):
+        emulated = _scaled(emulated, threads, rates or cpu_rates)
+    return replace(spec, emulated=emulated), threads
+
+
+def _scaled(emulated: Emulated, n_threads: int, rates: Callable[[int], CpuRates]) -> Emulated:
+    profile = _profile_of_card(emulated) if emulated.source.endswith(".json") else None
+    if emulated.scale is None:
+        beside = USUAL_PC if profile is None else host_of(profile)
+        here = rates(n_threads)
+        emulated = replace(
+            emulated,
+            scale=(_rounded(beside.bytes_per_s / here.bytes_per_s), _rounded(beside.flops_per_s / here.flops_per_s)),
+        )
+    return emulated if profile is None else replace(emulated, source=_kept(parameters_of(profile, emulated)))
+
+
+def _rounded(factor: float) -> float:
+    """Three digits; a CPU that is faster than the usual one leaves the card as it is."""
+    return float(f"{max(1.0, factor):.3g}")
+
+
+def _listed(cpus: tuple[int, ...]) -> str:
+    return ", ".join(map(str, cpus))
+
+
+#
+# the CPU here
+#
+
+
+def cpu_rates(n_threads: int) -> CpuRates:
+    """Measured once for a CPU, a build of ggml and a number of threads. Raises BridgeError, ProfileError."""
+    machine = fingerprint(n_threads, "none")
+    parts = {name: machine.get(name) for name in _KEY_PARTS}
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    path = cache.cache_folder() / f"cpu-rates-v1-{key}.json"
+    known = _read_rates(path)
+    if known is not None:
+        return known
+    with cache.measuring_lock(path.parent, lambda: None):
+        known = _read_rates(path)
+        if known is None:
+            known = _measured(n_threads)
+            cache.write_json(path, {"machine": parts, **asdict(known)})
+    return known
+
+
+def _read_rates(path: Path) -> CpuRates | None:
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        rates = CpuRates(float(stored["bytes_per_s"]), float(stored["flops_per_s"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not there, or damaged: measured anew
+    return rates if rates.bytes_per_s > 0 and rates.flops_per_s > 0 else None
+
+
+def _measured(n_threads: int) -> CpuRates:
+    import ggml_bridge
+    from ggml_bridge.child import run_in_child
+
+    try:
+        answer = run_in_child("oallama.profile.emulate", {"n_threads": n_threads}, timeout_s=TIMEOUT_S)
+    except ggml_bridge.BridgeError as error:
+        raise BridgeError(f"the CPU's rates cannot be measured: {error}") from None
+    return CpuRates(**answer)
+
+
+def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
+    """The child's side: the best of some runs, as whatever else runs here only slows them down."""
+    import ggml_bridge
+
+    bridge = ggml_bridge.load()
+    n_threads = request["n_threads"]
+    weight_bytes = K * N * 18 / 32
+
+    def best_s(layout: str, n_tokens: int, runs: int) -> float:
+        with bridge.mul_mat(CPU_DEVICE, layout, TYPE, K, N, n_tokens=n_tokens, n_threads=n_threads) as timer:
+            return min(timer.run(runs))
+
+    layouts = [
+        layout for layout in bridge.cpu_layouts() if layout == PLAIN_LAYOUT or bridge.layout_supports(layout, TYPE, K, N)
+    ]
+    return {
+        "bytes_per_s": max(weight_bytes / best_s(layout, 1, 30) for layout in layouts),
+        "flops_per_s": 2.0 * K * N * BATCH / best_s(PLAIN_LAYOUT, BATCH, 3),
+    }
+
+
+#
+# a real card's profile
+#
+
+
+def _profile_of_card(emulated: Emulated) -> Profile:
+    given = [name for name in ("link", "gbps", "tflops", "latency") if getattr(emulated, name) is not None]
+    if given:
+        raise UsageError(f"--device {emulated}: {', '.join(given)} are for presets; a profile says them itself")
+    try:
+        profile = read_profile(Path(emulated.source))
+    except ProfileError as error:
+        raise UsageError(f"--device {emulated}: {error}") from None
+    if profile.device == CPU_DEVICE or not profile.link:
+        raise UsageError(f"--device {emulated}: this profile is of a CPU alone; give one that was measured with a card")
+    return profile
+
+
+def host_of(profile: Profile) -> Host:
+    """The CPU beside the card that a profile is of."""
+    on_cpu = [case for case in profile.cases if case.device == CPU_DEVICE]
+    decode = [case.gb_per_s for case in on_cpu if case.n_tokens == 1]
+    prompts = [case.gflops for case in on_cpu if case.n_tokens >= LARGE_BATCH]
+    plain = [case.gflops for case in on_cpu if case.n_tokens >= LARGE_BATCH and case.layout == PLAIN_LAYOUT]
+    if not decode or not prompts:
+        raise UsageError("this profile has no CPU timings of one token and of a prompt; give scale=")
+    name = str(profile.fingerprint.get("cpu"))
+    return Host(name, 1e9 * max(decode), 1e9 * max(plain or prompts), "its profile")
+
+
+def parameters_of(profile: Profile, emulated: Emulated) -> str:
+    """libggml-emulated's parameters for the card that a profile is of, scaled."""
+    by_bytes, by_flops = emulated.scale or (1.0, 1.0)
+    on_device = [c for c in profile.cases if c.device == profile.device and c.layout == DEVICE_LAYOUT]
+    if not on_device:
+        raise UsageError(f"--device {emulated}: this profile has no timings of its device")
+    fingerprint = profile.fingerprint
+    described = fingerprint.get("device_description") or profile.device
+    memory = emulated.vram or fingerprint.get("device_memory_bytes") or 0
+    if not memory:
+        raise UsageError(f"--device {emulated}: this profile does not say the card's memory; give vram=")
+    flops = 1e9 * max(case.gflops for case in on_device)
+    issue = profile.link.get("issue_pinned")
+    issue_s = issue.alpha_s if issue else 0.0
+    launch_s = profile.launch_issue_s or 0.0
+    synchronize_s = max(0.0, profile.launch_s - launch_s) / 2  # the rest of an empty launch: its kernel, and the wait
+    seconds = {
+        "kernel_s": synchronize_s, "launch_s": launch_s, "launch_node_s": 0.0, "copy_issue_s": issue_s,
+        "synchronize_s": synchronize_s,
+    }  # fmt: skip
+    lines = [
+        f"# {PARAMETERS} made of a profile",
+        f"description {described}, emulated",
+        f"memory_bytes {memory}",
+        f"bytes_per_s {1e9 * max(case.gb_per_s for case in on_device) / by_bytes!r}",
+        f"flops_per_s {flops / by_flops!r}",
+        f"flops_float_per_s {flops / by_flops!r}",
+        *(f"{name} {value * by_bytes!r}" for name, value in seconds.items()),
+    ]
+    for direction, kind, name in (
+        ("in", "pinned", "h2d_pinned"), ("in", "pageable", "h2d_pageable"), ("out", "pinned", "d2h"),
+        ("out", "pageable", "d2h"),
+    ):  # fmt: skip
+        line = profile.link[name]
+        alpha_s = max(0.0, line.alpha_s - issue_s - synchronize_s) * by_bytes
+        lines.append(f"copy {direction} {kind} {alpha_s!r} {max(line.beta_s_per_byte, 1e-15) * by_bytes!r}")
+    lines += [_kernel_line(case, by_bytes, by_flops) for case in on_device]
+    return "\n".join(lines) + "\n"
+
+
+def _kernel_line(case: ProfileCase, by_bytes: float, by_flops: float) -> str:
+    used = case.n_expert_used if case.op == "MUL_MAT_ID" else 0
+    shape = "x".join(map(str, case.shape))
+    seconds = case.seconds * (by_flops if case.n_tokens >= LARGE_BATCH else by_bytes)
+    return f"kernel {case.op} {case.type} {shape} {used} {case.n_tokens} {seconds!r}"
+
+
+def _kept(parameters: str) -> str:
+    """A file of these parameters, named by what is in it."""
+    name = hashlib.sha256(parameters.encode()).hexdigest()[:16]
+    path = cache.cache_folder() / f"{PARAMETERS}-{name}.txt"
+    if not path.exists():
+        cache.write_text(path, parameters)
+    return str(path)
+
+
+if __name__ == "__main__":
+    from ggml_bridge.child import child_main
+
+    child_main(_handle)
