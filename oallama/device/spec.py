@@ -45,6 +45,11 @@ class DeviceSpec:
         """Whether a ggml RPC server computes: then the device can be lost without this process knowing."""
         return self.kind in ("rpc", "rpc-worker")
 
+    @property
+    def says_all(self) -> bool:
+        """Whether nothing has to be asked of ggml to know the device: nothing computes but this machine's CPU."""
+        return self.kind in ("none", "cpu-pair", "rpc-worker")
+
 
 def parse_device(text: str | None) -> DeviceSpec:
     """`--device` text as a DeviceSpec; None and "" mean auto. Raises UsageError naming the accepted forms."""
