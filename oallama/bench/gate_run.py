@@ -133,7 +133,7 @@ def gate_key(placer: Placer, load: Workload) -> GateKey:
     profile = placer.profile()
     return GateKey(
         model=placer.model.fingerprint,
-        machine=fingerprint_key(profile.fingerprint),
+        machine=fingerprint_key(placer.machine),  # that of the profile unless it came from a file
         profile=timings_digest(profile),
         oallama=__version__,
         n_threads=placer.threads,
