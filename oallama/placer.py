@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oallama.core.errors import UsageError
+from oallama.core.errors import DeviceError, UsageError
 from oallama.core.types import (
     Affinity,
     AffinityReport,
@@ -25,7 +26,7 @@ from oallama.cost.attention import with_attention
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.operator_cost import Pass
 from oallama.device.attention import AskedAttention, Attention
-from oallama.device.cpu import default_threads
+from oallama.device.identity import KnownDevice, known_device
 from oallama.device.load_params import cache_type
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.place.attention import AttentionRule
@@ -36,6 +37,7 @@ from oallama.place.oato import AffinityRule, affinities
 from oallama.place.problem import Decision, LoadBytes, Problem
 from oallama.place.record import placed_as_named, placed_by_plan, plan_record, unmeasured_cpu_record
 from oallama.plan.attention import attention_of, with_attention_of
+from oallama.profile.emulate import resolved
 from oallama.run.dry_loads import DryLoads
 
 if TYPE_CHECKING:
@@ -78,11 +80,10 @@ class Placer:
         self.model = model
         self.operators = tuple(operators)
         self.tensor_names = tuple(tensor_names)
-        self.device = device
+        self.device, self.threads = resolved(device, threads)
         self.vram = vram
         self.vram_fill = vram_fill
         self.gpu_weights = gpu_weights
-        self.threads = threads or default_threads()
         self.type_k, self.type_v, self.flash_attn = type_k or "f16", type_v or "f16", flash_attn
         cache_type(self.type_k), cache_type(self.type_v)
         self._attend = AttentionRule(
@@ -90,7 +91,7 @@ class Placer:
         )
         self._profile = profile
         self._graph: Graph = build_graph(model, self.operators, tensor_names)
-        self._dry_loads = DryLoads(model, self.operators, self.tensor_names, device, self.threads)
+        self._dry_loads = DryLoads(model, self.operators, self.tensor_names, self.device.timed, self.threads)
 
     @classmethod
     def load(
@@ -146,7 +147,7 @@ class Placer:
             self._profile = profile_model(
                 self.model,
                 self.operators,
-                self.device,
+                self.known_device,
                 self.threads,
                 tuple(tokens),
                 refresh,
@@ -211,12 +212,21 @@ class Placer:
 
     @property
     def has_device(self) -> bool:
-        """Whether there is a device to place on. Raises BridgeError, as `auto` looks for one."""
-        if self.device.kind != "auto":
-            return self.device.kind != "none"
-        from oallama.device.opening import first_gpu, list_devices
+        """Whether there is a device to place on. Raises DeviceError and BridgeError, as `auto` looks for one."""
+        spec = self.known_device.spec if self.device.kind == "auto" else self.device
+        return spec.kind != "none"
 
-        return first_gpu(list_devices()) is not None
+    @cached_property
+    def known_device(self) -> KnownDevice:
+        """What the device is, asked once. Raises DeviceError, BridgeError."""
+        return known_device(self.device)
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The fingerprint of this machine with the device: what is measured here belongs to it. Raises as above."""
+        from oallama.profile.profiler import machine_with
+
+        return machine_with(self.known_device, self.threads)
 
     def cpu_plan(
         self,
@@ -328,9 +338,13 @@ class Placer:
         from oallama.profile.profiler import stored_profile
 
         def known() -> Profile | None:
-            return self._profile or stored_profile(
-                self.model, self.operators, self.device, self.threads, type_k=self.type_k, type_v=self.type_v
-            )
+            if self._profile is not None:
+                return self._profile
+            with contextlib.suppress(DeviceError):  # what the CPU does alone needs no device
+                return stored_profile(
+                    self.model, self.operators, self.known_device, self.threads, type_k=self.type_k, type_v=self.type_v
+                )
+            return None
 
         return self._attend.on_cpu_unmeasured(load, known, attend)
 

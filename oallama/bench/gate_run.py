@@ -82,7 +82,7 @@ def gated_plan(
     load = placer.workload(n_prompt, n_gen, n_ctx, n_ubatch)
     setting = Setting(
         model=placer.model.path,
-        device=str(placer.device),
+        device=str(placer.device.timed),
         n_ctx=load.n_ctx,
         n_threads=placer.threads,
         n_ubatch=n_ubatch,
@@ -133,7 +133,7 @@ def gate_key(placer: Placer, load: Workload) -> GateKey:
     profile = placer.profile()
     return GateKey(
         model=placer.model.fingerprint,
-        machine=fingerprint_key(profile.fingerprint),
+        machine=fingerprint_key(placer.machine),  # that of the profile unless it came from a file
         profile=timings_digest(profile),
         oallama=__version__,
         n_threads=placer.threads,

@@ -41,7 +41,7 @@ def shared_setting(
         )
     return Setting(
         model=placer.model.path,
-        device=str(placer.device) if placer.has_device else "none",
+        device=str(placer.device.timed) if placer.has_device else "none",
         n_ctx=n_ctx,
         n_threads=placer.threads,
         cpus=cpus,

@@ -1,4 +1,4 @@
-"""What `--device emulated[:PRESET|:FILE][,KEY=VALUE…]` says, as a record, and as parameters of libggml-emulated. Pure.
+"""What `--device emulated[:PRESET|:FILE][,KEY=VALUE…]` says, as a record, and as parameters of libggml-emulated.
 
 A card as published is far faster than the few cores of most machines that have none. So its rates are divided by how
 much slower the CPU here is than that of a usual computer with such a card (`scale`): device, link and CPU then have
@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from oallama.core.errors import UsageError
@@ -111,6 +112,16 @@ def card_of(spec: Emulated) -> Card:
     return changed.slower(*(spec.scale or (1.0, 1.0)))
 
 
+def parameters_of(spec: Emulated) -> str:
+    """Lines of libggml-emulated that say what the device is like. Raises UsageError for a file that cannot be read."""
+    if not spec.is_file:
+        return card_parameters(card_of(spec))
+    try:
+        return Path(spec.source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--device {spec}: {spec.source} cannot be read: {error}") from None
+
+
 def card_parameters(card: Card) -> str:
     """Lines of libggml-emulated for a card."""
     names = [field.name for field in fields(Card) if field.name.endswith("_s")]
@@ -174,7 +185,7 @@ def _cpu(text: str) -> int | None:
 def _values(text: str) -> Values:
     for value in ("real", "drawn"):
         if text == value:
-            return value  # type: ignore[return-value]
+            return value
     raise ValueError(f"{text!r} is neither real nor drawn")
 
 
@@ -237,4 +248,5 @@ def in_words(spec: Emulated) -> str:
             f"GB/s, {card.flops_per_s / 1e12:.3g} TFLOP/s, link {card.pinned_bytes_per_s / 1e9:.3g} GB/s"
         )
     by_bytes, by_flops = spec.scale or (1.0, 1.0)
-    return f"{what}; its bytes/s are divided by {by_bytes:.3g} and its flop/s by {by_flops:.3g}, as the CPU here is slower"
+    slower = f"its bytes/s are divided by {by_bytes:.3g} and its flop/s by {by_flops:.3g}, as the CPU here is slower"
+    return f"{what}; {slower}"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from oallama.core.errors import BridgeError, DeviceError, UsageError
 from oallama.core.types import DeviceInfo
 from oallama.core.units import format_bytes
-from oallama.device.emulated import DEVICE_NAME, Emulated, card_of, card_parameters, use_parameters
+from oallama.device.emulated import DEVICE_NAME, Emulated, parameters_of, use_parameters
 from oallama.device.load_params import load_bridge
 from oallama.device.rpc_link import device_info
 
@@ -31,7 +30,7 @@ def open_emulated(spec: Emulated) -> tuple[DeviceInfo, Callable[[], None]]:
         raise UsageError(f"--device {spec}: say scale=, which only a command or a Placer finds out by itself")
     try:
         device = load_bridge().emulated()
-        device.register(_parameters(spec))
+        device.register(parameters_of(spec) + use_parameters(spec))
     except ggml_bridge.Unsupported as error:
         raise DeviceError(f"--device {spec}: {error}") from None
     except ggml_bridge.BridgeError as error:
@@ -52,15 +51,6 @@ def open_emulated(spec: Emulated) -> tuple[DeviceInfo, Callable[[], None]]:
         close()
         raise
     return info, close
-
-
-def _parameters(spec: Emulated) -> str:
-    if not spec.is_file:
-        return card_parameters(card_of(spec)) + use_parameters(spec)
-    try:
-        return Path(spec.source).read_text(encoding="utf-8") + use_parameters(spec)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--device {spec}: {spec.source} cannot be read: {error}") from None
 
 
 def _check_room(spec: Emulated, info: DeviceInfo) -> None:

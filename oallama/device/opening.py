@@ -102,7 +102,9 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
     for info in devices:
         if info.name.lower() == wanted.lower() and (spec.kind == CPU_PAIR or _holds_weights(info)):
             return OpenDevice(info.name, info, spec, _always, _nothing, _nothing)
-    known = ", ".join([info.name for info in devices if _holds_weights(info)] + ["rpc-worker", "emulated", "cpu-pair", NO_DEVICE])
+    known = ", ".join(
+        [info.name for info in devices if _holds_weights(info)] + ["rpc-worker", "emulated", "cpu-pair", NO_DEVICE]
+    )
     raise DeviceError(f"there is no device {spec.name!r} here; known are: {known}, and rpc://host:port")
 
 

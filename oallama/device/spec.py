@@ -59,6 +59,16 @@ class DeviceSpec:
         """The same device as it must be where its times count."""
         return replace(self, emulated=self.emulated.timed) if self.emulated else self
 
+    @property
+    def measured(self) -> DeviceSpec:
+        """The same without what changes no time: what a profile belongs to."""
+        return replace(self, emulated=self.emulated.measured) if self.emulated else self
+
+    @property
+    def says_all(self) -> bool:
+        """Whether nothing has to be asked of ggml to know the device: nothing computes but this machine's CPU."""
+        return self.kind in ("none", "cpu-pair", "rpc-worker")
+
 
 def parse_device(text: str | None) -> DeviceSpec:
     """`--device` text as a DeviceSpec; None and "" mean auto. Raises UsageError naming the accepted forms."""

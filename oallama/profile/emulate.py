@@ -149,18 +149,18 @@ def _measured(n_threads: int) -> CpuRates:
 def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
     """The child's side: the best of some runs, as whatever else runs here only slows them down."""
     import ggml_bridge
+    from ggml_bridge.bridge import WORKING_SET_BYTES
 
     bridge = ggml_bridge.load()
     n_threads = request["n_threads"]
     weight_bytes = K * N * 18 / 32
 
     def best_s(layout: str, n_tokens: int, runs: int) -> float:
-        with bridge.mul_mat(CPU_DEVICE, layout, TYPE, K, N, n_tokens=n_tokens, n_threads=n_threads) as timer:
+        cold_bytes = WORKING_SET_BYTES if n_tokens == 1 else 0
+        with bridge.mul_mat(CPU_DEVICE, layout, TYPE, K, N, 1, 0, n_tokens, cold_bytes, n_threads) as timer:
             return min(timer.run(runs))
 
-    layouts = [
-        layout for layout in bridge.cpu_layouts() if layout == PLAIN_LAYOUT or bridge.layout_supports(layout, TYPE, K, N)
-    ]
+    layouts = {PLAIN_LAYOUT, *(name for name in bridge.cpu_layouts() if bridge.layout_supports(name, TYPE, K, N))}
     return {
         "bytes_per_s": max(weight_bytes / best_s(layout, 1, 30) for layout in layouts),
         "flops_per_s": 2.0 * K * N * BATCH / best_s(PLAIN_LAYOUT, BATCH, 3),

@@ -1,4 +1,5 @@
 """What a profile belongs to: CPU, threads, libraries, device, power state. Reads files only; loads no native library.
+What ggml says of the device is asked elsewhere (device/identity.py) and handed in.
 
 `fingerprint` describes; `fingerprint_key` names the parts that must agree before a stored profile may be used again.
 The rest (memory, power state, what the device said about itself) is recorded to be read and compared.
@@ -11,7 +12,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,17 @@ KEY_PARTS = (
     "ggml_version",
     "ggml_cpu_build",
     "device_spec",
+    "device_identity",
     "gpus",
     "gpu_driver",
     "gpu_environment",
 )
-"""Fields of a fingerprint that must agree."""
+"""Fields of a fingerprint that must agree. Without a device_identity the others are the key, as they were before there
+was one: what was cached for a device without one stays in use, and what was cached for a GPU is not found again."""
 
 GPU_PARTS = ("gpus", "gpu_driver", "gpu_environment")
-_WITHOUT_GPU = re.compile(r"none|cpu-pair|rpc-worker.*|rpc://.*")  # devices that no graphics driver can change
+_WITHOUT_GPU = re.compile(r"none|cpu-pair|rpc-worker.*|rpc://.*|emulated:.*")
+"""Devices that no graphics driver can change."""
 
 POWER_PARTS = ("governor", "energy_preference", "power_source", "platform_profile")
 """Fields whose change makes a stored profile doubtful but not wrong."""
@@ -51,11 +55,13 @@ GPU_VARIABLES = (
 _FEATURES = re.compile(r"sse4_2|ssse3|avx.*|amx.*|f16c|fma|bmi2|asimd.*|sve.*|sme[0-9]*|i8mm|bf16|fphp|vsx", re.ASCII)
 
 
-def fingerprint(n_threads: int, device_spec: str, root: Path = Path("/")) -> dict[str, Any]:
+def fingerprint(
+    n_threads: int, device_spec: str, root: Path = Path("/"), identity: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Everything readable about this machine that a timing may depend on; None where it cannot be read.
 
-    n_threads: CPU threads of the measured kernels. device_spec: the --device text ("none" without a device).
-    root: where /proc and /sys are (tests).
+    n_threads: CPU threads of the measured kernels. device_spec: the --device text ("none" without a device), and
+    identity what ggml said of that device (KnownDevice). root: where /proc and /sys are (tests).
     """
     libraries = library_folder()
     llc_bytes, llc_source = last_level_cache(root, n_threads)
@@ -79,6 +85,7 @@ def fingerprint(n_threads: int, device_spec: str, root: Path = Path("/")) -> dic
         "ggml_version": _ggml_version(libraries),
         "ggml_cpu_build": _build_hash(libraries),
         "device_spec": device_spec,
+        **({"device_identity": dict(identity)} if identity is not None else {}),
         "gpus": _gpus(root),
         "gpu_driver": _gpu_driver(root),
         "gpu_environment": {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ},
@@ -89,6 +96,8 @@ def fingerprint_key(fingerprint: dict[str, Any]) -> str:
     """16 hex digits over KEY_PARTS; equal keys mean that timings may be reused."""
     without_gpu = _WITHOUT_GPU.fullmatch(str(fingerprint.get("device_spec")))
     parts = {name: fingerprint.get(name) for name in KEY_PARTS if not (without_gpu and name in GPU_PARTS)}
+    if parts["device_identity"] is None:
+        del parts["device_identity"]
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -233,8 +242,7 @@ def _gpus(root: Path) -> list[str]:
 
 
 def _gpu_driver(root: Path) -> str | None:
-    for module in ("nvidia", "amdgpu", "xe", "i915"):
-        folder = root / "sys/module" / module
-        if folder.is_dir():
-            return f"{module} {_read(folder / 'version') or platform.release()}"
-    return None
+    """Every graphics driver of the kernel with its version, or the kernel's where it has none."""
+    found = [module for module in ("nvidia", "amdgpu", "xe", "i915") if (root / "sys/module" / module).is_dir()]
+    versions = (_read(root / "sys/module" / module / "version") or platform.release() for module in found)
+    return ", ".join(map(" ".join, zip(found, versions, strict=True))) or None

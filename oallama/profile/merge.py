@@ -137,7 +137,7 @@ def is_complete(profile: Profile, want: Wanted) -> bool:
     A stored profile has every layout of a case or none (an interrupted measurement stays in the journal), so that the
     plain layout tells for all of them.
     """
-    if "device_name" not in profile.fingerprint:  # never measured: nobody knows what `auto` stands for
+    if "device_name" not in profile.fingerprint:  # nothing was ever measured
         return False
     device = profile.device if has_device(profile) else None
     if device and (missing_link(profile) or _lacks_sharing(profile, want)):

@@ -10,7 +10,8 @@ from typing import Any
 from oallama.core import errors
 from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError
 from oallama.core.types import CPU_DEVICE, ModelInfo, Operator, Profile
-from oallama.device.spec import DeviceSpec, parse_device
+from oallama.device.identity import KnownDevice, known_device
+from oallama.device.spec import DeviceSpec
 from oallama.profile import cache
 from oallama.profile.cases import PLAIN_LAYOUT, kind
 from oallama.profile.child import MODULE, Request
@@ -32,7 +33,7 @@ _RESTART = "restart"  # key of a journal's first line: nothing measured earlier 
 def profile_model(
     model: ModelInfo,
     operators: Sequence[Operator],
-    device: DeviceSpec | str | None,
+    device: KnownDevice | DeviceSpec | str | None,
     n_threads: int,
     tokens: Sequence[int] = DEFAULT_TOKENS,
     refresh: bool = False,
@@ -56,8 +57,8 @@ def profile_model(
         raise UsageError("--threads must be at least 1")
     if not operators:
         raise ProfileError(f"{model.path} has no weights that are multiplied, so there is nothing to measure")
-    spec = device if isinstance(device, DeviceSpec) else parse_device(device)
-    machine = fingerprint(n_threads, str(spec))
+    known_as = known_device(device)
+    machine = machine_with(known_as, n_threads)
     want = wanted(model, operators, tokens, machine["llc_bytes"], type_k, type_v)
     path = cache.profile_path(machine)
     journal = cache.Journal(path)
@@ -73,7 +74,7 @@ def profile_model(
                         journal.clear()
                         journal.append({_RESTART: True})
                     known = _resumed(path, journal, machine, shown)
-                    request = Request(str(spec), n_threads, want, known, policy)
+                    request = Request(str(known_as.spec.timed), n_threads, want, known, policy)
                     profile = _Measurement(request, journal, shown).run()
                     cache.save(path, profile)
                     journal.clear()
@@ -81,17 +82,22 @@ def profile_model(
     return replace(part, warnings=part.warnings + tuple(power_changes(profile.fingerprint, machine)))
 
 
+def machine_with(device: KnownDevice, n_threads: int) -> dict[str, Any]:
+    """The fingerprint that a profile of the device has on this machine."""
+    return fingerprint(n_threads, str(device.spec.measured), identity=device.identity)
+
+
 def stored_profile(
     model: ModelInfo,
     operators: Sequence[Operator],
-    device: DeviceSpec,
+    device: KnownDevice | DeviceSpec,
     n_threads: int,
     tokens: Sequence[int] = DEFAULT_TOKENS,
     type_k: str = "f16",
     type_v: str = "f16",
 ) -> Profile | None:
-    """What profile_model would find in the cache; None where it would have to measure."""
-    machine = fingerprint(n_threads, str(device))
+    """What profile_model would find in the cache; None where it would have to measure. Raises as known_device does."""
+    machine = machine_with(known_device(device), n_threads)
     want = wanted(model, operators, tokens, machine["llc_bytes"], type_k, type_v)
     profile = cache.load(cache.profile_path(machine), lambda _: None)
     return select(profile, want) if profile is not None and is_complete(profile, want) else None

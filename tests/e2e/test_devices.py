@@ -17,6 +17,7 @@ from ggml_bridge import BridgeError
 from ggml_bridge.rpc import RpcServer, probe
 from oallama.core.errors import DeviceError, UsageError
 from oallama.device.cpu import default_threads
+from oallama.device.identity import known_device
 from oallama.device.opening import LOOK_S, list_devices, open_device
 from oallama.device.spec import parse_device
 
@@ -54,6 +55,30 @@ def test_auto_is_the_first_gpu_or_none() -> None:
 def test_cpu_pair_is_the_cpu_playing_the_device() -> None:
     with open_device("cpu-pair") as device:
         assert device.is_pair and device.name == "CPU" and device.info is not None
+
+
+def test_auto_is_known_by_the_device_it_stands_for() -> None:
+    gpus = [device.name for device in list_devices() if device.type in ("GPU", "IGPU")]
+    known = known_device("auto")
+    assert str(known.spec) == (gpus[0] if gpus else "none")
+    assert known == known_device(str(known.spec).lower())
+
+
+def test_a_device_that_is_not_there_has_no_identity() -> None:
+    with pytest.raises(DeviceError, match=r"CUDA77.*rpc-worker.*none"):
+        known_device("CUDA77")
+    with pytest.raises(DeviceError, match=r"127\.0\.0\.1:1"):
+        known_device("rpc://127.0.0.1:1")
+
+
+def test_a_server_is_asked_and_left_free_for_the_next() -> None:
+    server = RpcServer(1)
+    try:
+        known = known_device(f"rpc://{server.endpoint}")
+        assert known.identity is not None and known.identity["backend"] == "RPC" and known.identity["memory_bytes"] > 0
+        assert known_device(f"rpc://{server.endpoint}") == known
+    finally:
+        server.close()
 
 
 def test_an_unknown_device_is_answered_with_the_known_ones() -> None:

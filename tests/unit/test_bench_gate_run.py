@@ -69,6 +69,7 @@ class FakePlacer:
     )
     too_big: tuple[str, ...] = ()
     launch_s: float = 0.0  # what the profile says of the device
+    identity: dict[str, Any] | None = None  # what the device says of itself
     cpu_attention: str = "auto"  # of the plan cpu
     host_layout: str | None = None
 
@@ -77,6 +78,10 @@ class FakePlacer:
 
     def profile(self) -> Any:
         return replace(empty({"cpu": "a CPU", "n_threads": self.threads}), launch_s=self.launch_s)
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        return {"cpu": "a CPU", "n_threads": self.threads, "device_identity": self.identity}
 
     def plan(self, policy: str, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int, attend: Any = None) -> Plan:
         self.planned.append(policy)
@@ -181,6 +186,7 @@ def test_a_verdict_is_remembered_and_only_its_plan_made() -> None:
         {"type_k": "q8_0"},
         {"gpu_weights": 0.5},
         {"launch_s": 1e-5},
+        {"identity": {"description": "the same name, another card"}},
     ],
     ids=str,
 )

@@ -6,12 +6,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from oallama.core.units import KIB, MIB
 from oallama.profile import machine
 from oallama.profile.machine import fingerprint, fingerprint_key, last_level_cache, power_changes
+from oallama.profile.store import read_profile
+
+GOLDEN = Path(__file__).parents[1] / "golden/profile-v1.json"
+IDENTITY: dict[str, Any] = {
+    "description": "Test Card", "backend": "CUDA", "type": "GPU", "memory_bytes": 12 << 30, "driver_files": [],
+}  # fmt: skip
 
 
 def write(path: Path, text: str) -> None:
@@ -78,8 +85,42 @@ def test_an_unreadable_machine_still_has_a_fingerprint(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", sorted(set(machine.KEY_PARTS)))
 def test_each_part_that_must_agree_changes_the_key(laptop: Path, change: str) -> None:
-    found = fingerprint(4, "CUDA0", laptop)
+    found = fingerprint(4, "CUDA0", laptop, IDENTITY)
     assert fingerprint_key({**found, change: "something else"}) != fingerprint_key(found)
+
+
+@pytest.mark.parametrize("change", sorted(IDENTITY))
+def test_two_devices_of_one_name_have_two_keys(laptop: Path, change: str) -> None:
+    one = fingerprint(4, "CUDA0", laptop, IDENTITY)
+    other = fingerprint(4, "CUDA0", laptop, {**IDENTITY, change: "other"})
+    assert fingerprint_key(one) != fingerprint_key(other)
+    assert fingerprint_key(one) == fingerprint_key(fingerprint(4, "CUDA0", laptop, dict(IDENTITY)))
+
+
+def test_a_new_driver_of_the_kernel_makes_another_key(laptop: Path) -> None:
+    before = fingerprint_key(fingerprint(4, "CUDA0", laptop, IDENTITY))
+    write(laptop / "sys/module/nvidia/version", "999.2\n")
+    assert fingerprint_key(fingerprint(4, "CUDA0", laptop, IDENTITY)) != before
+
+
+def test_of_two_graphics_drivers_both_count(laptop: Path) -> None:
+    write(laptop / "sys/module/amdgpu/version", "6.1\n")
+    assert fingerprint(4, "Vulkan0", laptop)["gpu_driver"] == "nvidia 999.1, amdgpu 6.1"
+
+
+def test_other_parameters_of_a_device_are_another_device(laptop: Path) -> None:
+    specs = ("emulated:rtx3060-12", "emulated:rtx3060-12,bandwidth=100", "emulated:rtx4090-24")
+    assert len({fingerprint_key(fingerprint(4, spec, laptop, IDENTITY)) for spec in specs}) == 3
+
+
+def test_a_profile_from_before_devices_had_an_identity_is_no_gpu_s(laptop: Path) -> None:
+    old = fingerprint(4, "CUDA0", laptop)
+    assert "device_identity" not in old
+    assert fingerprint_key(old) != fingerprint_key(fingerprint(4, "CUDA0", laptop, IDENTITY))
+
+
+def test_a_profile_of_a_worker_from_before_keeps_its_key() -> None:
+    assert fingerprint_key(read_profile(GOLDEN).fingerprint) == "c1a272a3ce27b29a"
 
 
 def test_other_parts_do_not_change_the_key(laptop: Path) -> None:

@@ -14,6 +14,8 @@ from ggml_bridge import ChildDied
 from ggml_bridge.child import ChildError
 from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError
 from oallama.core.types import ModelInfo, Operator, Profile, RestShape
+from oallama.device.identity import KnownDevice
+from oallama.device.spec import parse_device
 from oallama.profile.cache import Journal
 from oallama.profile.cases import Case, Signature
 from oallama.profile.child import Request
@@ -181,6 +183,52 @@ def test_bad_requests_are_refused_before_anything_starts() -> None:
         profile_model(MODEL, [OPERATOR], "rpc://nowhere", 1)
     with pytest.raises(ProfileError, match=r"m\.gguf has no weights"):
         profile_model(MODEL, [], "none", 1)
+
+
+def known(spec: str, description: str = "a card", memory_bytes: int = 12 << 30) -> KnownDevice:
+    identity = {"description": description, "backend": "CUDA", "type": "GPU", "memory_bytes": memory_bytes}
+    return KnownDevice(parse_device(spec), identity)
+
+
+def test_only_the_same_device_gets_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path))
+    requests: list[Mapping[str, Any]] = []
+
+    def run_child(module: str, request: Mapping[str, Any], progress: Send) -> dict[str, Any]:
+        requests.append(json.loads(json.dumps(request)))
+        progress({"fragment": {"device": "CUDA0", "cases": [case_json("CPU")]}})
+        return {}
+
+    def knows(device: KnownDevice) -> bool:
+        """Whether the measurement begins with what an earlier one found."""
+        profile_model(MODEL, [OPERATOR], device, 1, progress=False)
+        return bool(requests[-1]["profile"]["cases"])
+
+    monkeypatch.setattr("ggml_bridge.child.run_in_child", run_child)
+    assert not knows(known("CUDA0"))
+    assert knows(known("CUDA0"))
+    assert not knows(known("CUDA0", "another card"))
+    assert not knows(known("CUDA0", memory_bytes=8 << 30))
+    assert not knows(known("CUDA1"))
+    assert not knows(KnownDevice(parse_device("CUDA0"))), "nobody knows what it is"
+    assert knows(known("CUDA0")), "the first card's profile is still there"
+
+
+def test_what_auto_stands_for_is_what_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("oallama.profile.profiler.known_device", lambda device: known("CUDA0"))
+    asked: list[str] = []
+
+    def run_child(module: str, request: Mapping[str, Any], progress: Send) -> dict[str, Any]:
+        asked.append(request["device_spec"])
+        return {}
+
+    monkeypatch.setattr("ggml_bridge.child.run_in_child", run_child)
+    for device in (None, "auto", "CUDA0"):
+        found = profile_model(MODEL, [OPERATOR], device, 1, progress=False)
+        assert found.fingerprint["device_spec"] == "CUDA0"
+        assert found.fingerprint["device_identity"] == known("CUDA0").identity
+    assert asked == ["CUDA0"] * 3 and len(list(tmp_path.glob("profile-*.json"))) == 1
 
 
 def test_a_slow_link_is_spared_large_messages_but_has_a_line() -> None:

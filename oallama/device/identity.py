@@ -1,0 +1,155 @@
+"""Which device a `--device` text means here and now, and what tells it from another one of that name.
+
+A child process asks ggml: whoever lists a CUDA device holds some hundred MiB of it from then on, which what is measured
+or loaded later would lack, and a driver that crashes must not take the caller with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oallama.core.errors import BridgeError, DeviceError, UsageError
+from oallama.core.types import DeviceInfo
+from oallama.device.emulated import parameters_of
+from oallama.device.spec import DeviceSpec, parse_device
+
+if TYPE_CHECKING:
+    from oallama.device.opening import OpenDevice
+
+MODULE = "oallama.device.identity"
+TIMEOUT_S = 120.0
+MEMORY_STEP = 256 * 2**20
+"""Drivers and kernels keep a few MiB more or less to themselves; no two cards differ by less than this."""
+
+_ERRORS = {kind.__name__: kind for kind in (DeviceError, UsageError)}
+_NO_GPU = re.compile(r"libggml-(?:base|cpu|rpc|blas|oallama)\b.*")  # library files
+_DRIVER = re.compile(r"lib(?:cuda|nvidia-|vulkan_|GLX_nvidia|amdhip64|hsa-runtime64|ze_intel_gpu|dxcore).*\.so\b.*")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownDevice:
+    """spec: the device itself, where `auto` was asked for or a name in other letters. identity: what must be the same
+    for timings to hold; None where the spec says it all (this machine's CPU computes, or nothing does)."""
+
+    spec: DeviceSpec
+    identity: Mapping[str, Any] | None = None
+
+
+def known_device(device: KnownDevice | DeviceSpec | str | None) -> KnownDevice:
+    """The device that is meant. Quick for what needs no question; else it starts a process, about 0.4 s.
+
+    Raises DeviceError where it is not there or cannot be asked, UsageError for wrong text, BridgeError.
+    """
+    if isinstance(device, KnownDevice):
+        return device
+    spec = device if isinstance(device, DeviceSpec) else parse_device(device)
+    if spec.emulated is not None:  # its parameters are all that there is to know
+        return KnownDevice(spec, {"parameters": hashlib.sha256(parameters_of(spec.emulated).encode()).hexdigest()[:16]})
+    if spec.says_all:
+        return KnownDevice(spec)
+    if spec.kind == "auto" and not _has_gpu_backend():
+        return KnownDevice(DeviceSpec("none"))
+    return _asked(spec)
+
+
+def identity_of(info: DeviceInfo, driver_files: list[str]) -> dict[str, Any]:
+    """What tells a device from another one of its name, in JSON.
+
+    An integrated GPU uses the machine's memory, of which the firmware or the kernel gives it now more and now less; of
+    other devices the memory is rounded.
+    """
+    memory = None if info.type == "IGPU" else round(info.memory_total / MEMORY_STEP) * MEMORY_STEP
+    return {
+        "description": info.description,
+        "backend": info.backend,
+        "type": info.type,
+        "memory_bytes": memory,
+        "driver_files": driver_files,
+    }
+
+
+def driver_files(maps: str) -> list[str]:
+    """Name and size of every driver library in a process' memory map (/proc/self/maps).
+
+    The kernel's part of a driver has a version; the part that compiles and queues kernels is updated without it.
+    """
+    paths = {Path(line.split(None, 5)[5]) for line in maps.splitlines() if len(line.split(None, 5)) == 6}
+    return sorted(f"{path.name} {_size(path)}" for path in paths if _DRIVER.fullmatch(path.name))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _has_gpu_backend() -> bool:
+    """Whether llama-cpp-python came with a back end for GPUs, by the names of its libraries: loading them to hear that
+    there is none would take more time than all the rest of a call that reads a cached profile."""
+    import ggml_bridge
+    from ggml_bridge.library import library_folder
+
+    try:
+        files = library_folder().glob("libggml-*")
+    except ggml_bridge.BridgeError as error:
+        raise BridgeError(str(error)) from None
+    return "GGML_BACKEND_PATH" in os.environ or not all(_NO_GPU.fullmatch(file.name) for file in files)
+
+
+def _asked(spec: DeviceSpec) -> KnownDevice:
+    import ggml_bridge
+    from ggml_bridge.child import ChildError, run_in_child
+
+    try:
+        answer = run_in_child(MODULE, {"device": str(spec)}, timeout_s=TIMEOUT_S)
+    except (ggml_bridge.ChildDied, ggml_bridge.ChildTimeout) as error:
+        remedy = "check it with `oallama doctor`, or use --device none"
+        raise DeviceError(f"the device {spec} cannot be asked what it is: {error}; {remedy}") from None
+    except ChildError as error:
+        raise _ERRORS.get(error.type_name, DeviceError)(str(error)) from None
+    except (ggml_bridge.BridgeError, ValueError) as error:
+        raise BridgeError(str(error)) from None
+    return KnownDevice(parse_device(answer["spec"]), answer["identity"])
+
+
+#
+# the child's side
+#
+
+
+def known_of(device: OpenDevice, maps: str) -> KnownDevice:
+    """An open device as a KnownDevice. maps: the process' memory map."""
+    if device.info is None:
+        return KnownDevice(DeviceSpec("none"))
+    named = device.spec.kind in ("auto", "ggml")
+    spec = DeviceSpec("ggml", name=device.info.name) if named else device.spec
+    return KnownDevice(spec, identity_of(device.info, [] if spec.is_remote else driver_files(maps)))
+
+
+def _ask(request: dict[str, Any], progress: Any) -> dict[str, Any]:
+    from oallama.device.opening import open_device
+
+    with open_device(request["device"]) as device:
+        known = known_of(device, _memory_map())
+    return {"spec": str(known.spec), "identity": known.identity}
+
+
+def _memory_map() -> str:
+    """Empty where the system has none to read."""
+    try:
+        return Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+if __name__ == "__main__":
+    from ggml_bridge.child import child_main
+
+    child_main(_ask)
