@@ -11,18 +11,21 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oallama.bench.records import ArmSpec, BenchTest, Setting
-from oallama.core.errors import UsageError
+from oallama.bench.records import ArmSpec, BenchTest, Sample, Setting
+from oallama.core.errors import DeviceError, UsageError
+from oallama.device.emulated_link import Watch
+from oallama.device.spec import parse_device
 
 if TYPE_CHECKING:
     from oallama.bench.loaded import LoadedModel
     from oallama.bench.timing import Timer
 
 MODULE = "oallama.bench.child"
+DEVICE_THREAD = "emulated"  # an emulated device's own, on its core
 FD_VARIABLE = "OALLAMA_BENCH_FD"
 
 Message = dict[str, Any]
@@ -34,6 +37,7 @@ class Arm:
     def __init__(self) -> None:
         self._loaded: LoadedModel | None = None
         self._timer: Timer | None = None
+        self._watch: Watch | None = None
 
     def load(self, spec: Message, operators: list[str]) -> Message:
         """Load and read back; pins this process where the setting asks for it."""
@@ -46,6 +50,7 @@ class Arm:
         pin_threads(arm.setting.cpus)
         report = load_report(loaded, arm.setting, operators)
         self._timer = loaded.call(lambda: _timer(loaded, arm.setting))
+        self._watch = Watch(parse_device(arm.setting.device).emulated is not None)
         return report.to_json()
 
     def warm_up(self, tests: list[Message]) -> Message:
@@ -59,8 +64,24 @@ class Arm:
     def measure(self, tests: list[Message]) -> Message:
         """One sample of each test."""
         loaded, timer = self._ready()
-        samples = [loaded.call(lambda test=test: timer.sample(BenchTest(**test))) for test in tests]  # type: ignore[misc]
-        return {"samples": [asdict(sample) for sample in samples]}
+        return {"samples": [asdict(self._sample(loaded, timer, BenchTest(**test))) for test in tests]}
+
+    def _sample(self, loaded: LoadedModel, timer: Timer, test: BenchTest) -> Sample:
+        """Raises DeviceError where an emulated device cannot keep time."""
+        assert self._watch is not None
+        sample, kept = self._watch.measured(lambda: loaded.call(lambda: timer.sample(test)))
+        if kept is None:
+            return sample
+        if kept.fault:
+            raise DeviceError(f"{kept.fault}; close them, or run again when the machine is quiet")
+        stats = kept.stats
+        return replace(
+            sample,
+            late_share=kept.late_share,
+            late_median_s=stats["late_median_s"],
+            late_p99_s=stats["late_p99_s"],
+            n_overruns=stats["n_overruns"],
+        )
 
     def close(self) -> Message:
         if self._loaded is not None:
@@ -87,13 +108,15 @@ def _timer(loaded: LoadedModel, setting: Setting) -> Timer:
 
 def pin_threads(cpus: tuple[int, ...]) -> None:
     """Pin every thread that this process has, and so all that those will start. After the device was opened: its
-    worker has CPUs of its own. Raises UsageError where that is not allowed."""
+    worker, or its thread, has CPUs of its own. Raises UsageError where that is not allowed."""
     if not cpus:
         return
     if not hasattr(os, "sched_setaffinity"):
         raise UsageError("--cpus works on Linux only; leave it out")
     for task in Path("/proc/self/task").iterdir():
-        with suppress(ProcessLookupError):  # it has just ended
+        with suppress(ProcessLookupError, FileNotFoundError):  # it has just ended
+            if (task / "comm").read_text().strip() == DEVICE_THREAD:
+                continue
             try:
                 os.sched_setaffinity(int(task.name), cpus)
             except OSError as error:

@@ -43,11 +43,18 @@ class BenchTest:
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One turn of a test: seconds of the prompt (0 without one) and of all generated tokens; of a test that is too
-    short to time alone, medians of n_runs runs in that turn."""
+    short to time alone, medians of n_runs runs in that turn.
+
+    late_…: how well an emulated device kept time meanwhile; None of any other.
+    """
 
     prompt_s: float
     gen_s: float
     n_runs: int = 1
+    late_share: float | None = None  # of the time that passed
+    late_median_s: float | None = None  # of one copy or graph
+    late_p99_s: float | None = None
+    n_overruns: int | None = None  # copies and graphs that really took longer than the device's time for them
 
     @property
     def seconds(self) -> float:

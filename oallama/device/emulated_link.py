@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from oallama.core.errors import BridgeError, DeviceError, UsageError
 from oallama.core.types import DeviceInfo
@@ -72,14 +72,23 @@ class Punctuality:
     stats: dict[str, Any]  # of EmulatedStats
 
     @property
+    def late_share(self) -> float:
+        """Of the time that passed."""
+        return float(self.stats["late_total_s"] + self.stats["overrun_total_s"]) / max(self.elapsed_s, 1e-9)
+
+    @property
     def fault(self) -> str:
         """Why times taken meanwhile are none of a card; "" where they are."""
-        late = (self.stats["late_total_s"] + self.stats["overrun_total_s"]) / max(self.elapsed_s, 1e-9)
         if self.stats["n_shared"]:
             return "another emulated device used the same core at the same time"
-        if late > MOST_LATE:
-            return f"the emulated device was late for {late:.1%} of the time: other programs used its core"
+        if self.late_share > MOST_LATE:
+            return f"the emulated device was late for {self.late_share:.1%} of the time: other programs used its core"
         return ""
+
+
+TRIES = 3  # to measure something while nothing disturbs the device
+
+T = TypeVar("T")
 
 
 class Watch:
@@ -101,3 +110,14 @@ class Watch:
         found = Punctuality(time.perf_counter() - self._start_s, asdict(self._device.stats()))
         self._device.rest()
         return found
+
+    def measured(self, measure: Callable[[], T]) -> tuple[T, Punctuality | None]:
+        """What `measure` returns, and how the device kept time meanwhile: the first time that it did, else the last of
+        TRIES."""
+        for tries_left in reversed(range(TRIES)):
+            self.start()
+            result = measure()
+            kept = self.stop()
+            if kept is None or not kept.fault or not tries_left:
+                break
+        return result, kept

@@ -80,6 +80,7 @@ class Request:
 def handle(message: Message, progress: Callable[[Message], None]) -> Message:
     """Measure all that is missing. Sends {"fragment"}, {"weight"} of everything once it is known, and for each task
     {"start", "device", "layout", "kind"} and {"fragment", "done"}; returns nothing more."""
+    from oallama.device.emulated_link import Watch
     from oallama.device.load_params import load_bridge
     from oallama.device.opening import open_device
     from oallama.profile.link import contention_tasks, link_tasks, sharing_tasks
@@ -108,11 +109,16 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
         tasks += contention_tasks(session, mul_mats.layouts(), mul_mats.known)
         tasks += sharing_tasks(session, mul_mats.layouts(), mul_mats.known)
         progress({"weight": sum(task.weight for task in tasks)})
+        watch = Watch(device.spec.emulated is not None)
         with Watchdog(device.name, device.alive) as watchdog:
             for task in tasks:
                 watchdog.beat()
                 progress({"start": task.label, "device": task.device, "layout": task.layout, "kind": task.kind})
-                progress({"fragment": task.run(), "done": task.weight})
+                fragment, kept = watch.measured(task.run)
+                if kept is not None and kept.fault:
+                    warning = f"{task.label}: {kept.fault}; use --refresh to measure again when the machine is quiet"
+                    progress({"fragment": {"warnings": [warning]}})
+                progress({"fragment": fragment, "done": task.weight})
     return {}
 
 

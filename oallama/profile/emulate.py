@@ -29,7 +29,7 @@ from oallama.profile.store import read_profile
 
 K, N = 4096, 11008  # of the matrix whose rates stand for the CPU's: LLaMA-2-7B's gate
 TYPE = "Q4_0"
-BATCH = 512
+BATCH = 128
 LARGE_BATCH = 64  # from so many tokens on, flop/s decide a kernel's time, not bytes/s
 TIMEOUT_S = 120.0
 _KEY_PARTS = ("cpu", "cpu_features", "ggml_cpu_build", "ggml_version", "n_threads")

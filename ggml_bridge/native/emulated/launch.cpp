@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "kernels.h"
+
 namespace emulated {
 
 Launch::Launch(const ggml_cgraph * original, const std::function<void *(const ggml_tensor *)> & memory_of)
@@ -11,7 +13,10 @@ Launch::Launch(const ggml_cgraph * original, const std::function<void *(const gg
     graph_             = ggml_new_graph_custom(ctx_.get(), n_nodes * (1 + GGML_MAX_SRC), false);
     for (size_t i = 0; i < n_nodes; i++) {
         const ggml_tensor * node = original->nodes[i];
-        ggml_tensor *       own  = copy(node, memory_of(node));
+        if (!has_kernel(node)) { // a view: of whatever, maybe of memory that is not the device's
+            continue;
+        }
+        ggml_tensor * own = copy(node, memory_of(node));
         for (int j = 0; j < GGML_MAX_SRC; j++) {
             const ggml_tensor * src = node->src[j];
             if (src == nullptr) {
@@ -20,7 +25,7 @@ Launch::Launch(const ggml_cgraph * original, const std::function<void *(const gg
             const auto known = copies_.find(src);
             if (known != copies_.end()) {
                 own->src[j] = known->second;
-            } else { // no node of this graph: what computed it did so before
+            } else { // a view, or no node of this graph: what computed it did so before
                 own->src[j]     = copy(src, memory_of(src));
                 own->src[j]->op = GGML_OP_NONE;
             }

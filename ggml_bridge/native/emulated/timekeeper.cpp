@@ -119,7 +119,7 @@ void Timekeeper::submit(const StreamPtr & stream, Item && item) {
 void Timekeeper::finish(const Stream & stream) const {
     const uint64_t n = stream.n_submitted();
     while (!stream.done(n)) {
-        relax();
+        pause();
     }
 }
 
@@ -150,6 +150,14 @@ void Timekeeper::reset_ends() {
 
 void Timekeeper::rest() {
     resting_ = true;
+}
+
+void Timekeeper::pause() const {
+    if (core_) {
+        relax();
+    } else { // times mean nothing, and whoever is waited for may need this core
+        std::this_thread::yield();
+    }
 }
 
 //
@@ -183,7 +191,7 @@ void Timekeeper::run() {
             }
             last_work_ = now();
         } else {
-            relax();
+            pause();
         }
     }
 }

@@ -113,6 +113,7 @@ class Timekeeper {
 
     static constexpr size_t n_buckets = 256;
 
+    void pause() const; // of who waits for the other side
     void run();
     void wait_for_work();
     bool take_arrivals(); // whether there were any
