@@ -1,0 +1,190 @@
+"""`--device emulated…`: text parses into a record and back, and becomes the parameters of libggml-emulated."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oallama.core.errors import UsageError
+from oallama.device.cards import CARDS
+from oallama.device.emulated import Emulated, card_of, in_words, parameters_of, parse_emulated, use_parameters
+from oallama.device.identity import known_device
+from oallama.device.spec import parse_device
+from oallama.profile.emulate import CpuRates, allowed_cpus, resolved
+from oallama.profile.machine import fingerprint_key
+from oallama.profile.profiler import machine_with
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("emulated", Emulated()),
+        ("emulated:rtx3060", Emulated("rtx3060-12")),
+        ("emulated:RTX4090", Emulated("rtx4090")),
+        ("emulated,vram=8GiB", Emulated(vram=8 << 30)),
+        ("emulated:vram=8GiB", Emulated(vram=8 << 30)),
+        ("emulated:rtx4090,vram=8GiB,scale=2.3", Emulated("rtx4090", vram=8 << 30, scale=(2.3, 2.3))),
+        ("emulated:scale=4/2,cpus=1,values=drawn", Emulated(scale=(4.0, 2.0), cpus=1, values="drawn")),
+        ("emulated:link=12.5,gbps=300GB/s,tflops=20", Emulated(link=12.5e9, gbps=300e9, tflops=20e12)),
+        ("emulated:latency=2us,seed=3,scale=auto,cpus=auto", Emulated(latency=2e-6, seed=3)),
+        ("emulated:card.json,scale=1", Emulated("card.json", scale=(1.0, 1.0))),
+        ("emulated:routing=ids.txt,lost_after=3", Emulated(routing="ids.txt", lost_after=3)),
+    ],
+)
+def test_text_parses(text: str, spec: Emulated) -> None:
+    assert parse_device(text).emulated == spec == parse_emulated(str(spec))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "emulated:rtx2060",
+        "emulated:",
+        "emulated:rtx3090,gbps=0",
+        "emulated:rtx3090,link=-1",
+        "emulated:rtx3090,tflops=inf",
+        "emulated:rtx3090,vram=0",
+        "emulated:rtx3090,vram=lots",
+        "emulated:rtx3090,scale=0",
+        "emulated:rtx3090,scale=2/",
+        "emulated:rtx3090,cpus=0-1",
+        "emulated:rtx3090,values=guessed",
+        "emulated:rtx3090,latency=soon",
+        "emulated:rtx3090,seed=-1",
+        "emulated:rtx3090,colour=red",
+        "emulated:rtx3090,vram",
+        "emulated:rtx3090,seed=1,seed=2",
+    ],
+)
+def test_wrong_text_is_refused_in_one_sentence(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_device(text)
+    assert "rtx3060-12" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@given(
+    st.sampled_from(list(CARDS)),
+    st.integers(1, 2**40),
+    st.sampled_from([None, (1.0, 1.0), (2.5, 7.25), (8.0, 8.0)]),
+    st.sampled_from([None, "real", "drawn"]),
+    st.sampled_from([None, 0, 3]),
+)
+def test_a_spec_is_what_its_text_says(name, vram, scale, values, cpus) -> None:
+    spec = Emulated(name, vram=vram, scale=scale, values=values, cpus=cpus)
+    assert parse_emulated(str(spec)) == spec
+
+
+def test_what_a_spec_changes_is_changed_in_the_card() -> None:
+    plain = card_of(Emulated("rtx3090", scale=(1.0, 1.0)))
+    assert asdict(plain) == pytest.approx(asdict(CARDS["rtx3090"]))
+    changed = card_of(parse_emulated("emulated:rtx3090,gbps=100,link=5,tflops=10,latency=7,vram=1GiB,scale=2/4"))
+    assert changed.bytes_per_s == 50e9 and changed.flops_per_s == 2.5e12 and changed.memory_bytes == 1 << 30
+    assert changed.pinned_bytes_per_s == 2.5e9 and changed.kernel_s == pytest.approx(14e-6)
+    share = plain.pageable_bytes_per_s / plain.pinned_bytes_per_s
+    assert changed.pageable_bytes_per_s == pytest.approx(2.5e9 * share)
+    assert changed.copy_s == pytest.approx(2 * plain.copy_s)
+
+
+def test_every_latency_is_as_much_longer_as_bytes_are_slower() -> None:
+    plain, slow = (card_of(Emulated(scale=scale)) for scale in ((1.0, 1.0), (4.0, 9.0)))
+    for name in ("kernel_s", "launch_s", "launch_node_s", "copy_s", "copy_issue_s", "synchronize_s"):
+        assert getattr(slow, name) == pytest.approx(4 * getattr(plain, name))
+    assert slow.flops_per_s == pytest.approx(plain.flops_per_s / 9)
+
+
+def test_the_parameters_say_that_it_is_emulated() -> None:
+    spec = parse_emulated("emulated:rtx3060,scale=2,values=drawn,cpus=1")
+    text = parameters_of(spec) + use_parameters(spec)
+    assert "RTX 3060" in text and text.splitlines()[0].endswith("emulated")
+    assert "values drawn" in text and "cpu 1" in text and "name Emulated0" in text
+    assert "divided by 2 and" in in_words(spec)
+
+
+def rates_of(bytes_per_s: float, flops_per_s: float):
+    return lambda n_threads: CpuRates(bytes_per_s, flops_per_s)
+
+
+def test_the_scale_is_how_much_slower_this_cpu_is() -> None:
+    from oallama.device.cards import USUAL_PC
+
+    found, threads = resolved(
+        parse_device("emulated:rtx3060,values=real"), 1, rates_of(USUAL_PC.bytes_per_s / 5, USUAL_PC.flops_per_s / 8)
+    )
+    assert found.emulated is not None and found.emulated.scale == (5.0, 8.0) and threads == 1
+    fast, _ = resolved(parse_device("emulated:values=real"), 1, rates_of(1e15, 1e18))
+    assert fast.emulated is not None and fast.emulated.scale == (1.0, 1.0), "a card is never made faster"
+
+
+def test_a_given_scale_is_not_measured() -> None:
+    def nobody_asks(n_threads: int) -> CpuRates:
+        raise AssertionError("the CPU was measured")
+
+    found, _ = resolved(parse_device("emulated:scale=3,values=real"), 1, nobody_asks)
+    assert found.emulated is not None and found.emulated.scale == (3.0, 3.0)
+
+
+def test_the_device_gets_a_core_that_computing_does_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oallama.profile.emulate.allowed_cpus", lambda: (0, 1, 5))
+    monkeypatch.setattr("oallama.profile.emulate.default_threads", lambda: 3)
+    found, threads = resolved(parse_device("emulated:scale=1"), None)
+    assert found.emulated is not None and found.emulated.cpus == 5 and threads == 2
+    with pytest.raises(UsageError, match="--threads 2"):
+        resolved(parse_device("emulated:scale=1"), 3)
+    monkeypatch.setattr("oallama.profile.emulate.allowed_cpus", lambda: (0,))
+    with pytest.raises(UsageError, match="one core only"):
+        resolved(parse_device("emulated:scale=1"), 1)
+    alone, _ = resolved(parse_device("emulated:scale=1,values=real"), 1)
+    assert alone.emulated is not None and alone.emulated.cpus is None
+
+
+def test_a_core_that_is_not_there_is_refused() -> None:
+    assert max(allowed_cpus()) < 4000
+    with pytest.raises(UsageError, match="no core 4000"):
+        resolved(parse_device("emulated:scale=1,cpus=4000"), 1)
+
+
+def test_other_devices_are_left_as_they_are() -> None:
+    assert resolved(parse_device("rpc-worker:1:1"), 3) == (parse_device("rpc-worker:1:1"), 3)
+
+
+def test_a_profile_belongs_to_the_parameters_and_not_to_the_core() -> None:
+    def key(text: str) -> str:
+        return fingerprint_key(machine_with(known_device(parse_device(text)), 1))
+
+    base = key("emulated:rtx3060,scale=2")
+    assert key("emulated:rtx3060,scale=2,cpus=1,values=drawn,seed=4,lost_after=3") == base
+    for other in ("scale=3", "scale=2,link=3", "scale=2,vram=1GiB", "scale=2,latency=9"):
+        assert key(f"emulated:rtx3060,{other}") != base
+    assert key("emulated:rtx3090,scale=2") != base
+
+
+def test_a_profile_of_a_real_card_becomes_parameters() -> None:
+    spec, _ = resolved(
+        parse_device(f"emulated:{GOLDEN / 'profile-v1.json'},vram=2GiB,scale=2,values=real"), 1, rates_of(1.0, 1.0)
+    )
+    assert spec.emulated is not None
+    text = parameters_of(spec.emulated)
+    cases = [
+        case for case in json.loads((GOLDEN / "profile-v1.json").read_text())["cases"] if case["layout"] == "device"
+    ]
+    assert text.count("\nkernel ") == len(cases) > 0
+    assert f"memory_bytes {2 << 30}" in text
+
+
+def test_a_profile_of_a_cpu_is_no_card(tmp_path: Path) -> None:
+    document = json.loads((GOLDEN / "profile-v1.json").read_text())
+    path = tmp_path / "cpu.json"
+    path.write_text(json.dumps({**document, "device": "CPU"}))
+    with pytest.raises(UsageError, match="CPU alone"):
+        resolved(parse_device(f"emulated:{path},scale=1,values=real"), 1)
+    with pytest.raises(UsageError, match="profile says them itself"):
+        resolved(parse_device(f"emulated:{path},scale=1,link=3,values=real"), 1)
+    with pytest.raises(UsageError, match=r"missing\.json"):
+        resolved(parse_device(f"emulated:{tmp_path / 'missing.json'},scale=1,values=real"), 1)
