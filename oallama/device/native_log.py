@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from oallama.device.interrupt import held_interrupt
+
 LEVEL_INFO, LEVEL_WARN, LEVEL_ERROR, LEVEL_CONTINUE = 2, 3, 4, 5  # enum ggml_log_level; 1 is debug
 
 _PREFIX = re.compile(r"^\w+: (?:error loading model: )?(?:\w+: )?")  # names of functions
@@ -18,12 +20,10 @@ _lock = threading.RLock()  # the callback is one for the process
 
 
 class NativeLog:
-    """Lines of the log with their levels, the last `keep` of them. interrupt: a Ctrl-C that arrived while a line did,
-    to be raised where that is possible."""
+    """Lines of the log with their levels, the last `keep` of them."""
 
     def __init__(self, keep: int = 4000) -> None:
         self.lines: deque[tuple[int, str]] = deque(maxlen=keep)
-        self.interrupt: BaseException | None = None
 
     def add(self, level: int, text: str) -> None:
         """Append what the log callback was given; a continuation joins the line before it."""
@@ -44,10 +44,11 @@ class NativeLog:
 
 
 @contextlib.contextmanager
-def native_log() -> Iterator[NativeLog]:
+def native_log(hold_interrupt: bool = True) -> Iterator[NativeLog]:
     """Collect llama.cpp's log instead of printing it, for as long as the context lasts.
 
-    Raises at its end the KeyboardInterrupt that arrived inside the callback, if nobody took it from `interrupt`.
+    A Ctrl-C is raised at its end, or it would be lost in the log's callback. hold_interrupt False: llama.cpp is called
+    on another thread, or where the caller holds it.
     """
     from llama_cpp import llama_cpp as api
 
@@ -58,11 +59,9 @@ def native_log() -> Iterator[NativeLog]:
             log.add(level, (text or b"").decode("utf-8", "replace"))
         except Exception:  # it cannot cross the C caller, and a line of the log is not worth more
             return
-        except BaseException as error:  # Ctrl-C must not get lost
-            log.interrupt = error
 
     callback = api.llama_log_callback(collect)
-    with _lock:
+    with _lock, held_interrupt() if hold_interrupt else contextlib.nullcontext():
         before, before_data = api.llama_log_callback(), ctypes.c_void_p()
         api.llama_log_get(ctypes.byref(before), ctypes.byref(before_data))
         api.llama_log_set(callback, ctypes.c_void_p(0))
@@ -70,5 +69,3 @@ def native_log() -> Iterator[NativeLog]:
             yield log
         finally:
             api.llama_log_set(before, before_data)
-        if log.interrupt is not None:
-            raise log.interrupt

@@ -13,6 +13,7 @@ from oallama.core.errors import DeviceError
 from oallama.core.types import ModelInfo, Operator, OperatorPlacement, PlanRecord, Shape
 from oallama.cost.blocks import is_ffn
 from oallama.device.guard import Runner
+from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import PLAIN_LAYOUT, LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import OpenDevice, device_pointer
@@ -86,14 +87,14 @@ def _supports(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> 
 class LoadProgress:
     """llama.cpp's progress callback: a bar on stderr where that is a terminal, and the way to stop a load.
 
-    `callback` goes into llama_model_params. After a stopped load `raise_interrupt` raises what stopped it.
+    `callback` goes into llama_model_params. After a load that an error of the bar stopped `raise_error` raises that.
     """
 
     def __init__(self, name: str, n_bytes: int, show: bool) -> None:
         from llama_cpp import llama_cpp as api
 
         self._cancelled = False
-        self._interrupt: BaseException | None = None
+        self._error: Exception | None = None
         self._bar: Any = None
         if show and sys.stderr.isatty():
             from tqdm import tqdm
@@ -105,9 +106,9 @@ class LoadProgress:
         """Ask the load to stop at its next step."""
         self._cancelled = True
 
-    def raise_interrupt(self) -> None:
-        if self._interrupt is not None:
-            raise self._interrupt
+    def raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         if self._bar is not None:
@@ -118,8 +119,8 @@ class LoadProgress:
             if self._bar is not None:
                 self._bar.update(int(share * self._bar.total) - self._bar.n)
             return not self._cancelled
-        except BaseException as error:  # Ctrl-C arrives here; it cannot cross the C caller
-            self._interrupt = error
+        except Exception as error:  # it cannot cross the C caller
+            self._error = error
             return False
 
 
@@ -147,18 +148,25 @@ def load_llama(
     from oallama.run.placed_llama import PlacedLlama
 
     bridge = load_bridge()
-    with native_log() as log, load_progress(Path(model.path).name, model.file_bytes, show_progress) as shown:
+    shows = load_progress(Path(model.path).name, model.file_bytes, show_progress)
+    with native_log(hold_interrupt=False) as log, shows as shown:
 
         def load() -> PlacedLlama:
             placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
-            return PlacedLlama.load(settings, placement, settings.n_threads, shown.callback)
+            made: list[PlacedLlama] = []
+            try:
+                with held_interrupt(shown.cancel):
+                    made.append(PlacedLlama.load(settings, placement, settings.n_threads, shown.callback))
+            except KeyboardInterrupt:
+                for llama in made:
+                    llama.close()
+                raise
+            return made[0]
 
         try:
             llama = runner.call(load, shown.cancel)
-            if log.interrupt is not None:
-                runner.call(llama.close)  # only its own thread may free it; the log then raises
         except ValueError as error:
-            shown.raise_interrupt()
+            shown.raise_error()
             if split is not None and (failure := split.failure()):
                 raise DeviceError(f"the model cannot be loaded as planned: {failure}") from None
             raise load_refusal(settings.path, device.name, log.reason() or str(error)) from None
