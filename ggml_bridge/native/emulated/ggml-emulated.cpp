@@ -514,6 +514,9 @@ int emulated_unregister(void) {
             ggml_backend_unload(&the_reg);
             registered = false;
             emulated_device().time.rest();
+            if (emulated_device().parameters.cpu >= 0) {
+                let_others_on(emulated_device().parameters.cpu);
+            }
         }
     });
 }

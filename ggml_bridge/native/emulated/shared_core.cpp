@@ -24,6 +24,24 @@ pid_t thread_id() {
     return static_cast<pid_t>(::syscall(SYS_gettid));
 }
 
+// Of every thread of this process but those that are pinned to the core.
+template <typename Change> void change_affinities(int cpu, Change && change) {
+    for (const auto & entry : std::filesystem::directory_iterator("/proc/self/task")) {
+        const auto task = static_cast<pid_t>(std::atoi(entry.path().filename().c_str()));
+        cpu_set_t  set;
+        if (::sched_getaffinity(task, sizeof set, &set) != 0) {
+            continue; // it has ended
+        }
+        if (CPU_COUNT(&set) == 1 && CPU_ISSET(static_cast<size_t>(cpu), &set)) {
+            continue;
+        }
+        change(set);
+        ::sched_setaffinity(task, sizeof set, &set);
+    }
+}
+
+std::atomic<bool> others_are_off{false};
+
 } // namespace
 
 SharedCore::SharedCore(int cpu) {
@@ -83,17 +101,13 @@ void pin_this_thread(int cpu) {
 }
 
 void keep_others_off(int cpu) {
-    const pid_t own = thread_id();
-    for (const auto & entry : std::filesystem::directory_iterator("/proc/self/task")) {
-        const auto task = static_cast<pid_t>(std::atoi(entry.path().filename().c_str()));
-        cpu_set_t  set;
-        if (task == own || ::sched_getaffinity(task, sizeof set, &set) != 0) {
-            continue;
-        }
-        CPU_CLR(static_cast<size_t>(cpu), &set);
-        if (CPU_COUNT(&set) > 0) {
-            ::sched_setaffinity(task, sizeof set, &set);
-        }
+    change_affinities(cpu, [cpu](cpu_set_t & set) { CPU_CLR(static_cast<size_t>(cpu), &set); });
+    others_are_off = true;
+}
+
+void let_others_on(int cpu) {
+    if (others_are_off.exchange(false)) {
+        change_affinities(cpu, [cpu](cpu_set_t & set) { CPU_SET(static_cast<size_t>(cpu), &set); });
     }
 }
 

@@ -1,0 +1,209 @@
+"""The emulated device: its time, its memory and its streams, through the bridge. What may abort runs in a child."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from native_helpers import RunHere
+
+import ggml_bridge
+from ggml_bridge.emulated import EmulatedDevice
+
+NAME = "Emulated0"
+RATES = """
+description a card for tests, emulated
+memory_bytes 268435456
+bytes_per_s 2e10
+flops_per_s 1e12
+flops_float_per_s 5e11
+pinned_bytes_per_s 2e9
+pageable_bytes_per_s 1e9
+kernel_s 5e-5
+launch_s 1e-4
+launch_node_s 1e-5
+copy_s 2e-4
+copy_issue_s 1e-4
+synchronize_s 1e-4
+"""
+REAL = f"name {NAME}\nvalues real\ncpu -1\n{RATES}"
+Q4_0_BYTES = 18 / 32
+
+
+def own_core() -> int:
+    """For the device; asked before it takes that core from this process."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        pytest.skip("one core: a device that keeps time needs one of its own")
+    return cpus[-1]
+
+
+@pytest.fixture
+def timed(bridge: ggml_bridge.Bridge):
+    """A device that keeps time, for one test."""
+    device = bridge.emulated()
+    device.register(f"name {NAME}\nvalues drawn\ncpu {own_core()}\n{RATES}")
+    device.reset_stats()
+    yield device
+    device.unregister()
+
+
+@pytest.fixture
+def real(bridge: ggml_bridge.Bridge):
+    device = bridge.emulated()
+    device.register(REAL)
+    yield device
+    device.unregister()
+
+
+def test_it_is_a_gpu_while_it_is_registered(bridge: ggml_bridge.Bridge, real: EmulatedDevice) -> None:
+    info = bridge.device(NAME)
+    assert (info.type, info.backend, info.memory_total) == ("GPU", "Emulated", 268435456)
+    assert info.asynchronous and info.host_buffer and info.events and "emulated" in info.description
+    real.unregister()
+    assert NAME not in [device.name for device in bridge.devices()]
+    real.register(REAL)
+
+
+def test_nothing_ends_before_its_time(bridge: ggml_bridge.Bridge, timed: EmulatedDevice) -> None:
+    """Later is possible on a busy machine; earlier never."""
+    n_bytes = 4 << 20
+    for pinned, rate in ((True, 2e9), (False, 1e9)):
+        for direction in ("h2d", "d2h"):
+            with bridge.transfer(NAME, direction, pinned, n_bytes) as timer:
+                copied = min(timer.run(3))
+            assert copied >= 0.99 * n_bytes / rate
+    for n_tokens in (1, 64):
+        with bridge.mul_mat(NAME, None, "Q4_0", 512, 1024, n_tokens=n_tokens, working_set_bytes=0) as timer:
+            assert min(timer.run(3)) >= 0.99 * timed.mul_mat_seconds(2, 512, 1024, 1, 0, n_tokens) - 5e-5
+    stats = timed.stats()
+    assert stats.n_ends > 20 and stats.bytes_in >= 3 * 2 * n_bytes and stats.busy_in_s >= 6 * n_bytes / 2e9
+    assert 0 < stats.late_median_s <= stats.late_p99_s and stats.n_graphs > 0
+
+
+def test_an_asynchronous_copy_holds_up_its_caller_for_its_call_only(
+    bridge: ggml_bridge.Bridge, timed: EmulatedDevice
+) -> None:
+    n_bytes = 8 << 20
+    with bridge.issue(NAME, True, n_bytes) as timer:
+        pinned = min(timer.run(5))
+    with bridge.issue(NAME, False, n_bytes) as timer:
+        pageable = min(timer.run(5))
+    assert 1e-4 <= pinned < 0.5 * n_bytes / 2e9
+    assert pageable >= 0.99 * n_bytes / 1e9, "memory that is not pinned is copied while the caller waits"
+
+
+def test_copies_of_one_stream_do_not_wait_for_results_of_another(
+    bridge: ggml_bridge.Bridge, timed: EmulatedDevice
+) -> None:
+    """The graph and its result use other engines than the copy to the device."""
+    assert bridge.copy_wait(NAME, True, 64 << 20) < 0.5
+
+
+@pytest.mark.parametrize(("type_name", "number", "in_float"), [("Q4_0", 2, False), ("F16", 1, True)])
+def test_a_kernel_takes_what_the_card_says(real: EmulatedDevice, type_name: str, number: int, in_float: bool) -> None:
+    from oallama.device.card import Card
+
+    card = Card("test", "", 1, 2e10, 1e12, 5e11, 5e-5, 1e-4, 1e-5, 2e-4, 1e-4, 1e-4, 2e9, 1e9)
+    per_element = Q4_0_BYTES if type_name == "Q4_0" else 2.0
+    for n_tokens in (1, 7, 512):
+        moved = 512 * 1024 * per_element + 4 * n_tokens * (512 + 1024)
+        wanted = card.kernel_seconds(2.0 * 512 * 1024 * n_tokens, moved, in_float)
+        assert real.mul_mat_seconds(number, 512, 1024, 1, 0, n_tokens) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_experts_are_read_as_often_as_they_are_used(real: EmulatedDevice) -> None:
+    one = real.mul_mat_seconds(2, 512, 1024, 8, 2, 1)
+    many = real.mul_mat_seconds(2, 512, 1024, 8, 2, 64)
+    assert one == pytest.approx(2 * 512 * 1024 * Q4_0_BYTES / 2e10 + 4 * 2 * 1536 / 2e10 + 5e-5)
+    assert many > 3 * (one - 5e-5)
+
+
+def test_measured_kernels_come_before_rates(bridge: ggml_bridge.Bridge) -> None:
+    device = bridge.emulated()
+    device.register(REAL + "kernel MUL_MAT Q4_0 512x1024x1 0 1 0.002\nkernel MUL_MAT Q4_0 512x1024x1 0 11 0.012\n")
+    seconds = [device.mul_mat_seconds(2, 512, 1024, 1, 0, n) for n in (1, 6, 11, 21)]
+    assert seconds == pytest.approx([0.002, 0.007, 0.012, 0.022])
+    assert device.mul_mat_seconds(2, 512, 2048, 1, 0, 1) < 0.001
+    device.unregister()
+
+
+def test_real_values_are_those_of_the_cpu(bridge: ggml_bridge.Bridge, real: EmulatedDevice) -> None:
+    for type_name, n_expert, n_used in (("F16", 1, 0), ("Q4_0", 1, 0), ("Q4_0", 8, 2)):
+        with bridge.mul_mat(NAME, None, type_name, 256, 96, n_expert, n_used, 5, 0) as timer:
+            timer.run(1)
+            assert timer.check() < 1e-4
+
+
+def test_it_holds_no_more_than_its_memory(bridge: ggml_bridge.Bridge, real: EmulatedDevice) -> None:
+    with pytest.raises(ggml_bridge.OutOfMemory):
+        bridge.transfer(NAME, "h2d", True, 300 << 20)
+    with bridge.transfer(NAME, "h2d", True, 200 << 20):
+        assert real.stats().device_bytes >= 200 << 20
+        assert bridge.device(NAME).memory_free < 60 << 20
+    assert real.stats().device_bytes == 0 and real.stats().pinned_bytes == 0
+
+
+def test_it_keeps_its_parameters_while_it_is_used(bridge: ggml_bridge.Bridge, real: EmulatedDevice) -> None:
+    with bridge.transfer(NAME, "h2d", True, 1 << 20):
+        with pytest.raises(ggml_bridge.Unsupported, match="in use"):
+            real.register(REAL)
+        with pytest.raises(ggml_bridge.Unsupported, match="in use"):
+            real.unregister()
+    real.register(REAL.replace("268435456", "1000000"))
+    assert bridge.device(NAME).memory_total == 1000000
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("bytes_per_s 0", "above 0"),
+        ("bytes_per_s fast", "no number"),
+        ("bytes_per_s", "missing"),
+        ("kernel_s -1", "negative"),
+        ("colour red", "no parameter colour"),
+        ("values guessed", "no choice guessed"),
+        ("memory_bytes 1.5", "whole number"),
+        ("kernel MUL_MAT Q4_9 1x1x1 0 1 1", "no type"),
+        ("kernel MUL_MAT Q4_0 1x1 0 1 1", "KxNxE"),
+        ("copy up pinned 1 1", "no choice up"),
+        ("routing no-such-file", "cannot be read"),
+        ("values drawn", "core of its own"),
+        ("values drawn\ncpu 4000", "core 4000"),
+    ],
+)
+def test_wrong_parameters_are_refused_in_one_sentence(bridge: ggml_bridge.Bridge, line: str, what: str) -> None:
+    with pytest.raises(ValueError, match=what) as caught:
+        bridge.emulated().register(REAL + line + "\n")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_routing_file_may_not_repeat_an_expert(bridge: ggml_bridge.Bridge, tmp_path: Path) -> None:
+    path = tmp_path / "routing.txt"
+    path.write_text("0 1 2\n0 3 3\n")
+    with pytest.raises(ValueError, match="repeats an expert"):
+        bridge.emulated().register(REAL + f"routing {path}\n")
+
+
+def test_host_code_that_touches_device_memory_is_stopped(run_here: RunHere) -> None:
+    with pytest.raises(ggml_bridge.ChildDied, match="touched device memory") as caught:
+        run_here("emulated_cases", {"case": "touch", "parameters": REAL})
+    assert caught.value.signal == signal.SIGSEGV
+
+
+def test_it_has_a_core_of_its_own_while_it_is_registered(bridge: ggml_bridge.Bridge) -> None:
+    core, before = own_core(), os.sched_getaffinity(0)
+    bridge.emulated().register(f"name {NAME}\nvalues drawn\ncpu {core}\n{RATES}")
+    assert os.sched_getaffinity(0) == before - {core}
+    bridge.emulated().unregister()
+    assert os.sched_getaffinity(0) == before
+
+
+def test_two_on_one_core_notice_each_other(run_here: RunHere) -> None:
+    """One process keeps its device at work while another one's wants the same core."""
+    parameters = f"name {NAME}\nvalues drawn\ncpu {own_core()}\n{RATES}"
+    found = run_here("emulated_cases", {"case": "two", "parameters": parameters})
+    assert found["alone"] == 0
+    assert found["together"] > 0
