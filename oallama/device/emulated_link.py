@@ -46,20 +46,21 @@ def open_emulated(spec: Emulated) -> tuple[DeviceInfo, Callable[[], None]]:
             return  # something of a model still lives on it: it stays registered, and idle
 
     try:
-        _check_room(spec, info)
+        check_room(spec, info.memory_total)
     except UsageError:
         close()
         raise
     return info, close
 
 
-def _check_room(spec: Emulated, info: DeviceInfo) -> None:
+def check_room(spec: Emulated, memory_bytes: int) -> None:
+    """Raises UsageError where real values of so many bytes do not fit into this machine's memory."""
     import psutil
 
     available = int(psutil.virtual_memory().total)
-    if spec.values != "drawn" and info.memory_total > available:
+    if spec.values != "drawn" and memory_bytes > available:
         raise UsageError(
-            f"--device {spec}: real values of {format_bytes(info.memory_total)} do not fit into this machine's "
+            f"--device {spec}: real values of {format_bytes(memory_bytes)} do not fit into this machine's "
             f"{format_bytes(available)}; give a smaller vram=, or values=drawn, which computes nothing"
         )
 

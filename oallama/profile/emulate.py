@@ -20,7 +20,8 @@ from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, Profile, ProfileCase
 from oallama.device.card import Host
 from oallama.device.cards import USUAL_PC
 from oallama.device.cpu import default_threads
-from oallama.device.emulated import PARAMETERS, Emulated
+from oallama.device.emulated import PARAMETERS, Emulated, card_of
+from oallama.device.emulated_link import check_room
 from oallama.device.spec import DeviceSpec
 from oallama.profile import cache
 from oallama.profile.cases import PLAIN_LAYOUT
@@ -77,6 +78,8 @@ def resolved(
             else f"--device {spec}: the device needs a core of its own, and this process may run on one core only; "
             "add values=real, whose times mean nothing"
         )
+    if spec.emulated.values == "real" and not spec.emulated.is_file:  # before anything is measured for it
+        check_room(spec.emulated, card_of(spec.emulated).memory_bytes)
     emulated = replace(spec.emulated, cpus=own if left else None)
     if emulated.scale is None or emulated.source.endswith(".json"):
         emulated = _scaled(emulated, threads, rates or cpu_rates)

@@ -31,7 +31,7 @@ from oallama.profile.store import profile_to_json
 __all__ = ["f16", "q4_0"]
 
 ROOT = Path(__file__).resolve().parents[2]
-DEVICES = ("cpu-pair", "rpc-worker")
+DEVICES = ("cpu-pair", "rpc-worker", "emulated:vram=2GiB,scale=1,values=real")
 WORKER = "rpc-worker:1"
 N_UBATCH = 64  # of placed()
 EXACT_NMSE, QUANTISED_NMSE = 1e-6, 1e-3  # those of test_split_logits.py

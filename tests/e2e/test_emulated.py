@@ -1,0 +1,191 @@
+"""The emulated device under the whole of oallama: streams because that pays, tells that it is emulated, runs out of
+memory, is lost, and refuses what it cannot be.
+
+Plans are made of described profiles, so that they do not depend on how busy this machine is. Timed runs need a core of
+their own; how long they take is not asserted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from e2e.test_engine import TOKENS, nmse, stock_logits
+from gguf_factory import write_gguf, write_llama_shape
+
+from oallama.core.errors import DeviceError, DoesNotFit
+from oallama.core.types import Profile
+from oallama.core.units import MIB
+from oallama.device.card import Card, Host
+from oallama.device.opening import list_devices, open_device
+from oallama.device.spec import parse_device
+from oallama.placer import Placer
+from oallama.plan.plan import Plan
+from oallama.profile.described import described
+
+ROOT = Path(__file__).resolve().parents[2]
+REAL = "emulated:vram=1GiB,scale=1,values=real"
+QUANTISED_NMSE = 1e-3  # of test_split_logits.py
+
+
+def oallama(*arguments: object, code: int = 0, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **({"OALLAMA_CACHE_DIR": str(cache)} if cache else {})}
+    command = [sys.executable, "-m", "oallama", *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=280, env=environment
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def has_two_cores() -> bool:
+    return len(os.sched_getaffinity(0)) > 1
+
+
+needs_a_core = pytest.mark.skipif(not has_two_cores(), reason="one core: a device that keeps time needs one of its own")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("model") / "model.gguf", "llama", weight_type="Q4_0")
+
+
+def profile_of(model: Path, link_bytes_per_s: float) -> Profile:
+    """A slow CPU beside a fast card on this link."""
+    placer = Placer.load(model, device="none")
+    card = Card("test", "a card", 1 << 30, 2e11, 1e13, 5e12, 1e-7, 5e-7, 1e-8, 5e-7, 1e-7, 1e-7,
+                link_bytes_per_s, link_bytes_per_s / 2)  # fmt: skip
+    host = Host("a slow CPU", bytes_per_s=2e8, flops_per_s=5e8, source="this test")
+    return described(host, card, placer.model, placer.operators, (1, 32, 512))
+
+
+def plan_on(model: Path, link_bytes_per_s: float) -> tuple[Placer, Plan]:
+    profile = profile_of(model, link_bytes_per_s)
+    placer = Placer.load(model, device=REAL, profile=profile, gpu_weights=0.3, threads=1)
+    return placer, placer.plan("scheinfer", n_prompt=256, n_gen=32)
+
+
+def test_what_pays_is_streamed_and_computes_the_same(model: Path) -> None:
+    placer, plan = plan_on(model, 1e9)
+    streamed = sum(o.bytes * p.cg for o, p in zip(placer.operators, plan.operators, strict=True))
+    assert streamed > 0.2 * sum(o.bytes for o in placer.operators)
+    with placer.engine(plan, progress=False) as engine:
+        assert nmse(engine.logits(TOKENS), stock_logits(model, TOKENS)) <= QUANTISED_NMSE
+        run = engine.generate(list(range(1, 40)), max_tokens=4, temperature=0)
+        assert run.n_gen == 4 and engine.split_stats is not None
+        assert engine.split_stats.decode.bytes_streamed > 0 and engine.split_stats.prompt.bytes_streamed > 0
+
+
+def test_the_link_decides_how_much_is_streamed(model: Path) -> None:
+    """A link that is too slow to help streams nothing, and more streams the faster it is."""
+    shares = []
+    for rate in (1e6, 3e8, 1e9):
+        placer, plan = plan_on(model, rate)
+        shares.append(sum(o.bytes * p.cg for o, p in zip(placer.operators, plan.operators, strict=True)))
+    assert shares[0] == 0 and shares[0] < shares[1] <= shares[2]
+
+
+def test_whole_models_on_the_device_are_stock_s(model: Path) -> None:
+    placer = Placer.load(model, device=REAL, threads=1, profile=profile_of(model, 1e9))
+    with placer.engine(placer.plan("layers", n_prompt=64, n_gen=8), progress=False) as engine:
+        assert engine.memory.device_bytes > placer.model.file_bytes // 2
+        assert nmse(engine.logits(TOKENS), stock_logits(model, TOKENS)) <= QUANTISED_NMSE
+
+
+def test_a_model_that_does_not_fit_is_said_to(model: Path) -> None:
+    small = f"emulated:vram={MIB},scale=1,values=real"
+    placer = Placer.load(model, device=small, threads=1, profile=profile_of(model, 1e9))
+    names = [operator.name for operator in placer.operators]
+    with pytest.raises((DoesNotFit, DeviceError), match=r"Emulated0|memory"):
+        placer.engine(placer.plan_of(names, placer.model.n_layer + 1), progress=False)
+
+
+def test_a_lost_device_is_an_error_of_ours(model: Path) -> None:
+    spec = "emulated:vram=1GiB,scale=1,values=real,lost_after=30"
+    placer = Placer.load(model, device=spec, threads=1, profile=profile_of(model, 1e9))
+    plan = placer.plan("layers", n_prompt=64, n_gen=8)
+    with placer.engine(plan, progress=False) as engine, pytest.raises(DeviceError):
+        for _ in range(40):
+            engine.generate(list(range(1, 40)), max_tokens=4, temperature=0)
+    with open_device(REAL) as device:
+        assert device.name == "Emulated0", "what was lost can be opened anew"
+
+
+def test_it_is_there_only_while_it_is_open() -> None:
+    with open_device(REAL) as device:
+        assert device.info is not None and "emulated" in device.info.description
+        assert "Emulated0" in [info.name for info in list_devices()]
+        with open_device("auto") as chosen:
+            assert chosen.name != "Emulated0", "nobody asked for it"
+    assert "Emulated0" not in [info.name for info in list_devices()]
+
+
+@needs_a_core
+def test_drawn_values_are_finite_and_experts_distinct(tmp_path: Path) -> None:
+    """Not a token of it means anything, but nothing of it may mislead a CPU either."""
+    path = write_gguf(tmp_path / "moe.gguf", "qwen3moe", weight_type="F16")
+    spec = "emulated:vram=1GiB,scale=1,values=drawn"
+    placer = Placer.load(path, device=spec, threads=1, profile=profile_of(path, 1e9))
+    for names in ([], [o.name for o in placer.operators if "exps" in o.name]):
+        whole = [o.name for o in placer.operators if o.name not in names]
+        with placer.engine(placer.plan_of(whole, placer.model.n_layer + 1), progress=False) as engine:
+            assert np.isfinite(engine.logits(TOKENS)).all()
+
+
+@pytest.mark.parametrize(
+    ("device", "what"),
+    [
+        ("emulated:rtx2060", "rtx3060-12"),
+        ("emulated:rtx3090,gbps=0", "above 0"),
+        ("emulated:vram=900TiB,scale=1,values=real", "do not fit"),
+        ("emulated:scale=1,cpus=4000", "no core 4000"),
+        ("emulated:no-such.json,scale=1", "no-such.json"),
+        ("emulated:no-such.txt,scale=1,values=real", "no-such.txt"),
+    ],
+)
+def test_what_it_cannot_be_is_one_sentence(model: Path, device: str, what: str) -> None:
+    done = oallama("run", model, "-p", "hello", "-n", 2, "--device", device, "--policy", "layers", code=2)
+    assert what in done.stderr and done.stdout == "" and "Traceback" not in done.stderr
+
+
+@needs_a_core
+def test_threads_leave_it_a_core(model: Path) -> None:
+    n = len(os.sched_getaffinity(0))
+    done = oallama("profile", model, "--device", "emulated:scale=1", "--threads", n, code=2)
+    assert f"--threads {n}" in done.stderr
+
+
+@needs_a_core
+def test_every_command_says_that_it_is_emulated(tmp_path: Path) -> None:
+    """Profile and bench on it, all from a cache of their own. Times are those of a busy machine here, and bench
+    may refuse to give any."""
+    path = write_llama_shape(tmp_path / "model.gguf", 2, 256, 512, 4, 2, 300)
+    cache, device = tmp_path / "cache", "emulated:vram=1GiB,scale=2"
+    profile = json.loads(oallama("profile", path, "--device", device, "--tokens", 1, "--json", cache=cache).stdout)
+    assert profile["fingerprint"]["device_name"] == "Emulated0"
+    assert "emulated" in profile["fingerprint"]["device_description"]
+    shared = ("--device", device, "-p", 32, "-n", 4)
+    arms = ("--arms", "stock-fit,stock-cpu", "-r", 2, "-o", "json")
+    bench = subprocess.run(
+        [sys.executable, "-m", "oallama", "bench", str(path), *map(str, (*shared, *arms))],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        timeout=280,
+        env={**os.environ, "OALLAMA_CACHE_DIR": str(cache)},
+    )
+    if bench.returncode:
+        assert "emulated device was late" in bench.stderr
+    else:
+        assert "emulated" in bench.stdout and "emulated device" in bench.stderr
+
+
+def test_a_spec_is_the_same_in_a_child() -> None:
+    text = "emulated:rtx3060-12,vram=1073741824,scale=2/3,cpus=1,values=drawn"
+    assert str(parse_device(text)) == text
