@@ -15,7 +15,8 @@ from oallama.cli.output import emit_json, show, talk
 def command(as_json: bool) -> None:
     """List what can compute: ggml's devices with their memory, and the CPU.
 
-    A name in the first column can be given as --device. `rpc-worker` and `cpu-pair` are made on request and not listed.
+    A name in the first column can be given as --device. `rpc-worker`, `emulated` and `cpu-pair` are made on request and
+    not listed.
     """
     from oallama.device.opening import list_devices
     from oallama.report.documents import device_document
@@ -32,7 +33,8 @@ def command(as_json: bool) -> None:
         [devices_table(devices, (f"CPU: {cpu['name']}, {cores}", f"features: {' '.join(cpu['features'])}", libraries))]
     )
     if not any(device.type in ("GPU", "IGPU") for device in devices):
-        talk("no GPU found: `--device rpc-worker` uses a second process on this machine as the device")
+        talk("no GPU found: `--device rpc-worker` uses a second process on this machine as the device, and")
+        talk("`--device emulated:rtx3060` a GPU whose timing is emulated")
 
 
 def cpu_document() -> tuple[dict[str, Any], dict[str, Any]]:

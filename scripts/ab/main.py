@@ -5,6 +5,7 @@
     python scripts/ab scripts/ab/rpc-worker.toml --only 1b      # cells whose name has that in it
     python scripts/ab scripts/ab/rpc-worker.toml --report-only  # from what is there
     python scripts/ab scripts/ab/matrix.toml --refresh-profiles # time the machine anew before the cells still to do
+    python scripts/ab scripts/ab/oato-paper.toml --device emulated:rtx4090   # on another device than the file's
 
 Results, models that were made and the report (report.md, report.html, report.json) go to build/ab/NAME.
 """
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="ab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("matrix", type=Path, metavar="MATRIX.toml")
+    parser.add_argument("--device", metavar="NAME", help="measure on this device, whatever the file says")
     parser.add_argument("--out", type=Path, help="another folder than build/ab/NAME")
     parser.add_argument("--models", type=Path, help="where synthetic models are kept (default: build/ab/models)")
     parser.add_argument(
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        matrix = read_matrix(options.matrix)
+        matrix = read_matrix(options.matrix, options.device)
     except MatrixError as error:
         print(f"ab: {error}", file=sys.stderr)
         return 2

@@ -81,8 +81,8 @@ class Matrix:
     cells: tuple[Cell, ...]
 
 
-def read_matrix(path: Path) -> Matrix:
-    """Raises MatrixError."""
+def read_matrix(path: Path, device: str | None = None) -> Matrix:
+    """device: takes the place of the file's own, and joins its name. Raises MatrixError."""
     try:
         import tomllib
     except ImportError:  # Python 3.10
@@ -91,11 +91,19 @@ def read_matrix(path: Path) -> Matrix:
         except ImportError:
             raise MatrixError("reading TOML needs Python 3.11, or the package tomli") from None
     try:
-        return matrix(tomllib.loads(path.read_text(encoding="utf-8")))
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        return matrix(document if device is None else _on_device(document, device))
     except OSError as error:
         raise MatrixError(f"cannot read {path}: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, MatrixError) as error:
         raise MatrixError(f"{path}: {error}") from None
+
+
+def _on_device(document: Mapping[str, Any], device: str) -> Mapping[str, Any]:
+    found = {key: value for key, value in document.items() if key != "devices"}
+    word = re.sub(r"[^A-Za-z0-9._-]+", "-", device).strip("-")
+    name = f"{document.get('name')}-{word}"
+    return {**found, "name": name, "options": {**document.get("options", {}), "device": device}}
 
 
 def matrix(document: Mapping[str, Any]) -> Matrix:
