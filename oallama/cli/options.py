@@ -149,7 +149,8 @@ device_option = click.option(
     "--device",
     metavar="NAME",
     help="Device: a name of `oallama devices`, rpc://host:port, rpc-worker[:threads[:cpus]] (a local worker process), "
-    "emulated[:card][,key=value…] (a GPU whose timing is emulated), cpu-pair or none.  [default: the first GPU, else none]",
+    "emulated[:card][,key=value…] (a GPU whose timing is emulated), cpu-pair or none.  "
+    "[default: the first GPU, else none]",
 )
 
 

@@ -1,4 +1,4 @@
-"""The native code under gcc's or clang's sanitizers, with the real ggml: native_test.cpp, built in seconds."""
+"""The native code under gcc's or clang's sanitizers, with the real ggml: native_test.cpp and emulated_test.cpp."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import ggml_bridge
 
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
-def test_native_code_is_clean(bridge: ggml_bridge.Bridge, sanitizers: str) -> None:
-    program = build_native("native_test", bridge.libraries.folder, sanitizers)
+@pytest.mark.parametrize("target", ["native_test", "emulated_test"])
+def test_native_code_is_clean(bridge: ggml_bridge.Bridge, target: str, sanitizers: str) -> None:
+    program = build_native(target, bridge.libraries.folder, sanitizers)
     environment = {**os.environ, "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1", "OMP_NUM_THREADS": "1"}
     run = subprocess.run([program], capture_output=True, text=True, timeout=240, env=environment)
     assert run.returncode == 0, "\n".join(run.stdout.splitlines()[-5:]) + run.stderr[-8000:]

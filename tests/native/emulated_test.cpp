@@ -1,0 +1,110 @@
+// The emulated device for the sanitizers: streams, events, copies and graphs from two threads, with values and without.
+// Prints what failed, and at the end "N failed".
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../../ggml_bridge/native/split/error.h"
+#include "ggml-emulated.h"
+
+namespace {
+
+int n_failed = 0;
+
+void expect(bool condition, const char * what) {
+    if (!condition) {
+        std::printf("FAILED: %s\n", what);
+        n_failed++;
+    }
+}
+
+std::string parameters(bool real, const char * more = "") {
+    return std::string("name Emulated0\ndescription a test\nmemory_bytes 67108864\nbytes_per_s 1e10\nflops_per_s 1e11\n"
+                       "flops_float_per_s 1e11\npinned_bytes_per_s 1e9\npageable_bytes_per_s 5e8\nkernel_s 1e-6\n"
+                       "launch_s 1e-6\ncopy_s 1e-6\ncopy_issue_s 1e-6\nsynchronize_s 1e-6\n") +
+           (real ? "values real\ncpu -1\n" : "values drawn\ncpu 0\n") + more;
+}
+
+// x + x on the device, streamed in pieces on one stream and computed on another, an event between them.
+void add_in_pieces(bool real, int n_rounds) {
+    constexpr int64_t   n      = 3 * (1 << 16) + 5;
+    ggml_backend_dev_t  device = ggml_backend_dev_by_name("Emulated0");
+    oallama::BackendPtr copies(ggml_backend_dev_init(device, nullptr));
+    oallama::BackendPtr compute(ggml_backend_dev_init(device, nullptr));
+    oallama::ContextPtr ctx    = oallama::new_context(4, 1, 4);
+    ggml_tensor *       x      = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n);
+    ggml_tensor *       number = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I32, 4);
+    ggml_tensor *       y      = ggml_add(ctx.get(), x, x);
+    ggml_cgraph *       graph  = ggml_new_graph_custom(ctx.get(), 4, false);
+    ggml_build_forward_expand(graph, y);
+    oallama::BufferPtr buffer(
+        ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(device)));
+    oallama::BufferPtr host(ggml_backend_buft_alloc_buffer(ggml_backend_dev_host_buffer_type(device), 4 * n));
+    expect(buffer && host, "memory is there");
+    auto *                     in    = static_cast<float *>(ggml_backend_buffer_get_base(host.get()));
+    const ggml_backend_event_t ready = ggml_backend_event_new(device);
+    std::vector<float>         out(n);
+    for (int round = 0; round < n_rounds; round++) {
+        for (int64_t i = 0; i < n; i++) {
+            in[i] = static_cast<float>(i % 1000 + round);
+        }
+        const int32_t ids[4] = {round, 1, 2, 3};
+        ggml_backend_tensor_set_async(copies.get(), number, ids, 0, sizeof ids);
+        const size_t half = 4 * (n / 2);
+        ggml_backend_tensor_set_async(copies.get(), x, in, 0, half);
+        ggml_backend_tensor_set_async(copies.get(), x, in + n / 2, half, 4 * n - half);
+        ggml_backend_event_record(ready, copies.get());
+        ggml_backend_event_wait(compute.get(), ready);
+        expect(ggml_backend_graph_compute_async(compute.get(), graph) == GGML_STATUS_SUCCESS, "a graph is launched");
+        ggml_backend_tensor_get_async(compute.get(), y, out.data(), 0, 4 * n);
+        ggml_backend_synchronize(compute.get());
+        ggml_backend_event_synchronize(ready);
+        int32_t back[4] = {};
+        ggml_backend_tensor_get(number, back, 0, sizeof back);
+        expect(std::memcmp(ids, back, sizeof ids) == 0, "whole numbers are real");
+        bool right = true;
+        for (int64_t i = 0; i < n; i++) {
+            right = right && (real ? out[static_cast<size_t>(i)] == 2.0F * in[i]
+                                   : out[static_cast<size_t>(i)] >= -1.0F && out[static_cast<size_t>(i)] <= 1.0F);
+        }
+        expect(right, real ? "the sum is right" : "noise is within its bounds");
+    }
+    ggml_backend_event_free(ready);
+}
+
+void run(bool real, int n_rounds) {
+    expect(emulated_register(parameters(real).c_str()) == 0, "the device is registered");
+    std::thread other([&] { add_in_pieces(real, n_rounds); });
+    add_in_pieces(real, n_rounds);
+    other.join();
+    emulated_stats stats = {};
+    expect(emulated_get_stats(&stats) == 0 && stats.n_ends > 0 && stats.device_bytes == 0 && stats.pinned_bytes == 0,
+           "nothing is left");
+    expect(emulated_rest() == 0 && emulated_reset_stats() == 0 && emulated_unregister() == 0, "it can be left");
+}
+
+void lose() {
+    expect(emulated_register(parameters(true, "lost_after 1\n").c_str()) == 0, "the device is registered");
+    oallama::BackendPtr backend(ggml_backend_dev_init(ggml_backend_dev_by_name("Emulated0"), nullptr));
+    oallama::ContextPtr ctx   = oallama::new_context(2, 1, 4);
+    ggml_cgraph *       empty = ggml_new_graph_custom(ctx.get(), 4, false);
+    expect(ggml_backend_graph_compute_async(backend.get(), empty) == GGML_STATUS_SUCCESS, "it works at first");
+    expect(ggml_backend_graph_compute_async(backend.get(), empty) == GGML_STATUS_FAILED, "then it is lost");
+    expect(emulated_register(parameters(true).c_str()) != 0, "it is in use");
+    backend.reset();
+    expect(emulated_unregister() == 0, "it can be left");
+}
+
+} // namespace
+
+int main() {
+    run(true, 20);
+    run(false, 20);
+    lose();
+    expect(emulated_register("memory_bytes none\n") != 0 && std::strlen(emulated_last_error()) > 0, "it says why");
+    std::printf("%d failed\n", n_failed);
+    return n_failed == 0 ? 0 : 1;
+}
