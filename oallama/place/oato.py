@@ -39,16 +39,20 @@ def search(
     *,
     affinity: AffinityRule = "default",
     rule: FillRule = "continue",
+    first_layers: Sequence[int] | None = None,
 ) -> Placed:
     """The placement with the least predicted time over the passes of `costs`.
+
+    first_layers: from which layers on norms and KV may be on the device; None: those of device_layer_choices.
 
     affinity "paper" ranks as published: single operators, T' never negative; norms and KV of all layers are on the
     device, or of as many as fit. rule "full" takes the least predicted time among placements that leave no room there.
     """
     n_layer = costs.graph.n_layer
-    options = device_layer_choices(n_layer, layers(costs, budget).first_device_layer)
+    if first_layers is None:
+        first_layers = device_layer_choices(n_layer, layers(costs, budget).first_device_layer)
     best: Placed | None = None
-    for first in options:
+    for first in first_layers:
         room = budget(first)
         if room < 0 or (rule == "full" and first > n_layer):
             continue
