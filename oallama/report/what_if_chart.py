@@ -20,6 +20,7 @@ NAMES = 110  # pixels of the cards' names, left of the bars
 PANEL = (WIDTH - 2 * MARGIN - NAMES) // 2
 LABEL = 76  # of the figure behind the longest bar
 TOP, ROW, BAR = 106, 44, 15
+LONGEST_TITLE = 46  # characters of the model's name beside the legend
 
 INK, GREY = "#1c2733", "#5b6875"
 STOCK, OURS = "#9aa7b4", "#0b5cad"
@@ -58,7 +59,8 @@ def height(rows: Sequence[WhatIf]) -> int:
 
 def shapes(model: ModelInfo, load: Workload, rows: Sequence[WhatIf]) -> Iterator[Shape]:
     """Two panels, TTFT and TPOT, each with a scale of its own."""
-    yield Text(MARGIN, 32, f"{model_title(model)}: which card?", 18)
+    title = model_title(model)
+    yield Text(MARGIN, 32, f"{title if len(title) <= LONGEST_TITLE else title[:LONGEST_TITLE] + '…'}: which card?", 18)
     yield Text(MARGIN, 52, f"{load.n_prompt} + {load.n_gen} tokens, context {load.n_ctx}; {CLAIM}", 12, GREY)
     legend = WIDTH - MARGIN - 230
     yield from (Bar(legend, 22, 12, 12, STOCK), Text(legend + 18, 33, "stock --fit"))
