@@ -24,6 +24,7 @@ from card_fit.fit import fit
 from card_fit.machine import FITTED, START, Machine, rates, read_machine, write_machine
 from card_fit.models import Model, read_models
 from card_fit.plans import budgets_text, plans_of, read_budgets
+from card_fit.plot import write_plot
 from card_fit.predict import Predictor
 from card_fit.tables import Run, TableError, read_tables
 
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     two = command("predict", _predict, "predict the rows, and say how far off that is")
     two.add_argument("--machine", type=Path, required=True, metavar="MACHINE.json")
     two.add_argument("--json", action="store_true")
+    two.add_argument("--plot", type=Path, metavar="FILE.svg", help="predicted against measured")
     three = command("plans", _plans, "what plans are predicted to give at a table's budgets, beside its figures")
     three.add_argument("--machine", type=Path, required=True, metavar="MACHINE.json")
     three.add_argument(
@@ -87,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="STOCK.csv",
         help="stock llama.cpp's runs: the sizes of the prompts, and its best at each budget",
     )
+    three.add_argument("--vram", type=_numbers, metavar="MB,…", help="only these budgets: a plan takes half a minute")
     three.add_argument("--json", action="store_true")
     return parser
 
@@ -147,6 +150,8 @@ def _predict(options: argparse.Namespace) -> int:
     runs, models = _read(options)
     machine = read_machine(options.machine)
     rows = rows_of(Predictor(machine, models, runs), runs, _was_fitted(machine, runs))
+    if options.plot:
+        write_plot(rows, options.plot)
     if options.json:
         print(json.dumps(document(rows), indent=1))
         return 0
@@ -165,6 +170,7 @@ def _was_fitted(machine: Machine, runs: Sequence[Run]) -> Callable[[Run], bool]:
 
 def _plans(options: argparse.Namespace) -> int:
     models, machine = read_models(options.models), read_machine(options.machine)
-    plans = plans_of(machine, models, read_budgets(options.tables, models), read_tables(options.stock))
+    budgets = [b for b in read_budgets(options.tables, models) if b.vram_mb in (options.vram or (b.vram_mb,))]
+    plans = plans_of(machine, models, budgets, read_tables(options.stock))
     print(json.dumps({"rows": plans}, indent=1) if options.json else budgets_text(plans))
     return 0

@@ -24,7 +24,7 @@ from oallama.profile.described import described
 
 COLUMNS = ("Model", "CtxSize", "VramMB", "TPS", "TTFT(msec)")
 POLICIES = ("oato", "scheinfer")
-UBATCHES = (512, 2048)
+UBATCHES = (512, 2048)  # the larger one no larger than the prompt
 CONTEXT_BYTES = 300 * MIB  # of a CUDA context and its libraries
 F32 = 4
 
@@ -94,8 +94,10 @@ def _row(machine: Machine, model: Model, budget: Budget, stock: Sequence[Run]) -
         "ttft_s": budget.ttft_s, "tps": budget.tps,
         "stock_ttft_s": fastest.n_prompt / fastest.prompt_tps, "stock_tps": fastest.eval_tps, "stock_ngl": fastest.ngl,
     }  # fmt: skip
+    whole = -(-load.n_prompt // UBATCHES[0]) * UBATCHES[0]
+    loads = [replace(load, n_ubatch=ubatch) for ubatch in sorted({min(ubatch, whole) for ubatch in UBATCHES})]
     for policy in POLICIES:
-        found = [_decided(machine, model, budget, policy, replace(load, n_ubatch=ubatch)) for ubatch in UBATCHES]
+        found = [_decided(machine, model, budget, policy, one) for one in loads]
         best = min((each for each in found if each), key=lambda each: each["total_s"], default=None)
         row[policy] = best
     return row
