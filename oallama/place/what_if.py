@@ -85,8 +85,10 @@ def stock_decision(problem: Problem, load: Workload) -> Decision:
     cases = problem.profile.cases
     plain = tuple(case for case in cases if case.device != CPU_DEVICE or case.layout == PLAIN_LAYOUT)
     stock = replace(problem, profile=replace(problem.profile, cases=plain))
-    mixed, prefill, decode = (costs_of(stock, load, phase) for phase in ("mixed", "prefill", "decode"))
-    placed = stock_fit(mixed, problem.operators, _memory(problem, load).operator_room)
+    room = _memory(problem, load)
+    streams = room.room(room.n_layer) >= 0  # its buffers fit the card
+    mixed, prefill, decode = (costs_of(stock, load, phase, streams) for phase in ("mixed", "prefill", "decode"))
+    placed = stock_fit(mixed, problem.operators, room.operator_room)
     memory = measured(problem, load, placed, problem.probe(load, placed).device_free)
     times = predicted(prefill, decode, placed.on_device, placed.first_device_layer, load)
     return Decision(STOCK_POLICY, load, mixed, placed, memory, times, ())
