@@ -17,9 +17,11 @@ from oallama.place.oato import search
 from oallama.place.problem import Decision, Problem, costs_of, measured, operators_limit, predicted_of
 from oallama.place.slice_plan import SlicePlan, exact, priced
 from oallama.place.slice_rest import Slicer, streamed_placement
+from oallama.place.units import Granularity
 
 N_VALUES = 4  # of r_GG
 SHARES = (1.0, 0.5, 0.125)  # of the room for whole operators that OATO may fill
+GRANULARITIES: tuple[Granularity, ...] = ("block",)  # of OATO
 PRICED = 2  # plans that are priced exactly
 
 
@@ -65,7 +67,8 @@ def _frames(problem: Problem, load: Workload, costs: Costs, memory: DeviceMemory
             room = memory.operator_room(first)
             return int(share * room) if room > 0 else room
 
-        yield search(costs, problem.operators, budget, first_layers=sorted({0, from_end}) if share == 1 else (0,))
+        first_layers = sorted({0, from_end}) if share == 1 else (0,)
+        yield search(costs, problem.operators, budget, first_layers=first_layers, granularities=GRANULARITIES)
 
 
 def _room(memory: DeviceMemory, first_device_layer: int) -> int:
