@@ -25,7 +25,8 @@ def write_plot(rows: Sequence[Row], path: Path) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "oallama"
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 5.4), layout="constrained")
+    figure, axes = pyplot.subplots(1, 2, figsize=(11, 5.6))
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
     models = list(dict.fromkeys(row["model"] for row in rows))
     contexts = sorted({row["context"] for row in rows})
     for axis, phase in zip(axes, PHASES, strict=True):
