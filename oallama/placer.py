@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,9 @@ from oallama.profile.emulate import resolved
 from oallama.run.dry_loads import DryLoads
 
 if TYPE_CHECKING:
+    from oallama.device.card import Card
     from oallama.device.load_params import FlashAttention
+    from oallama.place.what_if import WhatIf
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
 
@@ -273,6 +275,36 @@ class Placer:
         if stock_attention:
             return self._plan_of(given(self._attend.stock), self._attend.stock)
         return self._plan_of(*self._attend.decide(given, self.profile(), load))
+
+    def what_if(
+        self, cards: Sequence[Card], n_prompt: int = 512, n_gen: int = 128, n_ctx: int | None = None
+    ) -> tuple[Decision, tuple[WhatIf, ...]]:
+        """What this machine is predicted to do by itself, and beside each of these cards, of which none needs to be
+        there (see place/what_if.py). The placer must be one without a device.
+
+        Raises UsageError, ProfileError, and what a dry load raises.
+        """
+        from oallama.place.what_if import HostLoad, probe_of, what_if
+        from oallama.profile.described import with_card
+
+        if self.device.kind != "none":
+            raise UsageError("what-if is for a placer with --device none: the cards are its devices")
+        load = self.workload(n_prompt, n_gen, n_ctx)
+        alone, _ = self._decide("cpu", load, "mixed", "default", "continue")
+        attention = self._attend.with_way("on")  # as llama.cpp chooses where a GPU has it
+        host = HostLoad(*self._dry_loads.on_host(load, attention))
+        made = []
+        for card in cards:
+            profile = with_card(
+                self.profile(), card, self.model, self.operators, type_k=self.type_k, type_v=self.type_v
+            )
+            problem = replace(
+                self._problem("on"),
+                profile=with_attention(profile, "on"),
+                probe=probe_of(host, self.operators, self.model.n_layer, card.memory_bytes),
+            )
+            made.append(what_if(problem, card, load))
+        return alone, tuple(made)
 
     def _plan_of(self, decision: Decision, flash_attn: FlashAttention) -> Plan:
         from oallama.plan.plan import Plan

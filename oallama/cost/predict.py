@@ -45,7 +45,7 @@ class Costs:
     graph: Graph
     rates: TransferRates
     passes: tuple[Pass, ...]
-    rest_cpu_s: float  # of one layer over `passes`, without weight-bearing mul-mats
+    rest_cpu_s: float  # of one layer on the host over `passes`, without weight-bearing mul-mats
     rest_device_s: float
     split: SplitCosts | None = None  # None: nothing can be split
     transfers: dict[tuple[object, ...], float] = field(init=False, default_factory=dict, compare=False, repr=False)

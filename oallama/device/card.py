@@ -59,11 +59,19 @@ class Host:
     bytes_per_s: float  # of weights in decode, all cores
     flops_per_s: float  # of mul-mats by quantised weights in prompts
     source: str
-    flops_float_per_s: float | None = None  # by F16, BF16 and F32 weights, and of attention; None: the same
+    flops_float_per_s: float | None = None  # by F16, BF16 and F32 weights; None: the same
+    flops_attention_per_s: float | None = None  # None: as by float weights
+    flops_by_type: tuple[tuple[str, float], ...] = ()  # of weights whose kernels are slower or faster than the others
     kernel_s: float = 5e-6  # of one node, beside its work: all threads meet behind it
     dram_bytes_per_s: float | None = None  # that the CPU and the link read together; None: not known
 
-    def kernel_seconds(self, flop: float, n_bytes: float, in_float: bool) -> float:
-        """Seconds of one node."""
-        rate = self.flops_float_per_s if in_float and self.flops_float_per_s else self.flops_per_s
-        return max(flop / rate, n_bytes / self.bytes_per_s) + self.kernel_s
+    def kernel_seconds(self, flop: float, n_bytes: float, weight_type: str | None) -> float:
+        """Seconds of one node: a mul-mat by weights of this type, or without a type attention and the like."""
+        return max(flop / self.rate_of(weight_type), n_bytes / self.bytes_per_s) + self.kernel_s
+
+    def rate_of(self, weight_type: str | None) -> float:
+        """flop/s of mul-mats by weights of this type; of attention without one."""
+        floating = self.flops_float_per_s or self.flops_per_s
+        if weight_type is None:
+            return self.flops_attention_per_s or floating
+        return dict(self.flops_by_type).get(weight_type, floating if weight_type in FLOAT_TYPES else self.flops_per_s)

@@ -39,20 +39,25 @@ def search(
     *,
     affinity: AffinityRule = "default",
     rule: FillRule = "continue",
+    first_layers: Sequence[int] | None = None,
+    granularities: Sequence[Granularity] = GRANULARITIES,
 ) -> Placed:
     """The placement with the least predicted time over the passes of `costs`.
+
+    first_layers: from which layers on norms and KV may be on the device; None: those of device_layer_choices.
 
     affinity "paper" ranks as published: single operators, T' never negative; norms and KV of all layers are on the
     device, or of as many as fit. rule "full" takes the least predicted time among placements that leave no room there.
     """
     n_layer = costs.graph.n_layer
-    options = device_layer_choices(n_layer, layers(costs, budget).first_device_layer)
+    if first_layers is None:
+        first_layers = device_layer_choices(n_layer, layers(costs, budget).first_device_layer)
     best: Placed | None = None
-    for first in options:
+    for first in first_layers:
         room = budget(first)
         if room < 0 or (rule == "full" and first > n_layer):
             continue
-        for found in _searches(costs, operators, room, first, affinity, rule):
+        for found in _searches(costs, operators, room, first, affinity, rule, granularities):
             placed = Placed(found.on_device, first, found.iterations, found.converged, found.seconds)
             if rule == "full" and best is not None and not _is_full(costs, placed, room):
                 continue
@@ -73,7 +78,13 @@ def _is_full(costs: Costs, placed: Placed, room: int) -> bool:
 
 
 def _searches(
-    costs: Costs, operators: Sequence[Operator], room: int, first: int, affinity: AffinityRule, rule: FillRule
+    costs: Costs,
+    operators: Sequence[Operator],
+    room: int,
+    first: int,
+    affinity: AffinityRule,
+    rule: FillRule,
+    granularities: Sequence[Granularity],
 ) -> Iterable[Search]:
     def groups(granularity: Granularity) -> list[Unit]:
         """Units whose layer has its norms and KV on the device: an operator without them would be there alone."""
@@ -84,7 +95,7 @@ def _searches(
     if affinity == "paper":
         yield iterate(costs, singles, room, first, transfer=paper_transfer, rule=rule)
         return
-    for granularity in GRANULARITIES:
+    for granularity in granularities:
         found = iterate(costs, groups(granularity), room, first, rule=rule)
         yield found
         if granularity != "operator":  # let single operators use what the groups left over

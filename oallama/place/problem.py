@@ -10,8 +10,9 @@ from oallama.core.types import CPU_DEVICE, MemoryLedger, Operator, Phase, Predic
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import slice_memory
 from oallama.cost.graph import Graph
+from oallama.cost.offload import host_cache, rest_with_offload, takes_attention
 from oallama.cost.operator_cost import Pass, index_cases, operator_costs, passes
-from oallama.cost.predict import Costs, index_rest, predicted, rest_of
+from oallama.cost.predict import Costs, index_rest, predicted
 from oallama.cost.split_ffn import split_costs
 from oallama.cost.transfer import transfer_rates, weight_stream
 from oallama.place.baselines import Placed, cpu
@@ -73,12 +74,14 @@ def costs_over(problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool
     """Prices over these passes."""
     profile, n_layer = problem.profile, problem.graph.n_layer
     stream = weight_stream(profile) if llama_uses_device else None
+    operators = operator_costs(index_cases(profile), problem.operators, n_layer, profile.device, over, stream)
+    cache = host_cache(profile) if stream and takes_attention(problem.operators, operators) else None
     return Costs(
-        operator_costs(index_cases(profile), problem.operators, n_layer, profile.device, over, stream),
+        operators,
         problem.graph,
         transfer_rates(profile),
         over,
-        *rest_of(index_rest(profile), profile.device, over),
+        *rest_with_offload(index_rest(profile), profile.device, over, cache),
         None if profile.device == CPU_DEVICE else split_costs(profile, problem.operators, n_layer, over),
     )
 

@@ -60,11 +60,13 @@ def plan_slices(
     load: Workload,
     host_room: int = 0,
     n_values: int = N_VALUES,
+    any_length: bool = True,
 ) -> SlicePlan:
     """The plan that takes the workload the least time; with nothing sliced, if that is the fastest.
 
     room: bytes of device memory for slices and staging; weights_room: for slices alone; host_room: for a second copy of
-    CC. Every block needs the plain layout among its own. No block is all GG: that is for whole operators.
+    CC; any_length: n_g for prompts of other lengths too. Every block needs the plain layout among its own. No block is
+    all GG: that is for whole operators.
     """
 
     @cache
@@ -88,7 +90,7 @@ def plan_slices(
             if plan is not None and (not mode.twice or _cc_bytes(plan.layers) <= host_room):
                 found.append(plan)
     best = min(found, key=lambda plan: plan.total_s(load))
-    return _with_table(best, on, load)
+    return _with_table(best, on, load) if any_length else best
 
 
 @dataclass(frozen=True, slots=True)

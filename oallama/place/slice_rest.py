@@ -19,7 +19,7 @@ from oallama.place.baselines import Placed, Streams
 from oallama.place.gg_assignment import N_VALUES
 from oallama.place.problem import Problem, costs_over
 from oallama.place.slice_plan import Layouts, SlicePlan, exact, plan_slices
-from oallama.place.slicing import Streaming
+from oallama.place.slicing import PROBES, Streaming
 
 OUTPUT_ROLE = "output"
 
@@ -27,7 +27,13 @@ OUTPUT_ROLE = "output"
 class Slicer:
     """Slices for a problem and a workload, whatever lies whole on the device."""
 
-    def __init__(self, problem: Problem, load: Workload, prefetch: Prefetch = Prefetch()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        problem: Problem,
+        load: Workload,
+        prefetch: Prefetch = Prefetch(),  # noqa: B008 - frozen
+        n_probes: int = PROBES,
+    ) -> None:
         """Raises ProfileError where the profile lacks an operator or has no link."""
         self._problem, self._load = problem, load
         profile = problem.profile
@@ -46,15 +52,19 @@ class Slicer:
         sides = split_costs(profile, problem.operators, problem.graph.n_layer, passes(load, "decode"))
         self._splittable = sides.splittable()
         rates = stream_rates(sides, profile.link, profile.is_pinned)
-        self.on = Streaming(rates, prefetch, profile.contention)
+        self.on = Streaming(rates, prefetch, profile.contention, n_probes=n_probes)
 
-    def rest(self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES) -> SlicePlan | None:
+    def rest(
+        self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES, any_length: bool = True
+    ) -> SlicePlan | None:
         """Slices for what `placed` leaves whole on the host, within `room` bytes of the device (weights_room: of slices
-        alone). None: there is nothing that could be sliced."""
+        alone). any_length: n_g for prompts of other lengths too. None: there is nothing that could be sliced."""
         blocks = self.blocks(placed)
         if not blocks:
             return None
-        plan = plan_slices(blocks, self.on, room, weights_room, self._load, self._problem.host_room, n_values)
+        plan = plan_slices(
+            blocks, self.on, room, weights_room, self._load, self._problem.host_room, n_values, any_length
+        )
         return exact(plan, self.on, self._load)
 
     def blocks(self, placed: Placed) -> list[Layouts]:

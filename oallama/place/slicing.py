@@ -44,6 +44,7 @@ class Streaming:
     prefetch: Prefetch = Prefetch()  # noqa: RUF009 - frozen
     contention: Contention | None = None
     times: TimesOf = slice_times
+    n_probes: int = PROBES
 
     def seconds(self, streamed: StreamedBlock, rates: Rates, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         """Of one block among others like it."""
@@ -86,7 +87,9 @@ def solve_cg(streamed: StreamedBlock, on: Streaming, gg: int, n_tokens: int = 1)
     def seconds(n_streamed: int) -> float:
         return steady_seconds(times(n_streamed), on.prefetch, on.contention)
 
-    n_streamed, least_s = least(seconds, times, 0, ceil(rest / step), PROBES if on.contention or on.rates.beside else 0)
+    n_streamed, least_s = least(
+        seconds, times, 0, ceil(rest / step), on.n_probes if on.contention or on.rates.beside else 0
+    )
     return Slices(*slices(n_streamed), gg, least_s)
 
 

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from oallama.cost.slice_times import StreamedBlock
 from oallama.cost.timeline import BlockTimes
-from oallama.place.slicing import PROBES, Slices, Streaming, least
+from oallama.place.slicing import Slices, Streaming, least
 
 Layers = Sequence[tuple[StreamedBlock, Slices]]
 Kinds = Counter[tuple[StreamedBlock, Slices]]
@@ -58,7 +58,7 @@ def solve_n_g(layers: Layers, on: Streaming, n_tokens: int) -> tuple[int, float]
                 return on.times(block, on.rates, made.rates, n_tokens, n_g)
 
             n_g, taken = least(
-                seconds, times, low, high, PROBES if block.routed or on.contention or on.rates.beside else 0
+                seconds, times, low, high, on.n_probes if block.routed or on.contention or on.rates.beside else 0
             )
             found.append((taken, n_g))
     taken, n_g = min(found)

@@ -10,6 +10,10 @@ from oallama.core.types import ProfileCase, Shape, SkippedCase
 
 PLAIN_LAYOUT = "CPU"
 
+CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
+               "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32}  # fmt: skip
+"""Of one element of the KV cache, by type."""
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:

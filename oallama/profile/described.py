@@ -26,7 +26,7 @@ from oallama.core.types import (
     Sharing,
 )
 from oallama.device.card import FLOAT_TYPES, Card, Host
-from oallama.profile.cases import PLAIN_LAYOUT, bytes_read, flops
+from oallama.profile.cases import CACHE_BYTES, PLAIN_LAYOUT, bytes_read, flops
 from oallama.profile.link import BOUNDARY_SIZES, LINK_SIZES
 from oallama.profile.merge import PAIRS, empty
 from oallama.profile.wanted import Wanted, cases_at, rest_ways, sharing_tokens, wanted
@@ -38,14 +38,10 @@ on two desktops (63.8 of 77.9 GB/s, 29.97 of 30.3)."""
 DEPTHS = (256, 1024, 4096, 16384, 65536)  # of the KV cache in rest cases; nothing is measured, so they may be deep
 KV_STEP = 256  # without flash attention a token attends to whole steps of so many positions
 F32 = 4
-CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32,
-               "q4_1": 20 / 32, "q4_0": 18 / 32, "iq4_nl": 18 / 32}  # fmt: skip
-"""Of one element of the KV cache, by type."""
-
 BACKEND = "CUDA"  # what a described card is taken for: queues, pinned memory, offload of host weights in large batches
 
-KernelSeconds = Callable[[float, float, bool], float]
-"""Seconds of one kernel: (flop, bytes, whether in floating point)."""
+KernelSeconds = Callable[[float, float, str | None], float]
+"""Seconds of one kernel: (flop, bytes, type of its weights; None: it has none)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +98,16 @@ def with_card(
         BOUNDARY_SIZES,
     )
     rest = tuple(case for case in profile.rest if case.device == CPU_DEVICE)
+
+    def seconds(flop: float, n_bytes: float, weight_type: str | None) -> float:
+        return card.kernel_seconds(flop, n_bytes, weight_type is None or weight_type in FLOAT_TYPES)
+
     return replace(
         profile,
         fingerprint={**profile.fingerprint, **_device_facts(card)},
         device=card.name,
-        cases=on_cpu + _cases(want, tokens, card.name, DEVICE_LAYOUT, card.kernel_seconds),
-        rest=rest + _rest(want, operators, tokens, card.name, card.kernel_seconds),
+        cases=on_cpu + _cases(want, tokens, card.name, DEVICE_LAYOUT, seconds),
+        rest=rest + _rest(want, operators, tokens, card.name, seconds),
         link=link,
         boundary=excursion,
         contention=_contention(on_cpu, card, dram_bytes_per_s),
@@ -145,7 +145,7 @@ def _cases(
         k, n, _ = signature.shape
         moved = F32 * n_tokens * signature.matrices_per_token * (k + n)
         n_bytes = bytes_read(signature, n_tokens) + moved
-        total_s = seconds(flops(signature, n_tokens), n_bytes, signature.type in FLOAT_TYPES)
+        total_s = seconds(flops(signature, n_tokens), n_bytes, signature.type)
         made.append(case.measured((total_s,), total_s))
     return tuple(made)
 
@@ -159,7 +159,7 @@ def _rest(
     for n_tokens in sorted(set(tokens)) if want.rest else ():
         for n_kv in sorted({n_tokens, *(depth for depth in DEPTHS if depth > n_tokens)}):
             for shape in rest_ways(want.rest_shape):
-                total_s = sum(seconds(k.flop, k.n_bytes, True) for k in rest_kernels(shape, n_tokens, n_kv, routed))
+                total_s = sum(seconds(k.flop, k.n_bytes, None) for k in rest_kernels(shape, n_tokens, n_kv, routed))
                 made.append(RestCase(device, n_tokens, n_kv, total_s, (total_s,), shape))
     return tuple(made)
 

@@ -69,6 +69,13 @@ class DryLoads:
             device_free=result.device_free,
         )
 
+    def on_host(self, load: Workload, attention: Attention) -> tuple[int, int, int]:
+        """Bytes of weights, KV cache and compute buffers with everything on the CPU."""
+        nothing = Placed((False,) * len(self._operators), self._model.n_layer + 1, 0, True, 0.0)
+        self.taken(load, nothing, attention)
+        result = self._results[self.settings(load, nothing, attention)]
+        return result.on_host("model"), result.on_host("context"), result.on_host("compute")
+
     def known(self, load: Workload, placed: Placed, attention: Attention) -> ProbeResult | None:
         """What a load of this placement said, if there was one."""
         return self._results.get(self.settings(load, placed, attention))

@@ -142,6 +142,24 @@ def test_profile_is_measured_once_and_then_remembered(profile):
 
 
 @needs_model
+def test_what_if_predicts_cards_that_are_not_here(profile, tmp_path):
+    measured, chart = tmp_path / "profile.json", tmp_path / "cards.svg"
+    measured.write_text(json.dumps(profile), encoding="utf-8")
+    options = ("--profile", measured, "--gpu", "rtx3060,h100", "--vram-fill", "0.03%", "-p", 64, "-n", 16)
+    answer = document("what-if", MODEL, *options, "--chart", chart, "--json")
+    assert answer["emulated"] is True
+    small, large = answer["rows"]
+    assert (small["gpu"], large["gpu"]) == ("rtx3060-12", "h100")
+    assert large["fits_whole"] and large["policy"] == "fit" and large["gain"] == 1
+    assert not small["fits_whole"] and small["gain"] >= 1
+    assert all(row[key] > 0 for row in (small, large, answer["cpu"]) for key in ("ttft_s", "tpot_s"))
+    assert small["device_bytes"] <= 0.0003 * small["vram"]
+    assert chart.read_text(encoding="utf-8").endswith("</svg>\n")
+    assert "not measured" in oallama("what-if", MODEL, *options).stdout
+    oallama("what-if", tmp_path / "no.gguf", code=2)
+
+
+@needs_model
 def test_affinity_report_in_every_format(profile, tmp_path):
     report = document("affinity-report", MODEL, *HALF, "--format", "json")
     assert {"model", "device", "phase", "iterations", "converged", "operators", "memory"} <= report.keys()

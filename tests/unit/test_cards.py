@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from oallama.core.errors import UsageError
@@ -66,6 +68,15 @@ def test_the_published_run_comes_out_again(published):
 def test_every_figure_names_a_source():
     assert {"tg128, pp512", "float_flops", "kernel_s", "pinned_bytes_per_s"} <= SOURCES.keys()
     assert USUAL_PC.source
+
+
+def test_the_document_has_the_cards_rates():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "what-if.md").read_text(encoding="utf-8")
+    for card in CARDS.values():
+        rates = (card.bytes_per_s / 1e9, card.flops_per_s / 1e12, card.flops_float_per_s / 1e12)
+        cells = [f"{card.memory_bytes >> 30}", *(f"{rate:.0f}" for rate in rates)]
+        cells += [f"{rate / 1e9:.1f}" for rate in (card.pinned_bytes_per_s, card.pageable_bytes_per_s)]
+        assert f"| `{card.name}` | {' | '.join(cells)} |" in text
 
 
 def test_a_usual_pc_reads_weights_slower_than_its_card_and_faster_than_the_link():

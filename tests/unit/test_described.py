@@ -65,14 +65,16 @@ def test_all_on_the_device_costs_the_sum_of_its_kernels() -> None:
     assert rates.split_s == pytest.approx(CARD.launch_s + CARD.launch_node_s + CARD.synchronize_s)
 
 
-@pytest.mark.parametrize("n_expert", [0, 8])
-@pytest.mark.parametrize("policy", ["layers", "oato", "split", "scheinfer", "auto"])
+@pytest.mark.parametrize(
+    ("policy", "n_expert"),
+    [("layers", 0), ("layers", 8), ("oato", 0), ("oato", 8), ("split", 0), ("split", 8), ("scheinfer", 0), ("auto", 8)],
+)
 def test_more_memory_is_never_slower(policy: str, n_expert: int) -> None:
     _, problem = made(n_expert)
     total = sum(op.bytes for op in problem.operators)
     seconds = [
         decide(replace(problem, vram=int(share * total) + 6 * MIB), policy, LOAD, "mixed").predicted.total_s
-        for share in (0.1, 0.5, 0.9, 1.6)
+        for share in (0.1, 0.6, 1.6)
     ]
     for less, more in pairwise(seconds):
         assert more <= less * (1.0 if policy in ("layers", "auto") else 1.05), (policy, seconds)
@@ -161,3 +163,11 @@ def test_a_profile_without_the_cpu_is_refused() -> None:
     nothing = replace(described(HOST, CARD, of, operators(of), TOKENS), cases=())
     with pytest.raises(ProfileError, match="no mul-mat of the CPU"):
         with_card(nothing, CARD, of, operators(of))
+
+
+def test_a_host_may_be_slower_with_some_types_and_in_attention() -> None:
+    host = replace(HOST, flops_by_type=(("Q6_K", 1e11),), flops_attention_per_s=2e11)
+    assert [host.rate_of(kind) for kind in ("Q4_0", "Q6_K", "F16", None)] == [1e12, 1e11, 0.5e12, 2e11]
+    assert host.kernel_seconds(1e11, 1.0, "Q6_K") == pytest.approx(1 + host.kernel_s)
+    plain = replace(HOST, flops_float_per_s=None)
+    assert plain.rate_of("F16") == plain.rate_of(None) == 1e12

@@ -1,0 +1,105 @@
+"""`oallama what-if`: which card would this model need?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from oallama.cli.options import (
+    WorkloadOptions,
+    json_option,
+    model_argument,
+    parsed,
+    profile_option,
+    threads_option,
+    vram_fill_option,
+    workload_options,
+)
+from oallama.cli.output import emit_json, show, talk, write_file
+from oallama.core.errors import UsageError
+from oallama.device.cards import CARDS, preset
+
+if TYPE_CHECKING:
+    from oallama.device.card import Card
+
+SUFFIXES = (".svg", ".png")
+
+
+def parse_cards(text: str) -> tuple[Card, ...]:
+    """`rtx3060,h100`: distinct cards in order. Raises ValueError, UsageError for a card that is not known."""
+    names = [name for name in text.split(",") if name.strip()]
+    if not names:
+        raise ValueError(f"{text!r} names no card; choose of {', '.join(CARDS)}")
+    return tuple(dict.fromkeys(preset(name) for name in names))
+
+
+def parse_chart(text: str) -> str:
+    """A file's name that ends in one of SUFFIXES. Raises ValueError."""
+    if Path(text).suffix.lower() not in SUFFIXES:
+        raise ValueError(f"{text!r} is no picture; name a file that ends in .svg or .png")
+    return text
+
+
+@click.command("what-if", short_help="Predict a model on cards that are not here.")
+@model_argument
+@click.option(
+    "--gpu", "cards", type=parsed(parse_cards), metavar="CARD,…",
+    help=f"Cards: {', '.join(CARDS)}.  [default: all of them]",
+)  # fmt: skip
+@workload_options
+@vram_fill_option
+@threads_option
+@profile_option
+@json_option
+@click.option(
+    "--chart", type=parsed(parse_chart), metavar="FILE",
+    help="Draw the times as well, as .svg, or as .png where matplotlib is installed.",
+)  # fmt: skip
+def command(
+    model: str,
+    cards: tuple[Card, ...] | None,
+    workload: WorkloadOptions,
+    vram_fill: float,
+    threads: int | None,
+    profile: str | None,
+    as_json: bool,
+    chart: str | None,
+) -> None:
+    """Which card does this model need? Predicts, for cards that need not be here, how long the first token and each one
+    more take beside this machine's CPU: with stock llama.cpp's own choice (--fit), and with the best plan that a quick
+    search finds.
+
+    The CPU's times are measured here (`oallama profile`), those of the cards follow from published runs of llama.cpp on
+    them. So everything this says is a prediction.
+
+    \b
+      oallama what-if model.gguf
+      oallama what-if model.gguf --gpu rtx3060,rtx4090 -p 4096 --chart cards.svg
+    """
+    from oallama.placer import Placer
+    from oallama.report.what_if import what_if_document, what_if_table
+
+    placer = Placer.load(model, device="none", vram_fill=vram_fill, threads=threads, profile=profile)
+    load = placer.workload(workload.n_prompt, workload.n_gen, workload.n_ctx)
+    alone, rows = placer.what_if(cards or tuple(CARDS.values()), load.n_prompt, load.n_gen, load.n_ctx)
+    if chart is not None:
+        from oallama.report.what_if_chart import png, svg
+
+        if chart.lower().endswith(".png"):
+            _write_picture(chart, png(placer.model, load, rows))
+        else:
+            write_file(chart, svg(placer.model, load, rows))
+        talk(f"wrote {chart}")
+    if as_json:
+        emit_json(what_if_document(placer.model, load, alone, rows))
+    else:
+        show([what_if_table(placer.model, load, alone, rows)])
+
+
+def _write_picture(path: str, picture: bytes) -> None:
+    try:
+        Path(path).write_bytes(picture)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None

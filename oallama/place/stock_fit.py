@@ -1,0 +1,47 @@
+"""What stock llama.cpp's --fit puts on a device of a given size, without llama.cpp and without the device.
+
+It looks at bytes only. Dense models: as many whole layers as fit, from the end. Models with experts: first every
+layer's other weights, then experts of whole layers from the end, then a part of one layer's more. (bench/fit.py calls
+the real one, which needs the device.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from oallama.core.types import Operator
+from oallama.cost.predict import Costs, placement_seconds
+from oallama.place.baselines import Budget, Placed, layers
+
+PARTS = (("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps",))
+"""Of one more layer's experts, the largest part that fits: all but down, or up alone."""
+
+
+def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Placed:
+    """The placement, priced over the passes of `costs`."""
+    n_layer = costs.graph.n_layer
+    whole = layers(costs, budget)
+    experts = [operator.op == "MUL_MAT_ID" for operator in operators]
+    if whole.first_device_layer == 0 or not any(experts):
+        return whole
+    layer_of = costs.graph.operator_layer
+
+    def size(members: Iterable[int]) -> int:
+        return sum(operators[i].bytes for i in members)
+
+    def others(first: int) -> set[int]:
+        return {i for i, layer in enumerate(layer_of) if layer >= first and not experts[i]}
+
+    first = next((first for first in range(n_layer + 1) if size(others(first)) <= budget(first)), n_layer + 1)
+    there = others(first)
+    left = budget(first) - size(there)
+    for layer in reversed(range(first, n_layer)):
+        own = [i for i, at in enumerate(layer_of) if at == layer and experts[i]]
+        if size(own) > left:
+            parts = ([i for i in own if operators[i].role in roles] for roles in PARTS)
+            there.update(next((part for part in parts if size(part) <= left), ()))
+            break
+        there.update(own)
+        left -= size(own)
+    on_device = tuple(i in there and cost.t_gpu_s is not None for i, cost in enumerate(costs.operators))
+    return Placed(on_device, first, 1, True, placement_seconds(costs, on_device, first))

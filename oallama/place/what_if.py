@@ -1,0 +1,101 @@
+"""What a card that is not there would give: stock llama.cpp's --fit and our best plan, priced on a described profile.
+
+The ledger has no load on the card behind it: KV cache and compute buffers are those of a dry load on the CPU. The
+card's compute buffers are taken to be as large, its KV cache in proportion to the layers there. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from oallama.core.types import CPU_DEVICE, Operator, Workload
+from oallama.cost.operator_cost import PLAIN_LAYOUT
+from oallama.cost.predict import predicted
+from oallama.device.card import Card
+from oallama.place.baselines import Placed
+from oallama.place.budget import DeviceMemory
+from oallama.place.problem import Decision, LoadBytes, Probe, Problem, costs_of, measured, on_cpu
+from oallama.place.quick import decide_quickly
+from oallama.place.stock_fit import stock_fit
+
+STOCK_POLICY = "fit"
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoad:
+    """What a model takes on the CPU alone, bytes: all weights, KV cache, compute buffers."""
+
+    weights: int
+    kv: int
+    compute: int
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What is predicted for one card."""
+
+    card: Card
+    stock: Decision  # policy STOCK_POLICY
+    best: Decision  # the same one where nothing is predicted to be faster
+
+    @property
+    def fits_whole(self) -> bool:
+        return all(self.stock.placed.on_device)
+
+    @property
+    def gain(self) -> float:
+        """How many times faster the best is over the workload."""
+        return self.stock.predicted.total_s / self.best.predicted.total_s
+
+
+def probe_of(host: HostLoad, operators: Sequence[Operator], n_layer: int, memory_bytes: int) -> Probe:
+    """What a load on a card with so much free memory would say. Norms and biases are taken to weigh nothing there."""
+
+    def probe(load: Workload, placed: Placed) -> LoadBytes:
+        on_card = sum(o.bytes for o, there in zip(operators, placed.on_device, strict=True) if there)
+        n_layers = max(0, n_layer - placed.first_device_layer)
+        uses_card = placed.first_device_layer <= n_layer
+        return LoadBytes(
+            weights_gpu=on_card,
+            weights_host=host.weights - on_card,
+            kv=host.kv * n_layers // n_layer,
+            compute=host.compute if uses_card else 0,
+            device_free=memory_bytes,
+        )
+
+    return probe
+
+
+def what_if(problem: Problem, card: Card, load: Workload) -> WhatIf:
+    """Both plans for a card. problem: with the card's described profile, and probe_of."""
+    stock = stock_decision(problem, load)
+    if all(stock.placed.on_device):
+        return WhatIf(card, stock, stock)
+    found = [stock, on_cpu(problem, load, "mixed")]
+    ours = decide_quickly(problem, load, _memory(problem, load))
+    if ours is not None:
+        found.append(replace(ours, policy="oato" if ours.placed.streams is None else "scheinfer"))
+    return WhatIf(card, stock, min(found, key=lambda decision: decision.predicted.total_s))
+
+
+def stock_decision(problem: Problem, load: Workload) -> Decision:
+    """--fit's placement. What stays on the host is computed in the plain layout, as stock llama.cpp does beside a GPU,
+    and streamed to the card for large batches."""
+    cases = problem.profile.cases
+    plain = tuple(case for case in cases if case.device != CPU_DEVICE or case.layout == PLAIN_LAYOUT)
+    stock = replace(problem, profile=replace(problem.profile, cases=plain))
+    room = _memory(problem, load)
+    streams = room.room(room.n_layer) >= 0  # its buffers fit the card
+    mixed, prefill, decode = (costs_of(stock, load, phase, streams) for phase in ("mixed", "prefill", "decode"))
+    placed = stock_fit(mixed, problem.operators, room.operator_room)
+    memory = measured(problem, load, placed, problem.probe(load, placed).device_free)
+    times = predicted(prefill, decode, placed.on_device, placed.first_device_layer, load)
+    return Decision(STOCK_POLICY, load, mixed, placed, memory, times, ())
+
+
+def _memory(problem: Problem, load: Workload) -> DeviceMemory:
+    """With norms and KV of all layers on the card."""
+    taken = problem.probe(load, Placed((False,) * len(problem.operators), 0, 0, True, 0.0))
+    n_layer = problem.graph.n_layer
+    return DeviceMemory(taken.device_free, problem.vram_fill, taken.kv, taken.compute, taken.weights_gpu, n_layer)

@@ -1,0 +1,100 @@
+"""A machine by its rates: a card, a host, and what a fresh process pays once; as JSON, and as numbers to be fitted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from card_fit.tables import TableError
+from oallama.device.card import Card, Host
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What every prediction is made from."""
+
+    host: Host
+    card: Card
+    first_prompt_s: float = 0.0  # until a new process's kernels for large batches are loaded
+    notes: dict[str, Any] = field(default_factory=dict)  # how it was found
+
+
+FITTED = (
+    "host.bytes_per_s",
+    "host.flops_attention_per_s",
+    "host.flops_by_type.Q6_K",
+    "card.bytes_per_s",
+    "card.flops_per_s",
+    "card.flops_float_per_s",
+    "card.kernel_s",
+    "card.pageable_bytes_per_s",
+    "first_prompt_s",
+)
+"""The rates that runs of stock llama.cpp tell. The others are constants of START: nothing in such runs depends on the
+pinned link, and the small latencies cannot be told from card.kernel_s and card.copy_s."""
+
+START = Machine(
+    host=Host("host", bytes_per_s=60e9, flops_per_s=1e12, source="fitted", flops_attention_per_s=50e9,
+              flops_by_type=(("Q6_K", 100e9),), kernel_s=5e-6),
+    card=Card(
+        name="card", description="fitted to runs of stock llama.cpp", memory_bytes=32 * 2**30, bytes_per_s=800e9,
+        flops_per_s=50e12, flops_float_per_s=80e12, kernel_s=3e-6, launch_s=5e-6, launch_node_s=1e-6, copy_s=10e-6,
+        copy_issue_s=2e-6, synchronize_s=5e-6, pinned_bytes_per_s=25e9, pageable_bytes_per_s=10e9,
+    ),
+    first_prompt_s=0.03,
+)  # fmt: skip
+"""Of no machine: where the fit begins."""
+
+
+def rates(machine: Machine) -> dict[str, float]:
+    """Its fitted rates by name."""
+    by_type = dict(machine.host.flops_by_type)
+    found = {}
+    for name in FITTED:
+        *where, last = name.split(".")
+        if where[1:]:
+            found[name] = by_type[last]
+        else:
+            found[name] = getattr(getattr(machine, where[0]) if where else machine, last)
+    return found
+
+
+def with_rates(machine: Machine, values: Mapping[str, float]) -> Machine:
+    """The same with other rates."""
+    parts: dict[str, dict[str, Any]] = {"host": {}, "card": {}, "": {}}
+    by_type = dict(machine.host.flops_by_type)
+    for name, value in values.items():
+        *where, last = name.split(".")
+        if where[1:]:
+            by_type[last] = value
+        else:
+            parts[where[0] if where else ""][last] = value
+    host = replace(machine.host, flops_by_type=tuple(sorted(by_type.items())), **parts["host"])
+    return replace(machine, host=host, card=replace(machine.card, **parts["card"]), **parts[""])
+
+
+def write_machine(machine: Machine, path: Path) -> None:
+    record = asdict(machine)
+    record["host"]["flops_by_type"] = dict(machine.host.flops_by_type)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def read_machine(path: Path) -> Machine:
+    """Raises TableError."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        host = {**record["host"], "flops_by_type": tuple(sorted(record["host"]["flops_by_type"].items()))}
+        made = Machine(Host(**host), Card(**record["card"]), record["first_prompt_s"], record.get("notes", {}))
+    except OSError as error:
+        raise TableError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise TableError(f"{path} is no machine: make one with `scripts/real_card fit`") from None
+    for part in (made.host, made.card):
+        for each in fields(part):
+            value = getattr(part, each.name)
+            if each.name.endswith("_s") and value is not None and not (isinstance(value, int | float) and value > 0):
+                raise TableError(f"{path}: {each.name} is {value!r}, not above 0")
+    return made

@@ -1,0 +1,176 @@
+"""Fit a machine's few rates to runs of stock llama.cpp on a real card, and predict runs by the product's cost model.
+
+    scripts/real_card fit TABLE.csv --models MODELS.toml -o MACHINE.json             # from a few of the rows
+    scripts/real_card predict TABLE.csv --models MODELS.toml --machine MACHINE.json  # the others, with the errors
+    scripts/real_card plans OTHER.csv --stock TABLE.csv --models MODELS.toml --machine MACHINE.json
+
+The last says what our plans are predicted to give at the budgets of another program's table, beside its figures.
+A TABLE has the columns Model, Context, NGL, Ubatch, PromptTokens, PromptTPS, EvalTokens, EvalTPS, and may have MVA, the
+budget in MB. OTHER has Model, CtxSize, VramMB, TPS and TTFT(msec).
+MODELS.toml describes each model by its sizes. docs/real-card.md says what came of it on an RTX 5090.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from card_fit.errors import PHASES, document, median_error, rows_of, text
+from card_fit.fit import fit
+from card_fit.machine import FITTED, START, Machine, rates, read_machine, write_machine
+from card_fit.models import Model, read_models
+from card_fit.plans import budgets_text, plans_of, read_budgets
+from card_fit.plot import write_plot
+from card_fit.predict import Predictor
+from card_fit.tables import Run, TableError, read_tables
+
+CONTEXTS = (1024, 16384)
+EVERY = 3
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 2 wrong usage or input, 130 interrupted."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except TableError as error:
+        print(f"real_card: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("real_card: interrupted; nothing was written", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="real_card", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="fit|predict|plans")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], what: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=what, description=what)
+        made.set_defaults(run=run)
+        made.add_argument("tables", type=Path, nargs="+", metavar="TABLE.csv")
+        made.add_argument("--models", type=Path, required=True, metavar="MODELS.toml")
+        return made
+
+    one = command("fit", _fit, "find the machine's rates from some of the rows")
+    one.add_argument("-o", "--output", type=Path, required=True, metavar="MACHINE.json")
+    one.add_argument("--name", default="card", help="what the card is called")
+    one.add_argument("--memory", type=float, default=32, metavar="GIB", help="of the card (default: 32)")
+    one.add_argument(
+        "--pinned",
+        type=float,
+        default=START.card.pinned_bytes_per_s / 1e9,
+        metavar="GB/S",
+        help="of the link from pinned memory, which these runs do not show (default: %(default)g)",
+    )
+    one.add_argument(
+        "--contexts", type=_numbers, default=CONTEXTS, metavar="N,…", help="fit to rows of these (default: 1024,16384)"
+    )
+    one.add_argument(
+        "--every", type=_above_0, default=EVERY, metavar="N", help="and of these each Nth -ngl value (default: 3)"
+    )
+    two = command("predict", _predict, "predict the rows, and say how far off that is")
+    two.add_argument("--machine", type=Path, required=True, metavar="MACHINE.json")
+    two.add_argument("--json", action="store_true")
+    two.add_argument("--plot", type=Path, metavar="FILE.svg", help="predicted against measured")
+    three = command("plans", _plans, "what plans are predicted to give at a table's budgets, beside its figures")
+    three.add_argument("--machine", type=Path, required=True, metavar="MACHINE.json")
+    three.add_argument(
+        "--stock",
+        type=Path,
+        nargs="+",
+        required=True,
+        metavar="STOCK.csv",
+        help="stock llama.cpp's runs: the sizes of the prompts, and its best at each budget",
+    )
+    three.add_argument("--vram", type=_numbers, metavar="MB,…", help="only these budgets: a plan takes half a minute")
+    three.add_argument("--json", action="store_true")
+    return parser
+
+
+def _numbers(text_of: str) -> tuple[int, ...]:
+    return tuple(_above_0(part) for part in text_of.split(","))
+
+
+def _above_0(text_of: str) -> int:
+    try:
+        value = int(text_of)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text_of!r} is no number above 0")
+    return value
+
+
+def _read(options: argparse.Namespace) -> tuple[list[Run], dict[str, Model]]:
+    runs, models = read_tables(options.tables), read_models(options.models)
+    for run in runs:
+        if run.model not in models:
+            raise TableError(f"{options.models} does not describe {run.model}, which the tables have")
+        if run.ngl > models[run.model].info.n_layer + 1:
+            raise TableError(f"-ngl {run.ngl} is more than {run.model} has layers; are its sizes right?")
+    return runs, models
+
+
+def chosen(runs: Sequence[Run], contexts: Sequence[int], every: int) -> list[Run]:
+    """Of each model, context and micro-batch every Nth -ngl value, counted from the largest: all layers on the device
+    is among them."""
+    values: dict[tuple[str, int, int], set[int]] = {}
+    for run in runs:
+        values.setdefault((run.model, run.context, run.ubatch), set()).add(run.ngl)
+    kept = {(*group, ngl) for group, of in values.items() for ngl in sorted(of, reverse=True)[::every]}
+    return [r for r in runs if r.context in contexts and (r.model, r.context, r.ubatch, r.ngl) in kept]
+
+
+def _fit(options: argparse.Namespace) -> int:
+    runs, models = _read(options)
+    used = chosen(runs, options.contexts, options.every)
+    if 2 * len(used) < len(FITTED):
+        raise TableError(f"{len(used)} rows are too few to fit {len(FITTED)} rates to; see --contexts and --every")
+    card = replace(START.card, name=options.name, description=f"{options.name}, fitted to runs of stock llama.cpp",
+                   memory_bytes=int(options.memory * 2**30), pinned_bytes_per_s=options.pinned * 1e9)  # fmt: skip
+    notes = {"contexts": list(options.contexts), "every": options.every, "rows": len(used), "of": len(runs)}
+    machine = fit(used, models, replace(START, card=card, notes=notes))
+    write_machine(machine, options.output)
+    rows = rows_of(Predictor(machine, models, runs), used)
+    print(f"{len(used)} of {len(runs)} rows, {len(FITTED)} rates")
+    for name, value in rates(machine).items():
+        print(f"  {name:30}{value:12.4g}")
+    print("left: " + ", ".join(f"{phase} {median_error(rows, phase):.1%}" for phase in PHASES) + " in the median")
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    runs, models = _read(options)
+    machine = read_machine(options.machine)
+    rows = rows_of(Predictor(machine, models, runs), runs, _was_fitted(machine, runs))
+    if options.plot:
+        write_plot(rows, options.plot)
+    if options.json:
+        print(json.dumps(document(rows), indent=1))
+        return 0
+    print(text(rows))
+    others = [row for row in rows if not row["fitted"]]
+    if others and len(others) < len(rows):
+        print(f"\nThe {len(others)} rows that nothing was fitted to:\n{text(others)}")
+    return 0
+
+
+def _was_fitted(machine: Machine, runs: Sequence[Run]) -> Callable[[Run], bool]:
+    notes = machine.notes
+    used = {run.config for run in chosen(runs, notes.get("contexts", ()), notes.get("every", 1))}
+    return lambda run: run.config in used
+
+
+def _plans(options: argparse.Namespace) -> int:
+    models, machine = read_models(options.models), read_machine(options.machine)
+    budgets = [b for b in read_budgets(options.tables, models) if b.vram_mb in (options.vram or (b.vram_mb,))]
+    plans = plans_of(machine, models, budgets, read_tables(options.stock))
+    print(json.dumps({"rows": plans}, indent=1) if options.json else budgets_text(plans))
+    return 0

@@ -1,0 +1,95 @@
+"""Tokens per second of a run of stock llama.cpp, by the product's cost model on a described machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from card_fit.machine import Machine
+from card_fit.models import Model
+from card_fit.tables import Run
+from oallama.core.types import Workload
+from oallama.cost.attention import with_attention
+from oallama.cost.graph import Graph, build_graph
+from oallama.cost.operator_cost import Pass, passes_at
+from oallama.cost.predict import Costs, placement_seconds
+from oallama.place.baselines import Placed
+from oallama.place.problem import LoadBytes, Problem, costs_over
+from oallama.profile.described import described
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Of one run, tokens per second."""
+
+    prompt_tps: float
+    eval_tps: float
+
+
+class Predictor:
+    """Predicts runs of these models on one machine; what runs have in common is priced once."""
+
+    def __init__(self, machine: Machine, models: Mapping[str, Model], runs: Iterable[Run]) -> None:
+        self.machine, self.models = machine, models
+        sizes: dict[str, set[int]] = {}
+        for run in runs:
+            sizes.setdefault(run.model, {1}).update(p.n_tokens for p in prompt_passes(run))
+        self.sizes = sizes
+        self.problems: dict[str, Problem] = {}
+        self.costs: dict[tuple[str, tuple[Pass, ...]], Costs] = {}
+
+    def __call__(self, run: Run) -> Predicted:
+        n_layer = self.models[run.model].info.n_layer
+        placed = stock_ngl(self.problem(run.model), run.ngl)
+        seconds = [
+            placement_seconds(
+                self._costs(run.model, passes), placed, max(0, n_layer - run.ngl) if run.ngl else n_layer + 1
+            )
+            for passes in (prompt_passes(run), decode_pass(run))
+        ]
+        return Predicted(run.n_prompt / (seconds[0] + self.machine.first_prompt_s), 1 / seconds[1])
+
+    def problem(self, name: str) -> Problem:
+        if name not in self.problems:
+            model = self.models[name]
+            profile = described(
+                self.machine.host, self.machine.card, model.info, model.operators, sorted(self.sizes[name])
+            )
+            self.problems[name] = Problem(
+                model.operators, graph_of(model), with_attention(profile, "on"), _nothing, None, 0.9, None
+            )
+        return self.problems[name]
+
+    def _costs(self, name: str, passes: tuple[Pass, ...]) -> Costs:
+        key = (name, passes)
+        if key not in self.costs:
+            self.costs[key] = costs_over(self.problem(name), passes)
+        return self.costs[key]
+
+
+def prompt_passes(run: Run) -> tuple[Pass, ...]:
+    return passes_at(0, run.n_prompt, 0, run.ubatch)
+
+
+def decode_pass(run: Run) -> tuple[Pass, ...]:
+    """One token in the middle of those that were generated."""
+    return (Pass(1, run.n_prompt + max(1, run.n_gen // 2), 1),)
+
+
+@lru_cache
+def graph_of(model: Model) -> Graph:
+    return build_graph(model.info, model.operators)
+
+
+def stock_ngl(problem: Problem, ngl: int) -> tuple[bool, ...]:
+    """Which operators b6097's -ngl puts on the device: the last layers, and the output only when all layers are there
+    (since then llama.cpp counts the output first)."""
+    n_layer = problem.graph.n_layer
+    return tuple(
+        ngl > n_layer if layer == n_layer else layer >= n_layer - ngl for layer in problem.graph.operator_layer
+    )
+
+
+def _nothing(load: Workload, placed: Placed) -> LoadBytes:
+    return LoadBytes(0, 0, 0, 0, 0)

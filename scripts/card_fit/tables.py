@@ -1,0 +1,81 @@
+"""Runs of stock llama.cpp, as CSV tables have them."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+COLUMNS = ("Model", "Context", "NGL", "Ubatch", "PromptTokens", "PromptTPS", "EvalTokens", "EvalTPS")
+
+
+class TableError(Exception):
+    """What is wrong with a file that was given, in a sentence."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of llama-cli: what was asked for, and tokens per second."""
+
+    model: str
+    context: int  # -c
+    ngl: int  # -ngl
+    ubatch: int  # -ub
+    budget_mb: int | None  # VRAM that NGL was chosen for
+    n_prompt: int
+    n_gen: int
+    prompt_tps: float
+    eval_tps: float  # of the tokens after the first
+
+    @property
+    def config(self) -> tuple[str, int, int, int, int, int]:
+        """Runs with the same one are repetitions."""
+        return (self.model, self.context, self.ngl, self.ubatch, self.n_prompt, self.n_gen)
+
+
+def read_tables(paths: list[Path]) -> list[Run]:
+    """The runs of all tables that came to an end. Raises TableError for what is no such table."""
+    return [run for path in paths for run in _read(path)]
+
+
+def _read(path: Path) -> list[Run]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+            if missing:
+                raise TableError(f"{path} has no column {missing[0]}: it takes {', '.join(COLUMNS)}")
+            runs = [
+                _run(row, f"{path}, line {rows.line_num}") for row in rows if row.get("Status") in (None, "SUCCESS")
+            ]
+    except OSError as error:
+        raise TableError(f"{path} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TableError(f"{path} is no CSV table: {error}") from None
+    if not runs:
+        raise TableError(f"{path} has no run that came to an end")
+    return runs
+
+
+def _run(row: dict[str, str], where: str) -> Run:
+    return Run(
+        model=row["Model"],
+        context=int(_number(row, "Context", where)),
+        ngl=int(_number(row, "NGL", where, least=0)),
+        ubatch=int(_number(row, "Ubatch", where)),
+        budget_mb=int(_number(row, "MVA", where)) if row.get("MVA") else None,
+        n_prompt=int(_number(row, "PromptTokens", where)),
+        n_gen=int(_number(row, "EvalTokens", where)),
+        prompt_tps=_number(row, "PromptTPS", where, least=0.001),
+        eval_tps=_number(row, "EvalTPS", where, least=0.001),
+    )
+
+
+def _number(row: dict[str, str], name: str, where: str, least: float = 1) -> float:
+    try:
+        value = float(row[name])
+    except (TypeError, ValueError):
+        raise TableError(f"{where}: {name} is {row[name]!r}, not a number") from None
+    if not least <= value <= 1e9:
+        raise TableError(f"{where}: {name} is {row[name]}, which cannot be")
+    return value

@@ -1,0 +1,255 @@
+"""`oallama what-if`: predictions from described cards, their order, document, table, chart, and the command's edges."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from described_cases import HOST, model, operators
+
+from oallama.cli import main as cli_main
+from oallama.core.types import CPU_DEVICE, ModelInfo, Operator, ProfileCase, Workload
+from oallama.core.units import MIB
+from oallama.cost.attention import with_attention
+from oallama.cost.graph import build_graph
+from oallama.cost.operator_cost import PLAIN_LAYOUT, passes_at
+from oallama.cost.predict import placement_seconds
+from oallama.device import cards as known
+from oallama.device.cards import CARDS, preset
+from oallama.place.problem import Problem, costs_over, on_cpu
+from oallama.place.quick import decide_quickly
+from oallama.place.scheinfer import decide_scheinfer
+from oallama.place.what_if import HostLoad, WhatIf, _memory, probe_of, what_if
+from oallama.profile.described import described, host_profile, with_card
+from oallama.report import what_if_chart
+from oallama.report.table import plain
+from oallama.report.what_if import CLAIM, WIDTH, what_if_document, what_if_table
+
+LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
+TOKENS = (1, 32, 512)
+
+
+def problem(card, n_expert=0, repacked=1.0):
+    """Of a small model. repacked: how many times faster the CPU's repacked layout is than the plain one."""
+    of = model(n_expert=n_expert, n_expert_used=2 if n_expert else 0)
+    ops = tuple(operators(of, "Q4_0"))
+    profile = host_profile(HOST, of, ops, TOKENS)
+    if repacked != 1.0:
+        profile = replace(profile, cases=profile.cases + tuple(faster(case, repacked) for case in profile.cases))
+    weights = sum(op.bytes for op in ops)
+    probe = probe_of(HostLoad(weights, 4 * MIB, MIB), ops, of.n_layer, card.memory_bytes)
+    described_profile = with_attention(with_card(profile, card, of, ops), "on")
+    return Problem(ops, build_graph(of, ops), described_profile, probe, None, 0.9, None, host_room=2**40)
+
+
+def faster(case: ProfileCase, factor: float) -> ProfileCase:
+    return replace(case, layout="CPU_REPACK", seconds=case.seconds / factor, gb_per_s=case.gb_per_s * factor)
+
+
+def sized(mib: float, name: str = "rtx3060"):
+    return replace(preset(name), memory_bytes=int(mib * MIB))
+
+
+def small_rows(*sizes: float) -> tuple[ModelInfo, list[WhatIf]]:
+    return model(), [what_if(problem(sized(mib)), sized(mib), LOAD) for mib in sizes]
+
+
+#
+# what is predicted
+#
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_described_profile_gives_the_published_run_again(name):
+    """LLaMA-2-7B Q4_0 whole on the card, priced by the cost model from the card's rates."""
+    published = next(one for one in known._PUBLISHED if one.name == name)
+    n_embd, n_ff, n_layer, n_vocab = 4096, 11008, 32, 32000
+    of = ModelInfo("m.gguf", "llama", "m", n_layer, n_embd, n_ff, 32, 32, 128, 128, 0, 0, n_vocab, 4096, 1,
+                   ("m.gguf",), "f" * 64)  # fmt: skip
+    shapes = {f"attn_{role}": (n_embd, n_embd, 1) for role in ("q", "k", "v", "output")}
+    shapes |= {"ffn_gate": (n_embd, n_ff, 1), "ffn_up": (n_embd, n_ff, 1), "ffn_down": (n_ff, n_embd, 1)}
+    ops = [
+        Operator(f"blk.{i}.{role}.weight", i, role, "MUL_MAT", "Q4_0", shape, shape[0] * shape[1] * 18 // 32, 1.0)
+        for i in range(n_layer)
+        for role, shape in shapes.items()
+    ]
+    output = (n_embd, n_vocab, 1)
+    ops.append(Operator("output.weight", None, "output", "MUL_MAT", "Q6_K", output, n_embd * n_vocab * 210 // 256, 1.0))
+    profile = with_attention(described(known.USUAL_PC, preset(name), of, ops, (1, 512)), "on")
+    whole = Problem(tuple(ops), build_graph(of, ops), profile, lambda *_: None, None, 0.9, None)
+
+    def seconds(n_prompt, n_gen):
+        costs = costs_over(whole, passes_at(0, n_prompt, n_gen, 512))
+        return placement_seconds(costs, (True,) * len(ops), 0)
+
+    assert 512 / seconds(512, 0) == pytest.approx(published.pp512, rel=0.05)
+    assert 128 / seconds(0, 128) == pytest.approx(published.tg128, rel=0.05)
+
+
+@pytest.mark.parametrize("n_expert", [0, 8])
+def test_more_memory_is_never_slower_and_the_best_never_slower_than_stock(n_expert):
+    total = sum(op.bytes for op in problem(sized(1), n_expert).operators) / MIB
+    rows = [what_if(problem(sized(share * total), n_expert), sized(share * total), LOAD) for share in (0.3, 0.7, 2)]
+    for row in rows:
+        assert row.gain >= 1
+        assert row.best.memory.spare >= 0 and row.stock.memory.spare >= 0
+    stock = [row.stock.predicted.total_s for row in rows]
+    assert all(more <= less for less, more in pairwise(stock))
+    assert rows[-1].fits_whole and not rows[0].fits_whole
+
+
+def test_where_all_fits_stock_is_the_best_plan():
+    card = sized(1000)
+    row = what_if(problem(card), card, LOAD)
+    assert row.best is row.stock and row.best.policy == "fit" and row.gain == 1
+
+
+def test_a_card_without_room_leaves_the_model_on_the_cpu():
+    card = sized(0.5)
+    of = problem(card, repacked=2.0)
+    row = what_if(of, card, LOAD)
+    assert row.best.policy == "cpu"
+    assert row.best.predicted == on_cpu(of, LOAD, "mixed").predicted
+    assert row.stock.memory.weights_gpu == 0
+
+
+def test_stock_computes_the_hosts_share_in_the_plain_layout_and_ours_in_the_fastest():
+    card = sized(8)
+    slow, fast = (what_if(problem(card, repacked=factor), card, LOAD) for factor in (1.0, 3.0))
+    assert fast.stock.predicted == slow.stock.predicted
+    assert fast.best.predicted.tpot_s < slow.best.predicted.tpot_s
+    assert all(cost.layout == PLAIN_LAYOUT for cost in fast.stock.costs.operators)
+
+
+@pytest.mark.parametrize("n_expert", [0, 8])
+def test_the_quick_search_is_near_the_long_one(n_expert):
+    card = sized(10 if not n_expert else 50)
+    of = problem(card, n_expert)
+    quick, long = decide_quickly(of, LOAD, _memory(of, LOAD)), decide_scheinfer(of, LOAD, "mixed")
+    assert long.predicted.total_s * 0.999 <= quick.predicted.total_s <= 1.3 * long.predicted.total_s
+
+
+def test_the_ledger_is_in_proportion_to_the_layers_there():
+    of = problem(sized(1000))
+    row = what_if(of, sized(1000), LOAD)
+    assert row.stock.memory.kv == 4 * MIB and row.stock.memory.compute == MIB
+    half = of.probe(LOAD, replace(row.stock.placed, first_device_layer=2))
+    assert half.kv == 2 * MIB
+    assert half.weights_gpu == sum(op.bytes for op in of.operators)
+
+
+#
+# what is said
+#
+
+
+def test_the_document_has_the_contracts_keys():
+    of, rows = small_rows(8, 1000)
+    document = json.loads(json.dumps(what_if_document(of, LOAD, rows[0].stock, rows)))
+    assert document["emulated"] is True
+    assert document["source"] == CLAIM
+    for row in document["rows"]:
+        assert {"gpu", "vram", "policy", "ttft_s", "tpot_s", "stock_ttft_s", "stock_tpot_s"} <= row.keys()
+    assert [row["fits_whole"] for row in document["rows"]] == [False, True]
+    assert document["rows"][1]["stock_n_gpu_layers"] == of.n_layer + 1
+
+
+def test_the_table_says_what_it_is_and_is_narrow():
+    of, rows = small_rows(8, 1000)
+    text = plain(what_if_table(of, LOAD, rows[0].stock, rows))
+    assert CLAIM in text
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
+
+
+def test_the_chart_is_one_svg_with_a_bar_for_each_time():
+    of, rows = small_rows(8, 1000)
+    root = ElementTree.fromstring(what_if_chart.svg(replace(of, name="<b>&\x1b"), LOAD, rows))
+    bars = [element for element in root.iter() if element.get("fill") in (what_if_chart.STOCK, what_if_chart.OURS)]
+    assert len(bars) == 2 + 4 * len(rows)  # the legend's, and TTFT and TPOT of two plans
+    assert CLAIM in "".join(root.itertext())
+    assert all(float(bar.get("x")) + float(bar.get("width")) <= what_if_chart.WIDTH for bar in bars)
+
+
+def test_the_chart_is_a_png_where_matplotlib_is():
+    pytest.importorskip("matplotlib")
+    of, rows = small_rows(8)
+    assert what_if_chart.png(of, LOAD, rows).startswith(b"\x89PNG")
+
+
+#
+# the command
+#
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--gpu", "rtx9090"], "there is no card 'rtx9090'; choose one of rtx3060-12"),
+        (["--gpu", ","], "names no card"),
+        (["--chart", "cards.pdf"], "name a file that ends in .svg or .png"),
+        (["--vram-fill", "2"], "is outside 0..1"),
+        ([], "no.gguf"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(capsys, tmp_path, arguments, says):
+    assert cli_main.exit_code(["what-if", str(tmp_path / "no.gguf"), *arguments]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and says in said.err
+
+
+@pytest.fixture
+def answered(monkeypatch):
+    """The command with a placer that knows the small model; what it was asked for."""
+    asked = {}
+
+    class Known:
+        model = model()
+
+        def workload(self, n_prompt, n_gen, n_ctx):
+            return Workload(n_prompt, n_gen, n_ctx or 1024)
+
+        def what_if(self, cards, n_prompt, n_gen, n_ctx):
+            asked["cards"] = [card.name for card in cards]
+            of = problem(cards[0])
+            load = Workload(n_prompt, n_gen, n_ctx)
+            return on_cpu(of, load, "mixed"), tuple(what_if(problem(card), card, load) for card in cards)
+
+    monkeypatch.setattr("oallama.placer.Placer.load", lambda path, **options: asked.update(options) or Known())
+    return asked
+
+
+def test_the_command_prints_json_and_writes_a_chart(capsys, tmp_path, answered):
+    chart = tmp_path / "cards.svg"
+    arguments = ["m.gguf", "--gpu", "rtx3060,H100,rtx3060-12", "-p", "64", "-n", "8", "--json", "--chart", str(chart)]
+    assert cli_main.exit_code(["what-if", *arguments]) == 0
+    said = capsys.readouterr()
+    document = json.loads(said.out)
+    assert answered["cards"] == ["rtx3060-12", "h100"] and answered["device"] == "none"
+    assert [row["gpu"] for row in document["rows"]] == answered["cards"]
+    assert document["workload"] == {"n_prompt": 64, "n_gen": 8, "n_ctx": 1024}
+    assert chart.read_text(encoding="utf-8").startswith("<svg")
+    assert f"wrote {chart}" in said.err
+
+
+def test_without_a_choice_all_cards_are_asked(capsys, answered):
+    assert cli_main.exit_code(["what-if", "m.gguf"]) == 0
+    assert answered["cards"] == list(CARDS)
+    assert CLAIM in capsys.readouterr().out
+
+
+def test_a_chart_that_cannot_be_written_is_said(capsys, tmp_path, answered):
+    pytest.importorskip("matplotlib")
+    target = tmp_path / "no folder" / "cards.png"
+    assert cli_main.exit_code(["what-if", "m.gguf", "--gpu", "h100", "--chart", str(target)]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_only_cpu_times_of_the_profile_count():
+    of = model()
+    ops = operators(of)
+    first = with_card(host_profile(HOST, of, ops, TOKENS), preset("h100"), of, ops)
+    again = with_card(first, preset("rtx3060"), of, ops)
+    assert {case.device for case in again.cases} == {CPU_DEVICE, "rtx3060-12"}
