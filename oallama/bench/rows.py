@@ -38,7 +38,7 @@ OUR_FIELDS: Mapping[str, str] = {
 """What we add to every format; a `_ci95` is the JSON list [low, high]."""
 
 NESTED_FIELDS = (
-    *("samples_ns", "samples_ts", "samples_ttft_s", "samples_tpot_s", "runs_per_sample", "discarded_ns"),
+    *("samples_ns", "samples_ts", "samples_ttft_s", "samples_tpot_s", "kept_time", "runs_per_sample", "discarded_ns"),
     *(
         "drifts",
         "outliers",
@@ -139,6 +139,11 @@ def _row(result: BenchResult, series: Series, index: int, seed: int) -> Row:
         "samples_ts": ts,
         "samples_ttft_s": [ttft(sample) for sample in samples] if test.n_prompt else [],
         "samples_tpot_s": [tpot(sample) for sample in samples] if test.n_gen else [],
+        "kept_time": [
+            {name: getattr(sample, name) for name in ("late_share", "late_median_s", "late_p99_s", "n_overruns")}
+            for sample in samples
+            if sample.late_share is not None
+        ],
         "runs_per_sample": [sample.n_runs for sample in samples],
         "discarded_ns": [round(s.seconds * 1e9) for block in series.discarded for s in block.samples[index]],
         "drifts": [block.drift for block in series.kept],

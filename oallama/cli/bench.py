@@ -13,6 +13,7 @@ from oallama.cli.bench_progress import bench_progress
 from oallama.cli.options import (
     EngineOptions,
     PlacementOptions,
+    chart_option,
     count,
     engine_options,
     gate_option,
@@ -23,7 +24,7 @@ from oallama.cli.options import (
     profile_option,
     refresh_gate_option,
 )
-from oallama.cli.output import emit, talk, write_file
+from oallama.cli.output import emit, talk, write_file, write_picture
 from oallama.cli.policy import affinity_option, fill_option
 from oallama.device.spec import parse_cpus
 
@@ -103,6 +104,7 @@ def parse_output(text: str) -> tuple[str, str | None]:
     "-o", "--output", type=parsed(parse_output), default="md", show_default=True, metavar="FORMAT|FILE",
     help="md, csv, json, jsonl or sql to stdout, or a file that ends in one of these.",
 )  # fmt: skip
+@chart_option
 @click.option("-oe", "--output-err", type=click.Choice(FORMATS), metavar="FORMAT", help="The same on stderr as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: -o json.")
 @placement_options
@@ -130,6 +132,7 @@ def command(
     n_depth: tuple[int, ...],
     repetitions: int,
     output: tuple[str, str | None],
+    chart: str | None,
     output_err: str | None,
     as_json: bool,
     placement: PlacementOptions,
@@ -179,6 +182,8 @@ def command(
             resident=False if reload else None,
         )
         result = run(bench, format, file, shown)
+    if chart is not None and any(series.kept for series in result.series):
+        _draw(result, chart)
     if file is None:
         emit(_text(result, format))
     else:
@@ -203,6 +208,18 @@ def run(bench: Bench, format: str, file: str | None, progress: Any) -> BenchResu
     result = run_bench(bench, progress, save)
     save(result)
     return result
+
+
+def _draw(result: BenchResult, chart: str) -> None:
+    from oallama.bench.rows import rows
+    from oallama.report.bench_chart import png, svg
+
+    made = rows(result)
+    if chart.lower().endswith(".png"):
+        write_picture(chart, png(made))
+    else:
+        write_file(chart, svg(made))
+    talk(f"wrote {chart}")
 
 
 def _text(result: BenchResult, format: str) -> str:

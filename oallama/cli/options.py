@@ -268,6 +268,21 @@ profile_option = click.option(
     help="Use this profile (from `oallama profile --json`) instead of measuring.",
 )  # fmt: skip
 
+PICTURES = (".svg", ".png")
+
+
+def parse_chart(text: str) -> str:
+    """A file's name that ends in one of PICTURES. Raises ValueError."""
+    if not text.lower().endswith(PICTURES):
+        raise ValueError(f"{text!r} is no picture; name a file that ends in .svg or .png")
+    return text
+
+
+chart_option = click.option(
+    "--chart", type=parsed(parse_chart), metavar="FILE",
+    help="Draw the times as well, as .svg, or as .png where matplotlib is installed.",
+)  # fmt: skip
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 

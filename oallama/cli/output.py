@@ -80,6 +80,14 @@ def write_file(path: str, text: str) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
+def write_picture(path: str, picture: bytes) -> None:
+    """Raises UsageError where it cannot be written."""
+    try:
+        Path(path).write_bytes(picture)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+
+
 def _replace(target: Path, text: str) -> None:
     descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.options import (
     WorkloadOptions,
+    chart_option,
     json_option,
     model_argument,
     parsed,
@@ -17,14 +17,11 @@ from oallama.cli.options import (
     vram_fill_option,
     workload_options,
 )
-from oallama.cli.output import emit_json, show, talk, write_file
-from oallama.core.errors import UsageError
+from oallama.cli.output import emit_json, show, talk, write_file, write_picture
 from oallama.device.cards import CARDS, preset
 
 if TYPE_CHECKING:
     from oallama.device.card import Card
-
-SUFFIXES = (".svg", ".png")
 
 
 def parse_cards(text: str) -> tuple[Card, ...]:
@@ -33,13 +30,6 @@ def parse_cards(text: str) -> tuple[Card, ...]:
     if not names:
         raise ValueError(f"{text!r} names no card; choose of {', '.join(CARDS)}")
     return tuple(dict.fromkeys(preset(name) for name in names))
-
-
-def parse_chart(text: str) -> str:
-    """A file's name that ends in one of SUFFIXES. Raises ValueError."""
-    if Path(text).suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{text!r} is no picture; name a file that ends in .svg or .png")
-    return text
 
 
 @click.command("what-if", short_help="Predict a model on cards that are not here.")
@@ -53,10 +43,7 @@ def parse_chart(text: str) -> str:
 @threads_option
 @profile_option
 @json_option
-@click.option(
-    "--chart", type=parsed(parse_chart), metavar="FILE",
-    help="Draw the times as well, as .svg, or as .png where matplotlib is installed.",
-)  # fmt: skip
+@chart_option
 def command(
     model: str,
     cards: tuple[Card, ...] | None,
@@ -88,7 +75,7 @@ def command(
         from oallama.report.what_if_chart import png, svg
 
         if chart.lower().endswith(".png"):
-            _write_picture(chart, png(placer.model, load, rows))
+            write_picture(chart, png(placer.model, load, rows))
         else:
             write_file(chart, svg(placer.model, load, rows))
         talk(f"wrote {chart}")
@@ -96,10 +83,3 @@ def command(
         emit_json(what_if_document(placer.model, load, alone, rows))
     else:
         show([what_if_table(placer.model, load, alone, rows)])
-
-
-def _write_picture(path: str, picture: bytes) -> None:
-    try:
-        Path(path).write_bytes(picture)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None

@@ -11,7 +11,7 @@ namespace emulated {
 
 namespace {
 
-constexpr size_t      chunk_bytes = 64 << 10;
+constexpr size_t      chunk_bytes = 32 << 10; // some microseconds, for which another end may be late
 constexpr Nanoseconds never       = INT64_MAX;
 constexpr Nanoseconds idle_ns     = 100 * 1000 * 1000; // without work, then the thread sleeps
 
