@@ -90,7 +90,8 @@ def copies(bridge: Any, card: Any, repeats: int) -> Iterator[dict[str, Any]]:
             sent = n_bytes / (card.pinned_bytes_per_s if kept else rate)
             for direction in ("h2d", "d2h"):
                 if direction == "h2d":
-                    modelled = kept + sent + card.copy_s
+                    held = 0.0 if pinned or kept else card.copy_issue_s  # its caller asks for nothing meanwhile
+                    modelled = held + kept + sent + card.copy_s
                 else:
                     modelled = n_bytes / rate + card.copy_s + card.copy_issue_s + card.synchronize_s
                 with bridge.transfer(DEVICE_NAME, direction, pinned, n_bytes) as timer:
