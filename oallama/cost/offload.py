@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oallama.core.types import CPU_DEVICE, LinearFit, Operator, Profile, RestShape
+from oallama.cost.graph import computes_outputs_only
 from oallama.cost.operator_cost import OFFLOAD_MIN_TOKENS, PLAIN_LAYOUT, OperatorCost, Pass
 from oallama.cost.predict import RestIndex, rest_of, rest_seconds
 from oallama.cost.transfer import transfer_rates, weight_stream
@@ -55,6 +56,15 @@ def takes_attention(operators: Sequence[Operator], costs: Sequence[OperatorCost]
     """Whether the mul-mats around attention are offloaded, and so take it along: where the host keeps them plain."""
     around = [c for o, c in zip(operators, costs, strict=True) if o.role.startswith("attn_")]
     return bool(around) and all(c.layout == PLAIN_LAYOUT and c.t_gpu_s is not None for c in around)
+
+
+def offloaded(operators: Sequence[Operator], costs: Sequence[OperatorCost], n_layer: int) -> tuple[bool, ...]:
+    """Which operators llama.cpp computes on the device in a large batch though the host has them. What sees only the
+    tokens whose logits are wanted never has a large batch."""
+    return tuple(
+        c.layout == PLAIN_LAYOUT and c.t_gpu_s is not None and not computes_outputs_only(o, n_layer)
+        for o, c in zip(operators, costs, strict=True)
+    )
 
 
 def rest_with_offload(

@@ -6,11 +6,11 @@ crossings they are the host's."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from oallama.core.types import CPU_DEVICE, Predicted, Profile, Workload
 from oallama.cost.graph import Graph, crossings
-from oallama.cost.operator_cost import Curve, OperatorCost, Pass, interpolate
+from oallama.cost.operator_cost import OFFLOAD_MIN_TOKENS, Curve, OperatorCost, Pass, interpolate
 from oallama.cost.split_ffn import SplitCosts, split_seconds
 from oallama.cost.transfer import TransferRates
 
@@ -48,6 +48,8 @@ class Costs:
     rest_cpu_s: float  # of one layer on the host over `passes`, without weight-bearing mul-mats
     rest_device_s: float
     split: SplitCosts | None = None  # None: nothing can be split
+    offloaded: tuple[bool, ...] = ()  # for each operator, whether llama.cpp computes it on the device in large batches
+    # though the host has it; (): none
     transfers: dict[tuple[object, ...], float] = field(init=False, default_factory=dict, compare=False, repr=False)
     """T' that was asked for (place/affinity.py): a search asks for the same few again and again."""
 
@@ -115,7 +117,25 @@ def placement_seconds(
     n_layer = costs.graph.n_layer
     n_device_layers = max(0, n_layer - first_device_layer)
     total += n_device_layers * costs.rest_device_s + (n_layer - n_device_layers) * costs.rest_cpu_s
-    return total + costs.rates.over(crossings(costs.graph, on_device, first_device_layer), costs.passes)
+    if any(gg) and costs.offloaded:  # slices are the split backend's, which nobody offloads
+        costs = replace(costs, offloaded=tuple(o and not cut for o, cut in zip(costs.offloaded, gg, strict=True)))
+    return total + transfer_seconds(costs, on_device, first_device_layer)
+
+
+def transfer_seconds(
+    costs: Costs, on_device: Sequence[bool], first_device_layer: int, window: tuple[int, int] | None = None
+) -> float:
+    """Of crossings over all passes, between the layers of the window (None: all). What is offloaded in a large batch
+    is on the device there, and takes norms and attention along."""
+    large = tuple(p for p in costs.passes if any(costs.offloaded) and p.n_tokens >= OFFLOAD_MIN_TOKENS)
+    if not large:
+        return costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), costs.passes)
+    small = tuple(p for p in costs.passes if p.n_tokens < OFFLOAD_MIN_TOKENS)
+    there = [on or off for on, off in zip(on_device, costs.offloaded, strict=True)]
+    seconds = costs.rates.over(crossings(costs.graph, there, 0, window), large)
+    if small:
+        seconds += costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), small)
+    return seconds
 
 
 def predicted(

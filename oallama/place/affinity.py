@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from oallama.cost.graph import crossings
-from oallama.cost.predict import Costs, placement_seconds
+from oallama.cost.predict import Costs, placement_seconds, transfer_seconds
 from oallama.place.fill import FillRule, fill
 
 MAX_KNOWN = 200_000  # of some hundred bytes each
@@ -70,8 +69,7 @@ def marginal_transfer(costs: Costs, on_device: Sequence[bool], first_device_laye
     for side in (True, False):
         for i in unit:
             sides[i] = side
-        moved = crossings(costs.graph, sides, first_device_layer, window)
-        seconds.append(costs.rates.over(moved, costs.passes))
+        seconds.append(transfer_seconds(costs, sides, first_device_layer, window))
     if len(costs.transfers) >= MAX_KNOWN:
         costs.transfers.clear()
     costs.transfers[key] = seconds[0] - seconds[1]

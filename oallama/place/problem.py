@@ -10,7 +10,7 @@ from oallama.core.types import CPU_DEVICE, MemoryLedger, Operator, Phase, Predic
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import slice_memory
 from oallama.cost.graph import Graph
-from oallama.cost.offload import host_cache, rest_with_offload, takes_attention
+from oallama.cost.offload import host_cache, offloaded, rest_with_offload, takes_attention
 from oallama.cost.operator_cost import Pass, index_cases, operator_costs, passes
 from oallama.cost.predict import Costs, index_rest, predicted
 from oallama.cost.split_ffn import split_costs
@@ -83,6 +83,7 @@ def costs_over(problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool
         over,
         *rest_with_offload(index_rest(profile), profile.device, over, cache),
         None if profile.device == CPU_DEVICE else split_costs(profile, problem.operators, n_layer, over),
+        offloaded(problem.operators, operators, n_layer) if cache else (),
     )
 
 

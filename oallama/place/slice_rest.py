@@ -119,7 +119,9 @@ class Slicer:
 def _others_s(costs: Costs, placed: Placed, inside: frozenset[int]) -> float:
     """Seconds of all that is in no block: other operators, attention and norms, crossings."""
     others = tuple(replace(cost, t_cpu_s=0.0) if i in inside else cost for i, cost in enumerate(costs.operators))
-    return placement_seconds(replace(costs, operators=others), placed.on_device, placed.first_device_layer)
+    left = tuple(off and i not in inside for i, off in enumerate(costs.offloaded))
+    costs = replace(costs, operators=others, offloaded=left)
+    return placement_seconds(costs, placed.on_device, placed.first_device_layer)
 
 
 def _others_cpu_s(costs: Costs, placed: Placed, inside: frozenset[int]) -> float:

@@ -23,7 +23,7 @@ from card_fit.errors import PHASES, document, median_error, rows_of, text
 from card_fit.fit import fit
 from card_fit.machine import FITTED, START, Machine, rates, read_machine, write_machine
 from card_fit.models import Model, read_models
-from card_fit.plans import budgets_text, plans_of, read_budgets
+from card_fit.plans import POLICIES, budgets_text, plans_of, read_budgets
 from card_fit.plot import write_plot
 from card_fit.predict import Predictor
 from card_fit.tables import Run, TableError, read_tables
@@ -90,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         help="stock llama.cpp's runs: the sizes of the prompts, and its best at each budget",
     )
     three.add_argument("--vram", type=_numbers, metavar="MB,…", help="only these budgets: a plan takes half a minute")
+    three.add_argument("--policy", choices=POLICIES, nargs="+", default=POLICIES, help="only these")
     three.add_argument("--json", action="store_true")
     return parser
 
@@ -171,6 +172,6 @@ def _was_fitted(machine: Machine, runs: Sequence[Run]) -> Callable[[Run], bool]:
 def _plans(options: argparse.Namespace) -> int:
     models, machine = read_models(options.models), read_machine(options.machine)
     budgets = [b for b in read_budgets(options.tables, models) if b.vram_mb in (options.vram or (b.vram_mb,))]
-    plans = plans_of(machine, models, budgets, read_tables(options.stock))
+    plans = plans_of(machine, models, budgets, read_tables(options.stock), options.policy)
     print(json.dumps({"rows": plans}, indent=1) if options.json else budgets_text(plans))
     return 0

@@ -73,7 +73,11 @@ def _budget(row: dict[str, str], where: str) -> Budget:
 
 
 def plans_of(
-    machine: Machine, models: Mapping[str, Model], budgets: Sequence[Budget], runs: Sequence[Run]
+    machine: Machine,
+    models: Mapping[str, Model],
+    budgets: Sequence[Budget],
+    runs: Sequence[Run],
+    policies: Sequence[str] = POLICIES,
 ) -> list[dict[str, Any]]:
     """For each budget: what the table says, the fastest stock run that kept to it, and the best of our plans."""
     made = []
@@ -81,11 +85,13 @@ def plans_of(
         name = models[budget.model].name
         stock = [r for r in runs if models[r.model].name == name and r.context == budget.context]
         if stock:
-            made.append(_row(machine, models[budget.model], budget, stock))
+            made.append(_row(machine, models[budget.model], budget, stock, policies))
     return made
 
 
-def _row(machine: Machine, model: Model, budget: Budget, stock: Sequence[Run]) -> dict[str, Any]:
+def _row(
+    machine: Machine, model: Model, budget: Budget, stock: Sequence[Run], policies: Sequence[str]
+) -> dict[str, Any]:
     kept = [run for run in stock if run.budget_mb is not None and run.budget_mb <= budget.vram_mb] or list(stock)
     fastest = min(kept, key=lambda r: r.n_prompt / r.prompt_tps + r.n_gen / r.eval_tps)
     load = Workload(fastest.n_prompt, fastest.n_gen, budget.context)
@@ -96,7 +102,7 @@ def _row(machine: Machine, model: Model, budget: Budget, stock: Sequence[Run]) -
     }  # fmt: skip
     whole = -(-load.n_prompt // UBATCHES[0]) * UBATCHES[0]
     loads = [replace(load, n_ubatch=ubatch) for ubatch in sorted({min(ubatch, whole) for ubatch in UBATCHES})]
-    for policy in POLICIES:
+    for policy in policies:
         found = [_decided(machine, model, budget, policy, one) for one in loads]
         best = min((each for each in found if each), key=lambda each: each["total_s"], default=None)
         row[policy] = best
@@ -155,12 +161,13 @@ class _Probe:
 
 def budgets_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """TTFT in seconds and tokens per second: stock as measured, the table's program as measured, ours as predicted."""
-    head = ["model", "context", "VRAM, MB", "stock", "table", *POLICIES]
+    policies = [policy for policy in POLICIES if rows and policy in rows[0]]
+    head = ["model", "context", "VRAM, MB", "stock", "table", *policies]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for row in rows:
         cells = [row["model"], f"{row['context'] // 1024}K", str(row["vram_mb"]),
                  _cell(row["stock_ttft_s"], row["stock_tps"]), _cell(row["ttft_s"], row["tps"])]  # fmt: skip
-        cells += [_cell(row[p]["ttft_s"], row[p]["tps"]) if row[p] else "does not fit" for p in POLICIES]
+        cells += [_cell(row[p]["ttft_s"], row[p]["tps"]) if row[p] else "does not fit" for p in policies]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -9,10 +9,11 @@ from described_cases import CARD, HOST, model, operators
 
 from oallama.core.types import CPU_DEVICE, Profile
 from oallama.cost.attention import with_attention
-from oallama.cost.graph import build_graph
+from oallama.cost.graph import build_graph, crossings
 from oallama.cost.offload import host_cache, takes_attention
 from oallama.cost.operator_cost import Pass
-from oallama.cost.predict import Costs, index_rest, rest_seconds
+from oallama.cost.predict import Costs, index_rest, placement_seconds, rest_seconds, transfer_seconds
+from oallama.cost.split_ffn import split_seconds
 from oallama.place.problem import Problem, costs_over
 from oallama.profile.described import described
 
@@ -78,3 +79,33 @@ def test_a_profile_that_does_not_say_how_large_the_cache_is() -> None:
     of = profile()
     of = replace(of, rest=tuple(replace(case, shape=None) for case in of.rest))
     assert host_cache(of) is None
+
+
+def test_what_is_offloaded_crosses_nothing() -> None:
+    """Attention on the device and FFNs on the host: in a large batch these are computed on the device too."""
+    of = profile()
+    ops = operators(model())
+    on_device = [not op.role.startswith("ffn_") for op in ops]
+    large, small = costs(of, LARGE), costs(of, SMALL)
+    whole = crossings(large.graph, [True] * len(ops), 0)
+    last_ffn = [op.layer != 3 or not op.role.startswith("ffn_") for op in ops]  # of one token: never a large batch
+    alone = crossings(large.graph, last_ffn, 0)
+    assert transfer_seconds(large, on_device, 0) == large.rates.over(alone, (LARGE,))
+    assert alone.device_splits == whole.device_splits + 1
+    assert transfer_seconds(small, on_device, 0) == small.rates.over(crossings(small.graph, on_device, 0), (SMALL,))
+    assert crossings(small.graph, on_device, 0).device_splits > alone.device_splits
+
+
+def test_slices_are_not_offloaded() -> None:
+    """They are computed by the split back end, whose inputs and outputs are in host memory."""
+    made = costs(profile(), LARGE)
+    sliced = [o.role.startswith("ffn_") and o.layer == 0 for o in operators(model())]
+    on_device = [not cut for cut in sliced]
+    gg = [1024 if cut else 0 for cut in sliced]
+    left = replace(made, offloaded=tuple(o and not cut for o, cut in zip(made.offloaded, sliced, strict=True)))
+    transfer_s = transfer_seconds(left, on_device, 0)
+    assert transfer_s > transfer_seconds(made, on_device, 0)
+    assert made.split is not None
+    alone = sum(c.t_gpu_s or 0.0 for c, cut in zip(made.operators, sliced, strict=True) if not cut)
+    total = alone + split_seconds(made.split, gg) + 4 * made.rest_device_s + transfer_s
+    assert placement_seconds(made, on_device, 0, gg) == pytest.approx(total)
