@@ -173,6 +173,7 @@ void Timekeeper::run() {
         take_arrivals();
         if (step()) {
             last_work_ = now();
+            relax(); // a core that shares its units with this one computes meanwhile
             continue;
         }
         if (n_arrivals_.load() == 0 && (resting_.load() || now() - last_work_ > idle_ns)) {
