@@ -31,7 +31,7 @@ def shared_setting(
     """What all arms share; options: fields of Setting. The context is n_ctx, or holds the longest prompt, generation
     and depth of the tests together, for which plans are made.
 
-    Raises UsageError for an n_ctx that is too short.
+    Raises UsageError for an n_ctx that is too short, and for cpus that the device needs.
     """
     needed = sum(max(count) for count in zip(*((t.n_prompt, t.n_gen, t.n_depth) for t in tests), strict=True))
     n_ctx = n_ctx or -(-needed // CONTEXT_STEP) * CONTEXT_STEP
@@ -39,6 +39,9 @@ def shared_setting(
         raise UsageError(
             f"-c {n_ctx} cannot hold the {needed} tokens of the longest prompt, generation and depth; raise it"
         )
+    emulated = placer.device.emulated
+    if emulated is not None and emulated.cpus in cpus:
+        raise UsageError(f"--cpus: the emulated device keeps core {emulated.cpus} for itself; leave it out")
     return Setting(
         model=placer.model.path,
         device=str(placer.device.timed) if placer.has_device else "none",

@@ -34,6 +34,7 @@ from oallama.core.errors import UsageError
 from oallama.core.types import SPLIT_LAYOUT, StreamSettings
 
 if TYPE_CHECKING:
+    from oallama.device.emulated import Emulated
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
@@ -127,11 +128,14 @@ def command(
     with placer.engine(plan, **engine.for_engine()) as loaded:
         for warning in loaded.warnings:
             talk(f"warning: {warning}")
+        emulated = placer.device.emulated
+        if emulated is not None:
+            talk(f"note: {without_meaning(emulated)}")
         tokens = prompt_tokens(loaded, placer.model.path, text, chat)
         stream = loaded.stream(tokens, max_tokens=n_gen, temperature=temp, seed=seed)
         generation = write_stream(stream, show=not as_json)
         if as_json:
-            emit_json(run_document(generation, loaded))
+            emit_json(run_document(generation, loaded) | ({"emulated": True} if emulated is not None else {}))
         elif is_terminal(sys.stderr):
             talk(statistics(generation, loaded, placer))
             if loaded.split_stats is not None and loaded.split_stats.n_decoded:
@@ -230,6 +234,13 @@ def split_document(engine: Engine) -> dict[str, Any] | None:
             "device_compute": sum(buffer.compute for buffer in held if not buffer.in_host_memory),
         },
     }
+
+
+def without_meaning(emulated: Emulated) -> str:
+    """What of a run on an emulated device says nothing."""
+    if emulated.values == "drawn":
+        return "the device is emulated and computes nothing (values=drawn): the text is noise"
+    return "the device is emulated and computes on the CPU (values=real): its times mean nothing, those of `bench` do"
 
 
 def statistics(generation: Generation, engine: Engine, placer: Placer) -> str:

@@ -15,14 +15,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from e2e.plugin_runs import loaded, logits_of
 from e2e.test_engine import TOKENS, nmse, stock_logits
+from e2e.test_split_logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE
 from gguf_factory import write_gguf, write_llama_shape
 
 from oallama.core.errors import DeviceError, DoesNotFit
 from oallama.core.types import Profile
 from oallama.core.units import MIB
 from oallama.device.card import Card, Host
-from oallama.device.opening import list_devices, open_device
+from oallama.device.opening import device_pointer, list_devices, open_device
 from oallama.device.spec import parse_device
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
@@ -30,7 +32,6 @@ from oallama.profile.described import described
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = "emulated:vram=1GiB,scale=1,values=real"
-QUANTISED_NMSE = 1e-3  # of test_split_logits.py
 
 
 def oallama(*arguments: object, code: int = 0, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -95,6 +96,19 @@ def test_whole_models_on_the_device_are_stock_s(model: Path) -> None:
     with placer.engine(placer.plan("layers", n_prompt=64, n_gen=8), progress=False) as engine:
         assert engine.memory.device_bytes > placer.model.file_bytes // 2
         assert nmse(engine.logits(TOKENS), stock_logits(model, TOKENS)) <= QUANTISED_NMSE
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_stock_llama_cpp_computes_on_it_what_the_cpu_does(arch: str, tmp_path: Path) -> None:
+    """With all layers there, and with the output alone."""
+    path = write_gguf(tmp_path / "model.gguf", arch, weight_type="F16")
+    with loaded(path) as context:
+        wanted = logits_of(context, TOKENS)
+    with open_device(REAL) as device:
+        for n_gpu_layers in (999, 1):
+            pointers = [device_pointer(device.name)]
+            with loaded(path, devices=pointers, n_gpu_layers=n_gpu_layers, use_extra_bufts=False) as context:
+                assert nmse(logits_of(context, TOKENS), wanted) <= EXACT_NMSE
 
 
 def test_a_model_that_does_not_fit_is_said_to(model: Path) -> None:
