@@ -4,8 +4,8 @@
     scripts/measure_emulated.py --json -o precision.json
 
 Every line is the median of --repeats runs. `copy`: as a stream of copies takes it, without its caller's part.
-`overlap`: how much of a copy on one stream a result of another stream waits for; nothing of it, on a card with an engine for each.
-Close other programs: whatever else runs on the device's core is seen here.
+`overlap`: how much of a copy on one stream a result of another stream waits for; nothing of it, on a card with an
+engine for each. Close other programs: whatever else runs on the device's core is seen here.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ class SharedCore {
 
     void take();
     void give_back();
+    bool is_taken() const { return taken_; } // by this one
 
     // Times that two wanted the core at once, on this machine, ever.
     uint64_t n_shared() const;

@@ -173,6 +173,7 @@ void Timekeeper::run() {
         take_arrivals();
         if (step()) {
             last_work_ = now();
+            want_core(last_work_);
             relax(); // a core that shares its units with this one computes meanwhile
             continue;
         }
@@ -194,6 +195,15 @@ void Timekeeper::run() {
         } else {
             pause();
         }
+    }
+}
+
+// Who has not got the core asks for it again and again, which its owner sees.
+void Timekeeper::want_core(Nanoseconds at) {
+    constexpr Nanoseconds asks_ns = 1000 * 1000;
+    if (core_ && !core_->is_taken() && at - last_ask_ > asks_ns) {
+        core_->take();
+        last_ask_ = at;
     }
 }
 

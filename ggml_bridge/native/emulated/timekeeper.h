@@ -115,6 +115,7 @@ class Timekeeper {
 
     void pause() const; // of who waits for the other side
     void run();
+    void want_core(Nanoseconds at);
     void wait_for_work();
     bool take_arrivals(); // whether there were any
     bool step();          // whether there is anything to do
@@ -136,6 +137,7 @@ class Timekeeper {
     std::vector<StreamPtr>             streams_; // with items; the thread's
     std::array<Nanoseconds, n_engines> free_{};  // virtual; the thread's
     Nanoseconds                        last_work_ = 0;
+    Nanoseconds                        last_ask_  = 0;
 
     mutable std::mutex             ends_mutex_;
     std::array<int64_t, n_buckets> late_{}; // by power of 2^(1/8)
