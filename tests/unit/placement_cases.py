@@ -51,10 +51,11 @@ def costs(
 
 
 def best_by_brute_force(problem: Costs, budget: int, first_device_layer: int) -> float:
-    """Least predicted seconds over all subsets of operators within the budget."""
-    n = len(problem.operators)
+    """Least predicted seconds over all subsets of operators within the budget that llama.cpp can load: none in a layer
+    whose norms and KV are on the host."""
+    sides = [(False, True) if layer >= first_device_layer else (False,) for layer in problem.graph.operator_layer]
     best = float("inf")
-    for choice in itertools.product((False, True), repeat=n):
+    for choice in itertools.product(*sides):
         used = sum(c.bytes for c, chosen in zip(problem.operators, choice, strict=True) if chosen)
         if used <= budget:
             best = min(best, placement_seconds(problem, choice, first_device_layer))
