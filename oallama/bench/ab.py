@@ -154,7 +154,11 @@ class _Session:
             self._series = tuple(series)
             on_partial(self.result())
 
-        measure_blocks(len(self._bench.arms), self._bench.tests, self._bench.n_blocks, self._visit, on_block)
+        """Raises DeviceError where not one block may be compared."""
+        made = measure_blocks(len(self._bench.arms), self._bench.tests, self._bench.n_blocks, self._visit, on_block)
+        if not any(series.kept for series in made):
+            fault = made[0].discarded[-1].fault
+            raise DeviceError(f"{fault}, in every block; close them, or run again when the machine is quiet")
 
     def result(self) -> BenchResult:
         """What is known now. All reports must be there."""

@@ -27,8 +27,10 @@ def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
                 f"{label}: the machine changed by more than {MAX_DRIFT:.0%} within {bad} of {len(made.kept)} blocks "
                 "that are compared; measure again when it is quiet, or raise -r"
             )
-        elif made.discarded:
-            found.append(f"{label}: {len(made.discarded)} blocks were measured again because the machine changed")
+        elif changed := sum(not block.fault for block in made.discarded):
+            found.append(f"{label}: {changed} blocks were measured again because the machine changed")
+        if faults := [block.fault for block in made.discarded if block.fault]:
+            found.append(f"{label}: {len(faults)} blocks were discarded: {faults[-1]}")
         if made.kept:
             slow = trend([sample.seconds for sample in made.samples(0)])
             if slow.p_value < TREND_P and abs(slow.change) > TREND_CHANGE:

@@ -55,6 +55,7 @@ class Sample:
     late_median_s: float | None = None  # of one copy or graph
     late_p99_s: float | None = None
     n_overruns: int | None = None  # copies and graphs that really took longer than the device's time for them
+    fault: str = ""  # why this is no time of such a device
 
     @property
     def seconds(self) -> float:
@@ -193,6 +194,11 @@ class Block:
 
     samples: tuple[tuple[Sample, Sample], ...]
     drift: float
+
+    @property
+    def fault(self) -> str:
+        """Why its samples must not be compared; "" where they may be."""
+        return next((sample.fault for pair in self.samples for sample in pair if sample.fault), "")
 
 
 @dataclass(frozen=True, slots=True)

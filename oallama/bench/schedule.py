@@ -17,6 +17,9 @@ Visit = Callable[[int, Sequence[BenchTest]], Mapping[BenchTest, Sample]]
 MAX_DRIFT = 0.10
 """A block in which the machine got slower or faster by more than this is measured again."""
 
+MAX_FAULTY = 2
+"""So many blocks with a fault at the start, and the machine is not fit to measure on."""
+
 
 def measure_blocks(
     n_arms: int,
@@ -28,17 +31,18 @@ def measure_blocks(
 ) -> tuple[Series, ...]:
     """Measure until every test has n_blocks calm blocks, or twice as many were measured in all.
 
-    Then the calmest of the discarded ones fill up what is missing. on_block sees the state after every block, so that
-    an interruption loses only the block under way.
+    Then the calmest of the discarded ones fill up what is missing; one with a fault is never kept, and where the first
+    MAX_FAULTY blocks all have one, nothing more is measured. on_block sees the state after every block, so that an
+    interruption loses only the block under way.
     """
     series = {test: Series(test) for test in tests}
     for _ in range(2 * n_blocks):
-        missing = [test for test, made in series.items() if len(made.kept) < n_blocks]
+        missing = [test for test, made in series.items() if len(made.kept) < n_blocks and not hopeless(made)]
         if not missing:
             break
         for test, block in _block(n_arms, missing, visit).items():
             made = series[test]
-            if block.drift <= max_drift:
+            if block.drift <= max_drift and not block.fault:
                 series[test] = replace(made, kept=(*made.kept, block))
             else:
                 series[test] = replace(made, discarded=(*made.discarded, block))
@@ -46,6 +50,11 @@ def measure_blocks(
     filled = tuple(_fill(made, n_blocks) for made in series.values())
     on_block(filled)
     return filled
+
+
+def hopeless(series: Series) -> bool:
+    """Whether every block so far has a fault, and there were enough of them to expect no other."""
+    return not series.kept and len(series.discarded) >= MAX_FAULTY and all(block.fault for block in series.discarded)
 
 
 def unsteady(series: Series, max_drift: float = MAX_DRIFT) -> int:
@@ -67,5 +76,6 @@ def _fill(series: Series, n_blocks: int) -> Series:
     lacking = n_blocks - len(series.kept)
     if lacking <= 0:
         return series
-    by_drift = sorted(series.discarded, key=lambda block: block.drift)
-    return replace(series, kept=(*series.kept, *by_drift[:lacking]), discarded=tuple(by_drift[lacking:]))
+    by_drift = sorted((block for block in series.discarded if not block.fault), key=lambda block: block.drift)
+    faulty = tuple(block for block in series.discarded if block.fault)
+    return replace(series, kept=(*series.kept, *by_drift[:lacking]), discarded=(*by_drift[lacking:], *faulty))

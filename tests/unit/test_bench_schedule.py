@@ -49,6 +49,32 @@ def test_a_drifted_block_is_discarded_and_measured_again() -> None:
     assert unsteady(made) == 0
 
 
+LATE = Sample(1.0, 0.0, fault="the device was late")
+
+
+def faulty(turns: Sequence[int], n_turns: list[int]):
+    """A visit of one arm whose samples have a fault in these turns, counted from 0."""
+
+    def visit(arm: int, tests: Sequence[BenchTest]) -> dict[BenchTest, Sample]:
+        n_turns.append(arm)
+        return {test: LATE if len(n_turns) - 1 in turns else Sample(1.0, 0.0) for test in tests}
+
+    return visit
+
+
+def test_a_block_with_a_fault_is_measured_again_and_never_kept() -> None:
+    (made,) = measure_blocks(1, [PP], 3, faulty([1, 4, 6, 8, 10], []))
+    assert len(made.kept) == 1
+    assert [block.fault for block in made.discarded] == ["the device was late"] * 5
+
+
+def test_a_machine_on_which_nothing_can_be_measured_is_given_up() -> None:
+    turns: list[int] = []
+    (made,) = measure_blocks(1, [PP], 10, faulty(range(40), turns))
+    assert not made.kept
+    assert len(turns) == 4
+
+
 def test_only_the_test_that_drifted_is_measured_again() -> None:
     asked: list[tuple[BenchTest, ...]] = []
     times = iter([1.0, 1.0, 1.0, 1.0] + [1.0] * 8)
