@@ -137,11 +137,13 @@ QUICK_BYTES = 16 << 20
 """What is drawn of a matrix in the quick way; the rest repeats it. Beyond any core's own cache."""
 
 
-def write_shape(path: str | Path, shape: ModelShape, type: str = "Q4_0", seed: int = 0, *, quick: bool = False) -> Path:
+def write_shape(
+    path: str | Path, shape: ModelShape, type: str = "Q4_0", seed: int = 0, *, quick: bool = False, empty: bool = False
+) -> Path:
     """Write a model of that shape to `path` and return it. All matrices are of ggml type `type` (a router stays F32);
     untied embeddings; norms are ones, biases zeros. quick: large matrices repeat QUICK_BYTES of random blocks, so that
-    writing takes what the disk takes. Raises ValueError for rows that the type cannot hold, KeyError for a type that
-    there is not."""
+    writing takes what the disk takes. empty: a hole in the place of the weights, for what only reads headers. Raises
+    ValueError for rows that the type cannot hold, KeyError for a type that there is not."""
     kind = gguf.GGMLQuantizationType[type]
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     odd = [role for role, ne in shape.matrices.items() if ne[0] % block_size and role != ROUTER]
@@ -156,6 +158,8 @@ def write_shape(path: str | Path, shape: ModelShape, type: str = "Q4_0", seed: i
     def matrix(ne: tuple[int, ...]) -> Bytes:
         """Random weights of ne `ne`, as bytes [..., rows, row bytes]."""
         n_blocks = int(np.prod(ne)) // block_size
+        if empty:
+            return np.broadcast_to(np.uint8(0), (*reversed(ne[1:]), ne[0] // block_size * block_bytes))
         n_drawn = min(n_blocks, QUICK_BYTES // block_bytes) if quick else n_blocks
         blocks = random_blocks(type, n_drawn, ne[0] ** -0.5, rng)
         if n_drawn < n_blocks:
@@ -190,6 +194,12 @@ def write_shape(path: str | Path, shape: ModelShape, type: str = "Q4_0", seed: i
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    if empty:
+        writer.close()
+        with Path(path).open("r+b") as file:
+            end = writer.ggml_pad(file.seek(0, 2), writer.data_alignment)
+            file.truncate(end + sum(writer.ggml_pad(data.nbytes, writer.data_alignment) for _, data in tensors()))
+        return Path(path)
     for _, data in tensors():
         writer.write_tensor_data(data)
     writer.close()
@@ -228,6 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--type", default="Q4_0", help="ggml type of the matrices: F16, Q4_0, Q4_K, ... (default Q4_0)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="repeat 16 MiB of random blocks in each large matrix")
+    parser.add_argument("--empty", action="store_true", help="a hole in the place of the weights: headers only")
     parser.add_argument("-o", "--output", required=True, type=Path)
     o = parser.parse_args(arguments)
     try:
@@ -243,7 +254,7 @@ def main(arguments: list[str] | None = None) -> int:
         )  # fmt: skip
         if o.type not in gguf.GGMLQuantizationType.__members__:
             raise ValueError(f"{o.type} is no ggml type")
-        write_shape(o.output, shape, o.type, o.seed, quick=o.quick)
+        write_shape(o.output, shape, o.type, o.seed, quick=o.quick, empty=o.empty)
     except (ValueError, OSError) as error:
         print(f"make_model: {error}", file=sys.stderr)
         return 2

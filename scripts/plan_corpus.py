@@ -1,0 +1,224 @@
+#!/usr/bin/env python3
+"""Plan a corpus of models on recorded profiles, and compare the plans with recorded ones: did a change alter a plan?
+
+    scripts/plan_corpus.py add-profile NAME FILE...   # keep profiles (`oallama profile --json`) without their samples
+    scripts/plan_corpus.py record                     # plan everything and keep it
+    scripts/plan_corpus.py compare [--only TEXT]      # plan again; what differs, and what is predicted now and before
+
+No native code, device or file of weights is needed: models are shapes, memory is counted (place/what_if.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from make_model import write_shape
+from model_shapes import KNOWN
+
+from oallama.core.errors import OallamaError
+from oallama.core.types import CPU_DEVICE, ModelInfo, Operator, Profile, Workload
+from oallama.core.units import GIB, MIB
+from oallama.cost.attention import with_attention
+from oallama.cost.graph import Graph, build_graph
+from oallama.cost.offload import cache_bytes
+from oallama.device.cards import preset
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.hyperparameters import model_info
+from oallama.model.operators import operators
+from oallama.place.decide import decide
+from oallama.place.problem import Decision, Problem
+from oallama.place.what_if import HostLoad, probe_of
+from oallama.profile.described import with_card
+from oallama.profile.store import profile_from_json, profile_to_json, read_profile
+
+FOLDER = Path(__file__).resolve().parents[1] / "tests" / "golden" / "corpus"
+PLANS = FOLDER / "plans.json"
+
+MODELS = {"llama-1b": None, "llama3-8b": None, "mixtral-8x7b": 4, "moe-2.7b": None}
+"""Known shapes, with so many layers, as Q4_0."""
+
+CARDS = ("rtx3090", "rtx5090")
+"""Described beside the CPU of the first profile that has it measured for the model."""
+
+POLICIES = ("oato", "scheinfer", "split", "layers", "cpu")
+CAPS = ({"gpu_weights": 0.5}, {"vram_share": 0.45})
+"""Share of the operators' bytes on the device; memory of the device as a share of the model's."""
+
+LOAD = Workload(n_prompt=512, n_gen=128, n_ctx=4096)
+COMPUTE_BYTES = 256 * MIB  # of a context's buffers, taken as the same everywhere
+
+
+@dataclass(frozen=True)
+class Model:
+    """What planning knows of a model."""
+
+    info: ModelInfo
+    operators: tuple[Operator, ...]
+    graph: Graph
+
+
+@cache
+def model(name: str) -> Model:
+    """The shape's operators, from a file that has headers only."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_shape(Path(folder) / f"{name}.gguf", KNOWN[name].with_layers(MODELS[name]), "Q4_0", empty=True)
+        gguf = read_gguf(path)
+        info, found = model_info(gguf), tuple(operators(gguf))
+        return Model(info, found, build_graph(info, found, [tensor.name for tensor in gguf.tensors]))
+
+
+def profiles() -> Iterator[tuple[str, str, Profile]]:
+    """(profile's name, model's name, profile) of all that can be planned."""
+    recorded = {path.stem: read_profile(path) for path in sorted(FOLDER.glob("profile-*.json"))}
+    for name in MODELS:
+        wanted = {(o.op, o.type, o.shape) for o in model(name).operators}
+        serving = {
+            stem: profile
+            for stem, profile in recorded.items()
+            if wanted <= {(c.op, c.type, c.shape) for c in profile.cases if c.device != CPU_DEVICE}
+        }
+        for stem, profile in serving.items():
+            yield stem.removeprefix("profile-"), name, _of_model(profile, name)
+        for card in CARDS if serving else ():
+            host = _of_model(next(iter(serving.values())), name)
+            yield card, name, with_card(host, preset(card), model(name).info, model(name).operators)
+
+
+def _of_model(profile: Profile, name: str) -> Profile:
+    """Without what was measured for other models in the same store."""
+    info = model(name).info
+    wanted = {(o.op, o.type, o.shape) for o in model(name).operators}
+    heads = (info.n_embd, info.n_head, info.n_head_kv)
+    return replace(
+        profile,
+        cases=tuple(c for c in profile.cases if (c.op, c.type, c.shape) in wanted),
+        rest=tuple(r for r in profile.rest if r.shape and (r.shape.n_embd, r.shape.n_head, r.shape.n_head_kv) == heads),
+    )
+
+
+def planned(name: str, profile: Profile, policy: str, cap: dict[str, float]) -> Decision:
+    """The decision of a policy, with flash attention everywhere."""
+    of = model(name)
+    n_bytes = sum(operator.bytes for operator in of.operators)
+    flash = with_attention(profile, "on")
+    shape = next(rest.shape for rest in flash.rest if rest.shape is not None)
+    kv = int(LOAD.n_ctx * of.info.n_layer * cache_bytes(shape))
+    vram = int(cap.get("vram_share", 0) * n_bytes) + (kv + COMPUTE_BYTES if "vram_share" in cap else 24 * GIB)
+    probe = probe_of(HostLoad(n_bytes, kv, COMPUTE_BYTES), of.operators, of.info.n_layer, vram)
+    problem = Problem(of.operators, of.graph, flash, probe, vram, 0.9, cap.get("gpu_weights"),
+                      slices_only=profile.device == "cpu-pair", host_room=8 * GIB)  # fmt: skip
+    return decide(problem, policy, LOAD, "mixed")
+
+
+def record_of(decision: Decision) -> dict[str, Any]:
+    """What is kept of a decision."""
+    placed = decision.placed
+    streams = placed.streams
+    cg, layouts = (streams.cg, streams.layouts) if streams else ((), ())
+    cuts = json.dumps([placed.on_device, placed.first_device_layer, placed.gg, cg, layouts])
+    return {
+        "digest": hashlib.sha256(cuts.encode()).hexdigest()[:12],
+        "ttft_s": decision.predicted.ttft_s,
+        "tpot_s": decision.predicted.tpot_s,
+        "total_s": decision.predicted.total_s,
+        "first_device_layer": placed.first_device_layer,
+        "whole": sum(placed.on_device),
+        "sliced": sum(map(bool, placed.gg)),
+        "streamed": sum(map(bool, cg)),
+        "n_g": [list(pair) for pair in streams.token_assignment] if streams else [],
+        "weights_gpu": decision.memory.weights_gpu,
+        "staging": decision.memory.staging,
+    }
+
+
+def all_plans(only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for profile_name, name, profile in profiles():
+        for cap in CAPS:
+            for policy in POLICIES:
+                key = "/".join((profile_name, name, " ".join(f"{k}={v}" for k, v in cap.items()), policy))
+                if only not in key:
+                    continue
+                start = time.perf_counter()
+                try:
+                    made = record_of(planned(name, profile, policy, cap))
+                except OallamaError as error:
+                    made = {"error": type(error).__name__}
+                print(f"{key}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
+                yield key, made
+
+
+def compare(only: str) -> int:
+    """Exit status 1 where a plan differs. A plan that is predicted the same within rounding is the same."""
+    before = json.loads(PLANS.read_text(encoding="utf-8"))
+    n_same = n_differ = 0
+    for key, now in all_plans(only):
+        then = before.get(key)
+        if then is None:
+            print(f"new      {key}")
+        elif _same(then, now):
+            n_same += 1
+        else:
+            n_differ += 1
+            kind = "plan" if then.get("digest") != now.get("digest") else "price"
+            times = (f"{name[:-2]} {then[name]:.6g} -> {now[name]:.6g}" for name in ("ttft_s", "tpot_s", "total_s")
+                     if name in then and name in now)  # fmt: skip
+            print(f"{kind:9}{key}: {', '.join(times) or f'{then} -> {now}'}")
+    print(f"{n_same} the same, {n_differ} differ")
+    return int(n_differ > 0)
+
+
+def _same(then: dict[str, Any], now: dict[str, Any]) -> bool:
+    return then.keys() == now.keys() and all(
+        abs(value - now[key]) <= 1e-9 * abs(value) if isinstance(value, float) else value == now[key]
+        for key, value in then.items()
+    )
+
+
+def add_profile(name: str, file: Path) -> None:
+    profile = read_profile(file)
+    slim = replace(
+        profile,
+        cases=tuple(replace(case, samples=(case.seconds,)) for case in profile.cases),
+        rest=tuple(replace(case, samples=(case.seconds,)) for case in profile.rest),
+        skipped=(),
+    )
+    document = profile_to_json(slim)
+    lines = {key: json.dumps(value) for key, value in document.items() if key not in ("cases", "rest")}
+    for key in ("cases", "rest"):
+        lines[key] = "[\n" + ",\n".join(map(json.dumps, document[key])) + "\n]"
+    text = "{\n" + ",\n".join(f'"{key}": {value}' for key, value in lines.items()) + "\n}\n"
+    profile_from_json(json.loads(text))
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / f"profile-{name}.json").write_text(text, encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    add = commands.add_parser("add-profile")
+    add.add_argument("name")
+    add.add_argument("file", type=Path)
+    commands.add_parser("record")
+    commands.add_parser("compare").add_argument("--only", default="", metavar="TEXT")
+    options = parser.parse_args()
+    if options.command == "add-profile":
+        add_profile(options.name, options.file)
+        return 0
+    if options.command == "record":
+        PLANS.write_text(json.dumps(dict(all_plans()), indent=1) + "\n", encoding="utf-8")
+        return 0
+    return compare(options.only)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
