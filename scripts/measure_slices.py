@@ -31,18 +31,16 @@ from ggml_bridge.split import Span, TraceOf
 from oallama import Placer, Plan
 from oallama.bench.child import pin_threads
 from oallama.core.types import Workload
-from oallama.cost.operator_cost import PLAIN_LAYOUT
-from oallama.cost.slice_times import StreamedBlock
+from oallama.cost.kernels import PLAIN_LAYOUT
+from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.timeline import PAPER, Prefetch
 from oallama.device.load_params import FlashAttention, load_bridge
 from oallama.device.spec import parse_cpus
-from oallama.place.baselines import cpu
+from oallama.place.cuts import n_g_at
 from oallama.place.decide import decide_as_given
+from oallama.place.placed import cpu
 from oallama.place.problem import costs_of
-from oallama.place.slice_plan import SlicePlan, model_timeline, priced, staging_bytes
-from oallama.place.slice_rest import Slicer, streamed_placement
-from oallama.place.slicing import Slices
-from oallama.place.token_assignment import n_g_at
+from oallama.place.slicer import SlicePlan, Slicer, staging_bytes
 
 ATTENTION: FlashAttention = "on"
 CALLER = ("launch", "host", "wait", "ahead", "join")
@@ -98,7 +96,7 @@ def measure_streams(args: argparse.Namespace) -> dict[str, Any]:
     for phase, n_tokens in (("prompt", args.n_prompt), ("decode", 1)):
         steps = one_pass(spans, n_tokens)
         begin, end = min(s.begin_s for s in steps), max(s.end_s for s in steps)
-        predicted = model_timeline(plan, slicer.on, n_tokens, 2)
+        predicted = slicer.timeline(plan, n_tokens, 2)
         half = predicted.block_ends_s[len(plan.layers) - 1]
         found[phase] = {
             "seconds": end - begin,
@@ -165,7 +163,7 @@ def sliced(placer: Placer, slicer: Slicer, load: Workload, gg: float, cg: float,
     that cannot be streamed."""
     problem = placer._problem(ATTENTION)
     placed = cpu(costs_of(problem, load, "mixed", llama_uses_device=False))
-    layers: list[tuple[StreamedBlock, Slices]] = []
+    layers: list[tuple[BlockCost, Cut]] = []
     for layouts in slicer.blocks(placed):
         fastest = min(layouts.values(), key=lambda b: sum(gemm.cpu_s(1.0, 1) for gemm in b.gemms))
         extent, step = fastest.block.extent, fastest.block.step
@@ -173,13 +171,13 @@ def sliced(placer: Placer, slicer: Slicer, load: Workload, gg: float, cg: float,
         streamed = min(round(cg * extent / step) * step, extent - cc) if cc < extent else 0
         if gg < 0.5 / (extent / step):
             streamed = extent - cc
-        layers.append((fastest, Slices(cc, streamed, extent - cc - streamed, 0.0)))
+        layers.append((fastest, Cut(cc, streamed, extent - cc - streamed)))
     table = ((least_tokens(load), 0), (load.n_prompt, n_g)) if n_g else ()
     twice = bool(table) and any(block.layout != PLAIN_LAYOUT for block, _ in layers)
     made = tuple(layers)
     weights = sum(block.block.bytes * cut.gg // block.block.extent for block, cut in made)
-    staging = staging_bytes(made, slicer.on, load.n_ubatch, bool(table))
-    return priced(made, slicer.on, load, table, twice, weights, staging)
+    staging = staging_bytes(made, slicer.on.prefetch, load.n_ubatch, bool(table))
+    return slicer.priced(made, table, twice, weights, staging)
 
 
 def least_tokens(load: Workload) -> int:
@@ -190,7 +188,7 @@ def least_tokens(load: Workload) -> int:
 def plan_of(placer: Placer, load: Workload, plan: SlicePlan, slicer: Slicer) -> Plan:
     problem = placer._problem(ATTENTION)
     whole = cpu(costs_of(problem, load, "mixed", llama_uses_device=False))
-    placed = streamed_placement(problem, whole, plan, slicer.on)
+    placed = slicer.placed(whole, plan)
     return placer._plan_of(decide_as_given(problem, placed, load, "manual"), ATTENTION)
 
 
@@ -248,14 +246,14 @@ def busy(spans: Sequence[Span], steps: Sequence[str]) -> float:
 def predicted_t_fin(plan: SlicePlan, slicer: Slicer, n_tokens: int) -> float:
     """Of the FFNs that see every token, in the last of three rounds."""
     rounds = 1 if n_tokens > 1 else 3
-    ends = model_timeline(plan, slicer.on, n_tokens, rounds).block_ends_s
+    ends = slicer.timeline(plan, n_tokens, rounds).block_ends_s
     n = len(plan.layers)
     last = [0.0, *ends][-n - 1 :]
     times = []
     for i, (block, cut) in enumerate(plan.layers):
         if block.takes_n_g and (n_tokens == 1 or not block.outputs_only):
             n_g = n_g_at(plan.token_assignment, n_tokens)
-            gap = slicer.on.times(block, slicer.on.rates, cut.rates, n_tokens, n_g, 1).gap_s
+            gap = slicer.on.block_times(block, cut, n_tokens, n_g, 1).gap_s
             times.append(last[i + 1] - last[i] - gap)
     return statistics.median(times)
 

@@ -27,11 +27,16 @@ from measure_foundation import Sample, interleaved, prompt_of, ratio
 from oallama import Placer, Plan
 from oallama.bench.child import pin_threads
 from oallama.core.types import SPLIT_LAYOUT, LinearFit, Operator, OperatorPlacement
-from oallama.cost.predict import placement_seconds
-from oallama.cost.transfer import TransferRates
+from oallama.cost.passes import passes
+from oallama.cost.placement import placement_seconds
+from oallama.cost.blocks import split_blocks
+from oallama.cost.kernels import PLAIN_LAYOUT
+from oallama.cost.slices import Cut, Pricing, block_costs, slice_rates
+from oallama.cost.transfer import NO_TRANSFER
 from oallama.device.spec import parse_cpus
 from oallama.model.cut import cut_extent
 from oallama.place.problem import costs_of
+from oallama.place.record import placed_by_plan
 from oallama.plan.attention import attention_of
 from oallama.plan.plugin_text import plugin_text
 
@@ -154,17 +159,21 @@ def bound_of(placer: Placer, plan: Plan, n_prompt: int, n_gen: int) -> dict[str,
     attention = attention_of(plan.record)
     problem = placer._problem("auto" if attention is None else attention.flash_attn)
     load = replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen)
-    by_name = {o.name: o for o in placer.operators}
-    gg = [0 if p.gg in (0, 1) else round(p.gg * cut_extent(by_name[p.name])) for p in plan.operators]
-    first = placer.model.n_layer + 1 - plan.n_gpu_layers
-    free = TransferRates(LinearFit(0.0, 0.0, 1.0), LinearFit(0.0, 0.0, 1.0), 0.0)
+    placed = placed_by_plan(placer.model.n_layer, placer.operators, plan.record)
+    gg = placed.slices.gg if placed.slices else (0,) * len(placer.operators)
+    blocks = split_blocks(placer.operators, gg)
+    sliced = frozenset(i for block in blocks for i in block.operators)
+    free = Pricing(replace(slice_rates(problem.profile), transfer=NO_TRANSFER, join_s_per_byte=0.0))
     seconds = {}
     for key, phase in (("ttft_s", "prefill"), ("tpot_s", "decode")):
-        costs = costs_of(problem, load, phase)
-        split = replace(costs.split, rates=free, join_s_per_byte=0.0)
-        seconds[key] = placement_seconds(
-            replace(costs, rates=free, split=split), [p.gg == 1 for p in plan.operators], first, gg
-        )
+        costs = replace(costs_of(problem, load, phase), rates=NO_TRANSFER)
+        total = placement_seconds(costs, placed.on_device, placed.first_device_layer, sliced)
+        for block in blocks:
+            by_layout = block_costs(problem.kernels, placer.operators, block)
+            cut = Cut(block.extent - gg[block.operators[0]], 0, gg[block.operators[0]])
+            of = by_layout.get(plan.operators[block.operators[0]].layout or PLAIN_LAYOUT) or by_layout[PLAIN_LAYOUT]
+            total += sum(p.count * free.seconds(of, cut, p.n_tokens, 0, p.n_outputs) for p in passes(load, phase))
+        seconds[key] = total
     return seconds
 
 

@@ -123,9 +123,9 @@ def planned(name: str, profile: Profile, policy: str, cap: dict[str, float]) -> 
 def record_of(decision: Decision) -> dict[str, Any]:
     """What is kept of a decision."""
     placed = decision.placed
-    streams = placed.streams
-    cg, layouts = (streams.cg, streams.layouts) if streams else ((), ())
-    cuts = json.dumps([placed.on_device, placed.first_device_layer, placed.gg, cg, layouts])
+    slices = placed.slices
+    gg, cg, layouts = (slices.gg, slices.cg, slices.layouts) if slices else ((), (), ())
+    cuts = json.dumps([placed.on_device, placed.first_device_layer, gg, cg, layouts])
     return {
         "digest": hashlib.sha256(cuts.encode()).hexdigest()[:12],
         "ttft_s": decision.predicted.ttft_s,
@@ -133,9 +133,9 @@ def record_of(decision: Decision) -> dict[str, Any]:
         "total_s": decision.predicted.total_s,
         "first_device_layer": placed.first_device_layer,
         "whole": sum(placed.on_device),
-        "sliced": sum(map(bool, placed.gg)),
+        "sliced": sum(map(bool, gg)),
         "streamed": sum(map(bool, cg)),
-        "n_g": [list(pair) for pair in streams.token_assignment] if streams else [],
+        "n_g": [list(pair) for pair in slices.token_assignment] if slices else [],
         "weights_gpu": decision.memory.weights_gpu,
         "staging": decision.memory.staging,
     }

@@ -30,7 +30,7 @@ def document() -> dict[str, Any]:
         "rates": predict.rates(),
         "other_rates": predict.other_rates(),
         "sweep": {threads: predict.sweep(threads) for threads in published.RATES},
-        "streams": {"layer": predict.streams(PAPER), "continuous": predict.streams(Prefetch("continuous", 2))},
+        "streams": {"layer": predict.streams(PAPER), "continuous": predict.streams(Prefetch("ahead", 2))},
         "fixed": fixed,
         "fixed_means": predict.fixed_means(fixed),
         "memory": {name: predict.memory(betas) for name, betas in cpus.items()},

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from oallama.core.types import CPU_DEVICE, ModelInfo, Profile, RestCase, Workload
 from oallama.core.units import MIB
-from oallama.cost.operator_cost import Pass
-from oallama.cost.predict import in_steps, index_rest, rest_seconds
+from oallama.cost.passes import Pass
+from oallama.cost.rest import in_steps, index_rest, rest_seconds
 
 if TYPE_CHECKING:
     from oallama.device.load_params import FlashAttention

@@ -112,7 +112,7 @@ def with_card(
         boundary=excursion,
         contention=_contention(on_cpu, card, dram_bytes_per_s),
         launch_s=split_s + card.kernel_s,
-        sharing=_sharing(want, on_cpu, card),
+        sharing=_sharing(want, on_cpu, card, dram_bytes_per_s),
         copy_wait=0.0,  # a copy on one stream waits for no other
         launch_issue_s=card.launch_s + card.launch_node_s,
         warnings=(*profile.warnings, f"{card.name} is described, not measured: {card.description}"),
@@ -226,29 +226,37 @@ def _line(alpha_s: float, beta_s_per_byte: float, sizes: Iterable[int]) -> Linea
     return LinearFit(alpha_s, beta_s_per_byte, 1.0, points)
 
 
-def _fastest_gb_per_s(on_cpu: Sequence[ProfileCase]) -> float:
-    """Of weights that the CPU reads in its smallest batch."""
-    least = min(case.n_tokens for case in on_cpu)
-    return max(case.gb_per_s for case in on_cpu if case.n_tokens == least)
+def _fastest_gb_per_s(on_cpu: Sequence[ProfileCase], n_tokens: int | None = None) -> float:
+    """Of weights that the CPU reads at this batch size; None: in its smallest."""
+    at = min(case.n_tokens for case in on_cpu) if n_tokens is None else n_tokens
+    return max((case.gb_per_s for case in on_cpu if case.n_tokens == at), default=0.0)
 
 
 def _contention(on_cpu: Sequence[ProfileCase], card: Card, dram_bytes_per_s: float | None) -> Contention:
     """Both give way in proportion until their sum is what the DRAM gives."""
     cpu, link = _fastest_gb_per_s(on_cpu), card.pinned_bytes_per_s / 1e9
-    dram = cpu / DRAM_SHARE if dram_bytes_per_s is None else max(cpu, dram_bytes_per_s / 1e9)
-    left = min(1.0, dram / (cpu + link))
+    left = min(1.0, _dram_gb_per_s(on_cpu, dram_bytes_per_s) / (cpu + link))
     return Contention(cpu, link, left * cpu, left * link)
 
 
-def _sharing(want: Wanted, on_cpu: Sequence[ProfileCase], card: Card) -> tuple[Sharing, ...]:
-    """Nobody takes anything from anybody beside the DRAM, which _contention has."""
-    alone = {
-        "cpu": _fastest_gb_per_s(on_cpu),
-        "device": card.bytes_per_s / 1e9,
-        "link": card.pinned_bytes_per_s / 1e9,
-    }
-    return tuple(
-        Sharing(first, second, n_tokens, alone[first], alone[second], alone[first], alone[second])
-        for n_tokens in sharing_tokens(want)
-        for first, second in PAIRS
-    )
+def _dram_gb_per_s(on_cpu: Sequence[ProfileCase], dram_bytes_per_s: float | None) -> float:
+    cpu = _fastest_gb_per_s(on_cpu)
+    return cpu / DRAM_SHARE if dram_bytes_per_s is None else max(cpu, dram_bytes_per_s / 1e9)
+
+
+def _sharing(
+    want: Wanted, on_cpu: Sequence[ProfileCase], card: Card, dram_bytes_per_s: float | None
+) -> tuple[Sharing, ...]:
+    """CPU and link share the DRAM, by what the CPU reads of it at each batch size; nobody takes anything else from
+    anybody."""
+    dram, link = _dram_gb_per_s(on_cpu, dram_bytes_per_s), card.pinned_bytes_per_s / 1e9
+    made = []
+    for n_tokens in sharing_tokens(want):
+        cpu = _fastest_gb_per_s(on_cpu, n_tokens)
+        alone = {"cpu": cpu, "device": card.bytes_per_s / 1e9, "link": link}
+        for first, second in PAIRS:
+            left = min(1.0, dram / (cpu + link)) if (first, second) == ("cpu", "link") else 1.0
+            made.append(
+                Sharing(first, second, n_tokens, alone[first], alone[second], left * alone[first], left * alone[second])
+            )
+    return tuple(made)

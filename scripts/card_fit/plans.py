@@ -17,8 +17,8 @@ from oallama.core.types import Profile, Workload
 from oallama.core.units import MIB
 from oallama.cost.attention import with_attention
 from oallama.cost.offload import cache_bytes
-from oallama.place.baselines import Placed
 from oallama.place.decide import decide
+from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem
 from oallama.profile.described import described
 

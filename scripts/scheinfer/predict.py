@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from oallama.cost.slice_times import Rates, StreamedBlock
+from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.timeline import Prefetch, timeline
-from oallama.place.gg_assignment import Assigned, assign_gg, gg_choices, menu_of
-from oallama.place.slicing import Slices, solve_cg
-from oallama.place.token_assignment import pass_seconds, solve_n_g
+from oallama.place.cuts import pass_seconds, solve_cg, solve_n_g
+from oallama.place.knapsack import Assigned, assign
+from oallama.place.slicer import N_VALUES
 from scheinfer import published
 from scheinfer.published import CPU, GPU, LAUNCH_S, LINK, RATES
 from scheinfer.testbed import LLAMA, MIXTRAL, Betas, Model, alone, ffn, streaming
@@ -19,6 +19,21 @@ from scheinfer.testbed import LLAMA, MIXTRAL, Betas, Model, alone, ffn, streamin
 GIB = 2**30
 MEASURED_LINK = 1 / 25e9  # PCIe 4.0 x16 as others measure it
 Row = dict[str, Any]
+
+
+def r_cg(cut: Cut) -> float:
+    return cut.cg / cut.extent
+
+
+def at(block: BlockCost, rate: float) -> Cut:
+    """r_CG of `rate`, all the rest CC, at the nearest element."""
+    extent = block.block.extent
+    cg = round(rate * extent)
+    return Cut(extent - cg, cg, 0)
+
+
+def resident(block: BlockCost) -> Cut:
+    return at(block, 0.0)
 
 
 def implied_cpu_beta(rate: float, n_gemms: int = 3, bytes_per_weight: float = 0.5, link: float = LINK[1]) -> float:
@@ -34,8 +49,8 @@ def rates() -> list[Row]:
     for threads, rate in RATES.items():
         betas = Betas(cpu=implied_cpu_beta(rate))
         layer, block = ffn(LLAMA, betas), alone(ffn(LLAMA, betas))
-        found = solve_cg(block, streaming(), 0)
-        ahead = solve_cg(layer, streaming(Prefetch("continuous", 2)), 0)
+        found, ffn_s = solve_cg(block, streaming(), 0)
+        ahead, ahead_s = solve_cg(layer, streaming(Prefetch("ahead", 2)), 0)
         rows.append(
             {
                 "threads": threads,
@@ -45,12 +60,12 @@ def rates() -> list[Row]:
                 "implied_cpu_beta_two_gemms": implied_cpu_beta(rate, n_gemms=2),
                 "implied_cpu_beta_4.5_bits": implied_cpu_beta(rate, bytes_per_weight=0.5625),
                 "implied_cpu_beta_link_25_gb_per_s": implied_cpu_beta(rate, link=MEASURED_LINK),
-                "solved_r_cg": found.rates.cg,
-                "ffn_s": found.seconds,
-                "ffn_without_cg_s": streaming().seconds(block, Rates(1.0, 0.0, 0.0), 1),
-                "layer_s": solve_cg(layer, streaming(), 0).seconds,
-                "continuous_r_cg": ahead.rates.cg,
-                "continuous_layer_s": ahead.seconds,
+                "solved_r_cg": r_cg(found),
+                "ffn_s": ffn_s,
+                "ffn_without_cg_s": streaming().seconds(block, resident(block), 1),
+                "layer_s": solve_cg(layer, streaming(), 0)[1],
+                "continuous_r_cg": r_cg(ahead),
+                "continuous_layer_s": ahead_s,
             }
         )
     return rows
@@ -66,7 +81,7 @@ def other_rates() -> Row:
         "half_of_4_threads": (half, LINK[1]),
     }
     return {
-        name: solve_cg(alone(ffn(LLAMA, betas)), streaming(link=link), 0).rates.cg
+        name: r_cg(solve_cg(alone(ffn(LLAMA, betas)), streaming(link=link), 0)[0])
         for name, (betas, link) in cases.items()
     }
 
@@ -74,15 +89,15 @@ def other_rates() -> Row:
 def sweep(threads: int, points: int = 65) -> list[tuple[float, float]]:
     """(r_CG, seconds) of LLaMA's FFN, as a curve to draw."""
     block = alone(ffn(LLAMA, Betas(cpu=implied_cpu_beta(RATES[threads]))))
-    return [(r, streaming().seconds(block, Rates(1 - r, r, 0.0), 1)) for r in (i / (points - 1) for i in range(points))]
+    return [(r, streaming().seconds(block, at(block, r), 1)) for r in (i / (points - 1) for i in range(points))]
 
 
 def streams(ahead: Prefetch, threads: int = 16, n_shown: int = 3, n_before: int = 5) -> Row:
     """The four streams over some of LLaMA's layers in decode, once copies run as far ahead as they will. Times are from
     the first shown layer's beginning, seconds."""
     on, layer = streaming(ahead), ffn(LLAMA, Betas(cpu=implied_cpu_beta(RATES[threads])))
-    made = solve_cg(layer, on, 0)
-    ran = timeline([on.times(layer, on.rates, made.rates, 1)] * (n_before + n_shown + 1), ahead)
+    made, _ = solve_cg(layer, on, 0)
+    ran = timeline([on.block_times(layer, made, 1)] * (n_before + n_shown + 1), ahead)
     start, end = (ran.block_ends_s[n_before + i - 1] for i in (0, n_shown))
     spans = [
         {"stream": s.stream, "layer": s.block - n_before, "start_s": s.start_s - start, "end_s": s.end_s - start}
@@ -92,7 +107,7 @@ def streams(ahead: Prefetch, threads: int = 16, n_shown: int = 3, n_before: int 
     copies = [span for span in spans if span["stream"] == "copy"]
     busy_s = sum(min(span["end_s"], end - start) - max(span["start_s"], 0.0) for span in copies)
     return {
-        "r_cg": made.rates.cg,
+        "r_cg": r_cg(made),
         "seconds": end - start,
         "attention_s": layer.gap[0][1],
         "layer_ends_s": [e - start for e in ran.block_ends_s[n_before : n_before + n_shown]],
@@ -108,9 +123,9 @@ def fixed() -> list[Row]:
     for model in (MIXTRAL, LLAMA):
         for threads, rate in RATES.items():
             block = ffn(model, Betas(cpu=implied_cpu_beta(rate)))
-            best = solve_cg(block, on, 0)
-            slower = {r: on.seconds(block, Rates(1 - r, r, 0.0), 1) / best.seconds for r in published.FIXED}
-            rows.append({"model": model.name, "threads": threads, "solved_r_cg": best.rates.cg, "speed_up": slower})
+            best, best_s = solve_cg(block, on, 0)
+            slower = {r: on.seconds(block, at(block, r), 1) / best_s for r in published.FIXED}
+            rows.append({"model": model.name, "threads": threads, "solved_r_cg": r_cg(best), "speed_up": slower})
     return rows
 
 
@@ -142,7 +157,7 @@ def memory(betas: Betas) -> list[Row]:
                     "memory_gb": gb,
                     "published": speed_up,
                     "predicted": whole.seconds / assigned.seconds,
-                    "mean_r_gg": statistics.fmean(choices[i].rates.gg for i in assigned.chosen),
+                    "mean_r_gg": statistics.fmean(choices[i].gg / model.n_ff for i in assigned.chosen),
                     "token_s": assigned.seconds,
                     "unmodelled_s_per_split_layer": missing,
                 }
@@ -150,15 +165,17 @@ def memory(betas: Betas) -> list[Row]:
     return rows
 
 
-def _assigned(model: Model, betas: Betas, gb: float) -> tuple[tuple[Slices, ...], Assigned, Assigned]:
+def _assigned(model: Model, betas: Betas, gb: float) -> tuple[tuple[Cut, ...], Assigned, Assigned]:
     """(choices of one layer, r_GG by Eq. 14, r_GG of 0 or 1 with indices into the first and last choice) in what the
     rest of the model leaves of the device's memory."""
     block = ffn(model, betas)
-    choices = gg_choices(block, streaming())
-    menu = menu_of(block, choices)
+    extent, step = block.block.extent, block.block.step
+    sizes = sorted({extent - round((1 - i / N_VALUES) * extent / step) * step for i in range(N_VALUES + 1)})
+    solved = [solve_cg(block, streaming(), gg) for gg in sizes]
+    menu = tuple((block.block.weight_bytes(cut.gg), seconds) for cut, seconds in solved)
     room = round(gb * GIB - model.other_bytes())
-    assigned, whole = (assign_gg([m] * model.n_layer, room) for m in (menu, (menu[0], menu[-1])))
-    return choices, assigned, whole
+    assigned, whole = (assign([m] * model.n_layer, room) for m in (menu, (menu[0], menu[-1])))
+    return tuple(cut for cut, _ in solved), assigned, whole
 
 
 def tokens(betas: Betas) -> list[Row]:
@@ -190,12 +207,12 @@ def tokens(betas: Betas) -> list[Row]:
     return rows
 
 
-def _prompt_layers(model: Model, betas: Betas, made: list[Slices]) -> list[tuple[StreamedBlock, Slices]]:
+def _prompt_layers(model: Model, betas: Betas, made: list[Cut]) -> list[tuple[BlockCost, Cut]]:
     block = ffn(model, betas, decode=False)
-    return [(block, slices) for slices in made]
+    return [(block, cut) for cut in made]
 
 
-def _implied_gpu_beta(model: Model, betas: Betas, made: list[Slices], n_tokens: int, speed_up: float) -> float | None:
+def _implied_gpu_beta(model: Model, betas: Betas, made: list[Cut], n_tokens: int, speed_up: float) -> float | None:
     """The GPU's beta on prompts for which n_g* gains `speed_up`; None: no GPU is fast enough, the link limits."""
 
     def gain(gpu: float) -> float:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from oallama.core.types import LinearFit, ModelInfo, Operator
 from oallama.cost.graph import build_graph
-from oallama.cost.operator_cost import OperatorCost, Pass
-from oallama.cost.predict import Costs, placement_seconds
+from oallama.cost.operators import OperatorCost
+from oallama.cost.passes import Pass
+from oallama.cost.placement import Costs, placement_seconds
 from oallama.cost.transfer import NO_TRANSFER, TransferRates
 
 ROLES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")

@@ -10,8 +10,8 @@ from placement_cases import model, operators
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import LinearFit, Operator, Profile, ProfileCase, Workload
 from oallama.cost.graph import build_graph
-from oallama.place.baselines import Placed
 from oallama.place.decide import LATER_POLICIES, decide
+from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem
 
 N_LAYER = 4

@@ -12,13 +12,13 @@ from oallama.core.errors import ProfileError
 from oallama.core.types import CPU_DEVICE, Profile, Workload
 from oallama.core.units import MIB
 from oallama.cost.attention import attention_seconds, with_attention
-from oallama.cost.contention import contended
 from oallama.cost.graph import build_graph
-from oallama.cost.operator_cost import Pass
-from oallama.cost.predict import placement_seconds
+from oallama.cost.interference import NO_INTERFERENCE, interference_at, interference_curve
+from oallama.cost.passes import Pass
+from oallama.cost.placement import placement_seconds
 from oallama.cost.transfer import transfer_rates, weight_stream
-from oallama.place.baselines import Placed
 from oallama.place.decide import decide
+from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem, costs_over
 from oallama.profile.cases import Signature, bytes_read, flops
 from oallama.profile.described import described, host_profile, rest_kernels, with_card
@@ -137,8 +137,9 @@ def test_cpu_and_link_together_read_what_the_dram_gives() -> None:
     assert shared is not None
     assert shared.cpu_with_link_gb_per_s + shared.link_with_cpu_gb_per_s == pytest.approx(45)
     cpu, link = shared.cpu_alone_gb_per_s * 1e9, shared.link_alone_gb_per_s * 1e9
-    assert contended(shared, cpu, link)[0] == pytest.approx(45e9 / (cpu + link))
-    assert contended(shared, 1e9, link) == (1.0, 1.0)
+    beside = interference_at(interference_curve(profile), 1)
+    assert beside.cpu_with_link == beside.link_with_cpu == pytest.approx(45e9 / (cpu + link))
+    assert interference_at(interference_curve(profile), 512) == NO_INTERFERENCE
 
 
 def test_attention_takes_more_with_depth_and_without_flash_attention() -> None:

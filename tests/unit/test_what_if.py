@@ -15,14 +15,14 @@ from oallama.core.types import CPU_DEVICE, ModelInfo, Operator, ProfileCase, Wor
 from oallama.core.units import MIB
 from oallama.cost.attention import with_attention
 from oallama.cost.graph import build_graph
-from oallama.cost.operator_cost import PLAIN_LAYOUT, passes_at
-from oallama.cost.predict import placement_seconds
+from oallama.cost.kernels import PLAIN_LAYOUT
+from oallama.cost.passes import passes_at
+from oallama.cost.placement import placement_seconds
 from oallama.device import cards as known
 from oallama.device.cards import CARDS, preset
+from oallama.place.decide import QUICK, THOROUGH, decide
 from oallama.place.problem import Problem, costs_over, on_cpu
-from oallama.place.quick import decide_quickly
-from oallama.place.scheinfer import decide_scheinfer
-from oallama.place.what_if import HostLoad, WhatIf, _memory, probe_of, what_if
+from oallama.place.what_if import HostLoad, WhatIf, probe_of, what_if
 from oallama.profile.described import described, host_profile, with_card
 from oallama.report import what_if_chart
 from oallama.report.table import plain
@@ -128,7 +128,7 @@ def test_stock_computes_the_hosts_share_in_the_plain_layout_and_ours_in_the_fast
 def test_the_quick_search_is_near_the_long_one(n_expert):
     card = sized(10 if not n_expert else 50)
     of = problem(card, n_expert)
-    quick, long = decide_quickly(of, LOAD, _memory(of, LOAD)), decide_scheinfer(of, LOAD, "mixed")
+    quick, long = (decide(of, "scheinfer", LOAD, "mixed", effort=effort) for effort in (QUICK, THOROUGH))
     assert long.predicted.total_s * 0.999 <= quick.predicted.total_s <= 1.3 * long.predicted.total_s
 
 
