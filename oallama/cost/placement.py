@@ -59,8 +59,10 @@ def transfer_seconds(
     """Of crossings over all passes, between the layers of the window (None: all). What is offloaded in a large batch
     is on the device there, and takes norms and attention along; slices are the split backend's, which nobody
     offloads."""
-    offloaded = [off and i not in sliced for i, off in enumerate(costs.offloaded)]
-    large = tuple(p for p in costs.passes if any(offloaded) and p.n_tokens >= OFFLOAD_MIN_TOKENS)
+    offloaded: Sequence[bool] = costs.offloaded
+    if sliced:
+        offloaded = [off and i not in sliced for i, off in enumerate(offloaded)]
+    large = tuple(p for p in costs.passes if p.n_tokens >= OFFLOAD_MIN_TOKENS) if any(offloaded) else ()
     if not large:
         return costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), costs.passes)
     small = tuple(p for p in costs.passes if p.n_tokens < OFFLOAD_MIN_TOKENS)

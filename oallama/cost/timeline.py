@@ -101,21 +101,23 @@ def cycle_seconds(blocks: Sequence[BlockTimes], prefetch: Prefetch, max_rounds: 
     """Seconds of one round through the blocks when rounds follow one another without end, as tokens do: copies for the
     first block then run during the last ones of the round before.
 
-    Rounds are run until one leaves the link as it found it; else the mean of the later half of max_rounds.
+    The first round begins with a full ring still to be copied, the most that can be in the way. Rounds are run until
+    two take the same time; else the mean of the later half of max_rounds.
     """
     run = _Run(blocks, prefetch, n_rounds=None)
     if prefetch.mode == "layer" or not run.runs_ahead:
         for _ in blocks:
             run.next_block()
         return run.now
-    ends, left = [0.0], -1.0
+    ends, before_s = [0.0], 0.0
     for _ in range(max_rounds):
         for _ in blocks:
             run.next_block()
         ends.append(run.now)
-        if abs(run.link_left_s - left) <= 1e-9 * run.now:
-            return ends[-1] - ends[-2]
-        left = run.link_left_s
+        round_s = ends[-1] - ends[-2]
+        if abs(round_s - before_s) <= 1e-9 * run.now:
+            return round_s
+        before_s = round_s
     half = max_rounds // 2
     return (ends[-1] - ends[-1 - half]) / half
 
@@ -241,7 +243,7 @@ class _Run:
             if block.cpu_s > 0:
                 self._draw("cpu", ordinal, start, self.now)
             return
-        cpu_s, own_s = block.cpu_s, block.copy_s
+        cpu_s, own_s = block.cpu_s, self._copies[ordinal % len(self._copies)]
         number, launched, gpu_s, began = 0, start + steps[0].launch_s, steps[0].gpu_s, start
         own_s -= steps[0].copy_s  # of the block's own copies, behind the one that the step needs
         while cpu_s > 0 or number < len(steps) or (beside.one_queue and self.link_left_s > 0):
@@ -277,7 +279,7 @@ class _Run:
                 if gpu_s <= _DONE_S:
                     if steps[number].gpu_s > 0:
                         self._draw("gpu", ordinal, began, self.now)
-                    number += 1
+                    number, began = number + 1, self.now
                     if number < len(steps):
                         launched += steps[number].launch_s
                         gpu_s = steps[number].gpu_s

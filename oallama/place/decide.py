@@ -15,7 +15,7 @@ from oallama.core.types import CPU_DEVICE, Phase, PrefetchMode, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.placement import Costs
 from oallama.cost.timeline import Prefetch
-from oallama.place.affinity import GRANULARITIES, FillRule, Granularity
+from oallama.place.affinity import GRANULARITIES, FillRule, Granularity, Transfers
 from oallama.place.budget import DeviceMemory
 from oallama.place.oato import AffinityRule, search
 from oallama.place.placed import Placed, cpu, layers
@@ -226,6 +226,7 @@ class _Sliced:
     def _beside(self, costs: Costs, memory: DeviceMemory, load: Workload, overrun: int) -> list[Placed]:
         """OATO's placements in shares of the room, and the best of them with slices in what they leave."""
         problem, effort = self._problem, self._effort
+        transfers = Transfers(costs)
         whole: dict[float, Placed] = {}
         sliced: dict[float, Placed] = {}
 
@@ -238,7 +239,7 @@ class _Sliced:
                 return int(share * room) if room > 0 else room
 
             whole[share] = found = search(costs, problem.operators, budget, granularities=effort.granularities,
-                                          first_layers=effort.first_layers)  # fmt: skip
+                                          first_layers=effort.first_layers, transfers=transfers)  # fmt: skip
             if found.first_device_layer <= problem.graph.n_layer:
                 sliced[share] = self._with_slices(load, found, memory, overrun, effort.coarse_values)
 

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product
 from math import ceil
 from typing import Literal
 
@@ -160,54 +161,66 @@ class Slicer:
         self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES, any_length: bool = True
     ) -> SlicePlan | None:
         """As `plan`, of these blocks."""
+        if not blocks:
+            return None
         load = self._load
 
         @cache
-        def choices(kind: BlockCost, objective: Objective) -> tuple[Choice, ...]:
-            return self._choices(kind, objective, n_values)
+        def cuts(kind: BlockCost, streams: bool) -> tuple[tuple[Cut, ...], ...]:
+            return self._cuts(kind, streams, n_values)
 
-        best: SlicePlan | None = None
-        for mode in self._modes(blocks) if blocks else ():
-            for objective in _objectives(load):
-                per_block = [choices(block.kind(), objective) for block in mode.blocks]
-                plan = self._solved(mode, per_block, room, weights_room)
-                if plan is None or (mode.twice and _cc_bytes(plan.layers) > self._problem.host_room):
-                    continue
-                if best is None or plan.total_s(load) < best.total_s(load):
-                    best = plan
-        if best is None:
-            return None
+        @cache
+        def choices(kind: BlockCost, objective: Objective, streams: bool) -> tuple[Choice, ...]:
+            return tuple(self._best(kind, objective, same_gg) for same_gg in cuts(kind, streams))
+
+        modes = self._modes(blocks)
+        best = self.priced([(of, Cut(of.block.extent, 0, 0)) for of in modes[0].blocks], (), False, 0, 0)
+        short = False
+        for mode, objective, streams in product(modes, _objectives(load), {False, self._streams}):
+            per_block = [choices(of.kind(), objective, streams) for of in mode.blocks]
+            plan = self._solved(mode, per_block, room, weights_room)
+            if plan is None or (mode.twice and _cc_bytes(plan.layers) > self._problem.host_room):
+                short = short or not mode.with_n_g
+                continue
+            short = short or plan.short
+            best = min(best, plan, key=lambda plan: plan.total_s(load))
         if best.token_assignment and any_length:
             known = {p.n_tokens for p in passes(load, "prefill")}
             table = token_table(best.layers, self.on, load.n_ubatch, known)
             best = self.priced(best.layers, table, best.kept_twice, best.weights_bytes, best.staging_bytes)
-        return self.exact(best)
+        return replace(self.exact(best), short=short)
 
-    def _choices(self, kind: BlockCost, objective: Objective, n_values: int) -> tuple[Choice, ...]:
-        """The block at r_GG = i/n for i = 0..n, each rounded to what the backend can cut, and at its best without
-        streaming, with the best r_CG beside. At least one step is left beside GG."""
-        extent, step, load = kind.block.extent, kind.block.step, self._load
-        lengths = {1} if objective == "decode" or kind.outputs_only else {1, min(load.n_prompt, load.n_ubatch)}
-        over = (Pass(1, 0, 1),) if objective == "decode" else passes(load, "mixed")
+    def _cuts(self, kind: BlockCost, streams: bool, n_values: int) -> tuple[tuple[Cut, ...], ...]:
+        """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut, and
+        where both sides take as long. At least one step is left beside GG. streams: beside nothing streamed also the
+        best r_CG, in decode and in the prompt."""
+        extent, step = kind.block.extent, kind.block.step
+        n_steps = ceil(extent / step)
+
+        def resident(n: int) -> Cut:
+            """With so many steps of CC, and the rest GG."""
+            cc = min(n * step, extent)
+            return Cut(cc, 0, extent - cc)
+
+        balanced, _ = least(lambda n: self._best(kind, "workload", (resident(n),))[1], 1, n_steps)
+        wanted = {max(1, round((1 - i / n_values) * extent / step)) for i in range(n_values)} | {1, balanced, n_steps}
+        found = []
+        for n in sorted(wanted, reverse=True):
+            cuts = {resident(n)}
+            for n_tokens in {1} if kind.outputs_only else {1, min(self._load.n_prompt, self._load.n_ubatch)}:
+                if streams:
+                    cuts.add(solve_cg(kind, self.on, resident(n).gg, n_tokens)[0])
+            found.append(tuple(sorted(cuts, key=lambda cut: cut.cg)))
+        return tuple(found)
+
+    def _best(self, kind: BlockCost, objective: Objective, cuts: Sequence[Cut]) -> Choice:
+        """Of these cuts, without n_g; of equals the one that streams the least."""
+        over = (Pass(1, 0, 1),) if objective == "decode" else passes(self._load, "mixed")
 
         def seconds(cut: Cut) -> float:
             return sum(p.count * self.on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
 
-        def resident(n_steps: int) -> Cut:
-            """With so many steps of CC, and the rest GG."""
-            cc = min(n_steps * step, extent)
-            return Cut(cc, 0, extent - cc)
-
-        n_steps = ceil(extent / step)
-        wanted = {max(1, round((1 - i / n_values) * extent / step)) for i in range(n_values)} | {1, n_steps}
-        balanced, _ = least(lambda n: seconds(resident(n)), 1, n_steps)
-        made = []
-        for n in sorted(wanted | {balanced}, reverse=True):
-            cuts = {resident(n)}
-            if self._streams:
-                cuts |= {solve_cg(kind, self.on, resident(n).gg, n_tokens)[0] for n_tokens in lengths}
-            made.append(min(((cut, seconds(cut)) for cut in sorted(cuts, key=lambda c: c.cg)), key=lambda one: one[1]))
-        return tuple(made)
+        return min(((cut, seconds(cut)) for cut in cuts), key=lambda choice: choice[1])
 
     def _modes(self, blocks: Sequence[Layouts]) -> list[_Mode]:
         """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -209,7 +210,7 @@ def test_what_is_on_the_device_stays_there() -> None:
     ops = llama(2)
     made = problem(SLOW_CPU, ops)
     assert sliced(made, Placed((True,) * len(ops), 0), 10**6, 10**6) is None
-    found = sliced(made, nothing_there(len(ops), 0), 10**6, 10**6)
+    found = sliced(made, nothing_there(len(ops), 0), 10**8, 10**6)
     assert found is not None
     cut = {ops[i].role for of, slices in found[0].layers if not slices.is_whole for i in of.block.operators}
     assert {"ffn_gate", "ffn_up", "ffn_down", "output"} <= cut
@@ -218,7 +219,7 @@ def test_what_is_on_the_device_stays_there() -> None:
 def test_more_memory_on_the_device_is_never_worse() -> None:
     size = sum(op.bytes for op in ffn(0)) * 2
     seconds = [solved(SLOW_CPU, size * i // 8)[1].total_s(LOAD) for i in (0, 1, 2, 4, 8)]
-    assert seconds == sorted(seconds, reverse=True)
+    assert all(more <= less * (1 + 1e-9) for less, more in pairwise(seconds))
     assert seconds[-1] < 0.9 * seconds[0]
 
 
