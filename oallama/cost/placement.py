@@ -27,6 +27,11 @@ class Costs:
     offloaded: tuple[bool, ...] = ()  # for each operator, whether llama.cpp computes it on the device in large batches
     # though the host has it; (): none
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """In which the host holds each operator."""
+        return tuple(cost.layout for cost in self.operators)
+
 
 def placement_seconds(
     costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int] = ()

@@ -101,23 +101,23 @@ def cycle_seconds(blocks: Sequence[BlockTimes], prefetch: Prefetch, max_rounds: 
     """Seconds of one round through the blocks when rounds follow one another without end, as tokens do: copies for the
     first block then run during the last ones of the round before.
 
-    The first round begins with a full ring still to be copied, the most that can be in the way. Rounds are run until
-    two take the same time; else the mean of the later half of max_rounds.
+    The first round begins with a full ring. Rounds are run until one leaves the link as it found it; else, where the
+    link is only just too slow, the mean of the later half of max_rounds.
     """
     run = _Run(blocks, prefetch, n_rounds=None)
     if prefetch.mode == "layer" or not run.runs_ahead:
         for _ in blocks:
             run.next_block()
         return run.now
-    ends, before_s = [0.0], 0.0
+    run.link_left_s = 0.0
+    ends, left_s = [0.0], -1.0
     for _ in range(max_rounds):
         for _ in blocks:
             run.next_block()
         ends.append(run.now)
-        round_s = ends[-1] - ends[-2]
-        if abs(round_s - before_s) <= 1e-9 * run.now:
-            return round_s
-        before_s = round_s
+        if abs(run.link_left_s - left_s) <= 1e-9 * run.now:
+            return ends[-1] - ends[-2]
+        left_s = run.link_left_s
     half = max_rounds // 2
     return (ends[-1] - ends[-1 - half]) / half
 

@@ -99,7 +99,7 @@ def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: st
     costs = costs_of(problem, load, "mixed")
     capacity = problem.probe(load, placed).device_free if problem.vram is None else problem.vram
     memory = measured(problem, load, placed, capacity)
-    return Decision(policy, load, costs, placed, memory, predicted_of(problem, load, placed), ())
+    return Decision(policy, load, costs, placed, memory, predicted_of(problem, load, placed, costs.layouts), ())
 
 
 #
@@ -143,7 +143,7 @@ def _decide_whole(
             return nothing_placed(problem, policy, asked, phase, memory.capacity, reason)
         real = measured(problem, load, placed, memory.capacity)
         if real.spare >= 0:
-            return Decision(policy, load, costs, placed, real, predicted_of(problem, load, placed), notes)
+            return Decision(policy, load, costs, placed, real, predicted_of(problem, load, placed, costs.layouts), notes)
         overrun -= real.spare
     raise DoesNotFit(real.limit - real.spare, real.limit, device, f"the {policy} placement")
 
@@ -197,7 +197,7 @@ class _Sliced:
                 break
             real = measured(problem, best.workload, best.placed, capacity)
             if real.spare >= 0:
-                predicted = predicted_of(problem, best.workload, best.placed)
+                predicted = predicted_of(problem, best.workload, best.placed, best.costs.layouts)
                 notes = (*best.notes, *self._streaming_notes(best.placed))
                 return Decision(self._policy, best.workload, best.costs, best.placed, real, predicted, notes)
             overrun -= real.spare

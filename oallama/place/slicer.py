@@ -28,7 +28,7 @@ from oallama.place.cuts import Layers, Table, n_g_at, pass_seconds, solve_cg, so
 from oallama.place.knapsack import Menu, assign
 from oallama.place.least import least
 from oallama.place.placed import Placed, Slices
-from oallama.place.problem import Problem, costs_over
+from oallama.place.problem import Problem, costs_of, costs_over
 
 N_VALUES = 16
 """n_G of the paper: how many values of r_GG above 0 are looked at."""
@@ -94,6 +94,7 @@ class Slicer:
             asked[one.n_tokens].append(replace(one, count=load.n_gen or 1) if one.n_tokens == 1 else one)
         self._over |= {n_tokens: tuple(over) for n_tokens, over in asked.items()}
         self._costs: dict[tuple[int, bool], Costs] = {}
+        self._held: dict[bool, tuple[str, ...]] = {}
 
     #
     # blocks
@@ -139,8 +140,15 @@ class Slicer:
     def _costs_at(self, n_tokens: int, llama_uses_device: bool) -> Costs:
         key = (n_tokens, llama_uses_device)
         if key not in self._costs:
-            self._costs[key] = costs_over(self._problem, self._over[n_tokens], llama_uses_device)
+            layouts = self._layouts(llama_uses_device)
+            self._costs[key] = costs_over(self._problem, self._over[n_tokens], llama_uses_device, layouts)
         return self._costs[key]
+
+    def _layouts(self, llama_uses_device: bool) -> tuple[str, ...]:
+        """In which the host holds what is not sliced."""
+        if llama_uses_device not in self._held:
+            self._held[llama_uses_device] = costs_of(self._problem, self._load, "mixed", llama_uses_device).layouts
+        return self._held[llama_uses_device]
 
     #
     # cuts

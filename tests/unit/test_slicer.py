@@ -163,7 +163,7 @@ def test_with_nothing_sliced_the_price_is_the_one_of_whole_operators() -> None:
     far = replace(SLOW_CPU, link=LinearFit(1.0, 1.0, 1.0))
     ops, plan, placed = solved(far, 0)
     assert plan.is_empty
-    expected = predicted_of(problem(far, ops), LOAD, replace(placed, slices=None))
+    expected = predicted_of(problem(far, ops), LOAD, replace(placed, slices=None), ("CPU",) * len(ops))
     assert plan.prefill_s == pytest.approx(expected.ttft_s)
     assert plan.decode_s == pytest.approx(expected.tpot_s)
 
