@@ -40,6 +40,9 @@ LATER_POLICIES = ("hetegen", "twinpilots", "fit", "flexgen", "fiddler")
 
 VERIFY_ROUNDS = 5
 
+MUCH_STAGING = 0.1
+"""Of the device's memory: where staging takes more, a smaller micro-batch may leave more for weights than it costs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Effort:
@@ -219,7 +222,8 @@ class _Sliced:
                 yield Proposal(load, costs, self._placed(load, whole, plan), (lowered,) if load != self._asked else ())
             elif load == self._asked:
                 yield Proposal(load, costs, whole)
-            if plan is None or not plan.short or load.n_ubatch // 2 < SMALLEST_UBATCH:
+            hindered = plan is not None and plan.short and (plan.is_empty or plan.staging_bytes > MUCH_STAGING * limit)
+            if not hindered or load.n_ubatch // 2 < SMALLEST_UBATCH:
                 return
             load = replace(load, n_ubatch=load.n_ubatch // 2)
 

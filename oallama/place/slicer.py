@@ -9,9 +9,8 @@ is again a matter of the total. Without streaming r_CG = n_g = 0: both sides com
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from math import ceil
 from typing import Literal
@@ -19,7 +18,7 @@ from typing import Literal
 from oallama.core.types import StreamSettings, Workload
 from oallama.cost.blocks import is_ffn, split_blocks
 from oallama.cost.graph import computes_outputs_only
-from oallama.cost.kernels import PLAIN_LAYOUT, Curve
+from oallama.cost.kernels import PLAIN_LAYOUT, Curve, mul_mat_of
 from oallama.cost.passes import Pass, passes
 from oallama.cost.placement import Costs, cpu_seconds, placement_seconds
 from oallama.cost.slices import BlockCost, Cut, Pricing, block_costs, slice_rates
@@ -116,15 +115,23 @@ class Slicer:
         gap = self._curve(uses, lambda costs: placement_seconds(costs, *at, inside) / len(found))
         gap_cpu = self._curve(uses, lambda costs: cpu_seconds(costs, *at, inside) / len(found))
         made: list[Layouts] = []
+        whole: dict[Hashable, Curve] = {}
         for block in found:
             first = operators[block.operators[0]]
-            whole = self._curve(uses, lambda costs, block=block: sum(costs.operators[i].t_cpu_s for i in block.operators))  # type: ignore[misc]
             outputs_only = computes_outputs_only(first, self._problem.graph.n_layer)
             by_layout = block_costs(self._problem.kernels, operators, block)
+            takes_n_g = is_ffn(first) and PLAIN_LAYOUT in by_layout
+            kind = (*(mul_mat_of(operators[i]) for i in block.operators), block.extent, outputs_only, takes_n_g)
+            if kind not in whole:
+                whole[kind] = self._curve(
+                    uses, lambda costs, block=block: sum(costs.operators[i].t_cpu_s for i in block.operators)  # type: ignore[misc]
+                )
             made.append(
                 {
-                    layout: replace(cost, gap=gap, gap_cpu=gap_cpu, whole=whole, outputs_only=outputs_only,
-                                    takes_n_g=is_ffn(first) and PLAIN_LAYOUT in by_layout)
+                    layout: replace(
+                        cost, gap=gap, gap_cpu=gap_cpu, whole=whole[kind], outputs_only=outputs_only,
+                        takes_n_g=takes_n_g, kind=(layout, kind),
+                    )
                     for layout, cost in by_layout.items()
                 }
             )  # fmt: skip
@@ -173,19 +180,24 @@ class Slicer:
             return None
         load = self._load
 
-        @cache
-        def cuts(kind: BlockCost, streams: bool) -> tuple[tuple[Cut, ...], ...]:
-            return self._cuts(kind, streams, n_values)
+        cuts: dict[tuple[Hashable, bool], tuple[tuple[Cut, ...], ...]] = {}
+        choices: dict[tuple[Hashable, bool, Objective], tuple[Choice, ...]] = {}
 
-        @cache
-        def choices(kind: BlockCost, objective: Objective, streams: bool) -> tuple[Choice, ...]:
-            return tuple(self._best(kind, objective, same_gg) for same_gg in cuts(kind, streams))
+        def choices_of(of: BlockCost, streams: bool, objective: Objective) -> tuple[Choice, ...]:
+            kind = id(of) if of.kind is None else of.kind
+            if (kind, streams) not in cuts:
+                cuts[kind, streams] = self._cuts(of, streams, n_values)
+            if (kind, streams, objective) not in choices:
+                choices[kind, streams, objective] = tuple(
+                    self._best(of, objective, same_gg) for same_gg in cuts[kind, streams]
+                )
+            return choices[kind, streams, objective]
 
         modes = self._modes(blocks)
         best = self.priced([(of, Cut(of.block.extent, 0, 0)) for of in modes[0].blocks], (), False, 0, 0)
         short = False
         for mode, objective, streams in product(modes, _objectives(load), {False, self._streams}):
-            per_block = [choices(of.kind(), objective, streams) for of in mode.blocks]
+            per_block = [choices_of(of, streams, objective) for of in mode.blocks]
             plan = self._solved(mode, per_block, room, weights_room)
             if plan is None or (mode.twice and _cc_bytes(plan.layers) > self._problem.host_room):
                 short = short or not mode.with_n_g
@@ -245,9 +257,9 @@ class Slicer:
         without = _Mode(fastest, False, False)
         if not self._streams:
             return [without]
-        held = tuple(replace(of, whole=None) if of.takes_n_g else of for of in fastest)
+        held = tuple(_held(of) if of.takes_n_g else of for of in fastest)
         plain = tuple(
-            replace(by_layout[PLAIN_LAYOUT], whole=None) if of.takes_n_g and not of.outputs_only else of
+            _held(by_layout[PLAIN_LAYOUT]) if of.takes_n_g and not of.outputs_only else of
             for by_layout, of in zip(blocks, held, strict=True)
         )
         twice = [_Mode(held, True, True)] if plain != held else []
@@ -333,6 +345,11 @@ class _Mode:
     blocks: tuple[BlockCost, ...]
     with_n_g: bool
     twice: bool
+
+
+def _held(of: BlockCost) -> BlockCost:
+    """In the split back end even where nothing of it is on the device."""
+    return replace(of, whole=None, kind=None if of.kind is None else ("held", of.kind))
 
 
 def _objectives(load: Workload) -> tuple[Objective, ...]:

@@ -48,7 +48,7 @@ def slicer_on(on: Pricing, load: Workload = LOAD, host_room: int = 0) -> Slicer:
 
 
 def layered(block: BlockCost, n: int) -> list[dict[str, BlockCost]]:
-    return [{"CPU": replace(block, block=replace(block.block, operators=(i,)))} for i in range(n)]
+    return [{"CPU": replace(block, block=replace(block.block, operators=(i,)), kind="block")} for i in range(n)]
 
 
 @settings(deadline=None, max_examples=8)
