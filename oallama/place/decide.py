@@ -54,10 +54,11 @@ class Effort:
     fine_values: int = N_VALUES  # of r_GG at the best one
     granularities: tuple[Granularity, ...] = GRANULARITIES  # of OATO
     first_layers: tuple[int, ...] | None = None  # of OATO; None: its own choice
+    lowers_ubatch: bool = True  # whether smaller micro-batches are tried
 
 
 THOROUGH = Effort()
-QUICK = Effort((1.0, 0.5), (), 4, 4, ("block",), (0,))
+QUICK = Effort((1.0, 0.5), (), 4, 4, ("block",), (0,), lowers_ubatch=False)
 """For questions that are asked of many devices at once."""
 
 
@@ -223,7 +224,7 @@ class _Sliced:
             elif load == self._asked:
                 yield Proposal(load, costs, whole)
             hindered = plan is not None and plan.short and (plan.is_empty or plan.staging_bytes > MUCH_STAGING * limit)
-            if not hindered or load.n_ubatch // 2 < SMALLEST_UBATCH:
+            if not (hindered and self._effort.lowers_ubatch) or load.n_ubatch // 2 < SMALLEST_UBATCH:
                 return
             load = replace(load, n_ubatch=load.n_ubatch // 2)
 
