@@ -101,8 +101,8 @@ def cycle_seconds(blocks: Sequence[BlockTimes], prefetch: Prefetch, max_rounds: 
     """Seconds of one round through the blocks when rounds follow one another without end, as tokens do: copies for the
     first block then run during the last ones of the round before.
 
-    The first round begins with a full ring. Rounds are run until one leaves the link as it found it; else, where the
-    link is only just too slow, the mean of the later half of max_rounds.
+    The first round begins with a full ring. Rounds are run until two are alike. Where the link is too slow each leaves
+    it with more to do, which the thread will have to wait for once the ring has run empty.
     """
     run = _Run(blocks, prefetch, n_rounds=None)
     if prefetch.mode == "layer" or not run.runs_ahead:
@@ -110,16 +110,19 @@ def cycle_seconds(blocks: Sequence[BlockTimes], prefetch: Prefetch, max_rounds: 
             run.next_block()
         return run.now
     run.link_left_s = 0.0
-    ends, left_s = [0.0], -1.0
+    rounds: list[tuple[float, float]] = []  # (seconds, work that it added to the link's)
     for _ in range(max_rounds):
+        now, left_s = run.now, run.link_left_s
         for _ in blocks:
             run.next_block()
-        ends.append(run.now)
-        if abs(run.link_left_s - left_s) <= 1e-9 * run.now:
-            return ends[-1] - ends[-2]
-        left_s = run.link_left_s
-    half = max_rounds // 2
-    return (ends[-1] - ends[-1 - half]) / half
+        rounds.append((run.now - now, run.link_left_s - left_s))
+        if len(rounds) > 1 and all(abs(a - b) <= 1e-9 * run.now for a, b in zip(*rounds[-2:], strict=True)):
+            break
+    else:
+        rounds = rounds[max_rounds // 2 :]
+        return (sum(s for s, _ in rounds) + max(0.0, sum(added for _, added in rounds))) / len(rounds)
+    seconds, added = rounds[-1]
+    return seconds + max(0.0, added)
 
 
 class _Run:
