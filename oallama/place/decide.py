@@ -48,7 +48,7 @@ MUCH_STAGING = 0.1
 class Effort:
     """How much is looked at where slices lie beside whole operators."""
 
-    shares: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25)  # of the room for whole operators that OATO may fill
+    shares: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25, 0.125)  # of the room for whole operators that OATO may fill
     refinements: tuple[float, ...] = (0.125, 0.0625)  # steps in which the neighbours of the best share are tried
     coarse_values: int = 4  # of r_GG while shares are compared
     fine_values: int = N_VALUES  # of r_GG at the best one
