@@ -90,7 +90,9 @@ class BlockCost:
     block: SplitBlock
     gemms: tuple[Gemm, ...]
     layout: str = "CPU"  # host buffer type of CC, which the gemms' CPU times are of
-    gap: Curve = NO_TIME  # seconds by batch size from the join before to this block's inputs: attention, norms, crossings
+    gap: Curve = (
+        NO_TIME  # seconds by batch size from the join before to this block's inputs: attention, norms, crossings
+    )
     gap_cpu: Curve = NO_TIME  # of these, in which the CPU works
     whole: Curve | None = None  # seconds by batch size as llama.cpp runs it on the host; None: as the gemms say
     outputs_only: bool = False  # behind the last attention: of a prompt it sees only tokens whose logits are wanted
@@ -122,8 +124,11 @@ def block_costs(kernels: Kernels, operators: Sequence[Operator], block: SplitBlo
     return {
         layout: BlockCost(
             block,
-            tuple(Gemm(signature_of(o), cpu[layout], gpu) for o, cpu, gpu in zip(members, on_host, on_device, strict=True)
-                  if gpu is not None),
+            tuple(
+                Gemm(signature_of(operator), cpu[layout], gpu)
+                for operator, cpu, gpu in zip(members, on_host, on_device, strict=True)
+                if gpu is not None
+            ),
             layout,
         )
         for layout in layouts

@@ -4,8 +4,8 @@ The streams are the thread that computes CC, the device (GG and CG), and the lin
 computes CC while the device runs its steps in order, waits for them and joins the partial sums; then comes what lies
 between this block and the next (attention). A step waits for its launch and for its weights.
 
-What is streamed of a block lies in one slot of a ring. The thread asks for copies: with prefetch "ahead" those of blocks
-to come whenever a block has ended, as many as there are free slots, so that the link works across blocks and during
+What is streamed of a block lies in one slot of a ring. The thread asks for copies: with prefetch "ahead" those of later
+blocks whenever a block has ended, as many as there are free slots, so that the link works across blocks and during
 attention; with "layer" those of its own block, as the paper does. Routed weights are always asked for by their own
 block. While two streams are busy they slow each other down as was measured (cost/interference.py).
 """
@@ -126,8 +126,8 @@ def cycle_seconds(blocks: Sequence[BlockTimes], prefetch: Prefetch, max_rounds: 
 
 
 class _Run:
-    """The state of the streams at `now`, which only moves forward. The link's work is one number: copies are made in the
-    order in which they were asked for."""
+    """The state of the streams at `now`, which only moves forward. The link's work is one number, as copies are made in
+    the order in which they were asked for."""
 
     def __init__(self, blocks: Sequence[BlockTimes], prefetch: Prefetch, n_rounds: int | None) -> None:
         self.spans: list[Span] = []

@@ -3,7 +3,7 @@
 r_CG* (IV-A3, Eq. 6-13): with r_GG fixed every task's duration is affine in r_CG, so the finishing time is piecewise
 affine. The paper compares where its expressions meet in three cases, which take all mul-mats as equal and know neither
 joins nor copies that run ahead; here the timeline itself is searched (least.py). n_g (IV-B, Eq. 15): for one token more
-on the device the CPU has one less; for the first, CC must be streamed. The rates stay, and one n_g holds for all layers.
+on the device the CPU has one less; for the first, CC must be streamed. The rates stay; one n_g holds for all layers.
 """
 
 from __future__ import annotations

@@ -140,14 +140,15 @@ def _decide_whole(
             placed, reason = layers(costs, budget), "no layer fits the device"
         else:
             placed = search(costs, problem.operators, budget, affinity=affinity, rule=fill)
-            reason = (
-                f"with crossings counted, no operator is predicted to be faster on {device} (--fill full uses it anyway)"
-            )
+            nothing = f"with crossings counted, no operator is predicted to be faster on {device}"
+            reason = f"{nothing} (--fill full uses it anyway)"
         if not placed.uses_device(problem.graph.n_layer):
             return nothing_placed(problem, policy, asked, phase, memory.capacity, reason)
         real = measured(problem, load, placed, memory.capacity)
         if real.spare >= 0:
-            return Decision(policy, load, costs, placed, real, predicted_of(problem, load, placed, costs.layouts), notes)
+            return Decision(
+                policy, load, costs, placed, real, predicted_of(problem, load, placed, costs.layouts), notes
+            )
         overrun -= real.spare
     raise DoesNotFit(real.limit - real.spare, real.limit, device, f"the {policy} placement")
 
@@ -188,7 +189,9 @@ class _Sliced:
         problem, asked = self._problem, self._asked
         capacity = capacity_of(problem, asked)
         alone = list(self._alone(int(problem.vram_fill * capacity)))
-        memory, load, notes = (None, asked, ()) if problem.slices_only else device_memory(problem, asked, required=False)
+        memory, load, notes = (
+            (None, asked, ()) if problem.slices_only else device_memory(problem, asked, required=False)
+        )
         costs = costs_of(problem, load, self._phase)
         overrun = 0
         for verified in range(VERIFY_ROUNDS + 1):
@@ -217,7 +220,8 @@ class _Sliced:
         while True:
             costs = costs_of(problem, load, self._phase, llama_uses_device=False)
             whole = cpu(costs)
-            lowered = f"micro-batch lowered from {self._asked.n_ubatch} to {load.n_ubatch} tokens, which leaves room for slices"
+            change = f"lowered from {self._asked.n_ubatch} to {load.n_ubatch} tokens"
+            lowered = f"micro-batch {change}, which leaves room for slices"
             plan = self._slicer(load).plan(whole, *room, self._effort.fine_values)
             if plan is not None and not plan.is_empty:
                 yield Proposal(load, costs, self._placed(load, whole, plan), (lowered,) if load != self._asked else ())

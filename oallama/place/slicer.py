@@ -2,8 +2,8 @@
 IV), under one memory limit.
 
 Cuts are those that suit decode, as in the paper, or the workload: whichever its total time prefers. A host layout that
-the device cannot read (repacked weights) rules out n_g, unless CC is kept a second time in the plain one; what is faster
-is again a matter of the total. Without streaming r_CG = n_g = 0: both sides compute, nothing is copied.
+the device cannot read (repacked weights) rules out n_g, unless CC is kept a second time in the plain one; the total
+decides again. Without streaming r_CG = n_g = 0: both sides compute, nothing is copied.
 """
 
 from __future__ import annotations
@@ -103,9 +103,7 @@ class Slicer:
         """The blocks that may be sliced. What is in none stays where `placed` has it, and is spread evenly between
         them."""
         operators = self._problem.operators
-        members = [
-            can and not there for can, there in zip(self._problem.splittable, placed.on_device, strict=True)
-        ]
+        members = [can and not there for can, there in zip(self._problem.splittable, placed.on_device, strict=True)]
         found = split_blocks(operators, members)
         if not found:
             return []
@@ -124,7 +122,8 @@ class Slicer:
             kind = (*(mul_mat_of(operators[i]) for i in block.operators), block.extent, outputs_only, takes_n_g)
             if kind not in whole:
                 whole[kind] = self._curve(
-                    uses, lambda costs, block=block: sum(costs.operators[i].t_cpu_s for i in block.operators)  # type: ignore[misc]
+                    uses,
+                    lambda costs, block=block: sum(costs.operators[i].t_cpu_s for i in block.operators),  # type: ignore[misc]
                 )
             made.append(
                 {
@@ -211,8 +210,8 @@ class Slicer:
         return replace(self.exact(best), short=short)
 
     def _cuts(self, kind: BlockCost, streams: bool, n_values: int) -> tuple[tuple[Cut, ...], ...]:
-        """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut, and
-        where both sides take as long. At least one step is left beside GG. streams: beside nothing streamed also the
+        """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut,
+        and where both sides take as long. At least one step is left beside GG. streams: beside nothing streamed also the
         best r_CG, in decode and in the prompt."""
         extent, step = kind.block.extent, kind.block.step
         n_steps = ceil(extent / step)
@@ -268,8 +267,8 @@ class Slicer:
     def _solved(
         self, mode: _Mode, per_block: Sequence[Sequence[Choice]], room: int, weights_room: int
     ) -> SlicePlan | None:
-        """r_GG, then n_g; what staging then takes is taken off the room, and so on until both fit. None: it does not, or
-        no prompt gains by n_g."""
+        """r_GG, then n_g; what staging then takes is taken off the room, and so on until both fit. None: it does not,
+        or no prompt gains by n_g."""
         menus: list[Menu] = [
             tuple((of.block.weight_bytes(cut.gg), seconds) for cut, seconds in made)
             for of, made in zip(mode.blocks, per_block, strict=True)
@@ -278,7 +277,9 @@ class Slicer:
         staging = 0
         for _ in range(STAGING_ROUNDS):
             assigned = assign(menus, max(0, min(room - staging, weights_room)))
-            layers = tuple((of, made[i][0]) for of, made, i in zip(mode.blocks, per_block, assigned.chosen, strict=True))
+            layers = tuple(
+                (of, made[i][0]) for of, made, i in zip(mode.blocks, per_block, assigned.chosen, strict=True)
+            )
             table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None

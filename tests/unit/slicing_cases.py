@@ -38,9 +38,7 @@ def gemm(
     return Gemm(signature, Kernel(curve(cpu_s, per_token), alpha), Kernel(curve(gpu_s, per_token / 2), alpha))
 
 
-def streamed(
-    gemms: list[Gemm], extent: int = 1024, step: int = 32, gap_s: float = 0.0, first: int = 0
-) -> BlockCost:
+def streamed(gemms: list[Gemm], extent: int = 1024, step: int = 32, gap_s: float = 0.0, first: int = 0) -> BlockCost:
     n_bytes = sum(g.signature.bytes for g in gemms)
     block = SplitBlock(tuple(range(first, first + len(gemms))), extent, step, n_bytes, 256, 0, 256, 0, 3)
     return BlockCost(block, tuple(gemms), "CPU", ((1, gap_s), (512, 10 * gap_s)))
