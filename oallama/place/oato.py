@@ -46,8 +46,8 @@ def search(
 ) -> Placed:
     """The placement with the least predicted time over the passes of `costs`.
 
-    transfers: of these costs, where several budgets are searched. first_layers: from which layers on norms and KV may be
-    on the device; None: those of device_layer_choices.
+    transfers: of these costs, where several budgets are searched. first_layers: from which layers on norms and KV may
+    be on the device; None: those of device_layer_choices.
 
     affinity "paper" ranks as published: single operators, T' never negative; norms and KV of all layers are on the
     device, or of as many as fit. rule "full" takes the least predicted time among placements that leave no room there.

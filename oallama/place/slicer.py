@@ -211,8 +211,8 @@ class Slicer:
 
     def _cuts(self, kind: BlockCost, streams: bool, n_values: int) -> tuple[tuple[Cut, ...], ...]:
         """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut,
-        and where both sides take as long. At least one step is left beside GG. streams: beside nothing streamed also the
-        best r_CG, in decode and in the prompt."""
+        and where both sides take as long. At least one step is left beside GG. streams: with the best r_CG as well, in
+        decode and in the prompt."""
         extent, step = kind.block.extent, kind.block.step
         n_steps = ceil(extent / step)
 
