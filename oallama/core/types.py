@@ -24,6 +24,15 @@ DEVICE_LAYOUT = "device"
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFile:
+    """One file of a model and what it looked like when it was read."""
+
+    path: str
+    n_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Hyperparameters as the GGUF states them; of per-layer lists, their maximum."""
 
@@ -42,8 +51,8 @@ class ModelInfo:
     n_vocab: int
     n_ctx_train: int
     file_bytes: int  # all parts of a split file together
-    paths: tuple[str, ...]  # every part, in order; (path,) where the file is not split
     fingerprint: str  # sha256 over metadata and tensor headers, not over weights
+    files: tuple[ModelFile, ...] = ()  # every part, in order, as it was when it was checked
 
 
 @dataclass(frozen=True, slots=True)

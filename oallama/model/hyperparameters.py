@@ -95,6 +95,6 @@ def model_info(gguf: GgufFile) -> ModelInfo:
         n_vocab=h.n_vocab,
         n_ctx_train=h.n_ctx_train,
         file_bytes=gguf.file_bytes,
-        paths=tuple(part.path for part in gguf.parts),
         fingerprint=gguf.fingerprint,
+        files=gguf.files,
     )

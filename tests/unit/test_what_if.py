@@ -68,7 +68,7 @@ def test_a_described_profile_gives_the_published_run_again(name):
     published = next(one for one in known._PUBLISHED if one.name == name)
     n_embd, n_ff, n_layer, n_vocab = 4096, 11008, 32, 32000
     of = ModelInfo("m.gguf", "llama", "m", n_layer, n_embd, n_ff, 32, 32, 128, 128, 0, 0, n_vocab, 4096, 1,
-                   ("m.gguf",), "f" * 64)  # fmt: skip
+                   "f" * 64)  # fmt: skip
     shapes = {f"attn_{role}": (n_embd, n_embd, 1) for role in ("q", "k", "v", "output")}
     shapes |= {"ffn_gate": (n_embd, n_ff, 1), "ffn_up": (n_embd, n_ff, 1), "ffn_down": (n_ff, n_embd, 1)}
     ops = [
