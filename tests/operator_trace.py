@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from oallama.bench.ggml_tensor import check_tensor_layout, tensor_at, weight_of
 from oallama.core.errors import BridgeError, ModelFileError
 from oallama.core.types import Shape
-from oallama.model.ggml_tensor import check_tensor_layout, tensor_at, weight_of
 from oallama.model.gguf_reader import read_gguf
 
 _MUL_MATS = ("MUL_MAT", "MUL_MAT_ID")
