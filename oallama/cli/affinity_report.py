@@ -99,10 +99,10 @@ def format_of(output: str | None) -> str:
 
 def render(report: AffinityReport, form: str, every_row: bool) -> str:
     """The report as text in one of FORMATS."""
-    from oallama.report import affinity, documents, table
+    from oallama.report import affinity, table
 
     if form == "json":
-        return json_text(documents.report_document(report))
+        return json_text(affinity.report_document(report))
     if form == "csv":
         return affinity.affinity_csv(report)
     if form == "md":

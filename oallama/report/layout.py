@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from oallama.core.types import Affinity, AffinityReport, MemoryLedger
 from oallama.core.units import MIB, format_bytes, format_seconds
-from oallama.report.affinity import benefit_text, microseconds_text
+from oallama.report.affinity import benefit_text, fold, microseconds_text
 from oallama.report.colour import step
-from oallama.report.fold import fold
 from oallama.report.text import percent, plural, printable, ranges_text, shape_text
 
 BAR_WIDTH = 1000
