@@ -1,6 +1,6 @@
 """Whether an arm did what it says, and whether two arms turned out to be the same. Pure: compares what was read back.
 
-The mistakes this guards against were all made in public (anchors 2.1): an arm that never was what its name said, a
+The mistakes this guards against were all made in public: an arm that never was what its name said, a
 layer count off by one, two arms that were one.
 """
 

@@ -163,7 +163,7 @@ class SkippedCase:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """DRAM shared by the CPU kernel and the link (anchors 2.2), GB/s = 1e9 bytes per second."""
+    """DRAM shared by the CPU kernel and the link, GB/s = 1e9 bytes per second."""
 
     cpu_alone_gb_per_s: float
     link_alone_gb_per_s: float
@@ -266,7 +266,7 @@ class AffinityReport:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlacement:
-    """Fractions of one operator's weight; gg + cg + cc == 1 (DESIGN 1)."""
+    """Fractions of one operator's weight; gg + cg + cc == 1."""
 
     name: str
     gg: float
@@ -314,7 +314,7 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """The plan (contract: `oallama plan`). plan/plan.py adds reading, writing and checks."""
+    """The plan. plan/plan.py adds reading, writing and checks."""
 
     model_path: str
     model_fingerprint: str

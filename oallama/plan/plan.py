@@ -101,7 +101,7 @@ class Plan:
             slice_counts(operator, planned[operator.name])
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as the contract's JSON object."""
+        """The plan as its JSON object."""
         record = self.record
         return {
             **record.extra,
