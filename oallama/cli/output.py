@@ -81,6 +81,15 @@ def write_file(path: str, text: str) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
+def deliver(text: str, path: str | None) -> None:
+    """A result to stdout, or to the file that -o names, which is then said."""
+    if path is None:
+        emit(text)
+    else:
+        write_file(path, text)
+        talk(f"wrote {path}")
+
+
 def write_chart(path: str, chart: TimesChart) -> None:
     """Write a chart, as PNG where the name says so, else as SVG. Raises UsageError where that cannot be done."""
     if path.lower().endswith(".png"):
