@@ -36,7 +36,7 @@ def microseconds_text(seconds: float | None) -> str:
 def affinity_table(report: AffinityReport, every_row: bool = False) -> Table:
     """Operators in rank order; folded by role and backend when there are many and `every_row` is false."""
     if every_row or len(report.operators) <= FOLD_ABOVE:
-        rows = [_affinity_row(row) for row in report.operators]
+        rows = [operator_cells(row) for row in report.operators]
         return table(_title(report), f">rank |{_AFFINITY_HEADINGS}", rows)
     folded = fold(report.operators)
     footer = (
@@ -50,7 +50,8 @@ def _title(report: AffinityReport) -> str:
     return f"GPU affinity of {model_title(report.model)} for {printable(report.device)}, {report.phase}"
 
 
-def _affinity_row(row: Affinity) -> tuple[str, ...]:
+def operator_cells(row: Affinity) -> tuple[str, ...]:
+    """An operator as a row of text, in every table that lists operators one by one."""
     return (
         str(row.rank),
         printable(row.name),
@@ -68,7 +69,7 @@ def _affinity_row(row: Affinity) -> tuple[str, ...]:
 
 def _fold_row(line: Fold) -> tuple[str, ...]:
     return (
-        _span(*map(str, line.rank)),
+        span_text(*map(str, line.rank)),
         str(line.count),
         ranges_text(line.layers) or "-",
         printable(line.role),
@@ -79,12 +80,13 @@ def _fold_row(line: Fold) -> tuple[str, ...]:
         microseconds_text(line.t_gpu_s),
         microseconds_text(line.t_transfer_s),
         benefit_text(line.benefit_s_per_byte),
-        _span(*(f"{value:.2f}" for value in line.affinity)),
+        span_text(*(f"{value:.2f}" for value in line.affinity)),
         line.backend,
     )
 
 
-def _span(low: str, high: str) -> str:
+def span_text(low: str, high: str) -> str:
+    """`low-high`; one of them where they are the same."""
     return low if low == high else f"{low}-{high}"
 
 
