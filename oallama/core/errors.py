@@ -1,6 +1,6 @@
 """The exceptions of the public API. Each message is one sentence: what is wrong and what to do.
 
-Exit codes of the command line (docs/contract): usage and unusable input give 2, failed work gives 1.
+Exit codes of the command line: usage and unusable input give 2, failed work gives 1.
 """
 
 from __future__ import annotations

@@ -24,9 +24,17 @@ DEVICE_LAYOUT = "device"
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFile:
+    """One file of a model and what it looked like when it was read."""
+
+    path: str
+    n_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Hyperparameters as the GGUF states them. Per-layer lists are reduced to their maximum for display;
-    `n_head_kv_by_layer` and `n_ff_by_layer` keep the truth."""
+    """Hyperparameters as the GGUF states them; of per-layer lists, their maximum."""
 
     path: str
     arch: str
@@ -43,10 +51,8 @@ class ModelInfo:
     n_vocab: int
     n_ctx_train: int
     file_bytes: int  # all parts of a split file together
-    paths: tuple[str, ...]  # every part, in order; (path,) where the file is not split
     fingerprint: str  # sha256 over metadata and tensor headers, not over weights
-    n_ff_by_layer: tuple[int, ...] = ()
-    n_head_kv_by_layer: tuple[int, ...] = ()
+    files: tuple[ModelFile, ...] = ()  # every part, in order, as it was when it was checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +163,7 @@ class SkippedCase:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """DRAM shared by the CPU kernel and the link (anchors 2.2), GB/s = 1e9 bytes per second."""
+    """DRAM shared by the CPU kernel and the link, GB/s = 1e9 bytes per second."""
 
     cpu_alone_gb_per_s: float
     link_alone_gb_per_s: float
@@ -260,7 +266,7 @@ class AffinityReport:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlacement:
-    """Fractions of one operator's weight; gg + cg + cc == 1 (DESIGN 1)."""
+    """Fractions of one operator's weight; gg + cg + cc == 1."""
 
     name: str
     gg: float
@@ -308,7 +314,7 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """The plan (contract: `oallama plan`). plan/plan.py adds reading, writing and checks."""
+    """The plan. plan/plan.py adds reading, writing and checks."""
 
     model_path: str
     model_fingerprint: str

@@ -1,4 +1,4 @@
-"""Where a weight may be cut: the axis of a slice, its extent, and what a cut must be a multiple of (DESIGN 2.1).
+"""Where a weight may be cut: the axis of a slice, its extent, and what a cut must be a multiple of.
 
 The second mul-mat of an FFN (down) is cut through K, so that each side goes on with the part of the hidden values that
 it made itself; every other one is cut between the rows of its weight, N. A weight that holds gate and up is cut in both

@@ -40,7 +40,7 @@ _REMEDY = "measure it again with `oallama profile MODEL --refresh`"
 
 
 def profile_to_json(profile: Profile) -> dict[str, Any]:
-    """The profile as the contract's JSON object (tuples as lists; bytes and seconds as they are)."""
+    """The profile as its JSON object (tuples as lists; bytes and seconds as they are)."""
     record = asdict(profile)
     record["rest"] = [rest_to_json(rest) for rest in profile.rest]
     record["link"] = {name: fit_to_json(fit) for name, fit in profile.link.items()}

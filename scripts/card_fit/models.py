@@ -106,7 +106,6 @@ def model_of(name: str, shape: dict[str, Any]) -> Model:
         n_vocab=shape["n_vocab"],
         n_ctx_train=0,
         file_bytes=sum(operator.bytes for operator in operators),
-        paths=(name,),
         fingerprint="",
     )
     return Model(name, info, operators)

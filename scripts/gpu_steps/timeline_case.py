@@ -184,7 +184,7 @@ def made_plans(placer: Any, share: float, n_prompt: int, n_gen: int) -> dict[str
 def best_layout(operator: Any, cc: int) -> str:
     """The first layout that llama.cpp would take for a slice of so many elements."""
     from oallama.device.load_params import load_bridge
-    from oallama.plan.split import cut_axis
+    from oallama.model.cut import cut_axis
 
     bridge = load_bridge()
     k, n, e = operator.shape

@@ -294,6 +294,18 @@ def test_memory_not_as_planned_is_said(f16: Path) -> None:
         assert len(engine.warnings) == 1 and "RPC" in engine.warnings[0] and "plan" in engine.warnings[0]
 
 
+def test_a_file_that_changes_after_its_check_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama")
+    case = placed(path)
+    engine_of(case).close()
+    os.utime(path)
+    with pytest.raises(ModelFileError, match=r"model\.gguf: the file changed since it was checked; start again"):
+        engine_of(case)
+    path.unlink()
+    with pytest.raises(ModelFileError, match=r"model\.gguf: No such file or directory since it was checked"):
+        engine_of(case)
+
+
 def test_another_models_plan_is_refused(f16: Path, q4_0: Path) -> None:
     with pytest.raises(PlanError, match="fingerprint"):
         Engine(placed(q4_0).model, placed(f16).plan)

@@ -36,7 +36,7 @@ def model() -> ModelInfo:
     return ModelInfo(
         path="tiny.gguf", arch="llama", name="tiny", n_layer=1, n_embd=256, n_ff=512, n_head=4, n_head_kv=2,
         n_embd_head_k=64, n_embd_head_v=64, n_expert=4, n_expert_used=2, n_vocab=1000, n_ctx_train=512,
-        file_bytes=1, paths=("tiny.gguf",), fingerprint="f",
+        file_bytes=1, fingerprint="f",
     )  # fmt: skip
 
 

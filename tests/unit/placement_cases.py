@@ -17,9 +17,7 @@ DECODE = (Pass(1, 256, 1),)
 
 
 def model(n_layer: int, n_embd: int = 256) -> ModelInfo:
-    return ModelInfo(
-        "m.gguf", "llama", "m", n_layer, n_embd, 512, 8, 2, 32, 32, 0, 0, 1000, 512, 1, ("m.gguf",), "f" * 64
-    )
+    return ModelInfo("m.gguf", "llama", "m", n_layer, n_embd, 512, 8, 2, 32, 32, 0, 0, 1000, 512, 1, "f" * 64)
 
 
 def operators(n_layer: int, roles: Sequence[str] = ROLES, output: bool = True, n_bytes: int = 1000) -> list[Operator]:

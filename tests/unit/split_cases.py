@@ -13,9 +13,7 @@ EMBD, FF, VOCAB = 256, 1024, 3200
 
 
 def model(n_layer: int) -> ModelInfo:
-    return ModelInfo(
-        "m.gguf", "llama", "m", n_layer, EMBD, FF, 8, 2, 32, 32, 0, 0, VOCAB, 4096, 1, ("m.gguf",), "f" * 64
-    )
+    return ModelInfo("m.gguf", "llama", "m", n_layer, EMBD, FF, 8, 2, 32, 32, 0, 0, VOCAB, 4096, 1, "f" * 64)
 
 
 def operator(

@@ -16,7 +16,7 @@ def model(n_layer: int = 2) -> ModelInfo:
     return ModelInfo(
         path="m.gguf", arch="llama", name="m", n_layer=n_layer, n_embd=256, n_ff=512, n_head=8, n_head_kv=2,
         n_embd_head_k=32, n_embd_head_v=32, n_expert=0, n_expert_used=0, n_vocab=1000, n_ctx_train=512,
-        file_bytes=1, paths=("m.gguf",), fingerprint="f",
+        file_bytes=1, fingerprint="f",
     )  # fmt: skip
 
 

@@ -166,7 +166,7 @@ def test_a_request_survives_the_pipe() -> None:
 
 MODEL = ModelInfo(
     path="m.gguf", arch="llama", name="m", n_layer=1, n_embd=64, n_ff=128, n_head=2, n_head_kv=1, n_embd_head_k=32,
-    n_embd_head_v=32, n_expert=0, n_expert_used=0, n_vocab=10, n_ctx_train=64, file_bytes=1, paths=("m.gguf",),
+    n_embd_head_v=32, n_expert=0, n_expert_used=0, n_vocab=10, n_ctx_train=64, file_bytes=1,
     fingerprint="f",
 )  # fmt: skip
 OPERATOR = Operator("a", 0, "attn_q", "MUL_MAT", "F16", (64, 64, 1), 8192, 1.0)

@@ -24,9 +24,9 @@ from oallama.place.decide import QUICK, THOROUGH, decide
 from oallama.place.problem import Problem, costs_over, on_cpu
 from oallama.place.what_if import HostLoad, WhatIf, probe_of, what_if
 from oallama.profile.described import described, host_profile, with_card
-from oallama.report import what_if_chart
+from oallama.report import chart
 from oallama.report.table import plain
-from oallama.report.what_if import CLAIM, WIDTH, what_if_document, what_if_table
+from oallama.report.what_if import CLAIM, WIDTH, what_if_chart, what_if_document, what_if_table
 
 LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
 TOKENS = (1, 32, 512)
@@ -68,7 +68,7 @@ def test_a_described_profile_gives_the_published_run_again(name):
     published = next(one for one in known._PUBLISHED if one.name == name)
     n_embd, n_ff, n_layer, n_vocab = 4096, 11008, 32, 32000
     of = ModelInfo("m.gguf", "llama", "m", n_layer, n_embd, n_ff, 32, 32, 128, 128, 0, 0, n_vocab, 4096, 1,
-                   ("m.gguf",), "f" * 64)  # fmt: skip
+                   "f" * 64)  # fmt: skip
     shapes = {f"attn_{role}": (n_embd, n_embd, 1) for role in ("q", "k", "v", "output")}
     shapes |= {"ffn_gate": (n_embd, n_ff, 1), "ffn_up": (n_embd, n_ff, 1), "ffn_down": (n_ff, n_embd, 1)}
     ops = [
@@ -166,17 +166,17 @@ def test_the_table_says_what_it_is_and_is_narrow():
 
 def test_the_chart_is_one_svg_with_a_bar_for_each_time():
     of, rows = small_rows(8, 1000)
-    root = ElementTree.fromstring(what_if_chart.svg(replace(of, name="<b>&\x1b"), LOAD, rows))
-    bars = [element for element in root.iter() if element.get("fill") in (what_if_chart.STOCK, what_if_chart.OURS)]
+    root = ElementTree.fromstring(what_if_chart(replace(of, name="<b>&\x1b"), LOAD, rows).svg())
+    bars = [element for element in root.iter() if element.get("fill") in (chart.STOCK, chart.OURS)]
     assert len(bars) == 2 + 4 * len(rows)  # the legend's, and TTFT and TPOT of two plans
     assert CLAIM in "".join(root.itertext())
-    assert all(float(bar.get("x")) + float(bar.get("width")) <= what_if_chart.WIDTH for bar in bars)
+    assert all(float(bar.get("x")) + float(bar.get("width")) <= chart.WIDTH for bar in bars)
 
 
 def test_the_chart_is_a_png_where_matplotlib_is():
     pytest.importorskip("matplotlib")
     of, rows = small_rows(8)
-    assert what_if_chart.png(of, LOAD, rows).startswith(b"\x89PNG")
+    assert what_if_chart(of, LOAD, rows).png().startswith(b"\x89PNG")
 
 
 #
