@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpu_steps.child import ROOT, add_tests
+from experiments.child import ROOT, add_tests
 
 add_tests()
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cuda_build.pack import install_native, read_manifest, run_environment, unpack
+from experiments.machine import backend_of
 from setup.environment import digest_files, native_sources
 from setup.errors import SetupError
 
 from gpu_steps.main import parse, work_folder
-from gpu_steps.steps import backend_of
 
 
 def main(root: Path, arguments: Sequence[str]) -> int:

@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.against_stock import against_stock
+from experiments.pages import table
+
 from gpu_steps import tables
 from gpu_steps.published import (
     OATO_PAPER,
@@ -19,7 +22,6 @@ from gpu_steps.published import (
 )
 from gpu_steps.scale import LEASE
 from gpu_steps.steps import steps_of
-from gpu_steps.tables import table
 
 Document = Mapping[str, Any]
 
@@ -127,8 +129,6 @@ def papers_table(measured: Mapping[str, Document]) -> list[str]:
 
 def found(measured: Mapping[str, Document], paper: str, cap: str, metric: str) -> str:
     """Our best arm's ratio in each cell of that paper and cap; NOT_YET where there is none."""
-    from ab.summary import against_stock
-
     said = []
     for document in measured.values():
         for _, step in tables.of_kind(document, "ab"):

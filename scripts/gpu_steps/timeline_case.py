@@ -15,64 +15,28 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_steps.steps import backend_of
+from experiments.generation import best_layout, generations
+from experiments.traces import events_of, last_token, overlap_of, sums_of, trace_of
 
 ROUNDS = 5
 MAX_EVENTS = 2000
 MAX_SPANS = 1500
-DEVICE_STEPS = ("resident", "streamed")
-"""In which the device computes."""
 
 
 def stages(engine: Any, prompt: list[int], n_gen: int) -> dict[str, Any]:
-    """Medians over ROUNDS generations, after one more."""
-    rows = []
-    for seed in range(ROUNDS + 1):
-        made = engine.generate(prompt, max_tokens=n_gen, temperature=0.0, seed=seed)
-        if seed and made.n_gen > 1:
-            rows.append({"ttft_s": made.ttft_s, "tpot_s": made.tpot_s, "stats": engine.split_stats})
-    if not rows:
-        raise SystemExit("the model ends at once: there is nothing to time")
+    """Medians over ROUNDS generations, after one more, and the counters of the last."""
+    rows = generations(engine, prompt, n_gen, ROUNDS)
     found: dict[str, Any] = {key: statistics.median(row[key] for row in rows) for key in ("ttft_s", "tpot_s")}
     found["samples"] = {key: [row[key] for row in rows] for key in ("ttft_s", "tpot_s")}
-    last = rows[-1]["stats"]
+    last = engine.split_stats
     if last is not None:
-        found["token"] = {key: statistics.median(row["stats"].per_token()[key] for row in rows)
-                          for key in last.per_token()}  # fmt: skip
+        found["token"] = {key: statistics.median(row[key] for row in rows) for key in last.per_token()}
         found["prompt"], found["decode"], found["n_decoded"] = asdict(last.prompt), asdict(last.decode), last.n_decoded
     return found
-
-
-def events_of(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """Kernels and copies of a Chrome trace, by start: name, kind, stream, start_us from the first, us, bytes."""
-    kinds = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "set"}
-    rows = [
-        {
-            "kind": kinds[event["cat"]], "name": str(event["name"])[:80], "stream": event.get("args", {}).get("stream"),
-            "start_us": float(event["ts"]), "us": float(event["dur"]), "bytes": event.get("args", {}).get("bytes"),
-        }
-        for event in trace.get("traceEvents", []) if event.get("cat") in kinds and "dur" in event
-    ]  # fmt: skip
-    rows.sort(key=lambda row: row["start_us"])
-    first = rows[0]["start_us"] if rows else 0.0
-    return [{**row, "start_us": round(row["start_us"] - first, 3)} for row in rows]
-
-
-def overlap_of(events: list[dict[str, Any]]) -> dict[str, float]:
-    """How much of the copying to the device lay beside kernels: microseconds of either, of both at once, of any."""
-
-    def covered(rows: list[dict[str, Any]]) -> float:
-        return union([(event["start_us"], event["start_us"] + event["us"]) for event in rows])
-
-    copies = [event for event in events if event["kind"] == "copy" and "HtoD" in event["name"]]
-    kernels = [event for event in events if event["kind"] == "kernel"]
-    copy, kernel, any_of = covered(copies), covered(kernels), covered([*copies, *kernels])
-    return {"copy_us": copy, "kernel_us": kernel, "both_us": copy + kernel - any_of, "any_us": any_of}
 
 
 def cupti(engine: Any, prompt: list[int], n_gen: int, folder: Path) -> dict[str, Any]:
@@ -94,11 +58,6 @@ def cupti(engine: Any, prompt: list[int], n_gen: int, folder: Path) -> dict[str,
             "events": events[:MAX_EVENTS]}  # fmt: skip
 
 
-def trace_of(device: str) -> Any:
-    """What can be traced of a device: as in SplitBackend.start_trace."""
-    return {"RPC": "read back", "CUDA": "events", "ROCm": "events", "MUSA": "events"}.get(backend_of(device), "caller")
-
-
 def traced(engine: Any, prompt: list[int], n_gen: int, device: str) -> dict[str, Any]:
     """The backend's own trace of a generation's prompt and of its last token."""
     from oallama.device.load_params import load_bridge
@@ -113,44 +72,6 @@ def traced(engine: Any, prompt: list[int], n_gen: int, device: str) -> dict[str,
         rows = [{**span, "begin_s": span["begin_s"] - first, "end_s": span["end_s"] - first} for span in of]
         found[what] = {"n_spans": len(rows), "sums": sums_of(rows), "spans": rows[:MAX_SPANS]}
     return found
-
-
-def last_token(spans: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The spans of the last single token: its phases are the last of as many as there are names. (Of a prompt the last
-    layer computes one token too, so a first phase with one token need not be a token's first.)"""
-    single = [span for span in spans if span["n_tokens"] == 1]
-    starts = [span for span in single if span["step"] == "launch"]
-    n_phases = len({span["name"] for span in starts})
-    return [span for span in single if span["begin_s"] >= starts[-n_phases]["begin_s"]] if starts else []
-
-
-def sums_of(spans: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of every step, in which the device computed, the link copied, both at once, and the device beside CC;
-    of the device and the link nothing where they were not traced."""
-
-    def covered(*steps: str) -> float:
-        rows = [(span["begin_s"], span["end_s"]) for span in spans if span["step"] in steps]
-        return union(rows)
-
-    found = {f"{step}_s": covered(step) for step in dict.fromkeys(span["step"] for span in spans)}
-    found["span_s"] = max((span["end_s"] for span in spans), default=0.0)
-    if not any(span["step"] in DEVICE_STEPS for span in spans):
-        return found
-    device, copy, host = covered(*DEVICE_STEPS), covered("copy"), covered("host")
-    found["device_s"] = device
-    found["copy_beside_device_s"] = copy + device - covered("copy", *DEVICE_STEPS)
-    found["host_beside_device_s"] = host + device - covered("host", *DEVICE_STEPS)
-    found["bytes_copied"] = sum(span["bytes"] for span in spans if span["step"] == "copy")
-    return found
-
-
-def union(intervals: Sequence[tuple[float, float]]) -> float:
-    """Length of what at least one of the intervals covers."""
-    total, until = 0.0, float("-inf")
-    for begin, end in sorted(intervals):
-        total += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return total
 
 
 CUT = 256
@@ -179,19 +100,6 @@ def made_plans(placer: Any, share: float, n_prompt: int, n_gen: int) -> dict[str
     return {
         name: Plan(replace(base.record, operators=tuple(placements), **changes)) for name, placements in made.items()
     }
-
-
-def best_layout(operator: Any, cc: int) -> str:
-    """The first layout that llama.cpp would take for a slice of so many elements."""
-    from oallama.device.load_params import load_bridge
-    from oallama.plan.split import cut_axis
-
-    bridge = load_bridge()
-    k, n, e = operator.shape
-    columns, rows = (cc, n) if cut_axis(operator) == "cols" else (k, cc)
-    used = operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0
-    layouts = bridge.cpu_layouts()
-    return str(next(x for x in layouts if bridge.layout_supports(x, operator.type, columns, rows, e, used)))
 
 
 def main() -> int:

@@ -14,12 +14,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from ab.cells import Outcome, Store
-from ab.matrix import Matrix, MatrixError, matrix, read_matrix
+from ab.cells import Cells, Outcome
+from ab.matrix import MatrixError, matrix, read_matrix
 from ab.plots import plots
 from ab.report import against_of, figures_of, html_page, markdown, record, sentences
-from ab.summary import against_stock, figures
 from click.testing import CliRunner
+from experiments.against_stock import against_stock, figures
+from experiments.child import Ended
+from experiments.models import Shape
+from experiments.results import ResultsError
 from model_shapes import KNOWN
 
 from oallama.cli.bench import command as bench_command
@@ -121,7 +124,8 @@ def test_the_shipped_matrices_are_commands_that_oallama_bench_takes(path: Path, 
     made = read_matrix(path)
     assert made.name == path.stem
     for cell in made.cells:
-        assert cell.model.path == "models/oallama-stories-q4_0.gguf" or cell.model.like in KNOWN
+        file = cell.model.file
+        assert file.like in KNOWN if isinstance(file, Shape) else file == "models/oallama-stories-q4_0.gguf"
         arguments = [str(tmp_path / "missing.gguf"), *cell.arguments, "-o", str(tmp_path / "rows.json")]
         outcome = CliRunner().invoke(bench_command, arguments)
         assert "missing.gguf" in str(outcome.exception)  # everything before the model was understood
@@ -280,21 +284,49 @@ def test_without_anything_measured_there_is_still_a_report() -> None:
     assert "</html>" in html_page(empty, [])
 
 
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of `oallama bench`: one row, or a failure where `bad` is among the arguments."""
+
+    def oallama(*arguments: object, limit_s: float | None, log: Path) -> Ended:
+        if "bad" in arguments:
+            return Ended(1, False, "", "oallama: it is bad", 0.1)
+        Path(str(arguments[-1])).write_text('[{"arm": "auto"}]')
+        return Ended(0, False, "", "", 0.1)
+
+    monkeypatch.setattr("ab.cells.oallama", oallama)
+
+
+@pytest.mark.usefixtures("bench")
 def test_a_result_of_another_command_or_model_is_not_taken(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.write_bytes(b"x")
-    (cell,) = matrix(
-        changed(models=[{"name": "m", "path": str(model)}], caps=[], workloads=[{"pg": [8, 4]}])
-    ).cells  # fmt: skip
-    store = Store(tmp_path / "out", tmp_path)
-    assert store.known(cell) is None
-    (tmp_path / "out" / "cells").mkdir(parents=True)
-    store._save(Outcome(cell, (row("auto", 1.0),), seconds=2.0))
-    known = store.known(cell)
-    assert known is not None
-    assert known.rows[0]["arm"] == "auto"
+    made = matrix(changed(models=[{"name": "m", "path": str(model)}], caps=[], workloads=[{"pg": [8, 4]}]))
+    (cell,) = made.cells
+    cells = Cells(made, tmp_path / "out", tmp_path)
+    assert cells.known(cell) is None
+    measured = cells.measure(cell)
+    assert (measured.rows, measured.error) == (({"arm": "auto"},), "")
+    again = Cells(made, tmp_path / "out", tmp_path, read_only=True)
+    assert again.known(cell) == measured
     other = replace(cell, arguments=(*cell.arguments, "--seed", "1"))
-    assert store.known(other) is None
+    assert again.known(other) is None
     model.write_bytes(b"longer")
-    assert store.known(cell) is None
-    assert Matrix("x", "", (cell,)).cells == (cell,)
+    assert again.known(cell) is None
+
+
+@pytest.mark.usefixtures("bench")
+def test_a_cell_that_failed_is_to_be_measured_again(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"x")
+    options = {"arms": ["bad"], "device": "none"}
+    made = matrix(changed(models=[{"name": "m", "path": str(tmp_path / "m.gguf")}], options=options))
+    cell = replace(made.cells[0], arguments=("bad",))
+    cells = Cells(made, tmp_path / "out", tmp_path)
+    assert cells.measure(cell).error == "it is bad"
+    assert cells.known(cell) is None
+
+
+def test_results_of_another_matrix_are_refused(tmp_path: Path) -> None:
+    Cells(matrix(DOCUMENT), tmp_path, tmp_path).results.save()
+    with pytest.raises(ResultsError, match="is of matrix trial: name another folder in --out"):
+        Cells(matrix(changed(name="other")), tmp_path, tmp_path)

@@ -1,4 +1,4 @@
-"""Running a step's child processes: with a deadline, killable as a whole, what they say kept."""
+"""Child processes of an experiment: each has a deadline, ends with all its own children, and writes to a log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,13 @@ class Ended:
     status: int
     late: bool
     out: str
-    said: str  # the last line on stderr
+    last_line: str  # on stderr
     seconds: float
+
+    @property
+    def why(self) -> str:
+        """Why it failed, in a sentence."""
+        return "time ran out" if self.late else self.last_line.removeprefix("oallama: ") or "it said nothing"
 
 
 def add_tests() -> None:
@@ -36,9 +42,10 @@ def add_tests() -> None:
         sys.path.insert(0, tests)
 
 
-def run_child(command: Sequence[str], limit_s: float, log: Path, env: Mapping[str, str] | None = None) -> Ended:
-    """Run a command of at most `limit_s`; stdout is returned, stderr goes to the log. Late, it gets Ctrl-C, and GRACE_S
-    later it is killed with all its children."""
+def run_child(command: Sequence[str], limit_s: float | None, log: Path, env: Mapping[str, str] | None = None) -> Ended:
+    """Run a command of at most `limit_s` seconds; stdout is returned, stderr goes to the log. Late or interrupted, it
+    gets Ctrl-C, and GRACE_S later it is killed with all its children. Raises KeyboardInterrupt where it was
+    interrupted."""
     start = time.monotonic()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as errors:
@@ -51,23 +58,34 @@ def run_child(command: Sequence[str], limit_s: float, log: Path, env: Mapping[st
         )  # fmt: skip
         late = False
         try:
-            out, _ = process.communicate(timeout=max(1.0, limit_s - GRACE_S))
+            out, _ = process.communicate(timeout=None if limit_s is None else max(1.0, limit_s - GRACE_S))
         except subprocess.TimeoutExpired:
             late = True
-            os.killpg(process.pid, signal.SIGINT)
-            try:
-                out, _ = process.communicate(timeout=GRACE_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                out, _ = process.communicate()
+            out = _stop(process)
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _stop(process)
             raise
     with log.open("rb") as written:
         written.seek(begin)
         lines = [line for line in written.read().decode("utf-8", "replace").splitlines() if line.strip()]
-    return Ended(process.returncode, late, out, lines[-1][:400] if lines else "", time.monotonic() - start)
+    last = lines[-1].strip()[:400] if lines else ""
+    return Ended(process.returncode, late, out, last, time.monotonic() - start)
+
+
+def _stop(process: subprocess.Popen[str]) -> str:
+    """End a process and its children. Returns what it had printed."""
+    try:
+        os.killpg(process.pid, signal.SIGINT)
+        return process.communicate(timeout=GRACE_S)[0]
+    except (subprocess.TimeoutExpired, KeyboardInterrupt, ProcessLookupError):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.communicate()[0]
+
+
+def oallama(*arguments: object, limit_s: float | None, log: Path, env: Mapping[str, str] | None = None) -> Ended:
+    """Run a command of oallama."""
+    return run_child([sys.executable, "-m", "oallama", *map(str, arguments)], limit_s, log, env)
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
