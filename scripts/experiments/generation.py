@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 Sample = dict[str, float]
@@ -66,3 +68,16 @@ def best_layout(operator: Any, cc: int) -> str:
     used = operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0
     layouts = bridge.cpu_layouts()
     return str(next(x for x in layouts if bridge.layout_supports(x, operator.type, columns, rows, e, used)))
+
+
+@contextmanager
+def pinned(cpus: tuple[int, ...]) -> Iterator[None]:
+    """All threads of this process on these CPUs; a worker stays where its --device says. Nothing without CPUs."""
+    from oallama.bench.child import pin_threads
+
+    everywhere = tuple(os.sched_getaffinity(0))
+    pin_threads(cpus)
+    try:
+        yield
+    finally:
+        pin_threads(everywhere)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +63,15 @@ def lanes(
     names: Sequence[str],
     spans: Iterable[tuple[str, float, float]],
     look: Mapping[str, tuple[str, str]],
-    shade: Callable[[int], float] = lambda index: 1.0,
+    opacity: Sequence[float] | None = None,
 ) -> None:
     """What each stream did when. spans: (step, begin, end) in seconds; look: step -> (lane, colour), of those shown;
-    shade: opacity by the span's position."""
+    opacity: of each span."""
     for index, (step, begin, end) in enumerate(spans):
         if step in look:
             lane, colour = look[step]
             axis.barh(names.index(lane), 1e3 * (end - begin), left=1e3 * begin, height=0.65, color=colour,
-                      edgecolor="white", linewidth=0.4, alpha=shade(index))  # fmt: skip
+                      edgecolor="white", linewidth=0.4, alpha=opacity[index] if opacity else 1.0)  # fmt: skip
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set_ylim(len(names) - 0.5, -0.5)
 

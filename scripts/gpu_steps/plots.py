@@ -9,9 +9,9 @@ from typing import Any
 from experiments import pictures
 from experiments.against_stock import against_stock
 from experiments.pictures import CPU, DEVICE, GREY, INK, JOIN, LIGHT, LINK, panels
+from experiments.published import OATO_PAPER
 
 from gpu_steps import tables
-from gpu_steps.published import OATO_PAPER
 
 COLOURS = {"oato": "#2a6f97", "split": "#d1495b", "scheinfer": "#66a182", "auto": "#8d6a9f"}
 IDLE = "#e8e8e8"

@@ -10,9 +10,7 @@ from typing import Any
 
 from experiments.against_stock import against_stock
 from experiments.pages import table
-
-from gpu_steps import tables
-from gpu_steps.published import (
+from experiments.published import (
     OATO_PAPER,
     OATO_TTFT_75,
     SCHEINFER_GENERATION,
@@ -20,6 +18,8 @@ from gpu_steps.published import (
     SCHEINFER_THREADS,
     SCHEINFER_WHOLE,
 )
+
+from gpu_steps import tables
 from gpu_steps.scale import LEASE
 from gpu_steps.steps import steps_of
 

@@ -8,9 +8,9 @@ from typing import Any
 from experiments.against_stock import against_stock
 from experiments.models import Shape
 from experiments.pages import ms, table
+from experiments.published import OATO_PAPER, SCHEINFER_GENERATION, SCHEINFER_PROMPT
 
 from gpu_steps.bounds import Rates, rates_of, tpot_bounds, ttft_bound
-from gpu_steps.published import OATO_PAPER, SCHEINFER_GENERATION, SCHEINFER_PROMPT
 from gpu_steps.scale import SCALES
 
 Results = Mapping[str, Any]

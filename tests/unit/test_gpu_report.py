@@ -14,9 +14,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from experiments.models import Shape
 from experiments.pages import table
+from experiments.published import OATO_PAPER
 from gpu_steps import bounds, tables
 from gpu_steps.bounds import Rates
-from gpu_steps.published import OATO_PAPER
 from gpu_steps.report import NOT_YET, current, is_gpu, page, read_documents
 from gpu_steps.scale import FULL, LEASE
 
