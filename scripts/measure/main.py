@@ -24,12 +24,11 @@ from experiments.machine import describe
 from experiments.pages import table
 from experiments.results import CUT, DONE, Results, ResultsError
 
-from measure import attention, emulated, logits, placements, plots, scheinfer, slices, split
+from measure import emulated, logits, placements, plots, scheinfer, slices, split
 from measure.measure import Measure, Step
 from oallama.core.errors import OallamaError
 
 MEASURES: Mapping[str, Measure] = {
-    "attention": attention.MEASURE,
     "emulated": emulated.MEASURE,
     "logits": logits.MEASURE,
     "placements": placements.MEASURE,
