@@ -7,10 +7,10 @@ from statistics import median
 from typing import Any
 
 from experiments import pictures
-from experiments.against_stock import METRICS, NO_HARM, Against
+from experiments.comparison import METRICS, NO_HARM, Comparison
 from experiments.pictures import COLOURS, panels, svg
 
-from ab.report import METRIC_NAMES, against_of
+from ab.report import METRIC_NAMES, comparisons_of
 
 PANEL = (4.2, 3.0)  # inches
 
@@ -19,7 +19,7 @@ def plots(document: Mapping[str, Any]) -> list[tuple[str, bytes]]:
     """(caption, svg) of every picture that there is something for; none without matplotlib."""
     if not pictures.is_there():
         return []
-    found = against_of(document)
+    found = comparisons_of(document)
     made: list[tuple[str, bytes]] = []
     for workload in dict.fromkeys(each.workload for each in found):
         here = [each for each in found if each.workload == workload and each.value is not None]
@@ -33,7 +33,7 @@ def plots(document: Mapping[str, Any]) -> list[tuple[str, bytes]]:
     return made
 
 
-def _by_cap(found: Sequence[Against]) -> bytes:
+def _by_cap(found: Sequence[Comparison]) -> bytes:
     """One panel a model and metric; caps along the bottom, an arm a line with its 95 % interval."""
     lines = list(dict.fromkeys((each.device, each.model) for each in found))
     figure, axes = _panels(len(lines), len(METRICS))

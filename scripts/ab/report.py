@@ -8,13 +8,13 @@ from statistics import median
 from typing import Any
 
 from experiments import pages
-from experiments.against_stock import (
+from experiments.comparison import (
     METRICS,
     NO_HARM,
-    Against,
+    Comparison,
     Figures,
     Gate,
-    against_stock,
+    compare_with_stock,
     figures,
     gates,
     predictions,
@@ -33,7 +33,7 @@ def record(matrix: Matrix, outcomes: Sequence[Outcome], machine: Mapping[str, An
         ((outcome.cell.device, outcome.cell.model.name, outcome.cell.cap, outcome.cell.workload), outcome.rows)
         for outcome in outcomes
     ]
-    found = [each for place, rows in placed for metric in METRICS for each in against_stock(place, rows, metric)]
+    found = [each for place, rows in placed for metric in METRICS for each in compare_with_stock(place, rows, metric)]
     predicted = [each for place, rows in placed for each in predictions(place, rows)]
     return {
         "name": matrix.name,
@@ -55,13 +55,13 @@ def record(matrix: Matrix, outcomes: Sequence[Outcome], machine: Mapping[str, An
     }  # fmt: skip
 
 
-def against_of(document: Mapping[str, Any]) -> list[Against]:
-    return [Against(**row) for row in document["against_stock"]]
+def comparisons_of(document: Mapping[str, Any]) -> list[Comparison]:
+    return [Comparison(**row) for row in document["against_stock"]]
 
 
 def figures_of(document: Mapping[str, Any]) -> list[Figures]:
     return [
-        Figures(**{**row, "worst": Against(**row["worst"]), "best": Against(**row["best"])})
+        Figures(**{**row, "worst": Comparison(**row["worst"]), "best": Comparison(**row["best"])})
         for row in document["figures"]
     ]
 
@@ -111,7 +111,9 @@ def sentences(document: Mapping[str, Any]) -> list[str]:
             f"The gate took {median(seconds):.0f} s in the median cell, {min(seconds):.0f} to {max(seconds):.0f} s, "
             "once for each model, device and class of workload."
         )
-    apart = [abs(each.noise - 1) for each in against_of(document) if each.noise is not None and each.metric == "total"]
+    apart = [
+        abs(each.noise - 1) for each in comparisons_of(document) if each.noise is not None and each.metric == "total"
+    ]
     if apart:
         made.append(
             f"Noise: arms that are one configuration differ by {median(apart):.1%} in the median cell, "
@@ -125,12 +127,12 @@ def machine_text(document: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in machine.items() if value)
 
 
-def ratio_text(against: Against) -> str:
-    if against.value is None:
+def ratio_text(found: Comparison) -> str:
+    if found.value is None:
         return "-"
-    if against.same:
+    if found.same:
         return "1 (same)"
-    return f"{against.value:.3f} ({against.low:.3f}..{against.high:.3f})"
+    return f"{found.value:.3f} ({found.low:.3f}..{found.high:.3f})"
 
 
 def _figures_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
@@ -148,9 +150,9 @@ def _figures_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tup
 
 
 def _metric_table(document: Mapping[str, Any], metric: str) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    found = [each for each in against_of(document) if each.metric == metric]
+    found = [each for each in comparisons_of(document) if each.metric == metric]
     arms = list(dict.fromkeys(each.arm for each in found))
-    cells: dict[tuple[str, ...], dict[str, Against]] = {}
+    cells: dict[tuple[str, ...], dict[str, Comparison]] = {}
     for each in found:
         cells.setdefault((each.device, each.model, each.cap, each.workload, each.stock), {})[each.arm] = each
     rows = [(*place, *(ratio_text(of[arm]) if arm in of else "" for arm in arms)) for place, of in cells.items()]
@@ -202,14 +204,14 @@ def _errors_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tupl
 def _refused_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     rows: list[tuple[str, ...]] = [
         (each.device, each.model, each.cap, each.workload, each.arm, METRIC_NAMES[each.metric], each.refused)
-        for each in against_of(document)
+        for each in comparisons_of(document)
         if each.refused
     ]
     return ("device", "model", "cap", "workload", "arm", "of", "why"), rows
 
 
-def _place(against: Against) -> str:
-    return ", ".join(filter(None, (against.device, against.model, against.cap, against.workload)))
+def _place(found: Comparison) -> str:
+    return ", ".join(filter(None, (found.device, found.model, found.cap, found.workload)))
 
 
 def _mib(n_bytes: int) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments import pictures
-from experiments.against_stock import against_stock
+from experiments.comparison import compare_with_stock
 from experiments.pictures import CPU, DEVICE, GREY, INK, JOIN, LIGHT, LINK, panels
 from experiments.published import OATO_PAPER
 
@@ -45,7 +45,7 @@ def _ratios(document: Mapping[str, Any]) -> Any:
     for _, step in tables.of_kind(document, "ab"):
         data = step["data"]
         place = (document["device"], data["model"], data["cap"], "")
-        rows = [a for a in against_stock(place, data["rows"], "total") if a.value is not None]
+        rows = [a for a in compare_with_stock(place, data["rows"], "total") if a.value is not None]
         if rows:
             cells.append((f"{data['model']}\n{data['cap']}", data, rows))
     if not cells:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.against_stock import against_stock
+from experiments.comparison import compare_with_stock
 from experiments.pages import table
 from experiments.published import (
     OATO_PAPER,
@@ -136,7 +136,7 @@ def found(measured: Mapping[str, Document], paper: str, cap: str, metric: str) -
             if (data["paper"], data["cap"]) != (paper, cap):
                 continue
             place = (document["device"], data["model"], cap, "")
-            rows = [a for a in against_stock(place, data["rows"], metric) if a.value is not None]
+            rows = [a for a in compare_with_stock(place, data["rows"], metric) if a.value is not None]
             if rows:
                 best = max(rows, key=lambda a: a.value or 0.0)
                 said.append(f"{data['model']}: {best.value:.2f} ({best.low:.2f}..{best.high:.2f}, {best.arm})")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.against_stock import against_stock
+from experiments.comparison import compare_with_stock
 from experiments.models import Shape
 from experiments.pages import ms, table
 from experiments.published import OATO_PAPER, SCHEINFER_GENERATION, SCHEINFER_PROMPT
@@ -155,16 +155,15 @@ def ab_tables(document: Results, with_papers: bool = True) -> list[str]:
             f"**{data['model']}, {data['cap']}, {cell}**" + (" (cut short)" if step["state"] != "done" else ""),
             "",
         ]
-        against = {
-            metric: {
-                a.arm: a for a in against_stock((document["device"], data["model"], data["cap"], cell), rows, metric)
-            }
+        place = (document["device"], data["model"], data["cap"], cell)
+        ratios = {
+            metric: {found.arm: found for found in compare_with_stock(place, rows, metric)}
             for metric in ("ttft", "tpot", "total")
         }
-        best = next((a.stock for a in against["total"].values()), "")
+        best = next((a.stock for a in ratios["total"].values()), "")
 
-        def ratio(metric: str, arm: str, against: Mapping[str, Any] = against) -> str:
-            found = against[metric].get(arm)
+        def ratio(metric: str, arm: str, ratios: Mapping[str, Any] = ratios) -> str:
+            found = ratios[metric].get(arm)
             if found is None:
                 return ""
             if found.value is None:

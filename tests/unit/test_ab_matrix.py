@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from ab.cells import Cells, Outcome
 from ab.matrix import MatrixError, matrix, read_matrix
 from ab.plots import plots
-from ab.report import against_of, figures_of, html_page, markdown, record, sentences
+from ab.report import comparisons_of, figures_of, html_page, markdown, record, sentences
 from click.testing import CliRunner
-from experiments.against_stock import against_stock, figures
 from experiments.child import Ended
+from experiments.comparison import compare_with_stock, figures
 from experiments.models import Shape
 from experiments.results import ResultsError
 from model_shapes import KNOWN
@@ -158,43 +158,43 @@ def row(arm: str, seconds: float, **changes: Any) -> dict[str, Any]:
 PLACE = ("rpc-worker:1", "m", "25%", "pp64+tg32")
 
 
-def against(*rows: dict[str, Any]) -> list[Any]:
-    return against_stock(PLACE, rows, "total")
+def compared(*rows: dict[str, Any]) -> list[Any]:
+    return compare_with_stock(PLACE, rows, "total")
 
 
 def test_the_best_stock_arm_is_what_counts() -> None:
-    (auto,) = against(row("stock-fit", 2.0), row("stock-cpu", 1.0), row("auto", 0.8))
+    (auto,) = compared(row("stock-fit", 2.0), row("stock-cpu", 1.0), row("auto", 0.8))
     assert (auto.arm, auto.stock) == ("auto", "stock-cpu")
     assert auto.value == pytest.approx(1.25, rel=1e-6)
     assert auto.low <= auto.value <= auto.high
 
 
 def test_a_stock_arm_that_is_not_what_it_says_is_no_opponent() -> None:
-    (auto,) = against(row("stock-fit", 2.0), row("stock-cpu", 1.0, problems=["a fraud"]), row("auto", 1.0))
+    (auto,) = compared(row("stock-fit", 2.0), row("stock-cpu", 1.0, problems=["a fraud"]), row("auto", 1.0))
     assert auto.stock == "stock-fit"
-    assert against(row("auto", 1.0)) == []
+    assert compared(row("auto", 1.0)) == []
 
 
 def test_the_same_configuration_is_as_fast_whatever_the_samples_say() -> None:
-    (auto,) = against(row("stock-cpu", 1.0), row("auto", 1.1, same_as="stock-cpu"))
+    (auto,) = compared(row("stock-cpu", 1.0), row("auto", 1.1, same_as="stock-cpu"))
     assert (auto.value, auto.same) == (1.0, True)
     assert auto.noise == pytest.approx(1 / 1.1)
-    (twin,) = against(row("auto", 1.1), row("stock-cpu", 1.0, same_as="auto"))
+    (twin,) = compared(row("auto", 1.1), row("stock-cpu", 1.0, same_as="auto"))
     assert twin.same
-    (other,) = against(row("stock-cpu", 1.0), row("auto", 1.1))
+    (other,) = compared(row("stock-cpu", 1.0), row("auto", 1.1))
     assert other.noise is None
 
 
 def test_an_arm_that_is_not_what_it_says_has_no_number() -> None:
-    (auto,) = against(row("stock-cpu", 1.0), row("auto", 0.5, problems=["half is missing"]))
+    (auto,) = compared(row("stock-cpu", 1.0), row("auto", 0.5, problems=["half is missing"]))
     assert (auto.value, auto.refused) == (None, "half is missing")
 
 
 def test_the_no_harm_figure_is_the_worst_cell() -> None:
     found = [
-        *against(row("stock-cpu", 1.0), row("auto", 0.5)),
-        *against(row("stock-cpu", 1.0), row("auto", 1.25)),
-        *against(row("stock-cpu", 1.0), row("auto", 1.0, problems=["x"])),
+        *compared(row("stock-cpu", 1.0), row("auto", 0.5)),
+        *compared(row("stock-cpu", 1.0), row("auto", 1.25)),
+        *compared(row("stock-cpu", 1.0), row("auto", 1.0, problems=["x"])),
     ]
     (made,) = figures(found)
     assert (made.worst.value, made.best.value) == (pytest.approx(0.8), pytest.approx(2.0))
@@ -204,9 +204,9 @@ def test_the_no_harm_figure_is_the_worst_cell() -> None:
 
 def test_a_cell_below_is_told_from_one_that_noise_may_explain() -> None:
     wild = {"samples_ns": [round(s * 1e9) for s in (0.8, 1.3, 1.0, 0.9, 1.2, 1.1)]}
-    (made,) = figures([*against(row("stock-cpu", 1.0), row("auto", 1.05, **wild)),
-                       *against(row("stock-cpu", 1.0), row("auto", 1.25)),
-                       *against(row("stock-cpu", 1.0), row("auto", 1.25, same_as="stock-cpu"))])  # fmt: skip
+    (made,) = figures([*compared(row("stock-cpu", 1.0), row("auto", 1.05, **wild)),
+                       *compared(row("stock-cpu", 1.0), row("auto", 1.25)),
+                       *compared(row("stock-cpu", 1.0), row("auto", 1.25, same_as="stock-cpu"))])  # fmt: skip
     assert (made.n_cells, made.n_harmed, made.n_surely, made.n_same) == (3, 2, 1, 1)
 
 
@@ -246,7 +246,7 @@ def test_arms_that_are_one_configuration_tell_the_noise() -> None:
 
 def test_the_record_is_json_and_reads_back(document: dict[str, Any]) -> None:
     again = json.loads(json.dumps(document))
-    assert against_of(again) == against_of(document)
+    assert comparisons_of(again) == comparisons_of(document)
     assert figures_of(again) == figures_of(document)
     assert not document["complete"]
     assert {p["metric"]: p["predicted_s"] for p in document["predictions"]} == {"ttft": 0.9, "tpot": 0.07}
