@@ -59,11 +59,13 @@ class Setting:
         return oallama(*arguments, limit_s=limit_s, log=self.log, env=env)
 
     def child(
-        self, module: str, out: Path, *arguments: object, limit_s: float, env: Mapping[str, str] | None = None
-    ) -> Ended:
-        """One of this package's children, whose lines go to `out`."""
-        command = [sys.executable, "-m", f"gpu_steps.{module}", "--device", self.device, "--out", str(out)]
-        return run_child([*command, *map(str, arguments)], limit_s, self.log, env)
+        self, case: str, name: str, settings: Mapping[str, Any], limit_s: float, env: Mapping[str, str] | None = None
+    ) -> tuple[Ended, list[dict[str, Any]]]:
+        """How gpu_steps.child ended, and the rows it wrote."""
+        out = self.raw(f"{name}.jsonl")
+        text = json.dumps({**settings, "device": self.device})
+        ended = run_child([sys.executable, "-m", "gpu_steps.child", case, text, str(out)], limit_s, self.log, env)
+        return ended, json_lines(out)
 
 
 def run_step(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
@@ -100,10 +102,7 @@ def doctor(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
 
 
 def correctness(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
-    out = setting.raw(f"{step.id}.jsonl")
-    types = ",".join(step.settings["types"])
-    ended = setting.child("correctness", out, "--mode", step.settings["mode"], "--types", types, limit_s=limit_s)
-    rows = json_lines(out)
+    ended, rows = setting.child("correctness", step.id, step.settings, limit_s)
     if ended.status != 0:
         died = rows[-1] if rows else {"arch": "the", "type": "first"}
         why = ended.why if ended.late else f"it ended with {ended.status}: {ended.why}"
@@ -166,14 +165,11 @@ def ab(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
 
 
 def device(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
-    out, given = setting.raw(f"{step.id}.jsonl"), step.settings
-    sizes = ("--bytes", given["n_bytes"], "--tokens", given["n_tokens"], "--ffn", given["ffn"])
-    return rows_of(setting.child("device_case", out, *sizes, limit_s=limit_s), out)
+    return _rows(*setting.child("device", step.id, step.settings, limit_s))
 
 
-def rows_of(ended: Ended, out: Path) -> list[dict[str, Any]]:
-    """What a child wrote. Raises StepFailed, with the rows it got to."""
-    rows = json_lines(out)
+def _rows(ended: Ended, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Raises StepFailed, with the rows it got to, where a child failed."""
     if ended.status != 0:
         raise StepFailed(ended.why, rows, ended.late)
     return rows
@@ -182,13 +178,11 @@ def rows_of(ended: Ended, out: Path) -> list[dict[str, Any]]:
 def _timeline(
     step: Step, setting: Setting, name: str, limit_s: float, env: Mapping[str, str], cupti: bool = False
 ) -> list[dict[str, Any]]:
-    given, out = step.settings, setting.raw(f"{name}.jsonl")
-    ended = setting.child(
-        "timeline_case", out, "--model", setting.model_path(given["model"]), "--threads", setting.threads, "-p",
-        given["n_prompt"], "-n", given["n_gen"], "--share", given["share"], *(["--cupti"] if cupti else []),
-        limit_s=limit_s, env=env,
-    )  # fmt: skip
-    return rows_of(ended, out)
+    settings = {
+        **step.settings, "model": str(setting.model_path(step.settings["model"])), "threads": setting.threads,
+        "cupti": cupti, "folder": str(setting.work / "raw"),
+    }  # fmt: skip
+    return _rows(*setting.child("timeline", name, settings, limit_s, env))
 
 
 def timeline(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:

@@ -116,8 +116,7 @@ def _scheinfer_step(scale: Scale, shape: Shape, cap: int, policies: tuple[str, .
 
 
 def _device_settings(scale: Scale) -> dict[str, Any]:
-    return {"n_bytes": scale.overlap_bytes, "n_tokens": scale.overlap_tokens,
-            "ffn": ",".join(map(str, scale.ffn))}  # fmt: skip
+    return {"n_bytes": scale.overlap_bytes, "n_tokens": scale.overlap_tokens, "ffn": list(scale.ffn)}
 
 
 def _timeline(scale: Scale) -> dict[str, Any]:

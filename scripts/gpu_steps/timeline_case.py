@@ -1,20 +1,17 @@
-"""Child of the timeline and the switches: where the time of a token and of a prompt goes.
-
-    python -m gpu_steps.timeline_case --model M --device CUDA0 --threads 16 -p 1024 -n 32 --share 0.5 --out FILE.jsonl
+"""The timeline and the switches: where the time of a token and of a prompt goes.
 
 Two plans made by hand, each in an engine of its own: attention and KV on the device and so much of every FFN as well,
 which is kept there (`split`), or half of it streamed (`streamed`). Of each, on any device: the backend's counters
 (launching, computing CC, waiting, joining; bytes), and its trace: what the caller's thread, the device and the link did
-when. With --cupti, where this is CUDA and torch is installed, every kernel and copy besides, from CUDA's own activity
+when. With `cupti`, where this is CUDA and torch is installed, every kernel and copy besides, from CUDA's own activity
 records (through torch's profiler).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -102,46 +99,27 @@ def made_plans(placer: Any, share: float, n_prompt: int, n_gen: int) -> dict[str
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("-p", type=int, required=True)
-    parser.add_argument("-n", type=int, required=True)
-    parser.add_argument("--share", type=float, required=True)
-    parser.add_argument("--cupti", action="store_true")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What is found of each plan. settings: model (its path), device, threads, n_prompt, n_gen, share of every FFN on
+    the device, cupti, folder for what is written meanwhile."""
     import numpy as np
 
     from oallama.placer import Placer
 
-    placer = Placer.load(options.model, device=options.device, threads=options.threads)
+    placer = Placer.load(settings["model"], device=settings["device"], threads=settings["threads"])
+    n_prompt, n_gen = settings["n_prompt"], settings["n_gen"]
     rng = np.random.default_rng(3)
-    prompt = [int(token) for token in rng.integers(300, placer.model.n_vocab, options.p)]
-    with options.out.open("w", encoding="utf-8") as out:
-        for name, plan in made_plans(placer, options.share, options.p, options.n).items():
-            with placer.engine(plan) as engine:
-                for row in rows_of(engine, plan, prompt, options):
-                    out.write(json.dumps({"plan": name, **row}) + "\n")
-                    out.flush()
-    return 0
-
-
-def rows_of(engine: Any, plan: Any, prompt: list[int], options: argparse.Namespace) -> Any:
-    """What is found of one plan, each as soon as it is."""
-    n_split = sum(0 < p.gg < 1 or p.cg > 0 for p in plan.operators)
-    yield {"what": "plan", "split_operators": n_split, "device_bytes": engine.memory.device_bytes}
-    yield {"what": "stages", **stages(engine, prompt, options.n)}
-    yield {"what": "trace", **traced(engine, prompt, 4, options.device)}
-    if options.cupti:
-        for what, tokens, n_gen in (("decode", prompt[:8], 4), ("prompt", prompt, 1)):
-            try:
-                yield {"what": f"{what} kernels", **cupti(engine, tokens, n_gen, options.out.parent)}
-            except Exception as error:  # no torch, no CUPTI: the trace above stands
-                yield {"what": f"{what} kernels", "missing": f"{type(error).__name__}: {error}"[:300]}
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    prompt = [int(token) for token in rng.integers(300, placer.model.n_vocab, n_prompt)]
+    for name, plan in made_plans(placer, settings["share"], n_prompt, n_gen).items():
+        with placer.engine(plan) as engine:
+            n_split = sum(0 < p.gg < 1 or p.cg > 0 for p in plan.operators)
+            size = engine.memory.device_bytes
+            yield {"plan": name, "what": "plan", "split_operators": n_split, "device_bytes": size}
+            yield {"plan": name, "what": "stages", **stages(engine, prompt, n_gen)}
+            yield {"plan": name, "what": "trace", **traced(engine, prompt, 4, settings["device"])}
+            for what, tokens, n in (("decode", prompt[:8], 4), ("prompt", prompt, 1)) if settings["cupti"] else ():
+                row = {"plan": name, "what": f"{what} kernels"}
+                try:
+                    yield {**row, **cupti(engine, tokens, n, Path(settings["folder"]))}
+                except Exception as error:  # no torch, no CUPTI: the trace above stands
+                    yield {**row, "missing": f"{type(error).__name__}: {error}"[:300]}
