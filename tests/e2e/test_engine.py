@@ -111,7 +111,7 @@ def test_with_llama_cpp_pythons_own_defaults_too(f16: Path) -> None:
 @pytest.mark.parametrize("name", ["oallama-stories-f16.gguf", "oallama-stories-q4_0.gguf"])
 def test_the_default_model_is_bit_identical_to_stock(name: str) -> None:
     if not (MODELS / name).is_file():
-        pytest.skip(f"models/{name} is not there; scripts/train_default_model.py makes it")
+        pytest.skip(f"models/{name} is not there; models/train.py makes it")
     with engine_of(placed(MODELS / name)) as engine:
         assert np.array_equal(engine.logits(TOKENS), stock_logits(MODELS / name, TOKENS, n_ubatch=N_UBATCH))
 

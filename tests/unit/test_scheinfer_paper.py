@@ -18,8 +18,9 @@ from oallama.place.cuts import solve_cg
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from scheinfer import predict, published  # noqa: E402
-from scheinfer.testbed import LLAMA, Betas, alone, device_end, ffn, streaming  # noqa: E402
+from experiments import published  # noqa: E402
+from measure import scheinfer as predict  # noqa: E402
+from measure.scheinfer_testbed import LLAMA, Betas, alone, device_end, ffn, streaming  # noqa: E402
 
 GRANULE = 32 / 28672
 SECONDS = st.floats(1e-5, 1e-2)

@@ -1,28 +1,19 @@
 """How well an emulated device keeps time here: copies and mul-mats against its own model, and how late it tells them.
 
-    scripts/measure_emulated.py                          # an RTX 3060 at this machine's scale, as a table
-    scripts/measure_emulated.py --json -o precision.json
-
-Every line is the median of --repeats runs. `copy`: as a stream of copies takes it, without its caller's part.
-`overlap`: how much of a copy on one stream a result of another stream waits for; nothing of it, on a card with an
-engine for each. Close other programs: whatever else runs on the device's core is seen here.
+`copy`: as a stream of copies takes it, without its caller's part. `overlap`: how much of a copy on one stream a result
+of another stream waits for; nothing of it, on a card with an engine for each.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
+from functools import partial
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from oallama.core.errors import OallamaError
+from measure.measure import Measure, Step
 from oallama.device.emulated import DEVICE_NAME, card_of, in_words
 from oallama.device.emulated_link import Watch
 from oallama.device.load_params import load_bridge
@@ -36,28 +27,11 @@ PRODUCTS = (("Q4_0", 4096, 14336, 1), ("Q4_0", 4096, 14336, 32), ("Q4_0", 4096, 
             ("F16", 4096, 4096, 512), ("Q6_K", 4096, 4096, 8))  # fmt: skip
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="emulated:rtx3060-12", help="an emulated card of the presets")
-    parser.add_argument("--repeats", type=int, default=31, help="runs of each (default: 31)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("-o", "--output", type=Path, help="write JSON here as well")
-    options = parser.parse_args(arguments)
-    try:
-        document = measure(options.device, options.repeats)
-    except OallamaError as error:
-        print(f"measure_emulated: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    text = json.dumps(document, indent=1) + "\n"
-    if options.output:
-        options.output.write_text(text, encoding="utf-8")
-    print(text if options.json else table(document), end="")
-    return 0
+def _steps(options: argparse.Namespace) -> Iterator[Step]:
+    yield Step(options.device, "", partial(_measure, options.device, options.repeats))
 
 
-def measure(device: str, repeats: int) -> dict[str, Any]:
+def _measure(device: str, repeats: int) -> dict[str, Any]:
     spec, _ = resolved(parse_device(device).timed, None)
     assert spec.emulated is not None
     card, bridge = card_of(spec.emulated), load_bridge()
@@ -71,8 +45,6 @@ def measure(device: str, repeats: int) -> dict[str, Any]:
     return {
         "device": str(spec),
         "device_in_words": in_words(spec.emulated),
-        "machine": f"{platform.processor() or platform.machine()}, {platform.platform()}",
-        "repeats": repeats,
         "rows": rows,
         "worst_error": max(abs(row["error"]) for row in rows),
         "overlap": overlap,
@@ -114,20 +86,27 @@ def row(what: str, modelled_s: float, samples: list[float]) -> dict[str, Any]:
             "samples": samples}  # fmt: skip
 
 
-def table(document: dict[str, Any]) -> str:
-    lines = [document["device_in_words"], "", f"{'what':38} {'modelled µs':>12} {'measured µs':>12} {'error':>8}"]
-    for r in document["rows"]:
-        lines.append(f"{r['what']:38} {r['modelled_s'] * 1e6:12.1f} {r['seconds'] * 1e6:12.1f} {r['error']:8.2%}")
-    kept = document["kept_time"]
-    lines += [
-        "",
-        f"of a copy under way a result of another stream waits for {document['overlap']:.1%}",
-        f"{kept['n_ends']} ends, late by {kept['late_median_s'] * 1e6:.2f} µs in the median, "
-        f"{kept['late_p99_s'] * 1e6:.2f} µs at the 99th percentile, {kept['late_share']:.3%} of the time; "
-        f"{kept['n_overruns']} overruns",
-    ]
-    return "\n".join(lines) + "\n"
+def _rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:
+    rows: list[Sequence[object]] = []
+    for _, data in found:
+        kept = data["kept_time"]
+        rows += [(r["what"], f"{r['modelled_s'] * 1e6:.1f}", f"{r['seconds'] * 1e6:.1f}", f"{r['error']:.2%}")
+                 for r in data["rows"]]  # fmt: skip
+        rows += [
+            ("of a copy under way a result of another stream waits for", "", "", f"{data['overlap']:.1%}"),
+            (f"lateness of {kept['n_ends']} ends, median", "", f"{kept['late_median_s'] * 1e6:.2f}", ""),
+            ("lateness, 99th percentile", "", f"{kept['late_p99_s'] * 1e6:.2f}", f"{kept['late_share']:.3%}"),
+            ("overruns", "", kept["n_overruns"], ""),
+        ]
+    return rows
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="emulated:rtx3060-12", help="an emulated card of the presets")
+    parser.add_argument("--repeats", type=int, default=31, help="runs of each, of which the median is taken")
+
+
+MEASURE = Measure(
+    "how well an emulated device keeps time here, against its own model. Close other programs: whatever else runs on "
+    "the device's core is seen here.", _add_options, _steps, ("what", "modelled µs", "measured µs", "error"), _rows,
+)  # fmt: skip

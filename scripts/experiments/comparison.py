@@ -18,7 +18,7 @@ NO_HARM = 0.98
 
 
 @dataclass(frozen=True)
-class Against:
+class Comparison:
     """An arm against the best stock arm of a cell, by one metric. value above 1: faster; low and high: 95 %.
 
     same: it is that stock arm's very configuration, so it is as fast, whatever the samples say; what they say is then
@@ -60,8 +60,8 @@ class Figures:
 
     arm: str
     metric: str
-    worst: Against
-    best: Against
+    worst: Comparison
+    best: Comparison
     mean: float
     n_cells: int
     n_harmed: int  # cells below NO_HARM
@@ -73,7 +73,7 @@ def is_stock(arm: str) -> bool:
     return arm.startswith("stock")
 
 
-def against_stock(place: Place, rows: Sequence[Row], metric: str, seed: int = 0) -> list[Against]:
+def compare_with_stock(place: Place, rows: Sequence[Row], metric: str, seed: int = 0) -> list[Comparison]:
     """Every arm that is not stock's, in order. The best stock arm is the one with the least mean time that did what it
     says."""
     key = METRICS[metric]
@@ -88,13 +88,13 @@ def against_stock(place: Place, rows: Sequence[Row], metric: str, seed: int = 0)
         whose = (*place, row["arm"], metric, best["arm"])
         ratio = speed_ratio(best[key], row[key], seed=seed)
         if row["problems"]:
-            found.append(Against(*whose, None, None, None, refused=row["problems"][0]))
+            found.append(Comparison(*whose, None, None, None, refused=row["problems"][0]))
         elif (row["same_as"] or row["arm"]) == (best["same_as"] or best["arm"]):
-            found.append(Against(*whose, 1.0, 1.0, 1.0, same=True, noise=ratio.value if ratio else None))
+            found.append(Comparison(*whose, 1.0, 1.0, 1.0, same=True, noise=ratio.value if ratio else None))
         elif ratio is None:
-            found.append(Against(*whose, None, None, None, refused="too few samples"))
+            found.append(Comparison(*whose, None, None, None, refused="too few samples"))
         else:
-            found.append(Against(*whose, ratio.value, ratio.low, ratio.high))
+            found.append(Comparison(*whose, ratio.value, ratio.low, ratio.high))
     return found
 
 
@@ -104,9 +104,9 @@ def gates(place: Place, rows: Sequence[Row]) -> list[Gate]:
     return [Gate(*place, gate["said"], gate["winner"] or "", gate["seconds"], gate["remembered"]) for gate in said]
 
 
-def figures(found: Sequence[Against]) -> list[Figures]:
+def figures(found: Sequence[Comparison]) -> list[Figures]:
     """For each arm and metric, over the cells that have a number."""
-    groups: dict[tuple[str, str], list[Against]] = {}
+    groups: dict[tuple[str, str], list[Comparison]] = {}
     for each in found:
         if each.value is not None:
             groups.setdefault((each.arm, each.metric), []).append(each)

@@ -1,4 +1,5 @@
-"""Published rates and ablations (section V-E) beside what the paper's models give."""
+"""The slicing solver held against ScheInfer: what it returns from the paper's Table I, and the ablations of section V-E
+as predictions. Nothing is measured here."""
 
 from __future__ import annotations
 
@@ -7,18 +8,37 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from experiments import published
+from experiments.published import CPU, GPU, LAUNCH_S, LINK, RATES
+
+from measure.scheinfer_testbed import LLAMA, MIXTRAL, Betas, Model, alone, ffn, streaming
 from oallama.cost.slices import BlockCost, Cut
-from oallama.cost.timeline import Prefetch, timeline
+from oallama.cost.timeline import PAPER, Prefetch, timeline
 from oallama.place.cuts import pass_seconds, solve_cg, solve_n_g
 from oallama.place.knapsack import Assigned, assign
 from oallama.place.slicer import N_VALUES
-from scheinfer import published
-from scheinfer.published import CPU, GPU, LAUNCH_S, LINK, RATES
-from scheinfer.testbed import LLAMA, MIXTRAL, Betas, Model, alone, ffn, streaming
 
 GIB = 2**30
 MEASURED_LINK = 1 / 25e9  # PCIe 4.0 x16 as others measure it
 Row = dict[str, Any]
+
+
+def document() -> dict[str, Any]:
+    """All of it, as docs/benchmarks/scheinfer.json has it."""
+    found = fixed()
+    cpus = {"table_i": Betas(), "16_threads": Betas(cpu=implied_cpu_beta(RATES[16]))}
+    return {
+        "what": "ScheInfer's published numbers and what its own models predict; nothing here was measured",
+        "table_i_speeds": table_i_speeds(),
+        "rates": rates(),
+        "other_rates": other_rates(),
+        "sweep": {threads: sweep(threads) for threads in RATES},
+        "streams": {"layer": streams(PAPER), "continuous": streams(Prefetch("ahead", 2))},
+        "fixed": found,
+        "fixed_means": fixed_means(found),
+        "memory": {name: memory(betas) for name, betas in cpus.items()},
+        "tokens": {name: tokens(betas) for name, betas in cpus.items()},
+    }
 
 
 def r_cg(cut: Cut) -> float:
@@ -105,7 +125,7 @@ def streams(ahead: Prefetch, threads: int = 16, n_shown: int = 3, n_before: int 
         if s.end_s > start and s.start_s < end
     ]
     copies = [span for span in spans if span["stream"] == "copy"]
-    busy_s = sum(min(span["end_s"], end - start) - max(span["start_s"], 0.0) for span in copies)
+    busy_s = sum(min(float(span["end_s"]), end - start) - max(float(span["start_s"]), 0.0) for span in copies)
     return {
         "r_cg": r_cg(made),
         "seconds": end - start,

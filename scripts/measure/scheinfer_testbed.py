@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from experiments.published import BYTES_PER_WEIGHT, CPU, GPU, LAUNCH_S, LINK
+
 from oallama.core.types import LinearFit
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.kernels import Curve, Kernel, interpolate
@@ -12,7 +14,6 @@ from oallama.cost.slices import BlockCost, Cut, Gemm, Pricing, SliceRates
 from oallama.cost.timeline import PAPER, BlockTimes, Prefetch, Step, cycle_seconds
 from oallama.cost.transfer import NO_TRANSFER
 from oallama.profile.cases import Signature
-from scheinfer.published import BYTES_PER_WEIGHT, CPU, GPU, LAUNCH_S, LINK
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from .tokenizer import BEGIN, END_OF_TEXT, Tokenizer
 
 NAME = "oallama-stories"
 DESCRIPTION = (
-    "Small stories, small sums, and questions about both, from a probabilistic grammar; "
-    "trained by scripts/train_default_model.py."
+    "Small stories, small sums, and questions about both, from a probabilistic grammar; trained by models/train.py."
 )
 CHAT_TEMPLATE = (
     "{{ bos_token }}"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train the small model that oallama ships, from nothing but the grammar in scripts/default_model.
+"""Train the small model that oallama ships, from nothing but the grammar in models/training.
 
 Needs the `train` extra (torch). Ctrl-C stops after the present step; the same command goes on from there.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from default_model.training import Trainer
+    from training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS = 1000
@@ -33,15 +33,16 @@ def main() -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads starve each other where a core is shared
     try:
         import torch
-        from default_model import documents, export, tokenizer, training
+        from training import documents, export, tokenizer
+        from training.trainer import Settings, Trainer, validate
     except ImportError as error:
         print(f"{error}; install what training needs: pip install 'oallama[train]'", file=sys.stderr)
         return 2
     torch.set_num_threads(args.threads)
     precision = faster_precision() if args.precision == "auto" else args.precision
-    settings = training.Settings(steps=args.steps, seed=args.seed)
+    settings = Settings(steps=args.steps, seed=args.seed)
     texts = (documents.sample_document(args.seed, -1 - i).text for i in range(TOKENIZER_DOCUMENTS))
-    trainer = training.Trainer(settings, tokenizer.Tokenizer.train(texts, settings.n_vocab, export.MARKS), precision)
+    trainer = Trainer(settings, tokenizer.Tokenizer.train(texts, settings.n_vocab, export.MARKS), precision)
     checkpoint = args.work_dir / "checkpoint.pt"
     if checkpoint.exists():
         try:
@@ -57,9 +58,7 @@ def main() -> int:
     from tqdm import tqdm
 
     with tqdm(desc="validate", total=VALIDATION_DOCUMENTS, disable=None) as bar:
-        result = training.validate(
-            trainer.network, trainer.tokenizer, args.seed, VALIDATION_DOCUMENTS, lambda: bar.update(20)
-        )
+        result = validate(trainer.network, trainer.tokenizer, args.seed, VALIDATION_DOCUMENTS, lambda: bar.update(20))
     paths = export.export(trainer.network, trainer.tokenizer, args.out)
     log = training_log(trainer, result, args.threads, paths)
     (args.out / "training-log.json").write_text(json.dumps(log, indent=1) + "\n")
