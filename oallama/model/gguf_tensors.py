@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from oallama.core.ggml_types import GGML_TYPES
 from oallama.model.gguf_cursor import Cursor
 from oallama.model.gguf_file import CONVERT_AGAIN, DO_NOT_TRUST, DOWNLOAD_AGAIN, TensorInfo, fault, quoted
-from oallama.model.gguf_types import GGML_MAX_DIMS, GGML_MAX_NAME, GGML_TYPES
+from oallama.model.gguf_types import GGML_MAX_DIMS, GGML_MAX_NAME
 
 
 @dataclass(frozen=True, slots=True)

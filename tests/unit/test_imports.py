@@ -33,7 +33,6 @@ TOUCH_NATIVE_TOO = {
     "oallama.cli.checks": "doctor checks the bridge itself",
     "oallama.cli.export": "names the file of the plugin",
     "oallama.model.chat_template": "templates are rendered in a child process, which the bridge knows how to run",
-    "oallama.model.gguf_types": "block sizes are ggml's own at run time (DESIGN 2.14)",
 }
 PURE = (
     *("oallama.cost", "oallama.place", "oallama.report", "oallama.plan.patterns", "oallama.plan.split"),
