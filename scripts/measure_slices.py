@@ -30,8 +30,7 @@ from tqdm import tqdm
 from ggml_bridge.split import Span, TraceOf
 from oallama import Placer, Plan
 from oallama.bench.child import pin_threads
-from oallama.core.types import Workload
-from oallama.cost.kernels import PLAIN_LAYOUT
+from oallama.core.types import PLAIN_LAYOUT, Workload
 from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.timeline import PAPER, Prefetch
 from oallama.device.load_params import FlashAttention, load_bridge
@@ -41,6 +40,7 @@ from oallama.place.decide import decide_as_given
 from oallama.place.placed import cpu
 from oallama.place.problem import costs_of
 from oallama.place.slicer import SlicePlan, Slicer, staging_bytes
+from oallama.profile.store import profile_to_json
 
 ATTENTION: FlashAttention = "on"
 CALLER = ("launch", "host", "wait", "ahead", "join")
@@ -135,10 +135,7 @@ def measure_contention(args: argparse.Namespace) -> dict[str, Any]:
         print(f"{name:13s} t_fin {1e3 * found[name]['t_fin_s']:.2f} ms, CC {1e3 * steps['host']:.2f} ms "
               f"({1e3 * steps['host'] / share:.2f} ms for all of an FFN), GG {1e3 * steps['resident']:.2f}, "
               f"copy {1e3 * steps['copy']:.2f}, CG {1e3 * steps['streamed']:.2f}")  # fmt: skip
-    contention = placer.profile().contention
-    found["profile"] = None if contention is None else {
-        name: getattr(contention, name) for name in contention.__dataclass_fields__
-    }  # fmt: skip
+    found["profile"] = profile_to_json(placer.profile())["contention"]
     return found
 
 

@@ -26,15 +26,13 @@ from measure_foundation import Sample, interleaved, prompt_of, ratio
 
 from oallama import Placer, Plan
 from oallama.bench.child import pin_threads
-from oallama.core.types import SPLIT_LAYOUT, LinearFit, Operator, OperatorPlacement
+from oallama.core.types import PLAIN_LAYOUT, SPLIT_LAYOUT, Operator, OperatorPlacement
+from oallama.cost.blocks import split_blocks
 from oallama.cost.passes import passes
 from oallama.cost.placement import placement_seconds
-from oallama.cost.blocks import split_blocks
-from oallama.cost.kernels import PLAIN_LAYOUT
 from oallama.cost.slices import Cut, Pricing, block_costs, slice_rates
 from oallama.cost.transfer import NO_TRANSFER
 from oallama.device.spec import parse_cpus
-from oallama.model.cut import cut_extent
 from oallama.place.problem import costs_of
 from oallama.place.record import placed_by_plan
 from oallama.plan.attention import attention_of

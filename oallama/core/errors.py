@@ -60,3 +60,11 @@ class DoesNotFit(OallamaError):
             f"; {remedy or 'use a shorter context (-c), a smaller -ub, or more --vram'}"
         )
         super().__init__(message)
+
+
+def error_named(type_name: str, message: str) -> OallamaError | None:
+    """An error that a child process reports by its type's name, as the same error here; None: it is none of these."""
+    kind = globals().get(type_name)
+    if isinstance(kind, type) and issubclass(kind, OallamaError) and kind is not DoesNotFit:
+        return kind(message)
+    return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from oallama.core.types import LinearFit, Operator
+from oallama.core.types import PLAIN_LAYOUT, LinearFit, MulMat, Operator
 from oallama.cost.graph import computes_outputs_only
-from oallama.cost.kernels import PLAIN_LAYOUT, Kernel, Kernels, MulMat, interpolate, mul_mat_of
+from oallama.cost.kernels import Kernel, Kernels, interpolate
 from oallama.cost.passes import Pass
 
 OFFLOAD_MIN_TOKENS = 32
@@ -65,7 +65,7 @@ def operator_costs(
     costs = []
     for operator in operators:
         outputs_only = computes_outputs_only(operator, n_layer)
-        key = (mul_mat_of(operator), outputs_only)
+        key = (operator.mul_mat, outputs_only)
         if key not in seen:
             seen[key] = operator_cost(kernels, operator, output_passes if outputs_only else over, stream)
         costs.append(replace(seen[key], name=operator.name, bytes=operator.bytes))

@@ -15,10 +15,10 @@ from functools import cache
 from math import ceil
 from typing import Literal
 
-from oallama.core.types import StreamSettings, Workload
+from oallama.core.types import PLAIN_LAYOUT, StreamSettings, Workload
 from oallama.cost.blocks import is_ffn, split_blocks
 from oallama.cost.graph import computes_outputs_only
-from oallama.cost.kernels import PLAIN_LAYOUT, Curve
+from oallama.cost.kernels import Curve
 from oallama.cost.passes import Pass, passes
 from oallama.cost.placement import Costs, cpu_seconds, placement_seconds
 from oallama.cost.slices import BlockCost, Cut, Pricing, block_costs, slice_rates

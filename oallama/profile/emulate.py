@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from oallama.core.errors import BridgeError, ProfileError, UsageError
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, Profile, ProfileCase
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Profile, ProfileCase
 from oallama.device.card import Host
 from oallama.device.cards import USUAL_PC
 from oallama.device.cpu import default_threads
 from oallama.device.emulated import PARAMETERS, Emulated, card_of
 from oallama.device.emulated_link import check_room
 from oallama.device.spec import DeviceSpec
-from oallama.profile import cache
-from oallama.profile.cases import PLAIN_LAYOUT
 from oallama.profile.machine import fingerprint
-from oallama.profile.store import read_profile
+from oallama.profile.store import cache_folder, measuring_lock, read_profile, write_in_cache
 
 K, N = 4096, 11008  # of the matrix whose rates stand for the CPU's: LLaMA-2-7B's gate
 TYPE = "Q4_0"
@@ -117,15 +115,15 @@ def cpu_rates(n_threads: int) -> CpuRates:
     machine = fingerprint(n_threads, "none")
     parts = {name: machine.get(name) for name in _KEY_PARTS}
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    path = cache.cache_folder() / f"cpu-rates-v1-{key}.json"
+    path = cache_folder() / f"cpu-rates-v1-{key}.json"
     known = _read_rates(path)
     if known is not None:
         return known
-    with cache.measuring_lock(path.parent, lambda: None):
+    with measuring_lock(path.parent, lambda: None):
         known = _read_rates(path)
         if known is None:
             known = _measured(n_threads)
-            cache.write_json(path, {"machine": parts, **asdict(known)})
+            write_in_cache(path, json.dumps({"machine": parts, **asdict(known)}, indent=1) + "\n")
     return known
 
 
@@ -241,18 +239,19 @@ def parameters_of(profile: Profile, emulated: Emulated) -> str:
 
 
 def _kernel_line(case: ProfileCase, by_bytes: float, by_flops: float) -> str:
-    used = case.n_expert_used if case.op == "MUL_MAT_ID" else 0
-    shape = "x".join(map(str, case.shape))
+    mul_mat = case.mul_mat
+    used = mul_mat.n_expert_used if mul_mat.op == "MUL_MAT_ID" else 0
+    shape = "x".join(map(str, mul_mat.shape))
     seconds = case.seconds * (by_flops if case.n_tokens >= LARGE_BATCH else by_bytes)
-    return f"kernel {case.op} {case.type} {shape} {used} {case.n_tokens} {seconds!r}"
+    return f"kernel {mul_mat.op} {mul_mat.type} {shape} {used} {case.n_tokens} {seconds!r}"
 
 
 def _kept(parameters: str) -> str:
     """A file of these parameters, named by what is in it."""
     name = hashlib.sha256(parameters.encode()).hexdigest()[:16]
-    path = cache.cache_folder() / f"{PARAMETERS}-{name}.txt"
+    path = cache_folder() / f"{PARAMETERS}-{name}.txt"
     if not path.exists():
-        cache.write_text(path, parameters)
+        write_in_cache(path, parameters)
     return str(path)
 
 
