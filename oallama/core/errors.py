@@ -62,9 +62,8 @@ class DoesNotFit(OallamaError):
         super().__init__(message)
 
 
-def error_named(type_name: str, message: str) -> OallamaError | None:
-    """An error that a child process reports by its type's name, as the same error here; None: it is none of these."""
-    kind = globals().get(type_name)
-    if isinstance(kind, type) and issubclass(kind, OallamaError) and kind is not DoesNotFit:
-        return kind(message)
-    return None
+def named_error(type_name: str, message: str) -> OallamaError:
+    """The error of ours that a child process reported by the name of its type; OallamaError, naming it, for another."""
+    kinds = (ModelFileError, ProfileError, PlanError, UsageError, DeviceError, BridgeError)
+    kind = next((kind for kind in kinds if kind.__name__ == type_name), None)
+    return kind(message) if kind else OallamaError(f"{type_name}: {message}")

@@ -290,7 +290,7 @@ class Profile:
 
     @property
     def contention(self) -> Sharing | None:
-        """CPU and link at the same time, which share the DRAM (anchors 2.2), at the smallest batch size."""
+        """CPU and link at the same time, which share the DRAM, at the smallest batch size."""
         pairs = [one for one in self.sharing if (one.first, one.second) == ("cpu", "link")]
         return min(pairs, key=lambda one: one.n_tokens, default=None)
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,6 @@ TIMEOUT_S = 120.0
 _KEY_PARTS = ("cpu", "cpu_features", "ggml_cpu_build", "ggml_version", "n_threads")
 
 
-@dataclass(frozen=True, slots=True)
-class CpuRates:
-    """Of this machine's CPU with so many threads: weight bytes/s in decode in the fastest layout, flop/s in prompts in
-    the plain one, which is what a host computes in beside a card."""
-
-    bytes_per_s: float
-    flops_per_s: float
-
-
 def allowed_cpus() -> tuple[int, ...]:
     """The cores this process may run on."""
     if not hasattr(os, "sched_getaffinity"):
@@ -51,7 +42,7 @@ def allowed_cpus() -> tuple[int, ...]:
 
 
 def resolved(
-    spec: DeviceSpec, n_threads: int | None, rates: Callable[[int], CpuRates] | None = None
+    spec: DeviceSpec, n_threads: int | None, rates: Callable[[int], Host] | None = None
 ) -> tuple[DeviceSpec, int]:
     """The spec with all that was left open, and the CPU's threads, which leave the device its core; any other device
     as it is.
@@ -80,11 +71,11 @@ def resolved(
         check_room(spec.emulated, card_of(spec.emulated).memory_bytes)
     emulated = replace(spec.emulated, cpus=own if left else None)
     if emulated.scale is None or emulated.source.endswith(".json"):
-        emulated = _scaled(emulated, threads, rates or cpu_rates)
+        emulated = _scaled(emulated, threads, rates or this_host)
     return replace(spec, emulated=emulated), threads
 
 
-def _scaled(emulated: Emulated, n_threads: int, rates: Callable[[int], CpuRates]) -> Emulated:
+def _scaled(emulated: Emulated, n_threads: int, rates: Callable[[int], Host]) -> Emulated:
     profile = _profile_of_card(emulated) if emulated.source.endswith(".json") else None
     if emulated.scale is None:
         beside = USUAL_PC if profile is None else host_of(profile)
@@ -93,7 +84,7 @@ def _scaled(emulated: Emulated, n_threads: int, rates: Callable[[int], CpuRates]
             emulated,
             scale=(_rounded(beside.bytes_per_s / here.bytes_per_s), _rounded(beside.flops_per_s / here.flops_per_s)),
         )
-    return emulated if profile is None else replace(emulated, source=_kept(parameters_of(profile, emulated)))
+    return emulated if profile is None else replace(emulated, source=_kept(profile_parameters(profile, emulated)))
 
 
 def _rounded(factor: float) -> float:
@@ -110,41 +101,41 @@ def _listed(cpus: tuple[int, ...]) -> str:
 #
 
 
-def cpu_rates(n_threads: int) -> CpuRates:
-    """Measured once for a CPU, a build of ggml and a number of threads. Raises BridgeError, ProfileError."""
+def this_host(n_threads: int) -> Host:
+    """This machine's CPU with so many threads: weight bytes/s in decode in its fastest layout, flop/s in prompts in the
+    plain layout, which is what a host computes in beside a card.
+
+    Measured once for a CPU, a build of ggml and a number of threads. Raises BridgeError, ProfileError.
+    """
     machine = fingerprint(n_threads, "none")
     parts = {name: machine.get(name) for name in _KEY_PARTS}
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     path = cache_folder() / f"cpu-rates-v1-{key}.json"
-    known = _read_rates(path)
-    if known is not None:
-        return known
-    with measuring_lock(path.parent, lambda: None):
-        known = _read_rates(path)
-        if known is None:
-            known = _measured(n_threads)
-            write_in_cache(path, json.dumps({"machine": parts, **asdict(known)}, indent=1) + "\n")
-    return known
+    rates = _read_rates(path)
+    if rates is None:
+        with measuring_lock(path.parent, lambda: None):
+            rates = _read_rates(path) or _measure_rates(n_threads)
+            write_in_cache(path, json.dumps({"machine": parts, **rates}, indent=1) + "\n")
+    return Host(str(machine["cpu"]), rates["bytes_per_s"], rates["flops_per_s"], "measured here")
 
 
-def _read_rates(path: Path) -> CpuRates | None:
+def _read_rates(path: Path) -> dict[str, float] | None:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        rates = CpuRates(float(stored["bytes_per_s"]), float(stored["flops_per_s"]))
+        rates = {name: float(stored[name]) for name in ("bytes_per_s", "flops_per_s")}
     except (OSError, ValueError, KeyError, TypeError):
         return None  # not there, or damaged: measured anew
-    return rates if rates.bytes_per_s > 0 and rates.flops_per_s > 0 else None
+    return rates if min(rates.values()) > 0 else None
 
 
-def _measured(n_threads: int) -> CpuRates:
+def _measure_rates(n_threads: int) -> dict[str, float]:
     import ggml_bridge
     from ggml_bridge.child import run_in_child
 
     try:
-        answer = run_in_child("oallama.profile.emulate", {"n_threads": n_threads}, timeout_s=TIMEOUT_S)
+        return run_in_child("oallama.profile.emulate", {"n_threads": n_threads}, timeout_s=TIMEOUT_S)
     except ggml_bridge.BridgeError as error:
         raise BridgeError(f"the CPU's rates cannot be measured: {error}") from None
-    return CpuRates(**answer)
 
 
 def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
@@ -198,7 +189,7 @@ def host_of(profile: Profile) -> Host:
     return Host(name, 1e9 * max(decode), 1e9 * max(plain or prompts), "its profile")
 
 
-def parameters_of(profile: Profile, emulated: Emulated) -> str:
+def profile_parameters(profile: Profile, emulated: Emulated) -> str:
     """libggml-emulated's parameters for the card that a profile is of, scaled."""
     by_bytes, by_flops = emulated.scale or (1.0, 1.0)
     on_device = [c for c in profile.cases if c.device == profile.device and c.layout == DEVICE_LAYOUT]

@@ -12,11 +12,11 @@ from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, Case, LinearFit, Shari
 from oallama.core.units import KIB, MIB
 from oallama.profile.fit import fit_linear
 from oallama.profile.merge import LINKS, has_device, missing_link, missing_sharing
-from oallama.profile.tasks import Fragment, Session, Task, TimerLike
+from oallama.profile.tasks import Fragment, Session, Task
 from oallama.profile.wanted import PASS_FLOPS, cases_at
 
 if TYPE_CHECKING:
-    from ggml_bridge.timing import MulMatCase
+    from ggml_bridge.timing import MulMatCase, Timer
 
 LINK_SIZES = tuple(4 * KIB * 4**i for i in range(7))  # 4 KiB .. 16 MiB
 BOUNDARY_SIZES = (4 * KIB, 64 * KIB, 1 * MIB, 8 * MIB)
@@ -66,7 +66,7 @@ def _point_cap_s(session: Session) -> float:
     return POINT_CAP * session.policy.time_cap_s
 
 
-def _seconds(session: Session, timer: TimerLike) -> float:
+def _seconds(session: Session, timer: Timer) -> float:
     return session.timed(timer, replace(session.policy, time_cap_s=_point_cap_s(session))).seconds
 
 

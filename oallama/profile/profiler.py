@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oallama.core.codec import to_json
-from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError, error_named
+from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError, named_error
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, ModelInfo, Operator, Profile
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec
@@ -166,8 +166,10 @@ class _Measurement:
                 self.shown.say("interrupted; what is finished is kept, and the same command goes on from there")
                 raise
             except ChildError as error:
-                failed = f"the measurement failed: {error.type_name}: {error}"
-                raise (error_named(error.type_name, str(error)) or ProfileError(failed)) from None
+                found = named_error(error.type_name, str(error))
+                if type(found) is OallamaError:  # of a type that is none of ours
+                    found = ProfileError(f"the measurement failed: {found}")
+                raise found from None
             except ValueError as error:
                 raise ProfileError(f"the measurement failed: {error}") from None
             except NativeError as error:

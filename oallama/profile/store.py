@@ -57,7 +57,7 @@ _CONTENTION_KEYS = {
 
 
 def profile_to_json(profile: Profile) -> dict[str, Any]:
-    """The profile as the contract's JSON object (tuples as lists; bytes and seconds as they are)."""
+    """The profile as its JSON object (tuples as lists; bytes and seconds as they are)."""
     row = profile.contention
     contention = None if row is None else {key: getattr(row, field) for key, field in _CONTENTION_KEYS.items()}
     measured = replace(profile, sharing=tuple(one for one in profile.sharing if not one.assumed))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from oallama.core.codec import to_json
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Case, MulMat, Profile, RestCase, RestShape
@@ -27,6 +27,7 @@ from oallama.profile.wanted import (
 
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
+    from ggml_bridge.timing import Timer
 
 GUESSED_FLOPS = 2e11  # a second, for the progress bar
 LONG_PASS_FLOPS = PASS_FLOPS / 2
@@ -37,14 +38,6 @@ MAX_GRAPH_LAYERS = 8
 REST_CAP = 2.0  # time cap, in caps of a decode case
 
 Fragment = dict[str, Any]  # a part of the profile's JSON (merge.merged)
-
-
-class TimerLike(Protocol):
-    """A native timer, as ggml_bridge makes them."""
-
-    def run(self, n: int = 1) -> list[float]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +84,7 @@ class Session:
         """ggml's name of one of `devices`."""
         return CPU_DEVICE if device == CPU_DEVICE else self.ggml_device
 
-    def timed(self, timer: TimerLike, policy: Policy) -> Timing:
+    def timed(self, timer: Timer, policy: Policy) -> Timing:
         """Measure with a timer and free it."""
         try:
             return measure(timer.run, self.clock, policy)

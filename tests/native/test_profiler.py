@@ -176,7 +176,7 @@ def test_an_interrupted_profile_goes_on_where_it_was(cache: Path) -> None:
     assert len(kept) >= 3 and list(cache.glob("*.json")) == []
 
     profile = run("none")
-    samples = {(c.layout, c.mul_mat, c.n_tokens): list(c.samples) for c in profile.cases}
+    samples = {(c.layout, c.mul_mat.type, c.mul_mat.shape, c.n_tokens): list(c.samples) for c in profile.cases}
     for case in kept:
         key = (case["layout"], case["type"], tuple(case["shape"]), case["n_tokens"])  # type: ignore[arg-type]
         assert samples[key] == case["samples"]  # type: ignore[index]
