@@ -17,10 +17,10 @@ from typing import Any
 
 from oallama.core.errors import BridgeError, ProfileError, UsageError
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Profile, ProfileCase
-from oallama.device.card import Host
+from oallama.device.card import Card, Host
 from oallama.device.cards import USUAL_PC
 from oallama.device.cpu import default_threads
-from oallama.device.emulated import PARAMETERS, Emulated, card_of
+from oallama.device.emulated import PARAMETERS, Emulated, card_of, card_parameters
 from oallama.device.emulated_link import check_room
 from oallama.device.spec import DeviceSpec
 from oallama.profile.machine import fingerprint
@@ -190,43 +190,46 @@ def host_of(profile: Profile) -> Host:
 
 
 def profile_parameters(profile: Profile, emulated: Emulated) -> str:
-    """libggml-emulated's parameters for the card that a profile is of, scaled."""
+    """libggml-emulated's parameters for the card that a profile is of, scaled: its rates for what was not timed, and
+    every copy and kernel that was."""
     by_bytes, by_flops = emulated.scale or (1.0, 1.0)
     on_device = [c for c in profile.cases if c.device == profile.device and c.layout == DEVICE_LAYOUT]
     if not on_device:
         raise UsageError(f"--device {emulated}: this profile has no timings of its device")
-    fingerprint = profile.fingerprint
-    described = fingerprint.get("device_description") or profile.device
-    memory = emulated.vram or fingerprint.get("device_memory_bytes") or 0
+    memory = emulated.vram or profile.fingerprint.get("device_memory_bytes") or 0
     if not memory:
         raise UsageError(f"--device {emulated}: this profile does not say the card's memory; give vram=")
-    flops = 1e9 * max(case.gflops for case in on_device)
+    flops_per_s = 1e9 * max(case.gflops for case in on_device)
     issue = profile.link.get("issue_pinned")
     issue_s = issue.alpha_s if issue else 0.0
     launch_s = profile.launch_issue_s or 0.0
     synchronize_s = max(0.0, profile.launch_s - launch_s) / 2  # the rest of an empty launch: its kernel, and the wait
-    seconds = {
-        "kernel_s": synchronize_s, "launch_s": launch_s, "launch_node_s": 0.0, "copy_issue_s": issue_s,
-        "synchronize_s": synchronize_s,
-    }  # fmt: skip
-    lines = [
-        f"# {PARAMETERS} made of a profile",
-        f"description {described}, emulated",
-        f"memory_bytes {memory}",
-        f"bytes_per_s {1e9 * max(case.gb_per_s for case in on_device) / by_bytes!r}",
-        f"flops_per_s {flops / by_flops!r}",
-        f"flops_float_per_s {flops / by_flops!r}",
-        *(f"{name} {value * by_bytes!r}" for name, value in seconds.items()),
-    ]
-    for direction, kind, name in (
-        ("in", "pinned", "h2d_pinned"), ("in", "pageable", "h2d_pageable"), ("out", "pinned", "d2h"),
-        ("out", "pageable", "d2h"),
+    s_per_byte = {name: max(fit.beta_s_per_byte, 1e-15) for name, fit in profile.link.items()}
+    card = Card(
+        name=profile.device,
+        description=str(profile.fingerprint.get("device_description") or profile.device),
+        memory_bytes=memory,
+        bytes_per_s=1e9 * max(case.gb_per_s for case in on_device),
+        flops_per_s=flops_per_s,
+        flops_float_per_s=flops_per_s,
+        kernel_s=synchronize_s,
+        launch_s=launch_s,
+        launch_node_s=0.0,
+        copy_s=0.0,
+        copy_issue_s=issue_s,
+        synchronize_s=synchronize_s,
+        pinned_bytes_per_s=1 / s_per_byte["h2d_pinned"],
+        pageable_bytes_per_s=1 / s_per_byte["h2d_pageable"],
+    )
+    lines = []
+    for way, name in (
+        ("in pinned", "h2d_pinned"), ("in pageable", "h2d_pageable"), ("out pinned", "d2h"), ("out pageable", "d2h"),
     ):  # fmt: skip
-        line = profile.link[name]
-        alpha_s = max(0.0, line.alpha_s - issue_s - synchronize_s) * by_bytes
-        lines.append(f"copy {direction} {kind} {alpha_s!r} {max(line.beta_s_per_byte, 1e-15) * by_bytes!r}")
+        alpha_s = max(0.0, profile.link[name].alpha_s - issue_s - synchronize_s)
+        lines.append(f"copy {way} {alpha_s * by_bytes!r} {s_per_byte[name] * by_bytes!r}")
     lines += [_kernel_line(case, by_bytes, by_flops) for case in on_device]
-    return "\n".join(lines) + "\n"
+    head = f"# {PARAMETERS} made of a profile\n" + card_parameters(card.slower(by_bytes, by_flops))
+    return head + "\n".join(lines) + "\n"
 
 
 def _kernel_line(case: ProfileCase, by_bytes: float, by_flops: float) -> str:
