@@ -1,7 +1,7 @@
 """The process that measures: `python -m oallama.profile.child`, started by profiler.py.
 
-It loads native code and opens the device; whatever crashes here is an exception over there. It sends every finished
-part of the profile at once.
+It loads native code and opens the device, so that a crash of either ends this process only. It sends each part of the
+profile as soon as it is measured.
 """
 
 from __future__ import annotations
