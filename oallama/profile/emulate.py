@@ -19,7 +19,7 @@ from oallama.core.errors import BridgeError, ProfileError, UsageError
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Profile, ProfileCase
 from oallama.device.card import Card, Host
 from oallama.device.cards import USUAL_PC
-from oallama.device.cpu import default_threads
+from oallama.device.cpu import allowed_cpus, default_threads
 from oallama.device.emulated import PARAMETERS, Emulated, card_of, card_parameters
 from oallama.device.emulated_link import check_room
 from oallama.device.spec import DeviceSpec
@@ -34,13 +34,6 @@ TIMEOUT_S = 120.0
 _KEY_PARTS = ("cpu", "cpu_features", "ggml_cpu_build", "ggml_version", "n_threads")
 
 
-def allowed_cpus() -> tuple[int, ...]:
-    """The cores this process may run on."""
-    if not hasattr(os, "sched_getaffinity"):
-        raise UsageError("--device emulated needs Linux: the device keeps a core for itself")
-    return tuple(sorted(os.sched_getaffinity(0)))
-
-
 def resolved(
     spec: DeviceSpec, n_threads: int | None, rates: Callable[[int], Host] | None = None
 ) -> tuple[DeviceSpec, int]:
@@ -52,13 +45,17 @@ def resolved(
     """
     if spec.emulated is None:
         return spec, n_threads or default_threads()
-    cpus = allowed_cpus()
+    if not hasattr(os, "sched_getaffinity"):
+        raise UsageError("--device emulated needs Linux: the device keeps a core for itself")
+    cpus = sorted(allowed_cpus())
     own = cpus[-1] if spec.emulated.cpus is None else spec.emulated.cpus
     left = len(set(cpus) - {own})
     threads = n_threads or max(1, min(default_threads(), left))
     timed = spec.emulated.values != "real"
     if spec.emulated.cpus is not None and own not in cpus and own >= (os.cpu_count() or 1):
-        raise UsageError(f"--device {spec}: there is no core {own} here; this process may run on {_listed(cpus)}")
+        raise UsageError(
+            f"--device {spec}: there is no core {own} here; this process may run on {', '.join(map(str, cpus))}"
+        )
     if timed and left < threads:
         raise UsageError(
             f"--device {spec}: the device needs a core of its own, and --threads {threads} leaves none of the "
@@ -90,10 +87,6 @@ def _scaled(emulated: Emulated, n_threads: int, rates: Callable[[int], Host]) ->
 def _rounded(factor: float) -> float:
     """Three digits; a CPU that is faster than the usual one leaves the card as it is."""
     return float(f"{max(1.0, factor):.3g}")
-
-
-def _listed(cpus: tuple[int, ...]) -> str:
-    return ", ".join(map(str, cpus))
 
 
 #

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from oallama.core.errors import UsageError
 from oallama.device.card import Host
 from oallama.device.cards import CARDS
+from oallama.device.cpu import allowed_cpus
 from oallama.device.emulated import Emulated, card_of, in_words, parameters_of, parse_emulated, use_parameters
 from oallama.device.identity import known_device
 from oallama.device.spec import parse_device
-from oallama.profile.emulate import allowed_cpus, resolved
+from oallama.profile.emulate import resolved
 from oallama.profile.machine import fingerprint_key
 from oallama.profile.profiler import machine_with
 
