@@ -40,7 +40,7 @@ def interpolate(curve: Curve, n_tokens: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One mul-mat on one side, by batch size: seconds of the whole weight, and α, which does not shrink with a slice."""
+    """One mul-mat on one side, by batch size: seconds of the whole weight, and α, which a slice has in full."""
 
     whole: Curve
     alpha: Curve = NO_TIME

@@ -26,9 +26,13 @@ class OperatorCost:
 
 
 def operator_cost(
-    kernels: Kernels, operator: Operator, over: Sequence[Pass], stream: LinearFit | None = None
+    kernels: Kernels,
+    operator: Operator,
+    over: Sequence[Pass],
+    stream: LinearFit | None = None,
+    layout: str | None = None,
 ) -> OperatorCost:
-    """T_c in the layout that is fastest over `over`, and T_g.
+    """T_c in this CPU layout, or None: in the one that is fastest over `over`; and T_g.
 
     stream: the link over which llama.cpp streams plain host weights to this device for large batches, one after another
     with the computation; None where the device does not take them. Repacked weights are never streamed.
@@ -36,15 +40,17 @@ def operator_cost(
     """
     gpu = kernels.on_device(operator)
     timed = []
-    for layout, cpu in kernels.on_host(operator).items():
-        takes = stream is not None and gpu is not None and layout == PLAIN_LAYOUT
+    for at, cpu in kernels.on_host(operator).items():
+        if layout not in (None, at):
+            continue
+        takes = stream is not None and gpu is not None and at == PLAIN_LAYOUT
         streamed = [p for p in over if takes and p.n_tokens >= OFFLOAD_MIN_TOKENS]
         seconds = _seconds(cpu, [p for p in over if p not in streamed])
         if stream is not None and gpu is not None and streamed:
             seconds += sum(p.count for p in streamed) * stream.seconds(operator.bytes) + _seconds(gpu, streamed)
-        timed.append((seconds, layout))
-    t_cpu_s, layout = min(timed)
-    return OperatorCost(operator.name, operator.bytes, t_cpu_s, _seconds(gpu, over) if gpu else None, layout)
+        timed.append((seconds, at))
+    t_cpu_s, found = min(timed)
+    return OperatorCost(operator.name, operator.bytes, t_cpu_s, _seconds(gpu, over) if gpu else None, found)
 
 
 def _seconds(kernel: Kernel, over: Iterable[Pass]) -> float:
@@ -57,16 +63,18 @@ def operator_costs(
     n_layer: int,
     over: Sequence[Pass],
     stream: LinearFit | None = None,
+    layouts: Sequence[str] | None = None,
 ) -> tuple[OperatorCost, ...]:
     """operator_cost of each operator, equal ones computed once; those behind the last layer's attention over the tokens
-    whose logits are wanted."""
+    whose logits are wanted. layouts: of each; None: the fastest."""
     output_passes = [replace(p, n_tokens=p.n_outputs) for p in over if p.n_outputs]
-    seen: dict[tuple[MulMat, bool], OperatorCost] = {}
+    seen: dict[tuple[MulMat, bool, str | None], OperatorCost] = {}
     costs = []
-    for operator in operators:
+    for i, operator in enumerate(operators):
         outputs_only = computes_outputs_only(operator, n_layer)
-        key = (operator.mul_mat, outputs_only)
+        layout = layouts[i] if layouts else None
+        key = (operator.mul_mat, outputs_only, layout)
         if key not in seen:
-            seen[key] = operator_cost(kernels, operator, output_passes if outputs_only else over, stream)
+            seen[key] = operator_cost(kernels, operator, output_passes if outputs_only else over, stream, layout)
         costs.append(replace(seen[key], name=operator.name, bytes=operator.bytes))
     return tuple(costs)

@@ -27,6 +27,11 @@ class Costs:
     offloaded: tuple[bool, ...] = ()  # for each operator, whether llama.cpp computes it on the device in large batches
     # though the host has it; (): none
 
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """In which the host holds each operator."""
+        return tuple(cost.layout for cost in self.operators)
+
 
 def placement_seconds(
     costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int] = ()
@@ -59,8 +64,10 @@ def transfer_seconds(
     """Of crossings over all passes, between the layers of the window (None: all). What is offloaded in a large batch
     is on the device there, and takes norms and attention along; slices are the split backend's, which nobody
     offloads."""
-    offloaded = [off and i not in sliced for i, off in enumerate(costs.offloaded)]
-    large = tuple(p for p in costs.passes if any(offloaded) and p.n_tokens >= OFFLOAD_MIN_TOKENS)
+    offloaded: Sequence[bool] = costs.offloaded
+    if sliced:
+        offloaded = [off and i not in sliced for i, off in enumerate(offloaded)]
+    large = tuple(p for p in costs.passes if p.n_tokens >= OFFLOAD_MIN_TOKENS) if any(offloaded) else ()
     if not large:
         return costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), costs.passes)
     small = tuple(p for p in costs.passes if p.n_tokens < OFFLOAD_MIN_TOKENS)

@@ -8,8 +8,8 @@ in scripts/scheinfer.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 from oallama.core.errors import ProfileError
 from oallama.core.types import CPU_DEVICE, LinearFit, MulMat, Operator, Profile
@@ -89,11 +89,14 @@ class BlockCost:
     block: SplitBlock
     gemms: tuple[Gemm, ...]
     layout: str = "CPU"  # host buffer type of CC, which the gemms' CPU times are of
-    gap: Curve = NO_TIME  # seconds by batch size from the join before to this block's inputs: attention, norms, crossings
+    gap: Curve = (
+        NO_TIME  # seconds by batch size from the join before to this block's inputs: attention, norms, crossings
+    )
     gap_cpu: Curve = NO_TIME  # of these, in which the CPU works
     whole: Curve | None = None  # seconds by batch size as llama.cpp runs it on the host; None: as the gemms say
     outputs_only: bool = False  # behind the last attention: of a prompt it sees only tokens whose logits are wanted
     takes_n_g: bool = True  # in an FFN: its CC may be streamed for some tokens
+    kind: Hashable = None  # of two blocks that cost the same it is the same; None: the block is like no other
 
     @property
     def routed(self) -> bool:
@@ -108,10 +111,6 @@ class BlockCost:
 
     def copy_s(self, line: LinearFit, share: float, n_tokens: int) -> float:
         return sum(gemm.copy_s(line, share, n_tokens) for gemm in self.gemms)
-
-    def kind(self) -> BlockCost:
-        """This block without saying which operators it is: blocks that cost the same are of one kind."""
-        return replace(self, block=replace(self.block, operators=()))
 
 
 def block_costs(kernels: Kernels, operators: Sequence[Operator], block: SplitBlock) -> dict[str, BlockCost]:

@@ -4,8 +4,8 @@ The streams are the thread that computes CC, the device (GG and CG), and the lin
 computes CC while the device runs its steps in order, waits for them and joins the partial sums; then comes what lies
 between this block and the next (attention). A step waits for its launch and for its weights.
 
-What is streamed of a block lies in one slot of a ring. The thread asks for copies: with prefetch "ahead" those of blocks
-to come whenever a block has ended, as many as there are free slots, so that the link works across blocks and during
+What is streamed of a block lies in one slot of a ring. The thread asks for copies: with prefetch "ahead" those of later
+blocks whenever a block has ended, as many as there are free slots, so that the link works across blocks and during
 attention; with "layer" those of its own block, as the paper does. Routed weights are always asked for by their own
 block. While two streams are busy they slow each other down as was measured (cost/interference.py).
 """
@@ -101,28 +101,33 @@ def cycle_seconds(blocks: Sequence[BlockTimes], prefetch: Prefetch, max_rounds: 
     """Seconds of one round through the blocks when rounds follow one another without end, as tokens do: copies for the
     first block then run during the last ones of the round before.
 
-    Rounds are run until one leaves the link as it found it; else the mean of the later half of max_rounds.
+    The first round begins with a full ring. Rounds are run until two are alike. Where the link is too slow each leaves
+    it with more to do, which the thread will have to wait for once the ring has run empty.
     """
     run = _Run(blocks, prefetch, n_rounds=None)
     if prefetch.mode == "layer" or not run.runs_ahead:
         for _ in blocks:
             run.next_block()
         return run.now
-    ends, left = [0.0], -1.0
+    run.link_left_s = 0.0
+    rounds: list[tuple[float, float]] = []  # (seconds, work that it added to the link's)
     for _ in range(max_rounds):
+        now, left_s = run.now, run.link_left_s
         for _ in blocks:
             run.next_block()
-        ends.append(run.now)
-        if abs(run.link_left_s - left) <= 1e-9 * run.now:
-            return ends[-1] - ends[-2]
-        left = run.link_left_s
-    half = max_rounds // 2
-    return (ends[-1] - ends[-1 - half]) / half
+        rounds.append((run.now - now, run.link_left_s - left_s))
+        if len(rounds) > 1 and all(abs(a - b) <= 1e-9 * run.now for a, b in zip(*rounds[-2:], strict=True)):
+            break
+    else:
+        rounds = rounds[max_rounds // 2 :]
+        return (sum(s for s, _ in rounds) + max(0.0, sum(added for _, added in rounds))) / len(rounds)
+    seconds, added = rounds[-1]
+    return seconds + max(0.0, added)
 
 
 class _Run:
-    """The state of the streams at `now`, which only moves forward. The link's work is one number: copies are made in the
-    order in which they were asked for."""
+    """The state of the streams at `now`, which only moves forward. The link's work is one number, as copies are made in
+    the order in which they were asked for."""
 
     def __init__(self, blocks: Sequence[BlockTimes], prefetch: Prefetch, n_rounds: int | None) -> None:
         self.spans: list[Span] = []
@@ -241,7 +246,7 @@ class _Run:
             if block.cpu_s > 0:
                 self._draw("cpu", ordinal, start, self.now)
             return
-        cpu_s, own_s = block.cpu_s, block.copy_s
+        cpu_s, own_s = block.cpu_s, self._copies[ordinal % len(self._copies)]
         number, launched, gpu_s, began = 0, start + steps[0].launch_s, steps[0].gpu_s, start
         own_s -= steps[0].copy_s  # of the block's own copies, behind the one that the step needs
         while cpu_s > 0 or number < len(steps) or (beside.one_queue and self.link_left_s > 0):
@@ -277,7 +282,7 @@ class _Run:
                 if gpu_s <= _DONE_S:
                     if steps[number].gpu_s > 0:
                         self._draw("gpu", ordinal, began, self.now)
-                    number += 1
+                    number, began = number + 1, self.now
                     if number < len(steps):
                         launched += steps[number].launch_s
                         gpu_s = steps[number].gpu_s

@@ -3,13 +3,13 @@
 r_CG* (IV-A3, Eq. 6-13): with r_GG fixed every task's duration is affine in r_CG, so the finishing time is piecewise
 affine. The paper compares where its expressions meet in three cases, which take all mul-mats as equal and know neither
 joins nor copies that run ahead; here the timeline itself is searched (least.py). n_g (IV-B, Eq. 15): for one token more
-on the device the CPU has one less; for the first, CC must be streamed. The rates stay, and one n_g holds for all layers.
+on the device the CPU has one less; for the first, CC must be streamed. The rates stay; one n_g holds for all layers.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from functools import cache
 from itertools import pairwise
 from math import ceil
@@ -41,24 +41,30 @@ def solve_cg(of: BlockCost, on: Pricing, gg: int, n_tokens: int = 1) -> tuple[Cu
 
 def pass_seconds(layers: Layers, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
     """Of all layers in a pass over n_tokens tokens, n_outputs of which give logits; each among others like it."""
-    return _pass_seconds(kinds(layers), on, n_tokens, n_g, n_outputs)
+    return _pass_seconds(alike(layers), on, n_tokens, n_g, n_outputs)
 
 
-def kinds(layers: Layers) -> Counter[tuple[BlockCost, Cut]]:
-    """How many layers of each kind there are."""
-    return Counter((of.kind(), cut) for of, cut in layers)
+def alike(layers: Layers) -> list[tuple[BlockCost, Cut, int]]:
+    """One of each kind of block with each cut, and how many there are."""
+    first: dict[tuple[Hashable, Cut], tuple[BlockCost, Cut]] = {}
+    counts: Counter[tuple[Hashable, Cut]] = Counter()
+    for of, cut in layers:
+        key = (id(of) if of.kind is None else of.kind, cut)
+        first.setdefault(key, (of, cut))
+        counts[key] += 1
+    return [(*first[key], count) for key, count in counts.items()]
 
 
 def _pass_seconds(
-    counted: Counter[tuple[BlockCost, Cut]], on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1
+    counted: Sequence[tuple[BlockCost, Cut, int]], on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1
 ) -> float:
-    return sum(count * on.seconds(of, cut, n_tokens, n_g, n_outputs) for (of, cut), count in counted.items())
+    return sum(count * on.seconds(of, cut, n_tokens, n_g, n_outputs) for of, cut, count in counted)
 
 
 def solve_n_g(layers: Layers, on: Pricing, n_tokens: int) -> tuple[int, float]:
     """(n_g, seconds of the pass) with the least seconds; of equals the smallest n_g."""
-    counted = kinds(layers)
-    on_cpu = [of for of, cut in counted if cut.cc and of.takes_n_g and not of.outputs_only]
+    counted = alike(layers)
+    on_cpu = [of for of, cut, _ in counted if cut.cc and of.takes_n_g and not of.outputs_only]
 
     @cache
     def seconds(n_g: int) -> float:

@@ -15,7 +15,7 @@ from oallama.core.types import CPU_DEVICE, Phase, PrefetchMode, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.placement import Costs
 from oallama.cost.timeline import Prefetch
-from oallama.place.affinity import GRANULARITIES, FillRule, Granularity
+from oallama.place.affinity import GRANULARITIES, FillRule, Granularity, Transfers
 from oallama.place.budget import DeviceMemory
 from oallama.place.oato import AffinityRule, search
 from oallama.place.placed import Placed, cpu, layers
@@ -40,21 +40,25 @@ LATER_POLICIES = ("hetegen", "twinpilots", "fit", "flexgen", "fiddler")
 
 VERIFY_ROUNDS = 5
 
+MUCH_STAGING = 0.1
+"""Of the device's memory: where staging takes more, a smaller micro-batch may leave more for weights than it costs."""
+
 
 @dataclass(frozen=True, slots=True)
 class Effort:
     """How much is looked at where slices lie beside whole operators."""
 
-    shares: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25)  # of the room for whole operators that OATO may fill
+    shares: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25, 0.125)  # of the room for whole operators that OATO may fill
     refinements: tuple[float, ...] = (0.125, 0.0625)  # steps in which the neighbours of the best share are tried
     coarse_values: int = 4  # of r_GG while shares are compared
     fine_values: int = N_VALUES  # of r_GG at the best one
     granularities: tuple[Granularity, ...] = GRANULARITIES  # of OATO
     first_layers: tuple[int, ...] | None = None  # of OATO; None: its own choice
+    lowers_ubatch: bool = True  # whether smaller micro-batches are tried
 
 
 THOROUGH = Effort()
-QUICK = Effort((1.0, 0.5), (), 4, 4, ("block",), (0,))
+QUICK = Effort((1.0, 0.5), (), 4, 4, ("block",), (0,), lowers_ubatch=False)
 """For questions that are asked of many devices at once."""
 
 
@@ -99,7 +103,7 @@ def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: st
     costs = costs_of(problem, load, "mixed")
     capacity = problem.probe(load, placed).device_free if problem.vram is None else problem.vram
     memory = measured(problem, load, placed, capacity)
-    return Decision(policy, load, costs, placed, memory, predicted_of(problem, load, placed), ())
+    return Decision(policy, load, costs, placed, memory, predicted_of(problem, load, placed, costs.layouts), ())
 
 
 #
@@ -136,14 +140,15 @@ def _decide_whole(
             placed, reason = layers(costs, budget), "no layer fits the device"
         else:
             placed = search(costs, problem.operators, budget, affinity=affinity, rule=fill)
-            reason = (
-                f"with crossings counted, no operator is predicted to be faster on {device} (--fill full uses it anyway)"
-            )
+            nothing = f"with crossings counted, no operator is predicted to be faster on {device}"
+            reason = f"{nothing} (--fill full uses it anyway)"
         if not placed.uses_device(problem.graph.n_layer):
             return nothing_placed(problem, policy, asked, phase, memory.capacity, reason)
         real = measured(problem, load, placed, memory.capacity)
         if real.spare >= 0:
-            return Decision(policy, load, costs, placed, real, predicted_of(problem, load, placed), notes)
+            return Decision(
+                policy, load, costs, placed, real, predicted_of(problem, load, placed, costs.layouts), notes
+            )
         overrun -= real.spare
     raise DoesNotFit(real.limit - real.spare, real.limit, device, f"the {policy} placement")
 
@@ -184,7 +189,9 @@ class _Sliced:
         problem, asked = self._problem, self._asked
         capacity = capacity_of(problem, asked)
         alone = list(self._alone(int(problem.vram_fill * capacity)))
-        memory, load, notes = (None, asked, ()) if problem.slices_only else device_memory(problem, asked, required=False)
+        memory, load, notes = (
+            (None, asked, ()) if problem.slices_only else device_memory(problem, asked, required=False)
+        )
         costs = costs_of(problem, load, self._phase)
         overrun = 0
         for verified in range(VERIFY_ROUNDS + 1):
@@ -197,7 +204,7 @@ class _Sliced:
                 break
             real = measured(problem, best.workload, best.placed, capacity)
             if real.spare >= 0:
-                predicted = predicted_of(problem, best.workload, best.placed)
+                predicted = predicted_of(problem, best.workload, best.placed, best.costs.layouts)
                 notes = (*best.notes, *self._streaming_notes(best.placed))
                 return Decision(self._policy, best.workload, best.costs, best.placed, real, predicted, notes)
             overrun -= real.spare
@@ -213,19 +220,22 @@ class _Sliced:
         while True:
             costs = costs_of(problem, load, self._phase, llama_uses_device=False)
             whole = cpu(costs)
-            lowered = f"micro-batch lowered from {self._asked.n_ubatch} to {load.n_ubatch} tokens, which leaves room for slices"
+            change = f"lowered from {self._asked.n_ubatch} to {load.n_ubatch} tokens"
+            lowered = f"micro-batch {change}, which leaves room for slices"
             plan = self._slicer(load).plan(whole, *room, self._effort.fine_values)
             if plan is not None and not plan.is_empty:
                 yield Proposal(load, costs, self._placed(load, whole, plan), (lowered,) if load != self._asked else ())
             elif load == self._asked:
                 yield Proposal(load, costs, whole)
-            if plan is None or not plan.short or load.n_ubatch // 2 < SMALLEST_UBATCH:
+            hindered = plan is not None and plan.short and (plan.is_empty or plan.staging_bytes > MUCH_STAGING * limit)
+            if not (hindered and self._effort.lowers_ubatch) or load.n_ubatch // 2 < SMALLEST_UBATCH:
                 return
             load = replace(load, n_ubatch=load.n_ubatch // 2)
 
     def _beside(self, costs: Costs, memory: DeviceMemory, load: Workload, overrun: int) -> list[Placed]:
         """OATO's placements in shares of the room, and the best of them with slices in what they leave."""
         problem, effort = self._problem, self._effort
+        transfers = Transfers(costs)
         whole: dict[float, Placed] = {}
         sliced: dict[float, Placed] = {}
 
@@ -238,7 +248,7 @@ class _Sliced:
                 return int(share * room) if room > 0 else room
 
             whole[share] = found = search(costs, problem.operators, budget, granularities=effort.granularities,
-                                          first_layers=effort.first_layers)  # fmt: skip
+                                          first_layers=effort.first_layers, transfers=transfers)  # fmt: skip
             if found.first_device_layer <= problem.graph.n_layer:
                 sliced[share] = self._with_slices(load, found, memory, overrun, effort.coarse_values)
 

@@ -1,9 +1,10 @@
-"""r_GG of every block under a memory limit: the greedy of ScheInfer (section IV-A4, Eq. 14), a multiple-choice knapsack.
+"""r_GG of every block under a memory limit: the greedy of ScheInfer (section IV-A4, Eq. 14) for a multiple-choice
+knapsack.
 
-Each block has a menu: bytes on the device, and the least time that it then takes (Eq. 13). The importance of a choice is
-the time that it saves over the block's present one for each byte that it adds. The most important choice of all blocks
-is taken, again and again, until it does not fit. One more choice may be taken after any beginning of that path, so that
-more memory is never worse.
+Each block has a menu: bytes on the device, and the least time that it then takes (Eq. 13). The importance of a choice
+is the time that it saves over the block's present one for each byte that it adds. The most important choice of all
+blocks is taken, again and again, until it does not fit. One more choice may be taken after any beginning of that path,
+so that more memory is never worse.
 """
 
 from __future__ import annotations

@@ -42,10 +42,12 @@ def search(
     rule: FillRule = "continue",
     first_layers: Sequence[int] | None = None,
     granularities: Sequence[Granularity] = GRANULARITIES,
+    transfers: Transfers | None = None,
 ) -> Placed:
     """The placement with the least predicted time over the passes of `costs`.
 
-    first_layers: from which layers on norms and KV may be on the device; None: those of device_layer_choices.
+    transfers: of these costs, where several budgets are searched. first_layers: from which layers on norms and KV may
+    be on the device; None: those of device_layer_choices.
 
     affinity "paper" ranks as published: single operators, T' never negative; norms and KV of all layers are on the
     device, or of as many as fit. rule "full" takes the least predicted time among placements that leave no room there.
@@ -53,7 +55,7 @@ def search(
     n_layer = costs.graph.n_layer
     if first_layers is None:
         first_layers = device_layer_choices(n_layer, layers(costs, budget).first_device_layer)
-    transfers = Transfers(costs, affinity == "paper")
+    transfers = transfers or Transfers(costs, affinity == "paper")
     best: Placed | None = None
     for first in first_layers:
         room = budget(first)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from oallama.core.errors import DoesNotFit
@@ -81,11 +81,13 @@ def costs_of(problem: Problem, load: Workload, phase: Phase, llama_uses_device: 
     return costs_over(problem, passes(load, phase), llama_uses_device)
 
 
-def costs_over(problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool = True) -> Costs:
-    """Prices over these passes."""
+def costs_over(
+    problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool = True, layouts: Sequence[str] | None = None
+) -> Costs:
+    """Prices over these passes. layouts: in which the host holds each operator; None: in the fastest over them."""
     profile, n_layer = problem.profile, problem.graph.n_layer
     stream = weight_stream(profile) if llama_uses_device else None
-    operators = operator_costs(problem.kernels, problem.operators, n_layer, over, stream)
+    operators = operator_costs(problem.kernels, problem.operators, n_layer, over, stream, layouts)
     cache = host_cache(profile) if stream and takes_attention(problem.operators, operators) else None
     return Costs(
         operators,
@@ -98,9 +100,11 @@ def costs_over(problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool
 
 
 def predicted_of(
-    problem: Problem, load: Workload, placed: Placed, llama_uses_device: bool | None = None
+    problem: Problem, load: Workload, placed: Placed, layouts: Sequence[str], llama_uses_device: bool | None = None
 ) -> Predicted:
-    """TTFT, TPOT and their sum over the workload. llama_uses_device: as costs_of; None: as the placement says."""
+    """TTFT, TPOT and their sum over the workload, the host holding each operator in its one layout.
+
+    llama_uses_device: as costs_of; None: as the placement says."""
     if placed.slices is not None:
         ttft_s, tpot_s = placed.slices.ttft_s, placed.slices.tpot_s
     else:
@@ -108,7 +112,9 @@ def predicted_of(
             llama_uses_device = placed.first_device_layer <= problem.graph.n_layer
         ttft_s, tpot_s = (
             placement_seconds(
-                costs_of(problem, load, phase, llama_uses_device), placed.on_device, placed.first_device_layer
+                costs_over(problem, passes(load, phase), llama_uses_device, layouts),
+                placed.on_device,
+                placed.first_device_layer,
             )
             for phase in ("prefill", "decode")
         )
@@ -117,11 +123,12 @@ def predicted_of(
 
 def on_cpu(problem: Problem, load: Workload, phase: Phase) -> Decision:
     """Everything on the CPU. `costs` are those that a placement would be made from."""
-    placed = cpu(costs_of(problem, load, phase, llama_uses_device=False))
+    alone = costs_of(problem, load, phase, llama_uses_device=False)
+    placed = cpu(alone)
     taken = problem.probe(load, placed)
     memory = ledger(0, problem.vram_fill, 0, taken.weights_host, 0, 0)
-    costs = costs_of(problem, load, phase)
-    return Decision("cpu", load, costs, placed, memory, predicted_of(problem, load, placed), ())
+    predicted = predicted_of(problem, load, placed, alone.layouts)
+    return Decision("cpu", load, costs_of(problem, load, phase), placed, memory, predicted, ())
 
 
 def nothing_placed(problem: Problem, policy: str, load: Workload, phase: Phase, capacity: int, reason: str) -> Decision:

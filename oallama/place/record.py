@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from oallama.core.errors import UsageError
 from oallama.core.types import ModelInfo, Operator, OperatorPlacement, PlanRecord, Workload
-from oallama.model.cut import cut_extent
 from oallama.cost.blocks import slice_memory
+from oallama.model.cut import cut_extent
 from oallama.place.budget import ledger
 from oallama.place.placed import Placed, Slices, nothing_there
 from oallama.place.problem import Decision

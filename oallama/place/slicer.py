@@ -2,16 +2,16 @@
 IV), under one memory limit.
 
 Cuts are those that suit decode, as in the paper, or the workload: whichever its total time prefers. A host layout that
-the device cannot read (repacked weights) rules out n_g, unless CC is kept a second time in the plain one; what is faster
-is again a matter of the total. Without streaming r_CG = n_g = 0: both sides compute, nothing is copied.
+the device cannot read (repacked weights) rules out n_g, unless CC is kept a second time in the plain one; the total
+decides again. Without streaming r_CG = n_g = 0: both sides compute, nothing is copied.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from itertools import product
 from math import ceil
 from typing import Literal
 
@@ -27,7 +27,7 @@ from oallama.place.cuts import Layers, Table, n_g_at, pass_seconds, solve_cg, so
 from oallama.place.knapsack import Menu, assign
 from oallama.place.least import least
 from oallama.place.placed import Placed, Slices
-from oallama.place.problem import Problem, costs_over
+from oallama.place.problem import Problem, costs_of, costs_over
 
 N_VALUES = 16
 """n_G of the paper: how many values of r_GG above 0 are looked at."""
@@ -93,6 +93,7 @@ class Slicer:
             asked[one.n_tokens].append(replace(one, count=load.n_gen or 1) if one.n_tokens == 1 else one)
         self._over |= {n_tokens: tuple(over) for n_tokens, over in asked.items()}
         self._costs: dict[tuple[int, bool], Costs] = {}
+        self._held: dict[bool, tuple[str, ...]] = {}
 
     #
     # blocks
@@ -102,9 +103,7 @@ class Slicer:
         """The blocks that may be sliced. What is in none stays where `placed` has it, and is spread evenly between
         them."""
         operators = self._problem.operators
-        members = [
-            can and not there for can, there in zip(self._problem.splittable, placed.on_device, strict=True)
-        ]
+        members = [can and not there for can, there in zip(self._problem.splittable, placed.on_device, strict=True)]
         found = split_blocks(operators, members)
         if not found:
             return []
@@ -114,15 +113,24 @@ class Slicer:
         gap = self._curve(uses, lambda costs: placement_seconds(costs, *at, inside) / len(found))
         gap_cpu = self._curve(uses, lambda costs: cpu_seconds(costs, *at, inside) / len(found))
         made: list[Layouts] = []
+        whole: dict[Hashable, Curve] = {}
         for block in found:
             first = operators[block.operators[0]]
-            whole = self._curve(uses, lambda costs, block=block: sum(costs.operators[i].t_cpu_s for i in block.operators))  # type: ignore[misc]
             outputs_only = computes_outputs_only(first, self._problem.graph.n_layer)
             by_layout = block_costs(self._problem.kernels, operators, block)
+            takes_n_g = is_ffn(first) and PLAIN_LAYOUT in by_layout
+            kind = (*(operators[i].mul_mat for i in block.operators), block.extent, outputs_only, takes_n_g)
+            if kind not in whole:
+                whole[kind] = self._curve(
+                    uses,
+                    lambda costs, block=block: sum(costs.operators[i].t_cpu_s for i in block.operators),  # type: ignore[misc]
+                )
             made.append(
                 {
-                    layout: replace(cost, gap=gap, gap_cpu=gap_cpu, whole=whole, outputs_only=outputs_only,
-                                    takes_n_g=is_ffn(first) and PLAIN_LAYOUT in by_layout)
+                    layout: replace(
+                        cost, gap=gap, gap_cpu=gap_cpu, whole=whole[kind], outputs_only=outputs_only,
+                        takes_n_g=takes_n_g, kind=(layout, kind),
+                    )
                     for layout, cost in by_layout.items()
                 }
             )  # fmt: skip
@@ -138,8 +146,15 @@ class Slicer:
     def _costs_at(self, n_tokens: int, llama_uses_device: bool) -> Costs:
         key = (n_tokens, llama_uses_device)
         if key not in self._costs:
-            self._costs[key] = costs_over(self._problem, self._over[n_tokens], llama_uses_device)
+            layouts = self._layouts(llama_uses_device)
+            self._costs[key] = costs_over(self._problem, self._over[n_tokens], llama_uses_device, layouts)
         return self._costs[key]
+
+    def _layouts(self, llama_uses_device: bool) -> tuple[str, ...]:
+        """In which the host holds what is not sliced."""
+        if llama_uses_device not in self._held:
+            self._held[llama_uses_device] = costs_of(self._problem, self._load, "mixed", llama_uses_device).layouts
+        return self._held[llama_uses_device]
 
     #
     # cuts
@@ -160,54 +175,71 @@ class Slicer:
         self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES, any_length: bool = True
     ) -> SlicePlan | None:
         """As `plan`, of these blocks."""
+        if not blocks:
+            return None
         load = self._load
 
-        @cache
-        def choices(kind: BlockCost, objective: Objective) -> tuple[Choice, ...]:
-            return self._choices(kind, objective, n_values)
+        cuts: dict[tuple[Hashable, bool], tuple[tuple[Cut, ...], ...]] = {}
+        choices: dict[tuple[Hashable, bool, Objective], tuple[Choice, ...]] = {}
 
-        best: SlicePlan | None = None
-        for mode in self._modes(blocks) if blocks else ():
-            for objective in _objectives(load):
-                per_block = [choices(block.kind(), objective) for block in mode.blocks]
-                plan = self._solved(mode, per_block, room, weights_room)
-                if plan is None or (mode.twice and _cc_bytes(plan.layers) > self._problem.host_room):
-                    continue
-                if best is None or plan.total_s(load) < best.total_s(load):
-                    best = plan
-        if best is None:
-            return None
+        def choices_of(of: BlockCost, streams: bool, objective: Objective) -> tuple[Choice, ...]:
+            kind = id(of) if of.kind is None else of.kind
+            if (kind, streams) not in cuts:
+                cuts[kind, streams] = self._cuts(of, streams, n_values)
+            if (kind, streams, objective) not in choices:
+                choices[kind, streams, objective] = tuple(
+                    self._best(of, objective, same_gg) for same_gg in cuts[kind, streams]
+                )
+            return choices[kind, streams, objective]
+
+        modes = self._modes(blocks)
+        best = self.priced([(of, Cut(of.block.extent, 0, 0)) for of in modes[0].blocks], (), False, 0, 0)
+        short = False
+        for mode, objective, streams in product(modes, _objectives(load), {False, self._streams}):
+            per_block = [choices_of(of, streams, objective) for of in mode.blocks]
+            plan = self._solved(mode, per_block, room, weights_room)
+            if plan is None or (mode.twice and _cc_bytes(plan.layers) > self._problem.host_room):
+                short = short or not mode.with_n_g
+                continue
+            short = short or plan.short
+            best = min(best, plan, key=lambda plan: plan.total_s(load))
         if best.token_assignment and any_length:
             known = {p.n_tokens for p in passes(load, "prefill")}
             table = token_table(best.layers, self.on, load.n_ubatch, known)
             best = self.priced(best.layers, table, best.kept_twice, best.weights_bytes, best.staging_bytes)
-        return self.exact(best)
+        return replace(self.exact(best), short=short)
 
-    def _choices(self, kind: BlockCost, objective: Objective, n_values: int) -> tuple[Choice, ...]:
-        """The block at r_GG = i/n for i = 0..n, each rounded to what the backend can cut, and at its best without
-        streaming, with the best r_CG beside. At least one step is left beside GG."""
-        extent, step, load = kind.block.extent, kind.block.step, self._load
-        lengths = {1} if objective == "decode" or kind.outputs_only else {1, min(load.n_prompt, load.n_ubatch)}
-        over = (Pass(1, 0, 1),) if objective == "decode" else passes(load, "mixed")
+    def _cuts(self, kind: BlockCost, streams: bool, n_values: int) -> tuple[tuple[Cut, ...], ...]:
+        """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut,
+        and where both sides take as long. At least one step is left beside GG. streams: with the best r_CG as well, in
+        decode and in the prompt."""
+        extent, step = kind.block.extent, kind.block.step
+        n_steps = ceil(extent / step)
+
+        def resident(n: int) -> Cut:
+            """With so many steps of CC, and the rest GG."""
+            cc = min(n * step, extent)
+            return Cut(cc, 0, extent - cc)
+
+        balanced, _ = least(lambda n: self._best(kind, "workload", (resident(n),))[1], 1, n_steps)
+        wanted = {max(1, round((1 - i / n_values) * extent / step)) for i in range(n_values)} | {1, balanced, n_steps}
+        found = []
+        for n in sorted(wanted, reverse=True):
+            cuts = {resident(n)}
+            for n_tokens in {1} if kind.outputs_only else {1, min(self._load.n_prompt, self._load.n_ubatch)}:
+                if streams:
+                    cuts.add(solve_cg(kind, self.on, resident(n).gg, n_tokens)[0])
+            found.append(tuple(sorted(cuts, key=lambda cut: cut.cg)))
+        return tuple(found)
+
+    def _best(self, kind: BlockCost, objective: Objective, cuts: Sequence[Cut]) -> Choice:
+        """Of these cuts, without n_g; of equals the one that streams the least."""
+        over = (Pass(1, 0, 1),) if objective == "decode" else passes(self._load, "mixed")
 
         def seconds(cut: Cut) -> float:
             return sum(p.count * self.on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
 
-        def resident(n_steps: int) -> Cut:
-            """With so many steps of CC, and the rest GG."""
-            cc = min(n_steps * step, extent)
-            return Cut(cc, 0, extent - cc)
-
-        n_steps = ceil(extent / step)
-        wanted = {max(1, round((1 - i / n_values) * extent / step)) for i in range(n_values)} | {1, n_steps}
-        balanced, _ = least(lambda n: seconds(resident(n)), 1, n_steps)
-        made = []
-        for n in sorted(wanted | {balanced}, reverse=True):
-            cuts = {resident(n)}
-            if self._streams:
-                cuts |= {solve_cg(kind, self.on, resident(n).gg, n_tokens)[0] for n_tokens in lengths}
-            made.append(min(((cut, seconds(cut)) for cut in sorted(cuts, key=lambda c: c.cg)), key=lambda one: one[1]))
-        return tuple(made)
+        return min(((cut, seconds(cut)) for cut in cuts), key=lambda choice: choice[1])
 
     def _modes(self, blocks: Sequence[Layouts]) -> list[_Mode]:
         """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a
@@ -224,9 +256,9 @@ class Slicer:
         without = _Mode(fastest, False, False)
         if not self._streams:
             return [without]
-        held = tuple(replace(of, whole=None) if of.takes_n_g else of for of in fastest)
+        held = tuple(_held(of) if of.takes_n_g else of for of in fastest)
         plain = tuple(
-            replace(by_layout[PLAIN_LAYOUT], whole=None) if of.takes_n_g and not of.outputs_only else of
+            _held(by_layout[PLAIN_LAYOUT]) if of.takes_n_g and not of.outputs_only else of
             for by_layout, of in zip(blocks, held, strict=True)
         )
         twice = [_Mode(held, True, True)] if plain != held else []
@@ -235,8 +267,8 @@ class Slicer:
     def _solved(
         self, mode: _Mode, per_block: Sequence[Sequence[Choice]], room: int, weights_room: int
     ) -> SlicePlan | None:
-        """r_GG, then n_g; what staging then takes is taken off the room, and so on until both fit. None: it does not, or
-        no prompt gains by n_g."""
+        """r_GG, then n_g; what staging then takes is taken off the room, and so on until both fit. None: it does not,
+        or no prompt gains by n_g."""
         menus: list[Menu] = [
             tuple((of.block.weight_bytes(cut.gg), seconds) for cut, seconds in made)
             for of, made in zip(mode.blocks, per_block, strict=True)
@@ -245,7 +277,9 @@ class Slicer:
         staging = 0
         for _ in range(STAGING_ROUNDS):
             assigned = assign(menus, max(0, min(room - staging, weights_room)))
-            layers = tuple((of, made[i][0]) for of, made, i in zip(mode.blocks, per_block, assigned.chosen, strict=True))
+            layers = tuple(
+                (of, made[i][0]) for of, made, i in zip(mode.blocks, per_block, assigned.chosen, strict=True)
+            )
             table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None
@@ -312,6 +346,11 @@ class _Mode:
     blocks: tuple[BlockCost, ...]
     with_n_g: bool
     twice: bool
+
+
+def _held(of: BlockCost) -> BlockCost:
+    """In the split back end even where nothing of it is on the device."""
+    return replace(of, whole=None, kind=None if of.kind is None else ("held", of.kind))
 
 
 def _objectives(load: Workload) -> tuple[Objective, ...]:

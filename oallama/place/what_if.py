@@ -85,7 +85,9 @@ def stock_decision(problem: Problem, load: Workload) -> Decision:
     costs = costs_of(stock, load, "mixed", streams)
     placed = stock_fit(costs, problem.operators, room.operator_room)
     memory = measured(problem, load, placed, problem.probe(load, placed).device_free)
-    return Decision(STOCK_POLICY, load, costs, placed, memory, predicted_of(stock, load, placed, streams), ())
+    return Decision(
+        STOCK_POLICY, load, costs, placed, memory, predicted_of(stock, load, placed, costs.layouts, streams), ()
+    )
 
 
 def _memory(problem: Problem, load: Workload) -> DeviceMemory:

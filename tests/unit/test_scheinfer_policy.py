@@ -59,7 +59,7 @@ def test_its_prediction_is_what_it_was_chosen_by() -> None:
     predicted = decision.predicted
     assert predicted.total_s == pytest.approx(decision.placed.seconds)
     assert predicted.total_s == pytest.approx(predicted.ttft_s + LOAD.n_gen * predicted.tpot_s)
-    assert predicted == predicted_of(made, decision.workload, decision.placed)
+    assert predicted == predicted_of(made, decision.workload, decision.placed, decision.costs.layouts)
 
 
 def test_a_slow_link_is_not_used_and_a_fast_one_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -48,7 +49,7 @@ def slicer_on(on: Pricing, load: Workload = LOAD, host_room: int = 0) -> Slicer:
 
 
 def layered(block: BlockCost, n: int) -> list[dict[str, BlockCost]]:
-    return [{"CPU": replace(block, block=replace(block.block, operators=(i,)))} for i in range(n)]
+    return [{"CPU": replace(block, block=replace(block.block, operators=(i,)), kind="block")} for i in range(n)]
 
 
 @settings(deadline=None, max_examples=8)
@@ -163,7 +164,7 @@ def test_with_nothing_sliced_the_price_is_the_one_of_whole_operators() -> None:
     far = replace(SLOW_CPU, link=LinearFit(1.0, 1.0, 1.0))
     ops, plan, placed = solved(far, 0)
     assert plan.is_empty
-    expected = predicted_of(problem(far, ops), LOAD, replace(placed, slices=None))
+    expected = predicted_of(problem(far, ops), LOAD, replace(placed, slices=None), ("CPU",) * len(ops))
     assert plan.prefill_s == pytest.approx(expected.ttft_s)
     assert plan.decode_s == pytest.approx(expected.tpot_s)
 
@@ -210,7 +211,7 @@ def test_what_is_on_the_device_stays_there() -> None:
     ops = llama(2)
     made = problem(SLOW_CPU, ops)
     assert sliced(made, Placed((True,) * len(ops), 0), 10**6, 10**6) is None
-    found = sliced(made, nothing_there(len(ops), 0), 10**6, 10**6)
+    found = sliced(made, nothing_there(len(ops), 0), 10**8, 10**6)
     assert found is not None
     cut = {ops[i].role for of, slices in found[0].layers if not slices.is_whole for i in of.block.operators}
     assert {"ffn_gate", "ffn_up", "ffn_down", "output"} <= cut
@@ -219,7 +220,7 @@ def test_what_is_on_the_device_stays_there() -> None:
 def test_more_memory_on_the_device_is_never_worse() -> None:
     size = sum(op.bytes for op in ffn(0)) * 2
     seconds = [solved(SLOW_CPU, size * i // 8)[1].total_s(LOAD) for i in (0, 1, 2, 4, 8)]
-    assert seconds == sorted(seconds, reverse=True)
+    assert all(more <= less * (1 + 1e-9) for less, more in pairwise(seconds))
     assert seconds[-1] < 0.9 * seconds[0]
 
 

@@ -1,4 +1,4 @@
-"""Blocks, and Eq. 4 and 15: what a sliced block's tasks take, against hand arithmetic and worlds whose times are known."""
+"""Blocks, and Eq. 4 and 15: what a sliced block's tasks take, by hand and in worlds whose times are known."""
 
 from __future__ import annotations
 

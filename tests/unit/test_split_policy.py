@@ -246,7 +246,7 @@ def test_auto_says_nothing_of_memory_that_slices_do_not_need() -> None:
     """KV and compute buffers do not fit, slices do."""
     made = problem(PAIR, free=10**6, compute_per_token=10**6)
     decision = decide(made, "auto", LOAD, "mixed")
-    assert decision.policy == "split"
+    assert decision.policy in ("split", "scheinfer")
     assert not any("stays on the CPU" in note for note in decision.notes)
 
 

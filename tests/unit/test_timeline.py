@@ -160,7 +160,9 @@ def test_more_slots_never_take_longer_where_asking_takes_no_time(
     free = [replace(block, issue_s=0.0) for block in blocks]
     few, more = (timeline(free, Prefetch(mode, n)).end_s for n in (n_slots, n_slots + 1))  # type: ignore[arg-type]
     assert more <= few * (1 + 1e-9)
-    assert timeline(free, Prefetch("ahead", n_slots)).end_s <= timeline(free, Prefetch("layer", n_slots)).end_s * (1 + 1e-9)
+    assert timeline(free, Prefetch("ahead", n_slots)).end_s <= timeline(free, Prefetch("layer", n_slots)).end_s * (
+        1 + 1e-9
+    )
 
 
 def long_run(blocks: list[BlockTimes], prefetch: Prefetch, rounds: int) -> float:
