@@ -16,7 +16,6 @@ from ggml_bridge.rpc import probe
 from ggml_bridge.split import SplitBackend
 from ggml_bridge.timing import (
     BoundaryTimer,
-    Contention,
     LayerRestTimer,
     MulMatCase,
     MulMatTimer,
@@ -277,24 +276,6 @@ class Bridge:
             flash_attn=int(flash_attn),
             n_threads=n_threads,
         )
-
-    def contention(
-        self,
-        device: str,
-        K: int,
-        N: int,
-        type: str,
-        layout: str,
-        n_threads: int = 1,
-        chunk_bytes: int = 4 << 20,
-        seconds: float = 0.5,
-        working_set_bytes: int = WORKING_SET_BYTES,
-    ) -> Contention:
-        """How CPU decode mul-mats (weight [K, N] rotated through working_set_bytes) and copies of chunk_bytes to the
-        device (from pinned memory if it has any) share the machine's memory; takes three times `seconds`."""
-        cpu = self._case("CPU", layout, type, K, N, 1, 0, 1, working_set_bytes, n_threads)
-        found = share_link(self.native, cpu, device, chunk_bytes, seconds)
-        return Contention(found.first_alone, found.second_alone, found.first_with_second, found.second_with_first)
 
     def share_link(self, first: MulMatCase, device: str, chunk_bytes: int = 4 << 20, seconds: float = 0.5) -> Sharing:
         """How mul-mats (of the CPU or of the device: `mul_mat_case`) and copies of chunk_bytes to the device (from

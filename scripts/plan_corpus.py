@@ -81,11 +81,11 @@ def profiles() -> Iterator[tuple[str, str, Profile]]:
     """(profile's name, model's name, profile) of all that can be planned."""
     recorded = {path.stem: read_profile(path) for path in sorted(FOLDER.glob("profile-*.json"))}
     for name in MODELS:
-        wanted = {(o.op, o.type, o.shape) for o in model(name).operators}
+        wanted = {operator.mul_mat for operator in model(name).operators}
         serving = {
             stem: profile
             for stem, profile in recorded.items()
-            if wanted <= {(c.op, c.type, c.shape) for c in profile.cases if c.device != CPU_DEVICE}
+            if wanted <= {c.mul_mat for c in profile.cases if c.device != CPU_DEVICE}
         }
         for stem, profile in serving.items():
             yield stem.removeprefix("profile-"), name, _of_model(profile, name)
@@ -97,11 +97,11 @@ def profiles() -> Iterator[tuple[str, str, Profile]]:
 def _of_model(profile: Profile, name: str) -> Profile:
     """Without what was measured for other models in the same store."""
     info = model(name).info
-    wanted = {(o.op, o.type, o.shape) for o in model(name).operators}
+    wanted = {operator.mul_mat for operator in model(name).operators}
     heads = (info.n_embd, info.n_head, info.n_head_kv)
     return replace(
         profile,
-        cases=tuple(c for c in profile.cases if (c.op, c.type, c.shape) in wanted),
+        cases=tuple(c for c in profile.cases if c.mul_mat in wanted),
         rest=tuple(r for r in profile.rest if r.shape and (r.shape.n_embd, r.shape.n_head, r.shape.n_head_kv) == heads),
     )
 

@@ -16,9 +16,6 @@ from oallama.core.types import Profile, Sharing, Worker
 ONE_QUEUE = 0.5
 """Of a copy under way on another stream that a result waits for: from here on all streams are taken as one queue."""
 
-MANY_TOKENS = 32
-"""From so many tokens on a CPU kernel reads too few bytes for the DRAM to limit it, where nobody measured that."""
-
 
 @dataclass(frozen=True, slots=True)
 class Interference:
@@ -51,25 +48,13 @@ def interference_curve(profile: Profile) -> InterferenceCurve:
     """What a profile says of work at the same time. A side that was found faster together than alone lost nothing."""
     one_queue = profile.copy_wait is not None and profile.copy_wait >= ONE_QUEUE
     measured: dict[int, dict[str, float]] = {}
-    for sharing in (*_contention(profile), *profile.sharing):
+    for sharing in profile.sharing:
         names = _FIELDS.get((sharing.first, sharing.second))
         if names is not None:
             measured.setdefault(sharing.n_tokens, {}).update(zip(names, _shares(sharing), strict=True))
     if not measured and one_queue:
         measured[1] = {}
     return tuple((n_tokens, Interference(**left, one_queue=one_queue)) for n_tokens, left in sorted(measured.items()))
-
-
-def _contention(profile: Profile) -> tuple[Sharing, ...]:
-    """Of a profile that has no other measurement of CPU and link: theirs in decode, and none in large batches."""
-    found = profile.contention
-    if found is None or any((one.first, one.second) == ("cpu", "link") for one in profile.sharing):
-        return ()
-    cpu, link = found.cpu_alone_gb_per_s, found.link_alone_gb_per_s
-    return (
-        Sharing("cpu", "link", 1, cpu, link, found.cpu_with_link_gb_per_s, found.link_with_cpu_gb_per_s),
-        Sharing("cpu", "link", MANY_TOKENS, cpu, link, cpu, link),
-    )
 
 
 def _shares(sharing: Sharing) -> tuple[float, float]:

@@ -13,25 +13,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, Operator, Profile, ProfileCase, Shape
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, MulMat, Operator, Profile
 from oallama.profile.fit import fit_linear
-
-PLAIN_LAYOUT = "CPU"
 
 MIN_SIZE_RATIO = 4.0
 """Of the largest to the smallest weight below which a profile says nothing of α."""
-
-MulMat = tuple[str, str, Shape, int]
-"""(op, type, shape, n_expert_used): what distinguishes a mul-mat except where it runs and its batch size."""
 
 Curve = tuple[tuple[int, float], ...]
 """((n_tokens, seconds), ...) with ascending n_tokens."""
 
 NO_TIME: Curve = ((1, 0.0),)
-
-
-def mul_mat_of(of: Operator | ProfileCase) -> MulMat:
-    return (of.op, of.type, of.shape, of.n_expert_used)
 
 
 def interpolate(curve: Curve, n_tokens: int) -> float:
@@ -68,17 +59,17 @@ class Kernels:
         self.device = profile.device
         points: dict[tuple[str, str, MulMat], dict[int, float]] = {}
         for case in sorted(profile.cases, key=lambda case: case.working_set_bytes):
-            points.setdefault((case.device, case.layout, mul_mat_of(case)), {})[case.n_tokens] = case.seconds
+            points.setdefault((case.device, case.layout, case.mul_mat), {})[case.n_tokens] = case.seconds
         curves = {key: tuple(sorted(known.items())) for key, known in points.items()}
         alphas = _alphas(curves)
         self._kernels = {
-            (device, layout, what): Kernel(curve, alphas[device, layout, what[0], what[1]])
+            (device, layout, what): Kernel(curve, alphas[device, layout, what.op, what.type])
             for (device, layout, what), curve in curves.items()
         }
 
     def on_host(self, operator: Operator) -> Mapping[str, Kernel]:
         """By CPU layout, in alphabetical order. Raises ProfileError if the CPU never measured this operator's shape."""
-        wanted = mul_mat_of(operator)
+        wanted = operator.mul_mat
         found = {
             layout: kernel
             for (device, layout, what), kernel in sorted(self._kernels.items(), key=lambda item: item[0][1])
@@ -95,14 +86,15 @@ class Kernels:
         """None: the device cannot compute it, or there is none."""
         if self.device == CPU_DEVICE:
             return None
-        return self._kernels.get((self.device, DEVICE_LAYOUT, mul_mat_of(operator)))
+        return self._kernels.get((self.device, DEVICE_LAYOUT, operator.mul_mat))
 
 
 def _alphas(curves: Mapping[tuple[str, str, MulMat], Curve]) -> dict[tuple[str, str, str, str], Curve]:
     """(device, layout, op, type) -> α by batch size."""
     points: dict[tuple[str, str, str, str], dict[int, list[tuple[int, float]]]] = {}
-    for (device, layout, (op, weight_type, (k, n, e), _)), curve in curves.items():
-        by_batch = points.setdefault((device, layout, op, weight_type), {})
+    for (device, layout, what), curve in curves.items():
+        k, n, e = what.shape
+        by_batch = points.setdefault((device, layout, what.op, what.type), {})
         for n_tokens, seconds in curve:
             by_batch.setdefault(n_tokens, []).append((k * n * e, seconds))
     return {

@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oallama.core.types import CPU_DEVICE, LinearFit, Operator, Profile, RestShape
+from oallama.core.ggml_types import bytes_per_element
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, LinearFit, Operator, Profile, RestShape
 from oallama.cost.graph import computes_outputs_only
-from oallama.cost.kernels import PLAIN_LAYOUT
 from oallama.cost.operators import OFFLOAD_MIN_TOKENS, OperatorCost
 from oallama.cost.passes import Pass
 from oallama.cost.rest import RestIndex, rest_of, rest_seconds
 from oallama.cost.transfer import transfer_rates, weight_stream
-from oallama.profile.cases import CACHE_BYTES
 
 KEYS_AND_VALUES = 2
 
@@ -49,8 +48,8 @@ def host_cache(profile: Profile) -> HostCache | None:
 
 def cache_bytes(shape: RestShape) -> float:
     """Of one position of the KV cache in one layer."""
-    keys = shape.n_embd_head_k * CACHE_BYTES.get(shape.type_k, CACHE_BYTES["f16"])
-    values = shape.n_embd_head_v * CACHE_BYTES.get(shape.type_v, CACHE_BYTES["f16"])
+    keys = shape.n_embd_head_k * bytes_per_element(shape.type_k)
+    values = shape.n_embd_head_v * bytes_per_element(shape.type_v)
     return shape.n_head_kv * (keys + values)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from oallama.core.types import LinearFit, Operator
+from oallama.core.types import PLAIN_LAYOUT, LinearFit, MulMat, Operator
 from oallama.cost.graph import computes_outputs_only
-from oallama.cost.kernels import PLAIN_LAYOUT, Kernel, Kernels, MulMat, interpolate, mul_mat_of
+from oallama.cost.kernels import Kernel, Kernels, interpolate
 from oallama.cost.passes import Pass
 
 OFFLOAD_MIN_TOKENS = 32
@@ -73,7 +73,7 @@ def operator_costs(
     for i, operator in enumerate(operators):
         outputs_only = computes_outputs_only(operator, n_layer)
         layout = layouts[i] if layouts else None
-        key = (mul_mat_of(operator), outputs_only, layout)
+        key = (operator.mul_mat, outputs_only, layout)
         if key not in seen:
             seen[key] = operator_cost(kernels, operator, output_passes if outputs_only else over, stream, layout)
         costs.append(replace(seen[key], name=operator.name, bytes=operator.bytes))

@@ -12,16 +12,14 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import CPU_DEVICE, LinearFit, Operator, Profile
+from oallama.core.types import CPU_DEVICE, LinearFit, MulMat, Operator, Profile
 from oallama.core.units import KIB
 from oallama.cost.blocks import F32, SplitBlock
 from oallama.cost.interference import InterferenceCurve, interference_at, interference_curve
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
 from oallama.cost.timeline import BlockTimes, Prefetch, Step, cycle_seconds
 from oallama.cost.transfer import TransferRates, transfer_rates
-from oallama.profile.cases import Signature, bytes_read
 from oallama.profile.fit import fit_linear
-from oallama.profile.wanted import signature_of
 
 JOIN_BYTES = 3 * F32
 """Of memory that the join moves for each element: it reads both sides' results and writes one."""
@@ -53,13 +51,14 @@ class Cut:
 class Gemm:
     """One mul-mat of a block on either side."""
 
-    signature: Signature
+    mul_mat: MulMat
+    bytes: int  # of the whole weight
     cpu: Kernel
     gpu: Kernel
 
     @property
     def routed(self) -> bool:
-        return self.signature.op == "MUL_MAT_ID"
+        return self.mul_mat.op == "MUL_MAT_ID"
 
     def cpu_s(self, share: float, n_tokens: int) -> float:
         return _seconds(self.cpu, share, n_tokens)
@@ -71,9 +70,9 @@ class Gemm:
         """Of the share of a weight that n_tokens tokens need: one copy, of experts one for each that is routed to."""
         if share <= 0 or n_tokens <= 0:
             return 0.0
-        n_bytes = bytes_read(self.signature, n_tokens)
-        n_copies = self.signature.shape[2] * n_bytes / self.signature.bytes if self.routed else 1.0
-        return n_copies * line.alpha_s + share * n_bytes * line.beta_s_per_byte
+        read = self.mul_mat.share_read(n_tokens)
+        n_copies = self.mul_mat.shape[2] * read if self.routed else 1.0
+        return n_copies * line.alpha_s + share * self.bytes * read * line.beta_s_per_byte
 
 
 def _seconds(kernel: Kernel, share: float, n_tokens: int) -> float:
@@ -125,7 +124,7 @@ def block_costs(kernels: Kernels, operators: Sequence[Operator], block: SplitBlo
         layout: BlockCost(
             block,
             tuple(
-                Gemm(signature_of(operator), cpu[layout], gpu)
+                Gemm(operator.mul_mat, operator.bytes, cpu[layout], gpu)
                 for operator, cpu, gpu in zip(members, on_host, on_device, strict=True)
                 if gpu is not None
             ),
@@ -133,7 +132,7 @@ def block_costs(kernels: Kernels, operators: Sequence[Operator], block: SplitBlo
         )
         for layout in layouts
         if None not in on_device
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True, slots=True)

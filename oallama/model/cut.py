@@ -10,8 +10,8 @@ from __future__ import annotations
 from math import lcm
 from typing import Literal
 
+from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.types import Operator
-from oallama.model.gguf_types import GGML_TYPES_BY_NAME
 
 Axis = Literal["rows", "cols", "halves"]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from oallama.core.errors import ModelFileError
+from oallama.core.ggml_types import GGML_TYPES
 from oallama.core.types import ModelFile
 from oallama.core.units import MIB
 from oallama.model.gguf_cursor import Cursor
@@ -35,7 +36,6 @@ from oallama.model.gguf_types import (
     DEFAULT_ALIGNMENT,
     GGML_MAX_DIMS,
     GGML_MAX_NAME,
-    GGML_TYPES,
     VALUE_ARRAY,
     VALUE_STRING,
     VALUE_TYPES,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from oallama.core.ggml_types import MUL_MAT_TYPES
 from oallama.model.gguf_file import CONVERT_AGAIN, DOWNLOAD_AGAIN, GgufFile, TensorInfo, fault
-from oallama.model.gguf_types import MUL_MAT_TYPES
 from oallama.model.hyperparameters import Hyperparameters, number
 from oallama.model.roles import INTEGER_ROLES, MUL_MAT_ID_ROLES, MUL_MAT_ROLES, TensorRole, is_f32_only, tensor_role
 

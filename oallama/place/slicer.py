@@ -15,10 +15,10 @@ from itertools import product
 from math import ceil
 from typing import Literal
 
-from oallama.core.types import StreamSettings, Workload
+from oallama.core.types import PLAIN_LAYOUT, StreamSettings, Workload
 from oallama.cost.blocks import is_ffn, split_blocks
 from oallama.cost.graph import computes_outputs_only
-from oallama.cost.kernels import PLAIN_LAYOUT, Curve, mul_mat_of
+from oallama.cost.kernels import Curve
 from oallama.cost.passes import Pass, passes
 from oallama.cost.placement import Costs, cpu_seconds, placement_seconds
 from oallama.cost.slices import BlockCost, Cut, Pricing, block_costs, slice_rates
@@ -119,7 +119,7 @@ class Slicer:
             outputs_only = computes_outputs_only(first, self._problem.graph.n_layer)
             by_layout = block_costs(self._problem.kernels, operators, block)
             takes_n_g = is_ffn(first) and PLAIN_LAYOUT in by_layout
-            kind = (*(mul_mat_of(operators[i]) for i in block.operators), block.extent, outputs_only, takes_n_g)
+            kind = (*(operators[i].mul_mat for i in block.operators), block.extent, outputs_only, takes_n_g)
             if kind not in whole:
                 whole[kind] = self._curve(
                     uses,

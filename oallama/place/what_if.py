@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from oallama.core.types import CPU_DEVICE, Operator, Workload
-from oallama.cost.kernels import PLAIN_LAYOUT
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Workload
 from oallama.device.card import Card
 from oallama.place.budget import DeviceMemory
 from oallama.place.decide import QUICK, decide

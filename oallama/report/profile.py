@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oallama.core.types import LinearFit, Profile
+from oallama.core.types import CPU_DEVICE, LinearFit, Profile, ProfileCase
 from oallama.core.units import format_seconds
 from oallama.report.table import Table, table
 from oallama.report.text import printable, shape_text
@@ -14,14 +14,14 @@ def profile_tables(profile: Profile) -> tuple[Table, ...]:
         (
             printable(c.device),
             c.layout,
-            c.type,
-            shape_text(c.shape),
+            c.mul_mat.type,
+            shape_text(c.mul_mat.shape),
             str(c.n_tokens),
             format_seconds(c.seconds),
             f"{c.gb_per_s:.3g}",
             f"{c.gflops:.3g}",
         )
-        for c in sorted(profile.cases, key=lambda c: (c.type, c.shape, c.n_tokens, c.device != "CPU", c.layout))
+        for c in sorted(profile.cases, key=_case_order)
     ]
     tables = [table("Mul-mats", "device |layout |type |>shape |>tokens |>median |>GB/s |>GFLOP/s", cases)]
     fits = dict(profile.link)
@@ -32,11 +32,12 @@ def profile_tables(profile: Profile) -> tuple[Table, ...]:
     if profile.contention is not None:
         c = profile.contention
         rows = [
-            ("CPU reading weights", f"{c.cpu_alone_gb_per_s:.3g}", f"{c.cpu_with_link_gb_per_s:.3g}"),
-            ("link", f"{c.link_alone_gb_per_s:.3g}", f"{c.link_with_cpu_gb_per_s:.3g}"),
+            ("CPU reading weights", f"{c.first_alone_gb_per_s:.3g}", f"{c.first_with_second_gb_per_s:.3g}"),
+            ("link", f"{c.second_alone_gb_per_s:.3g}", f"{c.second_with_first_gb_per_s:.3g}"),
         ]
         tables.append(table("Contention for memory, GB/s", "who |>alone |>both at once", rows))
-    if profile.sharing:
+    measured = [sharing for sharing in profile.sharing if not sharing.assumed]
+    if measured:
         rates = [
             (
                 f"{s.first} and {s.second}",
@@ -44,16 +45,27 @@ def profile_tables(profile: Profile) -> tuple[Table, ...]:
                 f"{s.first_alone_gb_per_s:.3g}, {s.second_alone_gb_per_s:.3g}",
                 f"{s.first_with_second_gb_per_s:.3g}, {s.second_with_first_gb_per_s:.3g}",
             )
-            for s in profile.sharing
+            for s in measured
         ]
         tables.append(table("At the same time, GB/s", "who |>tokens |>each alone |>both at once", rates))
     if profile.skipped:
         left_out = [
-            (printable(s.device), s.layout, s.type, shape_text(s.shape), str(s.n_tokens), printable(s.reason))
+            (
+                printable(s.device),
+                s.layout,
+                s.mul_mat.type,
+                shape_text(s.mul_mat.shape),
+                str(s.n_tokens),
+                printable(s.reason),
+            )
             for s in profile.skipped
         ]
         tables.append(table("Left out", "device |layout |type |>shape |>tokens |reason", left_out))
     return tuple(tables)
+
+
+def _case_order(case: ProfileCase) -> tuple[object, ...]:
+    return (case.mul_mat.type, case.mul_mat.shape, case.n_tokens, case.device != CPU_DEVICE, case.layout)
 
 
 def _fit_row(name: str, fit: LinearFit) -> tuple[str, ...]:

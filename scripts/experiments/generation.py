@@ -60,7 +60,7 @@ def interleaved(arms: Mapping[str, Callable[[], Sample]], rounds: int) -> dict[s
 def best_layout(operator: Any, cc: int) -> str:
     """The first CPU buffer type that llama.cpp would take for a slice of `cc` elements of the operator."""
     from oallama.device.load_params import load_bridge
-    from oallama.plan.split import cut_axis
+    from oallama.model.cut import cut_axis
 
     bridge = load_bridge()
     k, n, e = operator.shape

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 from experiments.published import BYTES_PER_WEIGHT, CPU, GPU, LAUNCH_S, LINK
 
-from oallama.core.types import LinearFit
+from oallama.core.types import LinearFit, MulMat
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.kernels import Curve, Kernel, interpolate
 from oallama.cost.slices import BlockCost, Cut, Gemm, Pricing, SliceRates
 from oallama.cost.timeline import PAPER, BlockTimes, Prefetch, Step, cycle_seconds
 from oallama.cost.transfer import NO_TRANSFER
-from oallama.profile.cases import Signature
 
 
 @dataclass(frozen=True)
@@ -110,9 +109,9 @@ def ffn(model: Model, betas: Betas, decode: bool = True) -> BlockCost:
     n_experts = model.n_expert_used if decode else model.n_expert
     gemms = []
     for k, n in model.expert() * n_experts:
-        signature = Signature("MUL_MAT", "INT4", (k, n, 1), 1, round(k * n * betas.bytes_per_weight))
+        mul_mat, n_bytes = MulMat("MUL_MAT", "INT4", (k, n, 1)), round(k * n * betas.bytes_per_weight)
         cpu, gpu = _curve(CPU[0], betas.cpu * k * n * share), _curve(GPU[0], betas.gpu * k * n * share)
-        gemms.append(Gemm(signature, Kernel(cpu, ((1, CPU[0]),)), Kernel(gpu, ((1, GPU[0]),))))
+        gemms.append(Gemm(mul_mat, n_bytes, Kernel(cpu, ((1, CPU[0]),)), Kernel(gpu, ((1, GPU[0]),))))
     n_bytes = round(sum(k * n for k, n in model.expert()) * model.n_expert * betas.bytes_per_weight)
     block = SplitBlock((), model.n_ff, 32, n_bytes, 0, 0, 0, 0, 0)
     gap = tuple((n_tokens, _attention_s(model, betas, n_tokens)) for n_tokens in (1, 1024))

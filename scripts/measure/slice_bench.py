@@ -15,8 +15,7 @@ from experiments.traces import trace_of
 
 from ggml_bridge.split import Span, TraceOf
 from oallama import Placer, Plan
-from oallama.core.types import Workload
-from oallama.cost.kernels import PLAIN_LAYOUT
+from oallama.core.types import PLAIN_LAYOUT, Workload
 from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.timeline import PAPER, Prefetch
 from oallama.device.load_params import FlashAttention, load_bridge

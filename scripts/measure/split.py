@@ -18,9 +18,8 @@ from experiments.generation import Sample, best_layout, generations, interleaved
 
 from measure.measure import Measure, Step, add_common, column, name_of, ratio_text
 from oallama import Placer, Plan
-from oallama.core.types import SPLIT_LAYOUT, OperatorPlacement, Phase
+from oallama.core.types import PLAIN_LAYOUT, SPLIT_LAYOUT, OperatorPlacement, Phase
 from oallama.cost.blocks import split_blocks
-from oallama.cost.kernels import PLAIN_LAYOUT
 from oallama.cost.passes import passes
 from oallama.cost.placement import placement_seconds
 from oallama.cost.slices import Cut, Pricing, block_costs, slice_rates

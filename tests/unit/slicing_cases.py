@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from oallama.core.types import LinearFit
+from oallama.core.types import LinearFit, MulMat
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.interference import NO_INTERFERENCE, Interference
 from oallama.cost.kernels import Curve, Kernel
 from oallama.cost.slices import BlockCost, Gemm, Pricing, SliceRates
 from oallama.cost.timeline import Prefetch
 from oallama.cost.transfer import NO_TRANSFER, TransferRates
-from oallama.profile.cases import Signature
 
 TOKENS = (1, 32, 512)
 
@@ -33,13 +32,13 @@ def gemm(
 ) -> Gemm:
     """One mul-mat; experts: (all, used)."""
     e, used = experts or (1, 1)
-    signature = Signature("MUL_MAT_ID" if experts else "MUL_MAT", "Q4_0", (k, n, e), used, n_bytes)
+    mul_mat = MulMat("MUL_MAT_ID" if experts else "MUL_MAT", "Q4_0", (k, n, e), used)
     alpha = ((1, alpha_s),)
-    return Gemm(signature, Kernel(curve(cpu_s, per_token), alpha), Kernel(curve(gpu_s, per_token / 2), alpha))
+    return Gemm(mul_mat, n_bytes, Kernel(curve(cpu_s, per_token), alpha), Kernel(curve(gpu_s, per_token / 2), alpha))
 
 
 def streamed(gemms: list[Gemm], extent: int = 1024, step: int = 32, gap_s: float = 0.0, first: int = 0) -> BlockCost:
-    n_bytes = sum(g.signature.bytes for g in gemms)
+    n_bytes = sum(g.bytes for g in gemms)
     block = SplitBlock(tuple(range(first, first + len(gemms))), extent, step, n_bytes, 256, 0, 256, 0, 3)
     return BlockCost(block, tuple(gemms), "CPU", ((1, gap_s), (512, 10 * gap_s)))
 

@@ -22,14 +22,12 @@ OP = Operator("blk.0.ffn_up.weight", 0, "ffn_up", "MUL_MAT", "Q4_0", (256, 512, 
 
 
 def case(device: str, layout: str, n_tokens: int, seconds: float, working_set_bytes: int = 0) -> ProfileCase:
-    return ProfileCase(
-        device, layout, "Q4_0", (256, 512, 1), 1, n_tokens, seconds, (seconds,), 1.0, 1.0, working_set_bytes
-    )
+    return ProfileCase(device, layout, OP.mul_mat, n_tokens, working_set_bytes, seconds, (seconds,))
 
 
 def profile(*cases: ProfileCase, rest: tuple[RestCase, ...] = (), boundary: LinearFit | None = None) -> Profile:
     link = {"h2d_pageable": LinearFit(1e-5, 1e-9, 1.0), "d2h": LinearFit(2e-5, 2e-9, 1.0)}
-    return Profile(1, {}, "RPC0", cases, rest, link, boundary, None, 3e-5, ())
+    return Profile(1, {}, "RPC0", cases, rest, link, boundary, 3e-5, ())
 
 
 def test_passes_of_a_workload() -> None:

@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from split_cases import World, ffn
 
-from oallama.core.types import Contention, Profile, Sharing
+from oallama.core.types import Profile, Sharing
 from oallama.cost.interference import NO_INTERFERENCE, Interference, interference_at, interference_curve
+from oallama.profile.store import profile_from_json, profile_to_json
 
 
-def profile(*sharing: Sharing, copy_wait: float | None = None, contention: Contention | None = None) -> Profile:
-    return replace(World().profile(ffn(0)), sharing=sharing, copy_wait=copy_wait, contention=contention)
+def profile(*sharing: Sharing, copy_wait: float | None = None) -> Profile:
+    return replace(World().profile(ffn(0)), sharing=sharing, copy_wait=copy_wait)
 
 
 def test_a_profile_from_before_slows_nobody_down() -> None:
@@ -34,12 +35,14 @@ def test_shares_are_speeds_together_over_speeds_alone() -> None:
 
 
 def test_cpu_and_link_are_known_from_their_contention_where_nothing_else_was_measured() -> None:
-    old = Contention(40.0, 20.0, 30.0, 15.0)
-    curve = interference_curve(profile(contention=old))
+    old = {"cpu_alone_gb_per_s": 40.0, "link_alone_gb_per_s": 20.0, "cpu_with_link_gb_per_s": 30.0,
+           "link_with_cpu_gb_per_s": 15.0}  # fmt: skip
+    curve = interference_curve(profile_from_json({**profile_to_json(profile()), "contention": old}))
     assert (curve[0][1].cpu_with_link, curve[0][1].link_with_cpu) == (0.75, 0.75)
     assert interference_at(curve, 512) == NO_INTERFERENCE, "many tokens for each byte leave the link its speed"
-    newer = profile(Sharing("cpu", "link", 1, 2.0, 2.0, 1.0, 2.0), contention=old)
-    assert interference_at(interference_curve(newer), 1) == Interference(cpu_with_link=0.5)
+    newer = profile_to_json(profile(Sharing("cpu", "link", 1, 2.0, 2.0, 1.0, 2.0)))
+    both = profile_from_json({**newer, "contention": old})
+    assert interference_at(interference_curve(both), 1) == Interference(cpu_with_link=0.5)
 
 
 @pytest.mark.parametrize(("wait", "one_queue"), [(None, False), (0.0, False), (0.2, False), (0.9, True), (1.0, True)])

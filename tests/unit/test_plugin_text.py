@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.core.errors import PlanError
+from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, StreamSettings, Workload
 from oallama.model.cut import cut_extent, cut_granularity
-from oallama.model.gguf_types import GGML_TYPES_BY_NAME
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.plan.split import slice_counts

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slicing_cases import SHARED_MACHINES, STREAMED, gemm, machine, streamed
 from split_cases import FF, World, ffn, llama, model
 
-from oallama.core.types import Contention, LinearFit, Operator, PlanRecord, Sharing, Workload
+from oallama.core.types import LinearFit, Operator, PlanRecord, Sharing, Workload
 from oallama.cost.graph import build_graph
 from oallama.cost.passes import passes
 from oallama.cost.placement import placement_seconds
@@ -25,6 +25,7 @@ from oallama.place.record import placements as as_placements
 from oallama.place.slicer import SLOT_PADDING, SlicePlan, Slicer, staging_bytes
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
+from oallama.profile.store import profile_from_json, profile_to_json
 
 LOAD = Workload(n_prompt=512, n_gen=32, n_ctx=1024, n_ubatch=512)
 SLOW_CPU = World(cpu_rate=2e8, device_rate=8e9, token_s_per_byte=5e-10, link=LinearFit(1e-6, 5e-10, 1.0))
@@ -253,8 +254,10 @@ def test_where_the_cpu_alone_uses_all_of_dram_a_token_streams_nothing() -> None:
 
 def test_an_old_profiles_contention_counts_the_same() -> None:
     ops = llama(2)
-    old = replace(problem(SLOW_CPU, ops).profile, contention=Contention(1.0, 1.0, 0.1, 0.15))
-    made = replace(problem(SLOW_CPU, ops), profile=old)
+    old = {"cpu_alone_gb_per_s": 1.0, "link_alone_gb_per_s": 1.0, "cpu_with_link_gb_per_s": 0.1,
+           "link_with_cpu_gb_per_s": 0.15}  # fmt: skip
+    document = {**profile_to_json(problem(SLOW_CPU, ops).profile), "contention": old}
+    made = replace(problem(SLOW_CPU, ops), profile=profile_from_json(document))
     found = sliced(made, on_device(ops, *ATTENTION), 10**8, 300_000)
     assert found is not None
     assert found[0].decode_s == pytest.approx(solved(SLOW_CPU, 300_000, *shared(0.1, 0.15))[1].decode_s)
