@@ -13,7 +13,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +129,12 @@ def last_level_cache(root: Path, n_threads: int) -> tuple[int, str]:
 
 
 def _library_folder() -> Path | None:
-    """The folder of llama-cpp-python's ggml libraries, found without loading them."""
-    from ggml_bridge.errors import BridgeError
-    from ggml_bridge.library import library_folder
-
-    try:
-        return library_folder()
-    except BridgeError:
-        return None
+    """The folder of llama-cpp-python's ggml libraries, found without importing it or ggml_bridge."""
+    override = os.environ.get("LLAMA_CPP_LIB_PATH")
+    if override:
+        return Path(override)
+    spec = util.find_spec("llama_cpp")
+    return Path(spec.origin).parent / "lib" if spec and spec.origin else None
 
 
 def _read(path: Path) -> str | None:
