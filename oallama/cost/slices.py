@@ -2,8 +2,8 @@
 
 A block (cost/blocks.py) is cut at the same element everywhere: CC first, then CG, GG last. `slice_times` is what our
 backend does: inputs are sent once, GG runs first, what is streamed of all the block's mul-mats is copied together into
-one slot of the ring and runs when it has arrived, and one join adds both sides. (Eq. 4 to the letter is
-in scripts/scheinfer.)
+one slot of the ring and runs when it has arrived, and one join adds both sides. (Eq. 4 to the letter:
+scripts/measure/scheinfer_testbed.py.)
 """
 
 from __future__ import annotations
