@@ -16,7 +16,6 @@ from ggml_bridge.rpc import probe
 from ggml_bridge.split import SplitBackend
 from ggml_bridge.timing import (
     BoundaryTimer,
-    Contention,
     LayerRestTimer,
     MulMatCase,
     MulMatTimer,
@@ -67,10 +66,6 @@ class Bridge:
     def ggml_commit(self) -> str:
         """The commit ggml was built from, as its build recorded it: `unknown` or `…-dirty` say nothing."""
         return decode(self.native.lib.gb_ggml_commit())
-
-    def capture_log(self, to_stderr: bool = False) -> None:
-        """Keeps ggml's log to itself (`log_tail` has the last lines), or prints it as well."""
-        self.native.call("gb_log_capture", int(to_stderr))
 
     def log_tail(self) -> list[str]:
         """The last lines that ggml logged."""
@@ -281,24 +276,6 @@ class Bridge:
             flash_attn=int(flash_attn),
             n_threads=n_threads,
         )
-
-    def contention(
-        self,
-        device: str,
-        K: int,
-        N: int,
-        type: str,
-        layout: str,
-        n_threads: int = 1,
-        chunk_bytes: int = 4 << 20,
-        seconds: float = 0.5,
-        working_set_bytes: int = WORKING_SET_BYTES,
-    ) -> Contention:
-        """How CPU decode mul-mats (weight [K, N] rotated through working_set_bytes) and copies of chunk_bytes to the
-        device (from pinned memory if it has any) share the machine's memory; takes three times `seconds`."""
-        cpu = self._case("CPU", layout, type, K, N, 1, 0, 1, working_set_bytes, n_threads)
-        found = share_link(self.native, cpu, device, chunk_bytes, seconds)
-        return Contention(found.first_alone, found.second_alone, found.first_with_second, found.second_with_first)
 
     def share_link(self, first: MulMatCase, device: str, chunk_bytes: int = 4 << 20, seconds: float = 0.5) -> Sharing:
         """How mul-mats (of the CPU or of the device: `mul_mat_case`) and copies of chunk_bytes to the device (from

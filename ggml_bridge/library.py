@@ -104,10 +104,8 @@ def find_emulated() -> Path:
 def _find_built(name: str) -> Path:
     """Beside this package (wheel, editable install) or in the build folder of a checkout; the newest, where there are
     several."""
-    import ggml_bridge
-
     file = f"lib{name}.dylib" if sys.platform == "darwin" else f"lib{name}.so"
-    folders = [Path(folder) for folder in ggml_bridge.__path__]
+    folders = [Path(folder) for folder in sys.modules["ggml_bridge"].__path__]
     folders += [folder.parent / "build" / "native" for folder in folders]
     built = [folder / file for folder in folders if (folder / file).is_file()]
     if built:

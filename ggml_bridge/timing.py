@@ -87,16 +87,6 @@ class LayerRestTimer(Timer):
 
 
 @dataclass(frozen=True, slots=True)
-class Contention:
-    """Bytes per second: weights multiplied by the CPU, and bytes copied to the device, each alone and both at once."""
-
-    cpu_alone: float
-    link_alone: float
-    cpu_with_link: float
-    link_with_cpu: float
-
-
-@dataclass(frozen=True, slots=True)
 class Sharing:
     """Bytes per second of two kinds of work, weights multiplied or bytes copied, each alone and both at once."""
 

@@ -24,16 +24,16 @@ from oallama.core.types import (
 from oallama.core.units import parse_bytes, parse_share
 from oallama.cost.attention import with_attention
 from oallama.cost.graph import Graph, build_graph
-from oallama.cost.operator_cost import Pass
+from oallama.cost.passes import Pass
 from oallama.device.attention import AskedAttention, Attention
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.load_params import cache_type
 from oallama.device.spec import DeviceSpec, parse_device
+from oallama.place.affinity import FillRule
 from oallama.place.attention import AttentionRule
-from oallama.place.baselines import Placed
 from oallama.place.decide import decide, decide_as_given
-from oallama.place.fill import FillRule
 from oallama.place.oato import AffinityRule, affinities
+from oallama.place.placed import Placed
 from oallama.place.problem import Decision, LoadBytes, Problem
 from oallama.place.record import placed_as_named, placed_by_plan, plan_record, unmeasured_cpu_record
 from oallama.plan.attention import attention_of, with_attention_of

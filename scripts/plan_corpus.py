@@ -81,11 +81,11 @@ def profiles() -> Iterator[tuple[str, str, Profile]]:
     """(profile's name, model's name, profile) of all that can be planned."""
     recorded = {path.stem: read_profile(path) for path in sorted(FOLDER.glob("profile-*.json"))}
     for name in MODELS:
-        wanted = {(o.op, o.type, o.shape) for o in model(name).operators}
+        wanted = {operator.mul_mat for operator in model(name).operators}
         serving = {
             stem: profile
             for stem, profile in recorded.items()
-            if wanted <= {(c.op, c.type, c.shape) for c in profile.cases if c.device != CPU_DEVICE}
+            if wanted <= {c.mul_mat for c in profile.cases if c.device != CPU_DEVICE}
         }
         for stem, profile in serving.items():
             yield stem.removeprefix("profile-"), name, _of_model(profile, name)
@@ -97,11 +97,11 @@ def profiles() -> Iterator[tuple[str, str, Profile]]:
 def _of_model(profile: Profile, name: str) -> Profile:
     """Without what was measured for other models in the same store."""
     info = model(name).info
-    wanted = {(o.op, o.type, o.shape) for o in model(name).operators}
+    wanted = {operator.mul_mat for operator in model(name).operators}
     heads = (info.n_embd, info.n_head, info.n_head_kv)
     return replace(
         profile,
-        cases=tuple(c for c in profile.cases if (c.op, c.type, c.shape) in wanted),
+        cases=tuple(c for c in profile.cases if c.mul_mat in wanted),
         rest=tuple(r for r in profile.rest if r.shape and (r.shape.n_embd, r.shape.n_head, r.shape.n_head_kv) == heads),
     )
 
@@ -123,9 +123,9 @@ def planned(name: str, profile: Profile, policy: str, cap: dict[str, float]) -> 
 def record_of(decision: Decision) -> dict[str, Any]:
     """What is kept of a decision."""
     placed = decision.placed
-    streams = placed.streams
-    cg, layouts = (streams.cg, streams.layouts) if streams else ((), ())
-    cuts = json.dumps([placed.on_device, placed.first_device_layer, placed.gg, cg, layouts])
+    slices = placed.slices
+    gg, cg, layouts = (slices.gg, slices.cg, slices.layouts) if slices else ((), (), ())
+    cuts = json.dumps([placed.on_device, placed.first_device_layer, gg, cg, layouts])
     return {
         "digest": hashlib.sha256(cuts.encode()).hexdigest()[:12],
         "ttft_s": decision.predicted.ttft_s,
@@ -133,9 +133,9 @@ def record_of(decision: Decision) -> dict[str, Any]:
         "total_s": decision.predicted.total_s,
         "first_device_layer": placed.first_device_layer,
         "whole": sum(placed.on_device),
-        "sliced": sum(map(bool, placed.gg)),
+        "sliced": sum(map(bool, gg)),
         "streamed": sum(map(bool, cg)),
-        "n_g": [list(pair) for pair in streams.token_assignment] if streams else [],
+        "n_g": [list(pair) for pair in slices.token_assignment] if slices else [],
         "weights_gpu": decision.memory.weights_gpu,
         "staging": decision.memory.staging,
     }

@@ -19,7 +19,7 @@ from oallama.bench.records import ArmSpec, BenchTest, Cap, Sample, Setting, Stoc
 from oallama.bench.search import best_value, largest_that_fits
 from oallama.bench.stock_args import parse_stock_args
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.cost.operator_cost import Pass, passes_at
+from oallama.cost.passes import Pass, passes_at
 from oallama.device.load_params import LoadSettings
 from oallama.model.memory import probe_memory
 from oallama.place.decide import POLICIES

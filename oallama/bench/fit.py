@@ -1,4 +1,4 @@
-"""llama.cpp's own --fit under a memory cap: `common_fit_params` itself, called in a child process (DESIGN 2.11).
+"""llama.cpp's own --fit under a memory cap: `common_fit_params` itself, called in a child process.
 
 It leaves a margin free on the device; margin = free - cap makes it plan for the cap. It knows no cap on the share of
 weights, so where there is one, the memory it is offered shrinks until the weights it places keep to it.

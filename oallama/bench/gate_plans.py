@@ -21,7 +21,7 @@ from oallama.run.setup import only_splits
 if TYPE_CHECKING:
     from oallama.bench.records import StockPlacement
     from oallama.core.types import Workload
-    from oallama.cost.operator_cost import Pass
+    from oallama.cost.passes import Pass
     from oallama.placer import Placer
 
 NAMES = (*(policy for policy in POLICIES if policy != "auto"), STOCK_CPU)

@@ -35,7 +35,7 @@ from oallama.plan.attention import attention_of
 
 if TYPE_CHECKING:
     from oallama.core.types import Profile
-    from oallama.cost.operator_cost import Pass
+    from oallama.cost.passes import Pass
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 

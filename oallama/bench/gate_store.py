@@ -13,7 +13,7 @@ from typing import Any
 from oallama.bench.gate import VERSION, GateKey, Verdict, verdict_from_json, verdict_to_json
 from oallama.bench.gate_plans import NAMES
 from oallama.bench.records import StockPlacement
-from oallama.profile.cache import cache_folder
+from oallama.profile.store import cache_folder
 
 
 def verdict_path(key: GateKey) -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from oallama.bench.ggml_tensor import check_tensor_layout, tensor_at, weight_of
 from oallama.bench.loaded import PLUGIN_PREFIX, LoadedModel, plugins
 from oallama.bench.records import LoadReport, Place, Setting
 from oallama.core.types import CPU_DEVICE
@@ -19,7 +20,6 @@ from oallama.device.load_params import load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import list_devices
 from oallama.device.spec import parse_device
-from oallama.model.ggml_tensor import check_tensor_layout, tensor_at, weight_of
 
 _CONTEXT_TOKENS = 32
 _MUL_MATS = ("MUL_MAT", "MUL_MAT_ID")

@@ -1,12 +1,11 @@
 """Whether an arm did what it says, and whether two arms turned out to be the same. Pure: compares what was read back.
 
-The mistakes this guards against were all made in public (anchors 2.1): an arm that never was what its name said, a
+The mistakes this guards against were all made in public: an arm that never was what its name said, a
 layer count off by one, two arms that were one.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -110,17 +109,6 @@ def _cap_problems(report: LoadReport, operators: Sequence[Operator], cap: Cap) -
                 f"{format_bytes(cap.operator_bytes)}"
             )
     return found
-
-
-def placement_summary(report: LoadReport) -> str:
-    """`37 on RPC0, 6 on the host`."""
-    counts = Counter(report.places.values())
-    parts = [
-        f"{counts['device']} on {report.device}" if counts["device"] else "",
-        f"{counts['split']} split" if counts["split"] else "",
-        f"{counts['host']} on the host" if counts["host"] else "",
-    ]
-    return ", ".join(part for part in parts if part) or "unknown"
 
 
 def _some(names: Sequence[str]) -> str:

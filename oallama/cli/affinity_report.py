@@ -16,7 +16,7 @@ from oallama.cli.options import (
     profile_option,
     workload_options,
 )
-from oallama.cli.output import emit, json_text, show, talk, write_file
+from oallama.cli.output import deliver, json_text, show
 from oallama.cli.policy import affinity_option, fill_option
 
 if TYPE_CHECKING:
@@ -83,12 +83,7 @@ def command(
 
         show(report_tables(report, every_row))
         return
-    text = render(report, chosen, every_row)
-    if output is None:
-        emit(text)
-        return
-    write_file(output, text)
-    talk(f"wrote {output}")
+    deliver(render(report, chosen, every_row), output)
 
 
 def format_of(output: str | None) -> str:
@@ -99,10 +94,10 @@ def format_of(output: str | None) -> str:
 
 def render(report: AffinityReport, form: str, every_row: bool) -> str:
     """The report as text in one of FORMATS."""
-    from oallama.report import affinity, documents, table
+    from oallama.report import affinity, table
 
     if form == "json":
-        return json_text(documents.report_document(report))
+        return json_text(affinity.report_document(report))
     if form == "csv":
         return affinity.affinity_csv(report)
     if form == "md":

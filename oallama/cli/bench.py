@@ -24,7 +24,7 @@ from oallama.cli.options import (
     profile_option,
     refresh_gate_option,
 )
-from oallama.cli.output import emit, talk, write_file, write_picture
+from oallama.cli.output import emit, talk, write_chart, write_file
 from oallama.cli.policy import affinity_option, fill_option
 from oallama.device.spec import parse_cpus
 
@@ -212,14 +212,9 @@ def run(bench: Bench, format: str, file: str | None, progress: Any) -> BenchResu
 
 def _draw(result: BenchResult, chart: str) -> None:
     from oallama.bench.rows import rows
-    from oallama.report.bench_chart import png, svg
+    from oallama.report.bench import bench_chart
 
-    made = rows(result)
-    if chart.lower().endswith(".png"):
-        write_picture(chart, png(made))
-    else:
-        write_file(chart, svg(made))
-    talk(f"wrote {chart}")
+    write_chart(chart, bench_chart(rows(result)))
 
 
 def _text(result: BenchResult, format: str) -> str:

@@ -142,7 +142,7 @@ def check_split_run() -> str:
 
 
 def check_cache() -> str:
-    from oallama.profile.cache import cache_folder
+    from oallama.profile.store import cache_folder
 
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)

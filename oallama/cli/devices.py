@@ -19,8 +19,7 @@ def command(as_json: bool) -> None:
     not listed.
     """
     from oallama.device.opening import list_devices
-    from oallama.report.documents import device_document
-    from oallama.report.tables import devices_table
+    from oallama.report.devices import device_document, devices_table
 
     devices = list_devices()
     cpu, versions = cpu_document()

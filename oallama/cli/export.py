@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.options import output_option
-from oallama.cli.output import emit, talk, write_file
+from oallama.cli.output import deliver
 from oallama.core.errors import PlanError
 
 if TYPE_CHECKING:
@@ -60,11 +60,7 @@ def command(plan_file: str, target: str, plugin_plan: str | None, output: str | 
         )
         text = export_command(plan, placer.operators, placer.tensor_names, target, plugin)  # type: ignore[arg-type]
         text += "\n"
-    if output is None:
-        emit(text)
-        return
-    write_file(output, text)
-    talk(f"wrote {output}")
+    deliver(text, output)
 
 
 def _plugin_text(plan: Plan, placer: Placer) -> str:

@@ -18,8 +18,7 @@ def command(model: str, every_row: bool, as_json: bool) -> None:
     Reads metadata only; no weight is loaded and no native code sees the file.
     """
     from oallama.placer import Placer
-    from oallama.report.documents import inspect_document
-    from oallama.report.tables import model_lines, operator_table
+    from oallama.report.inspect import inspect_document, model_lines, operator_table
 
     placer = Placer.load(model, device="none")
     if as_json:

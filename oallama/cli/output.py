@@ -16,6 +16,7 @@ import click
 from oallama.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from oallama.report.chart import TimesChart
     from oallama.report.table import Table
 
 
@@ -80,12 +81,26 @@ def write_file(path: str, text: str) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def write_picture(path: str, picture: bytes) -> None:
-    """Raises UsageError where it cannot be written."""
-    try:
-        Path(path).write_bytes(picture)
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+def deliver(text: str, path: str | None) -> None:
+    """A result to stdout, or to the file that -o names, which is then said."""
+    if path is None:
+        emit(text)
+    else:
+        write_file(path, text)
+        talk(f"wrote {path}")
+
+
+def write_chart(path: str, chart: TimesChart) -> None:
+    """Write a chart, as PNG where the name says so, else as SVG. Raises UsageError where that cannot be done."""
+    if path.lower().endswith(".png"):
+        picture = chart.png()
+        try:
+            Path(path).write_bytes(picture)
+        except OSError as error:
+            raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+    else:
+        write_file(path, chart.svg())
+    talk(f"wrote {path}")
 
 
 def _replace(target: Path, text: str) -> None:

@@ -65,7 +65,7 @@ def command(
     """
     from oallama.profile.export import exported
     from oallama.profile.store import profile_to_json
-    from oallama.report.tables import profile_tables
+    from oallama.report.profile import profile_tables
     from oallama.report.text import printable
 
     options = PlacementOptions(device, None, 0.9, None, threads)

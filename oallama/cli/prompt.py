@@ -52,13 +52,13 @@ def read_prompt(prompt: str | None, stdin: TextIO | None = None) -> str:
             'no prompt: give PROMPT or -p PROMPT, or pipe it in, for example: oallama run "Once upon a time"'
         )
     if prompt is None or prompt == "-":
-        prompt = _from(source)
+        prompt = _read(source)
     if not prompt:
         raise UsageError("the prompt is empty; give PROMPT or -p PROMPT, or pipe it in")
     return prompt
 
 
-def _from(stdin: TextIO | None) -> str:
+def _read(stdin: TextIO | None) -> str:
     if stdin is None:
         return ""
     try:

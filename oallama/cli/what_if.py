@@ -17,7 +17,7 @@ from oallama.cli.options import (
     vram_fill_option,
     workload_options,
 )
-from oallama.cli.output import emit_json, show, talk, write_file, write_picture
+from oallama.cli.output import emit_json, show, write_chart
 from oallama.device.cards import CARDS, preset
 
 if TYPE_CHECKING:
@@ -66,19 +66,13 @@ def command(
       oallama what-if model.gguf --gpu rtx3060,rtx4090 -p 4096 --chart cards.svg
     """
     from oallama.placer import Placer
-    from oallama.report.what_if import what_if_document, what_if_table
+    from oallama.report.what_if import what_if_chart, what_if_document, what_if_table
 
     placer = Placer.load(model, device="none", vram_fill=vram_fill, threads=threads, profile=profile)
     load = placer.workload(workload.n_prompt, workload.n_gen, workload.n_ctx)
     alone, rows = placer.what_if(cards or tuple(CARDS.values()), load.n_prompt, load.n_gen, load.n_ctx)
     if chart is not None:
-        from oallama.report.what_if_chart import png, svg
-
-        if chart.lower().endswith(".png"):
-            write_picture(chart, png(placer.model, load, rows))
-        else:
-            write_file(chart, svg(placer.model, load, rows))
-        talk(f"wrote {chart}")
+        write_chart(chart, what_if_chart(placer.model, load, rows))
     if as_json:
         emit_json(what_if_document(placer.model, load, alone, rows))
     else:

@@ -6,8 +6,12 @@ plan/ makes Plan out of them, run/ consumes a Plan. Nobody changes a record it w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from oallama.core.codec import Count, Expect, Mark, NotNegative, Positive, Size
+from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 
 Shape = tuple[int, int, int]  # [K, N, E]: ne[0], ne[1], ne[2] of a weight
 Backend = Literal["GPU", "CPU"]
@@ -22,11 +26,22 @@ SPLIT_LAYOUT = "OALLAMA_Split"
 DEVICE_LAYOUT = "device"
 """`layout` of a case measured on a device: the device's own default buffer type."""
 
+PLAIN_LAYOUT = "CPU"
+"""`layout` of weights in ggml's CPU buffer type, not repacked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """One file of a model and what it looked like when it was read."""
+
+    path: str
+    n_bytes: int
+    mtime_ns: int
+
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Hyperparameters as the GGUF states them. Per-layer lists are reduced to their maximum for display;
-    `n_head_kv_by_layer` and `n_ff_by_layer` keep the truth."""
+    """Hyperparameters as the GGUF states them; of per-layer lists, their maximum."""
 
     path: str
     arch: str
@@ -43,10 +58,8 @@ class ModelInfo:
     n_vocab: int
     n_ctx_train: int
     file_bytes: int  # all parts of a split file together
-    paths: tuple[str, ...]  # every part, in order; (path,) where the file is not split
     fingerprint: str  # sha256 over metadata and tensor headers, not over weights
-    n_ff_by_layer: tuple[int, ...] = ()
-    n_head_kv_by_layer: tuple[int, ...] = ()
+    files: tuple[ModelFile, ...] = ()  # every part, in order, as it was when it was checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,48 @@ class Operator:
     gate_up: bool = False  # one weight for both: rows 0..N/2 are the gate, the others up
     biased: bool = False  # a bias or a scale of its own follows the mul-mat
 
+    @property
+    def mul_mat(self) -> MulMat:
+        """The part of an operator that its time depends on."""
+        return MulMat(self.op, self.type, self.shape, self.n_expert_used if self.op == "MUL_MAT_ID" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MulMat:
+    """w [K, N, E] of a ggml type times activations. Operators with equal MulMats take the same time."""
+
+    op: str  # MUL_MAT: all E matrices are used; MUL_MAT_ID: each token is routed to n_expert_used of them
+    type: str
+    shape: Annotated[tuple[Size, Size, Size], Expect("must be three sizes above 0")]
+    n_expert_used: Count = 1
+
+    @property
+    def bytes(self) -> int:
+        """Of the whole weight. Raises KeyError for a type that ggml does not have."""
+        k, n, e = self.shape
+        return GGML_TYPES_BY_NAME[self.type].n_bytes(k * n * e)
+
+    @property
+    def matrices_per_token(self) -> int:
+        """[K, N] matrices that one token is multiplied with."""
+        return self.n_expert_used if self.op == "MUL_MAT_ID" else self.shape[2]
+
+    def share_read(self, n_tokens: int) -> float:
+        """Share of the weight that n_tokens tokens need. Each token uses n of E experts at random, so together they
+        need 1 - (1 - n/E)^n_tokens of them on average."""
+        if self.op != "MUL_MAT_ID":
+            return 1.0
+        return 1.0 - max(0.0, 1 - self.n_expert_used / self.shape[2]) ** n_tokens
+
+    def bytes_read(self, n_tokens: int) -> float:
+        """Weight bytes of one mul-mat."""
+        return self.bytes * self.share_read(n_tokens)
+
+    def flops(self, n_tokens: int) -> int:
+        """Multiplications and additions of one mul-mat."""
+        k, n, _ = self.shape
+        return 2 * k * n * self.matrices_per_token * n_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
@@ -81,32 +136,77 @@ class DeviceInfo:
     events: bool
 
 
+Samples = Annotated[tuple[Positive, ...], Mark.NOT_EMPTY]
+"""Seconds of single runs."""
+
+
 @dataclass(frozen=True, slots=True)
-class ProfileCase:
-    """One distinct mul-mat, timed on one device in one layout. `seconds` is the median of `samples`."""
+class Case:
+    """What is measured: a mul-mat at a batch size, on a device, in a layout."""
 
     device: str
     layout: str  # CPU, CPU_REPACK, AMX on the CPU; "device" on a device
-    type: str
-    shape: Shape
-    n_expert_used: int
-    n_tokens: int
-    seconds: float
-    samples: tuple[float, ...]  # seconds of one mul-mat each
-    gb_per_s: float  # weight bytes read / seconds / 1e9 (active experts only)
-    gflops: float
-    working_set_bytes: int = 0  # the weights the runs rotated through; beyond the cache where the model is
-    op: str = "MUL_MAT"  # MUL_MAT_ID: routed to n_expert_used of E experts; MUL_MAT with E > 1: all E matrices are used
+    mul_mat: Annotated[MulMat, Mark.FLAT]
+    n_tokens: Count
+    working_set_bytes: Count  # the weights the runs rotate through; beyond the cache where the model is
+
+    @property
+    def key(self) -> Case:
+        """The case alone, without what was found of it."""
+        return Case(self.device, self.layout, self.mul_mat, self.n_tokens, self.working_set_bytes)
+
+    def measured(self, samples: Sequence[float], seconds: float) -> ProfileCase:
+        return ProfileCase(
+            self.device, self.layout, self.mul_mat, self.n_tokens, self.working_set_bytes, seconds, tuple(samples)
+        )
+
+    def skipped(self, reason: str) -> SkippedCase:
+        return SkippedCase(self.device, self.layout, self.mul_mat, self.n_tokens, self.working_set_bytes, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileCase(Case):
+    """A case that was timed. `seconds` is the median of `samples`, of one mul-mat each."""
+
+    seconds: Positive
+    samples: Samples
+
+    JSON_KEYS: ClassVar = (
+        "device", "layout", "type", "shape", "n_expert_used", "n_tokens", "seconds", "samples", "gb_per_s", "gflops",
+        "working_set_bytes", "op",
+    )  # fmt: skip
+
+    @property
+    def gb_per_s(self) -> float:
+        """Weight bytes read (active experts only) / seconds / 1e9."""
+        return self.mul_mat.bytes_read(self.n_tokens) / self.seconds / 1e9
+
+    @property
+    def gflops(self) -> float:
+        return self.mul_mat.flops(self.n_tokens) / self.seconds / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedCase(Case):
+    """A case that was left out on purpose, and why: unsupported there, too slow to matter, or it crashed."""
+
+    reason: str
+
+    JSON_KEYS: ClassVar = (
+        "device", "layout", "type", "shape", "n_expert_used", "n_tokens", "working_set_bytes", "reason", "op",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class LinearFit:
     """t = alpha_s + beta_s_per_byte * bytes (ScheInfer Eq. 3), least squares; r2 of the fit; the points behind it."""
 
-    alpha_s: float
-    beta_s_per_byte: float
-    r2: float
-    points: tuple[tuple[int, float], ...] = ()  # (bytes, median seconds)
+    alpha_s: NotNegative
+    beta_s_per_byte: NotNegative
+    r2: float  # below 0 where the line fits worse than a constant
+    points: Annotated[  # (bytes, median seconds); a difference of two times may be negative
+        tuple[tuple[int, float], ...], Mark.REQUIRED, Expect("must be pairs [bytes, seconds]")
+    ] = ()
 
     def seconds(self, n_bytes: float) -> float:
         return self.alpha_s + self.beta_s_per_byte * n_bytes
@@ -116,15 +216,15 @@ class LinearFit:
 class RestShape:
     """What the cost of a layer's rest depends on besides the batch and the KV depth."""
 
-    n_embd: int
-    n_head: int
-    n_head_kv: int
-    n_embd_head_k: int
-    n_embd_head_v: int
-    n_ff: int
+    n_embd: Count
+    n_head: Count
+    n_head_kv: Count
+    n_embd_head_k: Count
+    n_embd_head_v: Count
+    n_ff: Count
     flash_attn: bool
-    type_k: str = "f16"  # of the KV cache, as llama.cpp's -ctk names it
-    type_v: str = "f16"
+    type_k: Annotated[str, Mark.OMIT_DEFAULT] = "f16"  # of the KV cache, as llama.cpp's -ctk names it
+    type_v: Annotated[str, Mark.OMIT_DEFAULT] = "f16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,36 +233,21 @@ class RestCase:
     for this model's head shape, timed on one device at one batch size and KV depth."""
 
     device: str
-    n_tokens: int
-    n_kv: int
-    seconds: float
-    samples: tuple[float, ...]
-    shape: RestShape | None = None  # None: not stated
+    n_tokens: Count
+    n_kv: Count
+    seconds: Positive
+    samples: Samples
+    shape: Annotated[RestShape | None, Mark.FLAT] = None  # None: not stated
 
+    JSON_KEYS: ClassVar = (
+        "device", "n_tokens", "n_kv", "seconds", "n_embd", "n_head", "n_head_kv", "n_embd_head_k", "n_embd_head_v",
+        "n_ff", "flash_attn", "type_k", "type_v", "samples",
+    )  # fmt: skip
 
-@dataclass(frozen=True, slots=True)
-class SkippedCase:
-    """A case that was left out on purpose, and why: unsupported there, too slow to matter, or it crashed."""
-
-    device: str
-    layout: str
-    type: str
-    shape: Shape
-    n_expert_used: int
-    n_tokens: int
-    working_set_bytes: int
-    reason: str
-    op: str = "MUL_MAT"
-
-
-@dataclass(frozen=True, slots=True)
-class Contention:
-    """DRAM shared by the CPU kernel and the link (anchors 2.2), GB/s = 1e9 bytes per second."""
-
-    cpu_alone_gb_per_s: float
-    link_alone_gb_per_s: float
-    cpu_with_link_gb_per_s: float
-    link_with_cpu_gb_per_s: float
+    @property
+    def key(self) -> tuple[str, int, int, RestShape | None]:
+        """What identifies it in a profile."""
+        return self.device, self.n_tokens, self.n_kv, self.shape
 
 
 Worker = Literal["cpu", "device", "link"]
@@ -175,11 +260,17 @@ class Sharing:
 
     first: Worker
     second: Worker
-    n_tokens: int  # of the mul-mats
-    first_alone_gb_per_s: float
-    second_alone_gb_per_s: float
-    first_with_second_gb_per_s: float
-    second_with_first_gb_per_s: float
+    n_tokens: Count  # of the mul-mats
+    first_alone_gb_per_s: Positive
+    second_alone_gb_per_s: Positive
+    first_with_second_gb_per_s: NotNegative
+    second_with_first_gb_per_s: NotNegative
+    assumed: Annotated[bool, Mark.OMIT_DEFAULT] = False  # made from the `contention` of an old file (profile/store.py)
+
+    @property
+    def key(self) -> tuple[Worker, Worker, int]:
+        """What identifies it in a profile."""
+        return self.first, self.second, self.n_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,16 +284,21 @@ class Profile:
     rest: tuple[RestCase, ...]
     link: dict[str, LinearFit]  # h2d_pinned, h2d_pageable, d2h: of one copy; issue_pinned, issue_pageable: for how long
     # an asynchronous h2d holds up its caller; empty without a device
-    boundary: (
-        LinearFit | None
-    )  # one CPU -> device -> CPU excursion of a graph in ggml's scheduler, by bytes carried each way
-    contention: Contention | None
-    launch_s: float  # one graph launch + synchronise on the device
+    boundary: LinearFit | None  # one CPU -> device -> CPU excursion of a graph in ggml's scheduler, by bytes each way
+    launch_s: NotNegative  # one graph launch + synchronise on the device
     warnings: tuple[str, ...]
-    skipped: tuple[SkippedCase, ...] = ()
-    sharing: tuple[Sharing, ...] = ()
-    copy_wait: float | None = None  # share of a copy on one stream that a result of another waits for; None: not known
-    launch_issue_s: float | None = None  # that queueing a graph takes of its caller's time; None: not known
+    skipped: Annotated[tuple[SkippedCase, ...], Mark.REQUIRED] = ()
+    sharing: Annotated[tuple[Sharing, ...], Mark.OMIT_DEFAULT] = ()
+    # share of a copy on one stream that a result of another waits for; None: not known
+    copy_wait: Annotated[float | None, Mark.NOT_NEGATIVE, Mark.OMIT_DEFAULT] = None
+    # that queueing a graph takes of its caller's time; None: not known
+    launch_issue_s: Annotated[float | None, Mark.NOT_NEGATIVE, Mark.OMIT_DEFAULT] = None
+
+    @property
+    def contention(self) -> Sharing | None:
+        """CPU and link at the same time, which share the DRAM, at the smallest batch size."""
+        pairs = [one for one in self.sharing if (one.first, one.second) == ("cpu", "link")]
+        return min(pairs, key=lambda one: one.n_tokens, default=None)
 
     @property
     def is_pinned(self) -> bool:
@@ -260,7 +356,7 @@ class AffinityReport:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlacement:
-    """Fractions of one operator's weight; gg + cg + cc == 1 (DESIGN 1)."""
+    """Fractions of one operator's weight; gg + cg + cc == 1."""
 
     name: str
     gg: float
@@ -308,7 +404,7 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """The plan (contract: `oallama plan`). plan/plan.py adds reading, writing and checks."""
+    """The plan. plan/plan.py adds reading, writing and checks."""
 
     model_path: str
     model_fingerprint: str

@@ -1,4 +1,4 @@
-"""Parsing and formatting of bytes, seconds and rates: the only place where units become text.
+"""Parsing and formatting of bytes, seconds and ranges: the only place where units become text.
 
 Everything else keeps bytes as int and times as float seconds.
 """
@@ -6,6 +6,7 @@ Everything else keeps bytes as int and times as float seconds.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -65,6 +66,12 @@ def format_seconds(seconds: float) -> str:
     return f"{sign}{size / 60:.3g} min"
 
 
-def format_rate(bytes_per_second: float) -> str:
-    """A bandwidth in GB/s (10^9, as vendors and llama-bench print it)."""
-    return f"{bytes_per_second / 1e9:.3g} GB/s"
+def format_ranges(numbers: Iterable[int], separator: str = ",") -> str:
+    """Integers as the shortest list of ranges: 0, 2, 3 as `0,2-3`."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return separator.join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

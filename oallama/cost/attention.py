@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from oallama.core.types import CPU_DEVICE, ModelInfo, Profile, RestCase, Workload
 from oallama.core.units import MIB
-from oallama.cost.operator_cost import Pass
-from oallama.cost.predict import in_steps, index_rest, rest_seconds
+from oallama.cost.passes import Pass
+from oallama.cost.rest import in_steps, index_rest, rest_seconds
 
 if TYPE_CHECKING:
     from oallama.device.load_params import FlashAttention
@@ -92,8 +92,9 @@ def usual_attention(over: Sequence[Pass]) -> FlashAttention:
 
 TOKEN_UNITS = ((64, 1.0, 0.8), (2, 2.5, 0.65), (1, 1.0, 0.6))
 """(least batch, with flash attention, without): time of one position for one token, in that of flash attention in
-decode. Rounded from scripts/measure_attention.py and the profile's own cases, on a CPU with AVX-512 and for heads of
-32, 64 and 128 (docs/benchmarks.md): in batches below 64 ggml's CPU flash attention works row by row."""
+decode. Rounded from `oallama bench` with --stock-args "-fa off" and from the profile's own cases, on a CPU with
+AVX-512 and for heads of 32, 64 and 128 (docs/benchmarks.md): in batches below 64 ggml's CPU flash attention works row
+by row."""
 
 
 def scores_fit(model: ModelInfo, load: Workload) -> bool:

@@ -13,8 +13,9 @@ device), the KV write and attention (on the device that holds the layer's KV), G
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from oallama.core.types import ModelInfo, Operator
@@ -40,17 +41,10 @@ class Graph:
     operator_layer: tuple[int, ...]  # layer of each operator; n_layer for those after the last block
     layer_nodes: tuple[tuple[int, int], ...]  # [first, last) node of each layer, one more entry for the output part
     n_layer: int
-    windows: dict[tuple[int, int], tuple[int, int]] = field(
-        init=False, default_factory=dict, compare=False, repr=False
-    )  # what operators_of was asked for
 
     def operators_of(self, window: tuple[int, int]) -> tuple[int, int]:
-        """[first, last) operator such that all of the layers [window[0], window[1]) are among them."""
-        found = self.windows.get(window)
-        if found is None:
-            inside = [i for i, layer in enumerate(self.operator_layer) if window[0] <= layer < window[1]]
-            found = self.windows[window] = (min(inside, default=0), max(inside, default=-1) + 1)
-        return found
+        """[first, last) operator of the layers [window[0], window[1]); operators are in the order of layers."""
+        return bisect_left(self.operator_layer, window[0]), bisect_left(self.operator_layer, window[1])
 
 
 @dataclass(frozen=True, slots=True)

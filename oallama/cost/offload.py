@@ -1,6 +1,6 @@
 """What llama.cpp does with a layer that it keeps on the host when a batch is large enough to be offloaded.
 
-Its plain weights are streamed to the device one by one (operator_cost). The nodes between its mul-mats have no weights,
+Its plain weights are streamed to the device one by one (operators.py). The nodes between its mul-mats have no weights,
 and ggml's scheduler gives those to the device of their neighbours: norms, attention and the rest run there too. Only
 the KV write stays, because the layer's cache is in host memory: new keys and values come back, and attention has the
 whole cache copied to the device, in every micro-batch.
@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oallama.core.types import CPU_DEVICE, LinearFit, Operator, Profile, RestShape
+from oallama.core.ggml_types import bytes_per_element
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, LinearFit, Operator, Profile, RestShape
 from oallama.cost.graph import computes_outputs_only
-from oallama.cost.operator_cost import OFFLOAD_MIN_TOKENS, PLAIN_LAYOUT, OperatorCost, Pass
-from oallama.cost.predict import RestIndex, rest_of, rest_seconds
+from oallama.cost.operators import OFFLOAD_MIN_TOKENS, OperatorCost
+from oallama.cost.passes import Pass
+from oallama.cost.rest import RestIndex, rest_of, rest_seconds
 from oallama.cost.transfer import transfer_rates, weight_stream
-from oallama.profile.cases import CACHE_BYTES
 
 KEYS_AND_VALUES = 2
 
@@ -47,8 +48,8 @@ def host_cache(profile: Profile) -> HostCache | None:
 
 def cache_bytes(shape: RestShape) -> float:
     """Of one position of the KV cache in one layer."""
-    keys = shape.n_embd_head_k * CACHE_BYTES.get(shape.type_k, CACHE_BYTES["f16"])
-    values = shape.n_embd_head_v * CACHE_BYTES.get(shape.type_v, CACHE_BYTES["f16"])
+    keys = shape.n_embd_head_k * bytes_per_element(shape.type_k)
+    values = shape.n_embd_head_v * bytes_per_element(shape.type_v)
     return shape.n_head_kv * (keys + values)
 
 

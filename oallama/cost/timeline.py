@@ -1,36 +1,36 @@
-"""When the tasks of sliced blocks begin and end: ScheInfer Eq. 5 as an exact recursion over blocks and four streams.
+"""When the tasks of sliced blocks begin and end: ScheInfer Eq. 5, from event to event, for a model block by block.
 
-The streams are the CPU (CC), the device (GG and CG), the copies of CG to it, and the joins. Within a block the
-device's steps run in order, a step waits for its launch and for its copy, and copies follow one another through a ring
-of staging slots: a slot is free again when the step that used it is done. The next block begins after the join and what
-lies between (attention). The paper starts copies with their block; `continuous` lets the link run ahead across blocks.
+The streams are the thread that computes CC, the device (GG and CG), and the link. The thread sends a block's inputs,
+computes CC while the device runs its steps in order, waits for them and joins the partial sums; then comes what lies
+between this block and the next (attention). A step waits for its launch and for its weights.
 
-With a contention, CPU and link slow each other down while both are busy; times then follow from event to event. What
-else streams take from each other (a device that receives and computes in turns) is in turns.py.
+What is streamed of a block lies in one slot of a ring. The thread asks for copies: with prefetch "ahead" those of later
+blocks whenever a block has ended, as many as there are free slots, so that the link works across blocks and during
+attention; with "layer" those of its own block, as the paper does. Routed weights are always asked for by their own
+block. While two streams are busy they slow each other down as was measured (cost/interference.py).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from oallama.core.types import Contention
-from oallama.cost.beside import ALONE, Beside
-from oallama.cost.copy_order import CopyOrder
-from oallama.cost.turns import Turns
+from oallama.core.types import PrefetchMode
+from oallama.cost.interference import NO_INTERFERENCE, Interference
 
 Stream = Literal["cpu", "gpu", "copy", "join"]
-Ahead = Literal["layer", "continuous"]
 
-MAX_ROUNDS = 100
+MAX_ROUNDS = 40
+_DONE_S = 1e-12  # less work than this is none: what rounding leaves
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """Work on the device that may need weights first, seconds."""
 
-    copy_s: float  # 0: its weights are there, and it needs no slot
+    copy_s: float  # 0: its weights are there
     gpu_s: float
     launch_s: float = 0.0  # before it, on a stream of their own; launches follow one another
 
@@ -44,24 +44,21 @@ class BlockTimes:
     cpu_s: float
     steps: tuple[Step, ...]
     join_s: float
-    cpu_bytes: float = 0.0  # that the CPU reads in cpu_s
-    copy_bytes_per_s: float = 0.0  # speed of the link alone; 0: copies and CPU do not share memory
     routed: bool = False  # what to copy is only known when the inputs are there
-    issue_s: float = 0.0  # that asking for its copies takes the thread that computes CC
-    beside: Beside = ALONE
-    gap_cpu_s: float = 0.0  # of gap_s, in which the CPU works; told apart only where streams work in turns
+    issue_s: float = 0.0  # that asking for its copies takes the thread
+    gap_cpu_s: float = 0.0  # of gap_s, in which the CPU works; the last part of it
+    interference: Interference = NO_INTERFERENCE
 
     @property
-    def in_turns(self) -> bool:
-        """Whether streams take more from each other than a Contention says."""
-        return self.beside != ALONE or self.issue_s > 0
+    def copy_s(self) -> float:
+        return sum(step.copy_s for step in self.steps)
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """How copies run ahead. n_slots: steps' weights that the staging ring holds; None: as many as there are."""
+    """How copies run ahead. n_slots: blocks' weights that the ring holds; None: as many as there are."""
 
-    ahead: Ahead = "continuous"
+    mode: PrefetchMode = "ahead"
     n_slots: int | None = 2
 
 
@@ -93,166 +90,218 @@ class Timeline:
         return sum(span.end_s - span.start_s for span in self.spans if span.stream == stream)
 
 
-def timeline(blocks: Sequence[BlockTimes], prefetch: Prefetch, contention: Contention | None = None) -> Timeline:
-    """Run the blocks one after another. contention: None where CPU and link do not slow each other down."""
-    if any(block.in_turns for block in blocks):
-        turns = Turns(blocks, prefetch, contention, n_rounds=1)
-        ends = [turns.next_block() for _ in blocks]
-        return Timeline(tuple(Span(*span) for span in turns.spans), tuple(ends))
-    run = _Run(blocks, prefetch, contention, n_rounds=1)
-    ends = [run.next_block() for _ in blocks]
-    return Timeline(tuple(run.spans), tuple(ends))
+def timeline(blocks: Sequence[BlockTimes], prefetch: Prefetch) -> Timeline:
+    """Run the blocks one after another."""
+    run = _Run(blocks, prefetch, n_rounds=1)
+    ends = tuple(run.next_block() for _ in blocks)
+    return Timeline(tuple(run.spans), ends)
 
 
-def cycle_seconds(
-    blocks: Sequence[BlockTimes],
-    prefetch: Prefetch,
-    contention: Contention | None = None,
-    max_rounds: int = MAX_ROUNDS,
-) -> float:
+def cycle_seconds(blocks: Sequence[BlockTimes], prefetch: Prefetch, max_rounds: int = MAX_ROUNDS) -> float:
     """Seconds of one round through the blocks when rounds follow one another without end, as tokens do: copies for the
     first block then run during the last ones of the round before.
 
-    Rounds are run until one ends with the link where it was at the end of an earlier one. From a link that is only just
-    too slow this takes long; after max_rounds the lead that is left is less than a round's share of it.
+    The first round begins with a full ring. Rounds are run until two are alike. Where the link is too slow each leaves
+    it with more to do, which the thread will have to wait for once the ring has run empty.
     """
-    if prefetch.ahead == "layer" or not any(step.copy_s for block in blocks for step in block.steps):
-        return timeline(blocks, prefetch, contention).end_s
-    kind = Turns if any(block.in_turns for block in blocks) else _Run
-    run = kind(blocks, prefetch, contention, n_rounds=None)
-    seen: list[tuple[int, float, float]] = []  # (copies ahead, work left of the one under way, when) after each round
-    while True:
+    run = _Run(blocks, prefetch, n_rounds=None)
+    if prefetch.mode == "layer" or not run.runs_ahead:
         for _ in blocks:
             run.next_block()
-        ahead, left_s = run.lead()
-        for rounds_ago, (n, left_before_s, when) in enumerate(reversed(seen), start=1):
-            as_before = n == ahead and abs(left_before_s - left_s) <= 1e-9 * (run.now - when)
-            if as_before or rounds_ago == max_rounds:
-                return (run.now - when) / rounds_ago
-        seen.append((ahead, left_s, run.now))
+        return run.now
+    run.link_left_s = 0.0
+    rounds: list[tuple[float, float]] = []  # (seconds, work that it added to the link's)
+    for _ in range(max_rounds):
+        now, left_s = run.now, run.link_left_s
+        for _ in blocks:
+            run.next_block()
+        rounds.append((run.now - now, run.link_left_s - left_s))
+        if len(rounds) > 1 and all(abs(a - b) <= 1e-9 * run.now for a, b in zip(*rounds[-2:], strict=True)):
+            break
+    else:
+        rounds = rounds[max_rounds // 2 :]
+        return (sum(s for s, _ in rounds) + max(0.0, sum(added for _, added in rounds))) / len(rounds)
+    seconds, added = rounds[-1]
+    return seconds + max(0.0, added)
 
 
 class _Run:
-    """The state of the streams at `now`, which only moves forward. Copies are counted over all rounds; a step of the
-    current block takes the first copy that no step has used, because both go in order."""
+    """The state of the streams at `now`, which only moves forward. The link's work is one number, as copies are made in
+    the order in which they were asked for."""
 
-    def __init__(
-        self, blocks: Sequence[BlockTimes], prefetch: Prefetch, contention: Contention | None, n_rounds: int | None
-    ) -> None:
-        self.blocks = blocks
-        self.prefetch = prefetch
-        self.contention = contention
-        self.copies = CopyOrder(blocks, n_rounds)
+    def __init__(self, blocks: Sequence[BlockTimes], prefetch: Prefetch, n_rounds: int | None) -> None:
         self.spans: list[Span] = []
         self.now = 0.0
-        self.ordinal = -1  # of the block whose inputs are there, over all rounds
-        self.launches: list[float] = []  # of its steps
-        self.scheduled = 0  # how many of its steps have their times
-        self.gpu_free = 0.0
-        self.arrived: list[float] = []  # of each copy
-        self.slot_free: list[float] = []  # of the slot of each copy that a step has used
-        self.copy_left_s: float | None = None  # work of the copy under way
-        self.copy_began_s = 0.0
+        self.link_left_s = 0.0  # work of all copies that were asked for and are not done
+        self.runs_ahead = any(block.copy_s > 0 and not block.routed for block in blocks)
+        self._blocks = blocks
+        self._copies = [block.copy_s for block in blocks]
+        self._ahead = prefetch.mode == "ahead" and self.runs_ahead
+        self._n_slots = len(blocks) if prefetch.n_slots is None else prefetch.n_slots
+        self._end = None if n_rounds is None else n_rounds * len(blocks)
+        self._draws = n_rounds is not None
+        self._ordinal = 0  # of the next block, over all rounds
+        self._asked = 0  # blocks whose copies were asked for, if they have any
+        self._held = 0  # slots
+        self._later_s = 0.0  # work of copies for blocks behind the present one
+        self._queue: deque[list[float]] = deque()  # of copies under way, for spans: [ordinal, work left, start]
+        self._ask_ahead()
 
     def next_block(self) -> float:
         """Run the next block to the end of its join; returns that time."""
-        ordinal = self.ordinal + 1
-        block = self.blocks[ordinal % len(self.blocks)]
-        self._advance(0.0, self.now + block.gap_s)
-        self.ordinal, self.scheduled = ordinal, 0
-        start = at = self.now + block.send_s
-        self.launches = []
-        for step in block.steps:
-            at += step.launch_s
-            self.launches.append(at)
-        self._advance(0.0, start)
-        cpu_end = self._advance(block.cpu_s, None)
-        if block.cpu_s > 0:
-            self.spans.append(Span("cpu", ordinal, start, cpu_end))
-        ready = max(cpu_end, self.gpu_free) if block.steps else cpu_end
-        end = ready + block.join_s
-        self._advance(0.0, end)
+        ordinal = self._ordinal
+        index = ordinal % len(self._blocks)
+        block, copy_s = self._blocks[index], self._copies[index]
+        self._wait(block.gap_s - block.gap_cpu_s)
+        self._work(block.gap_cpu_s, block.interference)
+        issue_s = 0.0
+        if self._asked > ordinal:
+            self._later_s -= copy_s
+        else:
+            self._asked = ordinal + 1
+            if copy_s > 0:
+                self._ask(ordinal, copy_s)
+                issue_s = block.issue_s
+        self._wait(issue_s + block.send_s)
+        self._compute(ordinal, block)
+        self._ordinal = ordinal + 1
+        self._held -= copy_s > 0
+        self._wait(self._ask_ahead())
         if block.join_s > 0:
-            self.spans.append(Span("join", ordinal, ready, end))
-        return end
+            self._draw("join", ordinal, self.now, self.now + block.join_s)
+            self._wait(block.join_s)
+        return self.now
 
-    def lead(self) -> tuple[int, float]:
-        """Between blocks: how many copies are ahead of their use, and the work left of the one under way. Together the
-        whole state, because all steps are done and so all slots that were used are free."""
-        return len(self.arrived) - len(self.slot_free), self.copy_left_s or 0.0
+    #
+    # copies
+    #
 
-    def _advance(self, cpu_left_s: float, until: float | None) -> float:
-        """Let the streams run to `until`; None: until cpu_left_s of CPU work is done and every step of the current
-        block has its time. Returns when the CPU work ended."""
-        cpu_end = self.now
-        while True:
-            self._schedule_steps()
-            if until is None:
-                if cpu_left_s <= 0 and self.scheduled == len(self.launches):
-                    return cpu_end
-            elif self.now >= until:
-                return cpu_end
-            may_copy = self._copy_start()
-            copying = may_copy is not None and may_copy <= self.now
-            if copying and self.copy_left_s is None:
-                self.copy_left_s, self.copy_began_s = self.copies.copy_s(len(self.arrived)), self.now
-            cpu_speed, link_speed = self._speeds(cpu_left_s > 0, copying)
-            cpu_done = self.now + cpu_left_s / cpu_speed if cpu_left_s > 0 else None
-            copy_done = self.now + self.copy_left_s / link_speed if self.copy_left_s is not None else may_copy
-            then = min(at for at in (cpu_done, copy_done, until) if at is not None)
-            elapsed_s = then - self.now
-            if cpu_done is not None:
-                cpu_left_s = 0.0 if then == cpu_done else max(0.0, cpu_left_s - elapsed_s * cpu_speed)
-                cpu_end = then
-            if self.copy_left_s is not None:
-                self.copy_left_s = max(0.0, self.copy_left_s - elapsed_s * link_speed)
-                if then == copy_done:
-                    self._copy_arrives(then)
-            self.now = then
+    def _ask_ahead(self) -> float:
+        """For blocks to come; returns for how long that holds up the thread."""
+        held_s = 0.0
+        n = len(self._blocks)
+        while self._ahead and self._held < self._n_slots and (self._end is None or self._asked < self._end):
+            block, copy_s = self._blocks[self._asked % n], self._copies[self._asked % n]
+            if copy_s > 0:
+                if block.routed:
+                    break
+                self._ask(self._asked, copy_s)
+                self._later_s += copy_s
+                held_s += block.issue_s
+            self._asked += 1
+        return held_s if self._ordinal else 0.0  # the first are asked for while whatever came before was computed
 
-    def _copy_arrives(self, then: float) -> None:
-        self.spans.append(Span("copy", self.copies.ordinal(len(self.arrived)), self.copy_began_s, then))
-        self.arrived.append(then)
-        self.copy_left_s = None
+    def _ask(self, ordinal: int, copy_s: float) -> None:
+        self._held += 1
+        self.link_left_s += copy_s
+        if self._draws:
+            for step in self._blocks[ordinal % len(self._blocks)].steps:
+                if step.copy_s > 0:
+                    self._queue.append([ordinal, step.copy_s, self.now])
 
-    def _schedule_steps(self) -> None:
-        """Give the current block's steps their times, as far as their copies have arrived."""
-        block = self.ordinal % len(self.blocks)
-        while self.scheduled < len(self.launches):
-            step = self.blocks[block].steps[self.scheduled]
-            ready = max(self.launches[self.scheduled], self.gpu_free)
-            if step.copy_s > 0:
-                copy = len(self.slot_free)
-                if copy >= len(self.arrived):
-                    return
-                ready = max(ready, self.arrived[copy])
-            self.gpu_free = ready + step.gpu_s
-            if step.gpu_s > 0:
-                self.spans.append(Span("gpu", self.ordinal, ready, self.gpu_free))
-            if step.copy_s > 0:
-                self.slot_free.append(self.gpu_free)
-            self.scheduled += 1
+    def _copy(self, elapsed_s: float, speed: float) -> None:
+        """Let the link work."""
+        work_s = elapsed_s * speed
+        self.link_left_s -= work_s
+        if self.link_left_s < _DONE_S:
+            self.link_left_s = 0.0
+        if self._draws:
+            at = self.now
+            while self._queue and self._queue[0][1] <= work_s + _DONE_S:
+                ordinal, left_s, start = self._queue.popleft()
+                work_s -= left_s
+                at += left_s / speed
+                self._draw("copy", int(ordinal), start, at)
+                if self._queue:
+                    self._queue[0][2] = max(self._queue[0][2], at)
+            if self._queue:
+                self._queue[0][1] -= work_s
 
-    def _copy_start(self) -> float | None:
-        """When the copy under way began or the next one may begin; None: not known yet, or there is none left."""
-        if self.copy_left_s is not None:
-            return self.copy_began_s
-        number = len(self.arrived)
-        if not self.copies.has(number):
-            return None
-        start = self.arrived[-1] if self.arrived else 0.0
-        if self.prefetch.n_slots is not None and number >= self.prefetch.n_slots:
-            if number - self.prefetch.n_slots >= len(self.slot_free):
-                return None
-            start = max(start, self.slot_free[number - self.prefetch.n_slots])
-        if self.prefetch.ahead == "layer" or self.copies.block(number).routed:
-            if self.copies.ordinal(number) > self.ordinal:
-                return None
-            start = max(start, self.launches[self.copies.step(number)])
-        return start
+    #
+    # the thread
+    #
 
-    def _speeds(self, computing: bool, copying: bool) -> tuple[float, float]:
-        """Of CPU and link, as shares of what each does alone."""
-        if not (computing and copying):
-            return 1.0, 1.0
-        return self.copies.contended(self.contention, self.blocks[self.ordinal % len(self.blocks)], len(self.arrived))
+    def _wait(self, seconds: float) -> None:
+        """The thread does what takes nothing of the link."""
+        if seconds > 0:
+            if self.link_left_s > 0:
+                self._copy(min(seconds, self.link_left_s), 1.0)
+            self.now += seconds
+
+    def _work(self, cpu_s: float, beside: Interference) -> None:
+        """The CPU computes, and the device does not."""
+        if cpu_s > 0 and self.link_left_s > 0:
+            together_s = min(cpu_s / beside.cpu_with_link, self.link_left_s / beside.link_with_cpu)
+            self._copy(together_s, beside.link_with_cpu)
+            self.now += together_s
+            cpu_s -= together_s * beside.cpu_with_link
+        if cpu_s > 0:
+            self._wait(cpu_s)
+
+    def _compute(self, ordinal: int, block: BlockTimes) -> None:
+        """CC, and the device's steps beside it, until both are done."""
+        beside, steps, start = block.interference, block.steps, self.now
+        if not steps:
+            self._work(block.cpu_s, beside)
+            if block.cpu_s > 0:
+                self._draw("cpu", ordinal, start, self.now)
+            return
+        cpu_s, own_s = block.cpu_s, self._copies[ordinal % len(self._copies)]
+        number, launched, gpu_s, began = 0, start + steps[0].launch_s, steps[0].gpu_s, start
+        own_s -= steps[0].copy_s  # of the block's own copies, behind the one that the step needs
+        while cpu_s > 0 or number < len(steps) or (beside.one_queue and self.link_left_s > 0):
+            pending = number < len(steps)
+            to_arrive_s = 0.0
+            if beside.one_queue:
+                to_arrive_s = self.link_left_s
+            elif pending and steps[number].copy_s > 0:
+                to_arrive_s = self.link_left_s - self._later_s - own_s
+            computing = pending and self.now >= launched - _DONE_S and to_arrive_s <= _DONE_S
+            cpu, link = cpu_s > 0, self.link_left_s > 0
+            cpu_speed, link_speed, gpu_speed = _speeds(beside, cpu, link, computing)
+            elapsed_s = float("inf")
+            if cpu:
+                elapsed_s = cpu_s / cpu_speed
+            if computing:
+                elapsed_s = min(elapsed_s, gpu_s / gpu_speed)
+            elif pending and self.now < launched - _DONE_S:
+                elapsed_s = min(elapsed_s, launched - self.now)
+            elif pending and to_arrive_s > 0:
+                elapsed_s = min(elapsed_s, to_arrive_s / link_speed)
+            if link:
+                elapsed_s = min(elapsed_s, self.link_left_s / link_speed)
+                self._copy(elapsed_s, link_speed)
+            self.now += elapsed_s
+            if cpu:
+                cpu_s -= elapsed_s * cpu_speed
+                if cpu_s <= _DONE_S:
+                    cpu_s = 0.0
+                    self._draw("cpu", ordinal, start, self.now)
+            if computing:
+                gpu_s -= elapsed_s * gpu_speed
+                if gpu_s <= _DONE_S:
+                    if steps[number].gpu_s > 0:
+                        self._draw("gpu", ordinal, began, self.now)
+                    number, began = number + 1, self.now
+                    if number < len(steps):
+                        launched += steps[number].launch_s
+                        gpu_s = steps[number].gpu_s
+                        own_s -= steps[number].copy_s
+            else:
+                began = self.now
+
+    def _draw(self, stream: Stream, ordinal: int, start_s: float, end_s: float) -> None:
+        if self._draws:
+            self.spans.append(Span(stream, ordinal, start_s, end_s))
+
+
+def _speeds(beside: Interference, cpu: bool, link: bool, gpu: bool) -> tuple[float, float, float]:
+    """Of CPU, link and device, as shares of what each does alone."""
+    cpu_speed = link_speed = gpu_speed = 1.0
+    if cpu and link:
+        cpu_speed, link_speed = beside.cpu_with_link, beside.link_with_cpu
+    if cpu and gpu:
+        cpu_speed, gpu_speed = min(cpu_speed, beside.cpu_with_device), beside.device_with_cpu
+    if link and gpu:
+        link_speed, gpu_speed = min(link_speed, beside.link_with_device), min(gpu_speed, beside.device_with_link)
+    return cpu_speed, link_speed, gpu_speed

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from oallama.core.types import LinearFit, Profile
 from oallama.cost.graph import Crossings
-from oallama.cost.operator_cost import Pass
+from oallama.cost.passes import Pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,28 +75,28 @@ _PUBLISHED = (
 )
 
 
-def _card(of: _Published) -> Card:
+def _card(published: _Published) -> Card:
     """Rates that give the published times again once latencies, attention and the rest of a layer, which are priced
     beside the weights, are taken off."""
     latency_s = _NODES * _KERNEL_S
-    bytes_per_s = (_WEIGHT_BYTES + _KV_BYTES) / (1 / of.tg128 - latency_s)
-    rest_s = _ATTENTION_FLOP / of.float_flops + _REST_BYTES / bytes_per_s
-    prompt_s = _PROMPT / of.pp512 - latency_s - rest_s
+    bytes_per_s = (_WEIGHT_BYTES + _KV_BYTES) / (1 / published.tg128 - latency_s)
+    rest_s = _ATTENTION_FLOP / published.float_flops + _REST_BYTES / bytes_per_s
+    prompt_s = _PROMPT / published.pp512 - latency_s - rest_s
     return Card(
-        name=of.name,
-        description=of.description,
-        memory_bytes=of.memory_gib * GIB,
+        name=published.name,
+        description=published.description,
+        memory_bytes=published.memory_gib * GIB,
         bytes_per_s=bytes_per_s,
         flops_per_s=2 * _PARAMETERS * _PROMPT / prompt_s,
-        flops_float_per_s=of.float_flops,
+        flops_float_per_s=published.float_flops,
         kernel_s=_KERNEL_S,
         launch_s=_LAUNCH_S,
         launch_node_s=_LAUNCH_NODE_S,
         copy_s=_COPY_S,
         copy_issue_s=_COPY_ISSUE_S,
         synchronize_s=_SYNCHRONIZE_S,
-        pinned_bytes_per_s=of.pinned,
-        pageable_bytes_per_s=1 / (1 / of.pinned + 1 / _STAGING_BYTES_PER_S),
+        pinned_bytes_per_s=published.pinned,
+        pageable_bytes_per_s=1 / (1 / published.pinned + 1 / _STAGING_BYTES_PER_S),
     )
 
 

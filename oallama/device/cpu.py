@@ -13,13 +13,14 @@ def default_threads(root: Path = Path("/")) -> int:
     One spinning thread too many makes decoding ten times slower (all threads wait for the one that was descheduled),
     so hyper-threads, other processes' cores and quota beyond them are not counted. root: where /sys is (tests).
     """
-    allowed = _allowed_cpus()
+    allowed = allowed_cpus()
     cores = {_core(root, cpu) for cpu in allowed}
     quota = _cgroup_quota(root)
     return max(1, len(cores) if quota is None else min(len(cores), math.ceil(quota)))
 
 
-def _allowed_cpus() -> set[int]:
+def allowed_cpus() -> set[int]:
+    """Logical CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))

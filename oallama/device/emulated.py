@@ -53,7 +53,7 @@ class Emulated:
     def __str__(self) -> str:
         """The text that parses back into this record."""
         given = [(f.name, getattr(self, f.name)) for f in fields(self)[1:] if getattr(self, f.name) != f.default]
-        return ",".join([f"emulated:{self.source}", *(f"{name}={_FORMATS[name](value)}" for name, value in given)])
+        return ",".join([f"emulated:{self.source}", *(f"{name}={_KEYS[name].write(value)}" for name, value in given)])
 
     @property
     def is_file(self) -> bool:
@@ -81,12 +81,12 @@ def parse_emulated(text: str) -> Emulated:
     found: dict[str, Any] = {}
     for item in rest:
         key, equals, value = item.partition("=")
-        if key not in _PARSERS or not equals:
-            raise _wrong(text, f"there is no {key!r}; keys are {', '.join(_PARSERS)}")
+        if key not in _KEYS or not equals:
+            raise _wrong(text, f"there is no {key!r}; keys are {', '.join(_KEYS)}")
         if key in found:
             raise _wrong(text, f"{key} is given twice")
         try:
-            found[key] = _PARSERS[key](value)
+            found[key] = _KEYS[key].parse(value)
         except ValueError as error:
             raise _wrong(text, f"{key}: {error}") from None
     made = Emulated(source or DEFAULT_CARD, **found)
@@ -146,12 +146,8 @@ def _wrong(text: str, why: str) -> UsageError:
     return UsageError(f"--device {text!r}: {why}; write it like {FORM}; presets are {', '.join(CARDS)}")
 
 
-def _rate(unit: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        value = _positive(text.removesuffix("GB/s").removesuffix("GBps"))
-        return value * unit
-
-    return parse
+def _gigabytes(text: str) -> float:
+    return _positive(text.removesuffix("GB/s").removesuffix("GBps")) * 1e9
 
 
 def _positive(text: str) -> float:
@@ -208,32 +204,31 @@ def _file(text: str) -> str:
     return text
 
 
-_PARSERS: dict[str, Callable[[str], Any]] = {
-    "vram": _vram,
-    "link": _rate(1e9),
-    "gbps": _rate(1e9),
-    "tflops": lambda text: _positive(text) * 1e12,
-    "latency": _latency,
-    "scale": _scale,
-    "cpus": _cpu,
-    "values": _values,
-    "seed": _count,
-    "routing": _file,
-    "lost_after": _count,
-}
+@dataclass(frozen=True, slots=True)
+class _Key:
+    """How a key's value is read, and written so that it reads back."""
 
-_FORMATS: dict[str, Callable[[Any], str]] = {
-    "vram": str,
-    "link": lambda rate: f"{rate / 1e9:g}",
-    "gbps": lambda rate: f"{rate / 1e9:g}",
-    "tflops": lambda rate: f"{rate / 1e12:g}",
-    "latency": lambda seconds: f"{seconds * 1e6:g}",
-    "scale": lambda pair: f"{pair[0]:g}/{pair[1]:g}" if pair[0] != pair[1] else f"{pair[0]:g}",
-    "cpus": str,
-    "values": str,
-    "seed": str,
-    "routing": str,
-    "lost_after": str,
+    parse: Callable[[str], Any]
+    write: Callable[[Any], str] = str
+
+
+def _write_scale(scale: tuple[float, float]) -> str:
+    by_bytes, by_flops = scale
+    return f"{by_bytes:g}" if by_bytes == by_flops else f"{by_bytes:g}/{by_flops:g}"
+
+
+_KEYS = {
+    "vram": _Key(_vram),
+    "link": _Key(_gigabytes, lambda rate: f"{rate / 1e9:g}"),
+    "gbps": _Key(_gigabytes, lambda rate: f"{rate / 1e9:g}"),
+    "tflops": _Key(lambda text: _positive(text) * 1e12, lambda rate: f"{rate / 1e12:g}"),
+    "latency": _Key(_latency, lambda seconds: f"{seconds * 1e6:g}"),
+    "scale": _Key(_scale, _write_scale),
+    "cpus": _Key(_cpu),
+    "values": _Key(_values),
+    "seed": _Key(_count),
+    "routing": _Key(_file),
+    "lost_after": _Key(_count),
 }
 
 

@@ -171,7 +171,7 @@ class Guard:
 
         self._jobs.put(job)
         self._jobs.put(None)
-        with self._told_of_aborts(results), contextlib.suppress(DeviceError):
+        with self._listening(results), contextlib.suppress(DeviceError):
             self._next(results)
         return not self.lost
 
@@ -189,15 +189,15 @@ class Guard:
             if self.lost:
                 raise self._error()
             self.beat()
-            with self._told_of_aborts(results):
+            with self._listening(results):
                 yield
         finally:
             self._busy.release()
 
     @contextlib.contextmanager
-    def _told_of_aborts(self, results: queue.SimpleQueue[Any]) -> Iterator[None]:
+    def _listening(self, results: queue.SimpleQueue[Any]) -> Iterator[None]:
         self._wake = lambda: results.put(_WAKE)
-        with rpc_abort.told(self):
+        with rpc_abort.listening(self):
             yield
 
     def _next(self, results: queue.SimpleQueue[Any]) -> Any:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from oallama.core.errors import BridgeError, DeviceError, UsageError
+from oallama.core.errors import BridgeError, DeviceError
 from oallama.core.types import DeviceInfo
+from oallama.device.child import ask_child
 from oallama.device.emulated import parameters_of
 from oallama.device.spec import DeviceSpec, parse_device
 
@@ -27,7 +28,6 @@ TIMEOUT_S = 120.0
 MEMORY_STEP = 256 * 2**20
 """Drivers and kernels keep a few MiB more or less to themselves; no two cards differ by less than this."""
 
-_ERRORS = {kind.__name__: kind for kind in (DeviceError, UsageError)}
 _NO_GPU = re.compile(r"libggml-(?:base|cpu|rpc|blas|oallama)\b.*")  # library files
 _DRIVER = re.compile(r"lib(?:cuda|nvidia-|vulkan_|GLX_nvidia|amdhip64|hsa-runtime64|ze_intel_gpu|dxcore).*\.so\b.*")
 
@@ -104,18 +104,11 @@ def _has_gpu_backend() -> bool:
 
 
 def _asked(spec: DeviceSpec) -> KnownDevice:
-    import ggml_bridge
-    from ggml_bridge.child import ChildError, run_in_child
-
-    try:
-        answer = run_in_child(MODULE, {"device": str(spec)}, timeout_s=TIMEOUT_S)
-    except (ggml_bridge.ChildDied, ggml_bridge.ChildTimeout) as error:
+    def failed(reason: str) -> DeviceError:
         remedy = "check it with `oallama doctor`, or use --device none"
-        raise DeviceError(f"the device {spec} cannot be asked what it is: {error}; {remedy}") from None
-    except ChildError as error:
-        raise _ERRORS.get(error.type_name, DeviceError)(str(error)) from None
-    except (ggml_bridge.BridgeError, ValueError) as error:
-        raise BridgeError(str(error)) from None
+        return DeviceError(f"the device {spec} cannot be asked what it is: {reason}; {remedy}")
+
+    answer = ask_child(MODULE, {"device": str(spec)}, TIMEOUT_S, failed, unexpected=DeviceError)
     return KnownDevice(parse_device(answer["spec"]), answer["identity"])
 
 

@@ -32,9 +32,9 @@ class OpenDevice:
     name: str
     info: DeviceInfo | None
     spec: DeviceSpec
-    alive: Callable[[], bool]  # whether it can still compute; always true for what this process holds itself
-    give_up: Callable[[], None]  # it is lost: end a worker of ours at once, and never speak to the server again
-    close: Callable[[], None]
+    alive: Callable[[], bool] = lambda: True  # whether it can still compute; true for what this process holds itself
+    give_up: Callable[[], None] = lambda: None  # it is lost: end our worker at once, never speak to the server again
+    close: Callable[[], None] = lambda: None
     pid: int | None = None  # of a local worker
 
     @property
@@ -44,7 +44,7 @@ class OpenDevice:
 
     @property
     def is_pair(self) -> bool:
-        return self.spec.kind == CPU_PAIR
+        return self.spec.is_pair
 
 
 def list_devices() -> list[DeviceInfo]:
@@ -83,25 +83,25 @@ def open_device(spec: DeviceSpec | str | None) -> Iterator[OpenDevice]:
 
 def open_now(spec: DeviceSpec) -> OpenDevice:
     """Like open_device, for a caller that closes it. Raises the same."""
-    if spec.kind == "rpc-worker":
+    if spec.is_worker:
         return _open_worker(spec)
     if spec.kind == "rpc":
         link = connect(spec, spec.endpoint, _connected_to(spec.endpoint))
         return OpenDevice(link.info.name, link.info, spec, link.alive, link.abandon, link.close)
     if spec.emulated is not None:
         info, close_emulated = open_emulated(spec.emulated)
-        return OpenDevice(info.name, info, spec, _always, _nothing, close_emulated)
-    if spec.kind == "none":
-        return OpenDevice(NO_DEVICE, None, spec, _always, _nothing, _nothing)
+        return OpenDevice(info.name, info, spec, close=close_emulated)
+    if spec.is_none:
+        return OpenDevice(NO_DEVICE, None, spec)
     devices = list_devices()
     if spec.kind == "auto":
         chosen = first_gpu(devices)
         name = chosen.name if chosen else NO_DEVICE
-        return OpenDevice(name, chosen, spec, _always, _nothing, _nothing)
-    wanted = CPU_DEVICE if spec.kind == CPU_PAIR else spec.name
+        return OpenDevice(name, chosen, spec)
+    wanted = CPU_DEVICE if spec.is_pair else spec.name
     for info in devices:
-        if info.name.lower() == wanted.lower() and (spec.kind == CPU_PAIR or _holds_weights(info)):
-            return OpenDevice(info.name, info, spec, _always, _nothing, _nothing)
+        if info.name.lower() == wanted.lower() and (spec.is_pair or _holds_weights(info)):
+            return OpenDevice(info.name, info, spec)
     known = ", ".join(
         [info.name for info in devices if _holds_weights(info)] + ["rpc-worker", "emulated", "cpu-pair", NO_DEVICE]
     )
@@ -155,11 +155,3 @@ def _connected_to(endpoint: str) -> Callable[[], bool]:
 def _holds_weights(info: DeviceInfo) -> bool:
     """Whether a plan may name it: not the CPU, nor the split backend, which computes on the CPU and on another."""
     return info.type != "CPU" and info.backend != SPLIT_BACKEND
-
-
-def _always() -> bool:
-    return True
-
-
-def _nothing() -> None:
-    pass

@@ -30,7 +30,7 @@ _kept: list[Any] = []  # callbacks that ggml may call
 
 
 @contextlib.contextmanager
-def told(waiter: Waiter) -> Iterator[None]:
+def listening(waiter: Waiter) -> Iterator[None]:
     """For as long as this lasts, an abort of the waiter's connection is told to it instead of ending the process."""
     with _lock:
         _waiting.append(waiter)

@@ -92,11 +92,13 @@ def _unregister(link: RpcLink) -> None:
         _register_only(_links, [*_links, link])
 
 
-def _register_only(links: Sequence[RpcLink], of: Sequence[RpcLink]) -> None:
-    """Leave the devices of these links in ggml's registry, and of no other. ggml drops devices by registry, and files
-    all RPC devices under one; so that one is taken out and what stays is put back. Nothing is sent."""
+def _register_only(links: Sequence[RpcLink], registered: Sequence[RpcLink]) -> None:
+    """Leave the devices of these links in ggml's registry, of those registered now.
+
+    ggml drops devices by registry, and files all RPC devices under one. So that one is taken out, and what stays is put
+    back. Nothing is sent."""
     client = _Client(load_bridge())
-    for link in of:
+    for link in registered:
         client.unload(client.registry(link.endpoint.encode()))
     client.unload(client.all_rpc())
     client.register(client.all_rpc())

@@ -8,7 +8,8 @@ import signal
 import time
 
 from oallama.core.errors import DeviceError
-from oallama.device.spec import DeviceSpec, format_cpus
+from oallama.core.units import format_ranges
+from oallama.device.spec import DeviceSpec
 
 STOPPED_S = 5.0
 """A worker that is stopped (SIGSTOP) for so long counts as lost: nothing else ends the wait for its answer."""
@@ -29,7 +30,7 @@ class RpcWorker:
         allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(spec.cpus)
         if not set(spec.cpus) <= allowed:
             raise DeviceError(
-                f"--device {spec}: this process may run on CPUs {format_cpus(tuple(allowed))} only; "
+                f"--device {spec}: this process may run on CPUs {format_ranges(allowed)} only; "
                 "pin the worker to some of these"
             )
         try:

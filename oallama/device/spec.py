@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from oallama.core.errors import UsageError
+from oallama.core.units import format_ranges
 from oallama.device import emulated
 from oallama.device.emulated import Emulated, parse_emulated
 
@@ -42,12 +43,32 @@ class DeviceSpec:
             return self.name
         if self.kind == "rpc":
             return f"rpc://{self.endpoint}"
-        if self.kind == "rpc-worker" and (self.threads is not None or self.cpus):
+        if self.is_worker and (self.threads is not None or self.cpus):
             threads = "" if self.threads is None else str(self.threads)
-            return f"rpc-worker:{threads}" + (f":{format_cpus(self.cpus)}" if self.cpus else "")
+            return f"rpc-worker:{threads}" + (f":{format_ranges(self.cpus)}" if self.cpus else "")
         if self.emulated is not None:
             return str(self.emulated)
         return self.kind
+
+    @property
+    def is_none(self) -> bool:
+        """Whether no device is used."""
+        return self.kind == "none"
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether a second back end on this machine's CPU plays the device."""
+        return self.kind == "cpu-pair"
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether the device is a worker process that ends with us."""
+        return self.kind == "rpc-worker"
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the device's timing is emulated."""
+        return self.kind == "emulated"
 
     @property
     def is_remote(self) -> bool:
@@ -100,17 +121,6 @@ def parse_cpus(text: str) -> tuple[int, ...]:
             raise ValueError(f"{part.strip()!r} is not a CPU range; write it like 2-3")
         cpus.update(range(first, last + 1))
     return tuple(sorted(cpus))
-
-
-def format_cpus(cpus: tuple[int, ...]) -> str:
-    """CPU numbers as the shortest list of ranges: (0, 2, 3) as `0,2-3`."""
-    runs: list[list[int]] = []
-    for cpu in sorted(set(cpus)):
-        if runs and cpu == runs[-1][1] + 1:
-            runs[-1][1] = cpu
-        else:
-            runs.append([cpu, cpu])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def _endpoint(text: str) -> str:

@@ -1,1 +1,7 @@
-"""Reading and checking GGUF models, their hyperparameters, operators, memory and chat template."""
+"""Models: from a GGUF file to the operators that a plan places.
+
+The walk: `gguf_reader` opens the file, or all parts of a split one. `gguf_header` reads each part through the bounded
+`gguf_cursor` into the records of `gguf_file`. `validate` refuses what llama.cpp would die of, with `validate_tokenizer`
+and `validate_tensors`. `hyperparameters` and `operators` say what the graph multiplies by, by the names in `roles`;
+`cut` says where a weight may be cut. `memory` and `chat_template` let a child process do what may go wrong.
+"""

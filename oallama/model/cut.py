@@ -1,4 +1,4 @@
-"""Where a weight may be cut: the axis of a slice, its extent, and what a cut must be a multiple of (DESIGN 2.1).
+"""Where a weight may be cut: the axis of a slice, its extent, and what a cut must be a multiple of.
 
 The second mul-mat of an FFN (down) is cut through K, so that each side goes on with the part of the hidden values that
 it made itself; every other one is cut between the rows of its weight, N. A weight that holds gate and up is cut in both
@@ -10,8 +10,8 @@ from __future__ import annotations
 from math import lcm
 from typing import Literal
 
+from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.types import Operator
-from oallama.model.gguf_types import GGML_TYPES_BY_NAME
 
 Axis = Literal["rows", "cols", "halves"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +11,14 @@ from types import MappingProxyType
 from typing import Any
 
 from oallama.core.errors import ModelFileError
+from oallama.core.types import ModelFile
 
 DOWNLOAD_AGAIN = "the file is cut short or damaged, so download it again"
 DO_NOT_TRUST = "the file is damaged or hostile, so get it again from a source you trust"
 CONVERT_AGAIN = "convert the model again with a current llama.cpp"
+
+METADATA_OFFSET = 24
+"""Byte of a GGUF where its metadata begin: behind magic, version and the two counts."""
 
 
 def fault(path: str, offset: int, what: str, remedy: str = DO_NOT_TRUST) -> ModelFileError:
@@ -85,16 +89,9 @@ class TensorInfo:
     path: str  # the part of a split file that holds it
     header_offset: int  # byte of this header in `path`
 
-
-@dataclass(frozen=True, slots=True)
-class GgufPart:
-    """One file of a model and what it looked like when it was read."""
-
-    path: str
-    file_bytes: int
-    mtime_ns: int
-    data_offset: int  # first byte of tensor data
-    alignment: int
+    def fault(self, what: str, remedy: str = DO_NOT_TRUST) -> ModelFileError:
+        """The error for something wrong with this tensor; `what` goes on after its name."""
+        return fault(self.path, self.header_offset, f"tensor {quoted(self.name)} {what}", remedy)
 
 
 @dataclass(frozen=True)
@@ -104,21 +101,17 @@ class GgufFile:
     version: int
     entries: Mapping[str, MetadataEntry]  # of the first part
     tensors: tuple[TensorInfo, ...]  # in file order, all parts
-    parts: tuple[GgufPart, ...]
+    files: tuple[ModelFile, ...]  # every part, in order
     fingerprint: str  # sha256 over the metadata and tensor headers of all parts
 
     @property
     def path(self) -> str:
         """The first part: what llama.cpp is given to load."""
-        return self.parts[0].path
+        return self.files[0].path
 
     @property
     def file_bytes(self) -> int:
-        return sum(part.file_bytes for part in self.parts)
-
-    @property
-    def data_offset(self) -> int:
-        return self.parts[0].data_offset
+        return sum(file.n_bytes for file in self.files)
 
     @cached_property
     def metadata(self) -> Mapping[str, Any]:
@@ -133,12 +126,29 @@ class GgufFile:
     def arch(self) -> str:
         return str(self.metadata["general.architecture"])
 
-    def check_unchanged(self) -> None:
-        """Raise ModelFileError if a part changed on disk since it was validated (call before native code loads it)."""
-        for part in self.parts:
-            try:
-                now = Path(part.path).stat()
-            except OSError as error:
-                raise ModelFileError(f"{part.path}: {error.strerror} since it was checked; start again") from None
-            if (now.st_size, now.st_mtime_ns) != (part.file_bytes, part.mtime_ns):
-                raise ModelFileError(f"{part.path}: the file changed since it was checked; start again")
+    def entry(self, key: str, type: str, required: bool = False) -> MetadataEntry | None:
+        """The entry under `key`; None where it is missing and may be. Raises ModelFileError for one of another type."""
+        entry = self.entries.get(key)
+        if entry is None and required:
+            raise self.fault(key, f"the metadata lack {quoted(key)}", CONVERT_AGAIN)
+        if entry is not None and entry.type != type:
+            raise self.fault(key, f"{quoted(key)} is of type {entry.type} instead of {type}", CONVERT_AGAIN)
+        return entry
+
+    def fault(self, key: str, what: str, remedy: str = DO_NOT_TRUST) -> ModelFileError:
+        """The error for something wrong with the value under `key`; of a missing one, with the metadata."""
+        entry = self.entries.get(key)
+        return fault(self.path, entry.offset if entry else METADATA_OFFSET, what, remedy)
+
+
+def check_unchanged(files: Iterable[ModelFile]) -> None:
+    """Raise ModelFileError if a file of a model changed on disk since it was checked.
+
+    Call it right before native code loads them: what was checked must be what is loaded."""
+    for file in files:
+        try:
+            now = Path(file.path).stat()
+        except OSError as error:
+            raise ModelFileError(f"{file.path}: {error.strerror} since it was checked; start again") from None
+        if (now.st_size, now.st_mtime_ns) != (file.n_bytes, file.mtime_ns):
+            raise ModelFileError(f"{file.path}: the file changed since it was checked; start again")

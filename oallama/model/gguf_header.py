@@ -7,28 +7,39 @@ calls, not mmap, so that a file cut while it is being read gives an error and no
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from oallama.core.errors import ModelFileError
+from oallama.core.ggml_types import GGML_TYPES
+from oallama.core.types import ModelFile
 from oallama.core.units import MIB
 from oallama.model.gguf_cursor import Cursor
 from oallama.model.gguf_file import (
     CONVERT_AGAIN,
+    DO_NOT_TRUST,
     DOWNLOAD_AGAIN,
+    METADATA_OFFSET,
     GgufArray,
-    GgufPart,
     MetadataEntry,
     TensorInfo,
     fault,
     quoted,
 )
-from oallama.model.gguf_tensors import place_tensors, read_tensor_headers
-from oallama.model.gguf_types import DEFAULT_ALIGNMENT, VALUE_ARRAY, VALUE_STRING, VALUE_TYPES
+from oallama.model.gguf_types import (
+    DEFAULT_ALIGNMENT,
+    GGML_MAX_DIMS,
+    GGML_MAX_NAME,
+    VALUE_ARRAY,
+    VALUE_STRING,
+    VALUE_TYPES,
+)
 
 MAX_ARRAY_LENGTH = 1 << 24
 MAX_KEY_BYTES = (1 << 16) - 1
@@ -43,7 +54,7 @@ _MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 class Header:
     """What one file says: its metadata, its tensors, and the bytes both were read from."""
 
-    part: GgufPart
+    file: ModelFile
     version: int
     entries: dict[str, MetadataEntry]
     tensors: tuple[TensorInfo, ...]
@@ -80,14 +91,13 @@ def _parse(cursor: Cursor, mtime_ns: int) -> Header:
     for index in range(n_kv):
         _entry(cursor, index, entries)
     alignment = _alignment(cursor.path, entries)
-    infos = read_tensor_headers(cursor, n_tensors)
+    headers = _tensor_headers(cursor, n_tensors)
     end = cursor.position
-    data_offset = -(-end // alignment) * alignment
-    if infos and data_offset > cursor.size:
+    data_offset = aligned(end, alignment)
+    if headers and data_offset > cursor.size:
         raise fault(cursor.path, end, "the file ends before its tensor data", DOWNLOAD_AGAIN)
-    tensors = place_tensors(cursor, infos, data_offset, alignment)
-    part = GgufPart(cursor.path, cursor.size, mtime_ns, data_offset, alignment)
-    return Header(part, version, entries, tensors, cursor.buffer[:end])
+    tensors = tuple(_place(headers, data_offset, alignment, cursor.size))
+    return Header(ModelFile(cursor.path, cursor.size, mtime_ns), version, entries, tensors, cursor.buffer[:end])
 
 
 def _preamble(cursor: Cursor) -> tuple[int, int, int]:
@@ -110,7 +120,7 @@ def _preamble(cursor: Cursor) -> tuple[int, int, int]:
         (8, n_tensors, _MIN_TENSOR_BYTES, "tensors"),
         (16, n_kv, _MIN_ENTRY_BYTES, "metadata keys"),
     ):
-        if n > (size - 24) // least:
+        if n > (size - METADATA_OFFSET) // least:
             raise fault(path, offset, f"{n} {what} are claimed, more than {size} bytes can hold")
     return version, n_tensors, n_kv
 
@@ -142,16 +152,13 @@ def _entry(cursor: Cursor, index: int, entries: dict[str, MetadataEntry]) -> Non
     elif kind == VALUE_STRING:
         value = cursor.take_string(what).decode("utf-8", "replace")
     elif name == "bool":
-        value = _bool(cursor.take("B", what), cursor, offset, key)
+        byte = cursor.take("B", what)
+        if byte > 1:
+            raise fault(cursor.path, offset, f"{quoted(key)} is a bool of value {byte}")
+        value = byte == 1
     else:
         value = cursor.take(format, what)
     entries[key] = MetadataEntry(value, name, offset)
-
-
-def _bool(byte: int, cursor: Cursor, offset: int, key: str) -> bool:
-    if byte > 1:
-        raise fault(cursor.path, offset, f"{quoted(key)} is a bool of value {byte}")
-    return byte == 1
 
 
 def _array(cursor: Cursor, key: str, what: str) -> GgufArray:
@@ -194,3 +201,75 @@ def _alignment(path: str, entries: dict[str, MetadataEntry]) -> int:
         message = f"general.alignment is {alignment}, less than the {DEFAULT_ALIGNMENT} ggml needs"
         raise fault(path, entry.offset, message, CONVERT_AGAIN)
     return alignment
+
+
+#
+# tensor headers
+#
+
+
+def _tensor_headers(cursor: Cursor, n: int) -> list[TensorInfo]:
+    """The next n tensor headers; their offsets are counted from the beginning of the data, as the file states them."""
+    found: dict[str, TensorInfo] = {}
+    for index in range(n):
+        tensor = _tensor_header(cursor, index)
+        if tensor.name in found:
+            raise tensor.fault("is there twice")
+        found[tensor.name] = tensor
+    return list(found.values())
+
+
+def _tensor_header(cursor: Cursor, index: int) -> TensorInfo:
+    start = cursor.position
+    raw = cursor.take_string(f"the name of tensor {index}", GGML_MAX_NAME - 1)
+    name = raw.decode("ascii", "replace")
+    if not raw or not name.isprintable() or " " in name or not name.isascii():
+        message = f"tensor {index} has the name {quoted(raw)}, which is empty or not plain ASCII"
+        raise fault(cursor.path, start, message)
+
+    def wrong(what: str, remedy: str = DO_NOT_TRUST) -> ModelFileError:
+        return fault(cursor.path, start, f"tensor {quoted(name)} {what}", remedy)
+
+    what = f"the header of tensor {quoted(name)}"
+    n_dims = cursor.take("I", what)
+    if not 1 <= n_dims <= GGML_MAX_DIMS:
+        raise wrong(f"has {n_dims} dimensions instead of 1 to {GGML_MAX_DIMS}")
+    shape = tuple(cursor.take("Q", what) for _ in range(n_dims))
+    n_elements = math.prod(shape)
+    if n_elements == 0:
+        raise wrong(f"of shape {shape} has no elements")
+    type_id = cursor.take("I", what)
+    if type_id not in GGML_TYPES:
+        raise wrong(f"has the unknown or removed ggml type {type_id}", CONVERT_AGAIN)
+    kind = GGML_TYPES[type_id]
+    n_bytes = kind.n_bytes(n_elements)
+    if n_elements >= 1 << 63 or n_bytes >= 1 << 63:
+        raise wrong(f"of shape {shape} is larger than 64 bits can count")
+    if shape[0] % kind.block_size:
+        raise wrong(f"has rows of {shape[0]}, no multiple of {kind.name}'s block of {kind.block_size}")
+    return TensorInfo(name, shape, kind.name, cursor.take("Q", what), n_bytes, cursor.path, start)
+
+
+def _place(headers: list[TensorInfo], data_offset: int, alignment: int, file_bytes: int) -> Iterator[TensorInfo]:
+    """The tensors with their offsets in the file.
+
+    Checks that their data lie one behind another, aligned, inside the file, as llama.cpp requires."""
+    expected = 0
+    for tensor in headers:
+        if tensor.offset % alignment:
+            raise tensor.fault(f"has offset {tensor.offset}, not aligned to {alignment}")
+        if tensor.offset != expected:
+            how = "overlaps the tensor before it" if tensor.offset < expected else "leaves a gap before it"
+            raise tensor.fault(f"{how}: its offset is {tensor.offset} instead of {expected}")
+        start = data_offset + tensor.offset
+        if start + tensor.n_bytes > file_bytes:
+            missing = start + tensor.n_bytes - file_bytes
+            message = f"the data of tensor {quoted(tensor.name)} go {missing} bytes beyond the end of the file"
+            raise fault(tensor.path, tensor.header_offset, message, DOWNLOAD_AGAIN)
+        yield replace(tensor, offset=start)
+        expected += aligned(tensor.n_bytes, alignment)
+
+
+def aligned(n_bytes: int, alignment: int) -> int:
+    """n_bytes, rounded up to whole multiples of the alignment."""
+    return -(-n_bytes // alignment) * alignment

@@ -1,6 +1,6 @@
 """Opens a GGUF model, split or not, and validates all of it before any native code sees the file.
 
-llama.cpp 0.3.36 aborts, divides by zero or hangs on files that a hostile or unlucky hand made (DESIGN 2.14), so
+llama.cpp 0.3.36 aborts, divides by zero or hangs on files that a hostile or unlucky hand made, so
 nothing here asserts, and every number is checked in Python's integers. Only metadata and tensor headers are read: a
 file of 40 GB costs what its header costs. `gguf.GGUFReader` trusts its input and is not used.
 """
@@ -34,7 +34,7 @@ def read_gguf(path: str | os.PathLike[str]) -> GgufFile:
         version=first.version,
         entries=first.entries,
         tensors=tuple(tensor for header in headers for tensor in header.tensors),
-        parts=tuple(header.part for header in headers),
+        files=tuple(header.file for header in headers),
         fingerprint=digest.hexdigest(),
     )
     validate(gguf)
@@ -74,7 +74,7 @@ def _split_value(header: Header, key: str, type: str, default: int) -> int:
     if entry is None:
         return default
     if entry.type != type:
-        raise fault(header.part.path, entry.offset, f"{key} is a {entry.type} instead of a {type}")
+        raise fault(header.file.path, entry.offset, f"{key} is a {entry.type} instead of a {type}")
     return int(entry.value)
 
 
@@ -83,7 +83,7 @@ def _check_parts(headers: list[Header]) -> None:
     arch = headers[0].entries.get("general.architecture")
     seen: set[str] = set()
     for i, header in enumerate(headers):
-        path = header.part.path
+        path = header.file.path
         for key, expected in (("split.count", len(headers)), ("split.no", i)):
             found = _split_value(header, key, "uint16", -1)
             if found != expected:
@@ -107,4 +107,4 @@ def _check_parts(headers: list[Header]) -> None:
         offset = total.offset if total else 0
         stated = str(total.value) if total else "no number of"
         message = f"split.tensors.count states {stated} tensors but the parts hold {len(seen)}"
-        raise fault(headers[0].part.path, offset, message, DOWNLOAD_AGAIN)
+        raise fault(headers[0].file.path, offset, message, DOWNLOAD_AGAIN)

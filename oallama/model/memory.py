@@ -1,4 +1,4 @@
-"""Exactly what a model would occupy on every device, found without allocating it (DESIGN 2.10).
+"""Exactly what a model would occupy on every device, found without allocating it.
 
 llama.cpp loads with no_alloc, reserves its graphs for the worst case and says how many bytes each buffer type would
 hold. This happens in a child process: it is also the first time native code sees the file, and whatever kills or
@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from oallama.core.errors import BridgeError, DeviceError, ModelFileError, OallamaError, UsageError
+from oallama.core.errors import DeviceError, ModelFileError, OallamaError
 from oallama.core.types import CPU_DEVICE
+from oallama.device.child import ask_child
 from oallama.device.load_params import (
     LoadSettings,
     ModelParams,
@@ -25,7 +26,6 @@ from oallama.device.spec import parse_device
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
 
-ProbeRequest = LoadSettings
 
 Part = Literal["model", "context", "compute"]
 
@@ -69,37 +69,27 @@ class ProbeResult:
         return sum(getattr(buffer, part) for buffer in self.buffers if buffer.in_host_memory)
 
 
-def probe_memory(request: ProbeRequest, timeout_s: float = TIMEOUT_S) -> ProbeResult:
+def probe_memory(request: LoadSettings, timeout_s: float = TIMEOUT_S) -> ProbeResult:
     """Load without allocating, in a child process, and report what the load would take.
 
     Raises ModelFileError where llama.cpp refuses the file, dies of it or hangs on it; DeviceError where the device
     cannot be opened, or where the child dies or hangs with a device in play; UsageError, BridgeError.
     """
-    import ggml_bridge
-    from ggml_bridge.child import ChildError, run_in_child
 
-    try:
-        answer = run_in_child("oallama.model.memory", asdict(request), timeout_s=timeout_s)
-    except (ggml_bridge.ChildDied, ggml_bridge.ChildTimeout) as error:
-        reason = _SOURCE_FOLDER.sub("", str(error))
-        if parse_device(request.device).kind != "none":
-            raise DeviceError(
-                f"loading {request.path} for device {request.device} failed: {reason}; "
-                "try --device none to learn whether the device or the file is the cause"
-            ) from None
-        raise ModelFileError(f"{request.path} cannot be loaded, llama.cpp fails on it: {reason}") from None
-    except ChildError as error:
-        raise _ERRORS.get(error.type_name, OallamaError)(str(error)) from None
-    except (ggml_bridge.BridgeError, ValueError) as error:
-        raise BridgeError(str(error)) from None
+    def failed(message: str) -> OallamaError:
+        reason = _SOURCE_FOLDER.sub("", message)
+        if parse_device(request.device).is_none:
+            return ModelFileError(f"{request.path} cannot be loaded, llama.cpp fails on it: {reason}")
+        return DeviceError(
+            f"loading {request.path} for device {request.device} failed: {reason}; "
+            "try --device none to learn whether the device or the file is the cause"
+        )
+
+    answer = ask_child("oallama.model.memory", asdict(request), timeout_s, failed)
     return ProbeResult(tuple(BufferBytes(**row) for row in answer.pop("buffers")), **answer)
 
 
 _SOURCE_FOLDER = re.compile(r"\S*/(?=[^/\s]+\.(?:c|cpp|h|hpp|cu):\d+)")  # before file:line of an assertion
-
-_ERRORS: dict[str, type[OallamaError]] = {
-    kind.__name__: kind for kind in (ModelFileError, DeviceError, UsageError, BridgeError)
-}
 
 
 def memory_of(bridge: Bridge, context: Any, no_alloc_on: Sequence[str] | None = None) -> tuple[BufferBytes, ...]:

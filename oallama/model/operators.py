@@ -1,6 +1,6 @@
 """The weight-bearing mul-mats of a model's graph, from its tensor names alone, in the order llama.cpp runs them.
 
-Compared with real decodes (trace.py) in tests/e2e/test_operator_trace.py, and with graphs recorded from 122
+Compared with real decodes in tests/e2e/test_operator_trace.py, and with graphs recorded from 122
 architectures in tests/golden/test_operator_graphs.py. An architecture it does not know gets the common order, which is
 a guess; a role it does not know is no operator.
 """
@@ -59,10 +59,10 @@ def operators(gguf: GgufFile) -> tuple[Operator, ...]:
     found = [(tensor, role) for tensor, role in named if _is_operator(role, h)]
     if "output.weight" not in gguf.tensor_by_name and gguf.arch not in _NO_OUTPUT:
         found += [(tensor, role) for tensor, role in named if tensor.name == "token_embd.weight"]
-    beside: dict[int | None, set[str]] = {}
+    roles: dict[int | None, set[str]] = {}
     for _, role in found:
-        beside.setdefault(role.layer, set()).add(role.role)
-    found.sort(key=lambda pair: _graph_position(gguf, pair[1], beside[pair[1].layer]))
+        roles.setdefault(role.layer, set()).add(role.role)
+    found.sort(key=lambda pair: _graph_position(gguf, pair[1], roles[pair[1].layer]))
     shapes = {(role.layer, role.role): tensor.shape for tensor, role in found}
     return tuple(_operator(gguf, tensor, role, h, _holds_gate_and_up(tensor, role, shapes)) for tensor, role in found)
 
@@ -73,14 +73,14 @@ def _is_operator(role: TensorRole, h: Hyperparameters) -> bool:
     return role.layer is None or bool(role.side) or role.layer < h.n_layer - h.n_layer_nextn
 
 
-def _graph_position(gguf: GgufFile, role: TensorRole, beside: set[str]) -> tuple[int, int, float]:
-    """A key that sorts tensors into the order of the graph: side, layer, place in it. beside: the layer's roles."""
+def _graph_position(gguf: GgufFile, role: TensorRole, layer_roles: set[str]) -> tuple[int, int, float]:
+    """A key that sorts tensors into the order of the graph: side, layer, place in it. layer_roles: of this layer."""
     if role.layer is None:
         if role.role in FIRST_ROLES:
             return (0, 0, FIRST_ROLES.index(role.role))
         return (3, 0, LAST_ROLES.index(role.role) if role.role in LAST_ROLES else len(LAST_ROLES))
     place: float = LAYER_ORDER[role.role]
-    if role.role == "attn_k" and _k_before_v(gguf, beside):
+    if role.role == "attn_k" and _k_before_v(gguf, layer_roles):
         place = LAYER_ORDER["attn_v"] - 0.5
     elif role.role == "attn_output" and _output_after_ffn(gguf):
         place = len(LAYER_ORDER)
@@ -89,14 +89,14 @@ def _graph_position(gguf: GgufFile, role: TensorRole, beside: set[str]) -> tuple
     return (1 if role.side == "enc" else 2, role.layer, place)
 
 
-def _k_before_v(gguf: GgufFile, beside: set[str]) -> bool:
+def _k_before_v(gguf: GgufFile, layer_roles: set[str]) -> bool:
     window = number(gguf, "attention.sliding_window", 1 if gguf.arch == "llama4" else 0)
     return (
         gguf.arch in _NO_OUTPUT | _NO_CACHE | _SLIDING_WINDOW
         or (gguf.arch in _SLIDING_IF_STATED | {"llama4"} and window > 0)
         or (gguf.arch == "exaone4" and number(gguf, "block_count") == 64)  # only the largest of them slides
-        or (gguf.arch == "minimax-m3" and "indexer.k_proj" in beside)
-        or "ssm_f_a" in beside  # a layer of Kimi's delta attention
+        or (gguf.arch == "minimax-m3" and "indexer.k_proj" in layer_roles)
+        or "ssm_f_a" in layer_roles  # a layer of Kimi's delta attention
     )
 
 

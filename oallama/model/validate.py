@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from oallama.model.gguf_file import CONVERT_AGAIN, GgufArray, GgufFile, MetadataEntry, fault, quoted
+from oallama.model.gguf_file import CONVERT_AGAIN, GgufArray, GgufFile, quoted
 from oallama.model.gguf_types import LLAMA_MAX_EXPERTS, LLAMA_MAX_LAYERS
 from oallama.model.hyperparameters import Hyperparameters, hyperparameters, number
 from oallama.model.roles import tensor_role
@@ -95,52 +95,40 @@ def validate(gguf: GgufFile) -> None:
     for key, architectures in _DIVISORS:
         entry = gguf.entries.get(f"{arch}.{key}")
         if arch in architectures and entry and entry.value == 0:
-            raise fault(gguf.path, entry.offset, f"{quoted(f'{arch}.{key}')} is 0, and llama.cpp divides by it")
+            raise gguf.fault(f"{arch}.{key}", f"{quoted(f'{arch}.{key}')} is 0, and llama.cpp divides by it")
     for key, most in _LAYER_COUNTS:
         _layer_counts(gguf, f"{arch}.{key}", most, number(gguf, "block_count"))
     _floats(gguf, arch)
     h = hyperparameters(gguf)
     _heads(gguf, h)
+    _latent_attention(gguf, h)
     _experts(gguf, h)
     _layers(gguf, h)
     validate_tokenizer(gguf)
     validate_tensors(gguf, h)
 
 
-def _entry(gguf: GgufFile, key: str, type: str, required: bool = False) -> MetadataEntry | None:
-    """The entry under `key`, of that type; None where it is missing and may be."""
-    entry = gguf.entries.get(key)
-    if entry is None:
-        if required:
-            raise fault(gguf.path, 24, f"the metadata lack {quoted(key)}", CONVERT_AGAIN)
-        return None
-    if entry.type != type:
-        raise fault(gguf.path, entry.offset, f"{quoted(key)} is of type {entry.type} instead of {type}", CONVERT_AGAIN)
-    return entry
-
-
 def _architecture(gguf: GgufFile) -> str:
-    entry = _entry(gguf, "general.architecture", "string", required=True)
+    entry = gguf.entry("general.architecture", "string", required=True)
     assert entry is not None
     arch = str(entry.value)
     if not _ARCHITECTURE.fullmatch(arch):
-        raise fault(gguf.path, entry.offset, f"general.architecture is {quoted(arch)}, which names no architecture")
-    kind = _entry(gguf, "general.type", "string")
+        message = f"general.architecture is {quoted(arch)}, which names no architecture"
+        raise gguf.fault("general.architecture", message)
+    kind = gguf.entry("general.type", "string")
     if arch == "clip" or (kind and kind.value not in ("model", "")):
         what = "a vision or audio projector" if arch == "clip" else f"of type {quoted(str(kind.value if kind else ''))}"
-        raise fault(gguf.path, entry.offset, f"the file is {what}, no language model", "name the model's own file")
-    _entry(gguf, "general.name", "string")
-    _entry(gguf, "general.file_type", "uint32")
-    _entry(gguf, "tokenizer.chat_template", "string")
+        raise gguf.fault("general.architecture", f"the file is {what}, no language model", "name the model's own file")
+    gguf.entry("general.name", "string")
+    gguf.entry("general.file_type", "uint32")
+    gguf.entry("tokenizer.chat_template", "string")
     return arch
 
 
 def _count(gguf: GgufFile, key: str, least: int, most: int, required: bool) -> None:
-    entry = _entry(gguf, key, "uint32", required)
-    if entry is None:
-        return
-    if not least <= entry.value <= most:
-        raise fault(gguf.path, entry.offset, f"{quoted(key)} is {entry.value}, not within {least} to {most}")
+    entry = gguf.entry(key, "uint32", required)
+    if entry is not None and not least <= entry.value <= most:
+        raise gguf.fault(key, f"{quoted(key)} is {entry.value}, not within {least} to {most}")
 
 
 def _layer_counts(gguf: GgufFile, key: str, most: int, n_layer: int) -> None:
@@ -149,82 +137,74 @@ def _layer_counts(gguf: GgufFile, key: str, most: int, n_layer: int) -> None:
         return
     if isinstance(entry.value, GgufArray):
         if entry.type not in ("array[uint32]", "array[int32]"):
-            raise fault(
-                gguf.path, entry.offset, f"{quoted(key)} is of type {entry.type} instead of uint32", CONVERT_AGAIN
-            )
+            raise gguf.fault(key, f"{quoted(key)} is of type {entry.type} instead of uint32", CONVERT_AGAIN)
         if len(entry.value) != n_layer:
             message = f"{quoted(key)} has {len(entry.value)} elements for {n_layer} layers"
-            raise fault(gguf.path, entry.offset, message, CONVERT_AGAIN)
+            raise gguf.fault(key, message, CONVERT_AGAIN)
         values = entry.value.values
     else:
-        _entry(gguf, key, "uint32")
+        gguf.entry(key, "uint32")
         values = (entry.value,)
     for value in values:
         if not 0 <= value <= most:
-            raise fault(gguf.path, entry.offset, f"{quoted(key)} is {value}, not within 0 to {most}")
+            raise gguf.fault(key, f"{quoted(key)} is {value}, not within 0 to {most}")
 
 
 def _floats(gguf: GgufFile, arch: str) -> None:
     """Norm epsilons and rope numbers: ggml asserts some of them, and NaN spoils every token."""
-    for key, entry in gguf.entries.items():
-        if key.startswith(f"{arch}.") and isinstance(entry.value, float) and math.isnan(entry.value):
-            raise fault(gguf.path, entry.offset, f"{quoted(key)} is not a number")
-    epsilons = [found for key in _EPSILONS if (found := _entry(gguf, f"{arch}.{key}", "float32"))]
+    for key, value in gguf.metadata.items():
+        if key.startswith(f"{arch}.") and isinstance(value, float) and math.isnan(value):
+            raise gguf.fault(key, f"{quoted(key)} is not a number")
+    keys = [f"{arch}.{name}" for name in _EPSILONS]
+    epsilons = {key: entry.value for key in keys if (entry := gguf.entry(key, "float32"))}
     if not epsilons:
-        raise fault(gguf.path, 24, f"the metadata lack {quoted(f'{arch}.{_EPSILONS[0]}')}", CONVERT_AGAIN)
-    for epsilon in epsilons:
-        if not 0 <= epsilon.value < 1:
-            raise fault(gguf.path, epsilon.offset, f"a norm's epsilon is {epsilon.value}, not within 0 to 1")
-    base = _entry(gguf, f"{arch}.rope.freq_base", "float32")
+        raise gguf.fault(keys[0], f"the metadata lack {quoted(keys[0])}", CONVERT_AGAIN)
+    for key, epsilon in epsilons.items():
+        if not 0 <= epsilon < 1:
+            raise gguf.fault(key, f"a norm's epsilon is {epsilon}, not within 0 to 1")
+    key = f"{arch}.rope.freq_base"
+    base = gguf.entry(key, "float32")
     if base and not 0 < base.value < math.inf:
-        raise fault(gguf.path, base.offset, f"the rope frequency base is {base.value} instead of a positive number")
-    scaling = _entry(gguf, f"{arch}.rope.scaling.type", "string")
+        raise gguf.fault(key, f"the rope frequency base is {base.value} instead of a positive number")
+    key = f"{arch}.rope.scaling.type"
+    scaling = gguf.entry(key, "string")
     if scaling and scaling.value not in _ROPE_SCALING:
         message = f"the rope scaling type is {quoted(str(scaling.value))} instead of one of {', '.join(_ROPE_SCALING)}"
-        raise fault(gguf.path, scaling.offset, message, CONVERT_AGAIN)
-
-
-def _offset(gguf: GgufFile, key: str) -> int:
-    entry = gguf.entries.get(f"{gguf.arch}.{key}")
-    return entry.offset if entry else 24
+        raise gguf.fault(key, message, CONVERT_AGAIN)
 
 
 def _heads(gguf: GgufFile, h: Hyperparameters) -> None:
-    where = _offset(gguf, "attention.head_count")
+    key = f"{gguf.arch}.attention.head_count"
     if not any(h.n_head) and any(tensor_role(tensor.name).role in ("attn_q", "attn_qkv") for tensor in gguf.tensors):
-        raise fault(
-            gguf.path, where, "the tensors are those of attention, but the metadata state no heads", CONVERT_AGAIN
-        )
+        message = "the tensors are those of attention, but the metadata state no heads"
+        raise gguf.fault(key, message, CONVERT_AGAIN)
     for layer, (n_head, n_head_kv) in enumerate(zip(h.n_head, h.n_head_kv, strict=True)):
         if n_head and n_head_kv and n_head % n_head_kv:
             message = f"layer {layer} has {n_head} heads for {n_head_kv} KV heads, which does not divide"
-            raise fault(gguf.path, where, message)
+            raise gguf.fault(key, message)
     width = max(h.n_embd_head_k, h.n_embd_head_v, number(gguf, "attention.key_length_mla"))
     most = max(*h.n_head, *h.n_head_kv)
     if most * width > _INT32_MAX:  # llama.cpp multiplies these in 32 bits, and a wrapped product passes its shape check
-        raise fault(gguf.path, where, f"{most} heads of width {width} are more than llama.cpp can count")
+        raise gguf.fault(key, f"{most} heads of width {width} are more than llama.cpp can count")
     if most and not (h.n_embd_head_k and h.n_embd_head_v):
-        raise fault(gguf.path, where, f"{most} heads in an embedding of {h.n_embd} have no width")
+        raise gguf.fault(key, f"{most} heads in an embedding of {h.n_embd} have no width")
     rope = number(gguf, "rope.dimension_count", 2)
     if most and (rope > width or rope % 2 or (rope == 0 and gguf.arch not in _WITHOUT_ROPE)):
-        at = _offset(gguf, "rope.dimension_count")
         message = f"rope turns {rope} dimensions of heads {width} wide, which must be an even part of them"
-        raise fault(gguf.path, at, message)
-    _latent_attention(gguf, h)
+        raise gguf.fault(f"{gguf.arch}.rope.dimension_count", message)
 
 
 def _latent_attention(gguf: GgufFile, h: Hyperparameters) -> None:
     """MLA's cache shapes, which llama.cpp asserts while it builds the graph: one KV head as wide as latent and rope
     when attn_k_b and attn_v_b are absorbed (deepseek2), as many KV heads as heads when they are not (minicpm3)."""
-    where = _offset(gguf, "attention.head_count_kv")
+    key = f"{gguf.arch}.attention.head_count_kv"
     if gguf.arch == "minicpm3" and h.n_head_kv != h.n_head:
-        message = f"minicpm3 needs as many KV heads as heads, not {max(h.n_head_kv)} for {max(h.n_head)}"
-        raise fault(gguf.path, where, message)
+        raise gguf.fault(key, f"minicpm3 needs as many KV heads as heads, not {max(h.n_head_kv)} for {max(h.n_head)}")
     if gguf.arch == "deepseek2" and number(gguf, "attention.key_length_mla"):
         latent = number(gguf, "attention.kv_lora_rank") + number(gguf, "rope.dimension_count")
         if set(h.n_head_kv) != {1} or h.n_embd_head_k != latent:
             message = f"latent attention needs one KV head {latent} wide, not {max(h.n_head_kv)} of {h.n_embd_head_k}"
-            raise fault(gguf.path, where, message)
+            raise gguf.fault(key, message)
 
 
 def _experts(gguf: GgufFile, h: Hyperparameters) -> None:
@@ -233,17 +213,18 @@ def _experts(gguf: GgufFile, h: Hyperparameters) -> None:
         return  # read as a dense model
     n_expert, used = h.n_expert, max(h.n_expert_used)
     if used > n_expert or (used == 0) != (n_expert == 0):
-        raise fault(gguf.path, _offset(gguf, "expert_count"), f"{used} of {n_expert} experts are used, which cannot be")
+        message = f"{used} of {n_expert} experts are used, which cannot be"
+        raise gguf.fault(f"{gguf.arch}.expert_count", message)
     groups, groups_used = number(gguf, "expert_group_count"), number(gguf, "expert_group_used_count")
     if groups and (groups >= n_expert or n_expert % groups or (groups > 1 and not 0 < groups_used < groups)):
         message = f"{n_expert} experts in {groups} groups, {groups_used} of them used, cannot be"
-        raise fault(gguf.path, _offset(gguf, "expert_group_count"), message)
+        raise gguf.fault(f"{gguf.arch}.expert_group_count", message)
 
 
 def _layers(gguf: GgufFile, h: Hyperparameters) -> None:
     if h.n_layer_nextn >= h.n_layer:
         message = f"{h.n_layer_nextn} of {h.n_layer} blocks predict further tokens only, which leaves none"
-        raise fault(gguf.path, _offset(gguf, "nextn_predict_layers"), message)
+        raise gguf.fault(f"{gguf.arch}.nextn_predict_layers", message)
     if number(gguf, "leading_dense_block_count") > h.n_layer:
         message = f"more leading dense blocks than the {h.n_layer} blocks there are"
-        raise fault(gguf.path, _offset(gguf, "leading_dense_block_count"), message)
+        raise gguf.fault(f"{gguf.arch}.leading_dense_block_count", message)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oallama.model.gguf_file import CONVERT_AGAIN, DO_NOT_TRUST, DOWNLOAD_AGAIN, GgufFile, TensorInfo, fault, quoted
-from oallama.model.gguf_types import MUL_MAT_TYPES
+from oallama.core.ggml_types import MUL_MAT_TYPES
+from oallama.model.gguf_file import CONVERT_AGAIN, DOWNLOAD_AGAIN, GgufFile, TensorInfo, fault
 from oallama.model.hyperparameters import Hyperparameters, number
 from oallama.model.roles import INTEGER_ROLES, MUL_MAT_ID_ROLES, MUL_MAT_ROLES, TensorRole, is_f32_only, tensor_role
 
@@ -29,9 +29,8 @@ def validate_tensors(gguf: GgufFile, h: Hyperparameters) -> None:
     """Raise ModelFileError for the first tensor that llama.cpp could not load, or would die computing with."""
     _check_presence(gguf, h)
     if gguf.arch in _CHECKED_SHAPES - _MLA and h.n_embd_head_k != h.n_embd_head_v:
-        entry = gguf.entries.get(f"{gguf.arch}.attention.value_length")
         message = f"keys are {h.n_embd_head_k} wide and values {h.n_embd_head_v}, which {gguf.arch} does not allow"
-        raise fault(gguf.path, entry.offset if entry else 24, message)
+        raise gguf.fault(f"{gguf.arch}.attention.value_length", message)
     shapes = _Shapes(gguf, h) if gguf.arch in _CHECKED_SHAPES else None
     layers: set[int] = set()
     for tensor in gguf.tensors:
@@ -67,33 +66,28 @@ def _check_layers(gguf: GgufFile, h: Hyperparameters, layers: set[int]) -> None:
         return
     if layers and max(layers) >= h.n_layer:
         tensor = next(t for t in gguf.tensors if (tensor_role(t.name).layer or 0) >= h.n_layer)
-        message = f"tensor {quoted(tensor.name)} is beyond the {h.n_layer} blocks the metadata state"
-        raise fault(tensor.path, tensor.header_offset, message)
+        raise tensor.fault(f"is beyond the {h.n_layer} blocks the metadata state")
     without_head = h.n_layer_nextn > 0 and 0 not in layers  # a file of the extra prediction blocks only
     missing = sorted(set(range(h.n_layer - h.n_layer_nextn)) - layers)
     if missing and not without_head:
-        entry = gguf.entries[f"{gguf.arch}.block_count"]
         message = f"the metadata state {h.n_layer} blocks, but block {missing[0]} has no tensors"
-        raise fault(gguf.path, entry.offset, message, DOWNLOAD_AGAIN)
+        raise gguf.fault(f"{gguf.arch}.block_count", message, DOWNLOAD_AGAIN)
 
 
 def _check_type(tensor: TensorInfo, role: TensorRole) -> None:
     one_dimensional = sum(extent > 1 for extent in tensor.shape) <= 1 and len(tensor.shape) == 1
     if is_f32_only(role) or (one_dimensional and role.role not in MUL_MAT_ROLES):
         if tensor.type != "F32" and role.role not in INTEGER_ROLES:
-            message = f"tensor {quoted(tensor.name)} is of type {tensor.type}, which llama.cpp can only use as F32"
-            raise fault(tensor.path, tensor.header_offset, message, CONVERT_AGAIN)
+            raise tensor.fault(f"is of type {tensor.type}, which llama.cpp can only use as F32", CONVERT_AGAIN)
     elif tensor.type not in MUL_MAT_TYPES and not (role.role in INTEGER_ROLES and tensor.type in ("I32", "I64")):
-        message = f"tensor {quoted(tensor.name)} is of type {tensor.type}, which llama.cpp cannot compute with"
-        raise fault(tensor.path, tensor.header_offset, message, CONVERT_AGAIN)
+        raise tensor.fault(f"is of type {tensor.type}, which llama.cpp cannot compute with", CONVERT_AGAIN)
 
 
 def _check_experts(tensor: TensorInfo, role: TensorRole, h: Hyperparameters) -> None:
     _, _, found, more = _all_extents(tensor.shape)
     expected = h.n_expert if role.role.endswith("_exps") else found
     if more != 1 or found != expected:
-        message = f"tensor {quoted(tensor.name)} of shape {tensor.shape} does not hold {h.n_expert} experts"
-        raise fault(tensor.path, tensor.header_offset, message)
+        raise tensor.fault(f"of shape {tensor.shape} does not hold {h.n_expert} experts")
 
 
 def _all_extents(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
@@ -122,8 +116,7 @@ class _Shapes:
         pairs = zip(_all_extents(expected), _all_extents(tensor.shape), strict=True)
         if any(wanted is not None and wanted != found for wanted, found in pairs):
             demand = tuple("any" if extent is None else extent for extent in expected)
-            message = f"tensor {quoted(tensor.name)} has shape {tensor.shape} where the hyperparameters demand {demand}"
-            raise fault(tensor.path, tensor.header_offset, message, DO_NOT_TRUST)
+            raise tensor.fault(f"has shape {tensor.shape} where the hyperparameters demand {demand}")
 
     def _expected(self, role: TensorRole) -> tuple[int | None, ...] | None:
         """[K, N, E] of the weight of this role, also for its bias; None where it is not known."""

@@ -18,13 +18,14 @@ def validate_tokenizer(gguf: GgufFile) -> None:
     """Raise ModelFileError for a vocabulary that llama.cpp would abort on, or index outside of."""
     model = gguf.entries.get("tokenizer.ggml.model")
     if model is None or model.type != "string":
-        offset = model.offset if model else 24
-        raise fault(gguf.path, offset, "the metadata lack the tokenizer model as a string", CONVERT_AGAIN)
+        message = "the metadata lack the tokenizer model as a string"
+        raise gguf.fault("tokenizer.ggml.model", message, CONVERT_AGAIN)
     if model.value in _NO_VOCABULARY:
         return
     tokens = _array(gguf, "tokens", ("string",))
     if tokens is None or not len(tokens):
-        raise fault(gguf.path, model.offset, "the file has no vocabulary (tokenizer.ggml.tokens)", CONVERT_AGAIN)
+        message = "the file has no vocabulary (tokenizer.ggml.tokens)"
+        raise gguf.fault("tokenizer.ggml.model", message, CONVERT_AGAIN)
     types: GgufArray | None = None
     for name, allowed in _PER_TOKEN:
         array = _array(gguf, name, allowed)
@@ -43,7 +44,7 @@ def _array(gguf: GgufFile, name: str, allowed: tuple[str, ...]) -> GgufArray | N
         return None
     if not isinstance(entry.value, GgufArray) or entry.value.type not in allowed:
         message = f"tokenizer.ggml.{name} is of type {entry.type} instead of array[{allowed[0]}]"
-        raise fault(gguf.path, entry.offset, message, CONVERT_AGAIN)
+        raise gguf.fault(f"tokenizer.ggml.{name}", message, CONVERT_AGAIN)
     return entry.value
 
 
@@ -75,9 +76,6 @@ def _check_special_ids(gguf: GgufFile) -> None:
     for key, entry in gguf.entries.items():
         if not key.startswith("tokenizer.ggml.") or not key.endswith("_token_id"):
             continue
-        if entry.type != "uint32":
-            raise fault(
-                gguf.path, entry.offset, f"{quoted(key)} is of type {entry.type} instead of uint32", CONVERT_AGAIN
-            )
+        gguf.entry(key, "uint32")
         if entry.value >= n_vocab:
-            raise fault(gguf.path, entry.offset, f"{quoted(key)} is {entry.value}, outside the vocabulary of {n_vocab}")
+            raise gguf.fault(key, f"{quoted(key)} is {entry.value}, outside the vocabulary of {n_vocab}")

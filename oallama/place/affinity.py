@@ -9,16 +9,25 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from oallama.cost.predict import Costs, placement_seconds, transfer_seconds
-from oallama.place.fill import FillRule, fill
+from oallama.core.types import Operator
+from oallama.cost.placement import Costs, placement_seconds, transfer_seconds
 
 MAX_KNOWN = 200_000  # of some hundred bytes each
 
 Unit = tuple[int, ...]
 """Operator indices that are ranked and placed together."""
+
+FillRule = Literal["continue", "full", "paper"]
+"""continue: pass over what does not fit, leave on the CPU what gains nothing on the device (the default). full: pass
+over what does not fit, and use the device up whether that gains or not. paper: stop at the first that does not fit,
+gain or not."""
+
+Granularity = Literal["operator", "block", "layer"]
+GRANULARITIES: tuple[Granularity, ...] = ("operator", "block", "layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +38,45 @@ class Search:
     iterations: int
     converged: bool
     seconds: float  # predicted over the passes of the costs
+
+
+def units(operators: Sequence[Operator], granularity: Granularity) -> tuple[Unit, ...]:
+    """Every operator once, grouped: by itself; by block (attention or FFN of a layer); by layer. Operators outside
+    layers stay alone. Units keep graph order.
+
+    OATO ranks single operators. But one alone between two of the other side costs an excursion that its whole block
+    would not (DESIGN 3), and a search that moves one at a time cannot see that: so it also runs over coarser units.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, operator in enumerate(operators):
+        key: tuple[object, ...]
+        if operator.layer is None or granularity == "operator":
+            key = ("operator", index)
+        elif granularity == "layer":
+            key = ("layer", operator.layer)
+        else:
+            key = ("block", operator.layer, "ffn" if operator.role.startswith("ffn_") else "attention")
+        groups.setdefault(key, []).append(index)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def fill(order: Sequence[int], sizes: Sequence[int], budget: int, rule: FillRule = "continue") -> frozenset[int]:
+    """The items of `order` that go to the device.
+
+    order: item indices, best first; sizes: bytes of every item; budget: bytes that may be used.
+    "paper" stops at the first item that does not fit (Algorithm 1, lines 20-21); the others pass over it and try the
+    rest.
+    """
+    placed = []
+    used = 0
+    for item in order:
+        if used + sizes[item] > budget:
+            if rule == "paper":
+                break
+            continue
+        used += sizes[item]
+        placed.append(item)
+    return frozenset(placed)
 
 
 def normalise(benefits: Sequence[float]) -> tuple[float, ...]:
@@ -46,43 +94,42 @@ def rank(benefits: Sequence[float]) -> tuple[int, ...]:
     return tuple(sorted(range(len(benefits)), key=lambda i: (-benefits[i], i)))
 
 
-def marginal_transfer(costs: Costs, on_device: Sequence[bool], first_device_layer: int, unit: Unit) -> float:
-    """T' of a unit in seconds over the passes: crossings with the whole unit on the device less those with it on the
-    CPU.
+class Transfers:
+    """T' of units, in seconds over the passes of `costs`. A search asks for the same few again and again.
 
-    Only the unit's layers and their neighbours are looked at: every layer begins with a norm whose side is fixed, so
-    nothing reaches further.
+    paper: as Algorithm 1 reads literally, the load of the operator's tensors across devices, charged to a candidate
+    whose neighbours are on the other side: never negative.
     """
-    layer_of = costs.graph.operator_layer
-    layers = [layer_of[i] for i in unit]
-    window = (max(0, min(layers) - 1), max(layers) + 2)
-    first, last = costs.graph.operators_of(window)
-    near = bytearray(on_device[first:last])
-    for i in unit:
-        near[i - first] = 0  # where it is now does not matter
-    key = (unit, min(max(first_device_layer, window[0]), window[1]), bytes(near))
-    known = costs.transfers.get(key)
-    if known is not None:
-        return known
-    sides = list(on_device)
-    seconds = []
-    for side in (True, False):
+
+    def __init__(self, costs: Costs, paper: bool = False) -> None:
+        self._costs, self._paper = costs, paper
+        self._known: dict[tuple[object, ...], float] = {}
+
+    def of(self, on_device: Sequence[bool], first_device_layer: int, unit: Unit) -> float:
+        """Crossings with the whole unit on the device less those with it on the CPU.
+
+        Only the unit's layers and their neighbours are looked at: every layer begins with a norm whose side is fixed,
+        so nothing reaches further.
+        """
+        graph = self._costs.graph
+        layers = [graph.operator_layer[i] for i in unit]
+        window = (max(0, min(layers) - 1), max(layers) + 2)
+        first, last = graph.operators_of(window)
+        near = bytearray(on_device[first:last])
         for i in unit:
-            sides[i] = side
-        seconds.append(transfer_seconds(costs, sides, first_device_layer, window))
-    if len(costs.transfers) >= MAX_KNOWN:
-        costs.transfers.clear()
-    costs.transfers[key] = seconds[0] - seconds[1]
-    return costs.transfers[key]
-
-
-def paper_transfer(costs: Costs, on_device: Sequence[bool], first_device_layer: int, unit: Unit) -> float:
-    """T' as Algorithm 1 reads literally: the load of the operator's tensors across devices, charged to a candidate
-    whose neighbours are on the other side. Never negative."""
-    return max(0.0, marginal_transfer(costs, on_device, first_device_layer, unit))
-
-
-Transfer = Callable[[Costs, Sequence[bool], int, Unit], float]
+            near[i - first] = 0  # where it is now does not matter
+        key = (unit, min(max(first_device_layer, window[0]), window[1]), bytes(near))
+        if key not in self._known:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            sides = list(on_device)
+            seconds = []
+            for side in (True, False):
+                for i in unit:
+                    sides[i] = side
+                seconds.append(transfer_seconds(self._costs, sides, first_device_layer, window))
+            self._known[key] = seconds[0] - seconds[1]
+        return max(0.0, self._known[key]) if self._paper else self._known[key]
 
 
 def benefit(costs: Costs, unit: Unit, transfer_s: float) -> float:
@@ -102,7 +149,7 @@ def iterate(
     budget: int,
     first_device_layer: int,
     *,
-    transfer: Transfer = marginal_transfer,
+    transfers: Transfers | None = None,
     rule: FillRule = "continue",
     start: Sequence[bool] | None = None,
     max_iterations: int = 50,
@@ -114,6 +161,7 @@ def iterate(
     budget: bytes for the weights of operators. rule: see fill.FillRule. start: a placement to compute the first T'
     from, in place of the one filled without T'.
     """
+    transfers = transfers or Transfers(costs)
     n = len(costs.operators)
     sizes = [sum(costs.operators[i].bytes for i in unit) for unit in units]
 
@@ -131,7 +179,7 @@ def iterate(
     best, best_seconds = placement, placement_seconds(costs, placement, first_device_layer)
     seen = {placement}
     for iteration in range(1, max_iterations + 1):
-        following = place([benefit(costs, u, transfer(costs, placement, first_device_layer, u)) for u in units])
+        following = place([benefit(costs, u, transfers.of(placement, first_device_layer, u)) for u in units])
         if following == placement:  # same neighbours, same T': the affinities are stable
             return Search(best, iteration, True, best_seconds)
         seconds = placement_seconds(costs, following, first_device_layer)

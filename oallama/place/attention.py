@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from oallama.core.errors import DoesNotFit
 from oallama.core.types import CPU_DEVICE, ModelInfo, Profile, Workload
 from oallama.cost.attention import attention_choices, rest_total, scores_fit, usual_attention
-from oallama.cost.operator_cost import Pass, passes
+from oallama.cost.passes import Pass, passes
 from oallama.device.attention import AskedAttention, Attention
 from oallama.device.load_params import PLAIN_V_TYPES, FlashAttention
 from oallama.place.problem import Decision

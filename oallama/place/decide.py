@@ -1,38 +1,65 @@
 """From a policy's name to a verified placement: propose with predicted costs, verify with what a load really takes.
 
-Pure but for `probe`, which the caller gives: it answers what a placement puts on the device (a no_alloc load, DESIGN
-2.10).
+What llama.cpp takes beside whole operators is only known from a load, so these are proposed again with less room while
+they do not fit. Slices alone need nothing of llama.cpp on the device, and fit by construction. Pure but for `probe`,
+which the caller gives: it answers what a placement puts on the device (a no_alloc load, DESIGN 2.10).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import CPU_DEVICE, Phase, PrefetchMode, Workload
-from oallama.cost.predict import Costs
+from oallama.core.units import format_bytes
+from oallama.cost.placement import Costs
 from oallama.cost.timeline import Prefetch
-from oallama.place.baselines import Placed, layers
+from oallama.place.affinity import GRANULARITIES, FillRule, Granularity, Transfers
 from oallama.place.budget import DeviceMemory
-from oallama.place.fill import FillRule
 from oallama.place.oato import AffinityRule, search
+from oallama.place.placed import Placed, cpu, layers
 from oallama.place.problem import (
+    SMALLEST_UBATCH,
     Decision,
     Problem,
+    capacity_of,
     costs_of,
     device_memory,
     measured,
     nothing_placed,
     on_cpu,
+    operators_limit,
     predicted_of,
 )
-from oallama.place.proposals import VERIFY_ROUNDS
-from oallama.place.scheinfer import decide_scheinfer
-from oallama.place.split import decide_split
+from oallama.place.slicer import N_VALUES, SlicePlan, Slicer
 
 POLICIES = ("auto", "oato", "scheinfer", "split", "layers", "cpu")
 LATER_POLICIES = ("hetegen", "twinpilots", "fit", "flexgen", "fiddler")
 """Policies of the contract that this version does not have."""
+
+VERIFY_ROUNDS = 5
+
+MUCH_STAGING = 0.1
+"""Of the device's memory: where staging takes more, a smaller micro-batch may leave more for weights than it costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is looked at where slices lie beside whole operators."""
+
+    shares: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25, 0.125)  # of the room for whole operators that OATO may fill
+    refinements: tuple[float, ...] = (0.125, 0.0625)  # steps in which the neighbours of the best share are tried
+    coarse_values: int = 4  # of r_GG while shares are compared
+    fine_values: int = N_VALUES  # of r_GG at the best one
+    granularities: tuple[Granularity, ...] = GRANULARITIES  # of OATO
+    first_layers: tuple[int, ...] | None = None  # of OATO; None: its own choice
+    lowers_ubatch: bool = True  # whether smaller micro-batches are tried
+
+
+THOROUGH = Effort()
+QUICK = Effort((1.0, 0.5), (), 4, 4, ("block",), (0,), lowers_ubatch=False)
+"""For questions that are asked of many devices at once."""
 
 
 def decide(
@@ -43,6 +70,7 @@ def decide(
     affinity: AffinityRule = "default",
     fill: FillRule = "continue",
     prefetch: PrefetchMode = "ahead",
+    effort: Effort = THOROUGH,
 ) -> Decision:
     """The placement of a policy for a workload; "auto" takes the one with the least predicted time. prefetch: how far
     copies of streamed weights run ahead.
@@ -56,34 +84,18 @@ def decide(
         raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICIES)}")
     if policy == "cpu" or problem.profile.device == CPU_DEVICE:
         return on_cpu(problem, load, phase)
-    ahead = Prefetch("layer" if prefetch == "layer" else "continuous")
-
-    def sliced() -> list[Decision]:
-        """What needs nothing of llama.cpp on the device."""
-        return [
-            on_cpu(problem, load, phase),
-            decide_split(problem, load, phase),
-            decide_scheinfer(problem, load, phase, ahead),
-        ]
-
-    if policy == "split":
-        return decide_split(problem, load, phase)
-    if policy == "scheinfer":
-        return decide_scheinfer(problem, load, phase, ahead)
-    if policy == "auto" and problem.slices_only:
-        return min(sliced(), key=_predicted_s)
-    memory, lowered, notes = device_memory(problem, load, required=policy != "auto")
-    if memory is None:
-        on_host, *others = sliced()
-        return min(replace(on_host, notes=notes), *others, key=_predicted_s)
-    whole = ("oato", "layers") if policy == "auto" else (policy,)
-    decisions = [_decide_whole(problem, one, lowered, load, phase, memory, affinity, fill) for one in whole]
-    best = min(decisions, key=_predicted_s)
-    if best.placed.uses_device(problem.graph.n_layer):  # without the device, nothing had to be lowered for it
-        best = replace(best, notes=(*notes, *best.notes))
+    if policy in ("split", "scheinfer"):
+        return _Sliced(problem, load, phase, policy, Prefetch(prefetch), effort).decide()
     if policy != "auto":
-        return best
-    return min(best, *sliced(), key=_predicted_s)
+        return _decide_whole(problem, policy, load, phase, affinity, fill, required=True)
+    sliced = _Sliced(problem, load, phase, "scheinfer", Prefetch(prefetch), effort).decide()
+    if sliced.placed.slices is not None and not sliced.placed.slices.streams:
+        sliced = replace(sliced, policy="split")
+    found = [on_cpu(problem, load, phase), sliced]
+    if not problem.slices_only:
+        whole = [_decide_whole(problem, one, load, phase, affinity, fill, required=False) for one in ("oato", "layers")]
+        found = [*whole, *found]
+    return min(found, key=lambda decision: decision.placed.seconds)
 
 
 def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: str) -> Decision:
@@ -91,59 +103,193 @@ def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: st
     costs = costs_of(problem, load, "mixed")
     capacity = problem.probe(load, placed).device_free if problem.vram is None else problem.vram
     memory = measured(problem, load, placed, capacity)
-    return Decision(policy, load, costs, placed, memory, predicted_of(problem, load, placed), ())
+    return Decision(policy, load, costs, placed, memory, predicted_of(problem, load, placed, costs.layouts), ())
 
 
-def _predicted_s(decision: Decision) -> float:
-    return decision.placed.seconds
+#
+# whole operators
+#
 
 
 def _decide_whole(
     problem: Problem,
     policy: str,
-    load: Workload,
     asked: Workload,
     phase: Phase,
-    memory: DeviceMemory,
     affinity: AffinityRule,
     fill: FillRule,
+    required: bool,
 ) -> Decision:
     """Propose a placement of whole operators, ask what it really takes, and take what is too much off the budget until
-    it fits.
+    it fits. A placement that leaves the device empty is for the workload as it was asked for.
 
-    load is asked, with the micro-batch lowered as the device needs; a placement that leaves it empty is for asked."""
+    required: raise DoesNotFit where not even the buffers fit, else leave everything on the CPU and say so.
+    """
+    memory, load, notes = device_memory(problem, asked, required)
+    if memory is None:
+        return replace(on_cpu(problem, asked, phase), notes=notes)
     device = problem.profile.device
     costs = costs_of(problem, load, phase)
     overrun = 0
     for _ in range(VERIFY_ROUNDS):
-        placed = _propose(policy, costs, problem, memory, overrun, affinity, fill)
+
+        def budget(first_device_layer: int, memory: DeviceMemory = memory, overrun: int = overrun) -> int:
+            return memory.operator_room(first_device_layer) - overrun
+
+        if policy == "layers":
+            placed, reason = layers(costs, budget), "no layer fits the device"
+        else:
+            placed = search(costs, problem.operators, budget, affinity=affinity, rule=fill)
+            nothing = f"with crossings counted, no operator is predicted to be faster on {device}"
+            reason = f"{nothing} (--fill full uses it anyway)"
         if not placed.uses_device(problem.graph.n_layer):
-            reason = (
-                "no layer fits the device"
-                if policy == "layers"
-                else f"with crossings counted, no operator is predicted to be faster on {device} "
-                "(--fill full uses it anyway)"
-            )
             return nothing_placed(problem, policy, asked, phase, memory.capacity, reason)
         real = measured(problem, load, placed, memory.capacity)
         if real.spare >= 0:
-            return Decision(policy, load, costs, placed, real, predicted_of(problem, load, placed), ())
+            return Decision(
+                policy, load, costs, placed, real, predicted_of(problem, load, placed, costs.layouts), notes
+            )
         overrun -= real.spare
     raise DoesNotFit(real.limit - real.spare, real.limit, device, f"the {policy} placement")
 
 
-def _propose(
-    policy: str,
-    costs: Costs,
-    problem: Problem,
-    memory: DeviceMemory,
-    overrun: int,
-    affinity: AffinityRule,
-    fill: FillRule,
-) -> Placed:
-    def budget(first_device_layer: int) -> int:
-        return memory.operator_room(first_device_layer) - overrun
+#
+# slices
+#
 
-    if policy == "layers":
-        return layers(costs, budget)
-    return search(costs, problem.operators, budget, affinity=affinity, rule=fill)
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A placement that has not been verified, and the workload it is for: its micro-batch may be lowered."""
+
+    workload: Workload
+    costs: Costs
+    placed: Placed
+    notes: tuple[str, ...] = ()
+
+
+class _Sliced:
+    """The `split` and `scheinfer` policies: OATO decides what lies whole on the device; what is left on the host is
+    sliced, by `scheinfer` three ways and with a share of a prompt's tokens, by `split` into CC and GG.
+
+    A slice needs nothing of llama.cpp on the device: no KV, no compute buffers, no layers. So OATO is asked for less
+    and less of the device's memory, down to none, and what it leaves goes to slices; around the best share it is asked
+    whether a little more or less would buy more as slices. OATO's own placement is among the proposals.
+    """
+
+    def __init__(
+        self, problem: Problem, asked: Workload, phase: Phase, policy: str, prefetch: Prefetch, effort: Effort
+    ) -> None:
+        self._problem, self._asked, self._phase = problem, asked, phase
+        self._policy, self._prefetch, self._effort = policy, prefetch, effort
+        self._slicers: dict[Workload, Slicer] = {}
+
+    def decide(self) -> Decision:
+        """The verified placement with the least predicted time."""
+        problem, asked = self._problem, self._asked
+        capacity = capacity_of(problem, asked)
+        alone = list(self._alone(int(problem.vram_fill * capacity)))
+        memory, load, notes = (
+            (None, asked, ()) if problem.slices_only else device_memory(problem, asked, required=False)
+        )
+        costs = costs_of(problem, load, self._phase)
+        overrun = 0
+        for verified in range(VERIFY_ROUNDS + 1):
+            proposals = list(alone)
+            if memory is not None and verified < VERIFY_ROUNDS:
+                found = self._beside(costs, memory, load, overrun)
+                proposals = [*(Proposal(load, costs, placed, notes) for placed in found), *alone]
+            best = min(proposals, key=lambda proposal: proposal.placed.seconds)
+            if not best.placed.uses_device(problem.graph.n_layer):
+                break
+            real = measured(problem, best.workload, best.placed, capacity)
+            if real.spare >= 0:
+                predicted = predicted_of(problem, best.workload, best.placed, best.costs.layouts)
+                notes = (*best.notes, *self._streaming_notes(best.placed))
+                return Decision(self._policy, best.workload, best.costs, best.placed, real, predicted, notes)
+            overrun -= real.spare
+        reason = f"no operator, and no part of one, is predicted to make it faster on {problem.profile.device}"
+        return nothing_placed(problem, self._policy, asked, self._phase, capacity, reason)
+
+    def _alone(self, limit: int) -> Iterator[Proposal]:
+        """Slices, and llama.cpp on the CPU alone. While memory is short, smaller micro-batches are tried: they leave
+        more of it for weights."""
+        problem, load = self._problem, self._asked
+        cap = operators_limit(problem)
+        room = (limit, limit if cap is None else min(limit, cap))
+        while True:
+            costs = costs_of(problem, load, self._phase, llama_uses_device=False)
+            whole = cpu(costs)
+            change = f"lowered from {self._asked.n_ubatch} to {load.n_ubatch} tokens"
+            lowered = f"micro-batch {change}, which leaves room for slices"
+            plan = self._slicer(load).plan(whole, *room, self._effort.fine_values)
+            if plan is not None and not plan.is_empty:
+                yield Proposal(load, costs, self._placed(load, whole, plan), (lowered,) if load != self._asked else ())
+            elif load == self._asked:
+                yield Proposal(load, costs, whole)
+            hindered = plan is not None and plan.short and (plan.is_empty or plan.staging_bytes > MUCH_STAGING * limit)
+            if not (hindered and self._effort.lowers_ubatch) or load.n_ubatch // 2 < SMALLEST_UBATCH:
+                return
+            load = replace(load, n_ubatch=load.n_ubatch // 2)
+
+    def _beside(self, costs: Costs, memory: DeviceMemory, load: Workload, overrun: int) -> list[Placed]:
+        """OATO's placements in shares of the room, and the best of them with slices in what they leave."""
+        problem, effort = self._problem, self._effort
+        transfers = Transfers(costs)
+        whole: dict[float, Placed] = {}
+        sliced: dict[float, Placed] = {}
+
+        def look(share: float) -> None:
+            if not 0 < share <= 1 or share in whole:
+                return
+
+            def budget(first_device_layer: int) -> int:
+                room = memory.operator_room(first_device_layer) - overrun
+                return int(share * room) if room > 0 else room
+
+            whole[share] = found = search(costs, problem.operators, budget, granularities=effort.granularities,
+                                          first_layers=effort.first_layers, transfers=transfers)  # fmt: skip
+            if found.first_device_layer <= problem.graph.n_layer:
+                sliced[share] = self._with_slices(load, found, memory, overrun, effort.coarse_values)
+
+        for share in effort.shares:
+            look(share)
+            if share not in sliced:
+                break  # nothing gains as a whole
+        for step in effort.refinements:
+            if sliced:
+                best = min(sliced, key=lambda share: sliced[share].seconds)
+                look(best - step)
+                look(best + step)
+        if not sliced:
+            return []
+        best = min(sliced, key=lambda share: sliced[share].seconds)
+        fine = self._with_slices(load, whole[best], memory, overrun, effort.fine_values)
+        return [*(whole[share] for share in sliced), sliced[best], fine]
+
+    def _with_slices(self, load: Workload, placed: Placed, memory: DeviceMemory, overrun: int, n_values: int) -> Placed:
+        """`placed` with slices in what it leaves of the device's memory."""
+        there = zip(self._problem.operators, placed.on_device, strict=True)
+        used = sum(operator.bytes for operator, on_device in there if on_device)
+        room = memory.room(placed.first_device_layer) - overrun - used
+        cap = memory.operators_limit
+        plan = self._slicer(load).plan(placed, room, room if cap is None else min(room, cap - used), n_values)
+        return placed if plan is None or plan.is_empty else self._placed(load, placed, plan)
+
+    def _placed(self, load: Workload, placed: Placed, plan: SlicePlan) -> Placed:
+        seconds = {"decode": plan.decode_s, "prefill": plan.prefill_s, "mixed": plan.total_s(load)}[self._phase]
+        return self._slicer(load).placed(placed, plan, seconds)
+
+    def _slicer(self, load: Workload) -> Slicer:
+        if load not in self._slicers:
+            self._slicers[load] = Slicer(self._problem, load, self._prefetch, self._policy == "scheinfer")
+        return self._slicers[load]
+
+    def _streaming_notes(self, placed: Placed) -> tuple[str, ...]:
+        """What streaming from pageable memory costs, where the device has no other."""
+        profile = self._problem.profile
+        if placed.slices is None or not placed.slices.streams or profile.is_pinned:
+            return ()
+        rate = format_bytes(1 / profile.link["h2d_pageable"].beta_s_per_byte)
+        cost = f"{profile.device} has no pinned host memory: weights are streamed from pageable memory, at {rate}/s"
+        return (cost + ", and the CPU waits for every copy" if profile.is_blocking else cost,)

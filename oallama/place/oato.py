@@ -6,20 +6,21 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from oallama.core.types import Affinity, Operator
-from oallama.cost.predict import Costs
+from oallama.cost.placement import Costs
 from oallama.place.affinity import (
+    GRANULARITIES,
+    FillRule,
+    Granularity,
     Search,
+    Transfers,
     Unit,
     benefit,
     iterate,
-    marginal_transfer,
     normalise,
-    paper_transfer,
     rank,
+    units,
 )
-from oallama.place.baselines import Budget, Placed, cpu, layers
-from oallama.place.fill import FillRule
-from oallama.place.units import GRANULARITIES, Granularity, units
+from oallama.place.placed import Budget, Placed, cpu, layers
 
 AffinityRule = Literal["default", "paper"]
 
@@ -41,10 +42,12 @@ def search(
     rule: FillRule = "continue",
     first_layers: Sequence[int] | None = None,
     granularities: Sequence[Granularity] = GRANULARITIES,
+    transfers: Transfers | None = None,
 ) -> Placed:
     """The placement with the least predicted time over the passes of `costs`.
 
-    first_layers: from which layers on norms and KV may be on the device; None: those of device_layer_choices.
+    transfers: of these costs, where several budgets are searched. first_layers: from which layers on norms and KV may
+    be on the device; None: those of device_layer_choices.
 
     affinity "paper" ranks as published: single operators, T' never negative; norms and KV of all layers are on the
     device, or of as many as fit. rule "full" takes the least predicted time among placements that leave no room there.
@@ -52,13 +55,14 @@ def search(
     n_layer = costs.graph.n_layer
     if first_layers is None:
         first_layers = device_layer_choices(n_layer, layers(costs, budget).first_device_layer)
+    transfers = transfers or Transfers(costs, affinity == "paper")
     best: Placed | None = None
     for first in first_layers:
         room = budget(first)
         if room < 0 or (rule == "full" and first > n_layer):
             continue
-        for found in _searches(costs, operators, room, first, affinity, rule, granularities):
-            placed = Placed(found.on_device, first, found.iterations, found.converged, found.seconds)
+        for found in _searches(costs, operators, room, first, transfers, affinity, rule, granularities):
+            placed = Placed(found.on_device, first, found.seconds, found.iterations, found.converged)
             if rule == "full" and best is not None and not _is_full(costs, placed, room):
                 continue
             if best is None or placed.seconds < best.seconds:
@@ -82,6 +86,7 @@ def _searches(
     operators: Sequence[Operator],
     room: int,
     first: int,
+    transfers: Transfers,
     affinity: AffinityRule,
     rule: FillRule,
     granularities: Sequence[Granularity],
@@ -93,26 +98,27 @@ def _searches(
 
     singles = groups("operator")
     if affinity == "paper":
-        yield iterate(costs, singles, room, first, transfer=paper_transfer, rule=rule)
+        yield iterate(costs, singles, room, first, transfers=transfers, rule=rule)
         return
     for granularity in granularities:
-        found = iterate(costs, groups(granularity), room, first, rule=rule)
+        found = iterate(costs, groups(granularity), room, first, transfers=transfers, rule=rule)
         yield found
         if granularity != "operator":  # let single operators use what the groups left over
-            yield iterate(costs, singles, room, first, rule=rule, start=found.on_device)
-    yield iterate(costs, singles, room, first, rule=rule, start=layers(costs, lambda at: room, first).on_device)
+            yield iterate(costs, singles, room, first, transfers=transfers, rule=rule, start=found.on_device)
+    whole = layers(costs, lambda at: room, first).on_device
+    yield iterate(costs, singles, room, first, transfers=transfers, rule=rule, start=whole)
 
 
 def affinities(
     costs: Costs, operators: Sequence[Operator], placed: Placed, affinity: AffinityRule = "default"
 ) -> tuple[Affinity, ...]:
     """The report's rows, best rank first: every operator's T' and B given where all the others finally are."""
-    transfer = paper_transfer if affinity == "paper" else marginal_transfer
+    transfers = Transfers(costs, affinity == "paper")
     t_transfer = []
     benefits = []
     for index in range(len(operators)):
         unit: Unit = (index,)
-        t_transfer.append(transfer(costs, placed.on_device, placed.first_device_layer, unit))
+        t_transfer.append(transfers.of(placed.on_device, placed.first_device_layer, unit))
         benefits.append(benefit(costs, unit, t_transfer[-1]))
     possible = [i for i, cost in enumerate(costs.operators) if cost.t_gpu_s is not None]
     normal = dict(zip(possible, normalise([benefits[i] for i in possible]), strict=True))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from oallama.core.errors import DoesNotFit
-from oallama.core.types import CPU_DEVICE, MemoryLedger, Operator, Phase, Predicted, Profile, Workload
+from oallama.core.types import MemoryLedger, Operator, Phase, Predicted, Profile, Workload
 from oallama.core.units import format_bytes
-from oallama.cost.blocks import slice_memory
+from oallama.cost.blocks import can_split
 from oallama.cost.graph import Graph
+from oallama.cost.kernels import Kernels
 from oallama.cost.offload import host_cache, offloaded, rest_with_offload, takes_attention
-from oallama.cost.operator_cost import Pass, index_cases, operator_costs, passes
-from oallama.cost.predict import Costs, index_rest, predicted
-from oallama.cost.split_ffn import split_costs
+from oallama.cost.operators import operator_costs
+from oallama.cost.passes import Pass, passes
+from oallama.cost.placement import Costs, placement_seconds
+from oallama.cost.rest import index_rest
 from oallama.cost.transfer import transfer_rates, weight_stream
-from oallama.place.baselines import Placed, cpu
 from oallama.place.budget import DeviceMemory, ledger
+from oallama.place.placed import Placed, cpu, nothing_there
 
 SMALLEST_UBATCH = 64
 
@@ -49,6 +51,15 @@ class Problem:
     gpu_weights: float | None  # cap on the share of operator bytes on the device
     slices_only: bool = False  # llama.cpp itself cannot keep anything on this device
     host_room: int = 0  # bytes of host memory for second copies of weights
+    kernels: Kernels = field(init=False, compare=False, repr=False)
+    splittable: tuple[bool, ...] = field(init=False, compare=False, repr=False)  # of each operator
+
+    def __post_init__(self) -> None:
+        kernels = Kernels(self.profile)
+        object.__setattr__(self, "kernels", kernels)
+        object.__setattr__(
+            self, "splittable", tuple(can_split(o) and kernels.on_device(o) is not None for o in self.operators)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +81,13 @@ def costs_of(problem: Problem, load: Workload, phase: Phase, llama_uses_device: 
     return costs_over(problem, passes(load, phase), llama_uses_device)
 
 
-def costs_over(problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool = True) -> Costs:
-    """Prices over these passes."""
+def costs_over(
+    problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool = True, layouts: Sequence[str] | None = None
+) -> Costs:
+    """Prices over these passes. layouts: in which the host holds each operator; None: in the fastest over them."""
     profile, n_layer = problem.profile, problem.graph.n_layer
     stream = weight_stream(profile) if llama_uses_device else None
-    operators = operator_costs(index_cases(profile), problem.operators, n_layer, profile.device, over, stream)
+    operators = operator_costs(problem.kernels, problem.operators, n_layer, over, stream, layouts)
     cache = host_cache(profile) if stream and takes_attention(problem.operators, operators) else None
     return Costs(
         operators,
@@ -82,27 +95,40 @@ def costs_over(problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool
         transfer_rates(profile),
         over,
         *rest_with_offload(index_rest(profile), profile.device, over, cache),
-        None if profile.device == CPU_DEVICE else split_costs(profile, problem.operators, n_layer, over),
         offloaded(problem.operators, operators, n_layer) if cache else (),
     )
 
 
-def predicted_of(problem: Problem, load: Workload, placed: Placed) -> Predicted:
-    if placed.streams is not None:
-        ttft_s, tpot_s = placed.streams.ttft_s, placed.streams.tpot_s
-        return Predicted(ttft_s, tpot_s, ttft_s + load.n_gen * tpot_s)
-    llama_uses_device = placed.first_device_layer <= problem.graph.n_layer
-    prefill, decode = (costs_of(problem, load, phase, llama_uses_device) for phase in ("prefill", "decode"))
-    return predicted(prefill, decode, placed.on_device, placed.first_device_layer, load, placed.gg)
+def predicted_of(
+    problem: Problem, load: Workload, placed: Placed, layouts: Sequence[str], llama_uses_device: bool | None = None
+) -> Predicted:
+    """TTFT, TPOT and their sum over the workload, the host holding each operator in its one layout.
+
+    llama_uses_device: as costs_of; None: as the placement says."""
+    if placed.slices is not None:
+        ttft_s, tpot_s = placed.slices.ttft_s, placed.slices.tpot_s
+    else:
+        if llama_uses_device is None:
+            llama_uses_device = placed.first_device_layer <= problem.graph.n_layer
+        ttft_s, tpot_s = (
+            placement_seconds(
+                costs_over(problem, passes(load, phase), llama_uses_device, layouts),
+                placed.on_device,
+                placed.first_device_layer,
+            )
+            for phase in ("prefill", "decode")
+        )
+    return Predicted(ttft_s, tpot_s, ttft_s + load.n_gen * tpot_s)
 
 
 def on_cpu(problem: Problem, load: Workload, phase: Phase) -> Decision:
     """Everything on the CPU. `costs` are those that a placement would be made from."""
-    placed = cpu(costs_of(problem, load, phase, llama_uses_device=False))
+    alone = costs_of(problem, load, phase, llama_uses_device=False)
+    placed = cpu(alone)
     taken = problem.probe(load, placed)
     memory = ledger(0, problem.vram_fill, 0, taken.weights_host, 0, 0)
-    costs = costs_of(problem, load, phase)
-    return Decision("cpu", load, costs, placed, memory, predicted_of(problem, load, placed), ())
+    predicted = predicted_of(problem, load, placed, alone.layouts)
+    return Decision("cpu", load, costs_of(problem, load, phase), placed, memory, predicted, ())
 
 
 def nothing_placed(problem: Problem, policy: str, load: Workload, phase: Phase, capacity: int, reason: str) -> Decision:
@@ -117,24 +143,21 @@ def measured(problem: Problem, load: Workload, placed: Placed, capacity: int) ->
     """The ledger of a placement: what a no_alloc load says llama.cpp takes, with split operators on the host, and their
     slices, which are the split backend's own. `spare` may be negative."""
     taken = problem.probe(load, placed)
-    slices, staging = slice_memory(problem.operators, placed.gg, load.n_ubatch)
-    twice = 0
-    if placed.streams is not None:
-        staging, twice = placed.streams.staging_bytes, placed.streams.twice_bytes
+    slices = placed.slices
     return ledger(
         capacity,
         problem.vram_fill,
-        taken.weights_gpu + slices,
-        taken.weights_host - slices + twice,
+        taken.weights_gpu + (slices.weights_bytes if slices else 0),
+        taken.weights_host + (slices.twice_bytes - slices.weights_bytes if slices else 0),
         taken.kv,
         taken.compute,
-        staging,
+        slices.staging_bytes if slices else 0,
     )
 
 
 def capacity_of(problem: Problem, load: Workload) -> int:
     """Bytes of the device: what is free there, or what the caller says."""
-    return problem.probe(load, _all_on_host(problem)).device_free if problem.vram is None else problem.vram
+    return problem.probe(load, _operators_on_host(problem)).device_free if problem.vram is None else problem.vram
 
 
 def operators_limit(problem: Problem) -> int | None:
@@ -144,9 +167,9 @@ def operators_limit(problem: Problem) -> int | None:
     return int(problem.gpu_weights * sum(operator.bytes for operator in problem.operators))
 
 
-def _all_on_host(problem: Problem) -> Placed:
-    """Norms and KV of all layers on the device, operators not."""
-    return Placed((False,) * len(problem.operators), 0, 0, True, 0.0)
+def _operators_on_host(problem: Problem) -> Placed:
+    """Norms and KV of all layers on the device."""
+    return nothing_there(len(problem.operators), 0)
 
 
 def device_memory(
@@ -159,7 +182,7 @@ def device_memory(
     """
     asked = load.n_ubatch
     while True:
-        taken = problem.probe(load, _all_on_host(problem))
+        taken = problem.probe(load, _operators_on_host(problem))
         memory = DeviceMemory(
             capacity=taken.device_free if problem.vram is None else problem.vram,
             fill=problem.vram_fill,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from oallama.core.errors import UsageError
-from oallama.core.types import ModelInfo, Operator, OperatorPlacement, PlanRecord, StreamSettings, Workload
+from oallama.core.types import ModelInfo, Operator, OperatorPlacement, PlanRecord, Workload
+from oallama.cost.blocks import slice_memory
 from oallama.model.cut import cut_extent
-from oallama.place.baselines import Placed, Streams
 from oallama.place.budget import ledger
+from oallama.place.placed import Placed, Slices, nothing_there
 from oallama.place.problem import Decision
 
 
@@ -25,8 +26,10 @@ def placements(
     layouts: of each operator's part in host memory; None, or no layouts: llama.cpp's own choice.
     """
     made = []
+    slices = placed.slices
     for index, operator in enumerate(operators):
-        gg, cg, layout = placed.slice_of(index), placed.streamed(index), layouts[index] if layouts else None
+        gg, cg = (slices.gg[index], slices.cg[index]) if slices else (0, 0)
+        layout = layouts[index] if layouts else None
         if gg or cg:
             extent = cut_extent(operator)
             cc = extent - cg - gg
@@ -54,7 +57,7 @@ def placed_as_named(
         layer = model.n_layer if operator.layer is None else operator.layer
         if operator.name in chosen and layer < first:
             raise UsageError(f"{operator.name} is in a layer that -ngl {gpu_layers} leaves on the host; raise it")
-    return Placed(tuple(operator.name in chosen for operator in operators), first, 0, True, 0.0)
+    return Placed(tuple(operator.name in chosen for operator in operators), first)
 
 
 def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord) -> Placed:
@@ -64,19 +67,19 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord
     gg = tuple(round(p.gg * cut_extent(o)) if 0 < p.gg < 1 else 0 for o, p in listed)
     cg = tuple(round(p.cg * cut_extent(o)) for o, p in listed)
     on_device = tuple(p.gg == 1 for _, p in listed)
-    streams = None
-    if any(cg) or plan.token_assignment:
+    slices = None
+    if any(gg) or any(cg) or plan.token_assignment:
         layouts = tuple(p.layout for _, p in listed)
-        settings, staging = plan.streaming or StreamSettings(), plan.memory.staging
-        streams = Streams(cg, layouts, plan.token_assignment, settings, staging, 0, 0.0, 0.0)
-    return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, 0, True, 0.0, gg if any(gg) else (), streams)
+        weights, _ = slice_memory(operators, gg, plan.workload.n_ubatch)
+        slices = Slices(gg, cg, layouts, weights, plan.memory.staging, plan.streaming, plan.token_assignment)
+    return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, slices=slices)
 
 
 def unmeasured_cpu_record(
     model: ModelInfo, operators: Sequence[Operator], load: Workload, weights_host: int
 ) -> PlanRecord:
     """Everything on the CPU, without a profile: such a plan predicts nothing."""
-    nothing = Placed((False,) * len(operators), model.n_layer + 1, 0, True, 0.0)
+    nothing = nothing_there(len(operators), model.n_layer + 1)
     return PlanRecord(
         model_path=model.path,
         model_fingerprint=model.fingerprint,
@@ -113,8 +116,8 @@ def plan_record(
         n_gpu_layers=n_gpu_layers(model.n_layer, placed),
         memory=decision.memory,
         predicted=decision.predicted,
-        token_assignment=placed.streams.token_assignment if placed.streams else (),
-        streaming=placed.streams.settings if placed.streams else None,
+        token_assignment=placed.slices.token_assignment if placed.slices else (),
+        streaming=placed.slices.settings if placed.slices else None,
         extra={"notes": list(decision.notes)} if decision.notes else {},
     )
 
@@ -124,10 +127,6 @@ def _layouts(decision: Decision, name_layouts: bool) -> list[str | None]:
     the split backend repacks nothing by itself."""
     costs, placed = decision.costs, decision.placed
     named: list[str | None] = [cost.layout if name_layouts else None for cost in costs.operators]
-    if placed.streams is not None:
-        return [mine or other for mine, other in zip(placed.streams.layouts, named, strict=True)]
-    if costs.split is not None:
-        for index, sides in enumerate(costs.split.sides):
-            if placed.slice_of(index):
-                named[index] = sides.layout
-    return named
+    if placed.slices is None:
+        return named
+    return [mine or other for mine, other in zip(placed.slices.layouts, named, strict=True)]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from oallama.core.types import Operator
-from oallama.cost.predict import Costs, placement_seconds
-from oallama.place.baselines import Budget, Placed, layers
+from oallama.cost.placement import Costs, placement_seconds
+from oallama.place.placed import Budget, Placed, layers
 
 PARTS = (("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps",))
 """Of one more layer's experts, the largest part that fits: all but down, or up alone."""
@@ -44,4 +44,4 @@ def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Pl
         there.update(own)
         left -= size(own)
     on_device = tuple(i in there and cost.t_gpu_s is not None for i, cost in enumerate(costs.operators))
-    return Placed(on_device, first, 1, True, placement_seconds(costs, on_device, first))
+    return Placed(on_device, first, placement_seconds(costs, on_device, first), 1)

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from oallama.core.types import CPU_DEVICE, Operator, Workload
-from oallama.cost.operator_cost import PLAIN_LAYOUT
-from oallama.cost.predict import predicted
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Workload
 from oallama.device.card import Card
-from oallama.place.baselines import Placed
 from oallama.place.budget import DeviceMemory
-from oallama.place.problem import Decision, LoadBytes, Probe, Problem, costs_of, measured, on_cpu
-from oallama.place.quick import decide_quickly
+from oallama.place.decide import QUICK, decide
+from oallama.place.placed import Placed, nothing_there
+from oallama.place.problem import Decision, LoadBytes, Probe, Problem, costs_of, measured, predicted_of
 from oallama.place.stock_fit import stock_fit
 
 STOCK_POLICY = "fit"
@@ -72,11 +70,8 @@ def what_if(problem: Problem, card: Card, load: Workload) -> WhatIf:
     stock = stock_decision(problem, load)
     if all(stock.placed.on_device):
         return WhatIf(card, stock, stock)
-    found = [stock, on_cpu(problem, load, "mixed")]
-    ours = decide_quickly(problem, load, _memory(problem, load))
-    if ours is not None:
-        found.append(replace(ours, policy="oato" if ours.placed.streams is None else "scheinfer"))
-    return WhatIf(card, stock, min(found, key=lambda decision: decision.predicted.total_s))
+    ours = decide(problem, "auto", load, "mixed", effort=QUICK)
+    return WhatIf(card, stock, min(stock, ours, key=lambda decision: decision.predicted.total_s))
 
 
 def stock_decision(problem: Problem, load: Workload) -> Decision:
@@ -87,15 +82,16 @@ def stock_decision(problem: Problem, load: Workload) -> Decision:
     stock = replace(problem, profile=replace(problem.profile, cases=plain))
     room = _memory(problem, load)
     streams = room.room(room.n_layer) >= 0  # its buffers fit the card
-    mixed, prefill, decode = (costs_of(stock, load, phase, streams) for phase in ("mixed", "prefill", "decode"))
-    placed = stock_fit(mixed, problem.operators, room.operator_room)
+    costs = costs_of(stock, load, "mixed", streams)
+    placed = stock_fit(costs, problem.operators, room.operator_room)
     memory = measured(problem, load, placed, problem.probe(load, placed).device_free)
-    times = predicted(prefill, decode, placed.on_device, placed.first_device_layer, load)
-    return Decision(STOCK_POLICY, load, mixed, placed, memory, times, ())
+    return Decision(
+        STOCK_POLICY, load, costs, placed, memory, predicted_of(stock, load, placed, costs.layouts, streams), ()
+    )
 
 
 def _memory(problem: Problem, load: Workload) -> DeviceMemory:
     """With norms and KV of all layers on the card."""
-    taken = problem.probe(load, Placed((False,) * len(problem.operators), 0, 0, True, 0.0))
+    taken = problem.probe(load, nothing_there(len(problem.operators), 0))
     n_layer = problem.graph.n_layer
     return DeviceMemory(taken.device_free, problem.vram_fill, taken.kv, taken.compute, taken.weights_gpu, n_layer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import uuid
 from collections.abc import Iterable, Sequence
@@ -29,12 +30,12 @@ from oallama.core.types import (
     StreamSettings,
     Workload,
 )
-from oallama.plan.check import check_record
 from oallama.plan.read import Reader
-from oallama.plan.split import slice_counts
+from oallama.plan.split import FRACTION_TOLERANCE, slice_counts
 
 VERSION = 1
 MAX_FILE_BYTES = 64 * 1024 * 1024
+MAX_SLOTS = 64  # of the ring that the split back end takes
 
 _LEDGER_BYTES = ("limit", "weights_gpu", "weights_host", "kv", "compute", "staging", "spare")
 _PREDICTED = ("ttft_s", "tpot_s", "total_s")  # null without a profile
@@ -51,7 +52,7 @@ class Plan:
     record: PlanRecord
 
     def __post_init__(self) -> None:
-        check_record(self.record)
+        _check_record(self.record)
 
     @property
     def operators(self) -> tuple[OperatorPlacement, ...]:
@@ -101,7 +102,7 @@ class Plan:
             slice_counts(operator, planned[operator.name])
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as the contract's JSON object."""
+        """The plan as its JSON object."""
         record = self.record
         return {
             **record.extra,
@@ -192,6 +193,36 @@ class Plan:
         except (ValueError, RecursionError) as error:
             raise PlanError(f"{path} is not JSON ({error}); write plans with `oallama plan -o`") from None
         return cls.from_json(document, source=str(path))
+
+
+def _check_record(record: PlanRecord) -> None:
+    """Raises PlanError for fractions outside 0..1 or of another sum than 1, operators placed twice, a ring that cannot
+    be, or a token assignment that does not ascend."""
+    _check_tokens(record.token_assignment)
+    if record.streaming is not None and not 1 <= record.streaming.n_slots <= MAX_SLOTS:
+        raise PlanError(f"the plan has a ring of {record.streaming.n_slots} slots; 1 to {MAX_SLOTS} are possible")
+    seen: set[str] = set()
+    for placement in record.operators:
+        if placement.name in seen:
+            raise PlanError(f"operator {placement.name} is placed twice; keep one of the two")
+        seen.add(placement.name)
+        fractions = (placement.gg, placement.cg, placement.cc)
+        if not all(math.isfinite(fraction) and 0 <= fraction <= 1 for fraction in fractions):
+            raise PlanError(f"operator {placement.name} has a fraction outside 0..1: gg, cg, cc = {fractions}")
+        if abs(math.fsum(fractions) - 1) > FRACTION_TOLERANCE:
+            raise PlanError(
+                f"operator {placement.name}: gg + cg + cc is {math.fsum(fractions):.9g} but must be 1 "
+                f"(gg, cg, cc = {fractions})"
+            )
+
+
+def _check_tokens(table: Sequence[tuple[int, int]]) -> None:
+    """n_tokens strictly ascending, and no more tokens on the device than there are."""
+    last = 0
+    for n_tokens, n_g in table:
+        if n_tokens <= last or not 0 <= n_g <= n_tokens:
+            raise PlanError(f"token_assignment: n_g is {n_g} at {n_tokens} tokens; n_tokens must rise, n_g be no more")
+        last = n_tokens
 
 
 def _placement_to_json(placement: OperatorPlacement) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from oallama.core.errors import PlanError
 from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, PlanRecord, StreamSettings
+from oallama.model.cut import cut_axis
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
-from oallama.plan.split import cut_axis, slice_counts
+from oallama.plan.split import slice_counts
 
 FORMAT = "oallama-plan 1"
 """First line: the format and its version."""

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from oallama.core.errors import PlanError
 from oallama.core.types import Operator, OperatorPlacement
-from oallama.model.cut import Axis, cut_axis, cut_extent, cut_granularity
-
-__all__ = ["FRACTION_TOLERANCE", "Axis", "Counts", "cut_axis", "cut_extent", "cut_granularity", "slice_counts"]
+from oallama.model.cut import cut_axis, cut_extent, cut_granularity
 
 Counts = tuple[int, int, int]
 """(CC, CG, GG) in elements along the axis; the sum is the extent."""

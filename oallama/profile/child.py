@@ -1,7 +1,7 @@
 """The process that measures: `python -m oallama.profile.child`, started by profiler.py.
 
-It loads native code and opens the device; whatever crashes here is an exception over there. It sends every finished
-part of the profile at once.
+It loads native code and opens the device, so that a crash of either ends this process only. It sends each part of the
+profile as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -11,21 +11,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from oallama import __version__
-from oallama.core.types import CPU_DEVICE, Profile, RestShape
-from oallama.profile.cases import Signature
+from oallama.core.codec import from_json, to_json
+from oallama.core.types import CPU_DEVICE, Profile
 from oallama.profile.merge import CPU_PAIR
-from oallama.profile.store import profile_from_json, profile_to_json
 from oallama.profile.timing import Policy
 from oallama.profile.wanted import Wanted
 
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
     from oallama.device.opening import OpenDevice
-    from oallama.profile.session import Fragment
+    from oallama.profile.tasks import Fragment
 
 MODULE = "oallama.profile.child"
 STALL_S = 180.0  # a device that answers nothing for so long is lost
@@ -46,36 +45,6 @@ class Request:
     policy: Policy
     broken_layouts: tuple[str, ...] = ()  # CPU layouts that crashed before
 
-    def to_json(self) -> Message:
-        return {
-            "device_spec": self.device_spec,
-            "n_threads": self.n_threads,
-            "want": asdict(self.want),
-            "profile": profile_to_json(self.profile),
-            "policy": asdict(self.policy),
-            "broken_layouts": self.broken_layouts,
-        }
-
-    @classmethod
-    def from_json(cls, message: Message) -> Request:
-        want = message["want"]
-        return cls(
-            device_spec=message["device_spec"],
-            n_threads=message["n_threads"],
-            want=Wanted(
-                mul_mats=tuple(
-                    (Signature(**{**signature, "shape": tuple(signature["shape"])}), n_tokens, size)
-                    for signature, n_tokens, size in want["mul_mats"]
-                ),
-                rest=tuple((n_tokens, n_kv) for n_tokens, n_kv in want["rest"]),
-                rest_shape=RestShape(**want["rest_shape"]),
-                n_layer=want["n_layer"],
-            ),
-            profile=profile_from_json(message["profile"]),
-            policy=Policy(**message["policy"]),
-            broken_layouts=tuple(message["broken_layouts"]),
-        )
-
 
 def handle(message: Message, progress: Callable[[Message], None]) -> Message:
     """Measure all that is missing. Sends {"fragment"}, {"weight"} of everything once it is known, and for each task
@@ -83,17 +52,15 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
     from oallama.device.emulated_link import Watch
     from oallama.device.load_params import load_bridge
     from oallama.device.opening import open_device
-    from oallama.profile.link import contention_tasks, link_tasks, sharing_tasks
-    from oallama.profile.mul_mats import MulMats
-    from oallama.profile.rest import rest_tasks
-    from oallama.profile.session import Session
+    from oallama.profile.link import link_tasks, sharing_tasks
+    from oallama.profile.tasks import Session, mul_mat_tasks, rest_tasks
 
-    request = Request.from_json(message)
+    request = from_json(Request, message, "request")
     progress({"fragment": _others_at_work()})
     bridge = load_bridge()
     with open_device(request.device_spec) as device:
         details = _details(bridge, device)
-        details["fingerprint"]["policy"] = asdict(request.policy)
+        details["fingerprint"]["policy"] = to_json(request.policy)
         progress({"fragment": details})
         session = Session(
             bridge=bridge,
@@ -103,11 +70,9 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
             n_threads=request.n_threads,
             policy=request.policy,
             clock=time.perf_counter,
+            broken_layouts=frozenset(request.broken_layouts),
         )
-        mul_mats = MulMats(session, frozenset(request.broken_layouts))
-        tasks = [*link_tasks(session), *mul_mats.tasks(), *rest_tasks(session)]
-        tasks += contention_tasks(session, mul_mats.layouts(), mul_mats.known)
-        tasks += sharing_tasks(session, mul_mats.layouts(), mul_mats.known)
+        tasks = [*link_tasks(session), *mul_mat_tasks(session), *rest_tasks(session), *sharing_tasks(session)]
         progress({"weight": sum(task.weight for task in tasks)})
         watch = Watch(device.spec.emulated is not None)
         with Watchdog(device.name, device.alive) as watchdog:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oallama.core.errors import ProfileError
+from oallama.core.ggml_types import bytes_per_element
 from oallama.core.types import (
     CPU_DEVICE,
     DEVICE_LAYOUT,
-    Contention,
+    PLAIN_LAYOUT,
     LinearFit,
     ModelInfo,
     Operator,
@@ -26,10 +27,9 @@ from oallama.core.types import (
     Sharing,
 )
 from oallama.device.card import FLOAT_TYPES, Card, Host
-from oallama.profile.cases import CACHE_BYTES, PLAIN_LAYOUT, bytes_read, flops
 from oallama.profile.link import BOUNDARY_SIZES, LINK_SIZES
 from oallama.profile.merge import PAIRS, empty
-from oallama.profile.wanted import Wanted, cases_at, rest_ways, sharing_tokens, wanted
+from oallama.profile.wanted import Wanted, rest_ways, sharing_tokens, wanted
 
 DRAM_SHARE = 0.9
 """Of what the CPU and the link read together, what the CPU reads alone, where nobody says: 0.82 and 0.99 were measured
@@ -110,9 +110,8 @@ def with_card(
         rest=rest + _rest(want, operators, tokens, card.name, seconds),
         link=link,
         boundary=excursion,
-        contention=_contention(on_cpu, card, dram_bytes_per_s),
         launch_s=split_s + card.kernel_s,
-        sharing=_sharing(want, on_cpu, card),
+        sharing=_sharing(want, on_cpu, card, dram_bytes_per_s),
         copy_wait=0.0,  # a copy on one stream waits for no other
         launch_issue_s=card.launch_s + card.launch_node_s,
         warnings=(*profile.warnings, f"{card.name} is described, not measured: {card.description}"),
@@ -137,16 +136,13 @@ def _cases(
     want: Wanted, tokens: Sequence[int], device: str, layout: str, seconds: KernelSeconds
 ) -> tuple[ProfileCase, ...]:
     """Every distinct mul-mat at every batch size. It reads its weights and activations, and writes its result."""
-    whole = replace(want, mul_mats=tuple((s, n, s.bytes) for s in dict.fromkeys(s for s, *_ in want.mul_mats)
-                                         for n in sorted(set(tokens))))  # fmt: skip
     made = []
-    for case in cases_at(whole, device, layout):
-        signature, n_tokens = case.signature, case.n_tokens
-        k, n, _ = signature.shape
-        moved = F32 * n_tokens * signature.matrices_per_token * (k + n)
-        n_bytes = bytes_read(signature, n_tokens) + moved
-        total_s = seconds(flops(signature, n_tokens), n_bytes, signature.type)
-        made.append(case.measured((total_s,), total_s))
+    for mul_mat in dict.fromkeys(mul_mat for mul_mat, *_ in want.mul_mats):
+        for n_tokens in sorted(set(tokens)):
+            k, n, _ = mul_mat.shape
+            moved = F32 * n_tokens * mul_mat.matrices_per_token * (k + n)
+            total_s = seconds(mul_mat.flops(n_tokens), mul_mat.bytes_read(n_tokens) + moved, mul_mat.type)
+            made.append(ProfileCase(device, layout, mul_mat, n_tokens, mul_mat.bytes, total_s, (total_s,)))
     return tuple(made)
 
 
@@ -193,8 +189,8 @@ def attention_kernels(shape: RestShape, n_tokens: int, n_kv: int) -> Iterator[Ke
     heads = shape.n_head
     if not shape.flash_attn:
         n_kv = -(-n_kv // KV_STEP) * KV_STEP
-    keys = n_kv * shape.n_head_kv * shape.n_embd_head_k * CACHE_BYTES.get(shape.type_k, 2.0)
-    values = n_kv * shape.n_head_kv * shape.n_embd_head_v * CACHE_BYTES.get(shape.type_v, 2.0)
+    keys = n_kv * shape.n_head_kv * shape.n_embd_head_k * bytes_per_element(shape.type_k)
+    values = n_kv * shape.n_head_kv * shape.n_embd_head_v * bytes_per_element(shape.type_v)
     queries, results = (F32 * n_tokens * heads * width for width in (shape.n_embd_head_k, shape.n_embd_head_v))
     by_keys, by_values = (2.0 * n_tokens * n_kv * heads * width for width in (shape.n_embd_head_k, shape.n_embd_head_v))
     if shape.flash_attn:
@@ -226,29 +222,30 @@ def _line(alpha_s: float, beta_s_per_byte: float, sizes: Iterable[int]) -> Linea
     return LinearFit(alpha_s, beta_s_per_byte, 1.0, points)
 
 
-def _fastest_gb_per_s(on_cpu: Sequence[ProfileCase]) -> float:
-    """Of weights that the CPU reads in its smallest batch."""
-    least = min(case.n_tokens for case in on_cpu)
-    return max(case.gb_per_s for case in on_cpu if case.n_tokens == least)
+def _fastest_gb_per_s(on_cpu: Sequence[ProfileCase], n_tokens: int | None = None) -> float:
+    """Of weights that the CPU reads at this batch size; None: in its smallest."""
+    at = min(case.n_tokens for case in on_cpu) if n_tokens is None else n_tokens
+    return max((case.gb_per_s for case in on_cpu if case.n_tokens == at), default=0.0)
 
 
-def _contention(on_cpu: Sequence[ProfileCase], card: Card, dram_bytes_per_s: float | None) -> Contention:
-    """Both give way in proportion until their sum is what the DRAM gives."""
-    cpu, link = _fastest_gb_per_s(on_cpu), card.pinned_bytes_per_s / 1e9
-    dram = cpu / DRAM_SHARE if dram_bytes_per_s is None else max(cpu, dram_bytes_per_s / 1e9)
-    left = min(1.0, dram / (cpu + link))
-    return Contention(cpu, link, left * cpu, left * link)
+def _dram_gb_per_s(on_cpu: Sequence[ProfileCase], dram_bytes_per_s: float | None) -> float:
+    cpu = _fastest_gb_per_s(on_cpu)
+    return cpu / DRAM_SHARE if dram_bytes_per_s is None else max(cpu, dram_bytes_per_s / 1e9)
 
 
-def _sharing(want: Wanted, on_cpu: Sequence[ProfileCase], card: Card) -> tuple[Sharing, ...]:
-    """Nobody takes anything from anybody beside the DRAM, which _contention has."""
-    alone = {
-        "cpu": _fastest_gb_per_s(on_cpu),
-        "device": card.bytes_per_s / 1e9,
-        "link": card.pinned_bytes_per_s / 1e9,
-    }
-    return tuple(
-        Sharing(first, second, n_tokens, alone[first], alone[second], alone[first], alone[second])
-        for n_tokens in sharing_tokens(want)
-        for first, second in PAIRS
-    )
+def _sharing(
+    want: Wanted, on_cpu: Sequence[ProfileCase], card: Card, dram_bytes_per_s: float | None
+) -> tuple[Sharing, ...]:
+    """CPU and link share the DRAM, by what the CPU reads of it at each batch size; nobody takes anything else from
+    anybody."""
+    dram, link = _dram_gb_per_s(on_cpu, dram_bytes_per_s), card.pinned_bytes_per_s / 1e9
+    made = []
+    for n_tokens in sharing_tokens(want):
+        cpu = _fastest_gb_per_s(on_cpu, n_tokens)
+        alone = {"cpu": cpu, "device": card.bytes_per_s / 1e9, "link": link}
+        for first, second in PAIRS:
+            left = min(1.0, dram / (cpu + link)) if (first, second) == ("cpu", "link") else 1.0
+            made.append(
+                Sharing(first, second, n_tokens, alone[first], alone[second], left * alone[first], left * alone[second])
+            )
+    return tuple(made)

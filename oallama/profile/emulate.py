@@ -11,22 +11,20 @@ import hashlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from oallama.core.errors import BridgeError, ProfileError, UsageError
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, Profile, ProfileCase
-from oallama.device.card import Host
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Profile, ProfileCase
+from oallama.device.card import Card, Host
 from oallama.device.cards import USUAL_PC
-from oallama.device.cpu import default_threads
-from oallama.device.emulated import PARAMETERS, Emulated, card_of
+from oallama.device.cpu import allowed_cpus, default_threads
+from oallama.device.emulated import PARAMETERS, Emulated, card_of, card_parameters
 from oallama.device.emulated_link import check_room
 from oallama.device.spec import DeviceSpec
-from oallama.profile import cache
-from oallama.profile.cases import PLAIN_LAYOUT
 from oallama.profile.machine import fingerprint
-from oallama.profile.store import read_profile
+from oallama.profile.store import cache_folder, measuring_lock, read_profile, write_in_cache
 
 K, N = 4096, 11008  # of the matrix whose rates stand for the CPU's: LLaMA-2-7B's gate
 TYPE = "Q4_0"
@@ -36,24 +34,8 @@ TIMEOUT_S = 120.0
 _KEY_PARTS = ("cpu", "cpu_features", "ggml_cpu_build", "ggml_version", "n_threads")
 
 
-@dataclass(frozen=True, slots=True)
-class CpuRates:
-    """Of this machine's CPU with so many threads: weight bytes/s in decode in the fastest layout, flop/s in prompts in
-    the plain one, which is what a host computes in beside a card."""
-
-    bytes_per_s: float
-    flops_per_s: float
-
-
-def allowed_cpus() -> tuple[int, ...]:
-    """The cores this process may run on."""
-    if not hasattr(os, "sched_getaffinity"):
-        raise UsageError("--device emulated needs Linux: the device keeps a core for itself")
-    return tuple(sorted(os.sched_getaffinity(0)))
-
-
 def resolved(
-    spec: DeviceSpec, n_threads: int | None, rates: Callable[[int], CpuRates] | None = None
+    spec: DeviceSpec, n_threads: int | None, rates: Callable[[int], Host] | None = None
 ) -> tuple[DeviceSpec, int]:
     """The spec with all that was left open, and the CPU's threads, which leave the device its core; any other device
     as it is.
@@ -63,13 +45,17 @@ def resolved(
     """
     if spec.emulated is None:
         return spec, n_threads or default_threads()
-    cpus = allowed_cpus()
+    if not hasattr(os, "sched_getaffinity"):
+        raise UsageError("--device emulated needs Linux: the device keeps a core for itself")
+    cpus = sorted(allowed_cpus())
     own = cpus[-1] if spec.emulated.cpus is None else spec.emulated.cpus
     left = len(set(cpus) - {own})
     threads = n_threads or max(1, min(default_threads(), left))
     timed = spec.emulated.values != "real"
     if spec.emulated.cpus is not None and own not in cpus and own >= (os.cpu_count() or 1):
-        raise UsageError(f"--device {spec}: there is no core {own} here; this process may run on {_listed(cpus)}")
+        raise UsageError(
+            f"--device {spec}: there is no core {own} here; this process may run on {', '.join(map(str, cpus))}"
+        )
     if timed and left < threads:
         raise UsageError(
             f"--device {spec}: the device needs a core of its own, and --threads {threads} leaves none of the "
@@ -82,11 +68,11 @@ def resolved(
         check_room(spec.emulated, card_of(spec.emulated).memory_bytes)
     emulated = replace(spec.emulated, cpus=own if left else None)
     if emulated.scale is None or emulated.source.endswith(".json"):
-        emulated = _scaled(emulated, threads, rates or cpu_rates)
+        emulated = _scaled(emulated, threads, rates or this_host)
     return replace(spec, emulated=emulated), threads
 
 
-def _scaled(emulated: Emulated, n_threads: int, rates: Callable[[int], CpuRates]) -> Emulated:
+def _scaled(emulated: Emulated, n_threads: int, rates: Callable[[int], Host]) -> Emulated:
     profile = _profile_of_card(emulated) if emulated.source.endswith(".json") else None
     if emulated.scale is None:
         beside = USUAL_PC if profile is None else host_of(profile)
@@ -95,7 +81,7 @@ def _scaled(emulated: Emulated, n_threads: int, rates: Callable[[int], CpuRates]
             emulated,
             scale=(_rounded(beside.bytes_per_s / here.bytes_per_s), _rounded(beside.flops_per_s / here.flops_per_s)),
         )
-    return emulated if profile is None else replace(emulated, source=_kept(parameters_of(profile, emulated)))
+    return emulated if profile is None else replace(emulated, source=_kept(profile_parameters(profile, emulated)))
 
 
 def _rounded(factor: float) -> float:
@@ -103,50 +89,46 @@ def _rounded(factor: float) -> float:
     return float(f"{max(1.0, factor):.3g}")
 
 
-def _listed(cpus: tuple[int, ...]) -> str:
-    return ", ".join(map(str, cpus))
-
-
 #
 # the CPU here
 #
 
 
-def cpu_rates(n_threads: int) -> CpuRates:
-    """Measured once for a CPU, a build of ggml and a number of threads. Raises BridgeError, ProfileError."""
+def this_host(n_threads: int) -> Host:
+    """This machine's CPU with so many threads: weight bytes/s in decode in its fastest layout, flop/s in prompts in the
+    plain layout, which is what a host computes in beside a card.
+
+    Measured once for a CPU, a build of ggml and a number of threads. Raises BridgeError, ProfileError.
+    """
     machine = fingerprint(n_threads, "none")
     parts = {name: machine.get(name) for name in _KEY_PARTS}
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-    path = cache.cache_folder() / f"cpu-rates-v1-{key}.json"
-    known = _read_rates(path)
-    if known is not None:
-        return known
-    with cache.measuring_lock(path.parent, lambda: None):
-        known = _read_rates(path)
-        if known is None:
-            known = _measured(n_threads)
-            cache.write_json(path, {"machine": parts, **asdict(known)})
-    return known
+    path = cache_folder() / f"cpu-rates-v1-{key}.json"
+    rates = _read_rates(path)
+    if rates is None:
+        with measuring_lock(path.parent, lambda: None):
+            rates = _read_rates(path) or _measure_rates(n_threads)
+            write_in_cache(path, json.dumps({"machine": parts, **rates}, indent=1) + "\n")
+    return Host(str(machine["cpu"]), rates["bytes_per_s"], rates["flops_per_s"], "measured here")
 
 
-def _read_rates(path: Path) -> CpuRates | None:
+def _read_rates(path: Path) -> dict[str, float] | None:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        rates = CpuRates(float(stored["bytes_per_s"]), float(stored["flops_per_s"]))
+        rates = {name: float(stored[name]) for name in ("bytes_per_s", "flops_per_s")}
     except (OSError, ValueError, KeyError, TypeError):
         return None  # not there, or damaged: measured anew
-    return rates if rates.bytes_per_s > 0 and rates.flops_per_s > 0 else None
+    return rates if min(rates.values()) > 0 else None
 
 
-def _measured(n_threads: int) -> CpuRates:
+def _measure_rates(n_threads: int) -> dict[str, float]:
     import ggml_bridge
     from ggml_bridge.child import run_in_child
 
     try:
-        answer = run_in_child("oallama.profile.emulate", {"n_threads": n_threads}, timeout_s=TIMEOUT_S)
+        return run_in_child("oallama.profile.emulate", {"n_threads": n_threads}, timeout_s=TIMEOUT_S)
     except ggml_bridge.BridgeError as error:
         raise BridgeError(f"the CPU's rates cannot be measured: {error}") from None
-    return CpuRates(**answer)
 
 
 def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
@@ -200,59 +182,63 @@ def host_of(profile: Profile) -> Host:
     return Host(name, 1e9 * max(decode), 1e9 * max(plain or prompts), "its profile")
 
 
-def parameters_of(profile: Profile, emulated: Emulated) -> str:
-    """libggml-emulated's parameters for the card that a profile is of, scaled."""
+def profile_parameters(profile: Profile, emulated: Emulated) -> str:
+    """libggml-emulated's parameters for the card that a profile is of, scaled: its rates for what was not timed, and
+    every copy and kernel that was."""
     by_bytes, by_flops = emulated.scale or (1.0, 1.0)
     on_device = [c for c in profile.cases if c.device == profile.device and c.layout == DEVICE_LAYOUT]
     if not on_device:
         raise UsageError(f"--device {emulated}: this profile has no timings of its device")
-    fingerprint = profile.fingerprint
-    described = fingerprint.get("device_description") or profile.device
-    memory = emulated.vram or fingerprint.get("device_memory_bytes") or 0
+    memory = emulated.vram or profile.fingerprint.get("device_memory_bytes") or 0
     if not memory:
         raise UsageError(f"--device {emulated}: this profile does not say the card's memory; give vram=")
-    flops = 1e9 * max(case.gflops for case in on_device)
+    flops_per_s = 1e9 * max(case.gflops for case in on_device)
     issue = profile.link.get("issue_pinned")
     issue_s = issue.alpha_s if issue else 0.0
     launch_s = profile.launch_issue_s or 0.0
     synchronize_s = max(0.0, profile.launch_s - launch_s) / 2  # the rest of an empty launch: its kernel, and the wait
-    seconds = {
-        "kernel_s": synchronize_s, "launch_s": launch_s, "launch_node_s": 0.0, "copy_issue_s": issue_s,
-        "synchronize_s": synchronize_s,
-    }  # fmt: skip
-    lines = [
-        f"# {PARAMETERS} made of a profile",
-        f"description {described}, emulated",
-        f"memory_bytes {memory}",
-        f"bytes_per_s {1e9 * max(case.gb_per_s for case in on_device) / by_bytes!r}",
-        f"flops_per_s {flops / by_flops!r}",
-        f"flops_float_per_s {flops / by_flops!r}",
-        *(f"{name} {value * by_bytes!r}" for name, value in seconds.items()),
-    ]
-    for direction, kind, name in (
-        ("in", "pinned", "h2d_pinned"), ("in", "pageable", "h2d_pageable"), ("out", "pinned", "d2h"),
-        ("out", "pageable", "d2h"),
+    s_per_byte = {name: max(fit.beta_s_per_byte, 1e-15) for name, fit in profile.link.items()}
+    card = Card(
+        name=profile.device,
+        description=str(profile.fingerprint.get("device_description") or profile.device),
+        memory_bytes=memory,
+        bytes_per_s=1e9 * max(case.gb_per_s for case in on_device),
+        flops_per_s=flops_per_s,
+        flops_float_per_s=flops_per_s,
+        kernel_s=synchronize_s,
+        launch_s=launch_s,
+        launch_node_s=0.0,
+        copy_s=0.0,
+        copy_issue_s=issue_s,
+        synchronize_s=synchronize_s,
+        pinned_bytes_per_s=1 / s_per_byte["h2d_pinned"],
+        pageable_bytes_per_s=1 / s_per_byte["h2d_pageable"],
+    )
+    lines = []
+    for way, name in (
+        ("in pinned", "h2d_pinned"), ("in pageable", "h2d_pageable"), ("out pinned", "d2h"), ("out pageable", "d2h"),
     ):  # fmt: skip
-        line = profile.link[name]
-        alpha_s = max(0.0, line.alpha_s - issue_s - synchronize_s) * by_bytes
-        lines.append(f"copy {direction} {kind} {alpha_s!r} {max(line.beta_s_per_byte, 1e-15) * by_bytes!r}")
+        alpha_s = max(0.0, profile.link[name].alpha_s - issue_s - synchronize_s)
+        lines.append(f"copy {way} {alpha_s * by_bytes!r} {s_per_byte[name] * by_bytes!r}")
     lines += [_kernel_line(case, by_bytes, by_flops) for case in on_device]
-    return "\n".join(lines) + "\n"
+    head = f"# {PARAMETERS} made of a profile\n" + card_parameters(card.slower(by_bytes, by_flops))
+    return head + "\n".join(lines) + "\n"
 
 
 def _kernel_line(case: ProfileCase, by_bytes: float, by_flops: float) -> str:
-    used = case.n_expert_used if case.op == "MUL_MAT_ID" else 0
-    shape = "x".join(map(str, case.shape))
+    mul_mat = case.mul_mat
+    used = mul_mat.n_expert_used if mul_mat.op == "MUL_MAT_ID" else 0
+    shape = "x".join(map(str, mul_mat.shape))
     seconds = case.seconds * (by_flops if case.n_tokens >= LARGE_BATCH else by_bytes)
-    return f"kernel {case.op} {case.type} {shape} {used} {case.n_tokens} {seconds!r}"
+    return f"kernel {mul_mat.op} {mul_mat.type} {shape} {used} {case.n_tokens} {seconds!r}"
 
 
 def _kept(parameters: str) -> str:
     """A file of these parameters, named by what is in it."""
     name = hashlib.sha256(parameters.encode()).hexdigest()[:16]
-    path = cache.cache_folder() / f"{PARAMETERS}-{name}.txt"
+    path = cache_folder() / f"{PARAMETERS}-{name}.txt"
     if not path.exists():
-        cache.write_text(path, parameters)
+        write_in_cache(path, parameters)
     return str(path)
 
 

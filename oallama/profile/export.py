@@ -8,7 +8,7 @@ case was left out, warnings) paths, addresses, files and the given words become 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -29,41 +29,32 @@ _PERSONAL = re.compile(
 _PCI_ADDRESS = re.compile(r"^[0-9a-fA-F:]+\.[0-7]\s+")
 
 
-def exported(profile: Profile, personal: Iterable[str] = ()) -> dict[str, Any]:
+def exported(profile: Profile, personal: Collection[str] = ()) -> dict[str, Any]:
     """The profile as JSON without personal data. personal: words to hide in sentences: the names of user and host."""
-
-    def sentence(text: str) -> str:
-        return without_personal(text, personal)
-
     shared = replace(
         profile,
-        fingerprint=shared_fingerprint(profile.fingerprint, sentence),
-        warnings=tuple(sentence(warning) for warning in profile.warnings),
-        skipped=tuple(replace(case, reason=sentence(case.reason)) for case in profile.skipped),
+        fingerprint=exported_fingerprint(profile.fingerprint, personal),
+        warnings=tuple(without_personal(warning, personal) for warning in profile.warnings),
+        skipped=tuple(replace(case, reason=without_personal(case.reason, personal)) for case in profile.skipped),
     )
     return {**profile_to_json(shared), "exported": True}
 
 
-def exported_fingerprint(fingerprint: dict[str, Any], personal: Iterable[str] = ()) -> dict[str, Any]:
-    """A machine's fingerprint alone, as it would be in `exported`."""
-    return shared_fingerprint(fingerprint, lambda text: without_personal(text, personal))
-
-
-def without_personal(text: str, personal: Iterable[str] = ()) -> str:
-    """A sentence with HIDDEN in place of what may name a person, a machine or a file."""
-    words = [re.escape(word) for word in personal if len(word) > 1]
-    found = _PERSONAL.sub(HIDDEN, text)
-    return re.sub(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)", HIDDEN, found, flags=re.IGNORECASE) if words else found
-
-
-def shared_fingerprint(fingerprint: dict[str, Any], sentence: Callable[[str], str]) -> dict[str, Any]:
+def exported_fingerprint(fingerprint: dict[str, Any], personal: Collection[str] = ()) -> dict[str, Any]:
     """The fields of a fingerprint that may leave, each in the form in which it may."""
     found = {}
     for name, form in _FORMS.items():
         if fingerprint.get(name) is not None:
             value = form(fingerprint[name])
-            found[name] = sentence(value) if isinstance(value, str) else value
+            found[name] = without_personal(value, personal) if isinstance(value, str) else value
     return found
+
+
+def without_personal(text: str, personal: Collection[str] = ()) -> str:
+    """A sentence with HIDDEN in place of what may name a person, a machine or a file."""
+    words = [re.escape(word) for word in personal if len(word) > 1]
+    found = _PERSONAL.sub(HIDDEN, text)
+    return re.sub(rf"(?<!\w)(?:{'|'.join(words)})(?!\w)", HIDDEN, found, flags=re.IGNORECASE) if words else found
 
 
 def _number(value: Any) -> Any:

@@ -12,10 +12,12 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
+
+from oallama.device.cpu import allowed_cpus
 
 KEY_PARTS = (
     "cpu",
@@ -44,7 +46,6 @@ POWER_PARTS = ("governor", "energy_preference", "power_source", "platform_profil
 """Fields whose change makes a stored profile doubtful but not wrong."""
 
 DEFAULT_LLC_BYTES = 32 * 1024 * 1024
-LIBRARY_PATH_VARIABLE = "LLAMA_CPP_LIB_PATH"
 GPU_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "HIP_VISIBLE_DEVICES",
@@ -63,14 +64,14 @@ def fingerprint(
     n_threads: CPU threads of the measured kernels. device_spec: the --device text ("none" without a device), and
     identity what ggml said of that device (KnownDevice). root: where /proc and /sys are (tests).
     """
-    libraries = library_folder()
+    libraries = _library_folder()
     llc_bytes, llc_source = last_level_cache(root, n_threads)
     return {
         "cpu": _cpu_name(root),
         "cpu_features": _cpu_features(root),
         "cores_physical": _physical_cores(root),
         "cores_logical": os.cpu_count(),
-        "cores_allowed": _allowed_cores(),
+        "cores_allowed": len(allowed_cpus()),
         "n_threads": n_threads,
         "llc_bytes": llc_bytes,
         "llc_source": llc_source,
@@ -127,9 +128,9 @@ def last_level_cache(root: Path, n_threads: int) -> tuple[int, str]:
     return (total, "sysfs") if total else (DEFAULT_LLC_BYTES, "default")
 
 
-def library_folder() -> Path | None:
-    """The folder of llama-cpp-python's ggml libraries, found without importing it."""
-    override = os.environ.get(LIBRARY_PATH_VARIABLE)
+def _library_folder() -> Path | None:
+    """The folder of llama-cpp-python's ggml libraries, found without importing it or ggml_bridge."""
+    override = os.environ.get("LLAMA_CPP_LIB_PATH")
     if override:
         return Path(override)
     spec = util.find_spec("llama_cpp")
@@ -176,10 +177,6 @@ def _physical_cores(root: Path) -> int | None:
     return count
 
 
-def _allowed_cores() -> int | None:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
 def _memory_bytes(root: Path) -> int:
     match = re.search(r"^MemTotal:\s+(\d+) kB", _read(root / "proc/meminfo") or "", re.MULTILINE)
     if match:
@@ -216,11 +213,7 @@ def _library_files(folder: Path | None, stem: str) -> list[Path]:
 def _ggml_version(folder: Path | None) -> str | None:
     """From the name of the versioned library file, such as libggml-base.so.0.25.3."""
     versions = (re.search(r"(\d+\.\d+\.\d+)", path.name) for path in _library_files(folder, "libggml-base"))
-    return _longest(match[1] for match in versions if match)
-
-
-def _longest(texts: Iterable[str]) -> str | None:
-    return max(texts, key=len, default=None)
+    return max((match[1] for match in versions if match), key=len, default=None)
 
 
 def _build_hash(folder: Path | None) -> str | None:

@@ -1,4 +1,5 @@
-"""A store that grows, seen from one model: what it still lacks, what of it the model needs. Pure."""
+"""A profile that grows model by model: how measurements are added, what it lacks for one model, what of it that model
+needs. Pure."""
 
 from __future__ import annotations
 
@@ -7,14 +8,31 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from oallama.core.types import CPU_DEVICE, Profile, ProfileCase, RestCase, RestShape, Sharing, SkippedCase, Worker
-from oallama.profile.cases import Case, key_of
-from oallama.profile.quality import sample_warnings
+from oallama.core.types import (
+    CPU_DEVICE,
+    Case,
+    Profile,
+    ProfileCase,
+    RestCase,
+    RestShape,
+    Sharing,
+    SkippedCase,
+    Worker,
+)
 from oallama.profile.store import VERSION, profile_from_json, profile_to_json
-from oallama.profile.wanted import Wanted, required, rest_skipped, rest_ways, sharing_tokens, too_slow
+from oallama.profile.timing import Finding, assess
+from oallama.profile.wanted import (
+    Wanted,
+    case_label,
+    required,
+    rest_label,
+    rest_skipped,
+    rest_ways,
+    sharing_tokens,
+)
 
 LINKS = ("h2d_pinned", "h2d_pageable", "d2h", "issue_pinned", "issue_pageable")
-PARTS = ("boundary", "contention", "copy_wait", "launch_issue_s")
+PARTS = ("boundary", "copy_wait", "launch_issue_s")
 CPU_PAIR = "cpu-pair"
 PAIRS: tuple[tuple[Worker, Worker], ...] = (("cpu", "device"), ("cpu", "link"), ("device", "link"))
 
@@ -24,34 +42,26 @@ _T = TypeVar("_T", ProfileCase, RestCase, SkippedCase, Sharing)
 def empty(fingerprint: dict[str, Any]) -> Profile:
     """A profile in which nothing is measured yet."""
     return Profile(
-        version=VERSION,
-        fingerprint=fingerprint,
-        device=CPU_DEVICE,
-        cases=(),
-        rest=(),
-        link={},
-        boundary=None,
-        contention=None,
-        launch_s=0.0,
-        warnings=(),
+        VERSION, fingerprint, CPU_DEVICE, cases=(), rest=(), link={}, boundary=None, launch_s=0.0, warnings=()
     )
 
 
 def merged(profile: Profile, fragments: Iterable[dict[str, Any]]) -> Profile:
     """The profile with fragments of the same JSON format added: lists grow, objects are updated, values replaced.
 
-    Of two cases with one key the later one stays. Raises ProfileError where a fragment does not fit the format.
+    Of two measurements of the same the later one stays. Raises ProfileError where a fragment does not fit the format.
     """
-    record = profile_to_json(profile)
+    document = profile_to_json(profile)
     for fragment in json.loads(json.dumps(list(fragments))):  # tuples become lists
         for name, value in fragment.items():
-            if isinstance(record.get(name), list) and isinstance(value, list):
-                record[name] += value
-            elif isinstance(record.get(name), dict) and isinstance(value, dict) and name in ("link", "fingerprint"):
-                record[name].update(value)
+            known = document.get(name)
+            if isinstance(known, list) and isinstance(value, list):
+                known += value
+            elif isinstance(known, dict) and isinstance(value, dict) and name in ("link", "fingerprint"):
+                known.update(value)
             else:
-                record[name] = value
-    whole = profile_from_json(record)
+                document[name] = value
+    whole = profile_from_json(document)
     return replace(
         whole,
         cases=_last_of_each(whole.cases),
@@ -63,44 +73,35 @@ def merged(profile: Profile, fragments: Iterable[dict[str, Any]]) -> Profile:
 
 
 def _last_of_each(records: tuple[_T, ...]) -> tuple[_T, ...]:
-    return tuple({_identity(record): record for record in records}.values())
+    return tuple({record.key: record for record in records}.values())
 
 
-def _identity(record: ProfileCase | RestCase | SkippedCase | Sharing) -> object:
-    if isinstance(record, Sharing):
-        return (record.first, record.second, record.n_tokens)
-    if isinstance(record, RestCase):
-        return rest_key(record.device, record.n_tokens, record.n_kv, record.shape)
-    return key_of(record)
-
-
-def rest_key(device: str, n_tokens: int, n_kv: int, shape: RestShape | None) -> object:
-    """What identifies a rest case in a store."""
-    return (device, n_tokens, n_kv, shape)
+#
+# what is missing
+#
 
 
 def missing_cases(profile: Profile, candidates: Sequence[Case]) -> list[Case]:
     """The candidates that are neither measured nor left out on purpose."""
-    known = {key_of(case) for case in profile.cases} | {key_of(case) for case in profile.skipped}
-    return [case for case in candidates if case.key not in known]
+    known = {case.key for case in (*profile.cases, *profile.skipped)}
+    return [case for case in candidates if case not in known]
 
 
 def missing_rest(profile: Profile, want: Wanted, device: str) -> list[tuple[int, int, RestShape]]:
     """(n_tokens, n_kv, shape) of the device's rest cases that are neither measured nor left out on purpose."""
-    known = {rest_key(rest.device, rest.n_tokens, rest.n_kv, rest.shape) for rest in profile.rest}
-    left_out = {key_of(case) for case in profile.skipped}
+    known = {rest.key for rest in profile.rest}
+    left_out = {case.key for case in profile.skipped}
     return [
-        (n_tokens, n_kv, shape)
-        for n_tokens, n_kv in want.rest
+        (*at, shape)
+        for at in want.rest
         for shape in rest_ways(want.rest_shape)
-        if rest_key(device, n_tokens, n_kv, shape) not in known
-        and key_of(rest_skipped(device, n_tokens, n_kv, shape, "")) not in left_out
+        if (device, *at, shape) not in known and rest_skipped(device, *at, shape, "").key not in left_out
     ]
 
 
 def missing_link(profile: Profile) -> list[str]:
     """Parts of the link to the device that are still to be measured: names of `link`, PARTS and `launch_s`. The two
-    halves of a pair of CPU backends share their memory: no boundary, no contention, no sharing."""
+    halves of a pair of CPU backends share their memory: no boundary between them, and nothing of PARTS."""
     missing = [name for name in LINKS if name not in profile.link]
     if not profile.launch_s > 0:
         missing.append("launch_s")
@@ -113,17 +114,19 @@ def missing_sharing(profile: Profile, want: Wanted) -> list[tuple[Worker, Worker
     """(first, second, n_tokens) of PAIRS that are still to be measured together."""
     if not has_device(profile) or profile.device == CPU_PAIR:
         return []
-    known = {_identity(sharing) for sharing in profile.sharing}
+    known = {sharing.key for sharing in profile.sharing if not sharing.assumed}
     return [(*pair, n_tokens) for n_tokens in sharing_tokens(want) for pair in PAIRS if (*pair, n_tokens) not in known]
 
 
 def _lacks_sharing(profile: Profile, want: Wanted) -> bool:
-    """Whether something of it could be measured: at a batch size at which the device was timed."""
-    plain = {(signature.type, signature.shape) for signature, _, _ in want.mul_mats if signature.shape[2] == 1}
-    timed = {
-        case.n_tokens for case in profile.cases if case.device == profile.device and (case.type, case.shape) in plain
-    }
-    return any(n_tokens in timed for *_, n_tokens in missing_sharing(profile, want))
+    """Whether something of it could be measured: at a batch size at which every mul-mat's worker was timed."""
+    plain = {mul_mat for mul_mat, _, _ in want.mul_mats if mul_mat.shape[2] == 1}
+    timed = {(case.device, case.n_tokens) for case in profile.cases if case.mul_mat in plain}
+    devices = {"cpu": CPU_DEVICE, "device": profile.device}
+    return any(
+        all((devices[worker], n_tokens) in timed for worker in pair if worker in devices)
+        for *pair, n_tokens in missing_sharing(profile, want)
+    )
 
 
 def has_device(profile: Profile) -> bool:
@@ -142,35 +145,39 @@ def is_complete(profile: Profile, want: Wanted) -> bool:
     device = profile.device if has_device(profile) else None
     if device and (missing_link(profile) or _lacks_sharing(profile, want)):
         return False
-    places = [CPU_DEVICE] + ([device] if device else [])
+    places = [CPU_DEVICE, *([device] if device else [])]
     return not missing_cases(profile, required(want, device)) and not any(
         missing_rest(profile, want, place) for place in places
     )
 
 
+#
+# what one model needs
+#
+
+
 def select(profile: Profile, want: Wanted) -> Profile:
-    """The part of a store that the model needs, with the warnings that concern it, in a fixed order.
+    """The part of a profile that the model needs, with the warnings that concern it, in a fixed order.
 
     Of a CPU layout that has crashed nothing is passed on, or a plan might use it.
     """
-    mul_mats = {(s.op, s.type, s.shape, s.n_expert_used, n, size) for s, n, size in want.mul_mats}
-
-    rest_cases = {
-        rest_key(device, *at, shape)
-        for device in (CPU_DEVICE, profile.device)
-        for at in want.rest
-        for shape in rest_ways(want.rest_shape)
-    }
+    wanted = set(want.mul_mats)
+    shapes = rest_ways(want.rest_shape)
+    broken = profile.fingerprint.get("broken_layouts") or ()
 
     def concerns(case: ProfileCase | SkippedCase) -> bool:
-        what = (case.op, case.type, case.shape, case.n_expert_used, case.n_tokens, case.working_set_bytes)
-        return what in mul_mats
+        return (case.mul_mat, case.n_tokens, case.working_set_bytes) in wanted
 
-    broken = profile.fingerprint.get("broken_layouts") or ()
     cases = tuple(sorted((c for c in profile.cases if concerns(c) and c.layout not in broken), key=_case_order))
     rest = tuple(
         sorted(
-            (rest for rest in profile.rest if _identity(rest) in rest_cases),
+            (
+                rest
+                for rest in profile.rest
+                if rest.device in (CPU_DEVICE, profile.device)
+                and (rest.n_tokens, rest.n_kv) in want.rest
+                and rest.shape in shapes
+            ),
             key=lambda rest: (rest.device, rest.n_tokens, rest.n_kv, rest.shape is not None and rest.shape.flash_attn),
         )
     )
@@ -184,9 +191,30 @@ def select(profile: Profile, want: Wanted) -> Profile:
 
 
 def _case_order(case: ProfileCase | SkippedCase) -> tuple[Any, ...]:
-    return (case.device, case.layout, case.op, case.type, case.shape, case.n_expert_used, case.n_tokens)
+    m = case.mul_mat
+    return (case.device, case.layout, m.op, m.type, m.shape, m.n_expert_used, case.n_tokens)
 
 
-def slow_reason(profile: Profile, case: Case) -> str | None:
-    """Why a case need not be measured, from what the profile already knows (see cases.too_slow)."""
-    return too_slow(case, {key_of(known): known.seconds for known in profile.cases})
+_DOUBTS = {
+    "unsettled": ("had not settled when their time was up", "close other programs and measure again with --refresh"),
+    "drift": ("drifted while they were measured", "let the machine cool down or plug it in, then use --refresh"),
+    "outliers": ("had far outliers", "close other programs and measure again with --refresh"),
+}
+"""Kind of finding -> what the cases did, and what to do."""
+
+
+def sample_warnings(cases: Sequence[ProfileCase | RestCase]) -> tuple[str, ...]:
+    """What is doubtful about the samples: a sentence for each kind of finding, with how many cases have it and the
+    worst of them."""
+    found: dict[str, list[tuple[Finding, ProfileCase | RestCase]]] = {}
+    for case in cases:
+        for finding in assess(case.samples):
+            found.setdefault(finding.kind, []).append((finding, case))
+    sentences = []
+    for kind, (what, remedy) in _DOUBTS.items():
+        if kind in found:
+            finding, case = max(found[kind], key=lambda pair: abs(pair[0].amount))
+            label = rest_label(*case.key) if isinstance(case, RestCase) else case_label(case)
+            amount = f"±{finding.amount:.0%}" if kind == "unsettled" else f"{finding.amount:+.0%}"
+            sentences.append(f"{len(found[kind])} of {len(cases)} cases {what} (worst: {label}, {amount}); {remedy}")
+    return tuple(sentences)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oallama.core import errors
-from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError
-from oallama.core.types import CPU_DEVICE, ModelInfo, Operator, Profile
+from oallama.core.codec import to_json
+from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError, named_error
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, ModelInfo, Operator, Profile
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec
-from oallama.profile import cache
-from oallama.profile.cases import PLAIN_LAYOUT, kind
+from oallama.profile import store
 from oallama.profile.child import MODULE, Request
 from oallama.profile.machine import fingerprint, power_changes
 from oallama.profile.merge import empty, is_complete, merged, select
 from oallama.profile.progress import Progress
 from oallama.profile.timing import Policy
-from oallama.profile.wanted import Wanted, cases_at, wanted
+from oallama.profile.wanted import Wanted, cases_at, kernel_kind, wanted
 
 DEFAULT_TOKENS = (1, 32, 512)
 DEFAULT_POLICY = Policy(target=0.02, min_repeats=5, max_repeats=100, warmup_runs=1, time_cap_s=0.2)
@@ -60,14 +59,14 @@ def profile_model(
     known_as = known_device(device)
     machine = machine_with(known_as, n_threads)
     want = wanted(model, operators, tokens, machine["llc_bytes"], type_k, type_v)
-    path = cache.profile_path(machine)
-    journal = cache.Journal(path)
+    path = store.profile_path(machine)
+    journal = store.Journal(path)
 
     with Progress(progress) as shown:
         profile = None if refresh else _stored(path, journal, want, shown)
         if profile is None:
             waits = "another profile is being measured on this machine; waiting for it, as two would spoil each other"
-            with cache.measuring_lock(path.parent, lambda: shown.say(waits)):
+            with store.measuring_lock(path.parent, lambda: shown.say(waits)):
                 profile = None if refresh else _stored(path, journal, want, shown)
                 if profile is None:
                     if refresh:
@@ -76,7 +75,7 @@ def profile_model(
                     known = _resumed(path, journal, machine, shown)
                     request = Request(str(known_as.spec.timed), n_threads, want, known, policy)
                     profile = _Measurement(request, journal, shown).run()
-                    cache.save(path, profile)
+                    store.save(path, profile)
                     journal.clear()
     part = select(profile, want)
     return replace(part, warnings=part.warnings + tuple(power_changes(profile.fingerprint, machine)))
@@ -99,13 +98,13 @@ def stored_profile(
     """What profile_model would find in the cache; None where it would have to measure. Raises as known_device does."""
     machine = machine_with(known_device(device), n_threads)
     want = wanted(model, operators, tokens, machine["llc_bytes"], type_k, type_v)
-    profile = cache.load(cache.profile_path(machine), lambda _: None)
+    profile = store.load(store.profile_path(machine), lambda _: None)
     return select(profile, want) if profile is not None and is_complete(profile, want) else None
 
 
-def _stored(path: Path, journal: cache.Journal, want: Wanted, shown: Progress) -> Profile | None:
+def _stored(path: Path, journal: store.Journal, want: Wanted, shown: Progress) -> Profile | None:
     """The stored profile if it can serve the model, and is not about to be replaced by an interrupted refresh."""
-    profile = cache.load(path, shown.say)
+    profile = store.load(path, shown.say)
     if profile is None or not is_complete(profile, want) or _restarts(journal.read()):
         return None
     return profile
@@ -115,10 +114,10 @@ def _restarts(fragments: Sequence[Message]) -> bool:
     return bool(fragments) and _RESTART in fragments[0]
 
 
-def _resumed(path: Path, journal: cache.Journal, machine: Message, shown: Progress) -> Profile:
+def _resumed(path: Path, journal: store.Journal, machine: Message, shown: Progress) -> Profile:
     """What is known when measuring begins: the stored profile with what an interrupted measurement had finished."""
     fragments = journal.read()
-    stored = None if _restarts(fragments) else cache.load(path, lambda _: None)
+    stored = None if _restarts(fragments) else store.load(path, lambda _: None)
     base = stored or empty(machine)
     try:
         return merged(base, [fragment for fragment in fragments if _RESTART not in fragment])
@@ -133,7 +132,7 @@ class _Measurement:
     """One measurement: children are started until one of them gets to the end."""
 
     request: Request
-    journal: cache.Journal
+    journal: store.Journal
     shown: Progress
     run_child: RunChild | None = None  # tests
     _fragments: list[Message] = field(default_factory=list)
@@ -154,7 +153,7 @@ class _Measurement:
             self._fragments, self._task = [], None
             request = replace(self.request, profile=profile, broken_layouts=tuple(broken))
             try:
-                run_child(MODULE, request.to_json(), self._on_progress)
+                run_child(MODULE, to_json(request), self._on_progress)
                 return merged(profile, self._fragments)
             except ChildDied as died:
                 crash = self._left_out(died, broken)
@@ -167,7 +166,10 @@ class _Measurement:
                 self.shown.say("interrupted; what is finished is kept, and the same command goes on from there")
                 raise
             except ChildError as error:
-                raise _same_error(error.type_name, str(error)) from None
+                found = named_error(error.type_name, str(error))
+                if type(found) is OallamaError:  # of a type that is none of ours
+                    found = ProfileError(f"the measurement failed: {found}")
+                raise found from None
             except ValueError as error:
                 raise ProfileError(f"the measurement failed: {error}") from None
             except NativeError as error:
@@ -203,10 +205,10 @@ class _Measurement:
         if kernel == "MUL_MAT":
             warning = f"the CPU layout {layout} {what} and is left out; {remedy}"
             return {"fingerprint": {"broken_layouts": [*broken, layout]}, "warnings": [warning]}
-        cases = [c for c in cases_at(self.request.want, CPU_DEVICE, layout) if kind(c.signature) == kernel]
+        cases = [c for c in cases_at(self.request.want, CPU_DEVICE, layout) if kernel_kind(c.mul_mat) == kernel]
         warning = f"{kernel} in the CPU layout {layout} {what} and is left out; {remedy}"
         return {
-            "skipped": [asdict(case.skipped(f"{kernel} crashes in this layout")) for case in cases],
+            "skipped": [to_json(case.skipped(f"{kernel} crashes in this layout")) for case in cases],
             "warnings": [warning],
         }
 
@@ -221,11 +223,3 @@ class _Measurement:
         if task["device"] != CPU_DEVICE:
             return DeviceError(f"the device {spec} was lost while measuring {task['start']} ({died}); {kept}")
         return ProfileError(f"measuring {task['start']} ended the process ({died}); {kept}, or run `oallama doctor`")
-
-
-def _same_error(type_name: str, message: str) -> OallamaError:
-    """An error of the child as the same error here."""
-    kind = getattr(errors, type_name, None)
-    if isinstance(kind, type) and issubclass(kind, OallamaError) and kind is not errors.DoesNotFit:
-        return kind(message)
-    return ProfileError(f"the measurement failed: {type_name}: {message}")

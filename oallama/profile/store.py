@@ -1,102 +1,109 @@
-"""A profile as JSON, and back.
+"""Profiles as JSON, and where measured ones are kept: one file per machine, device and thread count, which grows model
+by model.
 
 History of the format
   1  cases, rest, link, boundary, contention, launch_s, skipped, warnings; every case with its raw samples. Since
      0.1 (2026-11-21) rest has the same batch and depth with and without flash attention, and type_k and type_v, which
      are left out where they are f16; link also has issue_pinned and issue_pageable; sharing, copy_wait and
-     launch_issue_s are left out where nothing of them was measured.
+     launch_issue_s are left out where nothing of them was measured. `contention` repeats the ("cpu", "link") row of
+     `sharing` at the smallest batch size; older files have it alone.
 
 A reader knows the versions it names and refuses the others: measuring again costs a minute, a wrong number costs more.
+
+Every finished case is appended at once to a journal beside the file; the file itself is only ever replaced whole. So
+an interruption loses nothing, and the file never holds half a measurement. One lock serves all files: two measurements
+at once would spoil each other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import sys
-from collections.abc import Callable
-from dataclasses import asdict
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast, get_args
+from typing import Any, NoReturn
 
+from oallama.core.codec import CodecError, from_json, to_json
 from oallama.core.errors import ProfileError
-from oallama.core.types import (
-    Contention,
-    LinearFit,
-    Profile,
-    ProfileCase,
-    RestCase,
-    RestShape,
-    Shape,
-    Sharing,
-    SkippedCase,
-    Worker,
-)
+from oallama.core.files import write_whole
+from oallama.core.ggml_types import GGML_TYPES_BY_NAME
+from oallama.core.types import Profile, Sharing
+from oallama.profile.machine import fingerprint_key
 
 VERSION = 1
 READABLE_VERSIONS = (1,)
+FOLDER_VARIABLE = "OALLAMA_CACHE_DIR"
 
-_T = TypeVar("_T")
+UNHINDERED_TOKENS = 32
+"""From so many tokens on a CPU kernel reads too few bytes for the DRAM to limit it: assumed of a file that has
+`contention` alone, which was measured in decode."""
+
 _REMEDY = "measure it again with `oallama profile MODEL --refresh`"
+
+_CONTENTION_KEYS = {
+    "cpu_alone_gb_per_s": "first_alone_gb_per_s",
+    "link_alone_gb_per_s": "second_alone_gb_per_s",
+    "cpu_with_link_gb_per_s": "first_with_second_gb_per_s",
+    "link_with_cpu_gb_per_s": "second_with_first_gb_per_s",
+}
+"""Keys of `contention` -> the fields of Sharing that they are."""
+
+
+#
+# JSON
+#
 
 
 def profile_to_json(profile: Profile) -> dict[str, Any]:
-    """The profile as the contract's JSON object (tuples as lists; bytes and seconds as they are)."""
-    record = asdict(profile)
-    record["rest"] = [rest_to_json(rest) for rest in profile.rest]
-    record["link"] = {name: fit_to_json(fit) for name, fit in profile.link.items()}
-    record["boundary"] = fit_to_json(profile.boundary) if profile.boundary else None
-    if not profile.sharing:
-        del record["sharing"]
-    for name in ("copy_wait", "launch_issue_s"):
-        if record[name] is None:
-            del record[name]
-    text: dict[str, Any] = json.loads(json.dumps(record, allow_nan=False))
-    return text
+    """The profile as its JSON object (tuples as lists; bytes and seconds as they are)."""
+    row = profile.contention
+    contention = None if row is None else {key: getattr(row, field) for key, field in _CONTENTION_KEYS.items()}
+    measured = replace(profile, sharing=tuple(one for one in profile.sharing if not one.assumed))
+    document = {}
+    for key, value in to_json(measured).items():
+        document[key] = value
+        if key == "boundary":
+            document["contention"] = contention
+    return document
 
 
-def fit_to_json(fit: LinearFit) -> dict[str, Any]:
-    """`alpha_s`, `beta_s_per_byte`, `r2`, and the points [bytes, seconds]."""
-    return {**asdict(fit), "points": [list(point) for point in fit.points]}
-
-
-def rest_to_json(rest: RestCase) -> dict[str, Any]:
-    """One rest case; the head shape lies flat beside the other fields."""
-    record = asdict(rest)
-    shape = record.pop("shape") or {}
-    shape = {name: value for name, value in shape.items() if (name, value) not in _DEFAULT_CACHE}
-    samples = list(record.pop("samples"))
-    return {**record, **shape, "samples": samples}
-
-
-_DEFAULT_CACHE = (("type_k", "f16"), ("type_v", "f16"))
-
-
-def profile_from_json(record: Any) -> Profile:
+def profile_from_json(document: Any) -> Profile:
     """The profile of a JSON object. Unknown keys are ignored; what is missing, of a wrong type or of an unknown version
     raises ProfileError that names it."""
-    if not isinstance(record, dict):
+    if not isinstance(document, dict):
         raise ProfileError(f"this is not a profile: a JSON object was expected; {_REMEDY}")
-    version = record.get("version")
+    version = document.get("version")
     if version not in READABLE_VERSIONS or isinstance(version, bool):
         known = ", ".join(map(str, READABLE_VERSIONS))
         raise ProfileError(f"profile version {version!r} is not known (known: {known}); {_REMEDY}")
-    top = _Reader(record, "profile")
-    return Profile(
-        version=VERSION,
-        fingerprint=dict(top.get("fingerprint", dict)),
-        device=top.text("device"),
-        cases=top.each("cases", _case),
-        rest=top.each("rest", _rest),
-        link={str(name): _fit(top.inside(f"link.{name}", fit)) for name, fit in top.get("link", dict).items()},
-        boundary=top.optional("boundary", _fit),
-        contention=top.optional("contention", _contention),
-        launch_s=top.number("launch_s"),
-        warnings=tuple(str(warning) for warning in top.get("warnings", list)),
-        skipped=top.each("skipped", _skipped),
-        sharing=top.each("sharing", _sharing) if "sharing" in record else (),
-        copy_wait=top.number("copy_wait") if record.get("copy_wait") is not None else None,
-        launch_issue_s=top.number("launch_issue_s") if record.get("launch_issue_s") is not None else None,
+    try:
+        profile = from_json(Profile, document, "profile")
+        for i, case in enumerate(profile.cases):
+            if case.mul_mat.type not in GGML_TYPES_BY_NAME:
+                raise CodecError(f"profile.cases[{i}]: type {case.mul_mat.type!r} is not one of ggml's")
+        if profile.contention is None and document.get("contention") is not None:
+            profile = replace(profile, sharing=profile.sharing + _assumed_sharing(document["contention"]))
+    except CodecError as error:
+        raise ProfileError(f"{error}; {_REMEDY}") from None
+    return profile
+
+
+def _assumed_sharing(contention: Any) -> tuple[Sharing, ...]:
+    """The rows of a file that has `contention` alone: as measured in decode, and unhindered in large batches."""
+    if not isinstance(contention, Mapping):
+        raise CodecError("profile.contention is not an object")
+    rates = {field: contention[key] for key, field in _CONTENTION_KEYS.items() if key in contention}
+    pair = {"first": "cpu", "second": "link", "n_tokens": 1, "assumed": True}
+    decode = from_json(Sharing, {**pair, **rates}, "profile.contention")
+    unhindered = replace(
+        decode,
+        n_tokens=UNHINDERED_TOKENS,
+        first_with_second_gb_per_s=decode.first_alone_gb_per_s,
+        second_with_first_gb_per_s=decode.second_alone_gb_per_s,
     )
+    return decode, unhindered
 
 
 def read_profile(path: str | Path) -> Profile:
@@ -118,159 +125,105 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-class _Reader:
-    """Typed access to one JSON object, with a name for error messages."""
-
-    def __init__(self, record: Any, where: str) -> None:
-        self.record = record
-        self.where = where
-        if not isinstance(record, dict):
-            raise ProfileError(f"{where} is not an object; {_REMEDY}")
-
-    def get(self, name: str, kind: type[_T]) -> _T:
-        value = self.record.get(name)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            state = "is missing" if name not in self.record else f"must be {kind.__name__}"
-            raise ProfileError(f"{self.where}: {name} {state}; {_REMEDY}")
-        return value
-
-    def text(self, name: str) -> str:
-        return self.get(name, str)
-
-    def count(self, name: str) -> int:
-        value = self.get(name, int)
-        if value < 0:
-            raise ProfileError(f"{self.where}: {name} is negative; {_REMEDY}")
-        return value
-
-    def number(self, name: str, above_zero: bool = False) -> float:
-        return _number(self.record.get(name), f"{self.where}: {name}", above_zero)
-
-    def samples(self) -> tuple[float, ...]:
-        values = self.get("samples", list)
-        if not values:
-            raise ProfileError(f"{self.where}: samples is empty; {_REMEDY}")
-        return tuple(_number(value, f"{self.where}: samples", True) for value in values)
-
-    def shape(self) -> Shape:
-        values = self.get("shape", list)
-        if len(values) != 3 or not all(type(value) is int and value > 0 for value in values):
-            raise ProfileError(f"{self.where}: shape must be three sizes above 0; {_REMEDY}")
-        return values[0], values[1], values[2]
-
-    def inside(self, name: str, record: Any) -> _Reader:
-        return _Reader(record, f"{self.where}.{name}")
-
-    def each(self, name: str, read: Callable[[_Reader], _T]) -> tuple[_T, ...]:
-        return tuple(read(self.inside(f"{name}[{i}]", record)) for i, record in enumerate(self.get(name, list)))
-
-    def optional(self, name: str, read: Callable[[_Reader], _T]) -> _T | None:
-        return None if self.record.get(name) is None else read(self.inside(name, self.record[name]))
+#
+# the cache
+#
 
 
-def _number(value: Any, where: str, above_zero: bool = False, signed: bool = False) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < sys.float_info.max:
-        raise ProfileError(f"{where} must be a number; {_REMEDY}")
-    if not signed and (value < 0 or (above_zero and value == 0)):
-        raise ProfileError(f"{where} must be above 0; {_REMEDY}")
-    return float(value)
+def cache_folder() -> Path:
+    """`$OALLAMA_CACHE_DIR`, else the platform's cache folder of the user (`$XDG_CACHE_HOME/oallama` on Linux)."""
+    override = os.environ.get(FOLDER_VARIABLE)
+    if override:
+        return Path(override)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("oallama", appauthor=False))
 
 
-def _case(reader: _Reader) -> ProfileCase:
-    return ProfileCase(
-        device=reader.text("device"),
-        layout=reader.text("layout"),
-        type=reader.text("type"),
-        shape=reader.shape(),
-        n_expert_used=reader.count("n_expert_used"),
-        n_tokens=reader.count("n_tokens"),
-        seconds=reader.number("seconds", above_zero=True),
-        samples=reader.samples(),
-        gb_per_s=reader.number("gb_per_s"),
-        gflops=reader.number("gflops"),
-        working_set_bytes=reader.count("working_set_bytes"),
-        op=reader.text("op"),
-    )
+def profile_path(fingerprint: dict[str, Any], folder: Path | None = None) -> Path:
+    """The file for profiles of this machine, device and thread count."""
+    return (folder or cache_folder()) / f"profile-v{VERSION}-{fingerprint_key(fingerprint)}.json"
 
 
-def _skipped(reader: _Reader) -> SkippedCase:
-    return SkippedCase(
-        device=reader.text("device"),
-        layout=reader.text("layout"),
-        type=reader.text("type"),
-        shape=reader.shape(),
-        n_expert_used=reader.count("n_expert_used"),
-        n_tokens=reader.count("n_tokens"),
-        working_set_bytes=reader.count("working_set_bytes"),
-        reason=reader.text("reason"),
-        op=reader.text("op"),
-    )
+def load(path: Path, warn: Callable[[str], None]) -> Profile | None:
+    """The stored profile; None where there is none, or where it is damaged, which is said through `warn`."""
+    if not path.exists():
+        return None
+    try:
+        return read_profile(path)
+    except ProfileError as error:
+        warn(f"the cached profile is ignored and will be measured again: {error}")
+        return None
 
 
-def _rest(reader: _Reader) -> RestCase:
-    stated = "n_embd" in reader.record
-    return RestCase(
-        device=reader.text("device"),
-        n_tokens=reader.count("n_tokens"),
-        n_kv=reader.count("n_kv"),
-        seconds=reader.number("seconds", above_zero=True),
-        samples=reader.samples(),
-        shape=_rest_shape(reader) if stated else None,
-    )
+def save(path: Path, profile: Profile) -> None:
+    """Replace the stored profile. Raises ProfileError where the folder cannot be written."""
+    write_in_cache(path, json.dumps(profile_to_json(profile), indent=1, allow_nan=False) + "\n")
 
 
-def _rest_shape(reader: _Reader) -> RestShape:
-    return RestShape(
-        n_embd=reader.count("n_embd"),
-        n_head=reader.count("n_head"),
-        n_head_kv=reader.count("n_head_kv"),
-        n_embd_head_k=reader.count("n_embd_head_k"),
-        n_embd_head_v=reader.count("n_embd_head_v"),
-        n_ff=reader.count("n_ff"),
-        flash_attn=reader.get("flash_attn", bool),
-        **{name: reader.text(name) for name, _ in _DEFAULT_CACHE if name in reader.record},
-    )
+def write_in_cache(path: Path, text: str) -> None:
+    """Make or replace a file of the cache. Raises ProfileError where the folder cannot be written."""
+    with _writing_in(path.parent):
+        write_whole(path, text)
 
 
-def _fit(reader: _Reader) -> LinearFit:
-    points = reader.get("points", list)
-    return LinearFit(
-        alpha_s=reader.number("alpha_s"),
-        beta_s_per_byte=reader.number("beta_s_per_byte"),
-        r2=_number(reader.record.get("r2"), f"{reader.where}: r2", signed=True),  # a line may fit worse than a constant
-        points=tuple(_point(point, reader.where) for point in points),
-    )
+@contextlib.contextmanager
+def measuring_lock(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the right to measure on this machine; `on_wait` is called once if another process has it.
+
+    The lock ends with the process, however that ends. Raises ProfileError where the folder cannot be written.
+    """
+    import fcntl  # not on Windows; nothing else here needs it
+
+    with _writing_in(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "measuring.lock").open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file gives the lock back
 
 
-def _point(point: Any, where: str) -> tuple[int, float]:
-    if not isinstance(point, list) or len(point) != 2 or type(point[0]) is not int:
-        raise ProfileError(f"{where}: points must be pairs [bytes, seconds]; {_REMEDY}")
-    return point[0], _number(point[1], f"{where}: points", signed=True)  # a difference of two times may be negative
+@contextlib.contextmanager
+def _writing_in(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ProfileError(
+            f"profiles cannot be kept in {folder}: {error.strerror or error}; "
+            f"set {FOLDER_VARIABLE} to a folder that you can write"
+        ) from None
 
 
-def _sharing(reader: _Reader) -> Sharing:
-    return Sharing(
-        first=_worker(reader, "first"),
-        second=_worker(reader, "second"),
-        n_tokens=reader.count("n_tokens"),
-        first_alone_gb_per_s=reader.number("first_alone_gb_per_s", above_zero=True),
-        second_alone_gb_per_s=reader.number("second_alone_gb_per_s", above_zero=True),
-        first_with_second_gb_per_s=reader.number("first_with_second_gb_per_s"),
-        second_with_first_gb_per_s=reader.number("second_with_first_gb_per_s"),
-    )
+class Journal:
+    """The fragments of a measurement that is under way, one JSON object a line, in the order they were finished."""
 
+    def __init__(self, path: Path) -> None:
+        """path: the profile's; the journal lies beside it."""
+        self.path = path.with_suffix(".journal")
 
-def _worker(reader: _Reader, name: str) -> Worker:
-    for worker in get_args(Worker):
-        if reader.text(name) == worker:
-            return cast(Worker, worker)
-    raise ProfileError(f"{reader.where}: {name} must be one of {', '.join(get_args(Worker))}; {_REMEDY}")
+    def append(self, fragment: dict[str, Any]) -> None:
+        """Write one fragment through to the file."""
+        with _writing_in(self.path.parent), self.path.open("a", encoding="utf-8") as file:
+            file.write(f"\n{json.dumps(fragment, allow_nan=False)}\n")  # the line before may be cut off
 
+    def read(self) -> list[dict[str, Any]]:
+        """All fragments; a last line cut off by a kill, or anything else that is not a JSON object, is left out."""
+        try:
+            lines = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
+        fragments = []
+        for line in lines:
+            with contextlib.suppress(ValueError, RecursionError):
+                fragment = json.loads(line)
+                if isinstance(fragment, dict):
+                    fragments.append(fragment)
+        return fragments
 
-def _contention(reader: _Reader) -> Contention:
-    return Contention(
-        cpu_alone_gb_per_s=reader.number("cpu_alone_gb_per_s"),
-        link_alone_gb_per_s=reader.number("link_alone_gb_per_s"),
-        cpu_with_link_gb_per_s=reader.number("cpu_with_link_gb_per_s"),
-        link_with_cpu_gb_per_s=reader.number("link_with_cpu_gb_per_s"),
-    )
+    def clear(self) -> None:
+        """Forget it: the measurement is stored, or is to be made afresh."""
+        self.path.unlink(missing_ok=True)

@@ -35,19 +35,13 @@ class Policy:
     time_cap_s: float = 0.25
     hard_cap: float = 4.0
 
-    def within(self, time_cap_s: float, min_repeats: int | None = None) -> Policy:
-        """The same policy with another time cap."""
-        repeats = self.min_repeats if min_repeats is None else min_repeats
-        return Policy(self.target, repeats, self.max_repeats, self.warmup_runs, time_cap_s, self.hard_cap)
-
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One measurement. `seconds` is the median of `samples`; warm-up runs are kept apart."""
+    """One measurement. `seconds` is the median of `samples`; warm-up runs are not among them."""
 
     seconds: float
     samples: tuple[float, ...]
-    warmup: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +58,8 @@ def measure(runner: Runner, clock: Clock, policy: Policy) -> Timing:
     Raises ValueError when the runner gives another number of times than it was asked for.
     """
     start = clock()
-    warmup = tuple(_run(runner, policy.warmup_runs)) if policy.warmup_runs else ()
+    if policy.warmup_runs:
+        _run(runner, policy.warmup_runs)
     samples: list[float] = []
     batch = 1
     while True:
@@ -76,7 +71,7 @@ def measure(runner: Runner, clock: Clock, policy: Policy) -> Timing:
         if spent >= policy.time_cap_s * (1 if enough else policy.hard_cap):
             break
         batch = _next_batch(samples, policy)
-    return Timing(median(samples), tuple(samples), warmup)
+    return Timing(median(samples), tuple(samples))
 
 
 def _run(runner: Runner, n: int) -> Sequence[float]:

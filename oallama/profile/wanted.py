@@ -13,9 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, ModelInfo, Operator, RestShape, SkippedCase
+from oallama.core.types import (
+    CPU_DEVICE,
+    DEVICE_LAYOUT,
+    PLAIN_LAYOUT,
+    Case,
+    ModelInfo,
+    MulMat,
+    Operator,
+    RestShape,
+    SkippedCase,
+)
 from oallama.device.load_params import PLAIN_V_TYPES
-from oallama.profile.cases import PLAIN_LAYOUT, Case, CaseKey, Signature, bytes_read, flops
 
 COLD_FACTOR = 4  # a cache that does not replace strictly the oldest line keeps part of a set twice its size
 PASS_FLOPS = 8e9  # a tenth of a second on two ordinary cores
@@ -32,7 +41,7 @@ REST = "REST"  # in place of an operation's name, for a rest case that was left 
 class Wanted:
     """What a model needs of a profile."""
 
-    mul_mats: tuple[tuple[Signature, int, int], ...]  # (signature, n_tokens, bytes of the working set)
+    mul_mats: tuple[tuple[MulMat, int, int], ...]  # (mul-mat, n_tokens, bytes of the working set)
     rest: tuple[tuple[int, int], ...]  # (n_tokens, n_kv)
     rest_shape: RestShape  # with flash attention; measured as rest_ways says
     n_layer: int
@@ -46,7 +55,7 @@ def wanted(
     type_k: str = "f16",
     type_v: str = "f16",
 ) -> Wanted:
-    """Distinct signatures at each batch size with their working sets, and the rest cases for a KV cache of type_k and
+    """Distinct mul-mats at each batch size with their working sets, and the rest cases for a KV cache of type_k and
     type_v: every batch size when the cache holds nothing else, and at two depths; large batches are also measured at
     COMPUTE_BOUND_TOKENS, from where on ggml's CPU flash attention works in tiles.
 
@@ -56,11 +65,10 @@ def wanted(
     sizes = sorted(set(tokens))
     small = [n for n in sizes if n < COMPUTE_BOUND_TOKENS] or sizes[:1]
     total = sum(operator.bytes for operator in operators)
-    inside: dict[Signature, bool] = {}
+    inside: dict[MulMat, bool] = {}  # whether it is in a block
     for operator in operators:
-        signature = signature_of(operator)
-        inside[signature] = inside.get(signature, False) or operator.layer is not None
-    ordered = sorted(inside, key=lambda s: (s.bytes, s.op, s.type, s.shape, s.n_expert_used))
+        inside[operator.mul_mat] = inside.get(operator.mul_mat, False) or operator.layer is not None
+    ordered = sorted(inside, key=lambda m: (m.bytes, m.op, m.type, m.shape, m.n_expert_used))
     batches = sorted({min(n, MAX_REST_TOKENS) for n in sizes})
     shallow = max(MIN_REST_KV, *batches)
     if batches[-1] > COMPUTE_BOUND_TOKENS:
@@ -68,7 +76,9 @@ def wanted(
     depths = [(n, n_kv) for n in batches for n_kv in (max(n, FRESH_REST_KV), shallow, REST_KV_RATIO * shallow)]
     return Wanted(
         mul_mats=tuple(
-            (s, n, working_set(s, n, total, llc_bytes)) for s in ordered for n in (sizes if inside[s] else small)
+            (mul_mat, n, working_set(mul_mat, n, total, llc_bytes))
+            for mul_mat in ordered
+            for n in (sizes if inside[mul_mat] else small)
         ),
         rest=tuple(dict.fromkeys(depths)) if _has_attention(model) else (),
         rest_shape=RestShape(
@@ -104,42 +114,41 @@ def _widest_activation(operators: Sequence[Operator]) -> int:
     by_layer: dict[int | None, int] = {}
     for operator in operators:
         if operator.role.startswith("ffn_down"):
-            width = operator.shape[0] * signature_of(operator).n_expert_used
+            width = operator.shape[0] * operator.mul_mat.n_expert_used
             by_layer[operator.layer] = by_layer.get(operator.layer, 0) + width
     return max(by_layer.values(), default=0)
 
 
-def signature_of(operator: Operator) -> Signature:
-    """The part of an operator that its time depends on."""
-    used = operator.n_expert_used if operator.op == "MUL_MAT_ID" else 1
-    return Signature(operator.op, operator.type, operator.shape, used, operator.bytes)
-
-
-def working_set(signature: Signature, n_tokens: int, model_bytes: int, llc_bytes: int) -> int:
+def working_set(mul_mat: MulMat, n_tokens: int, model_bytes: int, llc_bytes: int) -> int:
     """Bytes of weights that the runs of one case rotate through (see the module's docstring)."""
     cold = COLD_FACTOR * llc_bytes
-    wanted = max(min(model_bytes, cold), 2 * signature.bytes if signature.bytes < cold else 0)
-    affordable = PASS_FLOPS * bytes_read(signature, n_tokens) / flops(signature, n_tokens)
-    return max(signature.bytes, min(wanted, int(affordable)))
+    wanted = max(min(model_bytes, cold), 2 * mul_mat.bytes if mul_mat.bytes < cold else 0)
+    affordable = PASS_FLOPS * mul_mat.bytes_read(n_tokens) / mul_mat.flops(n_tokens)
+    return max(mul_mat.bytes, min(wanted, int(affordable)))
 
 
 def sharing_tokens(want: Wanted) -> list[int]:
     """Batch sizes at which work at the same time is measured: the smallest, which memory limits, and the largest that
     is quick, which the cores limit."""
-    sizes = sorted({n for signature, n, _ in want.mul_mats if signature.shape[2] == 1})
+    sizes = sorted({n for mul_mat, n, _ in want.mul_mats if mul_mat.shape[2] == 1})
     quick = [n for n in sizes if n < COMPUTE_BOUND_TOKENS]
     return sorted({sizes[0], *quick[-1:]}) if sizes else []
 
 
 def required(want: Wanted, device: str | None) -> list[Case]:
     """The cases without which a profile cannot serve the model: the plain layout on the CPU, and the device."""
-    places = [(CPU_DEVICE, PLAIN_LAYOUT)] + ([(device, DEVICE_LAYOUT)] if device else [])
-    return [case for place in places for case in cases_at(want, *place)]
+    on_device = cases_at(want, device, DEVICE_LAYOUT) if device else []
+    return cases_at(want, CPU_DEVICE, PLAIN_LAYOUT) + on_device
 
 
 def cases_at(want: Wanted, device: str, layout: str) -> list[Case]:
-    """Every case of a model at one place."""
-    return [Case(device, layout, signature, n, size) for signature, n, size in want.mul_mats]
+    """Every case of a model on one device in one layout."""
+    return [Case(device, layout, *what) for what in want.mul_mats]
+
+
+def kernel_kind(mul_mat: MulMat) -> str:
+    """The sort of kernel: MUL_MAT, MUL_MAT of 3-D weights, or MUL_MAT_ID. A layout may be sound for one only."""
+    return "3-D MUL_MAT" if mul_mat.op == "MUL_MAT" and mul_mat.shape[2] > 1 else mul_mat.op
 
 
 def rest_skipped(device: str, n_tokens: int, n_kv: int, shape: RestShape, reason: str) -> SkippedCase:
@@ -150,34 +159,43 @@ def rest_skipped(device: str, n_tokens: int, n_kv: int, shape: RestShape, reason
         what += f", KV {shape.type_k}/{shape.type_v}"
     if not shape.flash_attn:
         what += ", no flash attention"
-    return SkippedCase(device, "rest", what, (shape.n_embd, n_kv, 1), 0, n_tokens, 0, reason, REST)
+    return SkippedCase(device, "rest", MulMat(REST, what, (shape.n_embd, n_kv, 1), 0), n_tokens, 0, reason)
+
+
+def rest_label(device: str, n_tokens: int, n_kv: int, shape: RestShape | None) -> str:
+    """A rest case in a few words."""
+    without = ", no flash attention" if shape is not None and not shape.flash_attn else ""
+    return f"{device} rest of a layer at {n_tokens} tokens, KV {n_kv}{without}"
+
+
+def case_label(case: Case) -> str:
+    """A case in a few words."""
+    shape = "x".join(map(str, case.mul_mat.shape))
+    layout = "" if case.layout in (case.device, DEVICE_LAYOUT) else f" {case.layout}"
+    return f"{case.device}{layout} {case.mul_mat.type} {shape} at {case.n_tokens} tokens"
 
 
 def in_order(cases: Iterable[Case]) -> list[Case]:
     """Cheap ones first, so that an interruption leaves much done and slow layouts are known before large batches."""
     return sorted(
-        cases, key=lambda c: (c.n_tokens, c.signature.bytes, c.signature.type, c.signature.shape, c.device, c.layout)
+        cases, key=lambda c: (c.n_tokens, c.mul_mat.bytes, c.mul_mat.type, c.mul_mat.shape, c.device, c.layout)
     )
 
 
-def too_slow(case: Case, known: Mapping[CaseKey, float]) -> str | None:
+def too_slow(case: Case, known: Mapping[Case, float]) -> str | None:
     """Why a CPU layout need not be measured at a large batch: it was more than SLOW_LAYOUT times slower than the best
     layout at the largest small batch. None: measure it. known: seconds of the cases measured so far."""
     if case.device != CPU_DEVICE or case.n_tokens < COMPUTE_BOUND_TOKENS:
         return None
-    same = {
-        key: seconds
-        for key, seconds in known.items()
-        if (key.device, key.op, key.type, key.shape, key.n_expert_used)
-        == (CPU_DEVICE, case.key.op, case.key.type, case.key.shape, case.key.n_expert_used)
-        and 1 < key.n_tokens < COMPUTE_BOUND_TOKENS
-    }
-    if not same:
+    small = [
+        other
+        for other in known
+        if (other.device, other.mul_mat) == (CPU_DEVICE, case.mul_mat) and 1 < other.n_tokens < COMPUTE_BOUND_TOKENS
+    ]
+    largest = max(((other.n_tokens, other.working_set_bytes) for other in small), default=None)
+    by_layout = {other.layout: known[other] for other in small if (other.n_tokens, other.working_set_bytes) == largest}
+    if largest is None or case.layout not in by_layout:
         return None
-    n_tokens, size = max((key.n_tokens, key.working_set_bytes) for key in same)
-    by_layout = {k.layout: s for k, s in same.items() if (k.n_tokens, k.working_set_bytes) == (n_tokens, size)}
     best = min(by_layout, key=lambda layout: by_layout[layout])
-    own = by_layout.get(case.layout)
-    if own is None or own <= SLOW_LAYOUT * by_layout[best]:
-        return None
-    return f"{own / by_layout[best]:.1f} times slower than {best} at {n_tokens} tokens"
+    slower = by_layout[case.layout] / by_layout[best]
+    return f"{slower:.1f} times slower than {best} at {largest[0]} tokens" if slower > SLOW_LAYOUT else None

@@ -1,15 +1,20 @@
-"""The affinity report for people: ranked operators, the memory ledger, how the iteration went, what is predicted."""
+"""The affinity report: ranked operators, the memory ledger, how the iteration went, what is predicted."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from statistics import median
+from typing import Any
 
-from oallama.core.types import Affinity, AffinityReport, MemoryLedger, Predicted
+from oallama.core.types import Affinity, AffinityReport, Backend, MemoryLedger, Predicted, Shape
 from oallama.core.units import MIB, format_bytes, format_seconds
-from oallama.report.documents import AFFINITY_KEYS, affinity_csv_rows
-from oallama.report.fold import Fold, fold
+from oallama.report.inspect import model_document
 from oallama.report.table import Table, comma_separated, markdown, table
 from oallama.report.text import model_title, percent, plural, printable, ranges_text, shape_text, three_digits
+
+AFFINITY_KEYS = tuple(f.name for f in fields(Affinity))
+"""Of one operator in the JSON, and the columns of the CSV."""
 
 FOLD_ABOVE = 40
 """Reports with more operators than this are folded to one line per role and backend unless every row is asked for."""
@@ -31,7 +36,7 @@ def microseconds_text(seconds: float | None) -> str:
 def affinity_table(report: AffinityReport, every_row: bool = False) -> Table:
     """Operators in rank order; folded by role and backend when there are many and `every_row` is false."""
     if every_row or len(report.operators) <= FOLD_ABOVE:
-        rows = [_affinity_row(row) for row in report.operators]
+        rows = [operator_cells(row) for row in report.operators]
         return table(_title(report), f">rank |{_AFFINITY_HEADINGS}", rows)
     folded = fold(report.operators)
     footer = (
@@ -45,7 +50,8 @@ def _title(report: AffinityReport) -> str:
     return f"GPU affinity of {model_title(report.model)} for {printable(report.device)}, {report.phase}"
 
 
-def _affinity_row(row: Affinity) -> tuple[str, ...]:
+def operator_cells(row: Affinity) -> tuple[str, ...]:
+    """An operator as a row of text, in every table that lists operators one by one."""
     return (
         str(row.rank),
         printable(row.name),
@@ -63,7 +69,7 @@ def _affinity_row(row: Affinity) -> tuple[str, ...]:
 
 def _fold_row(line: Fold) -> tuple[str, ...]:
     return (
-        _span(*map(str, line.rank)),
+        span_text(*map(str, line.rank)),
         str(line.count),
         ranges_text(line.layers) or "-",
         printable(line.role),
@@ -74,12 +80,13 @@ def _fold_row(line: Fold) -> tuple[str, ...]:
         microseconds_text(line.t_gpu_s),
         microseconds_text(line.t_transfer_s),
         benefit_text(line.benefit_s_per_byte),
-        _span(*(f"{value:.2f}" for value in line.affinity)),
+        span_text(*(f"{value:.2f}" for value in line.affinity)),
         line.backend,
     )
 
 
-def _span(low: str, high: str) -> str:
+def span_text(low: str, high: str) -> str:
+    """`low-high`; one of them where they are the same."""
     return low if low == high else f"{low}-{high}"
 
 
@@ -155,5 +162,75 @@ def affinity_markdown(report: AffinityReport, every_row: bool = False) -> str:
 
 
 def affinity_csv(report: AffinityReport) -> str:
-    """One row per operator in rank order, the JSON's keys as headings, numbers with all their digits."""
-    return comma_separated(AFFINITY_KEYS, affinity_csv_rows(report.operators))
+    """One row per operator in rank order, the JSON's keys as headings, numbers with all their digits. A shape is
+    `KxNxE`, what is missing is empty."""
+
+    def cell(value: object) -> object:
+        return "x".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else value
+
+    rows = ([cell(getattr(row, key)) for key in AFFINITY_KEYS] for row in report.operators)
+    return comma_separated(AFFINITY_KEYS, rows)
+
+
+def report_document(report: AffinityReport) -> dict[str, Any]:
+    """`oallama affinity-report --format json`: bytes and seconds; operators in rank order."""
+    return asdict(report) | {"model": model_document(report.model)}
+
+
+#
+# operators that are alike, in one line
+#
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Operators of one role, type, shape and backend. Times are medians over them; spans are (least, greatest)."""
+
+    role: str
+    type: str
+    shape: Shape
+    backend: Backend
+    layers: tuple[int, ...]  # ascending; empty for an operator outside blocks
+    count: int
+    bytes: int  # together
+    t_cpu_s: float
+    t_gpu_s: float | None  # None: the device cannot compute it
+    t_transfer_s: float
+    benefit_s_per_byte: float | None
+    affinity: tuple[float, float]
+    rank: tuple[int, int]
+
+
+def fold(rows: Sequence[Affinity]) -> tuple[Fold, ...]:
+    """One Fold per (role, type, shape, backend), in the order of their best rank."""
+    groups: dict[tuple[str, str, Shape, Backend, bool], list[Affinity]] = {}
+    for row in rows:
+        groups.setdefault((row.role, row.type, row.shape, row.backend, row.layer is None), []).append(row)
+    folds = (_fold(group) for group in groups.values())
+    return tuple(sorted(folds, key=lambda f: (f.rank, f.role)))
+
+
+def _fold(group: Sequence[Affinity]) -> Fold:
+    first = group[0]
+    affinities = [row.affinity for row in group]
+    ranks = [row.rank for row in group]
+    return Fold(
+        role=first.role,
+        type=first.type,
+        shape=first.shape,
+        backend=first.backend,
+        layers=tuple(sorted(row.layer for row in group if row.layer is not None)),
+        count=len(group),
+        bytes=sum(row.bytes for row in group),
+        t_cpu_s=median(row.t_cpu_s for row in group),
+        t_gpu_s=_median(row.t_gpu_s for row in group),
+        t_transfer_s=median(row.t_transfer_s for row in group),
+        benefit_s_per_byte=_median(row.benefit_s_per_byte for row in group),
+        affinity=(min(affinities), max(affinities)),
+        rank=(min(ranks), max(ranks)),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None

@@ -12,10 +12,10 @@ from markupsafe import Markup
 
 from oallama import __version__
 from oallama.core.types import AffinityReport
-from oallama.core.units import MIB
+from oallama.core.units import MIB, format_bytes
 from oallama.report import colour, layout
-from oallama.report.affinity import convergence_text, printable_sentence
-from oallama.report.text import model_title, percent, printable
+from oallama.report.affinity import benefit_text, convergence_text, fold, printable_sentence, span_text
+from oallama.report.text import model_title, percent, printable, ranges_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -25,6 +25,13 @@ def affinity_html(report: AffinityReport) -> str:
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES), autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
+    environment.filters |= {
+        "printable": printable,
+        "ranges": lambda layers: (ranges_text(layers) or "-").split(", "),
+        "bytes": format_bytes,
+        "benefit": benefit_text,
+        "span": lambda values: span_text(*(f"{value:.2f}" for value in values)),
+    }
     css = colour.stylesheet() + (_TEMPLATES / "affinity.css").read_text(encoding="utf-8")
     js = (_TEMPLATES / "affinity.js").read_text(encoding="utf-8")
     memory = report.memory
@@ -49,7 +56,7 @@ def affinity_html(report: AffinityReport) -> str:
         capacity=f"{memory.capacity / MIB:,.2f} MiB",
         memory_segments=layout.memory_segments(memory),
         weight_segments=layout.weight_segments(memory),
-        role_lines=layout.role_lines(report),
+        role_lines=fold(report.operators),
         convergence=convergence_text(report),
         headings=headings,
         numeric={0, *range(headings.index("bytes"), headings.index("affinity") + 1)},

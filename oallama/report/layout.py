@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 from oallama.core.types import Affinity, AffinityReport, MemoryLedger
 from oallama.core.units import MIB, format_bytes, format_seconds
-from oallama.report.affinity import benefit_text, microseconds_text
+from oallama.report.affinity import operator_cells
 from oallama.report.colour import step
-from oallama.report.fold import fold
-from oallama.report.text import percent, plural, printable, ranges_text, shape_text
+from oallama.report.text import percent, plural, printable
 
 BAR_WIDTH = 1000
 """Width of a bar's drawing in its own units."""
@@ -115,21 +114,12 @@ def operator_rows(rows: Sequence[Affinity]) -> tuple[OperatorRow, ...]:
 
 def _operator_row(row: Affinity) -> OperatorRow:
     n_weights = row.shape[0] * row.shape[1] * row.shape[2]
-    pairs: tuple[tuple[str, object], ...] = (
-        (str(row.rank), row.rank),
-        (printable(row.name), printable(row.name)),
-        (printable(row.type), printable(row.type)),
-        (shape_text(row.shape), n_weights),
-        (format_bytes(row.bytes), row.bytes),
-        (microseconds_text(row.t_cpu_s), row.t_cpu_s),
-        (microseconds_text(row.t_gpu_s), _or_last(row.t_gpu_s)),
-        (microseconds_text(row.t_transfer_s), row.t_transfer_s),
-        (benefit_text(row.benefit_s_per_byte), _or_last(row.benefit_s_per_byte)),
-        (f"{row.affinity:.3f}", row.affinity),
-        (row.backend, row.backend),
+    benefit, cells = _or_last(row.benefit_s_per_byte), operator_cells(row)
+    keys = (
+        *(row.rank, cells[1], cells[2], n_weights, row.bytes, row.t_cpu_s, _or_last(row.t_gpu_s), row.t_transfer_s),
+        *(benefit, row.affinity, row.backend),
     )
-    cells, keys = zip(*((text, str(key)) for text, key in pairs), strict=True)
-    return OperatorRow(_row_id(row), row.backend, step(row.affinity), cells, keys)
+    return OperatorRow(_row_id(row), row.backend, step(row.affinity), cells, tuple(map(str, keys)))
 
 
 def _or_last(value: float | None) -> float:
@@ -181,38 +171,6 @@ def tiles(report: AffinityReport) -> tuple[tuple[str, str, str], ...]:
         ("Operators on the device", str(on_device), f"of {len(report.operators)}"),
         ("Iterations", str(report.iterations), ended),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class RoleLine:
-    """Operators of one role, type, shape and backend together; the benefit is the median."""
-
-    role: str
-    layers: tuple[str, ...]  # ranges
-    type: str
-    size: str
-    benefit: str
-    affinity: str
-    backend: str
-
-
-def role_lines(report: AffinityReport) -> tuple[RoleLine, ...]:
-    """Folded operators, best rank first."""
-    lines = []
-    for line in fold(report.operators):
-        low, high = (f"{value:.2f}" for value in line.affinity)
-        lines.append(
-            RoleLine(
-                role=printable(line.role, 40),
-                layers=tuple((ranges_text(line.layers) or "-").split(", ")),
-                type=printable(line.type),
-                size=format_bytes(line.bytes),
-                benefit=benefit_text(line.benefit_s_per_byte),
-                affinity=low if low == high else f"{low}-{high}",
-                backend=line.backend,
-            )
-        )
-    return tuple(lines)
 
 
 def subtitle(report: AffinityReport) -> str:

@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from oallama.core.types import ModelInfo, Shape
+from oallama.core.units import format_ranges
 
 # control, format (bidi overrides), surrogates, private and unassigned characters, line and paragraph separators
 _INVISIBLE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -35,13 +36,7 @@ def shape_text(shape: Shape) -> str:
 
 def ranges_text(numbers: Iterable[int]) -> str:
     """Integers as ranges: 0, 1, 2, 7 -> `0-2, 7`."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ", ".join(f"{first}-{last}" if last > first else str(first) for first, last in runs)
+    return format_ranges(numbers, ", ")
 
 
 def percent(part: float, whole: float) -> str:

@@ -1,4 +1,4 @@
-"""What `oallama what-if` says: its JSON document and its table. Everything in it is predicted."""
+"""The report of `oallama what-if`: JSON document, table and chart. Everything in it is predicted."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from oallama.core.units import format_bytes, format_seconds
 from oallama.place.problem import Decision
 from oallama.place.record import n_gpu_layers
 from oallama.place.what_if import WhatIf
+from oallama.report.chart import OURS, STOCK, Group, Line, TimeBar, TimesChart
 from oallama.report.table import Table, table
 from oallama.report.text import model_title
 
 CLAIM = "predicted from published rates of the cards, not measured"
 WIDTH = 80  # of the table, columns
+LONGEST_TITLE = 46  # of the chart, characters of the model's name beside the legend
 
 
 def what_if_document(model: ModelInfo, load: Workload, alone: Decision, rows: Sequence[WhatIf]) -> dict[str, Any]:
@@ -80,6 +82,32 @@ def what_if_table(model: ModelInfo, load: Workload, alone: Decision, rows: Seque
     )
     headings = "card |>GiB |>ngl |>fit TTFT |>TPOT |>best TTFT |>TPOT |>gain |plan"
     return table(title, headings, cells, textwrap.wrap(footer, WIDTH))
+
+
+def what_if_chart(model: ModelInfo, load: Workload, rows: Sequence[WhatIf]) -> TimesChart:
+    """Bars by card, for stock llama.cpp and for our best plan."""
+    title = model_title(model)
+    cards = ", ".join(
+        f"{row.card.name} {format_seconds(row.best.predicted.ttft_s)} and {format_seconds(row.best.predicted.tpot_s)}"
+        for row in rows
+    )
+    return TimesChart(
+        title=f"{title if len(title) <= LONGEST_TITLE else title[:LONGEST_TITLE] + '…'}: which card?",
+        subtitle=f"{load.n_prompt} + {load.n_gen} tokens, context {load.n_ctx}; {CLAIM}",
+        groups=(Group("", tuple(_chart_line(row) for row in rows)),),
+        label=f"Times of {title} to the first token and for each one more, {CLAIM}: {cards}",
+        legend=((STOCK, "stock --fit"), (OURS, "best plan")),
+    )
+
+
+def _chart_line(row: WhatIf) -> Line:
+    def bar(seconds: float, colour: str) -> TimeBar:
+        return TimeBar(seconds, colour, format_seconds(seconds))
+
+    stock, best = row.stock.predicted, row.best.predicted
+    first_token = (bar(stock.ttft_s, STOCK), bar(best.ttft_s, OURS))
+    each_more = (bar(stock.tpot_s, STOCK), bar(best.tpot_s, OURS))
+    return Line(row.card.name, (first_token, each_more), f"{row.card.memory_bytes >> 30} GiB")
 
 
 def _layers(model: ModelInfo, row: WhatIf) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from oallama.core.types import ModelInfo, Operator, Workload
 from oallama.device.attention import Attention
 from oallama.device.spec import DeviceSpec
-from oallama.place.baselines import Placed
+from oallama.place.placed import Placed, nothing_there
 from oallama.place.problem import LoadBytes
 from oallama.place.record import n_gpu_layers, placements
 
@@ -40,7 +40,7 @@ class DryLoads:
 
         uses_device = placed.uses_device(self._model.n_layer)
         where = placements(self._operators, placed)
-        streams_tokens = placed.streams is not None and bool(placed.streams.token_assignment)
+        streams_tokens = placed.slices is not None and bool(placed.slices.token_assignment)
         patterns = host_patterns(self._operators, where, self._tensor_names, streams_tokens) if uses_device else ()
         return LoadSettings(
             path=self._model.path,
@@ -71,7 +71,7 @@ class DryLoads:
 
     def on_host(self, load: Workload, attention: Attention) -> tuple[int, int, int]:
         """Bytes of weights, KV cache and compute buffers with everything on the CPU."""
-        nothing = Placed((False,) * len(self._operators), self._model.n_layer + 1, 0, True, 0.0)
+        nothing = nothing_there(len(self._operators), self._model.n_layer + 1)
         self.taken(load, nothing, attention)
         result = self._results[self.settings(load, nothing, attention)]
         return result.on_host("model"), result.on_host("context"), result.on_host("compute")

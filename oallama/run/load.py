@@ -18,6 +18,7 @@ from oallama.device.load_params import PLAIN_LAYOUT, LoadSettings, ModelParams, 
 from oallama.device.native_log import native_log
 from oallama.device.opening import OpenDevice, device_pointer
 from oallama.model.cut import cut_axis
+from oallama.model.gguf_file import check_unchanged
 from oallama.model.memory import load_refusal
 from oallama.plan.patterns import split_names
 from oallama.plan.split import slice_counts
@@ -143,10 +144,12 @@ def load_llama(
 ) -> PlacedLlama:
     """Load as the settings say, on the runner; split: where the split operators go.
 
-    Raises ModelFileError, DeviceError where llama.cpp or the split backend refuses, BridgeError, KeyboardInterrupt.
+    Raises ModelFileError where a file changed since it was checked, ModelFileError, DeviceError where llama.cpp or the
+    split backend refuses, BridgeError, KeyboardInterrupt.
     """
     from oallama.run.placed_llama import PlacedLlama
 
+    check_unchanged(model.files)
     bridge = load_bridge()
     shows = load_progress(Path(model.path).name, model.file_bytes, show_progress)
     with native_log(hold_interrupt=False) as log, shows as shown:

@@ -22,7 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ab.cells import ROOT, Outcome, Store
+from experiments.child import ROOT
+from experiments.results import ResultsError
+
+from ab.cells import Cells, Outcome
 from ab.matrix import Cell, Matrix, MatrixError, read_matrix
 
 
@@ -46,11 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         matrix = read_matrix(options.matrix, options.device)
-    except MatrixError as error:
+        folder = options.out or ROOT / "build" / "ab" / matrix.name
+        models = options.models or ROOT / "build" / "ab" / "models"
+        store = Cells(matrix, folder, models, read_only=options.list or options.report_only)
+    except (MatrixError, ResultsError) as error:
         print(f"ab: {error}", file=sys.stderr)
         return 2
-    folder = options.out or ROOT / "build" / "ab" / matrix.name
-    store = Store(folder, options.models or ROOT / "build" / "ab" / "models")
     wanted = [cell for cell in matrix.cells if all(text in cell.id for text in options.only)]
     if not wanted:
         print(f"ab: no cell has {' and '.join(options.only)} in its name; --list shows them", file=sys.stderr)
@@ -75,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(outcome.error for outcome in outcomes.values()))
 
 
-def _profile(store: Store, cells: Sequence[Cell], refresh: bool) -> None:
+def _profile(store: Cells, cells: Sequence[Cell], refresh: bool) -> None:
     """Have the machine timed before the cells, so that no cell's time has that in it. What goes wrong here will in the
     cell as well, which says so."""
     for cell in {tuple(store.profile_command(cell)): cell for cell in cells if cell.profile}.values():
@@ -87,7 +91,7 @@ def _profile(store: Store, cells: Sequence[Cell], refresh: bool) -> None:
         )
 
 
-def _outcome(store: Store, cell: Cell, index: int, n_cells: int, report_only: bool) -> Outcome:
+def _outcome(store: Cells, cell: Cell, index: int, n_cells: int, report_only: bool) -> Outcome:
     known = store.known(cell)
     if known is not None or report_only:
         return known or Outcome(cell)
@@ -97,7 +101,7 @@ def _outcome(store: Store, cell: Cell, index: int, n_cells: int, report_only: bo
     return outcome
 
 
-def _all(matrix: Matrix, store: Store, outcomes: dict[str, Outcome]) -> list[Outcome]:
+def _all(matrix: Matrix, store: Cells, outcomes: dict[str, Outcome]) -> list[Outcome]:
     """Every cell of the matrix: just measured, known from before, or empty."""
     return [outcomes.get(cell.id) or store.known(cell) or Outcome(cell) for cell in matrix.cells]
 

@@ -27,6 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.models import Shape
+from experiments.toml_file import TomlError, read_toml
+
 OPTIONS: Mapping[str, type | tuple[type, ...]] = {
     "arms": list, "device": str, "threads": int, "cpus": str, "repetitions": int, "vram_fill": (int, float),
     "flash_attn": str, "type_k": str, "type_v": str, "n_batch": int, "n_ubatch": int, "fill": str, "affinity": str,
@@ -54,10 +57,7 @@ class Model:
     """A model file, or the shape of one that is made when it is missing."""
 
     name: str
-    path: str = ""
-    like: str = ""
-    type: str = "Q4_0"
-    layers: int | None = None
+    file: str | Shape  # a path in the checkout, or absolute
 
 
 @dataclass(frozen=True)
@@ -84,18 +84,12 @@ class Matrix:
 def read_matrix(path: Path, device: str | None = None) -> Matrix:
     """device: takes the place of the file's own, and joins its name. Raises MatrixError."""
     try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        try:
-            import tomli as tomllib
-        except ImportError:
-            raise MatrixError("reading TOML needs Python 3.11, or the package tomli") from None
+        document = read_toml(path)
+    except TomlError as error:
+        raise MatrixError(str(error)) from None
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
         return matrix(document if device is None else _on_device(document, device))
-    except OSError as error:
-        raise MatrixError(f"cannot read {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, MatrixError) as error:
+    except MatrixError as error:
         raise MatrixError(f"{path}: {error}") from None
 
 
@@ -197,8 +191,8 @@ def _model(row: Mapping[str, Any]) -> tuple[Model, Any]:
     def arms_of(arms: Sequence[str]) -> list[str]:
         return [arm for arm in (*arms, *extra) if arm not in without]
 
-    fields = {key: row[key] for key in ("name", "path", "like", "type", "layers") if key in row}
-    return Model(**fields), arms_of
+    file = row.get("path") or Shape(row["like"], row.get("type", "Q4_0"), row.get("layers"))
+    return Model(row["name"], file), arms_of
 
 
 def _cap(row: Mapping[str, Any]) -> tuple[str, list[str]]:

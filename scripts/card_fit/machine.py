@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,43 +51,48 @@ START = Machine(
 
 def rates(machine: Machine) -> dict[str, float]:
     """Its fitted rates by name."""
-    by_type = dict(machine.host.flops_by_type)
-    found = {}
-    for name in FITTED:
-        *where, last = name.split(".")
-        if where[1:]:
-            found[name] = by_type[last]
-        else:
-            found[name] = getattr(getattr(machine, where[0]) if where else machine, last)
-    return found
+    record = _record(machine)
+    return {name: _part(record, name)[_last(name)] for name in FITTED}
 
 
 def with_rates(machine: Machine, values: Mapping[str, float]) -> Machine:
     """The same with other rates."""
-    parts: dict[str, dict[str, Any]] = {"host": {}, "card": {}, "": {}}
-    by_type = dict(machine.host.flops_by_type)
+    record = _record(machine)
     for name, value in values.items():
-        *where, last = name.split(".")
-        if where[1:]:
-            by_type[last] = value
-        else:
-            parts[where[0] if where else ""][last] = value
-    host = replace(machine.host, flops_by_type=tuple(sorted(by_type.items())), **parts["host"])
-    return replace(machine, host=host, card=replace(machine.card, **parts["card"]), **parts[""])
+        _part(record, name)[_last(name)] = value
+    return _machine(record)
+
+
+def _part(record: dict[str, Any], name: str) -> dict[str, Any]:
+    """The part of a record in which the rate of that name is."""
+    for key in name.split(".")[:-1]:
+        record = record[key]
+    return record
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _record(machine: Machine) -> dict[str, Any]:
+    record = asdict(machine)
+    record["host"]["flops_by_type"] = dict(machine.host.flops_by_type)
+    return record
+
+
+def _machine(record: Mapping[str, Any]) -> Machine:
+    host = {**record["host"], "flops_by_type": tuple(sorted(record["host"]["flops_by_type"].items()))}
+    return Machine(Host(**host), Card(**record["card"]), record["first_prompt_s"], record.get("notes", {}))
 
 
 def write_machine(machine: Machine, path: Path) -> None:
-    record = asdict(machine)
-    record["host"]["flops_by_type"] = dict(machine.host.flops_by_type)
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(_record(machine), indent=1) + "\n", encoding="utf-8")
 
 
 def read_machine(path: Path) -> Machine:
     """Raises TableError."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        host = {**record["host"], "flops_by_type": tuple(sorted(record["host"]["flops_by_type"].items()))}
-        made = Machine(Host(**host), Card(**record["card"]), record["first_prompt_s"], record.get("notes", {}))
+        made = _machine(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise TableError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):

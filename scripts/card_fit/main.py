@@ -46,52 +46,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="real_card", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="real_card", description=__doc__, formatter_class=raw)
     commands = parser.add_subparsers(required=True, metavar="fit|predict|plans")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], what: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable[[argparse.Namespace], int], what: str) -> Callable[..., argparse.Action]:
         made = commands.add_parser(name, help=what, description=what)
         made.set_defaults(run=run)
         made.add_argument("tables", type=Path, nargs="+", metavar="TABLE.csv")
         made.add_argument("--models", type=Path, required=True, metavar="MODELS.toml")
-        return made
+        return made.add_argument
 
-    one = command("fit", _fit, "find the machine's rates from some of the rows")
-    one.add_argument("-o", "--output", type=Path, required=True, metavar="MACHINE.json")
-    one.add_argument("--name", default="card", help="what the card is called")
-    one.add_argument("--memory", type=float, default=32, metavar="GIB", help="of the card (default: 32)")
-    one.add_argument(
-        "--pinned",
-        type=float,
-        default=START.card.pinned_bytes_per_s / 1e9,
-        metavar="GB/S",
-        help="of the link from pinned memory, which these runs do not show (default: %(default)g)",
-    )
-    one.add_argument(
-        "--contexts", type=_numbers, default=CONTEXTS, metavar="N,…", help="fit to rows of these (default: 1024,16384)"
-    )
-    one.add_argument(
-        "--every", type=_above_0, default=EVERY, metavar="N", help="and of these each Nth -ngl value (default: 3)"
-    )
-    two = command("predict", _predict, "predict the rows, and say how far off that is")
-    two.add_argument("--machine", type=Path, required=True, metavar="MACHINE.json")
-    two.add_argument("--json", action="store_true")
-    two.add_argument("--plot", type=Path, metavar="FILE.svg", help="predicted against measured")
-    three = command("plans", _plans, "what plans are predicted to give at a table's budgets, beside its figures")
-    three.add_argument("--machine", type=Path, required=True, metavar="MACHINE.json")
-    three.add_argument(
-        "--stock",
-        type=Path,
-        nargs="+",
-        required=True,
-        metavar="STOCK.csv",
-        help="stock llama.cpp's runs: the sizes of the prompts, and its best at each budget",
-    )
-    three.add_argument("--vram", type=_numbers, metavar="MB,…", help="only these budgets: a plan takes half a minute")
-    three.add_argument("--policy", choices=POLICIES, nargs="+", default=POLICIES, help="only these")
-    three.add_argument("--json", action="store_true")
+    pinned = START.card.pinned_bytes_per_s / 1e9
+    add = command("fit", _fit, "find the machine's rates from some of the rows")
+    add("-o", "--output", type=Path, required=True, metavar="MACHINE.json")
+    add("--name", default="card", help="what the card is called")
+    add("--memory", type=float, default=32, metavar="GIB", help="of the card (default: 32)")
+    add("--pinned", type=float, default=pinned, metavar="GB/S",
+        help="of the link from pinned memory, which these runs do not show (default: %(default)g)")  # fmt: skip
+    add("--contexts", type=_numbers, default=CONTEXTS, metavar="N,…", help="fit to rows of these (default: 1024,16384)")
+    add("--every", type=_above_0, default=EVERY, metavar="N", help="and of these each Nth -ngl value (default: 3)")
+    add = command("predict", _predict, "predict the rows, and say how far off that is")
+    add("--machine", type=Path, required=True, metavar="MACHINE.json")
+    add("--json", action="store_true")
+    add("--plot", type=Path, metavar="FILE.svg", help="predicted against measured")
+    add = command("plans", _plans, "what plans are predicted to give at a table's budgets, beside its figures")
+    add("--machine", type=Path, required=True, metavar="MACHINE.json")
+    add("--stock", type=Path, nargs="+", required=True, metavar="STOCK.csv",
+        help="stock llama.cpp's runs: the sizes of the prompts, and its best at each budget")  # fmt: skip
+    add("--vram", type=_numbers, metavar="MB,…", help="only these budgets: a plan takes half a minute")
+    add("--policy", choices=POLICIES, nargs="+", default=POLICIES, help="only these")
+    add("--json", action="store_true")
     return parser
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import gguf
+from experiments.toml_file import TomlError, read_toml
 
 from card_fit.tables import TableError
 from oallama.core.types import ModelInfo, Operator
@@ -25,16 +26,15 @@ class Model:
     info: ModelInfo
     operators: tuple[Operator, ...]
 
-    @property
-    def layer_bytes(self) -> int:
-        """Weights of one layer's operators."""
-        return sum(operator.bytes for operator in self.operators if operator.layer == 0)
-
 
 def read_models(path: Path) -> dict[str, Model]:
     """By the names that the tables use. Raises TableError."""
+    try:
+        tables = read_toml(path)
+    except TomlError as error:
+        raise TableError(str(error)) from None
     made: dict[str, Model] = {}
-    for name, table in _toml(path).items():
+    for name, table in tables.items():
         where = f"{path}: {name}"
         if not isinstance(table, dict):
             raise TableError(f"{where} is no table of a model's sizes")
@@ -47,23 +47,6 @@ def read_models(path: Path) -> dict[str, Model]:
     if not made:
         raise TableError(f"{path} describes no model")
     return made
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        import tomllib
-    except ImportError:  # Python 3.10
-        try:
-            import tomli as tomllib
-        except ImportError:
-            raise TableError("reading TOML needs Python 3.11, or the package tomli") from None
-    try:
-        tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TableError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise TableError(f"{path} is no TOML: {error}") from None
-    return tables
 
 
 def _checked(table: dict[str, Any], where: str) -> dict[str, Any]:
@@ -106,7 +89,6 @@ def model_of(name: str, shape: dict[str, Any]) -> Model:
         n_vocab=shape["n_vocab"],
         n_ctx_train=0,
         file_bytes=sum(operator.bytes for operator in operators),
-        paths=(name,),
         fingerprint="",
     )
     return Model(name, info, operators)

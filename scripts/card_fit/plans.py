@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.pages import table
+
 from card_fit.machine import Machine
 from card_fit.models import Model
 from card_fit.predict import decode_pass, graph_of, prompt_passes
-from card_fit.tables import Run, TableError
+from card_fit.tables import Run, TableError, read_csv
 from oallama.core.errors import DoesNotFit
 from oallama.core.types import Profile, Workload
 from oallama.core.units import MIB
 from oallama.cost.attention import with_attention
 from oallama.cost.offload import cache_bytes
-from oallama.place.baselines import Placed
 from oallama.place.decide import decide
+from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem
 from oallama.profile.described import described
 
@@ -42,24 +43,13 @@ class Budget:
 
 def read_budgets(paths: Sequence[Path], models: Mapping[str, Model]) -> list[Budget]:
     """Raises TableError."""
-    return [budget for path in paths for budget in _read(path, models)]
-
-
-def _read(path: Path, models: Mapping[str, Model]) -> list[Budget]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-            if missing:
-                raise TableError(f"{path} has no column {missing[0]}: it takes {', '.join(COLUMNS)}")
-            budgets = [_budget(row, f"{path}, line {rows.line_num}") for row in rows]
-    except OSError as error:
-        raise TableError(f"{path} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise TableError(f"{path} is no CSV table: {error}") from None
-    for budget in budgets:
-        if budget.model not in models:
-            raise TableError(f"{path} has {budget.model}, which is not described")
+    budgets = []
+    for path in paths:
+        for where, row in read_csv(path, COLUMNS):
+            budget = _budget(row, where)
+            if budget.model not in models:
+                raise TableError(f"{path} has {budget.model}, which is not described")
+            budgets.append(budget)
     return budgets
 
 
@@ -162,14 +152,13 @@ class _Probe:
 def budgets_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """TTFT in seconds and tokens per second: stock as measured, the table's program as measured, ours as predicted."""
     policies = [policy for policy in POLICIES if rows and policy in rows[0]]
-    head = ["model", "context", "VRAM, MB", "stock", "table", *policies]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    for row in rows:
-        cells = [row["model"], f"{row['context'] // 1024}K", str(row["vram_mb"]),
-                 _cell(row["stock_ttft_s"], row["stock_tps"]), _cell(row["ttft_s"], row["tps"])]  # fmt: skip
-        cells += [_cell(row[p]["ttft_s"], row[p]["tps"]) if row[p] else "does not fit" for p in policies]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    rows_of_text = [
+        (row["model"], f"{row['context'] // 1024}K", row["vram_mb"], _cell(row["stock_ttft_s"], row["stock_tps"]),
+         _cell(row["ttft_s"], row["tps"]),
+         *(_cell(row[p]["ttft_s"], row[p]["tps"]) if row[p] else "does not fit" for p in policies))
+        for row in rows
+    ]  # fmt: skip
+    return "\n".join(table(("model", "context", "VRAM, MB", "stock", "table", *policies), rows_of_text)[:-1])
 
 
 def _cell(ttft_s: float, tps: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,22 +40,26 @@ def read_tables(paths: list[Path]) -> list[Run]:
 
 
 def _read(path: Path) -> list[Run]:
+    rows = read_csv(path, COLUMNS)
+    runs = [_run(row, where) for where, row in rows if row.get("Status") in (None, "SUCCESS")]
+    if not runs:
+        raise TableError(f"{path} has no run that came to an end")
+    return runs
+
+
+def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """(file and line, row) of a table that has these columns. Raises TableError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+            missing = [name for name in columns if name not in (rows.fieldnames or ())]
             if missing:
-                raise TableError(f"{path} has no column {missing[0]}: it takes {', '.join(COLUMNS)}")
-            runs = [
-                _run(row, f"{path}, line {rows.line_num}") for row in rows if row.get("Status") in (None, "SUCCESS")
-            ]
+                raise TableError(f"{path} has no column {missing[0]}: it takes {', '.join(columns)}")
+            return [(f"{path}, line {rows.line_num}", row) for row in rows]
     except OSError as error:
         raise TableError(f"{path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise TableError(f"{path} is no CSV table: {error}") from None
-    if not runs:
-        raise TableError(f"{path} has no run that came to an end")
-    return runs
 
 
 def _run(row: dict[str, str], where: str) -> Run:

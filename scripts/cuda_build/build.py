@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from setup.commands import run
+from setup.commands import cmake_build, cmake_configure
 from setup.console import Console
 from setup.errors import SetupError
 
@@ -63,14 +63,10 @@ class Builder:
         cmake = shutil.which("cmake", path=self.env.get("PATH"))
         if cmake is None:
             raise SetupError("there is no cmake: install cmake 3.21 or later (pip install cmake)")
-        configure = [cmake, "-S", str(source), "-B", str(folder), *flags]
-        if shutil.which("ninja", path=self.env.get("PATH")) and not (folder / "CMakeCache.txt").exists():
-            configure += ["-G", "Ninja"]
         with self.console.step("cmake", f"configuring {folder.name}") as step:
-            run(self.console, step, configure, self.env, f"configuring {folder.name}")
+            cmake_configure(self.console, step, cmake, source, folder, flags, self.env, folder.name)
         with self.console.step("compile", f"compiling {folder.name}") as step:
-            make = [cmake, "--build", str(folder), "--parallel", str(self.jobs), "--target", *targets]
-            run(self.console, step, make, self.env, f"compiling {folder.name}")
+            cmake_build(self.console, step, cmake, folder, self.jobs, targets, self.env, folder.name)
         return folder
 
 

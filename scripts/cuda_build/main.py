@@ -13,7 +13,7 @@ from typing import Any
 
 from setup.commands import capture, run
 from setup.console import Console, Step, format_seconds
-from setup.environment import Environment, digest_files, lock, native_sources
+from setup.environment import digest_files, lock, native_sources, python_with_pip
 from setup.errors import SetupError
 from setup.llama_wheel import fetch_source, pinned_version
 from setup.machine import build_jobs, cache_dir, check_compiler, find_compiler, platform_tag
@@ -65,7 +65,7 @@ def _main(root: Path, console: Console, options: argparse.Namespace) -> int:
     with lock(work / "build.lock", console):
         console.open_log()
         start = time.monotonic()
-        python = _python_with_pip(root, env)
+        python = python_with_pip(root, env, "packages")
         if options.source:
             unpack_source_archive(options.source, work)
         else:
@@ -200,10 +200,3 @@ def _collect(
 def _version_of(module: Path) -> str:
     text = module.read_text(encoding="utf-8")
     return text.partition('__version__ = "')[2].partition('"')[0]
-
-
-def _python_with_pip(root: Path, env: Mapping[str, str]) -> Path:
-    for python in (Environment(root).python, Path(sys.executable)):
-        if capture([str(python), "-m", "pip", "--version"], env) is not None:
-            return python
-    raise SetupError("there is no pip to fetch packages with: run python3 scripts/setup_env.py first")

@@ -18,6 +18,7 @@ from typing import Any
 
 from setup.commands import capture
 from setup.errors import SetupError
+from setup.files import extract, once, stamp_of
 
 from .recipe import best_cpu_variant
 
@@ -94,21 +95,17 @@ def unpack(pack: Path, to: Path) -> Path:
     archive = pack / ARCHIVE if pack.is_dir() else pack
     if not archive.is_file():
         raise SetupError(f"{pack} holds no {ARCHIVE}: run scripts/build_cuda, or name the folder that it wrote")
-    mark, stamp = to / "unpacked.txt", f"{archive.stat().st_size} {int(archive.stat().st_mtime)}\n"
-    if mark.is_file() and mark.read_text(encoding="utf-8") == stamp:
-        return to
-    shutil.rmtree(to, ignore_errors=True)
-    to.mkdir(parents=True)
-    try:
-        with tarfile.open(archive) as tar:
-            if hasattr(tarfile, "data_filter"):
-                tar.extractall(to, filter="data")
-            else:
-                tar.extractall(to)
-    except (tarfile.TarError, EOFError) as error:
-        raise SetupError(f"{archive} is damaged ({error}): run scripts/build_cuda again") from error
-    choose_cpu(to, cpu_features())
-    mark.write_text(stamp, encoding="utf-8")
+
+    def replace() -> None:
+        shutil.rmtree(to, ignore_errors=True)
+        to.mkdir(parents=True)
+        try:
+            extract(archive, to)
+        except (tarfile.TarError, EOFError) as error:
+            raise SetupError(f"{archive} is damaged ({error}): run scripts/build_cuda again") from error
+        choose_cpu(to, cpu_features())
+
+    once(to / "unpacked.txt", stamp_of(archive), replace)
     return to
 
 

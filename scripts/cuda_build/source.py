@@ -7,6 +7,7 @@ import tarfile
 from pathlib import Path
 
 from setup.errors import SetupError
+from setup.files import extract, once, stamp_of
 
 from .pack import check_size
 from .recipe import is_needed_source
@@ -38,15 +39,11 @@ def unpack_source_archive(archive: Path, work: Path) -> None:
     mark = work / "source" / "archive.txt"
     if not archive.is_file():
         raise SetupError(f"there is no {archive}: make it with scripts/build_cuda --source-archive")
-    stamp = f"{archive.stat().st_size} {int(archive.stat().st_mtime)}\n"
-    if mark.is_file() and mark.read_text(encoding="utf-8") == stamp:
-        return
-    for name in ("source", "python-wheels"):
-        shutil.rmtree(work / name, ignore_errors=True)
-    work.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):
-            tar.extractall(work, filter="data")
-        else:
-            tar.extractall(work)
-    mark.write_text(stamp, encoding="utf-8")
+
+    def replace() -> None:
+        for name in ("source", "python-wheels"):
+            shutil.rmtree(work / name, ignore_errors=True)
+        work.mkdir(parents=True, exist_ok=True)
+        extract(archive, work)
+
+    once(mark, stamp_of(archive), replace)

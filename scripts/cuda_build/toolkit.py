@@ -13,6 +13,7 @@ from pathlib import Path
 from setup.commands import capture, run
 from setup.console import Console, Step
 from setup.errors import SetupError
+from setup.gpu import toolkit_root
 
 from .recipe import TOOLKIT_WHEELS
 
@@ -45,7 +46,7 @@ def toolkit_in(root: Path, env: Mapping[str, str]) -> Toolkit:
     version = re.search(r"release [\d.]+, V([\d.]+)", said)
     if version is None:
         raise SetupError(f"{nvcc} does not run: name a CUDA toolkit of version 13 in --cuda")
-    places = [root, *(Path(folder, "nvidia", "cu13") for folder in _site_folders())]
+    places = [root, *(Path(folder, "nvidia", "cu13") for folder in site_folders())]
     for place in places:
         include = place / "include"
         library = next((file for sub in ("lib64", "lib") for file in sorted((place / sub).glob("libcublas.so*"))), None)
@@ -54,7 +55,8 @@ def toolkit_in(root: Path, env: Mapping[str, str]) -> Toolkit:
     raise SetupError(f"there is no cublas_v2.h in {root} or this Python's nvidia packages: install nvidia-cublas")
 
 
-def _site_folders() -> list[str]:
+def site_folders() -> list[str]:
+    """Where this Python's packages are; NVIDIA's have a CUDA of their own, nvidia/cu13."""
     import site
 
     return [*site.getsitepackages(), sysconfig.get_path("purelib"), site.getusersitepackages()]
@@ -67,9 +69,7 @@ def installed_root(env: Mapping[str, str]) -> Path | None:
     nvcc = nvcc or shutil.which("nvcc", path="/usr/local/cuda/bin")
     if nvcc is None:
         return None
-    dry = capture([nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null"], env, merge_stderr=True) or ""
-    top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)
-    return Path(top[1] if top else Path(nvcc).resolve().parent.parent).resolve()
+    return toolkit_root(nvcc, env)
 
 
 def assemble(console: Console, step: Step, python: Path, work: Path, env: Mapping[str, str]) -> Path:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpu_steps.models import BITS
-from gpu_steps.scale import Shape
+from experiments.models import BITS, Shape
 
 
 @dataclass(frozen=True)
@@ -43,20 +41,10 @@ def _best(cases: Iterable[Mapping[str, Any]], key: str) -> float:
     return max(float(case[key]) for case in ordered[len(ordered) // 2 :])
 
 
-def active_values(shape: Shape) -> float:
-    """Weights that one token is multiplied with: of experts, those it is routed to; the output, not the embedding."""
-    from model_shapes import KNOWN
-
-    like = KNOWN[shape.like]
-    used = like.metadata.get("expert_used_count", 1) / like.metadata.get("expert_count", 1)
-    layer = sum(math.prod(ne) * (used if len(ne) > 2 else 1.0) for ne in like.matrices.values())
-    return float(shape.n_layer * layer + like.n_vocab * like.n_embd)
-
-
 def tpot_bounds(shape: Shape, rates: Rates, share: float) -> tuple[float, float]:
     """Seconds a token takes at least, with `share` of the weights on the device: (one side after the other, as whole
     operators run; both at once, as slices can). Attention, launches, copies and joins take nothing."""
-    n_bytes = active_values(shape) * BITS[shape.type] / 8
+    n_bytes = shape.active_values * BITS[shape.type] / 8
     serial = share * n_bytes / rates.device_bytes + (1 - share) * n_bytes / rates.cpu_bytes
     even = rates.device_bytes / (rates.device_bytes + rates.cpu_bytes)
     there = min(share, even)
@@ -66,4 +54,4 @@ def tpot_bounds(shape: Shape, rates: Rates, share: float) -> tuple[float, float]
 def ttft_bound(shape: Shape, rates: Rates, n_prompt: int) -> float:
     """Seconds a prompt takes at least: all multiplications at the rates of both sides together, weights wherever they
     are needed."""
-    return 2 * active_values(shape) * n_prompt / (rates.cpu_flops + rates.device_flops)
+    return 2 * shape.active_values * n_prompt / (rates.cpu_flops + rates.device_flops)

@@ -1,25 +1,20 @@
-"""Child of the correctness steps: small models of every type, computed by CPU and device together, against the CPU.
+"""The correctness steps: small models of every type, computed by CPU and device together, against the CPU.
 
-    python -m gpu_steps.correctness --device CUDA0 --mode split --types F16,Q4_0 --out FILE.jsonl
-
-One line of JSON a case, written as it is done. Models and plans are those of the project's own tests. Modes: `split`,
-half of each FFN on the device (CC and GG); `stream`, a quarter of it streamed there (CC, CG, GG); `tokens`, part of
-each batch whose CC the device computes as well (n_g).
+Models and plans are those of the project's own tests. Modes: `split`, half of each FFN on the device (CC and GG);
+`stream`, a quarter of it streamed there (CC, CG, GG); `tokens`, part of each batch whose CC the device computes as well
+(n_g).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gpu_steps.child import ROOT, add_tests
+from experiments.child import ROOT, add_tests
 
 add_tests()
 
@@ -98,42 +93,24 @@ def verdict(found: dict[str, Any], mode: str, limit: float) -> str:
     return "nothing was streamed" if mode != "split" and found["bytes_streamed"] == 0 else "ok"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--mode", choices=("split", "stream", "tokens"), required=True)
-    parser.add_argument("--types", required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row a case. settings: device, mode, types."""
     from gguf_factory import write_gguf
 
     from oallama.device.native_log import native_log
     from oallama.device.opening import open_device
 
-    bad = 0
-    with (
-        native_log(),
-        tempfile.TemporaryDirectory() as folder,
-        open_device(options.device) as device,
-        options.out.open("w", encoding="utf-8") as out,
-    ):
-        for arch, weight_type in cases(options.types.split(",")):
+    mode = settings["mode"]
+    with native_log(), tempfile.TemporaryDirectory() as folder, open_device(settings["device"]) as device:
+        for arch, weight_type in cases(settings["types"]):
             start = time.monotonic()
             row: dict[str, Any] = {"arch": arch, "type": weight_type, "bound": bound(arch, weight_type)}
             try:
                 sizes = {} if arch == "phi3" else {"n_ff": 1024}
                 path = write_gguf(Path(folder, "case.gguf"), arch, weight_type=weight_type, **sizes)
-                found = compare(path, device.name, options.mode)
-                row |= {**found, "verdict": verdict(found, options.mode, row["bound"])}
+                found = compare(path, device.name, mode)
+                row |= {**found, "verdict": verdict(found, mode, row["bound"])}
             except Exception as error:  # a type that one side does not have must not keep the others from being tried
                 row["verdict"] = f"{type(error).__name__}: {error}".splitlines()[0].replace(str(ROOT), "")[:300]
             row["seconds"] = round(time.monotonic() - start, 3)
-            bad += row["verdict"] != "ok"
-            out.write(json.dumps(row) + "\n")
-            out.flush()
-    print(f"{bad} cases not ok", file=sys.stderr)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            yield row

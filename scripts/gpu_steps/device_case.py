@@ -1,18 +1,13 @@
-"""Child of the device step: what copies, computing and both at once take on the device, and what slices and pinned
-memory cost. ggml's public functions and the bridge's timers only, so it runs on any device that ggml has.
-
-    python -m gpu_steps.device_case --device CUDA0 --bytes 268435456 --tokens 512 --ffn 4096,14336 --out FILE.jsonl
-"""
+"""The device step: what copies, computing and both at once take on the device, and what slices and pinned memory cost.
+ggml's public functions and the bridge's timers only, so it runs on any device that ggml has."""
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,38 +177,23 @@ def pinned_memory(bridge: Any, device: str, n_bytes: int) -> dict[str, Any]:
             "plain_s": allocate(bridge.layout_buft("CPU"))}  # fmt: skip
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", required=True)
-    parser.add_argument("--bytes", type=int, required=True)
-    parser.add_argument("--tokens", type=int, required=True)
-    parser.add_argument("--ffn", required=True, metavar="K,N")
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A row a measurement. settings: device, n_bytes to copy, n_tokens, ffn (K and N of a gate)."""
     from oallama.device.load_params import load_bridge
     from oallama.device.native_log import native_log
     from oallama.device.opening import open_device
 
-    with native_log(), open_device(options.device) as device, options.out.open("w", encoding="utf-8") as out:
-        bridge = load_bridge()
-        k, rows = map(int, options.ffn.split(","))
-        runs: list[Callable[[], dict[str, Any]]] = [
-            *(lambda pinned=pinned: overlap(bridge, device.name, (k, rows), options.bytes, options.tokens, pinned)
-              for pinned in (True, False)),
-            *(lambda n=n: pinned_memory(bridge, device.name, n)
-              for n in (options.bytes // 4, options.bytes, 4 * options.bytes)),
-            *(lambda share=share, n=n, kind=kind: slices(bridge, device.name, (k, rows), share, n, kind)
-              for kind in ("Q4_0", "F16") for n in (1, 32, options.tokens) for share in SLICE_SHARES),
+    n_bytes, n_tokens, (k, n) = settings["n_bytes"], settings["n_tokens"], settings["ffn"]
+    with native_log(), open_device(settings["device"]) as device:
+        bridge, name = load_bridge(), device.name
+        measured: list[Callable[[], dict[str, Any]]] = [
+            *(partial(overlap, bridge, name, (k, n), n_bytes, n_tokens, pinned) for pinned in (True, False)),
+            *(partial(pinned_memory, bridge, name, size) for size in (n_bytes // 4, n_bytes, 4 * n_bytes)),
+            *(partial(slices, bridge, name, (k, n), share, tokens, kind)
+              for kind in ("Q4_0", "F16") for tokens in (1, 32, n_tokens) for share in SLICE_SHARES),
         ]  # fmt: skip
-        for run in runs:
+        for measure in measured:
             try:
-                row = run()
+                yield measure()
             except Exception as error:  # what this device lacks is a finding; the rest is still measured
-                row = {"what": "error", "error": f"{type(error).__name__}: {error}"[:300]}
-            out.write(json.dumps(row) + "\n")
-            out.flush()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+                yield {"what": "error", "error": f"{type(error).__name__}: {error}"[:300]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -12,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_steps.child import Ended, json_lines, run_child
-from gpu_steps.steps import Step, backend_of
+from experiments.child import Ended, json_lines, oallama, run_child
+from experiments.machine import backend_of, describe
+
+from gpu_steps.steps import Step
 
 SWITCHES: Mapping[str, Mapping[str, dict[str, str]]] = {
     "CUDA": {
@@ -47,16 +48,24 @@ class Setting:
     manifest: Mapping[str, Any]
     model_path: Callable[[str], Path]
 
+    def raw(self, name: str) -> Path:
+        """A file for what a child finds; there is none yet."""
+        path = self.work / "raw" / name
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        return path
+
     def oallama(self, *arguments: object, limit_s: float, env: Mapping[str, str] | None = None) -> Ended:
-        return run_child([sys.executable, "-m", "oallama", *map(str, arguments)], limit_s, self.log, env)
+        return oallama(*arguments, limit_s=limit_s, log=self.log, env=env)
 
     def child(
-        self, module: str, out: Path, *arguments: object, limit_s: float, env: Mapping[str, str] | None = None
-    ) -> Ended:
-        """One of this package's children, whose lines go to `out`."""
-        out.unlink(missing_ok=True)
-        command = [sys.executable, "-m", f"gpu_steps.{module}", "--device", self.device, "--out", str(out)]
-        return run_child([*command, *map(str, arguments)], limit_s, self.log, env)
+        self, case: str, name: str, settings: Mapping[str, Any], limit_s: float, env: Mapping[str, str] | None = None
+    ) -> tuple[Ended, list[dict[str, Any]]]:
+        """How gpu_steps.child ended, and the rows it wrote."""
+        out = self.raw(f"{name}.jsonl")
+        text = json.dumps({**settings, "device": self.device})
+        ended = run_child([sys.executable, "-m", "gpu_steps.child", case, text, str(out)], limit_s, self.log, env)
+        return ended, json_lines(out)
 
 
 def run_step(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
@@ -66,19 +75,7 @@ def run_step(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
 
 def machine(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
     """Processor, memory, cards, versions; nothing that names the machine."""
-    from oallama.profile.export import exported_fingerprint
-    from oallama.profile.machine import fingerprint
-
-    found: dict[str, Any] = {"fingerprint": exported_fingerprint(fingerprint(setting.threads, setting.device))}
-    cards = "name,driver_version,memory.total,compute_cap,pcie.link.gen.max,pcie.link.width.max,clocks.max.sm"
-    try:
-        said = subprocess.run(["nvidia-smi", f"--query-gpu={cards}", "--format=csv,noheader"], capture_output=True,
-                              text=True, timeout=30)  # fmt: skip
-        found["cards"] = [
-            dict(zip(cards.split(","), line.split(", "), strict=False)) for line in said.stdout.splitlines()
-        ]
-    except (OSError, subprocess.TimeoutExpired):
-        found["cards"] = []
+    found = describe(setting.threads, setting.device)
     found["pack"] = {key: value for key, value in setting.manifest.items() if key != "platform"}
     return found
 
@@ -87,7 +84,7 @@ def doctor(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
     ended = setting.oallama("doctor", "--json", limit_s=limit_s)
     listed = setting.oallama("devices", "--json", limit_s=60)
     if not ended.out.strip():
-        raise StepFailed(f"doctor said nothing: {ended.said}", late=ended.late)
+        raise StepFailed(f"doctor said nothing: {ended.why}", late=ended.late)
     checks = json.loads(ended.out)["checks"]
     devices = json.loads(listed.out)["devices"] if listed.status == 0 else []
     data = {
@@ -105,14 +102,10 @@ def doctor(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
 
 
 def correctness(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
-    out = setting.work / "raw" / f"{step.id}.jsonl"
-    out.parent.mkdir(exist_ok=True)
-    types = ",".join(step.settings["types"])
-    ended = setting.child("correctness", out, "--mode", step.settings["mode"], "--types", types, limit_s=limit_s)
-    rows = json_lines(out)
+    ended, rows = setting.child("correctness", step.id, step.settings, limit_s)
     if ended.status != 0:
         died = rows[-1] if rows else {"arch": "the", "type": "first"}
-        why = "time ran out" if ended.late else f"it ended with {ended.status}: {ended.said}"
+        why = ended.why if ended.late else f"it ended with {ended.status}: {ended.why}"
         raise StepFailed(f"after {died['arch']} {died['type']}: {why}", rows, ended.late)
     wrong = [row for row in rows if row["verdict"] == "differs"]
     if wrong or all(row["verdict"] != "ok" for row in rows):
@@ -127,7 +120,7 @@ def profile(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
     ended = setting.oallama("profile", path, "--device", setting.device, "--threads", threads, "--tokens", tokens,
                             "--json", limit_s=limit_s)  # fmt: skip
     if ended.status != 0:
-        raise StepFailed("time ran out" if ended.late else ended.said, late=ended.late)
+        raise StepFailed(ended.why, late=ended.late)
     found = json.loads(ended.out)
     keys = ("device", "layout", "type", "shape", "n_expert_used", "n_tokens", "seconds", "gb_per_s", "gflops")
     return {
@@ -151,9 +144,7 @@ def ab(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
     """`oallama bench`. What a cell that is cut short has measured is kept; a second try leaves newer arms out."""
     given = step.settings
     arms = given["arms"] if tries == 1 else [arm for arm in given["arms"] if arm.startswith("stock") or arm == "oato"]
-    out = setting.work / "raw" / f"{step.id}.json"
-    out.parent.mkdir(exist_ok=True)
-    out.unlink(missing_ok=True)
+    out = setting.raw(f"{step.id}.json")
     arguments: list[object] = [
         "bench", setting.model_path(given["model"]), "--arms", ",".join(arms), "--device", setting.device, "--threads",
         setting.threads, *given["cap"], "-p", "0", "-n", "0", "-pg", f"{given['n_prompt']},{given['n_gen']}", "-r",
@@ -169,45 +160,29 @@ def ab(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
     data = {"arms": arms, "cap": given["shown_cap"], "paper": given["paper"], "model": given["model"],
             "n_prompt": given["n_prompt"], "n_gen": given["n_gen"], "rows": kept}  # fmt: skip
     if ended.status != 0:
-        raise StepFailed("time ran out" if ended.late else ended.said, data if kept else None, ended.late)
+        raise StepFailed(ended.why, data if kept else None, ended.late)
     return data
 
 
 def device(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
-    out = setting.work / "raw" / f"{step.id}.jsonl"
-    out.parent.mkdir(exist_ok=True)
-    given = step.settings
-    ended = setting.child(
-        "device_case",
-        out,
-        "--bytes",
-        given["n_bytes"],
-        "--tokens",
-        given["n_tokens"],
-        "--ffn",
-        given["ffn"],
-        limit_s=limit_s,
-    )
-    rows = json_lines(out)
+    return _rows(*setting.child("device", step.id, step.settings, limit_s))
+
+
+def _rows(ended: Ended, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Raises StepFailed, with the rows it got to, where a child failed."""
     if ended.status != 0:
-        raise StepFailed("time ran out" if ended.late else ended.said, rows, ended.late)
+        raise StepFailed(ended.why, rows, ended.late)
     return rows
 
 
 def _timeline(
     step: Step, setting: Setting, name: str, limit_s: float, env: Mapping[str, str], cupti: bool = False
 ) -> list[dict[str, Any]]:
-    given, out = step.settings, setting.work / "raw" / f"{name}.jsonl"
-    out.parent.mkdir(exist_ok=True)
-    ended = setting.child(
-        "timeline_case", out, "--model", setting.model_path(given["model"]), "--threads", setting.threads, "-p",
-        given["n_prompt"], "-n", given["n_gen"], "--share", given["share"], *(["--cupti"] if cupti else []),
-        limit_s=limit_s, env=env,
-    )  # fmt: skip
-    rows = json_lines(out)
-    if ended.status != 0:
-        raise StepFailed("time ran out" if ended.late else ended.said, rows, ended.late)
-    return rows
+    settings = {
+        **step.settings, "model": str(setting.model_path(step.settings["model"])), "threads": setting.threads,
+        "cupti": cupti, "folder": str(setting.work / "raw"),
+    }  # fmt: skip
+    return _rows(*setting.child("timeline", name, settings, limit_s, env))
 
 
 def timeline(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:

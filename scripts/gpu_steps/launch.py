@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-import sysconfig
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cuda_build.pack import install_native, read_manifest, run_environment, unpack
+from cuda_build.toolkit import site_folders
+from experiments.machine import backend_of
 from setup.environment import digest_files, native_sources
 from setup.errors import SetupError
 
 from gpu_steps.main import parse, work_folder
-from gpu_steps.steps import backend_of
 
 
 def main(root: Path, arguments: Sequence[str]) -> int:
@@ -63,8 +63,5 @@ def chosen(
 
 def cuda_folders() -> list[Path]:
     """Where cuBLAS and the CUDA run-time may be: this Python's nvidia packages, then the toolkit's own places."""
-    import site
-
-    packages = [*site.getsitepackages(), sysconfig.get_path("purelib"), site.getusersitepackages()]
-    places = [Path(folder, "nvidia", "cu13", "lib") for folder in dict.fromkeys(packages)]
+    places = [Path(folder, "nvidia", "cu13", "lib") for folder in dict.fromkeys(site_folders())]
     return [place for place in (*places, Path("/usr/local/cuda/lib64")) if place.is_dir()]

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_steps.child import ROOT
+from experiments.child import ROOT
+from experiments.machine import backend_of
+from experiments.models import Models, Shape
+from experiments.results import CUT, DONE, FAILED, NAME, Results, ResultsError
+
 from gpu_steps.kinds import Setting, StepFailed, run_step
-from gpu_steps.models import Models
-from gpu_steps.scale import SCALES, Shape
-from gpu_steps.schedule import CUT, DONE, FAILED, choose, expected_seconds, pace_of
-from gpu_steps.steps import Step, backend_of, steps_of
-from gpu_steps.store import Store, StoreError
+from gpu_steps.scale import SCALES
+from gpu_steps.schedule import choose, expected_seconds, pace_of
+from gpu_steps.steps import Step, steps_of
 
 DEFAULT_BUDGET_S = 570.0
 
@@ -62,10 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     work = work_folder(options).absolute()
     try:
         copies = tuple(folder.absolute() for folder in options.out)
-        store = Store(work, copies, options.device, options.scale, only_look=options.list)
+        identity = {"device": options.device, "scale": options.scale}
+        results = Results(work / NAME, identity, copies, read_only=options.list)
         if options.resume:
-            store.adopt(options.resume)
-    except StoreError as error:
+            results.adopt(options.resume)
+    except ResultsError as error:
         print(f"gpu_run: {error}", file=sys.stderr)
         return 2
     from oallama.place.decide import POLICIES
@@ -74,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     n_cores = len(os.sched_getaffinity(0))
     steps = steps_of(scale, options.device, n_cores, tuple(POLICIES))
     steps = tuple(step for step in steps if not options.only or any(text in step.id for text in options.only))
-    models = Models(work / "models", work / "log.txt")
+    models = Models(work / "models", work / "log.txt", quick=True)
     if options.list:
-        show(steps, store, models)
+        show(steps, results, models)
         return 0
     setting = Setting(
         options.device,
@@ -87,21 +90,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         json.loads(os.environ.get("OALLAMA_GPU_RUN_PACK", "{}")),
         lambda name: models.folder / f"{name}.gguf",
     )
-    store.begin_call({"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun)), "budget_s": options.budget,
+    results.begin_call({"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun)), "budget_s": options.budget,
                       "threads": setting.threads, "cpus": setting.cpus})  # fmt: skip
     try:
-        return loop(steps, store, models, setting, begun + options.budget)
+        return loop(steps, results, models, setting, begun + options.budget)
     except KeyboardInterrupt:
         print("gpu_run: interrupted; the same command goes on from here", file=sys.stderr)
         return 130
 
 
-def loop(steps: Sequence[Step], store: Store, models: Models, setting: Setting, deadline: float) -> int:
+def loop(steps: Sequence[Step], results: Results, models: Models, setting: Setting, deadline: float) -> int:
     """Until nothing that is left fits. deadline: on the clock of time.time."""
     bad: set[str] = set()
     shapes = tuple({shape.name: shape for step in steps for shape in step.models}.values())
     while True:
-        choice = choose(steps, store.steps, deadline - time.time(), models.seconds(shapes), bad)
+        choice = choose(steps, results.steps, deadline - time.time(), models.seconds(shapes), bad)
         step = choice.step
         if step is None:
             for name in choice.skipped:
@@ -109,20 +112,21 @@ def loop(steps: Sequence[Step], store: Store, models: Models, setting: Setting, 
             if choice.waiting:
                 print(f"gpu_run: left for another call: {', '.join(choice.waiting)}", file=sys.stderr)
             return int(bool(bad))
-        if not run_one(step, store, models, setting, deadline, shapes):
+        if not run_one(step, results, models, setting, deadline, shapes):
             bad.add(step.id)
 
 
 def run_one(
-    step: Step, store: Store, models: Models, setting: Setting, deadline: float, shapes: tuple[Shape, ...]
+    step: Step, results: Results, models: Models, setting: Setting, deadline: float, shapes: tuple[Shape, ...]
 ) -> bool:
     """Run a step and note what came of it; whether it is done."""
-    tries = store.steps.get(step.id, {}).get("tries", 0) + 1
+    tries = results.steps.get(step.id, {}).get("tries", 0) + 1
     print(f"gpu_run: {step.id}: {step.title}", file=sys.stderr, flush=True)
-    store.put(step.id, state=CUT, tries=tries, seconds=0.0, title=step.title, kind=step.kind)  # were this the end
+    results.put(step.id, state=CUT, tries=tries, seconds=0.0, title=step.title, kind=step.kind)  # were this the end
     for shape in step.models:
-        if why := models.make(shape, step.models, deadline - time.time() - 2):
-            store.put(step.id, state=FAILED, error=why)
+        models.make_room(shape, step.models)
+        if why := models.make(shape, deadline - time.time() - 2):
+            results.put(step.id, state=FAILED, error=why)
             print(f"    {why}", file=sys.stderr)
             return False
     begun = time.time()
@@ -134,17 +138,17 @@ def run_one(
         if error.data is not None:
             values["data"] = error.data
     values["seconds"] = round(time.time() - begun, 2)
-    store.put(step.id, **values)
+    results.put(step.id, **values)
     print(f"    {values['error'] or 'done'} ({values['seconds']:.1f} s)", file=sys.stderr, flush=True)
     return bool(values["state"] == DONE)
 
 
-def show(steps: Sequence[Step], store: Store, models: Models) -> None:
+def show(steps: Sequence[Step], results: Results, models: Models) -> None:
     """One line a step: what is known of it, and how long it took or is thought to take."""
-    pace = pace_of(steps, store.steps)
+    pace = pace_of(steps, results.steps)
     total = 0.0
     for step in steps:
-        result = store.steps.get(step.id, {})
+        result = results.steps.get(step.id, {})
         expected = expected_seconds(step, result, pace) + sum(models.seconds(step.models).values())
         if result.get("state") == DONE:
             print(f"{'done':8}{result['seconds']:7.0f} s  {step.id}: {step.title}")

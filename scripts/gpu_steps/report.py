@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_steps import tables
-from gpu_steps.published import (
+from experiments.comparison import compare_with_stock
+from experiments.pages import table
+from experiments.published import (
     OATO_PAPER,
     OATO_TTFT_75,
     SCHEINFER_GENERATION,
@@ -17,9 +18,10 @@ from gpu_steps.published import (
     SCHEINFER_THREADS,
     SCHEINFER_WHOLE,
 )
+
+from gpu_steps import tables
 from gpu_steps.scale import LEASE
 from gpu_steps.steps import steps_of
-from gpu_steps.tables import table
 
 Document = Mapping[str, Any]
 
@@ -127,8 +129,6 @@ def papers_table(measured: Mapping[str, Document]) -> list[str]:
 
 def found(measured: Mapping[str, Document], paper: str, cap: str, metric: str) -> str:
     """Our best arm's ratio in each cell of that paper and cap; NOT_YET where there is none."""
-    from ab.summary import against_stock
-
     said = []
     for document in measured.values():
         for _, step in tables.of_kind(document, "ab"):
@@ -136,7 +136,7 @@ def found(measured: Mapping[str, Document], paper: str, cap: str, metric: str) -
             if (data["paper"], data["cap"]) != (paper, cap):
                 continue
             place = (document["device"], data["model"], cap, "")
-            rows = [a for a in against_stock(place, data["rows"], metric) if a.value is not None]
+            rows = [a for a in compare_with_stock(place, data["rows"], metric) if a.value is not None]
             if rows:
                 best = max(rows, key=lambda a: a.value or 0.0)
                 said.append(f"{data['model']}: {best.value:.2f} ({best.low:.2f}..{best.high:.2f}, {best.arm})")

@@ -2,27 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-
-@dataclass(frozen=True)
-class Shape:
-    """A synthetic model: --like of scripts/make_model.py, its type, how many of its layers."""
-
-    like: str
-    type: str
-    n_layer: int
-    full_layers: int
-
-    @property
-    def name(self) -> str:
-        """As the file is called."""
-        return f"{self.like}-{self.n_layer}l-{self.type.lower()}"
-
-    @property
-    def share(self) -> float:
-        """Of the real model's layers."""
-        return self.n_layer / self.full_layers
+from experiments.models import Shape
 
 
 @dataclass(frozen=True)
@@ -62,10 +44,10 @@ ALL_TYPES = ("F32", "F16", "BF16", *QUANTISED)
 
 LEASE = Scale(
     name="lease",
-    oato_f16=Shape("llama3-8b", "F16", 12, 32),
-    oato_q4=Shape("llama3-8b", "Q4_0", 32, 32),
-    llama70b=Shape("llama2-70b", "Q4_0", 8, 80),
-    mixtral=Shape("mixtral-8x7b", "Q4_0", 8, 32),
+    oato_f16=Shape("llama3-8b", "F16", 12),
+    oato_q4=Shape("llama3-8b", "Q4_0", 32),
+    llama70b=Shape("llama2-70b", "Q4_0", 8),
+    mixtral=Shape("mixtral-8x7b", "Q4_0", 8),
     oato=Workload(64, 32),
     scheinfer=Workload(1024, 128),
     repetitions=6,
@@ -77,39 +59,30 @@ LEASE = Scale(
     ffn=(4096, 14336),
     seconds=1.0,
 )
-FULL = Scale(
+FULL = replace(
+    LEASE,
     name="full",
-    oato_f16=Shape("llama3-8b", "F16", 32, 32),
-    oato_q4=Shape("llama3-8b", "Q4_0", 32, 32),
-    llama70b=Shape("llama2-70b", "Q4_0", 80, 80),
-    mixtral=Shape("mixtral-8x7b", "Q4_0", 32, 32),
-    oato=Workload(64, 32),
-    scheinfer=Workload(1024, 128),
+    oato_f16=Shape("llama3-8b", "F16", 32),
+    llama70b=Shape("llama2-70b", "Q4_0", 80),
+    mixtral=Shape("mixtral-8x7b", "Q4_0", 32),
     repetitions=10,
-    threads=(4, 8, 16),
-    profile_tokens=(1, 32, 512),
-    types=ALL_TYPES,
     overlap_bytes=1 << 30,
-    overlap_tokens=512,
-    ffn=(4096, 14336),
     seconds=4.0,
 )
-SMALL = Scale(
+SMALL = replace(
+    LEASE,
     name="small",
-    oato_f16=Shape("llama-mini", "F16", 4, 8),
-    oato_q4=Shape("llama-mini", "Q4_0", 4, 8),
-    llama70b=Shape("llama-mini", "Q4_0", 8, 8),
-    mixtral=Shape("moe-mini", "Q4_0", 4, 8),
+    oato_f16=Shape("llama-mini", "F16", 4),
+    oato_q4=Shape("llama-mini", "Q4_0", 4),
+    llama70b=Shape("llama-mini", "Q4_0", 8),
+    mixtral=Shape("moe-mini", "Q4_0", 4),
     oato=Workload(16, 8),
     scheinfer=Workload(32, 8),
-    repetitions=6,
     threads=(1, 2),
-    profile_tokens=(1, 32, 512),
     types=("F32", "F16", "Q4_0", "Q4_K", "Q8_0"),
     overlap_bytes=8 << 20,
     overlap_tokens=16,
     ffn=(768, 2048),
-    seconds=1.0,
     caps=False,
 )
 SCALES = {scale.name: scale for scale in (LEASE, FULL, SMALL)}

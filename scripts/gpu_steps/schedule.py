@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from experiments.results import CUT, DONE, FAILED
+
 from gpu_steps.steps import Step
 
 RESERVE_S = 8.0  # to end what runs, and to write
-WRITE_BYTES_PER_S = 1.0e9  # a synthetic model, random blocks included
-DONE, FAILED, CUT = "done", "failed", "cut"
 MAX_TRIES = 2
 RETRIED_AT_ONCE = "ab"
 

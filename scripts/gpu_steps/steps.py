@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_steps.scale import Scale, Shape
+from experiments.machine import backend_of
+from experiments.models import Shape
+
+from gpu_steps.scale import Scale
 
 GIB = 1 << 30
 SCHEINFER_CAPS = (12 * GIB, 24 * GIB)
@@ -48,12 +51,6 @@ def steps_of(scale: Scale, device: str, n_cores: int, policies: tuple[str, ...])
     settings = {**_timeline(scale), "backend": backend_of(device)}
     made.append(Step("switches", "ggml's switches, on and off", "switches", 90, settings, (q4,), ("doctor",)))
     return tuple(_scaled(step, scale.seconds) for step in {step.id: step for step in made}.values())
-
-
-def backend_of(device: str) -> str:
-    """`CUDA` for CUDA0, `Vulkan` for Vulkan0, `RPC` for a worker, else the text itself."""
-    name = device.split(":")[0].rstrip("0123456789")
-    return "RPC" if name.lower().startswith("rpc") else name
 
 
 def _scaled(step: Step, factor: float) -> Step:
@@ -119,8 +116,7 @@ def _scheinfer_step(scale: Scale, shape: Shape, cap: int, policies: tuple[str, .
 
 
 def _device_settings(scale: Scale) -> dict[str, Any]:
-    return {"n_bytes": scale.overlap_bytes, "n_tokens": scale.overlap_tokens,
-            "ffn": ",".join(map(str, scale.ffn))}  # fmt: skip
+    return {"n_bytes": scale.overlap_bytes, "n_tokens": scale.overlap_tokens, "ffn": list(scale.ffn)}
 
 
 def _timeline(scale: Scale) -> dict[str, Any]:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from ab.summary import against_stock
+from experiments.comparison import compare_with_stock
+from experiments.models import Shape
+from experiments.pages import ms, table
+from experiments.published import OATO_PAPER, SCHEINFER_GENERATION, SCHEINFER_PROMPT
 
 from gpu_steps.bounds import Rates, rates_of, tpot_bounds, ttft_bound
-from gpu_steps.published import OATO_PAPER, SCHEINFER_GENERATION, SCHEINFER_PROMPT
-from gpu_steps.scale import SCALES, Shape
+from gpu_steps.scale import SCALES
 
 Results = Mapping[str, Any]
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    if not rows:
-        return []
-    lines = [columns, ["---"] * len(columns), *rows]
-    return ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines] + [""]
 
 
 def of_kind(document: Results, kind: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -107,7 +102,7 @@ def device_tables(document: Results) -> list[str]:
             ("copy of", "MiB", "GB/s", "copy ms", "mul-mats ms", "both ms", "hidden"),
             [
                 ("pinned" if row["pinned"] else "pageable", row["n_bytes"] >> 20, f"{row['copy_gb_per_s']:.1f}",
-                 _ms(row["copy"]["seconds"]), _ms(row["compute"]["seconds"]), _ms(row["both"]["seconds"]),
+                 ms(row["copy"]["seconds"]), ms(row["compute"]["seconds"]), ms(row["both"]["seconds"]),
                  hidden(row))
                 for row in rows if row["what"] == "overlap" and "hidden" in row
             ],
@@ -115,7 +110,7 @@ def device_tables(document: Results) -> list[str]:
         lines += table(
             ("MiB", "pinned, ms", "plain, ms"),
             [
-                (row["n_bytes"] >> 20, _ms(row["pinned_s"]) if row["pinned_s"] else "none", _ms(row["plain_s"]))
+                (row["n_bytes"] >> 20, ms(row["pinned_s"]) if row["pinned_s"] else "none", ms(row["plain_s"]))
                 for row in rows if row["what"] == "pinned"
             ],
         )  # fmt: skip
@@ -160,16 +155,15 @@ def ab_tables(document: Results, with_papers: bool = True) -> list[str]:
             f"**{data['model']}, {data['cap']}, {cell}**" + (" (cut short)" if step["state"] != "done" else ""),
             "",
         ]
-        against = {
-            metric: {
-                a.arm: a for a in against_stock((document["device"], data["model"], data["cap"], cell), rows, metric)
-            }
+        place = (document["device"], data["model"], data["cap"], cell)
+        ratios = {
+            metric: {found.arm: found for found in compare_with_stock(place, rows, metric)}
             for metric in ("ttft", "tpot", "total")
         }
-        best = next((a.stock for a in against["total"].values()), "")
+        best = next((a.stock for a in ratios["total"].values()), "")
 
-        def ratio(metric: str, arm: str, against: Mapping[str, Any] = against) -> str:
-            found = against[metric].get(arm)
+        def ratio(metric: str, arm: str, ratios: Mapping[str, Any] = ratios) -> str:
+            found = ratios[metric].get(arm)
             if found is None:
                 return ""
             if found.value is None:
@@ -179,7 +173,7 @@ def ab_tables(document: Results, with_papers: bool = True) -> list[str]:
         lines += table(
             ("arm", "TTFT ms", "TPOT ms", "device MiB", "TTFT ×", "TPOT ×", "whole run ×"),
             [
-                (row["arm"], _ms(row["ttft_s"]), _ms(row["tpot_s"]), f"{row['device_bytes'] / 2**20:.0f}",
+                (row["arm"], ms(row["ttft_s"]), ms(row["tpot_s"]), f"{row['device_bytes'] / 2**20:.0f}",
                  *(ratio(metric, row["arm"]) for metric in ("ttft", "tpot", "total")))
                 for row in rows
             ],
@@ -196,12 +190,12 @@ def _bound(document: Results, data: Mapping[str, Any], with_papers: bool) -> str
     if shape is not None and rates is not None:
         caps = [row["cap_operator_bytes"] for row in data["rows"] if row.get("cap_operator_bytes")]
         held = max((row["operator_bytes_on_device"] for row in data["rows"]), default=0)
-        total = operator_bytes(shape)
+        total = shape.n_bytes - shape.embedding_bytes
         share = min(1.0, (min(caps) if caps else held) / total)
         serial, both = tpot_bounds(shape, rates, share)
         parts.append(
-            f"Bound with {100 * share:.0f} % of the operators' bytes there: TPOT {_ms(both)} ms with both sides "
-            f"at once, {_ms(serial)} ms one after the other; TTFT {_ms(ttft_bound(shape, rates, data['n_prompt']))} ms."
+            f"Bound with {100 * share:.0f} % of the operators' bytes there: TPOT {ms(both)} ms with both sides "
+            f"at once, {ms(serial)} ms one after the other; TTFT {ms(ttft_bound(shape, rates, data['n_prompt']))} ms."
         )
     if with_papers and data["paper"] == "oato" and data["cap"] in OATO_PAPER:
         parts.append(f"The paper: {OATO_PAPER[data['cap']]} % faster than llama.cpp (RTX 4090, F16).")
@@ -213,16 +207,6 @@ def _bound(document: Results, data: Mapping[str, Any], with_papers: bool) -> str
     return " ".join(parts)
 
 
-def operator_bytes(shape: Shape) -> float:
-    """Of all operators: everything but the embedding."""
-    from model_shapes import KNOWN
-
-    from gpu_steps.models import BITS, model_bytes
-
-    like = KNOWN[shape.like]
-    return model_bytes(shape) - like.n_vocab * like.n_embd * BITS[shape.type] / 8
-
-
 def timeline_tables(document: Results) -> list[str]:
     lines: list[str] = []
     for _, step in of_kind(document, "timeline"):
@@ -231,8 +215,8 @@ def timeline_tables(document: Results) -> list[str]:
         lines += table(
             ("plan", "TTFT ms", "TPOT ms", "of a token: launching", "computing CC", "waiting", "joining", "phases"),
             [
-                (row["plan"], _ms(row["ttft_s"]), _ms(row["tpot_s"]),
-                 *(_ms(row["token"][key]) for key in ("launch_s", "host_s", "wait_s", "join_s")),
+                (row["plan"], ms(row["ttft_s"]), ms(row["tpot_s"]),
+                 *(ms(row["token"][key]) for key in ("launch_s", "host_s", "wait_s", "join_s")),
                  f"{row['decode']['n_phases'] / max(row['n_decoded'], 1):.0f}")
                 for row in stages if "token" in row
             ],
@@ -258,7 +242,10 @@ def timeline_tables(document: Results) -> list[str]:
         lines += [""] if any("missing" in row for row in rows) else []
         for row in stages:
             if "token" not in row:
-                lines += [f"Nothing is split here: TTFT {_ms(row['ttft_s'])} ms, TPOT {_ms(row['tpot_s'])} ms.", ""]
+                lines += [
+                    f"Nothing is split here: TTFT {ms(row['ttft_s'])} ms, TPOT {ms(row['tpot_s'])} ms.",
+                    "",
+                ]
     return lines
 
 
@@ -272,12 +259,8 @@ def switches_table(document: Results) -> list[str]:
 
 
 def _traced(sums: Mapping[str, float]) -> list[str]:
-    own = [_ms(sums.get(key, 0.0)) for key in ("span_s", "host_s")]
+    own = [ms(sums.get(key, 0.0)) for key in ("span_s", "host_s")]
     if "device_s" not in sums:
         return [*own, *["not traced"] * 6]
     keys = ("device_s", "host_beside_device_s", "copy_s", "copy_beside_device_s", "stall_s")
-    return [*own, *(_ms(sums.get(key, 0.0)) for key in keys), f"{sums['bytes_copied'] / 1e6:.1f}"]
-
-
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.3g}"
+    return [*own, *(ms(sums.get(key, 0.0)) for key in keys), f"{sums['bytes_copied'] / 1e6:.1f}"]

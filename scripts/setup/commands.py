@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import re
+import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -29,13 +31,18 @@ def build_counter(line: str) -> str | None:
 
 
 def capture(
-    command: Sequence[str], env: Mapping[str, str], timeout_s: float = 30.0, merge_stderr: bool = False
+    command: Sequence[str],
+    env: Mapping[str, str],
+    timeout_s: float = 30.0,
+    merge_stderr: bool = False,
+    cwd: str | None = None,
 ) -> str | None:
     """Standard output of a short query; None when the program is missing, fails or does not answer in time."""
     try:
         done = subprocess.run(
             command,
             env=dict(env),
+            cwd=cwd,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if merge_stderr else subprocess.DEVNULL,
@@ -86,6 +93,37 @@ def run(
     if process.returncode != 0:
         advice = remedy(tail) or remedy(trouble) or "the log has the details"
         raise SetupError(f"{what} failed: {advice}", tail)
+
+
+def compiles(
+    compiler: Sequence[str], source: str, env: Mapping[str, str], last: Sequence[str] = (), suffix: str = ".cpp"
+) -> bool:
+    """Whether a compiler takes a small program. last: its arguments behind the program."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, f"check{suffix}")
+        file.write_text(source, encoding="utf-8")
+        return capture([*compiler, str(file), *last], env, cwd=folder) is not None
+
+
+def cmake_configure(
+    console: Console, step: Step, cmake: str, source: Path, folder: Path, flags: Sequence[str], env: Mapping[str, str],
+    what: str,
+) -> None:  # fmt: skip
+    """CMake's configuration, with ninja where it is there: one count over all programs; a build that goes on keeps what
+    it began with. Raises SetupError."""
+    command = [cmake, "-S", str(source), "-B", str(folder), *flags]
+    if shutil.which("ninja", path=env.get("PATH")) and not (folder / "CMakeCache.txt").exists():
+        command += ["-G", "Ninja"]
+    run(console, step, command, env, f"configuring {what}")
+
+
+def cmake_build(
+    console: Console, step: Step, cmake: str, folder: Path, jobs: int, targets: Sequence[str], env: Mapping[str, str],
+    what: str,
+) -> None:  # fmt: skip
+    """Compile targets of what was configured. Raises SetupError."""
+    command = [cmake, "--build", str(folder), "--parallel", str(jobs), "--target", *targets]
+    run(console, step, command, env, f"compiling {what}")
 
 
 def _follow(console: Console, step: Step, process: subprocess.Popen[str]) -> tuple[deque[str], deque[str]]:

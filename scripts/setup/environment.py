@@ -18,6 +18,7 @@ from pathlib import Path
 from .commands import capture, run
 from .console import Console, Step
 from .errors import SetupError
+from .files import write_json
 
 DEFAULT = ".venv"
 STAMP = "oallama-setup.json"
@@ -69,9 +70,7 @@ class Environment:
 
     def write_stamp(self, stamp: Stamp) -> None:
         """Declare the set-up finished: the last thing that is done."""
-        draft = self.folder / f"{STAMP}.{os.getpid()}"
-        draft.write_text(json.dumps(asdict(stamp), indent=1), encoding="utf-8")
-        draft.replace(self.folder / STAMP)
+        write_json(self.folder / STAMP, asdict(stamp))
         self.settle()
 
     def place(self) -> str:
@@ -147,6 +146,14 @@ class Environment:
 
     def _pip(self, verb: str) -> list[str]:
         return [str(self.python), "-m", "pip", verb]
+
+
+def python_with_pip(root: Path, env: Mapping[str, str], what: str) -> Path:
+    """The default environment's Python, or this one. Raises SetupError where neither has pip to fetch `what` with."""
+    for python in (Environment(root).python, Path(sys.executable)):
+        if capture([str(python), "-m", "pip", "--version"], env) is not None:
+            return python
+    raise SetupError(f"there is no pip to fetch {what} with: run python3 scripts/setup_env.py first")
 
 
 def digest_files(root: Path, files: Iterator[Path] | list[Path]) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import vulkan
-from .commands import capture
+from .commands import capture, compiles
 from .errors import SetupError, UsageError
 
 CHOICES = ("auto", "cpu", "cuda", "hip", "vulkan", "metal")
@@ -93,7 +92,7 @@ def _cuda(env: Mapping[str, str], cmake_args: str, forced: bool) -> Backend | Mi
     known = re.findall(r"compute_(\d+)", capture([nvcc, "--list-gpu-arch"], env) or "")
     if unknown := [item for item in architectures if known and item not in known]:
         return _lacks(cards, f"{nvcc} cannot compile for sm_{unknown[0]}: install a CUDA toolkit that can")
-    if not _compiles([nvcc, "-E"], "check.cu", "#include <cublas_v2.h>\n", env):
+    if not compiles([nvcc, "-E"], "#include <cublas_v2.h>\n", env, suffix=".cu"):
         return _lacks(cards, f"{nvcc} cannot use cublas_v2.h: install libcublas-dev, and a C++ compiler nvcc supports")
     flags = ["-DGGML_CUDA=ON", f"-DCMAKE_CUDA_COMPILER={nvcc}"]
     if cards:
@@ -109,14 +108,16 @@ def _cuda_architectures(env: Mapping[str, str]) -> list[str]:
     return sorted({major + minor for major, minor in re.findall(r"^\s*(\d+)\.(\d)\s*$", listed, re.MULTILINE)}, key=int)
 
 
+def toolkit_root(nvcc: str, env: Mapping[str, str]) -> Path:
+    """The folder of the toolkit that an nvcc belongs to; nvcc may be a wrapper far from it."""
+    dry = capture([nvcc, "--dryrun", "-x", "cu", "-c", "/dev/null"], env, merge_stderr=True) or ""
+    top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)
+    return Path(top[1] if top else Path(nvcc).resolve().parent.parent).resolve()
+
+
 def _cuda_link_flags(nvcc: str, env: Mapping[str, str]) -> list[str]:
     """Let the library find the toolkit's own libraries, and do without libcuda where it cannot be linked."""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "check.cu")
-        source.touch()
-        dry = capture([nvcc, "--dryrun", "-c", str(source)], env, merge_stderr=True) or ""
-    top = re.search(r"^#\$ TOP=(.+)$", dry, re.MULTILINE)  # nvcc may be a wrapper far from its toolkit
-    toolkit = Path(top[1] if top else Path(nvcc).resolve().parent.parent).resolve()
+    toolkit = toolkit_root(nvcc, env)
     stubs = ("lib*/stubs", "targets/*/lib/stubs", "lib/*/stubs")
     flags = [] if any(any(toolkit.glob(f"{place}/libcuda.so")) for place in stubs) else ["-DGGML_CUDA_NO_VMM=ON"]
     libraries = next((path for path in (toolkit / "lib64", toolkit / "lib") if path.is_dir()), None)
@@ -194,10 +195,3 @@ def _find(program: str, env: Mapping[str, str]) -> str | None:
     return shutil.which(program, path=env.get("PATH")) or (
         shutil.which(program, path=f"{toolkit}/bin") if toolkit else None
     )
-
-
-def _compiles(command: list[str], name: str, source: str, env: Mapping[str, str]) -> bool:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, name)
-        file.write_text(source, encoding="utf-8")
-        return capture([*command, str(file)], env) is not None

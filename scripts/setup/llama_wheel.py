@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shlex
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from pathlib import Path
 from .commands import run
 from .console import Console, Step
 from .errors import SetupError
+from .files import extract, need_space, write_json
 from .gpu import Backend
 from .machine import Compiler, Cpu, build_jobs, platform_tag
 
@@ -48,6 +47,13 @@ class Recipe:
     args: tuple[str, ...]
     compiler: Compiler
     key: str
+
+    def build_environment(self, env: Mapping[str, str], work: Path) -> dict[str, str]:
+        """The environment for building in `work`. The user's flags are among the arguments."""
+        kept = {key: value for key, value in env.items() if key not in ("CFLAGS", "CXXFLAGS")}
+        # a repository around the cache is not llama.cpp's
+        compilers = {"CC": self.compiler.cc, "CXX": self.compiler.cxx, "GIT_CEILING_DIRECTORIES": str(work)}
+        return {**kept, **dict(self.backend.env), **compilers}
 
 
 def pinned_version(pyproject: str) -> str:
@@ -107,10 +113,7 @@ class WheelStore:
         return {str(layout): str(result) for layout, result in read.items()} if isinstance(read, dict) else {}
 
     def write_outcome(self, key: str, outcome: Mapping[str, str]) -> None:
-        file = self.cache / "wheels" / key / "selftest.json"
-        draft = file.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps(dict(outcome), indent=1), encoding="utf-8")
-        draft.replace(file)
+        write_json(self.cache / "wheels" / key / "selftest.json", dict(outcome))
 
     def build(self, console: Console, step: Step, python: Path, recipe: Recipe, env: Mapping[str, str]) -> Path:
         """Build the wheel beside the cache and move it into place whole. The caller holds the cache's lock.
@@ -124,12 +127,8 @@ class WheelStore:
                 shutil.rmtree(other, ignore_errors=True)
         work.mkdir(parents=True, exist_ok=True)
         name = recipe.backend.name
-        need, free = DISK_BYTES.get(name, DISK_BYTES_GPU), shutil.disk_usage(drafts).free
-        if free < need and not (work / "build").exists():
-            raise SetupError(
-                f"the build needs {need / 1e9:.0f} GB in {self.cache} and {free / 1e9:.1f} GB are free: "
-                "free some, or set OALLAMA_CACHE_DIR to a folder on another disk"
-            )
+        if not (work / "build").exists():
+            need_space(drafts, DISK_BYTES.get(name, DISK_BYTES_GPU), self.cache)
         jobs = build_jobs(env)
         minutes = max(1, round(CORE_MINUTES.get(name, CORE_MINUTES_GPU) / jobs))
         step.announce(f"fetching and compiling llama.cpp, {jobs} jobs: about {minutes} min, only this once")
@@ -138,15 +137,9 @@ class WheelStore:
         shutil.rmtree(out, ignore_errors=True)
         with tempfile.TemporaryDirectory(dir=work) as folder:
             build_env = {
-                **{
-                    key: value for key, value in env.items() if key not in ("CFLAGS", "CXXFLAGS")
-                },  # they are in the args
-                **dict(recipe.backend.env),
-                "CC": recipe.compiler.cc,
-                "CXX": recipe.compiler.cxx,
+                **recipe.build_environment(env, work),
                 "CMAKE_ARGS": shlex.join(recipe.args),
                 "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs),
-                "GIT_CEILING_DIRECTORIES": str(work),  # a repository around the cache is not llama.cpp's
                 "SKBUILD_BUILD_DIR": str(work / "build"),
                 "TMPDIR": folder,
             }
@@ -178,11 +171,7 @@ def fetch_source(console: Console, step: Step, version: str, work: Path, python:
     package = next(draft.glob("*.tar.gz"), None)
     if package is None:
         raise SetupError(f"the package index gave no source of llama-cpp-python {version}: check PIP_INDEX_URL")
-    with tarfile.open(package) as tar:
-        if hasattr(tarfile, "data_filter"):  # not in the first releases of Python 3.10
-            tar.extractall(draft / "unpacked", filter="data")
-        else:
-            tar.extractall(draft / "unpacked")
+    extract(package, draft / "unpacked")
     next((draft / "unpacked").iterdir()).replace(source)
     shutil.rmtree(draft)
     return source

@@ -9,12 +9,11 @@ import re
 import shutil
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .commands import capture
+from .commands import capture, compiles
 from .errors import SetupError
 
 _NO_COMPILER = (
@@ -110,11 +109,9 @@ def find_compiler(env: Mapping[str, str]) -> Compiler:
 
 def check_compiler(compiler: Compiler, env: Mapping[str, str]) -> None:
     """Compile and link a small program. Raises SetupError when that does not work (headers missing, stub on macOS)."""
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "check.cpp")
-        source.write_text("#include <vector>\nint main() { return std::vector<int>(1)[0]; }\n", encoding="utf-8")
-        if capture([compiler.cxx, "-std=c++17", str(source), "-o", str(Path(folder, "check"))], env) is None:
-            raise SetupError(f"{compiler.cxx} cannot compile a small program; {_NO_COMPILER}")
+    program = "#include <vector>\nint main() { return std::vector<int>(1)[0]; }\n"
+    if not compiles([compiler.cxx, "-std=c++17"], program, env, ["-o", "check"]):
+        raise SetupError(f"{compiler.cxx} cannot compile a small program; {_NO_COMPILER}")
 
 
 def platform_tag() -> str:

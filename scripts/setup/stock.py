@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -11,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .commands import capture, run
+from .commands import cmake_build, cmake_configure, run
 from .console import Console, Step
-from .environment import Environment, lock
+from .environment import lock, python_with_pip
 from .errors import SetupError
+from .files import need_space, write_json
 from .gpu import choose_backend
 from .llama import working_recipe
 from .llama_wheel import Recipe, fetch_source, pinned_version, wheel_key
@@ -64,11 +64,8 @@ def build_programs(console: Console, build: StockBuild, python: Path, env: Mappi
     What an interrupted build compiled is used by the next."""
     work = build.place.with_name(f"{build.place.name}.work")
     work.mkdir(parents=True, exist_ok=True)
-    if (free := shutil.disk_usage(work).free) < DISK_BYTES and not (work / "build").exists():
-        raise SetupError(
-            f"the build needs {DISK_BYTES / 1e9:.0f} GB in {work.parent} and {free / 1e9:.1f} GB are free: "
-            "free some, or set OALLAMA_CACHE_DIR to a folder on another disk"
-        )
+    if not (work / "build").exists():
+        need_space(work, DISK_BYTES, work.parent)
     with console.step("source", f"fetching llama-cpp-python {build.recipe.version}") as step:
         step.result = _fetch(console, step, build.recipe.version, work, python, env)
     with console.step("programs", "configuring") as step:
@@ -90,22 +87,12 @@ def _fetch(console: Console, step: Step, version: str, work: Path, python: Path,
 def _compile(console: Console, step: Step, recipe: Recipe, work: Path, python: Path, env: Mapping[str, str]) -> None:
     """Configure and build the programs in work/build."""
     jobs = build_jobs(env)
-    build_env = {
-        **{key: value for key, value in env.items() if key not in ("CFLAGS", "CXXFLAGS")},  # they are in the args
-        **dict(recipe.backend.env),
-        "CC": recipe.compiler.cc,
-        "CXX": recipe.compiler.cxx,
-        "GIT_CEILING_DIRECTORIES": str(work),  # a repository around the cache is not llama.cpp's
-    }
-    cmake = _find_cmake(console, step, work, python, env)
-    configure = [cmake, "-S", str(work / "llama.cpp"), "-B", str(work / "build"), *_FLAGS, *recipe.args]
-    if shutil.which("ninja", path=env.get("PATH")) and not (work / "build" / "CMakeCache.txt").exists():
-        configure += ["-G", "Ninja"]  # one count over all programs; a build that goes on keeps what it began with
-    run(console, step, configure, build_env, "configuring llama.cpp")
+    build_env = recipe.build_environment(env, work)
+    cmake, folder = _find_cmake(console, step, work, python, env), work / "build"
+    cmake_configure(console, step, cmake, work / "llama.cpp", folder, (*_FLAGS, *recipe.args), build_env, "llama.cpp")
     step.change(f"compiling {len(PROGRAMS)} programs")
     step.announce(f"compiling, {jobs} jobs: about {max(1, round(CORE_MINUTES / jobs))} min, only this once")
-    make = [cmake, "--build", str(work / "build"), "--parallel", str(jobs), "--target", *PROGRAMS]
-    run(console, step, make, build_env, "compiling llama.cpp's programs")
+    cmake_build(console, step, cmake, folder, jobs, PROGRAMS, build_env, "llama.cpp's programs")
 
 
 def _find_cmake(console: Console, step: Step, work: Path, python: Path, env: Mapping[str, str]) -> str:
@@ -126,18 +113,9 @@ def _keep(build: StockBuild, work: Path) -> Path:
     build.place.mkdir()
     (work / "build" / "bin").replace(build.place / "bin")
     note = {"version": build.recipe.version, "args": build.recipe.args, "compiler": str(build.recipe.compiler)}
-    draft = build.place / "recipe.draft"
-    draft.write_text(json.dumps(note, indent=1), encoding="utf-8")
-    draft.replace(build.place / "recipe.json")
+    write_json(build.place / "recipe.json", note)
     shutil.rmtree(work)
     return build.place / "bin"
-
-
-def _python_with_pip(root: Path, env: Mapping[str, str]) -> Path:
-    for python in (Environment(root).python, Path(sys.executable)):
-        if capture([str(python), "-m", "pip", "--version"], env) is not None:
-            return python
-    raise SetupError("there is no pip to fetch llama.cpp with: run python3 scripts/setup_env.py first")
 
 
 def main(root: Path, arguments: Sequence[str]) -> int:
@@ -164,6 +142,6 @@ def _main(root: Path, console: Console, vulkan: bool, find: bool) -> int:
             if folder is None:
                 console.open_log()
                 console.say(f"llama.cpp {build.recipe.version}, its own programs (log: {console.log_path})")
-                folder = build_programs(console, build, _python_with_pip(root, env), env)
+                folder = build_programs(console, build, python_with_pip(root, env, "llama.cpp"), env)
     print(folder)
     return DONE

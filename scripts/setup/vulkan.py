@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .commands import capture, run
+from .commands import capture, compiles, run
 from .console import Console, Step
 from .errors import SetupError
 from .machine import cache_dir
@@ -185,16 +185,9 @@ def fetch_headers(console: Console, step: Step, env: Mapping[str, str]) -> Path:
 
 def _compiles(cxx: str, header: str, use: str, env: Mapping[str, str], sdk: str | None) -> bool:
     include = [f"-I{sdk}/include"] if sdk else []
-    return _passes([cxx, "-fsyntax-only", *include], f"#include <{header}>\n{use}\n", [], env)
+    return compiles([cxx, "-fsyntax-only", *include], f"#include <{header}>\n{use}\n", env)
 
 
 def _links(cxx: str, env: Mapping[str, str], sdk: str | None) -> bool:
     libraries = [f"-L{sdk}/lib"] if sdk else []
-    return _passes([cxx], "int main() {}\n", [*libraries, "-lvulkan"], env)
-
-
-def _passes(compiler: Sequence[str], source: str, last: Sequence[str], env: Mapping[str, str]) -> bool:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "check.cpp")
-        file.write_text(source, encoding="utf-8")
-        return capture([*compiler, str(file), "-o", str(Path(folder, "check")), *last], env) is not None
+    return compiles([cxx], "int main() {}\n", env, ["-o", "check", *libraries, "-lvulkan"])

@@ -16,9 +16,10 @@ from oallama.core.types import (
     Predicted,
     Workload,
 )
+from oallama.device.load_params import LoadSettings
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
-from oallama.model.memory import ProbeRequest, ProbeResult, probe_memory
+from oallama.model.memory import ProbeResult, probe_memory
 from oallama.model.operators import operators
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
@@ -36,7 +37,7 @@ class Placed:
     operators: tuple[Operator, ...]
     tensor_names: tuple[str, ...]
     plan: Plan
-    request: ProbeRequest
+    request: LoadSettings
     probed: ProbeResult
 
 
@@ -50,7 +51,7 @@ def placed(
     placements = tuple(
         OperatorPlacement(name, float(gg), 0.0, float(not gg), None if gg else layout) for name, gg in there.items()
     )
-    request = ProbeRequest(
+    request = LoadSettings(
         path=model.path,
         device=device,
         n_ctx=n_ctx,
@@ -92,5 +93,5 @@ def with_ledger(plan: Plan, **changes: int) -> Plan:
 
 
 @functools.cache
-def _probe(request: ProbeRequest) -> ProbeResult:
+def _probe(request: LoadSettings) -> ProbeResult:
     return probe_memory(request)

@@ -16,7 +16,7 @@ from oallama.bench.process import ArmProcess
 from oallama.bench.records import BenchTest, Cap, Setting
 from oallama.core.errors import UsageError
 from oallama.cost.attention import attention_seconds
-from oallama.cost.operator_cost import passes
+from oallama.cost.passes import passes
 from oallama.device.attention import Attention
 from oallama.placer import Placer
 from oallama.plan.attention import attention_of, with_attention_of

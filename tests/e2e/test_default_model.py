@@ -14,11 +14,11 @@ import jinja2.sandbox
 import numpy as np
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))
 
-from default_model.documents import ASSISTANT, END, USER, Document, sample_document
-from default_model.reading import load_network, load_tokenizer
-from default_model.tokenizer import BEGIN, END_OF_TEXT
+from training.documents import ASSISTANT, END, USER, Document, sample_document
+from training.reading import load_network, load_tokenizer
+from training.tokenizer import BEGIN, END_OF_TEXT
 
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -180,7 +180,7 @@ def test_torch_and_llama_cpp_compute_the_same_logits(path: Path, llama: Any) -> 
 
 def test_interrupted_training_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed (extra `train`)")
-    from default_model.training import Settings, Trainer
+    from training.trainer import Settings, Trainer
 
     torch.set_num_threads(1)
     settings = Settings(steps=4, seed=5, rows=1, time=64)

@@ -111,7 +111,7 @@ def test_with_llama_cpp_pythons_own_defaults_too(f16: Path) -> None:
 @pytest.mark.parametrize("name", ["oallama-stories-f16.gguf", "oallama-stories-q4_0.gguf"])
 def test_the_default_model_is_bit_identical_to_stock(name: str) -> None:
     if not (MODELS / name).is_file():
-        pytest.skip(f"models/{name} is not there; scripts/train_default_model.py makes it")
+        pytest.skip(f"models/{name} is not there; models/train.py makes it")
     with engine_of(placed(MODELS / name)) as engine:
         assert np.array_equal(engine.logits(TOKENS), stock_logits(MODELS / name, TOKENS, n_ubatch=N_UBATCH))
 
@@ -292,6 +292,18 @@ def test_memory_not_as_planned_is_said(f16: Path) -> None:
     wrong = with_ledger(case.plan, weights_gpu=case.plan.memory.weights_gpu + (8 << 20))
     with Engine(case.model, wrong, n_threads=1, probed=case.probed, progress=False) as engine:
         assert len(engine.warnings) == 1 and "RPC" in engine.warnings[0] and "plan" in engine.warnings[0]
+
+
+def test_a_file_that_changes_after_its_check_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama")
+    case = placed(path)
+    engine_of(case).close()
+    os.utime(path)
+    with pytest.raises(ModelFileError, match=r"model\.gguf: the file changed since it was checked; start again"):
+        engine_of(case)
+    path.unlink()
+    with pytest.raises(ModelFileError, match=r"model\.gguf: No such file or directory since it was checked"):
+        engine_of(case)
 
 
 def test_another_models_plan_is_refused(f16: Path, q4_0: Path) -> None:

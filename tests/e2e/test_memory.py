@@ -20,7 +20,7 @@ from oallama.core.errors import DeviceError, ModelFileError, UsageError
 from oallama.core.units import MIB
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
-from oallama.model.memory import ProbeRequest, graph_splits, probe_memory
+from oallama.model.memory import graph_splits, probe_memory
 from oallama.run.engine import Engine
 
 PLACES: dict[str, Where] = {
@@ -54,7 +54,7 @@ def test_the_probe_says_what_a_load_really_takes(arch: str, where: str, tmp_path
 
 def test_without_a_device_everything_is_host_memory(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama", weight_type="Q4_0")
-    result = probe_memory(ProbeRequest(str(path), n_ctx=256, n_threads=1))
+    result = probe_memory(LoadSettings(str(path), n_ctx=256, n_threads=1))
     assert all(buffer.in_host_memory for buffer in result.buffers)
     assert result.on_device("model") == result.on_device("context") == result.on_device("compute") == 0
     # K and V, f16, of 2 layers with 128 columns each
@@ -65,8 +65,8 @@ def test_without_a_device_everything_is_host_memory(tmp_path: Path) -> None:
 
 def test_a_larger_context_and_cache_type_show_in_the_bytes(tmp_path: Path) -> None:
     path = str(write_gguf(tmp_path / "model.gguf", "llama"))
-    small = probe_memory(ProbeRequest(path, n_ctx=256, n_threads=1))
-    large = probe_memory(ProbeRequest(path, n_ctx=1024, type_k="q8_0", type_v="q8_0", n_threads=1))
+    small = probe_memory(LoadSettings(path, n_ctx=256, n_threads=1))
+    large = probe_memory(LoadSettings(path, n_ctx=1024, type_k="q8_0", type_v="q8_0", n_threads=1))
     assert large.on_host("context") * 64 == small.on_host("context") * 4 * 34, "34 bytes for 32 values, not 64"
 
 
@@ -116,14 +116,14 @@ def test_layouts_are_honoured_where_named(tmp_path: Path) -> None:
 def test_a_file_that_kills_llama_cpp_is_a_model_file_error(tmp_path: Path) -> None:
     path = hostile(tmp_path / "model.gguf", "no blocks")  # SIGABRT in 0.3.36
     with pytest.raises(ModelFileError, match="SIGABRT") as caught:
-        probe_memory(ProbeRequest(str(path), n_threads=1))
+        probe_memory(LoadSettings(str(path), n_threads=1))
     assert "\n" not in str(caught.value)
 
 
 def test_with_a_device_in_play_the_same_death_is_a_device_error(tmp_path: Path) -> None:
     path = hostile(tmp_path / "model.gguf", "no blocks")
     with pytest.raises(DeviceError, match="--device none"):
-        probe_memory(ProbeRequest(str(path), device="rpc-worker", n_gpu_layers=9, n_threads=1))
+        probe_memory(LoadSettings(str(path), device="rpc-worker", n_gpu_layers=9, n_threads=1))
 
 
 def test_a_file_that_stalls_llama_cpp_is_a_model_file_error(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_file_that_stalls_llama_cpp_is_a_model_file_error(tmp_path: Path) -> N
     os.mkfifo(path)
     start = time.monotonic()
     with pytest.raises(ModelFileError, match="no answer within 3 s"):
-        probe_memory(ProbeRequest(str(path), n_threads=1), timeout_s=3)
+        probe_memory(LoadSettings(str(path), n_threads=1), timeout_s=3)
     assert time.monotonic() - start < 30
 
 
@@ -139,22 +139,23 @@ def test_a_refused_file_tells_llama_cpps_reason(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(ModelFileError, match=r"model\.gguf cannot be loaded: bad GGUF version: 0"):
-        probe_memory(ProbeRequest(str(path), n_threads=1))
+        probe_memory(LoadSettings(str(path), n_threads=1))
 
 
 def test_errors_of_the_device_come_back_as_they_are(tmp_path: Path) -> None:
     path = str(write_gguf(tmp_path / "model.gguf", "llama"))
     with pytest.raises(DeviceError, match="CUDA77"):
-        probe_memory(ProbeRequest(path, device="CUDA77", n_threads=1))
+        probe_memory(LoadSettings(path, device="CUDA77", n_threads=1))
     with pytest.raises(UsageError, match="KV cache type"):
-        probe_memory(ProbeRequest(path, type_k="q9_9", n_threads=1))
+        probe_memory(LoadSettings(path, type_k="q9_9", n_threads=1))
 
 
 PROBER = """
 import json, sys
-from oallama.model.memory import ProbeRequest, probe_memory
+from oallama.device.load_params import LoadSettings
+from oallama.model.memory import probe_memory
 print("ready", flush=True)
-probe_memory(ProbeRequest(sys.argv[1], n_threads=1), timeout_s=600)
+probe_memory(LoadSettings(sys.argv[1], n_threads=1), timeout_s=600)
 """
 
 
@@ -185,7 +186,7 @@ def test_graph_splits_are_read_from_the_log(line: str, splits: tuple[int, int]) 
 
 
 def test_requests_are_plain_values(tmp_path: Path) -> None:
-    request = ProbeRequest("x.gguf", host_patterns=(("^a$", None),))
-    assert request == ProbeRequest("x.gguf", host_patterns=(("^a$", None),))
-    assert len({request, ProbeRequest("x.gguf", host_patterns=(("^a$", None),))}) == 1
+    request = LoadSettings("x.gguf", host_patterns=(("^a$", None),))
+    assert request == LoadSettings("x.gguf", host_patterns=(("^a$", None),))
+    assert len({request, LoadSettings("x.gguf", host_patterns=(("^a$", None),))}) == 1
     assert json.dumps(request.host_patterns)

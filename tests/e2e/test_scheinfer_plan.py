@@ -60,7 +60,7 @@ def profile(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Profile:
         measured = Placer.load(model, device=WORKER, threads=1).profile(progress=False, tokens=(1, 8, 64))
     finally:
         os.environ.pop("OALLAMA_CACHE_DIR") if before is None else os.environ.update(OALLAMA_CACHE_DIR=before)
-    assert measured.contention is not None and measured.contention.cpu_with_link_gb_per_s > 0
+    assert measured.contention is not None and measured.contention.first_with_second_gb_per_s > 0
     cases = tuple(replace(c, seconds=c.seconds * SLOWER) if c.device == CPU_DEVICE else c for c in measured.cases)
     return replace(measured, cases=cases)
 

@@ -10,9 +10,10 @@ import pytest
 
 from oallama.core.types import OperatorPlacement
 from oallama.cost.graph import build_graph, crossings
+from oallama.device.load_params import LoadSettings
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
-from oallama.model.memory import ProbeRequest, probe_memory
+from oallama.model.memory import probe_memory
 from oallama.model.operators import operators
 from oallama.plan.patterns import host_patterns
 
@@ -36,7 +37,7 @@ def test_predicted_splits_are_those_llama_cpp_makes(arch: str, tmp_path: Path) -
             for op, there in zip(ops, on_device, strict=True)
         ]
         probed = probe_memory(
-            ProbeRequest(
+            LoadSettings(
                 path=str(path),
                 device="rpc-worker",
                 n_ctx=256,

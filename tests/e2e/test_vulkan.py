@@ -126,11 +126,9 @@ def profile(measured: Placer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a profile in which the CPU takes twice as long as the device, and both so long that links and
     launches cost nothing beside it: then a split pays, be the device lavapipe."""
     profile = measured.profile()
-    there = {(case.type, case.shape, case.n_tokens): case.seconds for case in profile.cases if case.device == DEVICE}
+    there = {(case.mul_mat, case.n_tokens): case.seconds for case in profile.cases if case.device == DEVICE}
     slow = tuple(
-        replace(
-            case, seconds=there[case.type, case.shape, case.n_tokens] * (2000 if case.device == CPU_DEVICE else 1000)
-        )
+        replace(case, seconds=there[case.mul_mat, case.n_tokens] * (2000 if case.device == CPU_DEVICE else 1000))
         for case in profile.cases
     )
     path = tmp_path_factory.mktemp("profile") / "slow.json"
@@ -142,8 +140,8 @@ def test_the_profile_measures_the_link_pinned_and_not(measured: Placer) -> None:
     profile = measured.profile()
     assert {"h2d_pinned", "h2d_pageable", "d2h"} <= profile.link.keys()
     assert all(fit.beta_s_per_byte > 0 for fit in profile.link.values())
-    assert profile.contention is not None and profile.contention.link_alone_gb_per_s > 0
-    timed = {(case.device, case.type) for case in profile.cases}
+    assert profile.contention is not None and profile.contention.second_alone_gb_per_s > 0
+    timed = {(case.device, case.mul_mat.type) for case in profile.cases}
     assert (DEVICE, "Q4_0") in timed and (CPU_DEVICE, "Q4_0") in timed
 
 

@@ -1,4 +1,4 @@
-"""Hostile files whose container lies: header, metadata records, tensor records, data section (anchors 5.2)."""
+"""Hostile files whose container lies: header, metadata records, tensor records, data section."""
 
 from __future__ import annotations
 

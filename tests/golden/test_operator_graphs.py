@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oallama.model.gguf_file import GgufFile, GgufPart, MetadataEntry, TensorInfo
+from oallama.model.gguf_file import GgufFile, MetadataEntry, TensorInfo
 from oallama.model.operators import operators
 
 GRAPHS = json.loads((Path(__file__).parent / "operator_graphs.json").read_text())
@@ -26,7 +26,7 @@ def gguf_of(graph: dict[str, Any]) -> GgufFile:
     values = {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in graph["metadata"].items()}
     tensors = tuple(TensorInfo(name, (256, 256, 2), "F32", 0, 4, "", 0) for name in graph["tensors"])
     entries = {key: MetadataEntry(value, "", 0) for key, value in values.items()}
-    return GgufFile(3, entries, tensors, (GgufPart("", 0, 0, 0, 32),), "")
+    return GgufFile(3, entries, tensors, (), "")
 
 
 @pytest.mark.parametrize("name", GRAPHS)

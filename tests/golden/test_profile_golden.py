@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from oallama.core.errors import ProfileError
-from oallama.profile.cache import save
-from oallama.profile.cases import case_of
-from oallama.profile.store import READABLE_VERSIONS, VERSION, profile_from_json, profile_to_json, read_profile
+from oallama.core.types import MulMat
+from oallama.profile.store import READABLE_VERSIONS, VERSION, profile_from_json, profile_to_json, read_profile, save
 
 SAMPLE = Path(__file__).parent / "profile-v1.json"
 
@@ -19,9 +18,9 @@ def test_what_the_sample_says_is_what_is_read() -> None:
     profile = read_profile(SAMPLE)
     assert (profile.version, profile.device, profile.fingerprint["device_spec"]) == (1, "RPC0", "rpc-worker:1")
     assert {(c.device, c.layout) for c in profile.cases} == {("CPU", "CPU"), ("CPU", "CPU_REPACK"), ("RPC0", "device")}
-    assert {(c.op, c.type, c.shape, c.n_expert_used) for c in profile.cases} == {
-        ("MUL_MAT", "Q4_0", (256, 256, 1), 1),
-        ("MUL_MAT_ID", "Q4_0", (512, 256, 4), 2),
+    assert {c.mul_mat for c in profile.cases} == {
+        MulMat("MUL_MAT", "Q4_0", (256, 256, 1), 1),
+        MulMat("MUL_MAT_ID", "Q4_0", (512, 256, 4), 2),
     }
     first = profile.cases[0]
     assert first.samples == (5.9521110718681785e-06, 4.329666656606908e-06, 4.396555545503765e-06)
@@ -35,10 +34,10 @@ def test_what_the_sample_says_is_what_is_read() -> None:
     assert set(profile.link) == {"h2d_pinned", "h2d_pageable", "d2h"}
     assert all([size for size, _ in fit.points] == [4096 * 4**i for i in range(7)] for fit in profile.link.values())
     assert profile.boundary is not None and len(profile.boundary.points) == 4
-    assert profile.contention is not None and profile.contention.cpu_alone_gb_per_s > 0
+    assert profile.contention is not None and profile.contention.first_alone_gb_per_s > 0
     assert profile.skipped[0].reason == "2.6 times slower than CPU_REPACK at 32 tokens"
     assert len(profile.warnings) == 1
-    assert profile.sharing == () and profile.copy_wait is None, "from before anything was measured at the same time"
+    assert all(one.assumed for one in profile.sharing) and profile.copy_wait is None, "it has `contention` alone"
 
 
 def test_the_sample_is_written_back_byte_for_byte(tmp_path: Path) -> None:
@@ -51,8 +50,8 @@ def test_the_sample_is_written_back_byte_for_byte(tmp_path: Path) -> None:
 def test_weights_of_stored_cases_are_those_of_ggml_s_blocks() -> None:
     block = 18 / 32  # bytes per Q4_0 weight
     for record in read_profile(SAMPLE).cases:
-        k, n, e = record.shape
-        assert case_of(record).signature.bytes == k * n * e * block
+        k, n, e = record.mul_mat.shape
+        assert record.mul_mat.bytes == k * n * e * block
 
 
 def test_every_readable_version_has_a_sample_and_the_next_is_refused() -> None:

@@ -50,15 +50,11 @@ def handle(request: dict[str, Any], progress: Callable[[dict[str, Any]], None]) 
             with bridge.layer_rest(device, 3, 256, **shape, flash_attn=flash_attn) as timer:
                 results[str(flash_attn)] = timer.run(3)
         return results
-    if case == "contention":
-        result = bridge.contention(
-            device, 1024, 1024, "Q4_0", "CPU", chunk_bytes=1 << 20, seconds=0.1, working_set_bytes=1 << 24
-        )
-        return {name: getattr(result, name) for name in result.__slots__}
     if case == "sharing":
         there = bridge.mul_mat_case(device, None, "Q4_0", 1024, 1024, working_set_bytes=1 << 24)
         here = bridge.mul_mat_case("CPU", "CPU", "Q4_0", 1024, 1024, working_set_bytes=1 << 24)
         pairs = {
+            "cpu and link": bridge.share_link(here, device, 1 << 20, 0.1),
             "device and link": bridge.share_link(there, device, 1 << 20, 0.2),
             "cpu and device": bridge.share_compute(here, there, 0.2),
         }

@@ -36,7 +36,7 @@ def model() -> ModelInfo:
     return ModelInfo(
         path="tiny.gguf", arch="llama", name="tiny", n_layer=1, n_embd=256, n_ff=512, n_head=4, n_head_kv=2,
         n_embd_head_k=64, n_embd_head_v=64, n_expert=4, n_expert_used=2, n_vocab=1000, n_ctx_train=512,
-        file_bytes=1, paths=("tiny.gguf",), fingerprint="f",
+        file_bytes=1, fingerprint="f",
     )  # fmt: skip
 
 
@@ -71,8 +71,8 @@ def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
 
 def test_cpu_profile_is_complete_and_comes_from_the_cache_the_second_time(cache: Path) -> None:
     profile = run("none")
-    plain = {(c.type, c.shape, c.n_tokens) for c in profile.cases if c.layout == "CPU"}
-    assert plain == {(o.type, o.shape, n) for o in OPERATORS for n in TOKENS}
+    plain = {(c.mul_mat, c.n_tokens) for c in profile.cases if c.layout == "CPU"}
+    assert plain == {(o.mul_mat, n) for o in OPERATORS for n in TOKENS}
     assert {case.device for case in profile.cases} == {"CPU"} == {profile.device}
     ways = {(rest.device, rest.n_tokens, rest.shape.flash_attn) for rest in profile.rest if rest.shape is not None}
     assert ways == {("CPU", n_tokens, way) for n_tokens in (1, 4) for way in (True, False)}
@@ -102,7 +102,9 @@ def test_more_tokens_and_experts_take_longer() -> None:
         Operator("c", 0, "ffn_up_exps", "MUL_MAT_ID", "F16", (512, 512, 8), 512 * 512 * 8 * 2, 1.0, 8),
     ]
     profile = run("none", operators, tokens=(1, 64), policy=policy)
-    seconds = {(c.shape, c.n_expert_used, c.n_tokens): c.seconds for c in profile.cases if c.layout == "CPU"}
+    seconds = {
+        (c.mul_mat.shape, c.mul_mat.n_expert_used, c.n_tokens): c.seconds for c in profile.cases if c.layout == "CPU"
+    }
     assert seconds[(1024, 2048, 1), 1, 64] > 3 * seconds[(1024, 2048, 1), 1, 1]
     assert seconds[(512, 512, 8), 8, 64] > 2 * seconds[(512, 512, 8), 1, 64]
 
@@ -110,10 +112,10 @@ def test_more_tokens_and_experts_take_longer() -> None:
 def test_a_second_model_adds_only_what_is_new(cache: Path) -> None:
     first = run("none", OPERATORS[:2])
     both = run("none", OPERATORS)
-    kept = {(c.layout, c.type, c.shape, c.n_tokens, c.working_set_bytes): c.samples for c in both.cases}
+    kept = {(c.layout, c.mul_mat, c.n_tokens, c.working_set_bytes): c.samples for c in both.cases}
     stored = read_profile(next(cache.glob("*.json")))
     assert set(first.cases) <= set(stored.cases)
-    assert len(kept) == len(both.cases) and {c.shape for c in both.cases} == {o.shape for o in OPERATORS}
+    assert len(kept) == len(both.cases) and {c.mul_mat for c in both.cases} == {o.mul_mat for o in OPERATORS}
     assert run("none", OPERATORS[:2]).cases == first.cases
 
 
@@ -121,15 +123,15 @@ def test_worker_profile_has_device_cases_link_boundary_and_contention(cache: Pat
     profile = run(WORKER)
     assert profile.device == "RPC0"
     assert profile.fingerprint["device_backend"] == "RPC"
-    on_device = {(c.type, c.shape, c.n_tokens) for c in profile.cases if (c.device, c.layout) == ("RPC0", "device")}
-    assert on_device == {(o.type, o.shape, n) for o in OPERATORS for n in TOKENS}
+    on_device = {(c.mul_mat, c.n_tokens) for c in profile.cases if (c.device, c.layout) == ("RPC0", "device")}
+    assert on_device == {(o.mul_mat, n) for o in OPERATORS for n in TOKENS}
     assert {rest.device for rest in profile.rest} == {"CPU", "RPC0"}
     assert set(profile.link) == {"h2d_pinned", "h2d_pageable", "d2h", "issue_pinned", "issue_pageable"}
     for fit in profile.link.values():
         assert fit.seconds(1 << 24) > fit.seconds(4096) >= 0
         assert len(fit.points) >= 3
     assert profile.boundary is not None and profile.boundary.seconds(1 << 20) > 0
-    assert profile.contention is not None and profile.contention.link_alone_gb_per_s > 0
+    assert profile.contention is not None and profile.contention.second_alone_gb_per_s > 0
     assert {(s.first, s.second) for s in profile.sharing} == {
         ("cpu", "device"), ("cpu", "link"), ("device", "link")
     }  # fmt: skip
@@ -174,7 +176,7 @@ def test_an_interrupted_profile_goes_on_where_it_was(cache: Path) -> None:
     assert len(kept) >= 3 and list(cache.glob("*.json")) == []
 
     profile = run("none")
-    samples = {(c.layout, c.type, c.shape, c.n_tokens): list(c.samples) for c in profile.cases}
+    samples = {(c.layout, c.mul_mat.type, c.mul_mat.shape, c.n_tokens): list(c.samples) for c in profile.cases}
     for case in kept:
         key = (case["layout"], case["type"], tuple(case["shape"]), case["n_tokens"])  # type: ignore[arg-type]
         assert samples[key] == case["samples"]  # type: ignore[index]

@@ -18,7 +18,7 @@ BYTES = {"F32": 4.0, "F16": 2.0, "Q4_0": 18 / 32}
 
 def model(n_layer: int = 4, n_expert: int = 0, n_expert_used: int = 0) -> ModelInfo:
     return ModelInfo("m.gguf", "llama", "m", n_layer, EMBD, FF, HEADS, KV_HEADS, EMBD // HEADS, EMBD // HEADS,
-                     n_expert, n_expert_used, VOCAB, 4096, 1, ("m.gguf",), "f" * 64)  # fmt: skip
+                     n_expert, n_expert_used, VOCAB, 4096, 1, "f" * 64)  # fmt: skip
 
 
 def operators(of: ModelInfo, type_name: str = "Q4_0") -> list[Operator]:

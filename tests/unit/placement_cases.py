@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from oallama.core.types import LinearFit, ModelInfo, Operator
 from oallama.cost.graph import build_graph
-from oallama.cost.operator_cost import OperatorCost, Pass
-from oallama.cost.predict import Costs, placement_seconds
+from oallama.cost.operators import OperatorCost
+from oallama.cost.passes import Pass
+from oallama.cost.placement import Costs, placement_seconds
 from oallama.cost.transfer import NO_TRANSFER, TransferRates
 
 ROLES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -16,9 +17,7 @@ DECODE = (Pass(1, 256, 1),)
 
 
 def model(n_layer: int, n_embd: int = 256) -> ModelInfo:
-    return ModelInfo(
-        "m.gguf", "llama", "m", n_layer, n_embd, 512, 8, 2, 32, 32, 0, 0, 1000, 512, 1, ("m.gguf",), "f" * 64
-    )
+    return ModelInfo("m.gguf", "llama", "m", n_layer, n_embd, 512, 8, 2, 32, 32, 0, 0, 1000, 512, 1, "f" * 64)
 
 
 def operators(n_layer: int, roles: Sequence[str] = ROLES, output: bool = True, n_bytes: int = 1000) -> list[Operator]:

@@ -27,7 +27,6 @@ def model(**changes: object) -> ModelInfo:
         n_vocab=128256,
         n_ctx_train=8192,
         file_bytes=4_920_734_272,
-        paths=("models/llama-8b-q4_k_m.gguf",),
         fingerprint="3f" * 32,
     )
     return replace(base, **changes)  # type: ignore[arg-type]

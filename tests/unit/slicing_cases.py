@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from oallama.core.types import Contention, LinearFit
+from oallama.core.types import LinearFit, MulMat
 from oallama.cost.blocks import SplitBlock
-from oallama.cost.operator_cost import Curve
-from oallama.cost.slice_times import Gemm, StreamedBlock, StreamRates
+from oallama.cost.interference import NO_INTERFERENCE, Interference
+from oallama.cost.kernels import Curve, Kernel
+from oallama.cost.slices import BlockCost, Gemm, Pricing, SliceRates
 from oallama.cost.timeline import Prefetch
 from oallama.cost.transfer import NO_TRANSFER, TransferRates
-from oallama.place.slicing import Streaming
-from oallama.profile.cases import Signature
 
 TOKENS = (1, 32, 512)
 
@@ -33,27 +32,26 @@ def gemm(
 ) -> Gemm:
     """One mul-mat; experts: (all, used)."""
     e, used = experts or (1, 1)
-    signature = Signature("MUL_MAT_ID" if experts else "MUL_MAT", "Q4_0", (k, n, e), used, n_bytes)
+    mul_mat = MulMat("MUL_MAT_ID" if experts else "MUL_MAT", "Q4_0", (k, n, e), used)
     alpha = ((1, alpha_s),)
-    return Gemm(signature, curve(cpu_s, per_token), alpha, curve(gpu_s, per_token / 2), alpha)
+    return Gemm(mul_mat, n_bytes, Kernel(curve(cpu_s, per_token), alpha), Kernel(curve(gpu_s, per_token / 2), alpha))
 
 
-def streamed(
-    gemms: list[Gemm], extent: int = 1024, step: int = 32, gap_s: float = 0.0, first: int = 0
-) -> StreamedBlock:
-    n_bytes = sum(g.signature.bytes for g in gemms)
+def streamed(gemms: list[Gemm], extent: int = 1024, step: int = 32, gap_s: float = 0.0, first: int = 0) -> BlockCost:
+    n_bytes = sum(g.bytes for g in gemms)
     block = SplitBlock(tuple(range(first, first + len(gemms))), extent, step, n_bytes, 256, 0, 256, 0, 3)
-    return StreamedBlock(block, tuple(gemms), "CPU", ((1, gap_s), (512, 10 * gap_s)))
+    return BlockCost(block, tuple(gemms), "CPU", ((1, gap_s), (512, 10 * gap_s)))
 
 
 def machine(
     link_s_per_byte: float = 1e-9,
-    prefetch: Prefetch = Prefetch("continuous", 2),  # noqa: B008 - frozen
-    contention: Contention | None = None,
+    prefetch: Prefetch = Prefetch("ahead", 2),  # noqa: B008 - frozen
+    beside: Interference = NO_INTERFERENCE,
     transfer: TransferRates = NO_TRANSFER,
     alpha_s: float = 0.0,
-) -> Streaming:
-    return Streaming(StreamRates(LinearFit(alpha_s, link_s_per_byte, 1.0), transfer, 0.0), prefetch, contention)
+) -> Pricing:
+    link = LinearFit(alpha_s, link_s_per_byte, 1.0)
+    return Pricing(SliceRates(link, transfer, 0.0, interference=((1, beside),)), prefetch)
 
 
 SECONDS = st.floats(1e-5, 1e-2)
@@ -66,25 +64,13 @@ STREAMED = st.builds(
     streamed, st.lists(GEMMS, min_size=1, max_size=3), st.sampled_from([320, 1024, 1000, 1376]),
     st.sampled_from([32, 64, 256]), SMALL,
 )  # fmt: skip
-PREFETCH = st.builds(Prefetch, st.sampled_from(["layer", "continuous"]), st.sampled_from([1, 2, 4]))
+PREFETCH = st.builds(Prefetch, st.sampled_from(["layer", "ahead"]), st.sampled_from([1, 2, 4]))
 FITS = st.builds(LinearFit, SMALL, st.floats(1e-11, 1e-8), st.just(1.0))
 TRANSFERS = st.builds(TransferRates, FITS, FITS, SMALL)
 
 
-@st.composite
-def contentions(draw: st.DrawFn) -> Contention:
-    """CPU and link together read at least what the CPU does alone, and at most 40 % more."""
-    cpu, link = draw(st.floats(10, 60)), draw(st.floats(2, 30))
-    together = draw(st.floats(1.0, 1.4)) * max(cpu, link)
-    link_with_cpu = link * draw(st.floats(0.2, 1.0))
-    return Contention(cpu, link, min(cpu, max(0.2 * cpu, together - link_with_cpu)), link_with_cpu)
-
-
-@st.composite
-def shared_machines(draw: st.DrawFn) -> Streaming:
-    shared = draw(contentions())
-    return machine(1e-9 / shared.link_alone_gb_per_s, draw(PREFETCH), shared, draw(TRANSFERS), draw(SMALL))
-
-
-MACHINES = st.builds(machine, st.floats(1e-11, 1e-8), PREFETCH, st.none(), TRANSFERS, SMALL)
-SHARED_MACHINES = shared_machines()
+SHARES = st.floats(0.2, 1.0)
+INTERFERENCE = st.builds(Interference, *[SHARES] * 6)
+SHARED_DRAM = st.builds(lambda cpu, link: Interference(cpu_with_link=cpu, link_with_cpu=link), SHARES, SHARES)
+MACHINES = st.builds(machine, st.floats(1e-11, 1e-8), PREFETCH, st.just(NO_INTERFERENCE), TRANSFERS, SMALL)
+SHARED_MACHINES = st.builds(machine, st.floats(1e-11, 1e-8), PREFETCH, SHARED_DRAM, TRANSFERS, SMALL)

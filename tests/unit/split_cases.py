@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.types import LinearFit, ModelInfo, Operator, Profile, ProfileCase
-from oallama.model.gguf_types import GGML_TYPES_BY_NAME
 
 TOKENS = (1, 32, 512)
 EMBD, FF, VOCAB = 256, 1024, 3200
 
 
 def model(n_layer: int) -> ModelInfo:
-    return ModelInfo(
-        "m.gguf", "llama", "m", n_layer, EMBD, FF, 8, 2, 32, 32, 0, 0, VOCAB, 4096, 1, ("m.gguf",), "f" * 64
-    )
+    return ModelInfo("m.gguf", "llama", "m", n_layer, EMBD, FF, 8, 2, 32, 32, 0, 0, VOCAB, 4096, 1, "f" * 64)
 
 
 def operator(
@@ -83,10 +81,7 @@ class World:
                 sides.append((self.device, "device", self.seconds(True, op.bytes, n_tokens)))
                 for where, layout, s in sides:
                     cases.append(
-                        ProfileCase(
-                            where, layout, op.type, op.shape, op.n_expert_used, n_tokens, s, (s,), op.bytes / s / 1e9,
-                            1.0, 0, op.op,
-                        )
-                    )  # fmt: skip
+                        ProfileCase(where, layout, op.mul_mat, n_tokens, 0, s, (s,)),
+                    )
         link = dict.fromkeys(("h2d_pinned", "h2d_pageable", "d2h"), self.link)
-        return Profile(1, {}, self.device, tuple(cases), (), link, None, None, self.launch_s, ())
+        return Profile(1, {}, self.device, tuple(cases), (), link, None, self.launch_s, ())

@@ -14,12 +14,15 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from ab.cells import Outcome, Store
-from ab.matrix import Matrix, MatrixError, matrix, read_matrix
+from ab.cells import Cells, Outcome
+from ab.matrix import MatrixError, matrix, read_matrix
 from ab.plots import plots
-from ab.report import against_of, figures_of, html_page, markdown, record, sentences
-from ab.summary import against_stock, figures
+from ab.report import comparisons_of, figures_of, html_page, markdown, record, sentences
 from click.testing import CliRunner
+from experiments.child import Ended
+from experiments.comparison import compare_with_stock, figures
+from experiments.models import Shape
+from experiments.results import ResultsError
 from model_shapes import KNOWN
 
 from oallama.cli.bench import command as bench_command
@@ -121,7 +124,8 @@ def test_the_shipped_matrices_are_commands_that_oallama_bench_takes(path: Path, 
     made = read_matrix(path)
     assert made.name == path.stem
     for cell in made.cells:
-        assert cell.model.path == "models/oallama-stories-q4_0.gguf" or cell.model.like in KNOWN
+        file = cell.model.file
+        assert file.like in KNOWN if isinstance(file, Shape) else file == "models/oallama-stories-q4_0.gguf"
         arguments = [str(tmp_path / "missing.gguf"), *cell.arguments, "-o", str(tmp_path / "rows.json")]
         outcome = CliRunner().invoke(bench_command, arguments)
         assert "missing.gguf" in str(outcome.exception)  # everything before the model was understood
@@ -154,43 +158,43 @@ def row(arm: str, seconds: float, **changes: Any) -> dict[str, Any]:
 PLACE = ("rpc-worker:1", "m", "25%", "pp64+tg32")
 
 
-def against(*rows: dict[str, Any]) -> list[Any]:
-    return against_stock(PLACE, rows, "total")
+def compared(*rows: dict[str, Any]) -> list[Any]:
+    return compare_with_stock(PLACE, rows, "total")
 
 
 def test_the_best_stock_arm_is_what_counts() -> None:
-    (auto,) = against(row("stock-fit", 2.0), row("stock-cpu", 1.0), row("auto", 0.8))
+    (auto,) = compared(row("stock-fit", 2.0), row("stock-cpu", 1.0), row("auto", 0.8))
     assert (auto.arm, auto.stock) == ("auto", "stock-cpu")
     assert auto.value == pytest.approx(1.25, rel=1e-6)
     assert auto.low <= auto.value <= auto.high
 
 
 def test_a_stock_arm_that_is_not_what_it_says_is_no_opponent() -> None:
-    (auto,) = against(row("stock-fit", 2.0), row("stock-cpu", 1.0, problems=["a fraud"]), row("auto", 1.0))
+    (auto,) = compared(row("stock-fit", 2.0), row("stock-cpu", 1.0, problems=["a fraud"]), row("auto", 1.0))
     assert auto.stock == "stock-fit"
-    assert against(row("auto", 1.0)) == []
+    assert compared(row("auto", 1.0)) == []
 
 
 def test_the_same_configuration_is_as_fast_whatever_the_samples_say() -> None:
-    (auto,) = against(row("stock-cpu", 1.0), row("auto", 1.1, same_as="stock-cpu"))
+    (auto,) = compared(row("stock-cpu", 1.0), row("auto", 1.1, same_as="stock-cpu"))
     assert (auto.value, auto.same) == (1.0, True)
     assert auto.noise == pytest.approx(1 / 1.1)
-    (twin,) = against(row("auto", 1.1), row("stock-cpu", 1.0, same_as="auto"))
+    (twin,) = compared(row("auto", 1.1), row("stock-cpu", 1.0, same_as="auto"))
     assert twin.same
-    (other,) = against(row("stock-cpu", 1.0), row("auto", 1.1))
+    (other,) = compared(row("stock-cpu", 1.0), row("auto", 1.1))
     assert other.noise is None
 
 
 def test_an_arm_that_is_not_what_it_says_has_no_number() -> None:
-    (auto,) = against(row("stock-cpu", 1.0), row("auto", 0.5, problems=["half is missing"]))
+    (auto,) = compared(row("stock-cpu", 1.0), row("auto", 0.5, problems=["half is missing"]))
     assert (auto.value, auto.refused) == (None, "half is missing")
 
 
 def test_the_no_harm_figure_is_the_worst_cell() -> None:
     found = [
-        *against(row("stock-cpu", 1.0), row("auto", 0.5)),
-        *against(row("stock-cpu", 1.0), row("auto", 1.25)),
-        *against(row("stock-cpu", 1.0), row("auto", 1.0, problems=["x"])),
+        *compared(row("stock-cpu", 1.0), row("auto", 0.5)),
+        *compared(row("stock-cpu", 1.0), row("auto", 1.25)),
+        *compared(row("stock-cpu", 1.0), row("auto", 1.0, problems=["x"])),
     ]
     (made,) = figures(found)
     assert (made.worst.value, made.best.value) == (pytest.approx(0.8), pytest.approx(2.0))
@@ -200,9 +204,9 @@ def test_the_no_harm_figure_is_the_worst_cell() -> None:
 
 def test_a_cell_below_is_told_from_one_that_noise_may_explain() -> None:
     wild = {"samples_ns": [round(s * 1e9) for s in (0.8, 1.3, 1.0, 0.9, 1.2, 1.1)]}
-    (made,) = figures([*against(row("stock-cpu", 1.0), row("auto", 1.05, **wild)),
-                       *against(row("stock-cpu", 1.0), row("auto", 1.25)),
-                       *against(row("stock-cpu", 1.0), row("auto", 1.25, same_as="stock-cpu"))])  # fmt: skip
+    (made,) = figures([*compared(row("stock-cpu", 1.0), row("auto", 1.05, **wild)),
+                       *compared(row("stock-cpu", 1.0), row("auto", 1.25)),
+                       *compared(row("stock-cpu", 1.0), row("auto", 1.25, same_as="stock-cpu"))])  # fmt: skip
     assert (made.n_cells, made.n_harmed, made.n_surely, made.n_same) == (3, 2, 1, 1)
 
 
@@ -242,7 +246,7 @@ def test_arms_that_are_one_configuration_tell_the_noise() -> None:
 
 def test_the_record_is_json_and_reads_back(document: dict[str, Any]) -> None:
     again = json.loads(json.dumps(document))
-    assert against_of(again) == against_of(document)
+    assert comparisons_of(again) == comparisons_of(document)
     assert figures_of(again) == figures_of(document)
     assert not document["complete"]
     assert {p["metric"]: p["predicted_s"] for p in document["predictions"]} == {"ttft": 0.9, "tpot": 0.07}
@@ -280,21 +284,49 @@ def test_without_anything_measured_there_is_still_a_report() -> None:
     assert "</html>" in html_page(empty, [])
 
 
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of `oallama bench`: one row, or a failure where `bad` is among the arguments."""
+
+    def oallama(*arguments: object, limit_s: float | None, log: Path) -> Ended:
+        if "bad" in arguments:
+            return Ended(1, False, "", "oallama: it is bad", 0.1)
+        Path(str(arguments[-1])).write_text('[{"arm": "auto"}]')
+        return Ended(0, False, "", "", 0.1)
+
+    monkeypatch.setattr("ab.cells.oallama", oallama)
+
+
+@pytest.mark.usefixtures("bench")
 def test_a_result_of_another_command_or_model_is_not_taken(tmp_path: Path) -> None:
     model = tmp_path / "m.gguf"
     model.write_bytes(b"x")
-    (cell,) = matrix(
-        changed(models=[{"name": "m", "path": str(model)}], caps=[], workloads=[{"pg": [8, 4]}])
-    ).cells  # fmt: skip
-    store = Store(tmp_path / "out", tmp_path)
-    assert store.known(cell) is None
-    (tmp_path / "out" / "cells").mkdir(parents=True)
-    store._save(Outcome(cell, (row("auto", 1.0),), seconds=2.0))
-    known = store.known(cell)
-    assert known is not None
-    assert known.rows[0]["arm"] == "auto"
+    made = matrix(changed(models=[{"name": "m", "path": str(model)}], caps=[], workloads=[{"pg": [8, 4]}]))
+    (cell,) = made.cells
+    cells = Cells(made, tmp_path / "out", tmp_path)
+    assert cells.known(cell) is None
+    measured = cells.measure(cell)
+    assert (measured.rows, measured.error) == (({"arm": "auto"},), "")
+    again = Cells(made, tmp_path / "out", tmp_path, read_only=True)
+    assert again.known(cell) == measured
     other = replace(cell, arguments=(*cell.arguments, "--seed", "1"))
-    assert store.known(other) is None
+    assert again.known(other) is None
     model.write_bytes(b"longer")
-    assert store.known(cell) is None
-    assert Matrix("x", "", (cell,)).cells == (cell,)
+    assert again.known(cell) is None
+
+
+@pytest.mark.usefixtures("bench")
+def test_a_cell_that_failed_is_to_be_measured_again(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"x")
+    options = {"arms": ["bad"], "device": "none"}
+    made = matrix(changed(models=[{"name": "m", "path": str(tmp_path / "m.gguf")}], options=options))
+    cell = replace(made.cells[0], arguments=("bad",))
+    cells = Cells(made, tmp_path / "out", tmp_path)
+    assert cells.measure(cell).error == "it is bad"
+    assert cells.known(cell) is None
+
+
+def test_results_of_another_matrix_are_refused(tmp_path: Path) -> None:
+    Cells(matrix(DOCUMENT), tmp_path, tmp_path).results.save()
+    with pytest.raises(ResultsError, match="is of matrix trial: name another folder in --out"):
+        Cells(matrix(changed(name="other")), tmp_path, tmp_path)

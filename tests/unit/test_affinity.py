@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from placement_cases import best_by_brute_force, costs, operators, rates
 
 from oallama.cost.graph import crossings
-from oallama.cost.predict import placement_seconds
-from oallama.place.affinity import benefit, iterate, marginal_transfer, normalise, rank
-from oallama.place.baselines import cpu, layers
-from oallama.place.fill import fill
+from oallama.cost.placement import placement_seconds
+from oallama.place.affinity import GRANULARITIES, Transfers, benefit, fill, iterate, normalise, rank, units
 from oallama.place.oato import affinities, search
-from oallama.place.units import GRANULARITIES, units
+from oallama.place.placed import cpu, layers
 
 seconds = st.floats(1e-6, 1e-2)
 
@@ -52,6 +50,7 @@ def test_transfer_does_not_depend_on_what_was_asked_before(data: st.DataObject) 
     n_layer = 4
     ops = operators(n_layer)
     problem = costs(ops, n_layer, [(1.0, 1.0)] * len(ops), rates(1e-3, 1e-9, 1e-4))
+    transfers = Transfers(problem)
     everyone = [unit for granularity in GRANULARITIES for unit in units(ops, granularity)]
     for _ in range(6):
         on_device = data.draw(st.lists(st.booleans(), min_size=len(ops), max_size=len(ops)))
@@ -61,7 +60,7 @@ def test_transfer_does_not_depend_on_what_was_asked_before(data: st.DataObject) 
             sign * problem.rates.over(crossings(problem.graph, sides, first), problem.passes)
             for sign, sides in ((1, there), (-1, back))
         )
-        assert marginal_transfer(problem, on_device, first, unit) == pytest.approx(expected)
+        assert transfers.of(on_device, first, unit) == pytest.approx(expected)
 
 
 def test_transfer_of_a_lone_ffn_operator_is_an_excursion_and_of_a_closing_one_is_negative() -> None:
@@ -71,11 +70,11 @@ def test_transfer_of_a_lone_ffn_operator_is_an_excursion_and_of_a_closing_one_is
     names = {op.role: i for i, op in enumerate(ops)}
     nothing = [False] * len(ops)
     # gate alone on the device: its input goes in, its output comes back
-    assert marginal_transfer(problem, nothing, 2, (names["ffn_gate"],)) == pytest.approx(2.0)
+    assert Transfers(problem).of(nothing, 2, (names["ffn_gate"],)) == pytest.approx(2.0)
     # gate and down there, up missing: x in for gate, then up's result in, down's result out. GLU runs beside down.
     around = [op.role in ("ffn_gate", "ffn_down") for op in ops]
     # adding up removes the copy of its result and shares the copy of x with gate
-    assert marginal_transfer(problem, around, 2, (names["ffn_up"],)) < 0
+    assert Transfers(problem).of(around, 2, (names["ffn_up"],)) < 0
 
 
 def test_whole_ffn_block_costs_one_excursion() -> None:
@@ -83,7 +82,7 @@ def test_whole_ffn_block_costs_one_excursion() -> None:
     problem = costs(ops, 1, [(1.0, 1.0)] * len(ops), rates(1.0))
     block = tuple(i for i, op in enumerate(ops) if op.role.startswith("ffn_"))
     # x goes in for gate and up; the residual add follows down to the device, so the stream goes in too; the sum returns
-    assert marginal_transfer(problem, [False] * len(ops), 2, block) == pytest.approx(3.0)
+    assert Transfers(problem).of([False] * len(ops), 2, block) == pytest.approx(3.0)
 
 
 @given(st.data())

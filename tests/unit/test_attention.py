@@ -18,13 +18,13 @@ from oallama.cost.attention import (
     with_attention,
 )
 from oallama.cost.graph import build_graph
-from oallama.cost.operator_cost import Pass, passes, passes_at
-from oallama.cost.predict import Costs
+from oallama.cost.passes import Pass, passes, passes_at
+from oallama.cost.placement import Costs
 from oallama.cost.transfer import NO_TRANSFER
 from oallama.device.attention import AskedAttention, Attention
 from oallama.device.load_params import FlashAttention
 from oallama.place.attention import AttentionRule
-from oallama.place.baselines import Placed
+from oallama.place.placed import Placed
 from oallama.place.problem import Decision
 from oallama.place.record import unmeasured_cpu_record
 from oallama.plan.attention import attention_arguments, attention_of, with_attention_of
@@ -132,7 +132,7 @@ LOAD = Workload(64, 128, 4096)
 def decision(seconds: float, first_device_layer: int = N_LAYER + 1) -> Decision:
     ops: list[Operator] = operators(N_LAYER)
     costs = Costs((), build_graph(model(N_LAYER), ops), NO_TRANSFER, (), 0.0, 0.0)
-    placed = Placed((False,) * len(ops), first_device_layer, 0, True, seconds)
+    placed = Placed((False,) * len(ops), first_device_layer, seconds)
     ledger = MemoryLedger(0, 0.9, 0, 0, 0, 0, 0, 0, 0)
     return Decision("oato", LOAD, costs, placed, ledger, Predicted(seconds, 0.0, seconds), ())
 

@@ -125,14 +125,14 @@ def test_cublas_of_the_toolkit_needs_no_flags_of_its_own(tmp_path: Path) -> None
 
 def test_cublas_may_be_a_python_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = with_cublas(tmp_path / "site" / "nvidia" / "cu13")
-    monkeypatch.setattr(toolkit, "_site_folders", lambda: [str(tmp_path / "site")])
+    monkeypatch.setattr(toolkit, "site_folders", lambda: [str(tmp_path / "site")])
     flags = toolkit.toolkit_in(nvcc(tmp_path / "cuda"), {}).flags()
     assert f"-DCUDA_cublas_LIBRARY={package}/lib/libcublas.so.13" in flags
     assert f"-DCMAKE_CUDA_FLAGS=-I{package}/include" in flags
 
 
 def test_a_toolkit_without_cublas_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toolkit, "_site_folders", lambda: [])
+    monkeypatch.setattr(toolkit, "site_folders", lambda: [])
     with pytest.raises(SetupError, match="install nvidia-cublas"):
         toolkit.toolkit_in(nvcc(tmp_path / "cuda"), {})
 

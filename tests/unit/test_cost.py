@@ -12,22 +12,22 @@ from placement_cases import model, operators, rates
 from oallama.core.errors import ProfileError
 from oallama.core.types import LinearFit, Operator, Profile, ProfileCase, RestCase, RestShape, Workload
 from oallama.cost.graph import build_graph, computes_outputs_only, crossings, node_sides
-from oallama.cost.operator_cost import Pass, index_cases, interpolate, operator_cost, operator_costs, passes
-from oallama.cost.predict import index_rest, interpolate_depth, rest_of
+from oallama.cost.kernels import Kernels, interpolate
+from oallama.cost.operators import operator_cost, operator_costs
+from oallama.cost.passes import Pass, passes
+from oallama.cost.rest import index_rest, interpolate_depth, rest_of
 from oallama.cost.transfer import transfer_rates, weight_stream
 
 OP = Operator("blk.0.ffn_up.weight", 0, "ffn_up", "MUL_MAT", "Q4_0", (256, 512, 1), 73728, 1.0)
 
 
 def case(device: str, layout: str, n_tokens: int, seconds: float, working_set_bytes: int = 0) -> ProfileCase:
-    return ProfileCase(
-        device, layout, "Q4_0", (256, 512, 1), 1, n_tokens, seconds, (seconds,), 1.0, 1.0, working_set_bytes
-    )
+    return ProfileCase(device, layout, OP.mul_mat, n_tokens, working_set_bytes, seconds, (seconds,))
 
 
 def profile(*cases: ProfileCase, rest: tuple[RestCase, ...] = (), boundary: LinearFit | None = None) -> Profile:
     link = {"h2d_pageable": LinearFit(1e-5, 1e-9, 1.0), "d2h": LinearFit(2e-5, 2e-9, 1.0)}
-    return Profile(1, {}, "RPC0", cases, rest, link, boundary, None, 3e-5, ())
+    return Profile(1, {}, "RPC0", cases, rest, link, boundary, 3e-5, ())
 
 
 def test_passes_of_a_workload() -> None:
@@ -58,12 +58,12 @@ def test_cpu_time_is_that_of_the_fastest_layout_over_the_phase() -> None:
         case("CPU", "CPU_REPACK", 32, 20.0),
         case("RPC0", "device", 1, 0.5),
     )
-    index = index_cases(made)
-    decode = operator_cost(index, OP, "RPC0", (Pass(1, 1, 1),))
+    kernels = Kernels(made)
+    decode = operator_cost(kernels, OP, (Pass(1, 1, 1),))
     assert (decode.t_cpu_s, decode.layout, decode.t_gpu_s) == (1.0, "CPU", 0.5)
-    prefill = operator_cost(index, OP, "RPC0", (Pass(32, 32, 2),))
+    prefill = operator_cost(kernels, OP, (Pass(32, 32, 2),))
     assert (prefill.t_cpu_s, prefill.layout) == (40.0, "CPU_REPACK")
-    assert operator_cost(index, OP, "CUDA0", (Pass(1, 1, 1),)).t_gpu_s is None
+    assert operator_cost(Kernels(replace(made, device="CUDA0")), OP, (Pass(1, 1, 1),)).t_gpu_s is None
 
 
 def test_plain_weights_are_streamed_for_large_batches_where_the_device_takes_them() -> None:
@@ -77,9 +77,9 @@ def test_plain_weights_are_streamed_for_large_batches_where_the_device_takes_the
     )
     over = (Pass(64, 64, 1), Pass(1, 64, 1))
     stream = LinearFit(3.0, 0.0, 1.0)
-    streamed = operator_cost(index_cases(made), OP, "RPC0", over, stream)
+    streamed = operator_cost(Kernels(made), OP, over, stream)
     assert (streamed.layout, streamed.t_cpu_s) == ("CPU", pytest.approx(3.0 + 2.0 + 1.0))
-    assert operator_cost(index_cases(made), OP, "RPC0", over).layout == "CPU_REPACK"
+    assert operator_cost(Kernels(made), OP, over).layout == "CPU_REPACK"
     assert weight_stream(made) is None  # its fingerprint names no device that takes them
     assert weight_stream(replace(made, fingerprint={"device_backend": "CUDA"})) == made.link["h2d_pageable"]
 
@@ -93,18 +93,18 @@ def test_output_and_last_ffn_see_only_the_last_token_of_a_prompt() -> None:
     made = profile(case("CPU", "CPU", 1, 1.0), case("CPU", "CPU", 512, 512.0))
     three = [replace(OP, name=name, layer=layer) for name, layer in (("a", 0), ("b", 1), ("c", None))]
     prompt = passes(Workload(1024, 0, 2048, 512), "prefill")
-    priced = operator_costs(index_cases(made), three, 2, "CPU", prompt)
+    priced = operator_costs(Kernels(made), three, 2, prompt)
     assert [cost.t_cpu_s for cost in priced] == [pytest.approx(1024.0), 1.0, 1.0]
 
 
 def test_missing_cpu_timing_is_a_profile_error_that_names_the_operator() -> None:
     with pytest.raises(ProfileError, match=r"blk\.0\.ffn_up\.weight"):
-        operator_cost(index_cases(profile(case("RPC0", "device", 1, 1.0))), OP, "RPC0", (Pass(1, 1, 1),))
+        operator_cost(Kernels(profile(case("RPC0", "device", 1, 1.0))), OP, (Pass(1, 1, 1),))
 
 
 def test_colder_of_two_measurements_counts() -> None:
-    index = index_cases(profile(case("CPU", "CPU", 1, 9.0, 10**9), case("CPU", "CPU", 1, 1.0, 10**6)))
-    assert operator_cost(index, OP, "CPU", (Pass(1, 1, 1),)).t_cpu_s == 9.0
+    kernels = Kernels(profile(case("CPU", "CPU", 1, 9.0, 10**9), case("CPU", "CPU", 1, 1.0, 10**6)))
+    assert operator_cost(kernels, OP, (Pass(1, 1, 1),)).t_cpu_s == 9.0
 
 
 def test_boundary_adds_what_the_two_copies_do_not_explain() -> None:

@@ -8,10 +8,10 @@ import pytest
 from placement_cases import model, operators
 
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.core.types import LinearFit, Operator, Profile, ProfileCase, Workload
+from oallama.core.types import LinearFit, MulMat, Operator, Profile, ProfileCase, Workload
 from oallama.cost.graph import build_graph
-from oallama.place.baselines import Placed
 from oallama.place.decide import LATER_POLICIES, decide
+from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem
 
 N_LAYER = 4
@@ -22,10 +22,11 @@ def profile(device: str = "RPC0", t_gpu_s: float = 0.1) -> Profile:
     cases = []
     for shape in ((256, 256, 1), (256, 1000, 1)):
         for n_tokens in (1, 512):
-            cases.append(ProfileCase("CPU", "CPU", "F16", shape, 1, n_tokens, 1.0, (1.0,), 1.0, 1.0))
-            cases.append(ProfileCase("RPC0", "device", "F16", shape, 1, n_tokens, t_gpu_s, (t_gpu_s,), 1.0, 1.0))
+            mul_mat = MulMat("MUL_MAT", "F16", shape)
+            cases.append(ProfileCase("CPU", "CPU", mul_mat, n_tokens, 0, 1.0, (1.0,)))
+            cases.append(ProfileCase("RPC0", "device", mul_mat, n_tokens, 0, t_gpu_s, (t_gpu_s,)))
     link = {key: LinearFit(1e-3, 0.0, 1.0) for key in ("h2d_pinned", "h2d_pageable", "d2h")}
-    return Profile(1, {}, device, tuple(cases), (), link if device != "CPU" else {}, None, None, 0.0, ())
+    return Profile(1, {}, device, tuple(cases), (), link if device != "CPU" else {}, None, 0.0, ())
 
 
 class Table:

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))
 
-from default_model.derivation import Sampler, find_derivations
-from default_model.documents import ASSISTANT, END, USER, document, sample_document
-from default_model.sums import sum_question
-from default_model.tokenizer import Tokenizer
+from training.derivation import Sampler, find_derivations
+from training.documents import ASSISTANT, END, USER, document, sample_document
+from training.sums import sum_question
+from training.tokenizer import Tokenizer
 
 MARKS = (USER, ASSISTANT, END)
 SEED = 20261121

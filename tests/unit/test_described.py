@@ -9,22 +9,21 @@ import pytest
 from described_cases import CARD, HOST, model, operators
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import CPU_DEVICE, Profile, Workload
+from oallama.core.types import CPU_DEVICE, MulMat, Profile, Workload
 from oallama.core.units import MIB
 from oallama.cost.attention import attention_seconds, with_attention
-from oallama.cost.contention import contended
 from oallama.cost.graph import build_graph
-from oallama.cost.operator_cost import Pass
-from oallama.cost.predict import placement_seconds
+from oallama.cost.interference import NO_INTERFERENCE, interference_at, interference_curve
+from oallama.cost.passes import Pass
+from oallama.cost.placement import placement_seconds
 from oallama.cost.transfer import transfer_rates, weight_stream
-from oallama.place.baselines import Placed
 from oallama.place.decide import decide
+from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem, costs_over
-from oallama.profile.cases import Signature, bytes_read, flops
 from oallama.profile.described import described, host_profile, rest_kernels, with_card
 from oallama.profile.merge import missing_link, missing_sharing
 from oallama.profile.store import profile_from_json, profile_to_json
-from oallama.profile.wanted import signature_of, wanted
+from oallama.profile.wanted import wanted
 
 TOKENS = (1, 32, 512)
 LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
@@ -51,13 +50,13 @@ def test_all_on_the_device_costs_the_sum_of_its_kernels() -> None:
     costs = costs_over(plain, (one,))
     everything = (True,) * len(problem.operators)
 
-    def mul_mat_s(signature: Signature) -> float:
-        k, n, _ = signature.shape
-        n_bytes = bytes_read(signature, 1) + 4 * (k + n)
-        return CARD.kernel_seconds(flops(signature, 1), n_bytes, False)
+    def mul_mat_s(mul_mat: MulMat) -> float:
+        k, n, _ = mul_mat.shape
+        n_bytes = mul_mat.bytes_read(1) + 4 * (k + n)
+        return CARD.kernel_seconds(mul_mat.flops(1), n_bytes, False)
 
     shape = next(rest.shape for rest in profile.rest if rest.shape and not rest.shape.flash_attn)
-    kernels = sum(mul_mat_s(signature_of(op)) for op in problem.operators)
+    kernels = sum(mul_mat_s(op.mul_mat) for op in problem.operators)
     kernels += 4 * sum(CARD.kernel_seconds(k.flop, k.n_bytes, True) for k in rest_kernels(shape, 1, 256, 0))
     rates = transfer_rates(profile)
     there_and_back = rates.split_s + rates.copy_in.seconds(4 * 1024) + rates.copy_out.seconds(4 * 4096)
@@ -135,10 +134,11 @@ def test_cpu_and_link_together_read_what_the_dram_gives() -> None:
     profile = with_card(host_profile(HOST, of, ops, TOKENS), CARD, of, ops, dram_bytes_per_s=45e9)
     shared = profile.contention
     assert shared is not None
-    assert shared.cpu_with_link_gb_per_s + shared.link_with_cpu_gb_per_s == pytest.approx(45)
-    cpu, link = shared.cpu_alone_gb_per_s * 1e9, shared.link_alone_gb_per_s * 1e9
-    assert contended(shared, cpu, link)[0] == pytest.approx(45e9 / (cpu + link))
-    assert contended(shared, 1e9, link) == (1.0, 1.0)
+    assert shared.first_with_second_gb_per_s + shared.second_with_first_gb_per_s == pytest.approx(45)
+    cpu, link = shared.first_alone_gb_per_s * 1e9, shared.second_alone_gb_per_s * 1e9
+    beside = interference_at(interference_curve(profile), 1)
+    assert beside.cpu_with_link == beside.link_with_cpu == pytest.approx(45e9 / (cpu + link))
+    assert interference_at(interference_curve(profile), 512) == NO_INTERFERENCE
 
 
 def test_attention_takes_more_with_depth_and_without_flash_attention() -> None:
@@ -152,7 +152,7 @@ def test_attention_takes_more_with_depth_and_without_flash_attention() -> None:
 def test_float_weights_take_the_float_rate() -> None:
     _, quantised = made(type_name="Q4_0")
     profile, floating = made(type_name="F16")
-    assert all(case.type == "F16" for case in profile.cases)
+    assert all(case.mul_mat.type == "F16" for case in profile.cases)
     costs = [costs_over(problem, (Pass(512, 512, 1),)).operators[-4] for problem in (quantised, floating)]
     assert costs[1].t_gpu_s is not None and costs[0].t_gpu_s is not None
     assert costs[1].t_gpu_s > 1.5 * costs[0].t_gpu_s

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.core.errors import UsageError
-from oallama.device.spec import DeviceSpec, format_cpus, parse_cpus, parse_device
+from oallama.core.units import format_ranges
+from oallama.device.spec import DeviceSpec, parse_cpus, parse_device
 
 
 @pytest.mark.parametrize(
@@ -82,7 +83,7 @@ def test_str_gives_the_text_back(spec: DeviceSpec) -> None:
 
 @given(st.lists(st.integers(0, 300), min_size=1).map(lambda cpus: tuple(sorted(set(cpus)))))
 def test_cpu_lists_round_trip(cpus: tuple[int, ...]) -> None:
-    assert parse_cpus(format_cpus(cpus)) == cpus
+    assert parse_cpus(format_ranges(cpus)) == cpus
 
 
 def test_only_rpc_devices_are_remote() -> None:

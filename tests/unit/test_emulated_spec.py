@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.core.errors import UsageError
+from oallama.device.card import Host
 from oallama.device.cards import CARDS
+from oallama.device.cpu import allowed_cpus
 from oallama.device.emulated import Emulated, card_of, in_words, parameters_of, parse_emulated, use_parameters
 from oallama.device.identity import known_device
 from oallama.device.spec import parse_device
-from oallama.profile.emulate import CpuRates, allowed_cpus, resolved
+from oallama.profile.emulate import resolved
 from oallama.profile.machine import fingerprint_key
 from oallama.profile.profiler import machine_with
 
@@ -108,7 +110,7 @@ def test_the_parameters_say_that_it_is_emulated() -> None:
 
 
 def rates_of(bytes_per_s: float, flops_per_s: float):
-    return lambda n_threads: CpuRates(bytes_per_s, flops_per_s)
+    return lambda n_threads: Host("this CPU", bytes_per_s, flops_per_s, "a test")
 
 
 def test_the_scale_is_how_much_slower_this_cpu_is() -> None:
@@ -123,7 +125,7 @@ def test_the_scale_is_how_much_slower_this_cpu_is() -> None:
 
 
 def test_a_given_scale_is_not_measured() -> None:
-    def nobody_asks(n_threads: int) -> CpuRates:
+    def nobody_asks(n_threads: int) -> Host:
         raise AssertionError("the CPU was measured")
 
     found, _ = resolved(parse_device("emulated:scale=3,values=real"), 1, nobody_asks)

@@ -8,7 +8,7 @@ import gguf
 import pytest
 
 from ggml_bridge.library import library_folder, soname
-from oallama.model.gguf_types import GGML_TYPES, GGML_TYPES_BY_NAME, MUL_MAT_TYPES
+from oallama.core.ggml_types import GGML_TYPES, GGML_TYPES_BY_NAME, MUL_MAT_TYPES
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
+from experiments.models import Shape
+from experiments.pages import table
+from experiments.published import OATO_PAPER
 from gpu_steps import bounds, tables
 from gpu_steps.bounds import Rates
-from gpu_steps.models import model_bytes
-from gpu_steps.published import OATO_PAPER
 from gpu_steps.report import NOT_YET, current, is_gpu, page, read_documents
-from gpu_steps.scale import FULL, LEASE, Shape
+from gpu_steps.scale import FULL, LEASE
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = (ROOT / "scripts" / "gpu_steps" / "page.md").read_text(encoding="utf-8")
@@ -156,7 +157,7 @@ def test_correctness_names_what_is_wrong() -> None:
 
 
 def test_pipes_cannot_break_a_table() -> None:
-    assert tables.table(("a",), [("x|y",)])[2] == "| x\\|y |"
+    assert table(("a",), [("x|y",)])[2] == "| x\\|y |"
 
 
 #
@@ -174,8 +175,8 @@ def test_rates_are_of_large_matrices_alone() -> None:
 
 
 def test_a_token_takes_at_least_what_its_bytes_take() -> None:
-    shape = Shape("llama2-13b", "F16", 40, 40)
-    n_bytes = bounds.active_values(shape) * 2
+    shape = Shape("llama2-13b", "F16", 40)
+    n_bytes = shape.active_values * 2
     serial, both = bounds.tpot_bounds(shape, RATES, 0.5)
     assert serial == pytest.approx(0.5 * n_bytes / 200e9 + 0.5 * n_bytes / 50e9)
     assert both == pytest.approx(0.5 * n_bytes / 50e9), "the CPU is what is waited for"
@@ -185,10 +186,10 @@ def test_a_token_takes_at_least_what_its_bytes_take() -> None:
 
 def test_of_experts_only_those_used_are_read() -> None:
     dense, experts = FULL.llama70b, FULL.mixtral
-    assert bounds.active_values(dense) == pytest.approx(68.7e9, rel=0.01)
-    assert bounds.active_values(experts) == pytest.approx(12.7e9, rel=0.02)
-    assert model_bytes(experts) == pytest.approx(26.3e9, rel=0.02)
-    assert tables.operator_bytes(dense) < model_bytes(dense)
+    assert dense.active_values == pytest.approx(68.7e9, rel=0.01)
+    assert experts.active_values == pytest.approx(12.7e9, rel=0.02)
+    assert experts.n_bytes == pytest.approx(26.3e9, rel=0.02)
+    assert dense.embedding_bytes < dense.n_bytes / 100
 
 
 #

@@ -11,14 +11,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from gpu_steps.child import json_lines, run_child
+from experiments.child import json_lines, run_child
+from experiments.machine import backend_of
+from experiments.results import CUT, DONE, FAILED, NAME, Results, ResultsError
+from experiments.traces import events_of, last_token, overlap_of, sums_of, union
 from gpu_steps.correctness import BOUNDS, bound, cases, verdict
-from gpu_steps.models import model_bytes
 from gpu_steps.scale import ALL_TYPES, FULL, LEASE, QUANTISED, SCALES, SMALL
-from gpu_steps.schedule import CUT, DONE, FAILED, MAX_TRIES, RESERVE_S, choose, expected_seconds, pace_of
-from gpu_steps.steps import GIB, Step, backend_of, steps_of
-from gpu_steps.store import NAME, Store, StoreError
-from gpu_steps.timeline_case import events_of, last_token, overlap_of, sums_of, union
+from gpu_steps.schedule import MAX_TRIES, RESERVE_S, choose, expected_seconds, pace_of
+from gpu_steps.steps import GIB, Step, steps_of
 
 POLICIES = ("auto", "oato", "split", "layers", "cpu")
 STEPS = (
@@ -26,6 +26,10 @@ STEPS = (
     Step("second", "", "b", 50, needs=("first",)),
     Step("third", "", "b", 20, models=(SMALL.oato_q4,)),
 )
+
+
+def results(folder: Path, device: str = "CUDA0", scale: str = "lease", **options: Any) -> Results:
+    return Results(folder / NAME, {"device": device, "scale": scale}, **options)
 
 
 def result(state: str, seconds: float = 1.0, tries: int = 1) -> dict[str, Any]:
@@ -168,8 +172,8 @@ def test_three_calls_of_a_lease_are_enough() -> None:
     steps = steps_of(LEASE, "CUDA0", 16, (*POLICIES, "scheinfer"))
     seconds = sum(step.seconds for step in steps)
     shapes = {shape.name: shape for step in steps for shape in step.models}
-    assert seconds + sum(model_bytes(shape) for shape in shapes.values()) / 1e9 < 3 * 570
-    assert sum(model_bytes(shape) for shape in shapes.values()) < 50e9
+    assert seconds + sum(shape.n_bytes for shape in shapes.values()) / 1e9 < 3 * 570
+    assert sum(shape.n_bytes for shape in shapes.values()) < 50e9
 
 
 #
@@ -178,28 +182,28 @@ def test_three_calls_of_a_lease_are_enough() -> None:
 
 
 def test_results_survive_and_are_copied(tmp_path: Path) -> None:
-    store = Store(tmp_path / "work", (tmp_path / "out",), "CUDA0", "lease")
+    store = results(tmp_path / "work", copies=(tmp_path / "out",))
     store.begin_call({"budget_s": 1.0})
     store.put("doctor", state=DONE, seconds=2.0)
     store.put("doctor", data=[1])
     assert json.loads((tmp_path / "out" / NAME).read_text()) == json.loads((tmp_path / "work" / NAME).read_text())
-    again = Store(tmp_path / "work", (), "CUDA0", "lease", only_look=True)
+    again = results(tmp_path / "work", read_only=True)
     assert again.steps["doctor"] == {"state": DONE, "seconds": 2.0, "data": [1]} and len(again.record["calls"]) == 1
 
 
 def test_two_at_once_do_not_write_the_same_results(tmp_path: Path) -> None:
-    first = Store(tmp_path, (), "CUDA0", "lease")
+    first = results(tmp_path)
     first.put("doctor", state=DONE)
-    with pytest.raises(StoreError, match="another gpu_run is at work"):
-        Store(tmp_path, (), "CUDA0", "lease")
-    assert Store(tmp_path, (), "CUDA0", "lease", only_look=True).steps == first.steps
+    with pytest.raises(ResultsError, match="another gpu_run is at work"):
+        results(tmp_path)
+    assert results(tmp_path, read_only=True).steps == first.steps
     del first
-    assert Store(tmp_path, (), "CUDA0", "lease").steps["doctor"]["state"] == DONE
+    assert results(tmp_path).steps["doctor"]["state"] == DONE
 
 
 def test_results_of_another_machine_are_taken_up(tmp_path: Path) -> None:
-    Store(tmp_path / "there", (), "CUDA0", "lease").put("doctor", state=DONE)
-    store = Store(tmp_path / "here", (), "CUDA0", "lease")
+    results(tmp_path / "there").put("doctor", state=DONE)
+    store = results(tmp_path / "here")
     store.adopt(tmp_path / "there" / NAME)
     assert store.steps["doctor"]["state"] == DONE
     store.put("doctor", state=FAILED)
@@ -209,15 +213,15 @@ def test_results_of_another_machine_are_taken_up(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("device", "scale"), [("Vulkan0", "lease"), ("CUDA0", "small")])
 def test_results_of_something_else_are_refused(device: str, scale: str, tmp_path: Path) -> None:
-    Store(tmp_path, (), "CUDA0", "lease").put("doctor", state=DONE)
-    with pytest.raises(StoreError, match="--work"):
-        Store(tmp_path, (), device, scale)
+    results(tmp_path).put("doctor", state=DONE)
+    with pytest.raises(ResultsError, match="--work"):
+        results(tmp_path, device, scale)
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text("{", encoding="utf-8")
-    with pytest.raises(StoreError, match="remove it"):
-        Store(tmp_path, (), "CUDA0", "lease")
+    with pytest.raises(ResultsError, match="remove it"):
+        results(tmp_path)
 
 
 def test_a_child_is_stopped_at_its_deadline_and_its_lines_are_kept(tmp_path: Path) -> None:
@@ -236,7 +240,7 @@ def test_a_child_is_stopped_at_its_deadline_and_its_lines_are_kept(tmp_path: Pat
 def test_what_a_child_says_last_is_told(tmp_path: Path) -> None:
     script = "import sys; print('result'); sys.exit('it went wrong')"
     ended = run_child([sys.executable, "-c", script], 30.0, tmp_path / "log.txt")
-    assert (ended.status, ended.late, ended.out, ended.said) == (1, False, "result\n", "it went wrong")
+    assert (ended.status, ended.late, ended.out, ended.last_line) == (1, False, "result\n", "it went wrong")
 
 
 def test_a_half_written_line_is_no_result(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The rooms' import direction (DESIGN 4), read from the sources: arrows point right and never back.
+"""The rooms' import direction, read from the sources: arrows point right and never back.
 
 cli -> bench -> placer -> {run, report} -> {plan, place} -> cost -> {profile, model} -> device -> core, and ggml_bridge,
 which knows nothing of oallama, is for the rooms that touch native code.
@@ -26,14 +26,13 @@ ROOMS = (
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 TOUCH_NATIVE = (
-    *("oallama.device", "oallama.profile", "oallama.model.memory", "oallama.model.trace", "oallama.run"),
+    *("oallama.device", "oallama.profile", "oallama.model.memory", "oallama.run"),
     *(f"oallama.bench.{part}" for part in ("child", "common_library", "fit", "loaded", "readback", "timing")),
 )
 TOUCH_NATIVE_TOO = {
     "oallama.cli.checks": "doctor checks the bridge itself",
     "oallama.cli.export": "names the file of the plugin",
     "oallama.model.chat_template": "templates are rendered in a child process, which the bridge knows how to run",
-    "oallama.model.gguf_types": "block sizes are ggml's own at run time (DESIGN 2.14)",
 }
 PURE = (
     *("oallama.cost", "oallama.place", "oallama.report", "oallama.plan.patterns", "oallama.plan.split"),

@@ -41,7 +41,7 @@ OPERATORS = (
 MODEL = ModelInfo(
     path="models/tiny.gguf", arch="llama", name="tiny", n_layer=1, n_embd=512, n_ff=1536, n_head=8, n_head_kv=4,
     n_embd_head_k=64, n_embd_head_v=64, n_expert=0, n_expert_used=0, n_vocab=4096, n_ctx_train=512,
-    file_bytes=3200000, paths=("models/tiny.gguf",), fingerprint="ab" * 32,
+    file_bytes=3200000, fingerprint="ab" * 32,
 )  # fmt: skip
 
 
@@ -259,7 +259,7 @@ def test_export_of_remote_and_host_only_plans() -> None:
 
 def test_a_plan_without_a_profile_predicts_nothing_and_survives_a_round_trip(tmp_path: Path) -> None:
     operator = Operator("output.weight", None, "output", "MUL_MAT", "F16", (256, 1000, 1), 512_000, 1.0)
-    model = ModelInfo("m.gguf", "llama", "m", 2, 256, 512, 8, 2, 32, 32, 0, 0, 1000, 512, 1, ("m.gguf",), "f" * 64)
+    model = ModelInfo("m.gguf", "llama", "m", 2, 256, 512, 8, 2, 32, 32, 0, 0, 1000, 512, 1, "f" * 64)
     plan = Plan(unmeasured_cpu_record(model, [operator], Workload(8, 8, 256), 512_000))
     plan.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")

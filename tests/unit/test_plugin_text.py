@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.core.errors import PlanError
+from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, StreamSettings, Workload
-from oallama.model.gguf_types import GGML_TYPES_BY_NAME
+from oallama.model.cut import cut_extent, cut_granularity
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
-from oallama.plan.split import cut_extent, cut_granularity, slice_counts
+from oallama.plan.split import slice_counts
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "plugin_plan_v1.oallama"
 STREAMED = GOLDEN.with_name("plugin_plan_v1_streamed.oallama")

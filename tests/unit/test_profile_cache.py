@@ -11,8 +11,8 @@ import pytest
 
 from oallama.core.errors import ProfileError
 from oallama.core.types import ProfileCase
-from oallama.profile.cache import Journal, cache_folder, load, measuring_lock, profile_path, save
 from oallama.profile.merge import empty, merged
+from oallama.profile.store import Journal, cache_folder, load, measuring_lock, profile_path, save
 
 CASE = {
     "device": "CPU", "layout": "CPU", "type": "F16", "shape": [64, 32, 1], "n_expert_used": 1, "n_tokens": 1,
@@ -69,7 +69,7 @@ def test_machines_and_threads_have_files_of_their_own(tmp_path: Path) -> None:
 
 def test_the_second_measurement_waits_for_the_first(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from oallama.profile.cache import measuring_lock\n"
+        "import sys; from pathlib import Path; from oallama.profile.store import measuring_lock\n"
         "with measuring_lock(Path(sys.argv[1]), lambda: print('waits', flush=True)): print('has it', flush=True)"
     )
     second = None

@@ -6,17 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from oallama.core.types import ModelInfo, Operator
+from oallama.core.types import Case, ModelInfo, MulMat, Operator
 from oallama.core.units import MIB
-from oallama.profile.cases import Case, Signature, bytes_read, case_of, flops, key_of
-from oallama.profile.wanted import cases_at, in_order, required, rest_ways, signature_of, too_slow, wanted, working_set
+from oallama.profile.wanted import cases_at, in_order, required, rest_ways, too_slow, wanted, working_set
 
 
 def model(n_layer: int = 2) -> ModelInfo:
     return ModelInfo(
         path="m.gguf", arch="llama", name="m", n_layer=n_layer, n_embd=256, n_ff=512, n_head=8, n_head_kv=2,
         n_embd_head_k=32, n_embd_head_v=32, n_expert=0, n_expert_used=0, n_vocab=1000, n_ctx_train=512,
-        file_bytes=1, paths=("m.gguf",), fingerprint="f",
+        file_bytes=1, fingerprint="f",
     )  # fmt: skip
 
 
@@ -46,7 +45,7 @@ def test_equal_operators_are_measured_once() -> None:
     assert len(required(want, "CUDA0")) == 16
 
 
-def test_type_and_routing_tell_signatures_apart() -> None:
+def test_type_and_routing_tell_mul_mats_apart() -> None:
     routed = {"op": "MUL_MAT_ID", "n_expert_used": 2, "active_fraction": 0.25}
     operators = [
         operator("a", 0, (256, 256, 1), 36864),
@@ -114,72 +113,71 @@ def test_layers_that_are_no_llama_block_have_no_rest_cases(odd: dict[str, int]) 
     ],
 )
 def test_working_set_in_decode(weight: int, whole_model: int, llc: int, expected: int) -> None:
-    matrix = Signature("MUL_MAT", "F16", (1024, weight // 2048, 1), 1, weight)
+    matrix = MulMat("MUL_MAT", "F16", (1024, weight // 2048, 1), 1)
     assert working_set(matrix, 1, whole_model, llc) == expected
 
 
 def test_working_set_shrinks_to_one_copy_as_a_pass_gets_long() -> None:
-    matrix = Signature("MUL_MAT", "Q4_0", (4096, 4096, 1), 1, 9 * MIB)
+    matrix = MulMat("MUL_MAT", "Q4_0", (4096, 4096, 1), 1)
     sizes = [working_set(matrix, n, 4000 * MIB, 32 * MIB) for n in (1, 8, 32, 64, 128, 512)]
     assert sizes[:2] == [128 * MIB] * 2
     assert sizes == sorted(sizes, reverse=True)
     assert 64 * MIB < sizes[2] < 72 * MIB  # 8 GFLOP of 32 tokens
     assert sizes[-1] == 9 * MIB
-    experts = Signature("MUL_MAT_ID", "Q4_0", (4096, 1024, 64), 8, 64 * 9 * MIB // 4)
+    experts = MulMat("MUL_MAT_ID", "Q4_0", (4096, 1024, 64), 8)
     assert working_set(experts, 1, 9000 * MIB, 32 * MIB) == 64 * 9 * MIB // 4  # larger than four caches by itself
 
 
 def test_bytes_and_flops_of_a_dense_a_batched_and_a_routed_mul_mat() -> None:
-    dense = Signature("MUL_MAT", "F16", (64, 32, 1), 1, 4096)
-    assert flops(dense, 3) == 2 * 64 * 32 * 3
-    assert bytes_read(dense, 3) == 4096
-    batched = Signature("MUL_MAT", "F16", (64, 32, 8), 1, 8 * 4096)
-    assert flops(batched, 3) == 8 * flops(dense, 3)
-    assert bytes_read(batched, 3) == 8 * 4096
-    routed = Signature("MUL_MAT_ID", "F16", (64, 32, 8), 2, 8 * 4096)
-    assert flops(routed, 1) == 2 * 64 * 32 * 2
-    assert bytes_read(routed, 1) == pytest.approx(2 * 4096)
+    dense = MulMat("MUL_MAT", "F16", (64, 32, 1), 1)
+    assert dense.flops(3) == 2 * 64 * 32 * 3
+    assert dense.bytes_read(3) == 4096
+    batched = MulMat("MUL_MAT", "F16", (64, 32, 8), 1)
+    assert batched.flops(3) == 8 * dense.flops(3)
+    assert batched.bytes_read(3) == 8 * 4096
+    routed = MulMat("MUL_MAT_ID", "F16", (64, 32, 8), 2)
+    assert routed.flops(1) == 2 * 64 * 32 * 2
+    assert routed.bytes_read(1) == pytest.approx(2 * 4096)
     # two tokens of 2 in 8 experts meet in an expert with probability 1/4
-    assert bytes_read(routed, 2) == pytest.approx(8 * 4096 * (1 - 0.75**2))
-    assert bytes_read(routed, 512) == pytest.approx(8 * 4096)
+    assert routed.bytes_read(2) == pytest.approx(8 * 4096 * (1 - 0.75**2))
+    assert routed.bytes_read(512) == pytest.approx(8 * 4096)
 
 
 def test_a_measured_case_states_its_rates() -> None:
-    case = Case("CPU", "CPU", Signature("MUL_MAT", "F16", (1000, 1000, 1), 1, 2_000_000), 1, 64)
+    case = Case("CPU", "CPU", MulMat("MUL_MAT", "F16", (1000, 1000, 1), 1), 1, 64)
     record = case.measured([0.001, 0.002, 0.003], 0.002)
     assert record.gb_per_s == pytest.approx(1.0)
     assert record.gflops == pytest.approx(1.0)
-    assert (record.samples, record.working_set_bytes, record.op) == ((0.001, 0.002, 0.003), 64, "MUL_MAT")
+    assert (record.samples, record.working_set_bytes, record.mul_mat.op) == ((0.001, 0.002, 0.003), 64, "MUL_MAT")
 
 
 @pytest.mark.parametrize("n_tokens", [1, 7, 512])
 @pytest.mark.parametrize(
-    "signature",
+    "mul_mat",
     [
-        Signature("MUL_MAT", "F16", (1000, 1000, 1), 1, 2_000_000),
-        Signature("MUL_MAT", "Q4_0", (64, 32, 8), 1, 9216),
-        Signature("MUL_MAT_ID", "Q4_0", (64, 32, 8), 2, 9216),
+        MulMat("MUL_MAT", "F16", (1000, 1000, 1), 1),
+        MulMat("MUL_MAT", "Q4_0", (64, 32, 8), 1),
+        MulMat("MUL_MAT_ID", "Q4_0", (64, 32, 8), 2),
     ],
 )
-def test_a_record_tells_its_case(signature: Signature, n_tokens: int) -> None:
-    case = Case("CPU", "CPU_REPACK", signature, n_tokens, 123456)
+def test_a_record_tells_its_case(mul_mat: MulMat, n_tokens: int) -> None:
+    case = Case("CPU", "CPU_REPACK", mul_mat, n_tokens, 123456)
     record = case.measured([0.0013], 0.0013)
-    assert case_of(record) == case
-    assert key_of(record) == case.key == key_of(case.skipped("why"))
+    assert record.key == case == case.key == case.skipped("why").key
 
 
 def test_cheap_cases_come_first_and_small_batches_before_large_ones() -> None:
     want = wanted(model(), [*LAYERS, OUTPUT], (1, 32, 512), llc_bytes=MIB)
     ordered = in_order(cases_at(want, "CPU", "CPU_REPACK") + cases_at(want, "CPU", "CPU"))
     assert [case.n_tokens for case in ordered] == sorted(case.n_tokens for case in ordered)
-    assert ordered[0].signature.shape == (256, 256, 1)
+    assert ordered[0].mul_mat.shape == (256, 256, 1)
 
 
 def test_a_slow_layout_is_left_out_at_large_batches_only() -> None:
-    signature = signature_of(LAYERS[0])
+    mul_mat = LAYERS[0].mul_mat
 
     def case(layout: str, n_tokens: int, device: str = "CPU") -> Case:
-        return Case(device, layout, signature, n_tokens, MIB)
+        return Case(device, layout, mul_mat, n_tokens, MIB)
 
     seconds = {("CPU", 1): 9.0, ("CPU", 32): 2.5, ("AMX", 1): 1.0, ("AMX", 32): 1.0, ("CPU_REPACK", 32): 1.9}
     known = {case(layout, n).key: value for (layout, n), value in seconds.items()}

@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from oallama.core.types import Contention, LinearFit, Profile, RestCase, RestShape, Sharing
-from oallama.profile.cases import Signature
+from oallama.core.types import LinearFit, MulMat, Profile, RestCase, RestShape, Sharing
 from oallama.profile.merge import (
     LINKS,
     PAIRS,
@@ -28,7 +27,7 @@ LINE = LinearFit(1e-6, 1e-10, 1.0)
 
 
 def want(*shapes: tuple[int, int, int], tokens: tuple[int, ...] = (1, 32), size: int = 1 << 20) -> Wanted:
-    mul_mats = tuple((Signature("MUL_MAT", "F16", s, 1, 2 * s[0] * s[1]), n, size) for s in shapes for n in tokens)
+    mul_mats = tuple((MulMat("MUL_MAT", "F16", s), n, size) for s in shapes for n in tokens)
     return Wanted(mul_mats, tuple((n, 256) for n in tokens), SHAPE, 2)
 
 
@@ -52,7 +51,6 @@ def measured(wanted: Wanted, device: str | None = None) -> Profile:
         profile,
         link=dict.fromkeys(LINKS, LINE),
         boundary=LINE,
-        contention=Contention(1.0, 1.0, 1.0, 1.0),
         launch_s=1e-5,
         sharing=tuple(Sharing(*pair, n, 2.0, 2.0, 1.0, 1.0) for pair in PAIRS for n in (1, 32)),
         copy_wait=0.5,
@@ -79,12 +77,12 @@ def test_a_profile_serves_every_model_whose_cases_it_has() -> None:
     assert is_complete(measured(LARGE), SMALL)
     assert not is_complete(measured(SMALL), LARGE)
     lacking = missing_cases(measured(SMALL), required(LARGE, None))
-    assert {case.signature.shape for case in lacking} == {(128, 64, 1)}
+    assert {case.mul_mat.shape for case in lacking} == {(128, 64, 1)}
     assert len(lacking) == 2
 
 
 @pytest.mark.parametrize(
-    "part", ["link", "boundary", "contention", "launch_s", "rest", "cases", "sharing", "copy_wait", "launch_issue_s"]
+    "part", ["link", "boundary", "launch_s", "rest", "cases", "sharing", "copy_wait", "launch_issue_s"]
 )
 def test_no_part_may_be_missing_with_a_device(part: str) -> None:
     whole = measured(SMALL, "CUDA0")
@@ -125,9 +123,7 @@ def test_rest_that_a_device_cannot_compute_is_not_asked_for_again() -> None:
 
 def test_a_pair_of_cpu_backends_has_no_boundary_of_its_own() -> None:
     pair = measured(SMALL, "cpu-pair")
-    assert is_complete(
-        replace(pair, boundary=None, contention=None, sharing=(), copy_wait=None, launch_issue_s=None), SMALL
-    )
+    assert is_complete(replace(pair, boundary=None, sharing=(), copy_wait=None, launch_issue_s=None), SMALL)
     assert missing_link(replace(pair, link={}, launch_s=0.0)) == [*LINKS, "launch_s"]
 
 
@@ -142,7 +138,7 @@ def test_a_case_left_out_on_purpose_is_not_missing() -> None:
 def test_a_model_gets_only_its_own_part_in_a_fixed_order() -> None:
     store = measured(LARGE, "CUDA0")
     part = select(store, SMALL)
-    assert {case.shape for case in part.cases} == {(64, 32, 1)}
+    assert {case.mul_mat.shape for case in part.cases} == {(64, 32, 1)}
     assert {case.device for case in part.cases} == {"CPU", "CUDA0"}
     shuffled = replace(store, cases=store.cases[::-1], rest=store.rest[::-1])
     assert select(shuffled, SMALL) == part
@@ -192,10 +188,12 @@ def test_nothing_is_shared_without_a_second_device_or_kernels_on_it() -> None:
     assert missing_sharing(replace(measured(SMALL, "cpu-pair"), sharing=()), SMALL) == []
     there = measured(SMALL, "CUDA0")
     left_out = [case.skipped("no kernel") for case in cases_at(SMALL, "CUDA0", "device")]
+    beside_copies = tuple(one for one in there.sharing if (one.first, one.second) == ("cpu", "link"))
     no_kernel = replace(
-        there, cases=tuple(c for c in there.cases if c.device == "CPU"), skipped=tuple(left_out), sharing=()
+        there, cases=tuple(c for c in there.cases if c.device == "CPU"), skipped=tuple(left_out), sharing=beside_copies
     )
     assert is_complete(no_kernel, SMALL)
+    assert not is_complete(replace(no_kernel, sharing=()), SMALL), "the CPU beside copies needs no kernel there"
 
 
 def test_of_two_measurements_at_the_same_time_the_later_one_stays() -> None:
@@ -205,3 +203,9 @@ def test_of_two_measurements_at_the_same_time_the_later_one_stays() -> None:
     assert len(both.sharing) == len(whole.sharing) and again in both.sharing
     first = merged(replace(whole, sharing=()), [{"sharing": [asdict(again)]}, {"copy_wait": 1.0}])
     assert first.sharing == (again,) and first.copy_wait == 1.0
+
+
+def test_what_an_old_file_says_of_cpu_and_link_is_measured_again() -> None:
+    whole = measured(SMALL, "CUDA0")
+    old = replace(whole, sharing=tuple(replace(one, assumed=True) for one in whole.sharing))
+    assert len(missing_sharing(old, SMALL)) == 6 and not is_complete(old, SMALL)

@@ -12,32 +12,30 @@ import pytest
 from ggml_bridge import BridgeError as NativeError
 from ggml_bridge import ChildDied
 from ggml_bridge.child import ChildError
+from oallama.core.codec import from_json, to_json
 from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError
-from oallama.core.types import ModelInfo, Operator, Profile, RestShape
+from oallama.core.types import Case, ModelInfo, MulMat, Operator, Profile, RestShape
 from oallama.device.identity import KnownDevice
 from oallama.device.spec import parse_device
-from oallama.profile.cache import Journal
-from oallama.profile.cases import Case, Signature
 from oallama.profile.child import Request
 from oallama.profile.link import line_over
 from oallama.profile.merge import empty, select
 from oallama.profile.profiler import _Measurement, profile_model
 from oallama.profile.progress import Progress
+from oallama.profile.store import Journal
 from oallama.profile.timing import Policy
 from oallama.profile.wanted import Wanted
 
-SIGNATURE = Signature("MUL_MAT", "F16", (64, 32, 1), 1, 4096)
-BATCHED = Signature("MUL_MAT", "F16", (64, 32, 4), 1, 16384)
-WANT = Wanted(((SIGNATURE, 1, 8192), (BATCHED, 1, 32768)), ((1, 256),), RestShape(64, 2, 1, 32, 32, 128, True), 2)
+PLAIN = MulMat("MUL_MAT", "F16", (64, 32, 1))
+BATCHED = MulMat("MUL_MAT", "F16", (64, 32, 4))
+WANT = Wanted(((PLAIN, 1, 8192), (BATCHED, 1, 32768)), ((1, 256),), RestShape(64, 2, 1, 32, 32, 128, True), 2)
 
 Send = Callable[[dict[str, Any]], None]
 Script = Callable[[Mapping[str, Any], Send], None]
 
 
 def case_json(layout: str) -> dict[str, Any]:
-    record = Case("CPU", layout, SIGNATURE, 1, 8192).measured([1e-3], 1e-3)
-    fields: dict[str, Any] = json.loads(json.dumps(record, default=lambda r: {s: getattr(r, s) for s in r.__slots__}))
-    return fields
+    return to_json(Case("CPU", layout, PLAIN, 1, 8192).measured([1e-3], 1e-3))
 
 
 def started(device: str, layout: str, kind: str = "MUL_MAT") -> dict[str, Any]:
@@ -161,12 +159,12 @@ def test_errors_of_the_child_are_ours(tmp_path: Path, raised: Exception, kind: t
 
 def test_a_request_survives_the_pipe() -> None:
     request = Request("rpc-worker:1:1", 2, WANT, empty({"cpu": "x"}), Policy(target=0.1), ("AMX",))
-    assert Request.from_json(json.loads(json.dumps(request.to_json()))) == request
+    assert from_json(Request, json.loads(json.dumps(to_json(request))), "request") == request
 
 
 MODEL = ModelInfo(
     path="m.gguf", arch="llama", name="m", n_layer=1, n_embd=64, n_ff=128, n_head=2, n_head_kv=1, n_embd_head_k=32,
-    n_embd_head_v=32, n_expert=0, n_expert_used=0, n_vocab=10, n_ctx_train=64, file_bytes=1, paths=("m.gguf",),
+    n_embd_head_v=32, n_expert=0, n_expert_used=0, n_vocab=10, n_ctx_train=64, file_bytes=1,
     fingerprint="f",
 )  # fmt: skip
 OPERATOR = Operator("a", 0, "attn_q", "MUL_MAT", "F16", (64, 64, 1), 8192, 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import Contention, LinearFit, Profile, ProfileCase, RestCase, RestShape, Sharing, SkippedCase
+from oallama.core.types import LinearFit, MulMat, Profile, ProfileCase, RestCase, RestShape, Sharing, SkippedCase
 from oallama.profile.store import profile_from_json, profile_to_json, read_profile
 
 seconds = st.floats(1e-9, 1e3)
@@ -19,15 +20,11 @@ samples = st.lists(seconds, min_size=1, max_size=4).map(tuple)
 names = st.text(min_size=1, max_size=8)
 counts = st.integers(0, 2**50)
 shapes = st.tuples(*[st.integers(1, 2**31)] * 3)
-signature = {"device": names, "layout": names, "type": names, "shape": shapes, "n_expert_used": counts}
-cases = st.builds(
-    ProfileCase, **signature, n_tokens=counts, seconds=seconds, samples=samples, gb_per_s=seconds, gflops=seconds,
-    working_set_bytes=counts, op=st.sampled_from(["MUL_MAT", "MUL_MAT_ID"]),
-)  # fmt: skip
-skipped = st.builds(
-    SkippedCase, **signature, n_tokens=counts, working_set_bytes=counts, reason=names,
-    op=st.sampled_from(["MUL_MAT", "MUL_MAT_ID"]),
-)  # fmt: skip
+mul_mats = st.builds(
+    MulMat, st.sampled_from(["MUL_MAT", "MUL_MAT_ID"]), st.sampled_from(["F16", "Q4_0", "Q6_K"]), shapes, counts
+)
+cases = st.builds(ProfileCase, names, names, mul_mats, counts, counts, seconds, samples)
+skipped = st.builds(SkippedCase, names, names, mul_mats, counts, counts, names)
 kv_types = st.sampled_from(["f16", "q8_0"])
 rest_shapes = st.builds(RestShape, *[counts] * 6, st.booleans(), kv_types, kv_types)
 rest = st.builds(RestCase, names, counts, counts, seconds, samples, st.none() | rest_shapes)
@@ -46,7 +43,6 @@ profiles = st.builds(
     rest=st.lists(rest, max_size=3).map(tuple),
     link=st.dictionaries(names, fits, max_size=3),
     boundary=st.none() | fits,
-    contention=st.none() | st.builds(Contention, *[seconds] * 4),
     launch_s=seconds,
     warnings=st.lists(names, max_size=2).map(tuple),
     skipped=st.lists(skipped, max_size=2).map(tuple),
@@ -63,7 +59,7 @@ def test_json_gives_back_the_same_profile(profile: Profile) -> None:
 
 
 def small() -> dict[str, Any]:
-    case = ProfileCase("CPU", "CPU", "F16", (64, 32, 1), 1, 1, 0.001, (0.001, 0.002), 4.096, 4.096, 8192)
+    case = ProfileCase("CPU", "CPU", MulMat("MUL_MAT", "F16", (64, 32, 1)), 1, 8192, 0.001, (0.001, 0.002))
     shape = RestShape(64, 2, 1, 32, 32, 128, True)
     profile = Profile(
         version=1,
@@ -73,10 +69,12 @@ def small() -> dict[str, Any]:
         rest=(RestCase("CPU", 1, 256, 0.001, (0.001,), shape),),
         link={"d2h": LinearFit(1e-6, 1e-10, 0.99, ((4096, 1e-6),))},
         boundary=None,
-        contention=Contention(10.0, 20.0, 8.0, 15.0),
         launch_s=1e-5,
         warnings=("w",),
-        sharing=(Sharing("device", "link", 1, 50.0, 20.0, 40.0, 15.0),),
+        sharing=(
+            Sharing("device", "link", 1, 50.0, 20.0, 40.0, 15.0),
+            Sharing("cpu", "link", 1, 10.0, 20.0, 8.0, 15.0),
+        ),
         copy_wait=0.25,
         launch_issue_s=2e-6,
     )
@@ -163,6 +161,46 @@ def test_a_file_that_is_no_profile_is_one_sentence(tmp_path: Path, text: bytes) 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match=r"cannot read the profile .*absent\.json"):
         read_profile(tmp_path / "absent.json")
+
+
+def test_contention_is_the_row_of_cpu_and_link_at_the_smallest_batch() -> None:
+    record = small()
+    rates = {"cpu_alone_gb_per_s": 10.0, "link_alone_gb_per_s": 20.0, "cpu_with_link_gb_per_s": 8.0,
+             "link_with_cpu_gb_per_s": 15.0}  # fmt: skip
+    assert record["contention"] == rates
+    profile = profile_from_json(record)
+    larger = replace(profile.sharing[1], n_tokens=32, first_with_second_gb_per_s=9.0)
+    assert profile_to_json(replace(profile, sharing=(larger, *profile.sharing)))["contention"] == rates
+    assert profile_to_json(replace(profile, sharing=profile.sharing[:1]))["contention"] is None
+
+
+def test_an_old_file_s_contention_stands_for_decode_and_is_not_written_as_measured() -> None:
+    old = small()
+    del old["sharing"]
+    profile = profile_from_json(old)
+    assert profile.sharing == (
+        Sharing("cpu", "link", 1, 10.0, 20.0, 8.0, 15.0, assumed=True),
+        Sharing("cpu", "link", 32, 10.0, 20.0, 10.0, 20.0, assumed=True),
+    )
+    assert profile_to_json(profile) == old
+
+
+@pytest.mark.parametrize(
+    ("contention", "message"),
+    [(5, "profile.contention is not an object"), ({"cpu_alone_gb_per_s": 1.0}, "profile.contention: .* is missing")],
+)
+def test_a_fault_in_an_old_file_s_contention_is_named(contention: object, message: str) -> None:
+    old = {**small(), "contention": contention}
+    del old["sharing"]
+    with pytest.raises(ProfileError, match=message):
+        profile_from_json(old)
+
+
+def test_a_type_that_ggml_does_not_have_is_refused() -> None:
+    record = small()
+    record["cases"][0]["type"] = "Q9_9"
+    with pytest.raises(ProfileError, match=r"cases\[0\]: type 'Q9_9' is not one of ggml's"):
+        profile_from_json(record)
 
 
 def test_keys_of_a_later_writer_are_ignored() -> None:

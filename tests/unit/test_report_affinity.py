@@ -9,15 +9,16 @@ import report_records as records
 
 from oallama.core.types import MemoryLedger
 from oallama.report.affinity import (
+    AFFINITY_KEYS,
     affinity_csv,
     affinity_markdown,
     affinity_table,
     convergence_text,
+    fold,
     ledger_table,
+    report_document,
     report_tables,
 )
-from oallama.report.documents import AFFINITY_KEYS, report_document
-from oallama.report.fold import fold
 from oallama.report.table import plain
 
 

@@ -7,8 +7,7 @@ import dataclasses
 from split_cases import llama
 
 from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, StreamSettings, Workload
-from oallama.report.plan import plan_sentences
-from oallama.report.slices import slice_sentences
+from oallama.report.plan import plan_sentences, slice_sentences
 
 OPERATORS = llama(4)
 CUTS = {0: (0.5, 0.25, 0.25), 1: (0.5, 0.25, 0.25), 2: (0.5, 0.25, 0.25), 3: (1.0, 0.0, 0.0), None: (0.0, 0.5, 0.5)}

@@ -8,17 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from oallama.cost.slice_times import Rates
-from oallama.place.slicing import solve_cg
+from oallama.cost.slices import Cut
+from oallama.cost.timeline import Step
+from oallama.place.cuts import solve_cg
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from scheinfer import predict, published  # noqa: E402
-from scheinfer.testbed import LLAMA, Betas, alone, ffn, streaming  # noqa: E402
+from experiments import published  # noqa: E402
+from measure import scheinfer as predict  # noqa: E402
+from measure.scheinfer_testbed import LLAMA, Betas, alone, device_end, ffn, streaming  # noqa: E402
 
 GRANULE = 32 / 28672
+SECONDS = st.floats(1e-5, 1e-2)
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +34,38 @@ def written() -> dict[str, Any]:
 @pytest.mark.parametrize(("threads", "rate"), published.RATES.items())
 def test_the_published_rate_comes_back_from_the_cpu_that_it_implies(threads: int, rate: float) -> None:
     block = alone(ffn(LLAMA, Betas(cpu=predict.implied_cpu_beta(rate))))
-    found = solve_cg(block, streaming(), 0)
-    assert found.rates.cg == pytest.approx(rate, abs=GRANULE)
-    assert round(found.rates.cg, 2) == rate
-    finer = min(streaming().seconds(block, Rates(1 - r, r, 0.0), 1) for r in (i / 2000 for i in range(2001)))
-    assert found.seconds <= finer * (1 + 2 * GRANULE)
+    found, seconds = solve_cg(block, streaming(), 0)
+    assert predict.r_cg(found) == pytest.approx(rate, abs=GRANULE)
+    assert round(predict.r_cg(found), 2) == rate
+    finer = min(streaming().seconds(block, predict.at(block, i / 2000), 1) for i in range(2001))
+    assert seconds <= finer * (1 + 2 * GRANULE)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6), SECONDS, SECONDS, SECONDS)
+def test_the_three_cases_have_the_papers_closed_forms(n: int, launch: float, copy: float, gpu: float) -> None:
+    end = device_end((Step(copy, gpu, launch),) * n)
+    if launch <= copy and gpu <= copy:
+        assert end == pytest.approx(launch + n * copy + gpu)  # Eq. 10
+    elif max(launch, copy) <= gpu:
+        assert end == pytest.approx(launch + copy + n * gpu)  # Eq. 11
+    elif max(copy, gpu) <= launch:
+        assert end == pytest.approx(n * launch + copy + gpu)  # Eq. 12
+
+
+def test_equation_4_to_the_letter() -> None:
+    block, on = ffn(LLAMA, Betas()), streaming()
+    extent = block.block.extent
+    half = Cut(extent // 2, extent // 4, extent // 4)
+    times = on.block_times(block, half, 1)
+    assert {step.launch_s for step in times.steps} == {3 * published.LAUNCH_S}  # 2 sgn(r_CG) + sgn(r_GG)
+    assert times.steps[0].copy_s == pytest.approx(block.gemms[0].copy_s(on.rates.weights, 0.25, 1))
+    assert times.steps[0].gpu_s == pytest.approx(2 * block.gemms[0].gpu_s(0.25, 1))
+    assert times.cpu_s == pytest.approx(block.cpu_s(0.5, 1))
+    assert times.send_s == times.join_s == 0
+    prime = on.block_times(block, half, 512, 100)  # Eq. 15
+    assert prime.steps[0].launch_s == pytest.approx(5 * published.LAUNCH_S)
+    assert prime.cpu_s == pytest.approx(block.cpu_s(0.5, 412))
 
 
 def test_fewer_threads_imply_a_slower_cpu() -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from split_cases import World, model
 from test_split_policy import GPU, LOAD, N_LAYER, PAIR, Table, plan_of, problem
 
-from oallama.core.types import Contention, LinearFit, Phase, Workload
+from oallama.core.types import LinearFit, Phase, Sharing, Workload
 from oallama.model.cut import cut_granularity
-from oallama.place.baselines import Placed
 from oallama.place.decide import decide
+from oallama.place.placed import Placed
 from oallama.place.problem import Decision, LoadBytes, Problem, predicted_of
 from oallama.place.record import placed_by_plan
 from oallama.plan.patterns import split_names
@@ -29,8 +29,8 @@ STREAMS = World(cpu_rate=2e8, device_rate=8e9, token_s_per_byte=5e-10, link=FAST
 
 
 def cg_of(decision: Decision) -> int:
-    streams = decision.placed.streams
-    return sum(streams.cg) if streams else 0
+    slices = decision.placed.slices
+    return sum(slices.cg) if slices else 0
 
 
 @settings(deadline=None, max_examples=12)
@@ -38,17 +38,17 @@ def cg_of(decision: Decision) -> int:
     st.sampled_from([PAIR, GPU, STREAMS, replace(STREAMS, link=LinearFit(1e-4, 1e-8, 1.0))]),
     st.sampled_from([10**5, 3 * 10**5, 10**6, 3 * 10**6, 10**8]),
     st.sampled_from(["mixed", "decode"]),
-    st.sampled_from([None, Contention(0.2, 5.0, 0.1, 2.0), Contention(1.0, 5.0, 1.0, 5.0)]),
+    st.sampled_from([(), (Sharing("cpu", "link", 1, 0.2, 5.0, 0.1, 2.0),)]),
 )
 def test_it_is_within_the_memory_and_never_predicted_slower(
-    world: World, free: int, phase: Phase, shared: Contention | None
+    world: World, free: int, phase: Phase, shared: tuple[Sharing, ...]
 ) -> None:
     made = problem(world, free, compute_per_token=100)
-    made = replace(made, profile=replace(made.profile, contention=shared))
+    made = replace(made, profile=replace(made.profile, sharing=shared))
     best = decide(made, "scheinfer", LOAD, phase)
     assert best.memory.spare >= 0
     for other in ("cpu", "oato", "split"):
-        assert best.placed.seconds <= decide(made, other, LOAD, phase).placed.seconds + 1e-12, other
+        assert best.placed.seconds <= decide(made, other, LOAD, phase).placed.seconds * (1 + 1e-3), other
     assert decide(made, "auto", LOAD, phase).placed.seconds <= best.placed.seconds
 
 
@@ -59,7 +59,7 @@ def test_its_prediction_is_what_it_was_chosen_by() -> None:
     predicted = decision.predicted
     assert predicted.total_s == pytest.approx(decision.placed.seconds)
     assert predicted.total_s == pytest.approx(predicted.ttft_s + LOAD.n_gen * predicted.tpot_s)
-    assert predicted == predicted_of(made, decision.workload, decision.placed)
+    assert predicted == predicted_of(made, decision.workload, decision.placed, decision.costs.layouts)
 
 
 def test_a_slow_link_is_not_used_and_a_fast_one_is() -> None:
@@ -78,12 +78,12 @@ def test_the_ledger_counts_ring_and_second_copies() -> None:
     made = replace(made, profile=world.profile(made.operators, ("CPU_REPACK", "CPU")))
     for host_room in (0, 10**9):
         decision = decide(replace(made, host_room=host_room), "scheinfer", load, "mixed")
-        streams, memory = decision.placed.streams, decision.memory
-        assert streams is not None and memory.staging == streams.staging_bytes > 0
+        slices, memory = decision.placed.slices, decision.memory
+        assert slices is not None and slices.settings is not None and memory.staging == slices.staging_bytes > 0
         assert memory.weights_gpu + memory.staging + memory.kv + memory.compute + memory.spare == memory.limit
-        assert streams.settings.kept_twice is (streams.twice_bytes > 0) is (host_room > 0)
+        assert slices.settings.kept_twice is (slices.twice_bytes > 0) is (host_room > 0)
         total, norms = sum(op.bytes for op in made.operators), 100 * N_LAYER
-        assert 0 <= memory.weights_gpu + memory.weights_host - total - streams.twice_bytes <= norms
+        assert 0 <= memory.weights_gpu + memory.weights_host - total - slices.twice_bytes <= norms
 
 
 @pytest.mark.parametrize("prefetch", ["ahead", "layer"])
@@ -110,10 +110,11 @@ def test_the_plan_says_how_weights_are_streamed(prefetch: str) -> None:
             assert op.name in given, "its CC is streamed for n_g"
             assert placement.layout == "CPU"
     again = placed_by_plan(N_LAYER, made.operators, plan.record)
-    streams, kept = decision.placed.streams, again.streams
-    assert streams is not None and kept is not None
-    assert (again.gg, again.on_device) == (decision.placed.gg, decision.placed.on_device)
-    assert (kept.cg, kept.token_assignment, kept.settings) == (streams.cg, streams.token_assignment, streams.settings)
+    slices, kept = decision.placed.slices, again.slices
+    assert slices is not None and kept is not None
+    assert again.on_device == decision.placed.on_device
+    for field in ("gg", "cg", "token_assignment", "settings"):
+        assert getattr(kept, field) == getattr(slices, field)
 
 
 def test_no_operator_that_is_all_gg_is_left_to_a_layer_on_the_host() -> None:
@@ -154,7 +155,7 @@ def test_what_a_load_takes_beside_is_taken_off_the_room() -> None:
 
 
 def test_of_experts_a_token_streams_those_it_is_routed_to_where_that_pays() -> None:
-    from test_slice_times import experts
+    from test_slices import experts
 
     ops = [
         op

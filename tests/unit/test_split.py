@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.core.errors import PlanError
+from oallama.core.ggml_types import GGML_TYPES_BY_NAME, MUL_MAT_TYPES
 from oallama.core.types import Operator, OperatorPlacement
+from oallama.model.cut import cut_axis, cut_extent, cut_granularity
 from oallama.model.gguf_reader import read_gguf
-from oallama.model.gguf_types import GGML_TYPES_BY_NAME, MUL_MAT_TYPES
 from oallama.model.operators import operators
-from oallama.plan.split import cut_axis, cut_extent, cut_granularity, slice_counts
+from oallama.plan.split import slice_counts
 
 
 def operator(

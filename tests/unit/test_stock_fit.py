@@ -7,10 +7,12 @@ from described_cases import CARD, HOST, model, operators
 
 from oallama.core.types import Operator
 from oallama.cost.graph import build_graph
-from oallama.cost.operator_cost import Pass, index_cases, operator_costs
-from oallama.cost.predict import Costs
+from oallama.cost.kernels import Kernels
+from oallama.cost.operators import operator_costs
+from oallama.cost.passes import Pass
+from oallama.cost.placement import Costs
 from oallama.cost.transfer import transfer_rates
-from oallama.place.baselines import Placed
+from oallama.place.placed import Placed
 from oallama.place.stock_fit import stock_fit
 from oallama.profile.described import described
 
@@ -22,7 +24,7 @@ def fitted(n_expert: int, room: int, share_of_layer: float = 0.0) -> tuple[Place
     of = model(n_expert=n_expert, n_expert_used=2 if n_expert else 0)
     ops = operators(of, "Q4_0")
     profile = described(HOST, CARD, of, ops, (1,))
-    priced = operator_costs(index_cases(profile), ops, of.n_layer, CARD.name, DECODE)
+    priced = operator_costs(Kernels(profile), ops, of.n_layer, DECODE)
     costs = Costs(priced, build_graph(of, ops), transfer_rates(profile), DECODE, 1e-5, 1e-6)
     return stock_fit(costs, ops, lambda first: room - int(share_of_layer * (of.n_layer - min(first, of.n_layer)))), ops
 

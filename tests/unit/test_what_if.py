@@ -11,22 +11,21 @@ import pytest
 from described_cases import HOST, model, operators
 
 from oallama.cli import main as cli_main
-from oallama.core.types import CPU_DEVICE, ModelInfo, Operator, ProfileCase, Workload
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, ModelInfo, Operator, ProfileCase, Workload
 from oallama.core.units import MIB
 from oallama.cost.attention import with_attention
 from oallama.cost.graph import build_graph
-from oallama.cost.operator_cost import PLAIN_LAYOUT, passes_at
-from oallama.cost.predict import placement_seconds
+from oallama.cost.passes import passes_at
+from oallama.cost.placement import placement_seconds
 from oallama.device import cards as known
 from oallama.device.cards import CARDS, preset
+from oallama.place.decide import QUICK, THOROUGH, decide
 from oallama.place.problem import Problem, costs_over, on_cpu
-from oallama.place.quick import decide_quickly
-from oallama.place.scheinfer import decide_scheinfer
-from oallama.place.what_if import HostLoad, WhatIf, _memory, probe_of, what_if
+from oallama.place.what_if import HostLoad, WhatIf, probe_of, what_if
 from oallama.profile.described import described, host_profile, with_card
-from oallama.report import what_if_chart
+from oallama.report import chart
 from oallama.report.table import plain
-from oallama.report.what_if import CLAIM, WIDTH, what_if_document, what_if_table
+from oallama.report.what_if import CLAIM, WIDTH, what_if_chart, what_if_document, what_if_table
 
 LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
 TOKENS = (1, 32, 512)
@@ -46,7 +45,7 @@ def problem(card, n_expert=0, repacked=1.0):
 
 
 def faster(case: ProfileCase, factor: float) -> ProfileCase:
-    return replace(case, layout="CPU_REPACK", seconds=case.seconds / factor, gb_per_s=case.gb_per_s * factor)
+    return replace(case, layout="CPU_REPACK", seconds=case.seconds / factor)
 
 
 def sized(mib: float, name: str = "rtx3060"):
@@ -68,7 +67,7 @@ def test_a_described_profile_gives_the_published_run_again(name):
     published = next(one for one in known._PUBLISHED if one.name == name)
     n_embd, n_ff, n_layer, n_vocab = 4096, 11008, 32, 32000
     of = ModelInfo("m.gguf", "llama", "m", n_layer, n_embd, n_ff, 32, 32, 128, 128, 0, 0, n_vocab, 4096, 1,
-                   ("m.gguf",), "f" * 64)  # fmt: skip
+                   "f" * 64)  # fmt: skip
     shapes = {f"attn_{role}": (n_embd, n_embd, 1) for role in ("q", "k", "v", "output")}
     shapes |= {"ffn_gate": (n_embd, n_ff, 1), "ffn_up": (n_embd, n_ff, 1), "ffn_down": (n_ff, n_embd, 1)}
     ops = [
@@ -128,7 +127,7 @@ def test_stock_computes_the_hosts_share_in_the_plain_layout_and_ours_in_the_fast
 def test_the_quick_search_is_near_the_long_one(n_expert):
     card = sized(10 if not n_expert else 50)
     of = problem(card, n_expert)
-    quick, long = decide_quickly(of, LOAD, _memory(of, LOAD)), decide_scheinfer(of, LOAD, "mixed")
+    quick, long = (decide(of, "scheinfer", LOAD, "mixed", effort=effort) for effort in (QUICK, THOROUGH))
     assert long.predicted.total_s * 0.999 <= quick.predicted.total_s <= 1.3 * long.predicted.total_s
 
 
@@ -166,17 +165,17 @@ def test_the_table_says_what_it_is_and_is_narrow():
 
 def test_the_chart_is_one_svg_with_a_bar_for_each_time():
     of, rows = small_rows(8, 1000)
-    root = ElementTree.fromstring(what_if_chart.svg(replace(of, name="<b>&\x1b"), LOAD, rows))
-    bars = [element for element in root.iter() if element.get("fill") in (what_if_chart.STOCK, what_if_chart.OURS)]
+    root = ElementTree.fromstring(what_if_chart(replace(of, name="<b>&\x1b"), LOAD, rows).svg())
+    bars = [element for element in root.iter() if element.get("fill") in (chart.STOCK, chart.OURS)]
     assert len(bars) == 2 + 4 * len(rows)  # the legend's, and TTFT and TPOT of two plans
     assert CLAIM in "".join(root.itertext())
-    assert all(float(bar.get("x")) + float(bar.get("width")) <= what_if_chart.WIDTH for bar in bars)
+    assert all(float(bar.get("x")) + float(bar.get("width")) <= chart.WIDTH for bar in bars)
 
 
 def test_the_chart_is_a_png_where_matplotlib_is():
     pytest.importorskip("matplotlib")
     of, rows = small_rows(8)
-    assert what_if_chart.png(of, LOAD, rows).startswith(b"\x89PNG")
+    assert what_if_chart(of, LOAD, rows).png().startswith(b"\x89PNG")
 
 
 #

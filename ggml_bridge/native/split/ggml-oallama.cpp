@@ -2,7 +2,7 @@
 //
 // Two devices are registered. OALLAMA computes; its buffer type is plain host memory, so results lie where llama.cpp's
 // CPU backend reads them. OALLAMA_Split computes nothing: it only makes the split buffer type known by name, because
-// `-ot` looks among the default buffer types of devices (DESIGN 2.2).
+// `-ot` looks among the default buffer types of devices.
 
 #include "ggml-oallama.h"
 

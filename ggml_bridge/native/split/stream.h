@@ -1,5 +1,5 @@
 // Weights on their way to the device: a ring of slots in device memory, filled by copies on a stream of their own while
-// the device computes with what came before (ScheInfer III-C; DESIGN 2.7).
+// the device computes with what came before (ScheInfer III-C).
 //
 // Which block comes next is learned from the order in which blocks were asked for, which goes round: after the last
 // layer of a token comes the first layer of the next one. As soon as a slot is free the copy of the next block begins,

@@ -1,0 +1,89 @@
+"""Predicted seconds of a placement of whole operators: ggml runs the splits of a graph one after another (DESIGN 2.13),
+so a forward pass takes the sum of its operators where they are, of what is no operator in each layer, and of the
+crossings. Sliced blocks are priced in cost/slices.py; their inputs and outputs are in host memory, so for the crossings
+they are the host's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from oallama.cost.graph import Graph, crossings
+from oallama.cost.operators import OFFLOAD_MIN_TOKENS, OperatorCost
+from oallama.cost.passes import Pass
+from oallama.cost.transfer import TransferRates
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a search needs to price a placement over a fixed list of forward passes."""
+
+    operators: tuple[OperatorCost, ...]
+    graph: Graph
+    rates: TransferRates
+    passes: tuple[Pass, ...]
+    rest_cpu_s: float  # of one layer on the host over `passes`, without weight-bearing mul-mats
+    rest_device_s: float
+    offloaded: tuple[bool, ...] = ()  # for each operator, whether llama.cpp computes it on the device in large batches
+    # though the host has it; (): none
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """In which the host holds each operator."""
+        return tuple(cost.layout for cost in self.operators)
+
+
+def placement_seconds(
+    costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int] = ()
+) -> float:
+    """Predicted seconds of all passes together under a placement.
+
+    on_device: one entry per operator, in the order of costs.operators. first_device_layer as in graph.node_sides.
+    sliced: operators that take no time here, as their blocks are priced elsewhere.
+    """
+    total = 0.0
+    for index, (cost, device) in enumerate(zip(costs.operators, on_device, strict=True)):
+        if index in sliced:
+            continue
+        if device and cost.t_gpu_s is None:
+            return float("inf")
+        total += cost.t_gpu_s if device and cost.t_gpu_s is not None else cost.t_cpu_s
+    n_layer = costs.graph.n_layer
+    n_device_layers = max(0, n_layer - first_device_layer)
+    total += n_device_layers * costs.rest_device_s + (n_layer - n_device_layers) * costs.rest_cpu_s
+    return total + transfer_seconds(costs, on_device, first_device_layer, sliced=sliced)
+
+
+def transfer_seconds(
+    costs: Costs,
+    on_device: Sequence[bool],
+    first_device_layer: int,
+    window: tuple[int, int] | None = None,
+    sliced: Collection[int] = (),
+) -> float:
+    """Of crossings over all passes, between the layers of the window (None: all). What is offloaded in a large batch
+    is on the device there, and takes norms and attention along; slices are the split backend's, which nobody
+    offloads."""
+    offloaded: Sequence[bool] = costs.offloaded
+    if sliced:
+        offloaded = [off and i not in sliced for i, off in enumerate(offloaded)]
+    large = tuple(p for p in costs.passes if p.n_tokens >= OFFLOAD_MIN_TOKENS) if any(offloaded) else ()
+    if not large:
+        return costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), costs.passes)
+    small = tuple(p for p in costs.passes if p.n_tokens < OFFLOAD_MIN_TOKENS)
+    there = [on or off for on, off in zip(on_device, offloaded, strict=True)]
+    seconds = costs.rates.over(crossings(costs.graph, there, 0, window), large)
+    if small:
+        seconds += costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), small)
+    return seconds
+
+
+def cpu_seconds(costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int]) -> float:
+    """Of placement_seconds, in which the CPU works."""
+    n_layers = min(costs.graph.n_layer, first_device_layer)
+    own = (
+        cost.t_cpu_s
+        for i, (cost, there) in enumerate(zip(costs.operators, on_device, strict=True))
+        if not there and i not in sliced
+    )
+    return sum(own) + n_layers * costs.rest_cpu_s

@@ -1,0 +1,244 @@
+"""Durations of one sliced block's tasks: ScheInfer Eq. 4 (rates) and Eq. 15 (rates and n_g), from a profile.
+
+A block (cost/blocks.py) is cut at the same element everywhere: CC first, then CG, GG last. `slice_times` is what our
+backend does: inputs are sent once, GG runs first, what is streamed of all the block's mul-mats is copied together into
+one slot of the ring and runs when it has arrived, and one join adds both sides. (Eq. 4 to the letter:
+scripts/measure/scheinfer_testbed.py.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from oallama.core.errors import ProfileError
+from oallama.core.types import CPU_DEVICE, LinearFit, MulMat, Operator, Profile
+from oallama.core.units import KIB
+from oallama.cost.blocks import F32, SplitBlock
+from oallama.cost.interference import InterferenceCurve, interference_at, interference_curve
+from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
+from oallama.cost.timeline import BlockTimes, Prefetch, Step, cycle_seconds
+from oallama.cost.transfer import TransferRates, transfer_rates
+from oallama.profile.fit import fit_linear
+
+JOIN_BYTES = 3 * F32
+"""Of memory that the join moves for each element: it reads both sides' results and writes one."""
+
+WEIGHT_COPY_BYTES = 256 * KIB
+"""Copies of weights are from here on as large as that. What a line over all sizes makes of them is off by as much as
+caches are faster than memory: on a local RPC worker 64 KiB pass at 20 GB/s, 4 MiB at 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A block's slices, elements along its axis."""
+
+    cc: int
+    cg: int
+    gg: int
+
+    @property
+    def extent(self) -> int:
+        return self.cc + self.cg + self.gg
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing of it is on the device, or goes there."""
+        return self.cg == self.gg == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """One mul-mat of a block on either side."""
+
+    mul_mat: MulMat
+    bytes: int  # of the whole weight
+    cpu: Kernel
+    gpu: Kernel
+
+    @property
+    def routed(self) -> bool:
+        return self.mul_mat.op == "MUL_MAT_ID"
+
+    def cpu_s(self, share: float, n_tokens: int) -> float:
+        return _seconds(self.cpu, share, n_tokens)
+
+    def gpu_s(self, share: float, n_tokens: int) -> float:
+        return _seconds(self.gpu, share, n_tokens)
+
+    def copy_s(self, line: LinearFit, share: float, n_tokens: int) -> float:
+        """Of the share of a weight that n_tokens tokens need: one copy, of experts one for each that is routed to."""
+        if share <= 0 or n_tokens <= 0:
+            return 0.0
+        read = self.mul_mat.share_read(n_tokens)
+        n_copies = self.mul_mat.shape[2] * read if self.routed else 1.0
+        return n_copies * line.alpha_s + share * self.bytes * read * line.beta_s_per_byte
+
+
+def _seconds(kernel: Kernel, share: float, n_tokens: int) -> float:
+    if share <= 0 or n_tokens <= 0:
+        return 0.0
+    alpha_s, rest_s = kernel.at(n_tokens)
+    return alpha_s + share * rest_s
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCost:
+    """A block, what its mul-mats cost, and what lies between it and the one before."""
+
+    block: SplitBlock
+    gemms: tuple[Gemm, ...]
+    layout: str = "CPU"  # host buffer type of CC, which the gemms' CPU times are of
+    gap: Curve = (
+        NO_TIME  # seconds by batch size from the join before to this block's inputs: attention, norms, crossings
+    )
+    gap_cpu: Curve = NO_TIME  # of these, in which the CPU works
+    whole: Curve | None = None  # seconds by batch size as llama.cpp runs it on the host; None: as the gemms say
+    outputs_only: bool = False  # behind the last attention: of a prompt it sees only tokens whose logits are wanted
+    takes_n_g: bool = True  # in an FFN: its CC may be streamed for some tokens
+    kind: Hashable = None  # of two blocks that cost the same it is the same; None: the block is like no other
+
+    @property
+    def routed(self) -> bool:
+        """Whether the weights that are needed are known only once the router has run."""
+        return any(gemm.routed for gemm in self.gemms)
+
+    def cpu_s(self, share: float, n_tokens: int) -> float:
+        return sum(gemm.cpu_s(share, n_tokens) for gemm in self.gemms)
+
+    def gpu_s(self, share: float, n_tokens: int) -> float:
+        return sum(gemm.gpu_s(share, n_tokens) for gemm in self.gemms)
+
+    def copy_s(self, line: LinearFit, share: float, n_tokens: int) -> float:
+        return sum(gemm.copy_s(line, share, n_tokens) for gemm in self.gemms)
+
+
+def block_costs(kernels: Kernels, operators: Sequence[Operator], block: SplitBlock) -> dict[str, BlockCost]:
+    """A block by CPU layout of CC, in alphabetical order: the layouts in which all its mul-mats were timed. Empty where
+    the device cannot compute one of them. Raises ProfileError where the CPU was not timed."""
+    members = [operators[i] for i in block.operators]
+    on_device = [kernels.on_device(operator) for operator in members]
+    on_host = [kernels.on_host(operator) for operator in members]
+    layouts = sorted(set.intersection(*map(set, on_host)))
+    return {
+        layout: BlockCost(
+            block,
+            tuple(
+                Gemm(operator.mul_mat, operator.bytes, cpu[layout], gpu)
+                for operator, cpu, gpu in zip(members, on_host, on_device, strict=True)
+                if gpu is not None
+            ),
+            layout,
+        )
+        for layout in layouts
+        if None not in on_device
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRates:
+    """What work on the device costs beside computing."""
+
+    weights: LinearFit  # the link that CG is streamed over
+    transfer: TransferRates  # of activations; a launch takes split_s, one for each step
+    join_s_per_byte: float  # of memory that the CPU reads or writes
+    blocking: bool = False  # the device does nothing by itself: the thread that computes CC copies and waits first
+    issue: LinearFit | None = None  # for how long a copy to the device holds up that thread; None: not at all
+    interference: InterferenceCurve = ()
+
+
+def slice_rates(profile: Profile) -> SliceRates:
+    """CG lies in pinned memory; pageable memory is what is left where the device has none. Raises ProfileError where no
+    link was measured."""
+    link, pinned = profile.link, profile.is_pinned
+    weights = link.get("h2d_pinned" if pinned else "h2d_pageable") or link.get("h2d_pageable")
+    if weights is None:
+        raise ProfileError("the profile has no link to a device; run `oallama profile` with --device")
+    issue = link.get("issue_pinned" if pinned and "h2d_pinned" in link else "issue_pageable")
+    fastest_gb_per_s = max((case.gb_per_s for case in profile.cases if case.device == CPU_DEVICE), default=0.0)
+    return SliceRates(
+        _large(weights),
+        transfer_rates(profile),
+        1 / (fastest_gb_per_s * 1e9) if fastest_gb_per_s else 0.0,
+        blocking=profile.is_blocking,
+        issue=_large(issue) if issue else None,
+        interference=interference_curve(profile),
+    )
+
+
+def _large(line: LinearFit) -> LinearFit:
+    """The line of large copies, where enough of them were measured."""
+    points = [(n_bytes, seconds) for n_bytes, seconds in line.points if n_bytes >= WEIGHT_COPY_BYTES]
+    return fit_linear(points) if len(points) > 2 else line
+
+
+def slice_times(
+    of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1
+) -> BlockTimes:
+    """The tasks of a block in a pass over n_tokens tokens, of which n_g use the CC slice on the device (CG'), and
+    n_outputs give logits.
+
+    Where nothing is on the device llama.cpp runs the block where it is, and there is nothing to send or to join; nor
+    is there where all is GG.
+    """
+    gap_s = interpolate(of.gap, n_tokens)
+    gap_cpu_s = min(gap_s, interpolate(of.gap_cpu, n_tokens))
+    rows = n_outputs if of.outputs_only else n_tokens
+    if of.outputs_only or not of.takes_n_g:
+        n_g = 0
+    prime = cut.cc > 0 and n_g > 0
+    if cut.is_whole and not prime:
+        whole_s = of.cpu_s(1.0, rows) if of.whole is None else interpolate(of.whole, n_tokens)
+        return BlockTimes(gap_s, 0.0, whole_s, (), 0.0, gap_cpu_s=gap_cpu_s,
+                          interference=interference_at(rates.interference, n_tokens))  # fmt: skip
+    if rows <= 0:
+        return BlockTimes(gap_s, 0.0, 0.0, (), 0.0, gap_cpu_s=gap_cpu_s)
+    extent = cut.extent
+    cc, cg, gg = cut.cc / extent, cut.cg / extent, cut.gg / extent
+    block, link = of.block, rates.transfer
+
+    def copied(line: LinearFit) -> float:
+        return of.copy_s(line, cg, rows) + of.copy_s(line, cc, n_g)
+
+    steps = []
+    if gg > 0:
+        steps.append(Step(0.0, of.gpu_s(gg, rows)))
+    if cg > 0 or prime:
+        steps.append(Step(copied(rates.weights), of.gpu_s(cg, rows) + of.gpu_s(cc, n_g)))
+    send_s = join_s = 0.0
+    if gg < 1:
+        elements = extent if prime else cut.cg + cut.gg
+        there = n_g if cut.is_whole else rows  # tokens that the device computes something of
+        joined = (block.returned + block.returned_each * elements) * there * JOIN_BYTES
+        send_s = link.copy_in.seconds(block.upload_bytes(elements, there)) + len(steps) * link.launch_issue_s
+        join_s = link.copy_out.seconds(block.download_bytes(elements, there)) + joined * rates.join_s_per_byte
+        steps[0] = Step(steps[0].copy_s, steps[0].gpu_s, link.launch_s)
+    if rates.blocking:
+        send_s += sum(step.copy_s + step.launch_s + step.gpu_s for step in steps)
+        steps = []
+    return BlockTimes(
+        gap_s=gap_s,
+        send_s=send_s,
+        cpu_s=of.cpu_s(cc, rows - n_g),
+        steps=tuple(steps),
+        join_s=join_s,
+        routed=of.routed,
+        issue_s=0.0 if rates.blocking or rates.issue is None else copied(rates.issue),
+        gap_cpu_s=gap_cpu_s,
+        interference=interference_at(rates.interference, rows),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """How slices are run: what the device and the link cost, and how far copies run ahead."""
+
+    rates: SliceRates
+    prefetch: Prefetch = Prefetch()  # noqa: RUF009 - frozen
+
+    def block_times(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> BlockTimes:
+        return slice_times(of, self.rates, cut, n_tokens, n_g, n_outputs)
+
+    def seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
+        """Of one block among others like it, round after round."""
+        return cycle_seconds([self.block_times(of, cut, n_tokens, n_g, n_outputs)], self.prefetch)

@@ -1,0 +1,106 @@
+"""The share of a block that is streamed, and the tokens of a prompt that use CC on the device (ScheInfer, section IV).
+
+r_CG* (IV-A3, Eq. 6-13): with r_GG fixed every task's duration is affine in r_CG, so the finishing time is piecewise
+affine. The paper compares where its expressions meet in three cases, which take all mul-mats as equal and know neither
+joins nor copies that run ahead; here the timeline itself is searched (least.py). n_g (IV-B, Eq. 15): for one token more
+on the device the CPU has one less; for the first, CC must be streamed. The rates stay; one n_g holds for all layers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Sequence
+from functools import cache
+from itertools import pairwise
+from math import ceil
+
+from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.place.least import least
+
+Layers = Sequence[tuple[BlockCost, Cut]]
+Table = tuple[tuple[int, int], ...]
+"""((n_tokens, n_g), ...) with ascending n_tokens: PlanRecord.token_assignment."""
+
+
+def solve_cg(of: BlockCost, on: Pricing, gg: int, n_tokens: int = 1) -> tuple[Cut, float]:
+    """The best CC and CG beside gg elements on the device, and its seconds; of equals, the least CG. Eq. 13.
+
+    gg: elements such that the rest is a multiple of the block's step, or all of the extent.
+    """
+    step, rest = of.block.step, of.block.extent - gg
+    n_steps = ceil(rest / step)
+
+    def cut(n_streamed: int) -> Cut:
+        """With so many steps of CG; the last step may be a part of one."""
+        cc = (n_steps - n_streamed) * step if n_streamed else rest
+        return Cut(cc, rest - cc, gg)
+
+    n_streamed, seconds = least(lambda n: on.seconds(of, cut(n), n_tokens), 0, n_steps)
+    return cut(n_streamed), seconds
+
+
+def pass_seconds(layers: Layers, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
+    """Of all layers in a pass over n_tokens tokens, n_outputs of which give logits; each among others like it."""
+    return _pass_seconds(alike(layers), on, n_tokens, n_g, n_outputs)
+
+
+def alike(layers: Layers) -> list[tuple[BlockCost, Cut, int]]:
+    """One of each kind of block with each cut, and how many there are."""
+    first: dict[tuple[Hashable, Cut], tuple[BlockCost, Cut]] = {}
+    counts: Counter[tuple[Hashable, Cut]] = Counter()
+    for of, cut in layers:
+        key = (id(of) if of.kind is None else of.kind, cut)
+        first.setdefault(key, (of, cut))
+        counts[key] += 1
+    return [(*first[key], count) for key, count in counts.items()]
+
+
+def _pass_seconds(
+    counted: Sequence[tuple[BlockCost, Cut, int]], on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1
+) -> float:
+    return sum(count * on.seconds(of, cut, n_tokens, n_g, n_outputs) for of, cut, count in counted)
+
+
+def solve_n_g(layers: Layers, on: Pricing, n_tokens: int) -> tuple[int, float]:
+    """(n_g, seconds of the pass) with the least seconds; of equals the smallest n_g."""
+    counted = alike(layers)
+    on_cpu = [of for of, cut, _ in counted if cut.cc and of.takes_n_g and not of.outputs_only]
+
+    @cache
+    def seconds(n_g: int) -> float:
+        return _pass_seconds(counted, on, n_tokens, n_g)
+
+    if not on_cpu:
+        return 0, seconds(0)
+    # durations have kinks where the tokens of the device or of the CPU pass a batch size that was profiled
+    sizes = {n for of in on_cpu for gemm in of.gemms for n, _ in (*gemm.cpu.whole, *gemm.gpu.whole) if n < n_tokens}
+    return least(seconds, 0, n_tokens, sizes | {n_tokens - n for n in sizes})
+
+
+def token_table(layers: Layers, on: Pricing, most: int, also: Collection[int] = ()) -> Table:
+    """n_g at the powers of two up to `most` tokens, at the lengths in `also`, and at the first prompt that has any with
+    the one before it, so that interpolation does not smear the step there. Empty where no length gains."""
+    lengths = sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most, *also})
+    table = {n: solve_n_g(layers, on, n)[0] for n in lengths}
+    used = [n for n in lengths if table[n]]
+    if not used:
+        return ()
+    above = used[0]
+    below = max((n for n in lengths if n < above), default=0)
+    while above - below > 1:  # the first length that gains lies in between
+        middle = (above + below) // 2
+        n_g = solve_n_g(layers, on, middle)[0]
+        above, below = (middle, below) if n_g else (above, middle)
+        table[middle] = n_g
+    return tuple((n, n_g) for n, n_g in sorted(table.items()) if n >= max(1, below))
+
+
+def n_g_at(table: Table, n_tokens: int) -> int:
+    """n_g of a pass: none below the first length of the table, linear between two, the same share above the last."""
+    if not table or n_tokens < table[0][0]:
+        return 0
+    for (n0, g0), (n1, g1) in pairwise(table):
+        if n_tokens <= n1:
+            return round(g0 + (g1 - g0) * (n_tokens - n0) / (n1 - n0))
+    last, n_g = table[-1]
+    return n_g * n_tokens // last

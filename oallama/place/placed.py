@@ -1,0 +1,79 @@
+"""A placement: what lies on the device, what is sliced, and placements to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from oallama.core.types import StreamSettings
+from oallama.cost.placement import Costs, placement_seconds
+
+Budget = Callable[[int], int]
+"""first_device_layer -> bytes left for operators on the device once KV, compute buffers and the other tensors of those
+layers are there; negative: that choice does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """What the split backend holds, and what comes with that. Tuples have one entry for each operator."""
+
+    gg: tuple[int, ...]  # elements on the device
+    cg: tuple[int, ...]  # elements that are streamed
+    layouts: tuple[str | None, ...]  # of CC; None where the split backend holds none
+    weights_bytes: int  # of GG
+    staging_bytes: int  # of the device: ring and activations
+    settings: StreamSettings | None = None  # None: nothing is streamed
+    token_assignment: tuple[tuple[int, int], ...] = ()  # n_g by batch size
+    twice_bytes: int = 0  # of the host: second copies of CC
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+
+    @property
+    def streams(self) -> bool:
+        return any(self.cg) or bool(self.token_assignment)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Which operators are on the device, which are sliced, and from which layer on norms and KV are on the device."""
+
+    on_device: tuple[bool, ...]
+    first_device_layer: int  # n_layer: only the part behind the last block; n_layer + 1: nothing
+    seconds: float = 0.0  # predicted over the passes of a phase
+    iterations: int = 0
+    converged: bool = True
+    slices: Slices | None = None
+
+    def uses_device(self, n_layer: int) -> bool:
+        """Whether anything is on the device: llama.cpp's part of it, or slices."""
+        slices = self.slices
+        return self.first_device_layer <= n_layer or (slices is not None and (any(slices.gg) or slices.streams))
+
+
+def nothing_there(n_operators: int, first_device_layer: int) -> Placed:
+    """Every operator on the host, norms and KV of the last layers on the device."""
+    return Placed((False,) * n_operators, first_device_layer)
+
+
+def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placed:
+    """The most whole layers that fit, from the end, KV with them: `-ngl k` for the largest k (llama.cpp counts the
+    output layer as one of the k, and takes it first). Layers before `at_least` are not taken."""
+    n_layer = costs.graph.n_layer
+    layer_of = costs.graph.operator_layer
+    first = n_layer + 1
+    for candidate in range(n_layer, at_least - 1, -1):
+        size = sum(cost.bytes for cost, layer in zip(costs.operators, layer_of, strict=True) if layer >= candidate)
+        if size > budget(candidate):
+            break
+        first = candidate
+    on_device = tuple(
+        layer >= first and cost.t_gpu_s is not None for cost, layer in zip(costs.operators, layer_of, strict=True)
+    )
+    return Placed(on_device, first, placement_seconds(costs, on_device, first), 1)
+
+
+def cpu(costs: Costs) -> Placed:
+    """Everything on the CPU, KV too."""
+    nothing = nothing_there(len(costs.operators), costs.graph.n_layer + 1)
+    seconds = placement_seconds(costs, nothing.on_device, nothing.first_device_layer)
+    return Placed(nothing.on_device, nothing.first_device_layer, seconds, 1)

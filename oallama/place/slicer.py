@@ -1,0 +1,378 @@
+"""Slices for all blocks that a placement of whole operators leaves on the host: r_GG, r_CG and n_g (ScheInfer, section
+IV), under one memory limit.
+
+Cuts are those that suit decode, as in the paper, or the workload: whichever its total time prefers. A host layout that
+the device cannot read (repacked weights) rules out n_g, unless CC is kept a second time in the plain one; the total
+decides again. Without streaming r_CG = n_g = 0: both sides compute, nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import ceil
+from typing import Literal
+
+from oallama.core.types import PLAIN_LAYOUT, StreamSettings, Workload
+from oallama.cost.blocks import is_ffn, split_blocks
+from oallama.cost.graph import computes_outputs_only
+from oallama.cost.kernels import Curve
+from oallama.cost.passes import Pass, passes
+from oallama.cost.placement import Costs, cpu_seconds, placement_seconds
+from oallama.cost.slices import BlockCost, Cut, Pricing, block_costs, slice_rates
+from oallama.cost.timeline import BlockTimes, Prefetch, Timeline, cycle_seconds, timeline
+from oallama.place.cuts import Layers, Table, n_g_at, pass_seconds, solve_cg, solve_n_g, token_table
+from oallama.place.knapsack import Menu, assign
+from oallama.place.least import least
+from oallama.place.placed import Placed, Slices
+from oallama.place.problem import Problem, costs_of, costs_over
+
+N_VALUES = 16
+"""n_G of the paper: how many values of r_GG above 0 are looked at."""
+
+STAGING_ROUNDS = 5
+SLOT_PADDING = 512  # bytes that one weight may take in a slot beyond its own: alignment, and what kernels read past it
+MODEL_ROUNDS = 10  # tokens that the exact timeline of decode may take to settle
+
+Layouts = Mapping[str, BlockCost]
+"""A block by the host layout of its CC."""
+
+Objective = Literal["decode", "workload"]
+Choice = tuple[Cut, float]
+"""A cut and the seconds of its block."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePlan:
+    """The cuts of every block, and what they take."""
+
+    layers: tuple[tuple[BlockCost, Cut], ...]
+    token_assignment: Table
+    kept_twice: bool  # CC lies in its fast layout and in the plain one, which is streamed for n_g
+    weights_bytes: int  # of GG
+    staging_bytes: int  # the ring of slots for streamed weights, and activations
+    prefill_s: float  # blocks, and what lies between them, over the workload's prompt
+    decode_s: float  # of one token
+    short: bool = False  # more device memory would have changed it
+
+    def total_s(self, load: Workload) -> float:
+        return self.prefill_s + load.n_gen * self.decode_s
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.token_assignment) or any(cut.cg for _, cut in self.layers)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is sliced."""
+        return not self.streams and all(cut.is_whole for _, cut in self.layers)
+
+    @property
+    def twice_bytes(self) -> int:
+        """Host memory of the second copy of CC."""
+        return _cc_bytes(self.layers) if self.kept_twice else 0
+
+
+class Slicer:
+    """Slices for a problem and a workload, whatever lies whole on the device."""
+
+    def __init__(self, problem: Problem, load: Workload, prefetch: Prefetch = Prefetch(), streams: bool = True) -> None:  # noqa: B008 - frozen
+        """streams: whether weights may be streamed. Raises ProfileError where the profile has no link."""
+        self._problem, self._load, self._streams = problem, load, streams
+        self.on = Pricing(slice_rates(problem.profile), prefetch)
+        depth = load.n_prompt + max(1, load.n_gen) // 2
+        self._over: dict[int, tuple[Pass, ...]] = {
+            n_tokens: (Pass(n_tokens, depth, 1),)
+            for n_tokens in {case.n_tokens for case in problem.profile.cases}
+            if n_tokens <= load.n_ubatch
+        }
+        asked: dict[int, list[Pass]] = defaultdict(list)
+        for one in (*passes(load, "prefill"), *passes(load, "decode")):
+            asked[one.n_tokens].append(replace(one, count=load.n_gen or 1) if one.n_tokens == 1 else one)
+        self._over |= {n_tokens: tuple(over) for n_tokens, over in asked.items()}
+        self._costs: dict[tuple[int, bool], Costs] = {}
+        self._held: dict[bool, tuple[str, ...]] = {}
+
+    #
+    # blocks
+    #
+
+    def blocks(self, placed: Placed) -> list[Layouts]:
+        """The blocks that may be sliced. What is in none stays where `placed` has it, and is spread evenly between
+        them."""
+        operators = self._problem.operators
+        members = [can and not there for can, there in zip(self._problem.splittable, placed.on_device, strict=True)]
+        found = split_blocks(operators, members)
+        if not found:
+            return []
+        uses = placed.first_device_layer <= self._problem.graph.n_layer
+        inside = frozenset(i for block in found for i in block.operators)
+        at = (placed.on_device, placed.first_device_layer)
+        gap = self._curve(uses, lambda costs: placement_seconds(costs, *at, inside) / len(found))
+        gap_cpu = self._curve(uses, lambda costs: cpu_seconds(costs, *at, inside) / len(found))
+        made: list[Layouts] = []
+        whole: dict[Hashable, Curve] = {}
+        for block in found:
+            first = operators[block.operators[0]]
+            outputs_only = computes_outputs_only(first, self._problem.graph.n_layer)
+            by_layout = block_costs(self._problem.kernels, operators, block)
+            takes_n_g = is_ffn(first) and PLAIN_LAYOUT in by_layout
+            kind = (*(operators[i].mul_mat for i in block.operators), block.extent, outputs_only, takes_n_g)
+            if kind not in whole:
+                whole[kind] = self._curve(
+                    uses,
+                    lambda costs, block=block: sum(costs.operators[i].t_cpu_s for i in block.operators),  # type: ignore[misc]
+                )
+            made.append(
+                {
+                    layout: replace(
+                        cost, gap=gap, gap_cpu=gap_cpu, whole=whole[kind], outputs_only=outputs_only,
+                        takes_n_g=takes_n_g, kind=(layout, kind),
+                    )
+                    for layout, cost in by_layout.items()
+                }
+            )  # fmt: skip
+        return made
+
+    def _curve(self, llama_uses_device: bool, seconds: Callable[[Costs], float]) -> Curve:
+        """Seconds of one pass by its batch size; where the workload has several of one size, their mean."""
+        return tuple(
+            (n_tokens, seconds(self._costs_at(n_tokens, llama_uses_device)) / sum(p.count for p in over))
+            for n_tokens, over in sorted(self._over.items())
+        )
+
+    def _costs_at(self, n_tokens: int, llama_uses_device: bool) -> Costs:
+        key = (n_tokens, llama_uses_device)
+        if key not in self._costs:
+            layouts = self._layouts(llama_uses_device)
+            self._costs[key] = costs_over(self._problem, self._over[n_tokens], llama_uses_device, layouts)
+        return self._costs[key]
+
+    def _layouts(self, llama_uses_device: bool) -> tuple[str, ...]:
+        """In which the host holds what is not sliced."""
+        if llama_uses_device not in self._held:
+            self._held[llama_uses_device] = costs_of(self._problem, self._load, "mixed", llama_uses_device).layouts
+        return self._held[llama_uses_device]
+
+    #
+    # cuts
+    #
+
+    def plan(
+        self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES, any_length: bool = True
+    ) -> SlicePlan | None:
+        """The slices beside `placed` that take the workload the least time; an empty plan where nothing gains. None:
+        there is nothing that could be sliced.
+
+        room: bytes of device memory for slices and staging; weights_room: for slices alone. any_length: n_g for prompts
+        of other lengths too. No block is all GG: that is for whole operators.
+        """
+        return self.plan_blocks(self.blocks(placed), room, weights_room, n_values, any_length)
+
+    def plan_blocks(
+        self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES, any_length: bool = True
+    ) -> SlicePlan | None:
+        """As `plan`, of these blocks."""
+        if not blocks:
+            return None
+        load = self._load
+
+        cuts: dict[tuple[Hashable, bool], tuple[tuple[Cut, ...], ...]] = {}
+        choices: dict[tuple[Hashable, bool, Objective], tuple[Choice, ...]] = {}
+
+        def choices_of(of: BlockCost, streams: bool, objective: Objective) -> tuple[Choice, ...]:
+            kind = id(of) if of.kind is None else of.kind
+            if (kind, streams) not in cuts:
+                cuts[kind, streams] = self._cuts(of, streams, n_values)
+            if (kind, streams, objective) not in choices:
+                choices[kind, streams, objective] = tuple(
+                    self._best(of, objective, same_gg) for same_gg in cuts[kind, streams]
+                )
+            return choices[kind, streams, objective]
+
+        modes = self._modes(blocks)
+        best = self.priced([(of, Cut(of.block.extent, 0, 0)) for of in modes[0].blocks], (), False, 0, 0)
+        short = False
+        for mode, objective, streams in product(modes, _objectives(load), {False, self._streams}):
+            per_block = [choices_of(of, streams, objective) for of in mode.blocks]
+            plan = self._solved(mode, per_block, room, weights_room)
+            if plan is None or (mode.twice and _cc_bytes(plan.layers) > self._problem.host_room):
+                short = short or not mode.with_n_g
+                continue
+            short = short or plan.short
+            best = min(best, plan, key=lambda plan: plan.total_s(load))
+        if best.token_assignment and any_length:
+            known = {p.n_tokens for p in passes(load, "prefill")}
+            table = token_table(best.layers, self.on, load.n_ubatch, known)
+            best = self.priced(best.layers, table, best.kept_twice, best.weights_bytes, best.staging_bytes)
+        return replace(self.exact(best), short=short)
+
+    def _cuts(self, kind: BlockCost, streams: bool, n_values: int) -> tuple[tuple[Cut, ...], ...]:
+        """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut,
+        and where both sides take as long. At least one step is left beside GG. streams: with the best r_CG as well, in
+        decode and in the prompt."""
+        extent, step = kind.block.extent, kind.block.step
+        n_steps = ceil(extent / step)
+
+        def resident(n: int) -> Cut:
+            """With so many steps of CC, and the rest GG."""
+            cc = min(n * step, extent)
+            return Cut(cc, 0, extent - cc)
+
+        balanced, _ = least(lambda n: self._best(kind, "workload", (resident(n),))[1], 1, n_steps)
+        wanted = {max(1, round((1 - i / n_values) * extent / step)) for i in range(n_values)} | {1, balanced, n_steps}
+        found = []
+        for n in sorted(wanted, reverse=True):
+            cuts = {resident(n)}
+            for n_tokens in {1} if kind.outputs_only else {1, min(self._load.n_prompt, self._load.n_ubatch)}:
+                if streams:
+                    cuts.add(solve_cg(kind, self.on, resident(n).gg, n_tokens)[0])
+            found.append(tuple(sorted(cuts, key=lambda cut: cut.cg)))
+        return tuple(found)
+
+    def _best(self, kind: BlockCost, objective: Objective, cuts: Sequence[Cut]) -> Choice:
+        """Of these cuts, without n_g; of equals the one that streams the least."""
+        over = (Pass(1, 0, 1),) if objective == "decode" else passes(self._load, "mixed")
+
+        def seconds(cut: Cut) -> float:
+            return sum(p.count * self.on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
+
+        return min(((cut, seconds(cut)) for cut in cuts), key=lambda choice: choice[1])
+
+    def _modes(self, blocks: Sequence[Layouts]) -> list[_Mode]:
+        """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a
+        second copy.
+
+        With n_g every FFN is in the split backend, and none as llama.cpp would run it whole; blocks whose CC is never
+        streamed keep their layout.
+        """
+        over = passes(self._load, "mixed")
+        fastest = tuple(
+            min(by_layout.values(), key=lambda of: (sum(p.count * of.cpu_s(1.0, p.n_tokens) for p in over), of.layout))
+            for by_layout in blocks
+        )
+        without = _Mode(fastest, False, False)
+        if not self._streams:
+            return [without]
+        held = tuple(_held(of) if of.takes_n_g else of for of in fastest)
+        plain = tuple(
+            _held(by_layout[PLAIN_LAYOUT]) if of.takes_n_g and not of.outputs_only else of
+            for by_layout, of in zip(blocks, held, strict=True)
+        )
+        twice = [_Mode(held, True, True)] if plain != held else []
+        return [without, _Mode(plain, True, False), *twice]
+
+    def _solved(
+        self, mode: _Mode, per_block: Sequence[Sequence[Choice]], room: int, weights_room: int
+    ) -> SlicePlan | None:
+        """r_GG, then n_g; what staging then takes is taken off the room, and so on until both fit. None: it does not,
+        or no prompt gains by n_g."""
+        menus: list[Menu] = [
+            tuple((of.block.weight_bytes(cut.gg), seconds) for cut, seconds in made)
+            for of, made in zip(mode.blocks, per_block, strict=True)
+        ]
+        lengths = sorted({p.n_tokens for p in passes(self._load, "prefill")}) if mode.with_n_g else []
+        staging = 0
+        for _ in range(STAGING_ROUNDS):
+            assigned = assign(menus, max(0, min(room - staging, weights_room)))
+            layers = tuple(
+                (of, made[i][0]) for of, made, i in zip(mode.blocks, per_block, assigned.chosen, strict=True)
+            )
+            table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
+            if mode.with_n_g and not any(n_g for _, n_g in table):
+                return None
+            staging = staging_bytes(layers, self.on.prefetch, self._load.n_ubatch, mode.with_n_g)
+            if assigned.bytes + staging <= max(room, 0):
+                made = self.priced(layers, table, mode.twice, assigned.bytes, staging)
+                return replace(made, short=assigned.short)
+        return None
+
+    #
+    # prices
+    #
+
+    def priced(self, layers: Layers, table: Table, twice: bool, weights_bytes: int, staging: int) -> SlicePlan:
+        """Cuts with the times of their blocks, each as one among others like it."""
+        prefill_s = sum(
+            p.count * pass_seconds(layers, self.on, p.n_tokens, n_g_at(table, p.n_tokens), p.n_outputs)
+            for p in passes(self._load, "prefill")
+        )
+        decode_s = pass_seconds(layers, self.on, 1, n_g_at(table, 1))
+        return SlicePlan(tuple(layers), table, twice, weights_bytes, staging, prefill_s, decode_s)
+
+    def exact(self, plan: SlicePlan) -> SlicePlan:
+        """The plan with the times of its timeline, in which blocks of different kinds follow one another."""
+        if not plan.streams:
+            return plan  # nothing runs ahead, so these are exact
+        prompt = [times for p in passes(self._load, "prefill") for times in self._pass_times(plan, p)]
+        token = self._pass_times(plan, Pass(1, self._load.n_prompt, 1))
+        decode_s = cycle_seconds(token, self.on.prefetch, MODEL_ROUNDS)
+        return replace(plan, prefill_s=timeline(prompt, self.on.prefetch).end_s, decode_s=decode_s)
+
+    def _pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
+        n_g = n_g_at(plan.token_assignment, p.n_tokens)
+        return [self.on.block_times(of, cut, p.n_tokens, n_g, p.n_outputs) for of, cut in plan.layers]
+
+    def timeline(self, plan: SlicePlan, n_tokens: int, n_rounds: int = 1) -> Timeline:
+        """Passes one after another over all blocks in order, with the plan's n_g."""
+        return timeline(self._pass_times(plan, Pass(n_tokens, 0, 1)) * n_rounds, self.on.prefetch)
+
+    def placed(self, placed: Placed, plan: SlicePlan, seconds: float = 0.0) -> Placed:
+        """`placed` with the plan's slices; seconds: predicted over the passes of a phase."""
+        n = len(self._problem.operators)
+        gg, cg = [0] * n, [0] * n
+        layouts: list[str | None] = [None] * n
+        for of, cut in plan.layers:
+            for i in of.block.operators:
+                gg[i], cg[i] = cut.gg, cut.cg
+                held = not cut.is_whole or (plan.token_assignment and of.takes_n_g)
+                layouts[i] = of.layout if cut.cc and held else None
+        prefetch = self.on.prefetch
+        settings = StreamSettings(prefetch.n_slots or 2, prefetch.mode, plan.kept_twice)
+        slices = Slices(
+            tuple(gg), tuple(cg), tuple(layouts), plan.weights_bytes, plan.staging_bytes,
+            settings if self._streams else None, plan.token_assignment, plan.twice_bytes, plan.prefill_s, plan.decode_s,
+        )  # fmt: skip
+        return replace(placed, slices=slices, seconds=seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    """Every block in one layout, and whether its CC is streamed for n_g; it must be kept twice where the device cannot
+    read that layout."""
+
+    blocks: tuple[BlockCost, ...]
+    with_n_g: bool
+    twice: bool
+
+
+def _held(of: BlockCost) -> BlockCost:
+    """In the split back end even where nothing of it is on the device."""
+    return replace(of, whole=None, kind=None if of.kind is None else ("held", of.kind))
+
+
+def _objectives(load: Workload) -> tuple[Objective, ...]:
+    """What cuts are solved for."""
+    return ("decode",) if load.n_prompt <= 1 else ("decode", "workload")
+
+
+def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, with_n_g: bool) -> int:
+    """Of the ring, whose slots hold what is streamed of the largest block, and of activations for the largest part of a
+    block that the device computes. with_n_g: CC is streamed too. llama.cpp reserves as if the logits of all n_ubatch
+    tokens were wanted, so the blocks behind the last attention count like the others."""
+    slot = activations = 0
+    for of, cut in layers:
+        streamed = cut.cg + cut.cc * (with_n_g and of.takes_n_g)
+        if streamed:
+            padding = len(of.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight
+            slot = max(slot, ceil(of.block.bytes * streamed / of.block.extent) + padding)
+        if streamed or 0 < cut.gg < of.block.extent:
+            activations = max(activations, of.block.staging_bytes(streamed + cut.gg, n_ubatch))
+    n_slots = 2 if prefetch.n_slots is None else prefetch.n_slots
+    return n_slots * slot + activations
+
+
+def _cc_bytes(layers: Layers) -> int:
+    return sum(of.block.bytes * cut.cc // of.block.extent for of, cut in layers if of.takes_n_g)

@@ -1,0 +1,261 @@
+"""What is measured for a model: its mul-mats in every layout of the CPU and on the device, and the rest of a layer.
+Each task makes a fragment of the profile. (Copies, launches and work at the same time: link.py.)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from oallama.core.codec import to_json
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Case, MulMat, Profile, RestCase, RestShape
+from oallama.profile.merge import has_device, missing_cases, missing_rest
+from oallama.profile.timing import Clock, Policy, Timing, measure
+from oallama.profile.wanted import (
+    COMPUTE_BOUND_TOKENS,
+    PASS_FLOPS,
+    Wanted,
+    case_label,
+    cases_at,
+    in_order,
+    kernel_kind,
+    rest_label,
+    rest_skipped,
+    too_slow,
+)
+
+if TYPE_CHECKING:
+    from ggml_bridge import Bridge
+    from ggml_bridge.timing import Timer
+
+GUESSED_FLOPS = 2e11  # a second, for the progress bar
+LONG_PASS_FLOPS = PASS_FLOPS / 2
+LONG_PASS_CAP = 2.0  # time cap of cases with long passes, in caps of the others
+CHANGED = 0.15  # how much the first case may differ when it is measured again
+GRAPH_TOKENS = 64  # a graph of rests has as many layers as make about so many tokens: a launch is a small part of it
+MAX_GRAPH_LAYERS = 8
+REST_CAP = 2.0  # time cap, in caps of a decode case
+
+Fragment = dict[str, Any]  # a part of the profile's JSON (merge.merged)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to measure. `weight` is a guess of its seconds; `device` and `layout` tell who is to blame for a
+    crash, and `kind` with which sort of mul-mat."""
+
+    label: str
+    weight: float
+    device: str
+    run: Callable[[], Fragment]
+    layout: str = PLAIN_LAYOUT
+    kind: str = ""
+
+
+@dataclass(slots=True)
+class Session:
+    """One process measuring for one model."""
+
+    bridge: Bridge
+    ggml_device: str  # ggml's name of the device; CPU_DEVICE if there is none, or if it is a second CPU backend
+    profile: Profile  # what is known already; its `device` is the name that cases are stored under
+    want: Wanted
+    n_threads: int
+    policy: Policy
+    clock: Clock
+    broken_layouts: frozenset[str] = frozenset()  # not to be touched
+    known: dict[Case, float] = field(init=False)  # seconds of mul-mats; grows as they are measured
+
+    def __post_init__(self) -> None:
+        self.known = {case.key: case.seconds for case in self.profile.cases}
+
+    @property
+    def devices(self) -> list[str]:
+        """Names that cases are stored under: the CPU, and the device if there is one."""
+        return [CPU_DEVICE, self.profile.device] if has_device(self.profile) else [CPU_DEVICE]
+
+    @property
+    def layouts(self) -> list[str]:
+        """CPU layouts that may be used."""
+        return [layout for layout in self.bridge.cpu_layouts() if layout not in self.broken_layouts]
+
+    def ggml_name(self, device: str) -> str:
+        """ggml's name of one of `devices`."""
+        return CPU_DEVICE if device == CPU_DEVICE else self.ggml_device
+
+    def timed(self, timer: Timer, policy: Policy) -> Timing:
+        """Measure with a timer and free it."""
+        try:
+            return measure(timer.run, self.clock, policy)
+        finally:
+            timer.close()
+
+
+#
+# mul-mats
+#
+
+
+def mul_mat_tasks(session: Session) -> list[Task]:
+    """One for each case that is missing, cheap ones first; the very first one is measured again at the end."""
+    cases = in_order(missing_cases(session.profile, _candidates(session)))
+    tasks = [
+        Task(
+            case_label(case),
+            session.policy.time_cap_s + 6 * case.mul_mat.flops(case.n_tokens) / GUESSED_FLOPS,
+            case.device,
+            partial(_measure_mul_mat, session, case),
+            case.layout,
+            kernel_kind(case.mul_mat),
+        )
+        for case in cases
+    ]
+    anchor = _first_measured(session, cases)
+    if cases and anchor is not None:
+        again = partial(_check_again, session, anchor)
+        tasks.append(Task("the first case again", session.policy.time_cap_s, CPU_DEVICE, again))
+    return tasks
+
+
+def _candidates(session: Session) -> list[Case]:
+    """Every case that this machine may have a kernel for."""
+    cases = [
+        case
+        for layout in session.layouts
+        for case in cases_at(session.want, CPU_DEVICE, layout)
+        if layout == PLAIN_LAYOUT or _layout_supports(session, case)
+    ]
+    if has_device(session.profile):
+        cases += cases_at(session.want, session.profile.device, DEVICE_LAYOUT)
+    return cases
+
+
+def _layout_supports(session: Session, case: Case) -> bool:
+    mul_mat = case.mul_mat
+    return session.bridge.layout_supports(case.layout, mul_mat.type, *mul_mat.shape, _routed(mul_mat))
+
+
+def _routed(mul_mat: MulMat) -> int:
+    """n_expert_used as ggml_bridge takes it: 0 for MUL_MAT."""
+    return mul_mat.n_expert_used if mul_mat.op == "MUL_MAT_ID" else 0
+
+
+def _measure_mul_mat(session: Session, case: Case) -> Fragment:
+    """Time one case, or say why not."""
+    from ggml_bridge import OutOfMemory, Unsupported
+
+    reason = too_slow(case, session.known)
+    if reason is None:
+        try:
+            timing = _time_mul_mat(session, case)
+        except (OutOfMemory, Unsupported) as error:
+            reason = str(error)
+        else:
+            session.known[case] = timing.seconds
+            return {"cases": [to_json(case.measured(timing.samples, timing.seconds))]}
+    return {"skipped": [to_json(case.skipped(reason))]}
+
+
+def _time_mul_mat(session: Session, case: Case) -> Timing:
+    from ggml_bridge import OutOfMemory
+
+    mul_mat, policy = case.mul_mat, session.policy
+    mul_mats_in_pass = case.working_set_bytes / mul_mat.bytes_read(case.n_tokens)
+    if mul_mats_in_pass * mul_mat.flops(case.n_tokens) > LONG_PASS_FLOPS:
+        # making the timer ran two passes, which is warm enough
+        policy = replace(_fewer(policy, LONG_PASS_CAP), warmup_runs=0)
+
+    def timed(working_set_bytes: int) -> Timing:
+        timer = session.bridge.mul_mat(
+            session.ggml_name(case.device),
+            None if case.layout == DEVICE_LAYOUT else case.layout,
+            mul_mat.type,
+            *mul_mat.shape,
+            _routed(mul_mat),
+            case.n_tokens,
+            working_set_bytes,
+            session.n_threads,
+        )
+        return session.timed(timer, policy)
+
+    try:
+        return timed(case.working_set_bytes)
+    except OutOfMemory:
+        return timed(0)  # a single copy of the weight
+
+
+def _fewer(policy: Policy, caps: float) -> Policy:
+    """For what takes long: more time, and three samples are enough."""
+    return replace(policy, time_cap_s=caps * policy.time_cap_s, min_repeats=min(3, policy.min_repeats))
+
+
+def _first_measured(session: Session, cases: list[Case]) -> Case | None:
+    """The CPU case that was, or will be, measured first."""
+    for stored in session.profile.cases:
+        if stored.device == CPU_DEVICE and stored.n_tokens < COMPUTE_BOUND_TOKENS:
+            return None if stored.layout in session.broken_layouts else stored.key
+    return next((case for case in cases if case.device == CPU_DEVICE), None)
+
+
+def _check_again(session: Session, case: Case) -> Fragment:
+    """Measure a case once more: is the machine as fast as it was then?"""
+    before = session.known.get(case)
+    if before is None:  # it was left out
+        return {}
+    change = _time_mul_mat(session, case).seconds / before - 1
+    if abs(change) <= CHANGED:
+        return {}
+    how = f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
+    return {
+        "warnings": [
+            f"the machine was {how} at the end of the profile than at its beginning ({case_label(case)}); "
+            "close other programs and use --refresh to measure all of it again"
+        ]
+    }
+
+
+#
+# the rest of a layer
+#
+
+
+def rest_tasks(session: Session) -> list[Task]:
+    """One for each batch size, KV depth and way of attention that is missing on the CPU and on the device."""
+    return [
+        Task(
+            rest_label(device, n_tokens, n_kv, shape),
+            REST_CAP * session.policy.time_cap_s,
+            device,
+            partial(_measure_rest, session, device, n_tokens, n_kv, shape),
+        )
+        for device in session.devices
+        for n_tokens, n_kv, shape in missing_rest(session.profile, session.want, device)
+    ]
+
+
+def _measure_rest(session: Session, device: str, n_tokens: int, n_kv: int, shape: RestShape) -> Fragment:
+    """Time one case, or say why not."""
+    from ggml_bridge import OutOfMemory, Unsupported
+
+    try:
+        timer = session.bridge.layer_rest(
+            session.ggml_name(device),
+            n_tokens,
+            n_kv,
+            shape.n_embd,
+            shape.n_head,
+            shape.n_head_kv,
+            shape.n_embd_head_k,
+            shape.n_embd_head_v,
+            shape.n_ff,
+            max(1, min(session.want.n_layer, MAX_GRAPH_LAYERS, GRAPH_TOKENS // n_tokens)),
+            session.n_threads,
+            shape.flash_attn,
+            shape.type_k.upper(),
+            shape.type_v.upper(),
+        )
+    except (OutOfMemory, Unsupported) as error:
+        return {"skipped": [to_json(rest_skipped(device, n_tokens, n_kv, shape, str(error)))]}
+    timing = session.timed(timer, _fewer(session.policy, REST_CAP))
+    return {"rest": [to_json(RestCase(device, n_tokens, n_kv, timing.seconds, timing.samples, shape))]}

@@ -1,0 +1,177 @@
+"""Bar charts of times: to the first token, and for each one more. As SVG that needs nothing else, or PNG with
+matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from oallama.core.errors import UsageError
+
+INK, GREY = "#1c2733", "#5b6875"
+STOCK, OURS = "#9aa7b4", "#0b5cad"  # of bars
+FONT = 13
+
+WIDTH, MARGIN = 920, 24  # pixels
+NAMES = 150  # left of the bars
+PANEL = (WIDTH - 2 * MARGIN - NAMES) // 2
+FIGURE = 120  # behind the longest bar
+TOP, GAP = 106, 46  # above the first group, between groups
+BAR, BAR_STEP, LINE_GAP = 15, 17, 9
+PANELS = ("time to the first token", "time for each one more")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBar:
+    """One bar and the figure behind it; no seconds, no bar."""
+
+    seconds: float | None
+    colour: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Bars under one name: in each of PANELS the same number."""
+
+    name: str
+    bars: tuple[tuple[TimeBar, ...], ...]
+    remark: str = ""  # below the name
+
+    @property
+    def height(self) -> int:
+        return len(self.bars[0]) * BAR_STEP + LINE_GAP
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Lines whose bars have one scale in each panel."""
+
+    label: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TimesChart:
+    """label: what the chart shows, for those who do not see it. legend: (colour, meaning)."""
+
+    title: str
+    subtitle: str
+    groups: tuple[Group, ...]
+    label: str
+    legend: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def height(self) -> int:
+        return TOP + sum(sum(line.height for line in group.lines) + GAP for group in self.groups)
+
+    def svg(self) -> str:
+        """The chart as a file."""
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" width="{WIDTH}" '
+            f'height="{self.height}" font-family="system-ui, sans-serif" role="img" aria-label="{escape(self.label)}">',
+            f'<rect width="{WIDTH}" height="{self.height}" fill="#ffffff"/>',
+        ]
+        for shape in self._shapes():
+            if isinstance(shape, _Bar):
+                lines.append(
+                    f'<rect x="{shape.x:.1f}" y="{shape.y:.1f}" width="{shape.width:.1f}" height="{shape.height:.1f}" '
+                    f'fill="{shape.colour}"/>'
+                )
+            else:
+                anchor = ' text-anchor="end"' if shape.ends_at_x else ""
+                lines.append(
+                    f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" fill="{shape.colour}"'
+                    f"{anchor}>{escape(shape.text)}</text>"
+                )
+        return "\n".join([*lines, "</svg>"]) + "\n"
+
+    def png(self) -> bytes:
+        """The same in pixels. Raises UsageError without matplotlib."""
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+            from matplotlib.patches import Rectangle
+        except ImportError:
+            raise UsageError(
+                "a chart in PNG needs matplotlib: pip install 'oallama[plots]', or name an .svg file"
+            ) from None
+        dots_per_inch = 100
+        figure = Figure(figsize=(WIDTH / dots_per_inch, self.height / dots_per_inch), dpi=dots_per_inch)
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_xlim(0, WIDTH)
+        axes.set_ylim(self.height, 0)
+        axes.set_axis_off()
+        for shape in self._shapes():
+            if isinstance(shape, _Bar):
+                bar = Rectangle((shape.x, shape.y), shape.width, shape.height, color=shape.colour, linewidth=0)
+                axes.add_patch(bar)
+            else:
+                axes.text(
+                    shape.x, shape.y, shape.text.replace("$", r"\$"), fontsize=shape.size * 72 / dots_per_inch,
+                    color=shape.colour, ha="right" if shape.ends_at_x else "left", va="baseline",
+                )  # fmt: skip
+        file = io.BytesIO()
+        FigureCanvasAgg(figure).print_png(file)
+        return file.getvalue()
+
+    def _shapes(self) -> Iterator[_Bar | _Text]:
+        yield _Text(MARGIN, 32, self.title, 18)
+        yield _Text(MARGIN, 52, self.subtitle, 12, GREY)
+        for index, (colour, meaning) in enumerate(self.legend):
+            x = WIDTH - MARGIN - 230 + 130 * index
+            yield from (_Bar(x, 22, 12, 12, colour), _Text(x + 18, 33, meaning))
+        y = TOP
+        for group in self.groups:
+            if group.label:
+                yield _Text(MARGIN, y - 14, group.label, colour=GREY)
+            for number, title in enumerate(PANELS):
+                yield _Text(MARGIN + NAMES + number * PANEL, y - 14, title, colour=GREY)
+            longest = [_longest(group.lines, number) for number in range(len(PANELS))]
+            for line in group.lines:
+                yield _Text(MARGIN + NAMES - 12, y + 13, line.name, ends_at_x=True)
+                if line.remark:
+                    yield _Text(MARGIN + NAMES - 12, y + 28, line.remark, 11, GREY, ends_at_x=True)
+                for number, bars in enumerate(line.bars):
+                    yield from _bars(bars, MARGIN + NAMES + number * PANEL, y, longest[number])
+                y += line.height
+            y += GAP
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """A filled rectangle, pixels from the top left."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Text that begins, or ends, at x; y is its baseline."""
+
+    x: float
+    y: float
+    text: str
+    size: float = FONT
+    colour: str = INK
+    ends_at_x: bool = False
+
+
+def _longest(lines: Sequence[Line], number: int) -> float:
+    return max((bar.seconds or 0.0 for line in lines for bar in line.bars[number]), default=0.0)
+
+
+def _bars(bars: Sequence[TimeBar], left: float, top: float, longest: float) -> Iterator[_Bar | _Text]:
+    for index, bar in enumerate(bars):
+        if not bar.seconds:
+            continue
+        y = top + index * BAR_STEP
+        width = max(1.0, (PANEL - FIGURE) * bar.seconds / longest)
+        yield _Bar(left, y, width, BAR, bar.colour)
+        yield _Text(left + width + 6, y + BAR - 3, bar.text, 12)

@@ -1,0 +1,74 @@
+"""The report of `oallama inspect`: a model's hyperparameters and operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from oallama.core.types import ModelInfo, Operator
+from oallama.core.units import format_bytes
+from oallama.report.table import Table, table
+from oallama.report.text import model_title, percent, plural, printable, ranges_text, shape_text
+
+_MODEL_KEYS = (
+    *("path", "arch", "name", "n_layer", "n_embd", "n_ff", "n_head", "n_head_kv", "n_expert", "n_expert_used"),
+    *("n_vocab", "n_ctx_train", "file_bytes", "fingerprint"),
+)
+_OPERATOR_KEYS = ("name", "layer", "role", "op", "type", "shape", "bytes", "active_fraction")
+
+
+def model_document(model: ModelInfo) -> dict[str, Any]:
+    """`model` of the JSON of `inspect` and `affinity-report`."""
+    return {key: getattr(model, key) for key in _MODEL_KEYS}
+
+
+def inspect_document(model: ModelInfo, operators: Iterable[Operator]) -> dict[str, Any]:
+    """`oallama inspect --json`; operators in graph order, as given."""
+    rows = [{key: getattr(operator, key) for key in _OPERATOR_KEYS} for operator in operators]
+    return {"model": model_document(model), "operators": rows}
+
+
+def model_lines(model: ModelInfo) -> tuple[str, ...]:
+    """Header lines of `inspect`."""
+    experts = f", {model.n_expert_used} of {model.n_expert} experts per token" if model.n_expert else ""
+    return (
+        f"{model_title(model)}: {printable(model.arch)}, {plural(model.n_layer, 'layer')}, "
+        f"{format_bytes(model.file_bytes)}",
+        f"embedding {model.n_embd}, feed-forward {model.n_ff}, heads {model.n_head} ({model.n_head_kv} KV){experts}",
+        f"vocabulary {model.n_vocab}, trained context {model.n_ctx_train}",
+        f"file {printable(model.path, 400)}",
+    )
+
+
+def operator_table(operators: Sequence[Operator], every_row: bool = False) -> Table:
+    """Operators in graph order, or grouped by role, type and shape (in the order in which they first appear)."""
+    total = sum(o.bytes for o in operators)
+    footer = (f"{plural(len(operators), 'operator')}, {format_bytes(total)} of weights.",)
+    if every_row:
+        rows = [
+            (printable(o.name), o.op, printable(o.type), shape_text(o.shape), format_bytes(o.bytes), _active(o))
+            for o in operators
+        ]
+        return table("", "operator |op |type |>shape |>bytes |>active", rows, footer)
+    groups: dict[tuple[object, ...], list[Operator]] = {}
+    for o in operators:
+        groups.setdefault((o.role, o.op, o.type, o.shape, o.active_fraction), []).append(o)
+    grouped = [
+        (
+            printable(group[0].role),
+            ranges_text(o.layer for o in group if o.layer is not None) or "-",
+            str(len(group)),
+            group[0].op,
+            printable(group[0].type),
+            shape_text(group[0].shape),
+            format_bytes(sum(o.bytes for o in group)),
+            percent(sum(o.bytes for o in group), total),
+            _active(group[0]),
+        )
+        for group in groups.values()
+    ]
+    return table("", "role |layers |>count |op |type |>shape |>bytes |>share |>active", grouped, footer)
+
+
+def _active(operator: Operator) -> str:
+    return "1" if operator.active_fraction == 1 else f"{operator.active_fraction:.4g}"

@@ -1,0 +1,73 @@
+"""The report of `oallama profile`: tables of what was measured. Its JSON is the profile itself (profile/store.py)."""
+
+from __future__ import annotations
+
+from oallama.core.types import CPU_DEVICE, LinearFit, Profile, ProfileCase
+from oallama.core.units import format_seconds
+from oallama.report.table import Table, table
+from oallama.report.text import printable, shape_text
+
+
+def profile_tables(profile: Profile) -> tuple[Table, ...]:
+    """Cases, link fits and contention of a profile; tables that would be empty are left out."""
+    cases = [
+        (
+            printable(c.device),
+            c.layout,
+            c.mul_mat.type,
+            shape_text(c.mul_mat.shape),
+            str(c.n_tokens),
+            format_seconds(c.seconds),
+            f"{c.gb_per_s:.3g}",
+            f"{c.gflops:.3g}",
+        )
+        for c in sorted(profile.cases, key=_case_order)
+    ]
+    tables = [table("Mul-mats", "device |layout |type |>shape |>tokens |>median |>GB/s |>GFLOP/s", cases)]
+    fits = dict(profile.link)
+    if profile.boundary is not None:
+        fits["boundary"] = profile.boundary
+    if fits:
+        tables.append(table("Link", "path |>latency |>GB/s |>r²", (_fit_row(name, fit) for name, fit in fits.items())))
+    if profile.contention is not None:
+        c = profile.contention
+        rows = [
+            ("CPU reading weights", f"{c.first_alone_gb_per_s:.3g}", f"{c.first_with_second_gb_per_s:.3g}"),
+            ("link", f"{c.second_alone_gb_per_s:.3g}", f"{c.second_with_first_gb_per_s:.3g}"),
+        ]
+        tables.append(table("Contention for memory, GB/s", "who |>alone |>both at once", rows))
+    measured = [sharing for sharing in profile.sharing if not sharing.assumed]
+    if measured:
+        rates = [
+            (
+                f"{s.first} and {s.second}",
+                str(s.n_tokens),
+                f"{s.first_alone_gb_per_s:.3g}, {s.second_alone_gb_per_s:.3g}",
+                f"{s.first_with_second_gb_per_s:.3g}, {s.second_with_first_gb_per_s:.3g}",
+            )
+            for s in measured
+        ]
+        tables.append(table("At the same time, GB/s", "who |>tokens |>each alone |>both at once", rates))
+    if profile.skipped:
+        left_out = [
+            (
+                printable(s.device),
+                s.layout,
+                s.mul_mat.type,
+                shape_text(s.mul_mat.shape),
+                str(s.n_tokens),
+                printable(s.reason),
+            )
+            for s in profile.skipped
+        ]
+        tables.append(table("Left out", "device |layout |type |>shape |>tokens |reason", left_out))
+    return tuple(tables)
+
+
+def _case_order(case: ProfileCase) -> tuple[object, ...]:
+    return (case.mul_mat.type, case.mul_mat.shape, case.n_tokens, case.device != CPU_DEVICE, case.layout)
+
+
+def _fit_row(name: str, fit: LinearFit) -> tuple[str, ...]:
+    rate = f"{1e-9 / fit.beta_s_per_byte:.3g}" if fit.beta_s_per_byte > 0 else "-"
+    return name, format_seconds(fit.alpha_s), rate, f"{fit.r2:.4f}"

@@ -1,0 +1,107 @@
+"""The results of an experiment: one JSON file with a record for each step, written anew after every step, and a copy of
+it where results are fetched. An experiment that was stopped goes on from it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+SCHEMA = 1
+NAME = "results.json"
+DONE, FAILED, CUT = "done", "failed", "cut"
+"""States of a step. CUT: it ran out of time, or was interrupted."""
+
+
+class ResultsError(Exception):
+    """The results cannot be used: one sentence."""
+
+
+class Results:
+    """The file `path`, copied to each of `copies`. identity: keys and values that tell this experiment from others.
+    read_only: for looking, which may always be done. program, elsewhere: for messages, who writes here and how it is
+    told to write to another file.
+
+    Raises ResultsError where the file is of another experiment, or another process is at it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        identity: Mapping[str, Any],
+        copies: tuple[Path, ...] = (),
+        read_only: bool = False,
+        program: str = "gpu_run",
+        elsewhere: str = "name another folder in --work",
+    ) -> None:
+        self.path = path
+        self.copies = copies
+        self.identity = {"schema": SCHEMA, **identity}
+        self.program = program
+        self.elsewhere = elsewhere
+        self.record: dict[str, Any] = {**self.identity, "calls": [], "steps": {}}
+        self._lock = None if read_only else self._hold()
+        if path.is_file():
+            self._read(path)
+
+    def _hold(self) -> IO[str]:
+        """A lock until the file is closed, or this process ends in whatever way."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = self.path.with_name(f".{self.path.name}.lock").open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            raise ResultsError(
+                f"another {self.program} is at work in {self.path.parent}: wait for it, or {self.elsewhere}"
+            ) from None
+        return file
+
+    def adopt(self, path: Path) -> None:
+        """Go on from the results of another machine, unless there are some here. Raises ResultsError."""
+        if not self.steps:
+            self._read(path)
+
+    def _read(self, path: Path) -> None:
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ResultsError(f"{path} cannot be read ({error}): remove it to begin anew") from None
+        if not isinstance(found, dict) or any(found.get(key) != value for key, value in self.identity.items()):
+            of = ", ".join(f"{key} {found.get(key)}" for key in self.identity if key != "schema")
+            raise ResultsError(f"{path} is of {of}: {self.elsewhere}")
+        self.record = found
+
+    @property
+    def steps(self) -> dict[str, dict[str, Any]]:
+        """What is known of each step, by its name."""
+        found: dict[str, dict[str, Any]] = self.record["steps"]
+        return found
+
+    def done(self, step: str, **same: Any) -> dict[str, Any] | None:
+        """The record of a step that is done, by the same command or whatever else `same` names; else None."""
+        found = self.steps.get(step, {})
+        matches = found.get("state") == DONE and all(found.get(key) == value for key, value in same.items())
+        return found if matches else None
+
+    def begin_call(self, call: dict[str, Any]) -> None:
+        """Note that the experiment begins, or goes on."""
+        self.record["calls"].append(call)
+        self.save()
+
+    def put(self, step: str, **values: Any) -> None:
+        """Note what is known of a step, beside what was, and write it."""
+        self.steps[step] = {**self.steps.get(step, {}), **values}
+        self.save()
+
+    def save(self) -> None:
+        """Write file and copies, each whole or not at all."""
+        text = json.dumps(self.record, indent=1) + "\n"
+        for path in (self.path, *(folder / self.path.name for folder in self.copies)):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_name(f".{path.name}.{os.getpid()}")
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(path)

@@ -1,0 +1,1 @@
+"""Measurements that no command of the product makes: see main.py."""

@@ -1,0 +1,134 @@
+"""The paper's testbed A as the solver's records: its two models' blocks with the times of Table I."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from experiments.published import BYTES_PER_WEIGHT, CPU, GPU, LAUNCH_S, LINK
+
+from oallama.core.types import LinearFit, MulMat
+from oallama.cost.blocks import SplitBlock
+from oallama.cost.kernels import Curve, Kernel, interpolate
+from oallama.cost.slices import BlockCost, Cut, Gemm, Pricing, SliceRates
+from oallama.cost.timeline import PAPER, BlockTimes, Prefetch, Step, cycle_seconds
+from oallama.cost.transfer import NO_TRANSFER
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the paper's formulas need of a model."""
+
+    name: str
+    n_layer: int
+    n_embd: int
+    n_ff: int
+    n_embd_kv: int
+    n_vocab: int
+    n_expert: int = 1
+    n_expert_used: int = 1
+
+    def expert(self) -> tuple[tuple[int, int], ...]:
+        """Shapes of gate, up, down."""
+        return ((self.n_embd, self.n_ff), (self.n_embd, self.n_ff), (self.n_ff, self.n_embd))
+
+    def attention(self) -> tuple[tuple[int, int], ...]:
+        square, narrow = (self.n_embd, self.n_embd), (self.n_embd, self.n_embd_kv)
+        return (square, narrow, narrow, square)
+
+    def other_bytes(self) -> float:
+        """Of attention, embedding and output, which lie on the GPU."""
+        weights = self.n_layer * sum(k * n for k, n in self.attention()) + 2 * self.n_vocab * self.n_embd
+        return weights * BYTES_PER_WEIGHT
+
+
+LLAMA = Model("LLaMA-2-70B", 80, 8192, 28672, 1024, 32000)
+MIXTRAL = Model("Mixtral-7B", 32, 4096, 14336, 1024, 32000, 8, 2)
+
+
+@dataclass(frozen=True)
+class Betas:
+    """The terms of Table I that are varied, in seconds per T*M*H and per byte."""
+
+    cpu: float = CPU[1]
+    gpu: float = GPU[1]
+    bytes_per_weight: float = BYTES_PER_WEIGHT
+    link: float = LINK[1]
+
+
+@dataclass(frozen=True)
+class PaperPricing(Pricing):
+    """Eq. 4, and with n_g > 0 Eq. 15, and their order as in Eq. 5: one launch for each kernel and each copy, on a
+    stream of its own; CG and GG of a mul-mat computed together once its copy has arrived; sending and joining cost
+    nothing. With prefetch "ahead" copies run across blocks instead, as ours do.
+
+    alpha_C2G counts only where something is copied, as in Eq. 10, and CG' only where n_g > 0; what is streamed for CG'
+    is r_CC of the weight (Eq. 15 writes all of it, which is the same at r_GG = 0).
+    """
+
+    def block_times(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> BlockTimes:
+        cc, cg, gg = (part / cut.extent for part in (cut.cc, cut.cg, cut.gg))
+        prime = cc > 0 and n_g > 0
+        n_launches = 2 * (cg > 0) + 2 * prime + (gg > 0)
+        link = self.rates.weights
+        steps = tuple(
+            Step(
+                gemm.copy_s(link, cg, n_tokens) + gemm.copy_s(link, cc, n_g),
+                gemm.gpu_s(cg, n_tokens) + gemm.gpu_s(gg, n_tokens) + gemm.gpu_s(cc, n_g),
+                n_launches * LAUNCH_S,
+            )
+            for gemm in of.gemms
+        )
+        return BlockTimes(interpolate(of.gap, n_tokens), 0.0, of.cpu_s(cc, n_tokens - n_g), steps, 0.0)
+
+    def seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
+        times = self.block_times(of, cut, n_tokens, n_g)
+        if self.prefetch.mode == "ahead":
+            return cycle_seconds([times], self.prefetch)
+        return times.gap_s + max(times.cpu_s, device_end(times.steps))
+
+
+def device_end(steps: Sequence[Step]) -> float:
+    """tau_G of Eq. 5."""
+    launched = copied = computed = 0.0
+    for step in steps:
+        launched += step.launch_s
+        copied = max(launched, copied) + step.copy_s
+        computed = max(copied, computed) + step.gpu_s
+    return computed
+
+
+def streaming(prefetch: Prefetch = PAPER, link: float = LINK[1], link_alpha: float = LINK[0]) -> PaperPricing:
+    return PaperPricing(SliceRates(LinearFit(link_alpha, link, 1.0), NO_TRANSFER, 0.0), prefetch)
+
+
+def ffn(model: Model, betas: Betas, decode: bool = True) -> BlockCost:
+    """One layer's FFN, after its attention. Of experts, decode computes the used ones on the token, a prompt all of
+    them, each on its share of the tokens."""
+    share = 1.0 if decode else model.n_expert_used / model.n_expert
+    n_experts = model.n_expert_used if decode else model.n_expert
+    gemms = []
+    for k, n in model.expert() * n_experts:
+        mul_mat, n_bytes = MulMat("MUL_MAT", "INT4", (k, n, 1)), round(k * n * betas.bytes_per_weight)
+        cpu, gpu = _curve(CPU[0], betas.cpu * k * n * share), _curve(GPU[0], betas.gpu * k * n * share)
+        gemms.append(Gemm(mul_mat, n_bytes, Kernel(cpu, ((1, CPU[0]),)), Kernel(gpu, ((1, GPU[0]),))))
+    n_bytes = round(sum(k * n for k, n in model.expert()) * model.n_expert * betas.bytes_per_weight)
+    block = SplitBlock((), model.n_ff, 32, n_bytes, 0, 0, 0, 0, 0)
+    gap = tuple((n_tokens, _attention_s(model, betas, n_tokens)) for n_tokens in (1, 1024))
+    return BlockCost(block, tuple(gemms), gap=gap)
+
+
+def alone(block: BlockCost) -> BlockCost:
+    """The FFN without attention, as in section IV."""
+    return replace(block, gap=((1, 0.0),))
+
+
+def _curve(alpha_s: float, per_token_s: float) -> Curve:
+    """Eq. 3 for one weight: a straight line in the number of tokens."""
+    return tuple((n, alpha_s + n * per_token_s) for n in (1, 1024))
+
+
+def _attention_s(model: Model, betas: Betas, n_tokens: int) -> float:
+    """Its four mul-mats on the GPU, launched one by one. What grows with the context is left out."""
+    steps = tuple(Step(0.0, GPU[0] + n_tokens * k * n * betas.gpu, LAUNCH_S) for k, n in model.attention())
+    return device_end(steps)

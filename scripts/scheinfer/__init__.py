@@ -1,1 +1,0 @@
-"""ScheInfer's published numbers, and what its own performance models predict."""

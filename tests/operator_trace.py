@@ -1,0 +1,120 @@
+"""The operators a real decode runs, read off llama.cpp's graph: what oallama/model/operators.py must agree with.
+
+`cb_eval` of the context shows every node before it is computed. The decode happens in a child process,
+because llama.cpp aborts on some files that no check foresees.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from oallama.bench.ggml_tensor import check_tensor_layout, tensor_at, weight_of
+from oallama.core.errors import BridgeError, ModelFileError
+from oallama.core.types import Shape
+from oallama.model.gguf_reader import read_gguf
+
+_MUL_MATS = ("MUL_MAT", "MUL_MAT_ID")
+
+
+@dataclass(frozen=True, slots=True)
+class TracedOperator:
+    """A mul-mat node of the graph: the weight it reads, ggml's name of the op, the weight's [K, N, E]."""
+
+    name: str
+    op: str
+    shape: Shape
+
+
+def trace_operators(path: str, timeout_s: float = 600.0) -> tuple[TracedOperator, ...]:
+    """Every weight-bearing mul-mat of a one-token decode of the model at `path` on the CPU, in graph order.
+
+    Raises ModelFileError if the file is no good, or kills, stalls or is refused by llama.cpp; BridgeError if
+    llama-cpp-python is not the one this was written for.
+    """
+    from ggml_bridge.child import run_in_child
+    from ggml_bridge.errors import BridgeError as Failed
+    from ggml_bridge.errors import ChildDied, ChildTimeout
+
+    path = read_gguf(path).path
+    env = {"PYTHONPATH": str(Path(__file__).parent)}  # where the child finds this module
+    try:
+        rows = run_in_child("operator_trace", {"path": path}, timeout_s=timeout_s, env=env)["operators"]
+    except (ChildDied, ChildTimeout) as error:
+        raise ModelFileError(f"{path} cannot be decoded, llama.cpp fails on it: {error}; try another file") from None
+    except ValueError as error:
+        raise ModelFileError(str(error)) from None
+    except Failed as error:
+        raise BridgeError(str(error)) from None
+    return tuple(TracedOperator(row["name"], row["op"], tuple(row["shape"])) for row in rows)
+
+
+#
+# the child's side
+#
+
+
+def _decode_traced(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
+    """Decode one token on the CPU and note every mul-mat that reads a weight. ValueError where llama.cpp refuses."""
+    from llama_cpp import llama_cpp as api
+
+    from ggml_bridge.library import check_installed_version, library_folder, soname
+    from oallama.device.native_log import native_log
+
+    check_installed_version()
+    ggml = ctypes.CDLL(str(library_folder() / soname("ggml-base")))  # the file that libllama is linked with
+    check_tensor_layout(ggml)
+    path = str(request["path"])
+    weights = frozenset(tensor.name for tensor in read_gguf(path).tensors)
+    traced: list[TracedOperator] = []
+
+    def on_node(node: int, ask: bool, _user_data: int) -> bool:
+        tensor = tensor_at(node)
+        op = ggml.ggml_op_name(tensor.op).decode()
+        if ask and op in _MUL_MATS:
+            weight = weight_of(tensor)
+            name = weight.name.decode("ascii", "replace")
+            if name in weights:
+                traced.append(TracedOperator(name, op, (weight.ne[0], weight.ne[1], weight.ne[2])))
+        return False  # never stop at a node
+
+    with native_log() as log:
+
+        def refused(doing: str) -> ValueError:
+            return ValueError(
+                f"{path} cannot be decoded, llama.cpp refuses {doing}: {log.reason() or 'no reason given'}"
+            )
+
+        no_devices = (ctypes.c_void_p * 1)(None)
+        model_params = api.llama_model_default_params()
+        model_params.devices = ctypes.cast(no_devices, ctypes.c_void_p)
+        model_params.n_gpu_layers = 0
+        model_params.use_extra_bufts = False  # names and order are the same without repacking the weights
+        model = api.llama_model_load_from_file(path.encode(), model_params)
+        if not model:
+            raise refused("to load it")
+        params = api.llama_context_default_params()
+        params.n_ctx = params.n_batch = params.n_ubatch = 32
+        params.n_threads = params.n_threads_batch = 1
+        params.offload_kqv = params.op_offload = False
+        params.cb_eval = api.ggml_backend_sched_eval_callback(on_node)
+        context = api.llama_init_from_model(model, params)
+        if not context:
+            raise refused("to make a context for it")
+        token = (api.llama_token * 1)(0)  # the batch points to it
+        batch = api.llama_batch_get_one(token, 1)
+        if api.llama_model_has_encoder(model) and api.llama_encode(context, batch):
+            raise refused("to encode a token")
+        if api.llama_model_has_decoder(model) and api.llama_decode(context, batch):
+            raise refused("to decode a token")
+        api.llama_free(context)
+        api.llama_model_free(model)
+    return {"operators": [asdict(operator) for operator in traced]}
+
+
+if __name__ == "__main__":
+    from ggml_bridge.child import child_main
+
+    child_main(_decode_traced)

@@ -1,0 +1,203 @@
+"""r_CG* and n_g: the solver against a search of every cut and every n_g, and what must hold on any machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from slicing_cases import INTERFERENCE, MACHINES, SHARED_MACHINES, STREAMED, gemm, machine, streamed
+
+from oallama.core.types import LinearFit
+from oallama.cost.interference import Interference
+from oallama.cost.kernels import Kernel
+from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.cost.timeline import Prefetch
+from oallama.cost.transfer import TransferRates
+from oallama.place.cuts import alike, n_g_at, pass_seconds, solve_cg, solve_n_g, token_table
+
+JOINS = TransferRates(LinearFit(1e-5, 1e-10, 1.0), LinearFit(1e-5, 1e-10, 1.0), 5e-6)
+ALL_CC = Cut(1024, 0, 0)
+
+
+def cuts(block: BlockCost, gg: int) -> list[Cut]:
+    """Every cut that the backend can make."""
+    rest = block.block.extent - gg
+    return [Cut(cc, rest - cc, gg) for cc in sorted({*range(0, rest, block.block.step), rest})]
+
+
+def every_cut(block: BlockCost, on: Pricing, gg: int, n_tokens: int = 1) -> list[float]:
+    return [on.seconds(block, cut, n_tokens) for cut in cuts(block, gg)]
+
+
+def possible_gg(block: BlockCost, share: float) -> int:
+    """About that share of the block, and such that the rest is a multiple of the step."""
+    extent, step = block.block.extent, block.block.step
+    return extent - min(extent, round((1 - share) * extent / step) * step)
+
+
+@settings(deadline=None, max_examples=200)
+@given(STREAMED, MACHINES, st.sampled_from([0.0, 0.3, 0.6, 1.0]), st.sampled_from([1, 7, 512]))
+def test_no_cut_is_better_than_the_solved_one(block: BlockCost, on: Pricing, share: float, n_tokens: int) -> None:
+    gg = possible_gg(block, share)
+    found, seconds = solve_cg(block, on, gg, n_tokens)
+    assert found in cuts(block, gg)
+    assert seconds == pytest.approx(on.seconds(block, found, n_tokens))
+    assert seconds <= min(every_cut(block, on, gg, n_tokens)) * (1 + 1e-6)
+
+
+@settings(deadline=None, max_examples=100)
+@given(STREAMED, SHARED_MACHINES | st.builds(machine, st.floats(1e-10, 1e-8), beside=INTERFERENCE),
+       st.sampled_from([0.0, 0.3, 0.6]))  # fmt: skip
+def test_with_interference_no_cut_is_better_by_more_than_one_granule_is_worth(
+    block: BlockCost, on: Pricing, share: float
+) -> None:
+    gg = possible_gg(block, share)
+    _, found_s = solve_cg(block, on, gg)
+    seconds = every_cut(block, on, gg)
+    granule = max((abs(a - b) for a, b in pairwise(seconds)), default=0.0)
+    assert found_s <= min(seconds) + granule + 1e-9
+
+
+@settings(deadline=None, max_examples=50)
+@given(STREAMED, MACHINES, st.floats(1.0, 20.0))
+def test_a_slower_link_never_streams_more(block: BlockCost, on: Pricing, times_slower: float) -> None:
+    link = on.rates.weights
+    slower_link = LinearFit(link.alpha_s, link.beta_s_per_byte * times_slower, 1.0)
+    slower = replace(on, rates=replace(on.rates, weights=slower_link))
+    (before, before_s), (after, after_s) = solve_cg(block, on, 0), solve_cg(block, slower, 0)
+    assert after_s >= before_s * (1 - 1e-9)
+    # within what a tie may shift
+    assert after.cg <= before.cg or on.seconds(block, after, 1) <= before_s * (1 + 1e-6)
+
+
+@settings(deadline=None, max_examples=50)
+@given(STREAMED, MACHINES, st.floats(1.0, 20.0))
+def test_a_slower_cpu_is_never_faster(block: BlockCost, on: Pricing, times_slower: float) -> None:
+    slower = tuple(
+        replace(g, cpu=Kernel(tuple((n, s * times_slower) for n, s in g.cpu.whole), g.cpu.alpha)) for g in block.gemms
+    )
+    assert solve_cg(replace(block, gemms=slower), on, 0)[1] >= solve_cg(block, on, 0)[1] * (1 - 1e-9)
+
+
+@settings(deadline=None, max_examples=50)
+@given(STREAMED, SHARED_MACHINES)
+def test_streaming_is_never_slower_than_not_streaming(block: BlockCost, on: Pricing) -> None:
+    all_cc = Cut(block.block.extent, 0, 0)
+    assert solve_cg(block, on, 0)[1] <= on.seconds(block, all_cc, 1) * (1 + 1e-12)
+
+
+def test_a_saturated_memory_leaves_nothing_to_stream() -> None:
+    """The CPU alone uses all of DRAM: what is streamed, the CPU loses, and joining costs more than is won."""
+    block = streamed([gemm(25e-3, 1e-4, n_bytes=1_000_000_000)] * 3)  # 40 GB/s
+    free, saturated, half = (
+        machine(1 / 20e9, transfer=JOINS, beside=Interference(cpu_with_link=cpu, link_with_cpu=link))
+        for cpu, link in ((1.0, 1.0), (0.625, 0.75), (0.825, 0.75))
+    )
+    assert solve_cg(block, free, 0)[0].cg > 0
+    assert solve_cg(block, saturated, 0)[0].cg == 0
+    assert 0 < solve_cg(block, half, 0)[0].cg < solve_cg(block, free, 0)[0].cg
+
+
+def test_running_ahead_streams_more_where_attention_takes_long() -> None:
+    block = streamed([gemm(4e-3, 1e-4)] * 3, gap_s=6e-3)
+    per_layer, per_layer_s = solve_cg(block, machine(4e-9, Prefetch("layer", 2)), 0)
+    ahead, ahead_s = solve_cg(block, machine(4e-9, Prefetch("ahead", 2)), 0)
+    assert ahead.cg > per_layer.cg and ahead_s < per_layer_s
+
+
+def test_a_device_that_cannot_receive_and_compute_at_once_is_streamed_less() -> None:
+    block = streamed([gemm(4e-3, 1e-3, n_bytes=4_000_000)] * 3)
+    free, turns = (machine(5e-10, beside=Interference(one_queue=queue)) for queue in (False, True))
+    assert 0 < solve_cg(block, turns, 256)[0].cg < solve_cg(block, free, 256)[0].cg
+
+
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 2000))
+def test_all_of_an_odd_extent_can_be_streamed(step: int, extent: int) -> None:
+    assume(extent >= step)
+    block = streamed([gemm(1.0, 1e-6)], extent=extent, step=step)
+    assert solve_cg(block, machine(1e-15), 0)[0] == Cut(0, extent, 0)
+    assert solve_cg(block, machine(1.0), 0)[0].cg == 0
+
+
+#
+# tokens
+#
+
+LAYERS = st.lists(STREAMED, min_size=1, max_size=2)
+
+
+def solved(blocks: list[BlockCost], on: Pricing) -> list[tuple[BlockCost, Cut]]:
+    return [(block, solve_cg(block, on, 0)[0]) for block in blocks]
+
+
+@settings(deadline=None, max_examples=60)
+@given(LAYERS, MACHINES | SHARED_MACHINES, st.integers(2, 80))
+def test_no_number_of_tokens_is_better_by_more_than_a_token_is_worth(
+    blocks: list[BlockCost], on: Pricing, n_tokens: int
+) -> None:
+    layers = solved(blocks, on)
+    n_g, seconds = solve_n_g(layers, on, n_tokens)
+    assert seconds == pytest.approx(pass_seconds(layers, on, n_tokens, n_g))
+    every = [pass_seconds(layers, on, n_tokens, n) for n in range(n_tokens + 1)]
+    token = max(abs(a - b) for a, b in pairwise(every[1:])) if n_tokens > 1 else 0.0
+    assert seconds <= min(every) + token + 1e-9
+
+
+@settings(deadline=None, max_examples=40)
+@given(STREAMED, SHARED_MACHINES, st.sampled_from([2, 64, 512]))
+def test_assigning_tokens_is_never_slower_than_not(block: BlockCost, on: Pricing, n_tokens: int) -> None:
+    layers = solved([block], on)
+    assert solve_n_g(layers, on, n_tokens)[1] <= pass_seconds(layers, on, n_tokens, 0) * (1 + 1e-12)
+
+
+def test_a_long_prompt_goes_to_the_device_and_a_short_one_does_not() -> None:
+    block = streamed([gemm(1e-3, 1e-4, n_bytes=8_000_000)] * 3)
+    on = machine(1e-9)
+    layers = [(block, ALL_CC)] * 4
+    table = token_table(layers, on, 512)
+    assert [n for n, _ in table] == sorted({n for n, _ in table})
+    (below, none), (first, some) = table[:2]
+    assert (none, first) == (0, below + 1) and some > 0
+    assert n_g_at(table, 1) == n_g_at(table, below) == 0
+    assert n_g_at(table, first) == some
+    assert n_g_at(table, 512) == dict(table)[512] > 256
+    assert n_g_at(table, 1024) == 2 * dict(table)[512]
+    # hidden or not, the copy has to be worth it: at the last length that does not use it, using it is slower
+    for n_tokens, n_g in table:
+        assert n_g == solve_n_g(layers, on, n_tokens)[0]
+
+
+def test_a_slow_link_gets_no_table() -> None:
+    assert token_table([(streamed([gemm(1e-5, 1e-6)] * 3), ALL_CC)], machine(1.0), 64) == ()
+    assert n_g_at((), 512) == 0
+
+
+def test_a_slower_link_needs_longer_prompts() -> None:
+    layers = [(streamed([gemm(1e-3, 1e-4)] * 3), ALL_CC)]
+    tables = [token_table(layers, machine(beta), 512) for beta in (5e-9, 1e-8, 2e-8)]
+    firsts = [min(n for n, n_g in table if n_g) for table in tables]
+    assert firsts == sorted(firsts) and firsts[0] < firsts[-1]
+
+
+def test_nothing_on_the_cpu_needs_no_tokens_moved() -> None:
+    layers = [(streamed([gemm(1e-3, 1e-4)] * 3), Cut(0, 512, 512))]
+    assert solve_n_g(layers, machine(1e-9), 512) == (0, pytest.approx(pass_seconds(layers, machine(1e-9), 512, 0)))
+
+
+def test_equal_layers_are_counted_once() -> None:
+    layers = [(replace(streamed([gemm(1e-3, 1e-4)] * 3, first=first), kind="ffn"), ALL_CC) for first in (0, 3)]
+    assert [count for *_, count in alike(layers)] == [2]
+    on = machine(1e-9)
+    assert pass_seconds(layers, on, 64, 8) == pytest.approx(2 * pass_seconds(layers[:1], on, 64, 8))
+
+
+def test_starting_a_copy_can_cost_more_than_it_gains() -> None:
+    layers = [(streamed([gemm(1e-3, 1e-4)] * 3), ALL_CC)]
+    on = machine(1e-9)
+    late = replace(on, rates=replace(on.rates, weights=LinearFit(10.0, 1e-9, 1.0)))
+    assert solve_n_g(layers, on, 512)[0] > 0
+    assert solve_n_g(layers, late, 512)[0] == 0

@@ -1,0 +1,72 @@
+"""r_GG by Eq. 14: within the memory, never worse with more of it, and close to the best there is."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oallama.place.knapsack import Menu, assign
+
+
+@st.composite
+def menus(draw: st.DrawFn) -> list[Menu]:
+    made = []
+    for _ in range(draw(st.integers(1, 4))):
+        sizes = sorted(draw(st.sets(st.integers(1, 60), min_size=0, max_size=5)))
+        made.append(tuple((n, draw(st.floats(0, 1))) for n in (0, *sizes)))
+    return made * draw(st.integers(1, 2))
+
+
+def best(of: list[Menu], room: int) -> float:
+    return min(
+        sum(seconds for _, seconds in choice)
+        for choice in itertools.product(*of)
+        if sum(n_bytes for n_bytes, _ in choice) <= room
+    )
+
+
+@settings(deadline=None, max_examples=200)
+@given(menus(), st.integers(0, 200))
+def test_choices_fit_and_add_up(of: list[Menu], room: int) -> None:
+    found = assign(of, room)
+    chosen = [menu[i] for menu, i in zip(of, found.chosen, strict=True)]
+    assert found.bytes == sum(n_bytes for n_bytes, _ in chosen) <= room
+    assert found.seconds == pytest.approx(sum(seconds for _, seconds in chosen))
+    assert found == assign(list(of), room)
+
+
+@settings(deadline=None, max_examples=200)
+@given(menus(), st.integers(0, 200), st.integers(0, 200))
+def test_more_memory_is_never_worse(of: list[Menu], room: int, more: int) -> None:
+    assert assign(of, room + more).seconds <= assign(of, room).seconds + 1e-12
+
+
+@settings(deadline=None, max_examples=100)
+@given(menus(), st.integers(0, 200))
+def test_what_is_lost_to_the_best_is_less_than_one_step(of: list[Menu], room: int) -> None:
+    one_step = max(menu[0][1] - min(seconds for _, seconds in menu) for menu in of)
+    if len(of) <= 5:
+        assert best(of, room) - 1e-9 <= assign(of, room).seconds <= best(of, room) + one_step + 1e-9
+
+
+@settings(deadline=None, max_examples=100)
+@given(menus())
+def test_with_room_for_everything_it_is_the_best_and_says_so(of: list[Menu]) -> None:
+    found = assign(of, 10_000)
+    assert found.seconds == pytest.approx(sum(min(seconds for _, seconds in menu) for menu in of))
+    assert not found.short
+
+
+def test_memory_is_shared_out_where_the_device_is_hidden_behind_the_cpu() -> None:
+    """Ten equal blocks, half of their bytes: half of each hides the device's time, half of the blocks does not."""
+    menu = tuple((100 * i, max(3.0 * (1 - i / 16), 1.5 * i / 16)) for i in range(17))
+    found = assign([menu] * 10, 8000)
+    assert found.seconds == pytest.approx(10 * 1.5) and found.bytes == 8000
+    assert assign([(menu[0], menu[-1])] * 10, 8000).seconds == pytest.approx(5 * 3.0 + 5 * 1.5)
+
+
+def test_what_gains_nothing_stays_off_the_device() -> None:
+    assert assign([((0, 1.0), (10, 2.0))], 100).chosen == (0,)

@@ -1,0 +1,279 @@
+"""Blocks, and Eq. 4 and 15: what a sliced block's tasks take, by hand and in worlds whose times are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from split_cases import EMBD, FF, World, ffn, llama, operator
+
+from oallama.core.errors import ProfileError
+from oallama.core.types import LinearFit, Operator, Profile, Sharing
+from oallama.cost.blocks import SplitBlock, can_split, slice_memory, split_blocks
+from oallama.cost.kernels import Kernels
+from oallama.cost.slices import BlockCost, Cut, Pricing, SliceRates, block_costs, slice_rates, slice_times
+from oallama.cost.timeline import Prefetch, timeline
+
+SIZE = 147456  # bytes of one of an FFN's weights
+
+
+def experts(biased: bool = False) -> list[Operator]:
+    shapes = (("ffn_gate_exps", EMBD, FF), ("ffn_up_exps", EMBD, FF), ("ffn_down_exps", FF, EMBD))
+    return [operator(role, k, n, e=8, used=2, biased=biased) for role, k, n in shapes]
+
+
+def groups(ops: list[Operator], gg: list[int] | None = None) -> list[tuple[str, ...]]:
+    return [tuple(ops[i].role for i in block.operators) for block in split_blocks(ops, gg or [32] * len(ops))]
+
+
+def block_of(ops: list[Operator], profile: Profile, layout: str = "CPU") -> BlockCost:
+    """The FFN among these operators."""
+    chosen = [FF * ("ffn" in op.role) for op in ops]
+    (block,) = split_blocks(ops, chosen)
+    return block_costs(Kernels(profile), ops, block)[layout]
+
+
+def one_ffn(world: World) -> tuple[BlockCost, SliceRates, SplitBlock]:
+    """The FFN of a model whose attention has other sizes, so that the profile shows what a mul-mat of no size takes."""
+    profile = world.profile(llama(1), ("CPU", "CPU_REPACK"))
+    of = block_of(llama(1), profile)
+    return of, slice_rates(profile), of.block
+
+
+def test_an_ffn_is_one_block_and_everything_else_is_alone() -> None:
+    assert groups(llama(1)) == [
+        ("attn_q",), ("attn_v",), ("attn_k",), ("attn_output",), ("ffn_gate", "ffn_up", "ffn_down"), ("output",)
+    ]  # fmt: skip
+    assert groups(ffn(0) + ffn(1)) == [("ffn_gate", "ffn_up", "ffn_down")] * 2
+    assert groups(ffn(0)[1:]) == [("ffn_up", "ffn_down")]
+    fused = [operator("ffn_up", EMBD, 2 * FF, gate_up=True), ffn(0)[2]]
+    assert groups(fused) == [("ffn_up", "ffn_down")]
+    shared = [operator(f"{op.role}_shexp", *op.shape[:2]) for op in ffn(0)]
+    assert groups(experts() + shared) == [
+        ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp")
+    ]  # fmt: skip
+
+
+def test_what_cannot_run_as_one_is_split_operator_by_operator() -> None:
+    alone = [("ffn_gate",), ("ffn_up",), ("ffn_down",)]
+    assert groups(ffn(0), [32, 32, 64]) == alone, "cut at different elements"
+    assert groups(ffn(0)[:2]) == alone[:2], "down is elsewhere"
+    assert groups([*ffn(0)[:2], operator("ffn_down", 2 * FF, EMBD)]) == alone, "of another width"
+    assert len(groups(experts(biased=True))) == 3, "a bias of each expert comes between"
+    assert groups(ffn(0), [32, 0, 32]) == [("ffn_gate",), ("ffn_down",)], "up is not split"
+
+
+@pytest.mark.parametrize(
+    ("op", "possible"),
+    [
+        (ffn(0)[0], True),
+        (operator("output", EMBD, 3200, None), True),
+        (operator("token_embd", EMBD, 3200, None), False),
+        (operator("attn_k_b", 64, 256, e=8), False),
+        (operator("ffn_gate_inp", EMBD, 8), False),
+        (operator("attn_k", EMBD, 32), False),
+        (operator("ssm_in", EMBD, 1024), False),
+        (experts()[0], True),
+    ],
+)
+def test_what_can_be_split(op: Operator, possible: bool) -> None:
+    assert can_split(op) is possible
+
+
+def test_activations_and_weights_of_a_block() -> None:
+    (block,) = split_blocks(ffn(0), [32] * 3)
+    assert (block.extent, block.step, block.bytes) == (FF, 32, 3 * EMBD * FF // 32 * 18)
+    assert (block.upload_bytes(256, 7), block.download_bytes(256, 7)) == (7 * EMBD * 4, 7 * EMBD * 4)
+    assert block.weight_bytes(256) * 4 == block.bytes
+    assert block.staging_bytes(256, 7) == (2 * EMBD + 3 * 256) * 7 * 4
+    (routed,) = split_blocks(experts(), [32] * 3)
+    assert (routed.upload_bytes(256, 7), routed.download_bytes(256, 7)) == (7 * (EMBD + 2) * 4, 7 * 2 * EMBD * 4)
+    (rows,) = split_blocks([operator("output", EMBD, 3200, None)], [32])
+    assert (rows.upload_bytes(320, 7), rows.download_bytes(320, 7)) == (7 * EMBD * 4, 7 * 320 * 4)
+    (cols,) = split_blocks([ffn(0)[2]], [32])
+    assert (cols.upload_bytes(256, 7), cols.download_bytes(256, 7)) == (7 * 256 * 4, 7 * EMBD * 4)
+    (halves,) = split_blocks([operator("ffn_up", EMBD, 2 * FF, gate_up=True)], [32])
+    assert (halves.extent, halves.download_bytes(256, 7)) == (FF, 7 * 2 * 256 * 4)
+    assert slice_memory(ffn(0) + ffn(1), [256] * 3 + [64] * 3, 7) == (
+        block.weight_bytes(256) + block.weight_bytes(64), block.staging_bytes(256, 7)
+    )  # fmt: skip
+    assert slice_memory(ffn(0), [], 7) == (0, 0)
+
+
+def test_a_block_that_is_split_by_hand() -> None:
+    """One FFN, one token: 3 mul-mats of SIZE bytes, a quarter on the device."""
+    world = World(cpu_rate=1e9, device_rate=5e8, launch_s=3e-5, link=LinearFit(1e-5, 1e-9, 1.0))
+    ops = ffn(0)
+    cut = Cut(768, 0, 256)
+
+    def seconds(profile: Profile) -> float:
+        return Pricing(slice_rates(profile)).seconds(block_of(ops, profile), cut, 1)
+
+    upload_s = download_s = 1e-5 + 1e-9 * EMBD * 4
+    host_s, device_s = 0.75 * 3 * SIZE / 1e9, 0.25 * 3 * SIZE / 5e8
+    join_s = 3 * 4 * EMBD / 1e9  # reads two results and writes one, as fast as the CPU reads weights
+    around_s = upload_s + download_s + join_s
+    assert seconds(world.profile(ops)) == pytest.approx(around_s + max(host_s, 3e-5 + device_s))
+    known = replace(world.profile(ops), launch_issue_s=1e-5)
+    assert seconds(known) == pytest.approx(around_s + 1e-5 + max(host_s, 2e-5 + device_s))
+    waiting = replace(known, fingerprint={"device_asynchronous": False})
+    assert seconds(waiting) == pytest.approx(around_s + 3e-5 + device_s + host_s)
+    slower = replace(known, sharing=(Sharing("cpu", "device", 1, 20.0, 50.0, 10.0, 50.0),))
+    assert seconds(slower) > seconds(known)
+
+
+def test_a_streamed_block_by_hand() -> None:
+    """Half on the CPU, a quarter streamed, a quarter resident; three mul-mats of SIZE bytes, one token."""
+    world = World(cpu_rate=1e9, device_rate=5e9, launch_s=3e-5, link=LinearFit(1e-5, 1e-9, 1.0))
+    of, rates, _ = one_ffn(world)
+    times = slice_times(of, rates, Cut(512, 256, 256), 1)
+    assert times.send_s == pytest.approx(1e-5 + EMBD * 4e-9)
+    assert times.cpu_s == pytest.approx(1.5 * SIZE / 1e9)
+    assert [step.launch_s for step in times.steps] == [3e-5, 0]
+    assert [step.copy_s for step in times.steps] == [0, pytest.approx(3e-5 + 0.75 * SIZE / 1e9)]
+    assert [step.gpu_s for step in times.steps] == [pytest.approx(0.75 * SIZE / 5e9)] * 2
+    assert times.join_s == pytest.approx(1e-5 + EMBD * 4e-9 + EMBD * 12e-9)
+
+
+@given(
+    st.floats(1e8, 1e11), st.floats(1e8, 1e11), st.floats(0, 1e-4), st.floats(0, 1e-4), st.floats(0, 1e-9),
+    st.sampled_from([1, 7, 32, 100, 512]), st.integers(1, 31),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_a_slice_takes_what_a_weight_of_its_size_would(
+    cpu_rate: float, device_rate: float, alpha_s: float, device_alpha_s: float, token_s: float, n_tokens: int, cut: int
+) -> None:
+    """In a world where every mul-mat takes alpha + beta * size, slices are priced as if they had been profiled."""
+    world = World(cpu_rate, device_rate, alpha_s, device_alpha_s, token_s, 0.0, LinearFit(0.0, 0.0, 1.0))
+    small = operator("attn_v", EMBD, 64)  # another size, or alpha could not be told from beta
+    ops = [*ffn(0), small]
+    of = block_of(ops, world.profile(ops))
+    gg = 32 * cut
+    host_s, device_s = (
+        sum(world.seconds(there, op.bytes * share, n_tokens) for op in ops[:3])
+        for there, share in ((False, 1 - gg / FF), (True, gg / FF))
+    )
+    assert of.cpu_s(1 - gg / FF, n_tokens) == pytest.approx(host_s, rel=1e-3)
+    assert of.gpu_s(gg / FF, n_tokens) == pytest.approx(device_s, rel=1e-3)
+
+
+@given(st.floats(1e8, 1e11), st.floats(1e8, 1e11), st.floats(0, 1e-8), st.floats(0, 1e-3))
+@settings(max_examples=50, deadline=None)
+def test_the_time_of_a_block_is_convex_in_its_cut(
+    cpu_rate: float, device_rate: float, token_s: float, launch_s: float
+) -> None:
+    ops = ffn(0)
+    profile = World(cpu_rate, device_rate, 0.0, 0.0, token_s, launch_s).profile(ops)
+    of, on = block_of(ops, profile), Pricing(slice_rates(profile))
+    seconds = [on.seconds(of, Cut(FF - gg, 0, gg), 512) for gg in range(32, FF, 32)]
+    slopes = [b - a for a, b in pairwise(seconds)]
+    assert all(b >= a - 1e-9 * max(seconds) for a, b in pairwise(slopes))
+
+
+def test_assigned_tokens_move_cc_to_the_device() -> None:
+    of, rates, _ = one_ffn(World(cpu_rate=1e9, device_rate=5e9, token_s_per_byte=1e-10, link=LinearFit(0.0, 1e-9, 1.0)))
+    at = {n_g: slice_times(of, rates, Cut(768, 0, 256), 512, n_g) for n_g in (0, 1, 256, 512)}
+    assert [len(times.steps) for times in at.values()] == [1, 2, 2, 2]
+    assert [step.copy_s for step in at[1].steps] == [0, pytest.approx(3 * 0.75 * SIZE * 1e-9)]
+    assert at[256].cpu_s == pytest.approx(of.cpu_s(0.75, 256))
+    assert at[512].cpu_s == 0
+    assert at[512].steps[1].gpu_s == pytest.approx(of.gpu_s(0.75, 512))
+
+
+def test_whole_blocks_are_llama_cpps() -> None:
+    of, rates, _ = one_ffn(World())
+    for whole in (Cut(FF, 0, 0), Cut(0, 0, FF)):
+        times = slice_times(of, rates, whole, 1)
+        assert times.send_s == times.join_s == 0
+        assert times.cpu_s + sum(step.gpu_s for step in times.steps) > 0
+    assert slice_times(of, rates, Cut(0, FF, 0), 1).join_s > 0
+
+
+def test_of_experts_only_the_routed_ones_are_streamed_and_not_before_they_are_known() -> None:
+    ops = experts()
+    profile = replace(World().profile(ops), link={"h2d_pinned": LinearFit(2e-5, 1e-9, 1.0), "d2h": LinearFit(0, 0, 1)})
+    of, rates = block_of(ops, profile), slice_rates(profile)
+    decode, prefill = (slice_times(of, rates, Cut(0, FF, 0), n) for n in (1, 512))
+    assert decode.routed and prefill.routed
+    n_bytes = of.block.bytes
+    assert decode.steps[0].copy_s == pytest.approx(3 * 2 * 2e-5 + n_bytes * 2 / 8 * 1e-9), "a copy for each expert"
+    assert prefill.steps[0].copy_s == pytest.approx(3 * 8 * 2e-5 + n_bytes * 1e-9)
+
+
+def test_behind_the_last_attention_a_prompt_has_as_many_tokens_as_logits_are_wanted() -> None:
+    of, rates, _ = one_ffn(World(token_s_per_byte=1e-10))
+    last = replace(of, outputs_only=True, gap=((1, 1e-3), (512, 5e-3)))
+    cut = Cut(512, 256, 256)
+    prompt, token = slice_times(last, rates, cut, 512, n_g=100), slice_times(last, rates, cut, 1)
+    assert prompt == replace(token, gap_s=5e-3)
+    nothing = slice_times(last, rates, cut, 512, n_outputs=0)
+    assert (nothing.cpu_s, nothing.steps, nothing.send_s, nothing.join_s) == (0.0, (), 0.0, 0.0)
+    assert nothing.gap_s == 5e-3
+
+
+def test_what_llama_cpp_runs_whole_costs_what_it_takes_there() -> None:
+    """It may have a faster layout, or stream large batches by itself; a slice has no such price."""
+    of, rates, _ = one_ffn(World())
+    priced = replace(of, whole=((1, 1e-6), (512, 2e-6)))
+    assert slice_times(priced, rates, Cut(FF, 0, 0), 512).cpu_s == 2e-6
+    cut = Cut(768, 0, 256)
+    assert slice_times(priced, rates, cut, 512) == slice_times(of, rates, cut, 512)
+    for takes in (True, False):
+        given = slice_times(replace(priced, takes_n_g=takes), rates, Cut(FF, 0, 0), 512, n_g=256)
+        assert bool(given.steps) is takes
+
+
+def test_a_device_that_does_nothing_by_itself_holds_up_the_cpu() -> None:
+    of, rates, _ = one_ffn(World())
+    cut = Cut(512, 256, 256)
+    free, held = (slice_times(of, replace(rates, blocking=blocking), cut, 1) for blocking in (False, True))
+    assert held.steps == ()
+    theirs = sum(step.copy_s + step.launch_s + step.gpu_s for step in free.steps)
+    assert held.send_s == pytest.approx(free.send_s + theirs)
+    assert timeline([held], Prefetch()).end_s > timeline([free], Prefetch()).end_s
+
+
+def test_what_a_copy_holds_up_is_counted_for_what_is_copied() -> None:
+    ops = ffn(0)
+    world = World().profile(ops)
+    of = block_of(ops, world)
+    link = {**world.link, "issue_pinned": LinearFit(1e-6, 1e-10, 1.0), "issue_pageable": LinearFit(1e-3, 0.0, 1.0)}
+    cut, split = Cut(512, 256, 256), Cut(512, 0, 512)
+    pinned = slice_times(of, slice_rates(replace(world, link=link)), cut, 1)
+    assert pinned.issue_s == pytest.approx(3e-6 + 0.25 * of.block.bytes * 1e-10)
+    pageable = slice_rates(replace(world, link=link, fingerprint={"device_host_buffer": False}))
+    assert slice_times(of, pageable, cut, 1).issue_s == pytest.approx(3e-3)
+    assert slice_times(of, pageable, split, 1).issue_s == 0
+    blocking = slice_rates(replace(world, link=link, fingerprint={"device_asynchronous": False}))
+    assert slice_times(of, blocking, cut, 1).issue_s == 0, "the whole copy is counted already"
+    assert slice_times(of, slice_rates(world), cut, 1) == replace(pinned, issue_s=0.0)
+
+
+def test_streamed_weights_are_priced_by_the_line_of_large_copies() -> None:
+    world = World().profile(ffn(0))
+    small = ((4096, 1e-6), (65536, 3e-6))
+    large = tuple((n, 2e-5 + n / 2e9) for n in (1 << 18, 1 << 20, 1 << 22))
+    line = LinearFit(5e-6, 1 / 8e9, 0.7, small + large)
+    for name in ("h2d_pinned", "issue_pinned"):
+        rates = slice_rates(replace(world, link={**world.link, "h2d_pinned": line, name: line}))
+        found = rates.weights if name == "h2d_pinned" else rates.issue
+        assert found is not None
+        assert (found.alpha_s, found.beta_s_per_byte) == (pytest.approx(2e-5), pytest.approx(1 / 2e9))
+    few = replace(line, points=small + large[:1])
+    assert slice_rates(replace(world, link={**world.link, "h2d_pinned": few})).weights == few
+
+
+def test_what_was_not_measured_is_said() -> None:
+    ops = ffn(0)
+    profile = World().profile(ops, ("CPU", "AMX"))
+    (block,) = split_blocks(ops, [FF] * 3)
+    assert list(block_costs(Kernels(profile), ops, block)) == ["AMX", "CPU"]
+    on_cpu = replace(profile, cases=tuple(case for case in profile.cases if case.device == "CPU"))
+    assert block_costs(Kernels(on_cpu), ops, block) == {}, "the device cannot compute it"
+    with pytest.raises(ProfileError, match=r"no CPU timing of Q4_0 .*blk\.0\.ffn_gate\.weight"):
+        block_costs(Kernels(replace(profile, cases=())), ops, block)
+    with pytest.raises(ProfileError, match="no link"):
+        slice_rates(replace(profile, link={}))
