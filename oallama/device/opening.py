@@ -44,7 +44,7 @@ class OpenDevice:
 
     @property
     def is_pair(self) -> bool:
-        return self.spec.kind == CPU_PAIR
+        return self.spec.is_pair
 
 
 def list_devices() -> list[DeviceInfo]:
@@ -83,7 +83,7 @@ def open_device(spec: DeviceSpec | str | None) -> Iterator[OpenDevice]:
 
 def open_now(spec: DeviceSpec) -> OpenDevice:
     """Like open_device, for a caller that closes it. Raises the same."""
-    if spec.kind == "rpc-worker":
+    if spec.is_worker:
         return _open_worker(spec)
     if spec.kind == "rpc":
         link = connect(spec, spec.endpoint, _connected_to(spec.endpoint))
@@ -91,16 +91,16 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
     if spec.emulated is not None:
         info, close_emulated = open_emulated(spec.emulated)
         return OpenDevice(info.name, info, spec, _always, _nothing, close_emulated)
-    if spec.kind == "none":
+    if spec.is_none:
         return OpenDevice(NO_DEVICE, None, spec, _always, _nothing, _nothing)
     devices = list_devices()
     if spec.kind == "auto":
         chosen = first_gpu(devices)
         name = chosen.name if chosen else NO_DEVICE
         return OpenDevice(name, chosen, spec, _always, _nothing, _nothing)
-    wanted = CPU_DEVICE if spec.kind == CPU_PAIR else spec.name
+    wanted = CPU_DEVICE if spec.is_pair else spec.name
     for info in devices:
-        if info.name.lower() == wanted.lower() and (spec.kind == CPU_PAIR or _holds_weights(info)):
+        if info.name.lower() == wanted.lower() and (spec.is_pair or _holds_weights(info)):
             return OpenDevice(info.name, info, spec, _always, _nothing, _nothing)
     known = ", ".join(
         [info.name for info in devices if _holds_weights(info)] + ["rpc-worker", "emulated", "cpu-pair", NO_DEVICE]

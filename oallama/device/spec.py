@@ -42,12 +42,32 @@ class DeviceSpec:
             return self.name
         if self.kind == "rpc":
             return f"rpc://{self.endpoint}"
-        if self.kind == "rpc-worker" and (self.threads is not None or self.cpus):
+        if self.is_worker and (self.threads is not None or self.cpus):
             threads = "" if self.threads is None else str(self.threads)
             return f"rpc-worker:{threads}" + (f":{format_cpus(self.cpus)}" if self.cpus else "")
         if self.emulated is not None:
             return str(self.emulated)
         return self.kind
+
+    @property
+    def is_none(self) -> bool:
+        """Whether no device is used."""
+        return self.kind == "none"
+
+    @property
+    def is_pair(self) -> bool:
+        """Whether a second back end on this machine's CPU plays the device."""
+        return self.kind == "cpu-pair"
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether the device is a worker process that ends with us."""
+        return self.kind == "rpc-worker"
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the device's timing is emulated."""
+        return self.kind == "emulated"
 
     @property
     def is_remote(self) -> bool:

@@ -82,7 +82,7 @@ def probe_memory(request: ProbeRequest, timeout_s: float = TIMEOUT_S) -> ProbeRe
         answer = run_in_child("oallama.model.memory", asdict(request), timeout_s=timeout_s)
     except (ggml_bridge.ChildDied, ggml_bridge.ChildTimeout) as error:
         reason = _SOURCE_FOLDER.sub("", str(error))
-        if parse_device(request.device).kind != "none":
+        if not parse_device(request.device).is_none:
             raise DeviceError(
                 f"loading {request.path} for device {request.device} failed: {reason}; "
                 "try --device none to learn whether the device or the file is the cause"

@@ -40,12 +40,12 @@ def stock_device(plan: Plan) -> str:
     Raises PlanError for a device that no other program has.
     """
     spec = parse_device(plan.device)
-    if spec.kind == "rpc-worker":
+    if spec.is_worker:
         raise PlanError(
             f"the plan runs on {spec}, a worker that ends with oallama; start llama.cpp's rpc-server, "
             "plan with --device rpc://host:port, and export that"
         )
-    if spec.kind == "cpu-pair":
+    if spec.is_pair:
         raise PlanError("llama.cpp has no second CPU device; plan for a GPU or rpc://host:port and export that")
     return {"none": "none", "rpc": "RPC0"}.get(spec.kind, spec.name)
 
