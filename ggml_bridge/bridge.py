@@ -68,10 +68,6 @@ class Bridge:
         """The commit ggml was built from, as its build recorded it: `unknown` or `…-dirty` say nothing."""
         return decode(self.native.lib.gb_ggml_commit())
 
-    def capture_log(self, to_stderr: bool = False) -> None:
-        """Keeps ggml's log to itself (`log_tail` has the last lines), or prints it as well."""
-        self.native.call("gb_log_capture", int(to_stderr))
-
     def log_tail(self) -> list[str]:
         """The last lines that ggml logged."""
         return self.native.lines("gb_log_tail")

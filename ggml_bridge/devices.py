@@ -35,14 +35,6 @@ class TypeInfo:
     quantized: bool
     mul_mat: bool  # ggml's CPU has a kernel for weights of this type
 
-    def row_bytes(self, n_elements: int) -> int:
-        """Bytes of a row of n_elements; raises ValueError where they do not fill whole blocks."""
-        if n_elements % self.block_elements:
-            raise ValueError(
-                f"a row of {n_elements} {self.name} elements does not fill blocks of {self.block_elements}"
-            )
-        return n_elements // self.block_elements * self.block_bytes
-
 
 def list_devices(native: Native) -> list[Device]:
     """Every registered device, in ggml's order."""

@@ -6,7 +6,7 @@ Frozen; bytes are int, times are float seconds. Everything that goes to or comes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from oallama.core.types import Operator
@@ -127,9 +127,6 @@ class ArmSpec:
             notes=tuple(message["notes"]),
             gate=message["gate"],
         )
-
-    def with_setting(self, **changes: Any) -> ArmSpec:
-        return replace(self, setting=replace(self.setting, **changes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,26 +37,6 @@ OUR_FIELDS: Mapping[str, str] = {
 }  # fmt: skip
 """What we add to every format; a `_ci95` is the JSON list [low, high]."""
 
-NESTED_FIELDS = (
-    *("samples_ns", "samples_ts", "samples_ttft_s", "samples_tpot_s", "kept_time", "runs_per_sample", "discarded_ns"),
-    *(
-        "drifts",
-        "outliers",
-        "placement",
-        "same_as",
-        "problems",
-        "predicted",
-        "search",
-        "notes",
-        "gate",
-        "warnings",
-        "interrupted",
-        "idle_cpu_share",
-    ),
-    "settings",
-)
-"""What only JSON has."""
-
 Row = dict[str, Any]
 Value = Callable[[Sample], float]  # of a sample, seconds; 0: the test has none
 

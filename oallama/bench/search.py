@@ -7,18 +7,8 @@ fine, and every value that was looked at is kept for the reader.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 COARSE = 4  # intervals of the first pass
-
-
-@dataclass(frozen=True, slots=True)
-class SearchStep:
-    """One value that was tried: seconds of one pass over the tests; None where it does not fit the cap."""
-
-    value: int
-    seconds: float | None
-    device_bytes: int
 
 
 def largest_that_fits(low: int, high: int, fits: Callable[[int], bool]) -> int | None:

@@ -45,11 +45,6 @@ class Ratio:
     n_pairs: int
     outliers: tuple[int, ...] = ()
 
-    @property
-    def includes_one(self) -> bool:
-        """Whether the two may be equally fast, as far as these samples tell."""
-        return self.low <= 1.0 <= self.high
-
 
 @dataclass(frozen=True, slots=True)
 class Trend:

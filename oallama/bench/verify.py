@@ -6,7 +6,6 @@ layer count off by one, two arms that were one.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -110,17 +109,6 @@ def _cap_problems(report: LoadReport, operators: Sequence[Operator], cap: Cap) -
                 f"{format_bytes(cap.operator_bytes)}"
             )
     return found
-
-
-def placement_summary(report: LoadReport) -> str:
-    """`37 on RPC0, 6 on the host`."""
-    counts = Counter(report.places.values())
-    parts = [
-        f"{counts['device']} on {report.device}" if counts["device"] else "",
-        f"{counts['split']} split" if counts["split"] else "",
-        f"{counts['host']} on the host" if counts["host"] else "",
-    ]
-    return ", ".join(part for part in parts if part) or "unknown"
 
 
 def _some(names: Sequence[str]) -> str:

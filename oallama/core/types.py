@@ -25,8 +25,7 @@ DEVICE_LAYOUT = "device"
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Hyperparameters as the GGUF states them. Per-layer lists are reduced to their maximum for display;
-    `n_head_kv_by_layer` and `n_ff_by_layer` keep the truth."""
+    """Hyperparameters as the GGUF states them; of per-layer lists, their maximum."""
 
     path: str
     arch: str
@@ -45,8 +44,6 @@ class ModelInfo:
     file_bytes: int  # all parts of a split file together
     paths: tuple[str, ...]  # every part, in order; (path,) where the file is not split
     fingerprint: str  # sha256 over metadata and tensor headers, not over weights
-    n_ff_by_layer: tuple[int, ...] = ()
-    n_head_kv_by_layer: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,8 +63,3 @@ def format_seconds(seconds: float) -> str:
         if size < 999.5 * scale:
             return f"{sign}{size / scale:.3g} {unit}"
     return f"{sign}{size / 60:.3g} min"
-
-
-def format_rate(bytes_per_second: float) -> str:
-    """A bandwidth in GB/s (10^9, as vendors and llama-bench print it)."""
-    return f"{bytes_per_second / 1e9:.3g} GB/s"

@@ -78,7 +78,6 @@ def hyperparameters(gguf: GgufFile) -> Hyperparameters:
 def model_info(gguf: GgufFile) -> ModelInfo:
     """The model's hyperparameters as core.types.ModelInfo. n_ff of a model with experts only is that of one expert."""
     h = hyperparameters(gguf)
-    n_ff = tuple(ff or exp for ff, exp in zip(h.n_ff, h.n_ff_exp, strict=True))
     name = gguf.metadata.get("general.name", "")
     return ModelInfo(
         path=gguf.path,
@@ -86,7 +85,7 @@ def model_info(gguf: GgufFile) -> ModelInfo:
         name=name if isinstance(name, str) else "",
         n_layer=h.n_layer,
         n_embd=h.n_embd,
-        n_ff=max(n_ff),
+        n_ff=max(ff or exp for ff, exp in zip(h.n_ff, h.n_ff_exp, strict=True)),
         n_head=max(h.n_head),
         n_head_kv=max(h.n_head_kv),
         n_embd_head_k=h.n_embd_head_k,
@@ -98,6 +97,4 @@ def model_info(gguf: GgufFile) -> ModelInfo:
         file_bytes=gguf.file_bytes,
         paths=tuple(part.path for part in gguf.parts),
         fingerprint=gguf.fingerprint,
-        n_ff_by_layer=n_ff,
-        n_head_kv_by_layer=h.n_head_kv,
     )

@@ -11,7 +11,7 @@ from oallama.core.types import CPU_DEVICE, Profile, ProfileCase, RestCase, RestS
 from oallama.profile.cases import Case, key_of
 from oallama.profile.quality import sample_warnings
 from oallama.profile.store import VERSION, profile_from_json, profile_to_json
-from oallama.profile.wanted import Wanted, required, rest_skipped, rest_ways, sharing_tokens, too_slow
+from oallama.profile.wanted import Wanted, required, rest_skipped, rest_ways, sharing_tokens
 
 LINKS = ("h2d_pinned", "h2d_pageable", "d2h", "issue_pinned", "issue_pageable")
 PARTS = ("boundary", "contention", "copy_wait", "launch_issue_s")
@@ -185,8 +185,3 @@ def select(profile: Profile, want: Wanted) -> Profile:
 
 def _case_order(case: ProfileCase | SkippedCase) -> tuple[Any, ...]:
     return (case.device, case.layout, case.op, case.type, case.shape, case.n_expert_used, case.n_tokens)
-
-
-def slow_reason(profile: Profile, case: Case) -> str | None:
-    """Why a case need not be measured, from what the profile already knows (see cases.too_slow)."""
-    return too_slow(case, {key_of(known): known.seconds for known in profile.cases})

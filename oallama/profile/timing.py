@@ -35,11 +35,6 @@ class Policy:
     time_cap_s: float = 0.25
     hard_cap: float = 4.0
 
-    def within(self, time_cap_s: float, min_repeats: int | None = None) -> Policy:
-        """The same policy with another time cap."""
-        repeats = self.min_repeats if min_repeats is None else min_repeats
-        return Policy(self.target, repeats, self.max_repeats, self.warmup_runs, time_cap_s, self.hard_cap)
-
 
 @dataclass(frozen=True, slots=True)
 class Timing:

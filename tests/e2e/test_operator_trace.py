@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from gguf_factory import ARCHITECTURES, hostile, write_gguf, write_llama_shape
+from operator_trace import TracedOperator, trace_operators
 
 from oallama.core.errors import ModelFileError
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.gguf_types import MUL_MAT_TYPES
 from oallama.model.operators import operators
-from oallama.model.trace import TracedOperator, trace_operators
 
 
 def static(path: Path) -> tuple[TracedOperator, ...]:

@@ -3,7 +3,7 @@
 The models come from llama.cpp's own tests, which write a tiny one of every architecture it knows (`test-llama-archs -o
 DIRECTORY`, built from the sources of llama-cpp-python 0.3.36):
 
-    python tests/golden/make_operator_graphs.py DIRECTORY
+    PYTHONPATH=tests python tests/golden/make_operator_graphs.py DIRECTORY
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import json
 import sys
 from pathlib import Path
 
+from operator_trace import trace_operators
+
 from oallama.core.errors import ModelFileError
 from oallama.model.gguf_reader import read_gguf
-from oallama.model.trace import trace_operators
 
 KEYS = ("block_count", "nextn_predict_layers", "attention.sliding_window", "use_parallel_residual")
 """The hyperparameters that the order depends on."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bench_cases import HOST, N_LAYER, NAMES, OPERATORS, SETTING, planned, report, stock
+from bench_cases import N_LAYER, NAMES, OPERATORS, planned, report, stock
 
 from oallama.bench.expected import expected_places, expert_overrides, operator_bytes_on_device
 from oallama.bench.records import ArmSpec, Cap, StockPlacement
-from oallama.bench.verify import placement_summary, problems, same_as
+from oallama.bench.verify import problems, same_as
 from oallama.core.types import Operator
 
 LAST_LAYER = ("blk.1.attn_q.weight", "blk.1.ffn_down.weight", "output.weight")
@@ -118,9 +118,3 @@ def test_ncmoe_keeps_the_experts_of_the_first_layers_on_the_host_and_nothing_els
     assert {name for name, place in places.items() if place == "host"} == {
         "blk.0.ffn_up_exps.weight", "blk.0.ffn_down_chexps.weight"
     }  # fmt: skip
-
-
-def test_the_summary_of_a_placement() -> None:
-    assert placement_summary(report(*LAST_LAYER)) == "3 on RPC0, 2 on the host"
-    assert placement_summary(report(places={})) == "unknown"
-    assert HOST.device == "none" != SETTING.device

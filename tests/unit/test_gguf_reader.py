@@ -15,7 +15,7 @@ from gguf_factory.raw import RawGguf, tiny_llama
 from oallama.core.errors import ModelFileError
 from oallama.model.gguf_file import GgufArray
 from oallama.model.gguf_reader import read_gguf
-from oallama.model.hyperparameters import model_info
+from oallama.model.hyperparameters import hyperparameters, model_info
 
 
 def test_it_agrees_with_the_gguf_package(tmp_path: Path) -> None:
@@ -224,13 +224,12 @@ def test_model_info(tmp_path: Path) -> None:
     assert (info.n_head, info.n_head_kv, info.n_embd_head_k, info.n_embd_head_v) == (4, 2, 64, 64)
     assert (info.n_expert, info.n_expert_used, info.n_vocab, info.n_ctx_train) == (8, 2, 320, 512)
     assert info.file_bytes == path.stat().st_size
-    assert info.n_ff_by_layer == (512, 512, 512)
 
 
 def test_model_info_per_layer(tmp_path: Path) -> None:
-    info = model_info(read_gguf(write_gguf(tmp_path / "model.gguf", "lfm2", n_layer=4)))
-    assert info.n_head_kv_by_layer == (0, 2, 0, 2)
-    assert info.n_head_kv == 2
+    gguf = read_gguf(write_gguf(tmp_path / "model.gguf", "lfm2", n_layer=4))
+    assert hyperparameters(gguf).n_head_kv == (0, 2, 0, 2)
+    assert model_info(gguf).n_head_kv == 2
 
 
 def test_model_info_of_latent_attention(tmp_path: Path) -> None:

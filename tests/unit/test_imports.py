@@ -26,7 +26,7 @@ ROOMS = (
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 TOUCH_NATIVE = (
-    *("oallama.device", "oallama.profile", "oallama.model.memory", "oallama.model.trace", "oallama.run"),
+    *("oallama.device", "oallama.profile", "oallama.model.memory", "oallama.run"),
     *(f"oallama.bench.{part}" for part in ("child", "common_library", "fit", "loaded", "readback", "timing")),
 )
 TOUCH_NATIVE_TOO = {

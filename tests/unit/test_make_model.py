@@ -15,11 +15,11 @@ import pytest
 from gguf_factory import random_blocks, write_llama_shape
 from make_model import write_shape
 from model_shapes import KNOWN, llama, phimoe, qwen2, qwen2moe
+from operator_trace import trace_operators
 
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
 from oallama.model.operators import operators
-from oallama.model.trace import trace_operators
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "make_model.py"
 STORED = {"F32": np.float32, "F16": np.float16}

@@ -1,6 +1,6 @@
-"""The operators a real decode runs, read off llama.cpp's graph: the truth that operators.py must agree with.
+"""The operators a real decode runs, read off llama.cpp's graph: what oallama/model/operators.py must agree with.
 
-`cb_eval` of the context shows every node before it is computed (DESIGN 2.12). The decode happens in a child process,
+`cb_eval` of the context shows every node before it is computed. The decode happens in a child process,
 because llama.cpp aborts on some files that no check foresees.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from oallama.core.errors import BridgeError, ModelFileError
@@ -38,8 +39,9 @@ def trace_operators(path: str, timeout_s: float = 600.0) -> tuple[TracedOperator
     from ggml_bridge.errors import ChildDied, ChildTimeout
 
     path = read_gguf(path).path
+    env = {"PYTHONPATH": str(Path(__file__).parent)}  # where the child finds this module
     try:
-        rows = run_in_child("oallama.model.trace", {"path": path}, timeout_s=timeout_s)["operators"]
+        rows = run_in_child("operator_trace", {"path": path}, timeout_s=timeout_s, env=env)["operators"]
     except (ChildDied, ChildTimeout) as error:
         raise ModelFileError(f"{path} cannot be decoded, llama.cpp fails on it: {error}; try another file") from None
     except ValueError as error:
