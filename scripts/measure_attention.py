@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from oallama.bench.records import BenchTest
 from oallama.bench.timing import Timer, bench_tokens
+from oallama.core.types import Attention
 from oallama.device.cpu import default_threads
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context, load_bridge
 from oallama.device.native_log import native_log
@@ -45,7 +46,7 @@ class Arms:
             self.timers: dict[str, Timer] = {}
             for arm in ARMS:
                 context_params = api.llama_context_default_params()
-                apply_context(LoadSettings(path, n_ctx=n_ctx, flash_attn=arm), n_threads, context_params)  # type: ignore[arg-type]
+                apply_context(LoadSettings(path, n_ctx=n_ctx, attention=Attention(arm)), n_threads, context_params)  # type: ignore[arg-type]
                 self.timers[arm] = Timer(api.llama_init_from_model(self.model, context_params), 2048, tokens)
 
 

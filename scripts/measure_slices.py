@@ -30,11 +30,11 @@ from tqdm import tqdm
 from ggml_bridge.split import Span, TraceOf
 from oallama import Placer, Plan
 from oallama.bench.child import pin_threads
-from oallama.core.types import Workload
+from oallama.core.types import FlashAttention, Workload
 from oallama.cost.kernels import PLAIN_LAYOUT
 from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.timeline import PAPER, Prefetch
-from oallama.device.load_params import FlashAttention, load_bridge
+from oallama.device.load_params import load_bridge
 from oallama.device.spec import parse_cpus
 from oallama.place.cuts import n_g_at
 from oallama.place.decide import decide_as_given

@@ -26,18 +26,16 @@ from measure_foundation import Sample, interleaved, prompt_of, ratio
 
 from oallama import Placer, Plan
 from oallama.bench.child import pin_threads
-from oallama.core.types import SPLIT_LAYOUT, LinearFit, Operator, OperatorPlacement
-from oallama.cost.passes import passes
-from oallama.cost.placement import placement_seconds
+from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement
 from oallama.cost.blocks import split_blocks
 from oallama.cost.kernels import PLAIN_LAYOUT
+from oallama.cost.passes import passes
+from oallama.cost.placement import placement_seconds
 from oallama.cost.slices import Cut, Pricing, block_costs, slice_rates
 from oallama.cost.transfer import NO_TRANSFER
 from oallama.device.spec import parse_cpus
-from oallama.model.cut import cut_extent
 from oallama.place.problem import costs_of
 from oallama.place.record import placed_by_plan
-from oallama.plan.attention import attention_of
 from oallama.plan.plugin_text import plugin_text
 
 
@@ -62,7 +60,7 @@ def host_against_stock(args: argparse.Namespace, path: str, threads: int) -> dic
     record = replace(plan.record, operators=tuple(placements.get(p.name, p) for p in plan.operators))
     text = plugin_text(record, operators, "CPU", every_operator=True)
     n_ctx = args.n_prompt + args.n_gen + 8
-    settings = LoadSettings(path=path, n_ctx=n_ctx, flash_attn="auto", n_threads=threads)
+    settings = LoadSettings(path=path, n_ctx=n_ctx, n_threads=threads)
     names = "|".join(o.name.replace(".", "\\.") for o in operators)
     with bridge.split().plan(text) as split:
         ours = replace(settings, host_patterns=((f"^({names})$", SPLIT_LAYOUT),))
@@ -156,7 +154,7 @@ def measure_stages(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def bound_of(placer: Placer, plan: Plan, n_prompt: int, n_gen: int) -> dict[str, float]:
-    attention = attention_of(plan.record)
+    attention = plan.record.attention
     problem = placer._problem("auto" if attention is None else attention.flash_attn)
     load = replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen)
     placed = placed_by_plan(placer.model.n_layer, placer.operators, plan.record)

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from oallama.bench.findings import findings
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import (
     ArmResult,
@@ -21,7 +20,7 @@ from oallama.bench.records import (
     Series,
 )
 from oallama.bench.schedule import measure_blocks
-from oallama.bench.verify import problems, same_as
+from oallama.bench.verify import findings, problems, same_as
 from oallama.core.errors import DeviceError, OallamaError
 from oallama.core.types import Operator
 
@@ -241,7 +240,7 @@ class _Session:
         seen = [report for report in self._reports if report is not None]
         if not seen:
             return True
-        local = self._bench.arms[0].setting.device.startswith("rpc-worker")
+        local = self._bench.arms[0].setting.load.device.startswith("rpc-worker")
         largest = max(report.host_bytes + (report.device_bytes if local else 0) for report in seen)
         return largest < MEMORY_SHARE * self._available()
 

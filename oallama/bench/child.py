@@ -48,10 +48,10 @@ class Arm:
         loaded = load_arm(arm)
         self._loaded = loaded
         pin_threads(arm.setting.cpus)
-        report = load_report(loaded, arm.setting, operators)
+        report = load_report(loaded, arm.setting.load, operators)
         self._timer = loaded.call(lambda: _timer(loaded, arm.setting))
-        self._watch = Watch(parse_device(arm.setting.device).emulated is not None)
-        return report.to_json()
+        self._watch = Watch(parse_device(arm.setting.load.device).emulated is not None)
+        return asdict(report)
 
     def warm_up(self, tests: list[Message]) -> Message:
         """Run every test once, not timed; what is held afterwards, in bytes."""
@@ -100,7 +100,7 @@ def _timer(loaded: LoadedModel, setting: Setting) -> Timer:
 
     vocab = api.llama_model_get_vocab(loaded.model)
     bos = int(api.llama_vocab_bos(vocab)) if api.llama_vocab_get_add_bos(vocab) else None
-    tokens = bench_tokens(setting.n_ctx, int(api.llama_vocab_n_tokens(vocab)), setting.seed, bos)
+    tokens = bench_tokens(setting.load.n_ctx, int(api.llama_vocab_n_tokens(vocab)), setting.seed, bos)
     return Timer(loaded.context, int(loaded.params.n_batch), tokens)
 
 

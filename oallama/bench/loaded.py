@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
 
-from oallama.bench.records import ArmSpec, Setting, StockPlacement
+from oallama.bench.records import ArmSpec, StockPlacement
 from oallama.core.errors import BridgeError
+from oallama.core.options import Options
 from oallama.device.load_params import LoadSettings, apply_context, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import OpenDevice, device_pointer, list_devices, open_now
@@ -63,9 +64,9 @@ class StockModel:
     Raises ModelFileError, DeviceError, BridgeError where a plugin is in the registry.
     """
 
-    def __init__(self, setting: Setting, placement: StockPlacement) -> None:
-        self._setting = setting
-        self._open: OpenDevice = open_now(parse_device(setting.device))
+    def __init__(self, settings: LoadSettings, placement: StockPlacement) -> None:
+        self._settings = settings
+        self._open: OpenDevice = open_now(parse_device(settings.device))
         self.device = self._open.name
         self.n_gpu_layers = placement.n_gpu_layers
         self.warnings: tuple[str, ...] = ()
@@ -80,17 +81,17 @@ class StockModel:
     def _load(self, placement: StockPlacement) -> None:
         from llama_cpp import llama_cpp as api
 
-        setting = self._setting
+        settings = self._settings
         told = StockParams(placement, self.device)  # llama.cpp keeps pointers into it while it loads
         with native_log() as log:
-            model = api.llama_model_load_from_file(setting.model.encode(), told.model_params)
+            model = api.llama_model_load_from_file(settings.path.encode(), told.model_params)
             if not model:
-                raise load_refusal(setting.model, self.device, log.reason())
-            self.params = context_params(setting)
+                raise load_refusal(settings.path, self.device, log.reason())
+            self.params = context_params(settings)
             context = api.llama_init_from_model(model, self.params)
             if not context:
                 api.llama_model_free(model)
-                raise load_refusal(setting.model, self.device, log.reason())
+                raise load_refusal(settings.path, self.device, log.reason())
         self.model, self.context = model, context
 
     def call(self, function: Callable[[], T]) -> T:
@@ -119,19 +120,17 @@ class PlannedModel:
         from oallama.placer import Placer
         from oallama.plan.plan import Plan
 
-        setting = spec.setting
+        load = spec.setting.load
         assert spec.plan is not None
         plan = Plan.from_json(dict(spec.plan), f"the plan of arm {spec.name}")
-        flash: Any = {} if setting.flash_attn is None else {"flash_attn": setting.flash_attn}
-        placer = Placer.load(
-            setting.model,
-            device=setting.device,
-            threads=setting.n_threads,
-            type_k=setting.type_k,
-            type_v=setting.type_v,
-            **flash,
+        options = Options(
+            device=load.device,
+            threads=load.n_threads,
+            n_ctx=load.n_ctx,
+            n_batch=load.n_batch,  # the micro-batch is the plan's
+            **asdict(load.attention),
         )
-        self._engine = placer.engine(plan, n_ctx=setting.n_ctx, n_batch=setting.n_batch, progress=False)
+        self._engine = Placer.of_file(load.path, options).engine(plan, progress=False)
         self.device = self._engine.device
         self.n_gpu_layers = plan.n_gpu_layers
         self.warnings = self._engine.warnings
@@ -155,7 +154,7 @@ class PlannedModel:
 def load_arm(spec: ArmSpec) -> LoadedModel:
     """Load what the spec says. Raises what llama.cpp and the engine raise."""
     if spec.stock is not None:
-        return StockModel(spec.setting, spec.stock)
+        return StockModel(spec.setting.load, spec.stock)
     return PlannedModel(spec)
 
 
@@ -185,24 +184,12 @@ class BuftOverride(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
 
-def context_params(setting: Setting) -> Any:
-    """llama_context_params: defaults but for what the setting says; no full-size SWA cache, as llama.cpp's tools do."""
+def context_params(settings: LoadSettings) -> Any:
+    """llama_context_params: defaults but for what is asked for; no full-size SWA cache, as llama.cpp's tools do."""
     from llama_cpp import llama_cpp as api
 
     params = api.llama_context_default_params()
-    apply_context(
-        LoadSettings(
-            path=setting.model,
-            n_ctx=setting.n_ctx,
-            n_batch=setting.n_batch,
-            n_ubatch=setting.n_ubatch,
-            flash_attn=setting.flash_attn or "auto",  # type: ignore[arg-type]
-            type_k=setting.type_k,
-            type_v=setting.type_v,
-        ),
-        setting.n_threads,
-        params,
-    )
+    apply_context(settings, settings.n_threads, params)
     params.swa_full = False
     return params
 

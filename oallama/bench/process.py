@@ -77,7 +77,7 @@ class ArmProcess:
 
     def load(self, operators: Sequence[str]) -> LoadReport:
         """Load the model; what it read back."""
-        report = LoadReport.from_json(self._ask("load", spec=self.spec.to_json(), operators=list(operators)))
+        report = LoadReport.from_json(self._ask("load", spec=asdict(self.spec), operators=list(operators)))
         self._family = _family(self.pid)
         return report
 

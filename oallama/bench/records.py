@@ -6,10 +6,11 @@ Frozen; bytes are int, times are float seconds. Everything that goes to or comes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from oallama.core.types import Operator
+from oallama.device.load_params import LoadSettings
 
 Place = Literal["device", "host", "split"]
 """Where an operator's weight lies: all of it on the device, all of it in host memory, or in parts on both."""
@@ -64,22 +65,24 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the arms share. flash_attn None: each arm's own default (stock: auto; ours: as `oallama run`).
+    """What the arms share. load: without the placement, which is the arm's; flash attention "auto" is each arm's own
+    choice (stock: llama.cpp's; ours: the plan's).
 
-    cpus: what each arm's process is pinned to, empty for no pinning; a worker process is pinned by `device`.
+    cpus: what each arm's process is pinned to, empty for no pinning; a worker process is pinned by its device.
     """
 
-    model: str
-    device: str  # --device text
-    n_ctx: int
-    n_threads: int
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attn: str | None = None
+    load: LoadSettings
     cpus: tuple[int, ...] = ()
     seed: int = 0
+
+    def changed(self, **changes: Any) -> Setting:
+        """With another device, batch, KV cache, ...: fields of LoadSettings."""
+        return replace(self, load=replace(self.load, **changes))
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Setting:
+        """Out of what asdict and JSON made of it."""
+        return cls(LoadSettings.from_json(document["load"]), tuple(document["cpus"]), document["seed"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,11 @@ class StockPlacement:
     overrides: tuple[tuple[str, str], ...] = ()
     n_cpu_moe: int = 0  # -ncmoe, whose patterns are among the overrides
     fit_target_mib: int = 0  # what --fit was told to leave free
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> StockPlacement:
+        """Out of what asdict and JSON made of it."""
+        return cls(**{**document, "overrides": tuple((pattern, where) for pattern, where in document["overrides"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +115,18 @@ class ArmSpec:
     notes: tuple[str, ...] = ()
     gate: Mapping[str, Any] | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
-    def from_json(cls, message: Mapping[str, Any]) -> ArmSpec:
-        stock = message["stock"]
-        setting = message["setting"]
+    def from_json(cls, document: Mapping[str, Any]) -> ArmSpec:
+        """Out of what asdict and JSON made of it."""
+        stock = document["stock"]
         return cls(
-            name=message["name"],
-            setting=Setting(**{**setting, "cpus": tuple(setting["cpus"])}),
-            stock=None
-            if stock is None
-            else StockPlacement(**{**stock, "overrides": tuple((p, w) for p, w in stock["overrides"])}),
-            plan=message["plan"],
-            plan_fingerprint=message["plan_fingerprint"],
-            predicted=message["predicted"],
-            search=tuple(message["search"]),
-            notes=tuple(message["notes"]),
-            gate=message["gate"],
+            **{
+                **document,
+                "setting": Setting.from_json(document["setting"]),
+                "stock": None if stock is None else StockPlacement.from_json(stock),
+                "search": tuple(document["search"]),
+                "notes": tuple(document["notes"]),
+            }
         )
 
 
@@ -167,17 +168,15 @@ class LoadReport:
     facts: Mapping[str, Any]  # llama-bench's fields that only the process knows
     warnings: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
-    def from_json(cls, message: Mapping[str, Any]) -> LoadReport:
+    def from_json(cls, document: Mapping[str, Any]) -> LoadReport:
+        """Out of what asdict and JSON made of it."""
         return cls(
             **{
-                **message,
-                "buffers": {name: (int(m), int(k), int(c)) for name, (m, k, c) in message["buffers"].items()},
-                "plugins": tuple(message["plugins"]),
-                "warnings": tuple(message["warnings"]),
+                **document,
+                "buffers": {name: tuple(held) for name, held in document["buffers"].items()},
+                "plugins": tuple(document["plugins"]),
+                "warnings": tuple(document["warnings"]),
             }
         )
 

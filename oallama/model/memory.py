@@ -144,8 +144,7 @@ def _probe(request: dict[str, Any], progress: Any) -> dict[str, Any]:
     from oallama.device.native_log import native_log
     from oallama.device.opening import device_pointer, open_device
 
-    patterns = tuple((pattern, layout) for pattern, layout in request.pop("host_patterns"))
-    settings = LoadSettings(**request, host_patterns=patterns)
+    settings = LoadSettings.from_json(request)
     bridge = load_bridge()
     with open_device(parse_device(settings.device)) as device, native_log() as log:
         placement = ModelParams(settings, device_pointer(device.name), bridge)

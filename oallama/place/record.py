@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from oallama.core.errors import UsageError
 from oallama.core.types import ModelInfo, Operator, OperatorPlacement, PlanRecord, Workload
-from oallama.model.cut import cut_extent
 from oallama.cost.blocks import slice_memory
+from oallama.model.cut import cut_extent
 from oallama.place.budget import ledger
 from oallama.place.placed import Placed, Slices, nothing_there
 from oallama.place.problem import Decision
@@ -118,7 +118,7 @@ def plan_record(
         predicted=decision.predicted,
         token_assignment=placed.slices.token_assignment if placed.slices else (),
         streaming=placed.slices.settings if placed.slices else None,
-        extra={"notes": list(decision.notes)} if decision.notes else {},
+        notes=decision.notes,
     )
 
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from oallama.core.options import PLAIN_V_TYPES
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, ModelInfo, Operator, RestShape, SkippedCase
-from oallama.device.load_params import PLAIN_V_TYPES
 from oallama.profile.cases import PLAIN_LAYOUT, Case, CaseKey, Signature, bytes_read, flops
 
 COLD_FACTOR = 4  # a cache that does not replace strictly the oldest line keeps part of a set twice its size

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from oallama.core.types import ModelInfo, Operator, Workload
-from oallama.device.attention import Attention
+from oallama.core.types import Attention, ModelInfo, Operator, Workload
 from oallama.device.spec import DeviceSpec
 from oallama.place.placed import Placed, nothing_there
 from oallama.place.problem import LoadBytes
@@ -50,7 +48,7 @@ class DryLoads:
             n_gpu_layers=n_gpu_layers(self._model.n_layer, placed),
             host_patterns=patterns,
             n_threads=self._n_threads,
-            **asdict(attention),
+            attention=attention,
         )
 
     def taken(self, load: Workload, placed: Placed, attention: Attention) -> LoadBytes:
