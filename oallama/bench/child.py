@@ -1,14 +1,11 @@
 """An arm's process: `python -m oallama.bench.child`, started by process.py. Loads one model and times it on request.
 
-Requests are JSON lines on stdin, one answer each on a pipe of its own: {"result": …} or {"error": {type, message}}.
-Between requests it waits in a read and computes nothing. It ends when stdin does.
+Between requests it waits in a read and computes nothing.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
 
 MODULE = "oallama.bench.child"
 DEVICE_THREAD = "emulated"  # an emulated device's own, on its core
-FD_VARIABLE = "OALLAMA_BENCH_FD"
 
 Message = dict[str, Any]
 
@@ -38,6 +34,13 @@ class Arm:
         self._loaded: LoadedModel | None = None
         self._timer: Timer | None = None
         self._watch: Watch | None = None
+
+    def answer(self, do: str, **request: Any) -> Message:
+        """The result of one request: load, warm_up or measure."""
+        requests: dict[str, Callable[..., Message]] = {
+            "load": self.load, "warm_up": self.warm_up, "measure": self.measure
+        }  # fmt: skip
+        return requests[do](**request)
 
     def load(self, spec: Message, operators: list[str]) -> Message:
         """Load and read back; pins this process where the setting asks for it."""
@@ -81,12 +84,6 @@ class Arm:
             fault=kept.fault,
         )
 
-    def close(self) -> Message:
-        if self._loaded is not None:
-            self._loaded.close()
-            self._loaded = None
-        return {}
-
     def _ready(self) -> tuple[LoadedModel, Timer]:
         if self._loaded is None or self._timer is None:
             raise UsageError("this arm has loaded nothing yet")
@@ -121,28 +118,8 @@ def pin_threads(cpus: tuple[int, ...]) -> None:
                 raise UsageError(f"--cpus: this process may not run there: {error.strerror}") from None
 
 
-def main() -> None:
-    from ggml_bridge.child import die_with_parent
-
-    die_with_parent()
-    descriptor = int(os.environ.pop(FD_VARIABLE))
-    os.set_inheritable(descriptor, False)
-    arm = Arm()
-    requests: dict[str, Callable[..., Message]] = {
-        "load": arm.load, "warm_up": arm.warm_up, "measure": arm.measure, "close": arm.close
-    }  # fmt: skip
-    with os.fdopen(descriptor, "w", encoding="utf-8") as answers:
-        for line in sys.stdin:
-            request = json.loads(line)
-            try:
-                answer: Message = {"result": requests[request.pop("do")](**request)}
-            except Exception as error:
-                answer = {"error": {"type": type(error).__name__, "message": str(error)}}
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
-    sys.stderr.flush()
-    os._exit(0)  # native libraries may crash in their destructors; every answer is given
-
-
 if __name__ == "__main__":
-    main()
+    from ggml_bridge.child import child_main
+
+    arm = Arm()
+    child_main(lambda request, _progress: arm.answer(**request))

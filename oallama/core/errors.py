@@ -60,3 +60,10 @@ class DoesNotFit(OallamaError):
             f"; {remedy or 'use a shorter context (-c), a smaller -ub, or more --vram'}"
         )
         super().__init__(message)
+
+
+def named_error(type_name: str, message: str) -> OallamaError:
+    """The error of ours that a child process reported by the name of its type; OallamaError, naming it, for another."""
+    kinds = (ModelFileError, ProfileError, PlanError, UsageError, DeviceError, BridgeError)
+    kind = next((kind for kind in kinds if kind.__name__ == type_name), None)
+    return kind(message) if kind else OallamaError(f"{type_name}: {message}")

@@ -28,7 +28,7 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 TOUCH_NATIVE = (
     *("oallama.device", "oallama.profile", "oallama.model.memory", "oallama.run"),
-    *(f"oallama.bench.{part}" for part in ("child", "fit", "loaded", "readback", "timing")),
+    *(f"oallama.bench.{part}" for part in ("child", "fit", "loaded", "process", "readback", "timing")),
 )
 TOUCH_NATIVE_TOO = {
     "oallama.cli.checks": "doctor checks the bridge itself",
