@@ -15,10 +15,10 @@ from typing import Any
 
 from oallama.bench.records import Cap, StockPlacement
 from oallama.bench.stock import operator_bytes_on_device
-from oallama.core.errors import BridgeError, DeviceError, ModelFileError, OallamaError, UsageError
+from oallama.core.errors import BridgeError, DeviceError, ModelFileError, UsageError, named_error
 from oallama.core.types import Operator
 from oallama.core.units import MIB
-from oallama.device.load_params import LoadSettings
+from oallama.device.load_params import BuftOverride, LoadSettings
 
 FIT_PARAMS = (
     "_Z17common_fit_paramsPKcP18llama_model_paramsP20llama_context_paramsPfP32llama_model_tensor_buft_overridePm"
@@ -61,15 +61,10 @@ def fit_under(
     except (ggml_bridge.ChildDied, ggml_bridge.ChildTimeout) as error:
         raise DeviceError(f"llama.cpp's --fit failed on {settings.path}: {error}; leave stock-fit out") from None
     except ChildError as error:
-        raise _ERRORS.get(error.type_name, OallamaError)(str(error)) from None
+        raise named_error(error.type_name, str(error)) from None
     except (ggml_bridge.BridgeError, ValueError) as error:
         raise BridgeError(str(error)) from None
     return StockPlacement.from_json(answer["placement"]), tuple(FitStep(**step) for step in answer["steps"])
-
-
-_ERRORS: dict[str, type[OallamaError]] = {
-    kind.__name__: kind for kind in (ModelFileError, DeviceError, UsageError, BridgeError)
-}
 
 
 def shrink_until_fits(
@@ -180,7 +175,7 @@ def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, 
     """One call. The structs are llama_cpp's own ctypes; their layout is proven by their defaults coming back right."""
     from llama_cpp import llama_cpp as api
 
-    from oallama.bench.loaded import BuftOverride, StockParams, context_params
+    from oallama.bench.loaded import StockParams, context_params
 
     log_error = 4  # GGML_LOG_LEVEL_ERROR
     told = StockParams(StockPlacement(-1), device)

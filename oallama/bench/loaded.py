@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from oallama.bench.records import ArmSpec, StockPlacement
 from oallama.core.errors import BridgeError
 from oallama.core.options import Options
-from oallama.device.load_params import LoadSettings, apply_context, load_bridge
+from oallama.device.load_params import BuftOverride, LoadSettings, apply_context, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import OpenDevice, device_pointer, list_devices, open_now
 from oallama.device.spec import parse_device
@@ -176,12 +176,6 @@ class StockParams:
         if placement.overrides:
             params.tensor_buft_overrides = ctypes.cast(self.overrides, ctypes.c_void_p)
         self.model_params = params
-
-
-class BuftOverride(ctypes.Structure):
-    """struct llama_model_tensor_buft_override"""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
 
 def context_params(settings: LoadSettings) -> Any:

@@ -87,7 +87,7 @@ def load_mode(settings: LoadSettings, bridge: Bridge) -> int:
 PLAIN_LAYOUT = "CPU"
 
 
-class _Override(ctypes.Structure):
+class BuftOverride(ctypes.Structure):
     """struct llama_model_tensor_buft_override"""
 
     _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
@@ -97,7 +97,7 @@ def _overrides(patterns: Sequence[tuple[str, str | None]], bridge: Bridge, split
     """A NULL-terminated array; None without patterns."""
     if not patterns:
         return None
-    array = (_Override * (len(patterns) + 1))()
+    array = (BuftOverride * (len(patterns) + 1))()
     for entry, (pattern, layout) in zip(array, patterns, strict=False):
         entry.pattern = pattern.encode()
         if layout == SPLIT_LAYOUT:

@@ -21,9 +21,17 @@ from oallama.device.opening import open_now
 from oallama.model.memory import ProbeResult, memory_of, probe_memory
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
-from oallama.run.generate import Generation, Piece, Sampler, check_tokens, generation_of, pieces, tokenize
-from oallama.run.load import load_llama, usable_layouts
-from oallama.run.loaded_memory import EngineMemory, compare_memory
+from oallama.run.generate import (
+    Generation,
+    Piece,
+    Sampler,
+    check_tokens,
+    generation_of,
+    pieces,
+    teacher_forced_logits,
+    tokenize,
+)
+from oallama.run.load import EngineMemory, compare_memory, load_llama, usable_layouts
 from oallama.run.setup import Held, check_device, check_layers, device_of, read_operators, release, runner_for
 from oallama.run.split import SplitMeter, SplitRun, open_split
 
@@ -203,8 +211,6 @@ class Engine:
 
         Raises UsageError like generate, DeviceError.
         """
-        from oallama.run.logits import teacher_forced_logits
-
         checked = [int(token) for token in tokens]
         check_tokens(checked, self.n_vocab, self.n_ctx)
         self._start()
