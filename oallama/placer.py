@@ -69,7 +69,7 @@ class Placer:
         self.options = options
         self.device, self.threads = resolved(parse_device(options.device), options.threads)
         self.attention = options.attention()  # types of the KV cache that is measured and planned for
-        self._attend = AttentionRule(model, options)
+        self._attention_rule = AttentionRule(model, options)
         self._profile = profile
         self._graph: Graph = build_graph(model, self.operators, tensor_names)
         self._dry_loads = DryLoads(model, self.operators, self.tensor_names, self.device.timed, self.threads)
@@ -176,17 +176,17 @@ class Placer:
         n_ubatch: int | None = None,
         affinity: AffinityRule = "default",
         fill: FillRule = "continue",
-        attend: Sequence[Pass] | None = None,
+        attention_passes: Sequence[Pass] | None = None,
         prefetch: PrefetchMode = "ahead",
     ) -> Plan:
         """A placement for n_prompt prompt and n_gen generated tokens, verified by a no_alloc load.
 
-        attend: forward passes that attention is chosen for; None: those of the workload. prefetch: how far copies of
-        streamed weights run ahead.
+        attention_passes: forward passes that attention is chosen for; None: those of the workload. prefetch: how far
+        copies of streamed weights run ahead.
         Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
         """
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
-        return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attend, prefetch))
+        return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attention_passes, prefetch))
 
     @property
     def has_device(self) -> bool:
@@ -212,19 +212,19 @@ class Placer:
         n_gen: int = 128,
         n_ctx: int | None = None,
         n_ubatch: int | None = None,
-        attend: Sequence[Pass] | None = None,
+        attention_passes: Sequence[Pass] | None = None,
         stock_attention: bool = False,
     ) -> Plan:
-        """Everything on the CPU, without measuring anything: such a plan predicts nothing. attend as in plan;
+        """Everything on the CPU, without measuring anything: such a plan predicts nothing. attention_passes as in plan;
         stock_attention: where the user asked for nothing, llama.cpp decides."""
         from oallama.plan.plan import Plan
 
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
         nothing = placed_as_named(self.model, self.operators, (), 0)
-        flash_attn = self.options.flash_attn if stock_attention else self._unmeasured(load, attend)
+        flash_attn = self.options.flash_attn if stock_attention else self._unmeasured(load, attention_passes)
         taken = self._load_bytes(load, nothing, flash_attn)
         record = unmeasured_cpu_record(self.model, self.operators, load, taken.weights_host)
-        return Plan(replace(record, attention=self._attend.with_way(flash_attn)))
+        return Plan(replace(record, attention=self._attention_rule.attention(flash_attn)))
 
     def plan_of(
         self,
@@ -251,7 +251,7 @@ class Placer:
 
         if stock_attention:
             return self._plan_of(given(self.options.flash_attn), self.options.flash_attn)
-        return self._plan_of(*self._attend.decide(given, self.profile(), load))
+        return self._plan_of(*self._attention_rule.decide(given, self.profile(), load))
 
     def what_if(self, cards: Sequence[Card], load: Workload) -> tuple[Decision, tuple[WhatIf, ...]]:
         """What this machine is predicted to do by itself, and beside each of these cards, of which none needs to be
@@ -265,7 +265,7 @@ class Placer:
         if not self.device.is_none:
             raise UsageError("what-if is for a placer with --device none: the cards are its devices")
         alone, _ = self._decide("cpu", load, "mixed", "default", "continue")
-        attention = self._attend.with_way("on")  # as llama.cpp chooses where a GPU has it
+        attention = self._attention_rule.attention("on")  # as llama.cpp chooses where a GPU has it
         host = HostLoad(*self._dry_loads.on_host(load, attention))
         made = []
         for card in cards:
@@ -286,7 +286,7 @@ class Placer:
         profile = self.profile()
         machine = fingerprint_key(profile.fingerprint)
         record = plan_record(decision, self.model, self.operators, str(self.device), machine, profile.is_pinned)
-        return Plan(replace(record, attention=self._attend.with_way(flash_attn)))
+        return Plan(replace(record, attention=self._attention_rule.attention(flash_attn)))
 
     def engine(self, plan: Plan, progress: bool = True, stall_s: float = STALL_S, **changes: Any) -> Engine:
         """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the
@@ -341,15 +341,15 @@ class Placer:
         phase: Phase,
         affinity: AffinityRule,
         fill: FillRule,
-        attend: Sequence[Pass] | None = None,
+        attention_passes: Sequence[Pass] | None = None,
         prefetch: PrefetchMode = "ahead",
     ) -> tuple[Decision, FlashAttention]:
         def made(flash_attn: FlashAttention) -> Decision:
             return decide(self._problem(flash_attn), policy, load, phase, affinity, fill, prefetch)
 
-        return self._attend.decide(made, self.profile(), load, attend)
+        return self._attention_rule.decide(made, self.profile(), load, attention_passes)
 
-    def _unmeasured(self, load: Workload, attend: Sequence[Pass] | None = None) -> FlashAttention:
+    def _unmeasured(self, load: Workload, attention_passes: Sequence[Pass] | None = None) -> FlashAttention:
         from oallama.profile.profiler import stored_profile
 
         def known() -> Profile | None:
@@ -362,13 +362,13 @@ class Placer:
                 )
             return None
 
-        return self._attend.on_cpu_unmeasured(load, known, attend)
+        return self._attention_rule.unmeasured_on_cpu(load, known, attention_passes)
 
     def _attention_for(self, plan: Plan) -> Attention:
         """What was asked for, else what the plan says, else as for a new plan."""
         planned = plan.record.attention
         if planned is None:
-            planned = self._attend.with_way("auto" if plan.n_gpu_layers else self._unmeasured(plan.workload))
+            planned = self._attention_rule.attention("auto" if plan.n_gpu_layers else self._unmeasured(plan.workload))
         return self.options.attention(planned)
 
     def _problem(self, flash_attn: FlashAttention) -> Problem:
@@ -391,4 +391,4 @@ class Placer:
         return max(0, int(HOST_FILL * psutil.virtual_memory().available) - self.model.file_bytes)
 
     def _load_bytes(self, load: Workload, placed: Placed, flash_attn: FlashAttention) -> LoadBytes:
-        return self._dry_loads.taken(load, placed, self._attend.with_way(flash_attn))
+        return self._dry_loads.taken(load, placed, self._attention_rule.attention(flash_attn))

@@ -27,23 +27,7 @@ from oallama.core.types import Operator
 MEMORY_SHARE = 0.9  # of the machine's available memory that the arms may fill together
 
 
-class RunningArm(Protocol):
-    """An arm's process, as ArmProcess is one."""
-
-    def load(self, operators: Sequence[str]) -> LoadReport: ...
-
-    def warm_up(self, tests: Sequence[BenchTest]) -> tuple[int, int]: ...
-
-    def measure(self, tests: Sequence[BenchTest]) -> Mapping[BenchTest, Sample]: ...
-
-    def cpu_seconds(self) -> float: ...
-
-    def close(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
-Start = Callable[[ArmSpec], RunningArm]
+Start = Callable[[ArmSpec], ArmProcess]
 
 
 class Progress(Protocol):
@@ -112,7 +96,7 @@ class _Session:
         self._start = start
         self._available = available_memory
         self._names = [operator.name for operator in bench.operators]
-        self._running: list[RunningArm | None] = [None] * len(bench.arms)
+        self._running: list[ArmProcess | None] = [None] * len(bench.arms)
         self._reports: list[LoadReport | None] = [None] * len(bench.arms)
         self._resident = bench.resident is not False
         self._series: tuple[Series, ...] = tuple(Series(test) for test in bench.tests)
@@ -249,7 +233,7 @@ class _Session:
         self._resident = False
         self.close()
 
-    def _arm(self, index: int) -> RunningArm:
+    def _arm(self, index: int) -> ArmProcess:
         arm = self._running[index]
         assert arm is not None
         return arm

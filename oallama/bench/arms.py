@@ -100,7 +100,7 @@ class ArmMaker:
         return self.placer.workload(n_prompt, max(test.n_gen for test in self.tests), load.n_ctx, load.n_ubatch)
 
     @property
-    def attend(self) -> tuple[Pass, ...]:
+    def attention_passes(self) -> tuple[Pass, ...]:
         """What is computed at which depth, for which plans choose their attention: the prompts and generations of all
         tests, where a run has one prompt and generates behind it."""
         n_ubatch = self.setting.load.n_ubatch
@@ -108,9 +108,9 @@ class ArmMaker:
 
     def _plan(self, policy: str) -> Plan:
         if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
-            return self.placer.cpu_plan(**asdict(self.workload), attend=self.attend)
+            return self.placer.cpu_plan(**asdict(self.workload), attention_passes=self.attention_passes)
         options = self.plan_options if policy in ("auto", "oato") else {}
-        return self.placer.plan(policy, **asdict(self.workload), attend=self.attend, **options)
+        return self.placer.plan(policy, **asdict(self.workload), attention_passes=self.attention_passes, **options)
 
     def _other_cache(self, plan: Plan) -> tuple[str, ...]:
         """A note where the plan was made for another KV cache than the arms share."""

@@ -61,8 +61,8 @@ class Arm:
         loaded, timer = self._ready()
         for test in tests:
             loaded.call(lambda test=test: timer.warm_up(BenchTest(**test)))  # type: ignore[misc]
-        held = loaded.memory()
-        return {"device_bytes": held.device_bytes, "host_bytes": held.host_bytes}
+        device_bytes, host_bytes = loaded.held_bytes()
+        return {"device_bytes": device_bytes, "host_bytes": host_bytes}
 
     def measure(self, tests: list[Message]) -> Message:
         """One sample of each test."""
@@ -70,8 +70,12 @@ class Arm:
         return {"samples": [asdict(self._sample(loaded, timer, BenchTest(**test))) for test in tests]}
 
     def _sample(self, loaded: LoadedModel, timer: Timer, test: BenchTest) -> Sample:
+        def timed() -> Sample:
+            sample: Sample = loaded.call(lambda: timer.sample(test))
+            return sample
+
         assert self._watch is not None
-        sample, kept = self._watch.measured(lambda: loaded.call(lambda: timer.sample(test)))
+        sample, kept = self._watch.measured(timed)
         if kept is None:
             return sample
         stats = kept.stats

@@ -178,8 +178,8 @@ def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, 
     from oallama.bench.loaded import StockParams, context_params
 
     log_error = 4  # GGML_LOG_LEVEL_ERROR
-    told = StockParams(StockPlacement(-1), device)
-    model_params, context = told.model_params, context_params(settings)
+    stock = StockParams(StockPlacement(-1), device)
+    model_params, context = stock.model_params, context_params(settings)
     defaults = api.llama_context_default_params()
     if (defaults.n_seq_max, defaults.op_offload, defaults.offload_kqv, model_params.no_alloc) != (1, True, True, False):
         raise BridgeError("this llama.cpp lays its parameters out differently; install llama-cpp-python==0.3.36")

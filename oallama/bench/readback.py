@@ -36,19 +36,19 @@ class SeenGraph:
 def load_report(loaded: LoadedModel, settings: LoadSettings, operators: Collection[str]) -> LoadReport:
     """The report of a model just loaded."""
     graph = loaded.call(lambda: seen_graph(loaded.model, loaded.params, frozenset(operators)))
-    held = loaded.memory()
-    shares = loaded.device_share()
+    device_bytes, host_bytes = loaded.held_bytes()
+    shares = loaded.device_share
     places = {name: _place(*where) for name, where in graph.weights.items()}
     by_memory: dict[str, tuple[int, int, int]] = {}
-    for row in held.buffers:
+    for row in loaded.buffers():
         name = row.buft if row.in_host_memory else "device"
         before = by_memory.get(name, (0, 0, 0))
         by_memory[name] = (before[0] + row.model, before[1] + row.context, before[2] + row.compute)
     params = loaded.params
     return LoadReport(
         device=loaded.device,
-        device_bytes=held.device_bytes,
-        host_bytes=held.host_bytes,
+        device_bytes=device_bytes,
+        host_bytes=host_bytes,
         places=places,
         layouts={name: where[0] for name, where in graph.weights.items() if places[name] == "host"},
         device_share={name: shares[name] for name, place in places.items() if place == "split" and name in shares},

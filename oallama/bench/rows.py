@@ -201,8 +201,8 @@ def _overrides_text(arm: ArmResult) -> str:
     stock = arm.spec.stock
     if stock is None:
         return f"plan:{arm.spec.plan_fingerprint[:16]}"
-    told = [f"{p}={'CPU' if where == 'CPU' else arm.report.device}" for p, where in stock.overrides[stock.n_cpu_moe :]]
-    return ";".join(told) or "none"
+    texts = [f"{p}={'CPU' if where == 'CPU' else arm.report.device}" for p, where in stock.overrides[stock.n_cpu_moe :]]
+    return ";".join(texts) or "none"
 
 
 def _placement(arm: ArmResult) -> dict[str, Any]:

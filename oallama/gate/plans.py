@@ -27,7 +27,7 @@ NAMES = (*(policy for policy in POLICIES if policy != "auto"), STOCK_CPU)
 """What may pass the gate: a plan by each policy, and the CPU alone with stock's own attention."""
 
 
-def all_plans(placer: Placer, load: Workload, attend: Sequence[Pass] | None) -> dict[str, Plan]:
+def all_plans(placer: Placer, load: Workload, attention_passes: Sequence[Pass] | None) -> dict[str, Plan]:
     """A plan by every policy that has one that can run here. Where the CPU's plan leaves flash attention off, which
     stock llama.cpp would not, the CPU alone with stock's attention is among them as well: measured, whatever was
     predicted."""
@@ -36,17 +36,17 @@ def all_plans(placer: Placer, load: Workload, attend: Sequence[Pass] | None) -> 
         if policy == STOCK_CPU and not (placer.options.flash_attn == "auto" and leaves_flash_off(found[CPU_ALONE])):
             continue
         with contextlib.suppress(DoesNotFit):
-            plan = plan_by(placer, load, attend, policy)
+            plan = plan_by(placer, load, attention_passes, policy)
             if not placer.device.is_pair or only_splits(plan):
                 found[policy] = plan
     return found
 
 
-def plan_by(placer: Placer, load: Workload, attend: Sequence[Pass] | None, name: str) -> Plan:
+def plan_by(placer: Placer, load: Workload, attention_passes: Sequence[Pass] | None, name: str) -> Plan:
     """The plan of that name, one of NAMES."""
     if name == STOCK_CPU:
         return placer.cpu_plan(**asdict(load), stock_attention=True)
-    return placer.plan(name, **asdict(load), attend=attend)
+    return placer.plan(name, **asdict(load), attention_passes=attention_passes)
 
 
 def candidate(policy: str, plan: Plan) -> Candidate:

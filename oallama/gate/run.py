@@ -67,13 +67,13 @@ def gated_plan(
     measure: Measure = run_bench,
     refresh: bool = False,
     cpus: tuple[int, ...] = (),
-    attend: Sequence[Pass] | None = None,
+    attention_passes: Sequence[Pass] | None = None,
 ) -> Gated:
     """The plan that is faster than stock llama.cpp beyond noise, or stock's own placement as a plan.
 
-    cpus: what the measured processes are pinned to. refresh: measure although a verdict is remembered. attend: as in
-    Placer.plan. Takes some seconds, or one plan where the verdict is remembered. Needs a device. Raises DoesNotFit
-    where stock-fit does not fit, and what planning and measuring raise.
+    cpus: what the measured processes are pinned to. refresh: measure although a verdict is remembered.
+    attention_passes: as in Placer.plan. Takes some seconds, or one plan where the verdict is remembered. Needs a
+    device. Raises DoesNotFit where stock-fit does not fit, and what planning and measuring raise.
     """
     setting = setting_of(placer, load.n_ctx, load.n_ubatch, cpus=cpus)
     cap = memory_cap(placer, setting)
@@ -82,10 +82,14 @@ def gated_plan(
     known = None if refresh else read_verdict(key)
     if known is not None and holds(known[0], free):
         verdict, placement = known
-        plan = plan_by(placer, load, attend, verdict.winner) if verdict.winner else stock_plan(placer, load, placement)
+        plan = (
+            plan_by(placer, load, attention_passes, verdict.winner)
+            if verdict.winner
+            else stock_plan(placer, load, placement)
+        )
         return Gated(plan, verdict, True)
     start = time.monotonic()
-    plans = all_plans(placer, load, attend)
+    plans = all_plans(placer, load, attention_passes)
     chosen = choose([candidate(policy, plan) for policy, plan in plans.items()])
     maker = ArmMaker(placer, setting, cap, progress=progress)
     stock = maker.make(STOCK_CPU if placer.device.is_pair else STOCK_FIT)
@@ -182,9 +186,14 @@ def _trials(results: Sequence[BenchResult], load: Workload) -> list[Trial]:
 def gated_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
     """The arm `auto`: what the gate lets through, with its verdict for the reader."""
     gated = gated_plan(
-        maker.placer, maker.workload, maker.progress, refresh=refresh, cpus=maker.setting.cpus, attend=maker.attend
+        maker.placer,
+        maker.workload,
+        maker.progress,
+        refresh=refresh,
+        cpus=maker.setting.cpus,
+        attention_passes=maker.attention_passes,
     )
-    spec, said = maker.of_plan("auto", gated.plan), sentence(gated.verdict).removeprefix("oallama: ")
+    spec, text = maker.of_plan("auto", gated.plan), sentence(gated.verdict).removeprefix("oallama: ")
     how = f"remembered, took {gated.verdict.seconds:.1f} s" if gated.remembered else f"in {gated.verdict.seconds:.1f} s"
-    document = {**asdict(gated.verdict), "said": said, "remembered": gated.remembered}
-    return replace(spec, notes=(*spec.notes, f"gate, {how}: {said}"), gate=document)
+    document = {**asdict(gated.verdict), "said": text, "remembered": gated.remembered}
+    return replace(spec, notes=(*spec.notes, f"gate, {how}: {text}"), gate=document)

@@ -13,7 +13,8 @@ from oallama.core.errors import DoesNotFit
 from oallama.core.options import PLAIN_V_TYPES, Options
 from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo, Profile, RestCase, Workload
 from oallama.core.units import MIB
-from oallama.cost.passes import Pass, passes
+from oallama.cost.passes import Pass
+from oallama.cost.passes import passes as workload_passes
 from oallama.cost.rest import in_steps, index_rest, rest_seconds
 from oallama.place.problem import Decision
 
@@ -33,13 +34,17 @@ def with_attention(profile: Profile, flash_attn: FlashAttention) -> Profile:
     return replace(profile, rest=kept)
 
 
-def attention_seconds(profile: Profile, flash_attn: FlashAttention, device: str, over: Sequence[Pass]) -> float | None:
+def attention_seconds(
+    profile: Profile, flash_attn: FlashAttention, device: str, passes: Sequence[Pass]
+) -> float | None:
     """Seconds of one layer beside its operators over these passes; None where the profile has not timed that way."""
     known = any(case.device == device and _is_flash(case) == (flash_attn == "on") for case in profile.rest)
-    return rest_seconds(index_rest(with_attention(profile, flash_attn)), device, over) if known else None
+    return rest_seconds(index_rest(with_attention(profile, flash_attn)), device, passes) if known else None
 
 
-def attention_choices(profile: Profile, over: Sequence[Pass], plain_allowed: bool = True) -> tuple[FlashAttention, ...]:
+def attention_choices(
+    profile: Profile, passes: Sequence[Pass], plain_allowed: bool = True
+) -> tuple[FlashAttention, ...]:
     """The ways that are worth planning with: one where the CPU and the device agree on the faster over these passes,
     else both, the device's first: which is better then depends on how many layers each has. A way that one of them
     lacks is left out. Empty: the profile does not tell.
@@ -49,7 +54,7 @@ def attention_choices(profile: Profile, over: Sequence[Pass], plain_allowed: boo
     faster: list[FlashAttention] = []
     lacking: set[FlashAttention] = set() if plain_allowed else {"off"}
     for device in dict.fromkeys((profile.device, CPU_DEVICE)):
-        flash, plain = (attention_seconds(profile, way, device, over) for way in ("on", "off"))
+        flash, plain = (attention_seconds(profile, way, device, passes) for way in ("on", "off"))
         if flash is None and plain is None:
             continue
         if flash is None:
@@ -66,22 +71,22 @@ def attention_choices(profile: Profile, over: Sequence[Pass], plain_allowed: boo
 _WAYS: tuple[FlashAttention, ...] = ("on", "off")
 
 
-def rest_total(profile: Profile, flash_attn: FlashAttention, layers: tuple[int, int], over: Sequence[Pass]) -> float:
+def rest_total(profile: Profile, flash_attn: FlashAttention, layers: tuple[int, int], passes: Sequence[Pass]) -> float:
     """Seconds of all layers beside their operators. layers: how many are on the CPU, how many on the device."""
     index = index_rest(with_attention(profile, flash_attn))
-    on_cpu = rest_seconds(index, CPU_DEVICE, over)
-    on_device = rest_seconds(index, profile.device, over) if profile.device in index else on_cpu
+    on_cpu = rest_seconds(index, CPU_DEVICE, passes)
+    on_device = rest_seconds(index, profile.device, passes) if profile.device in index else on_cpu
     return layers[0] * on_cpu + layers[1] * on_device
 
 
-def usual_attention(over: Sequence[Pass]) -> FlashAttention:
+def usual_attention(passes: Sequence[Pass]) -> FlashAttention:
     """The way on the CPU where nothing was measured: by the times that attention usually takes (TOKEN_UNITS).
 
     With flash attention a token costs as much as it sees, without it as much as it is shown, which is the cache in
     steps of KV_STEP positions with those to come among them, only that each position costs less.
     """
     with_it = without = 0.0
-    for p in over:
+    for p in passes:
         sees = p.n_kv - (p.n_tokens - 1) / 2
         flash, plain = next(costs for least, *costs in TOKEN_UNITS if p.n_tokens >= least)
         with_it += p.count * p.n_tokens * sees * flash
@@ -109,13 +114,13 @@ def _is_flash(case: RestCase) -> bool:
 class AttentionRule:
     """How attention is chosen for one model, given what the user asked for.
 
-    attend, below: forward passes that attention is chosen for; None: those of the workload.
+    passes, below: forward passes that attention is chosen for; None: those of the workload.
     """
 
     model: ModelInfo
     asked: Options
 
-    def with_way(self, flash_attn: FlashAttention) -> Attention:
+    def attention(self, flash_attn: FlashAttention) -> Attention:
         """With the KV cache that was asked for, F16 where none was."""
         return self.asked.attention(Attention(flash_attn))
 
@@ -124,11 +129,11 @@ class AttentionRule:
         decided: Callable[[FlashAttention], Decision],
         profile: Profile,
         load: Workload,
-        attend: Sequence[Pass] | None = None,
+        passes: Sequence[Pass] | None = None,
     ) -> tuple[Decision, FlashAttention]:
         """The decision with the least predicted time of the workload, and its way of attention; of equal ones the
         first. decided: decides for one way. Raises DoesNotFit where it is raised for every way."""
-        ways = self._ways(profile, load, attend)
+        ways = self._ways(profile, load, passes)
         if len(ways) == 1:
             return decided(ways[0]), ways[0]
         made: list[tuple[Decision, FlashAttention]] = []
@@ -140,40 +145,40 @@ class AttentionRule:
                 refused.append(error)
         if not made:
             raise refused[0]
-        return min(made, key=lambda one: self._seconds(one[0], one[1], profile, attend))
+        return min(made, key=lambda one: self._seconds(one[0], one[1], profile, passes))
 
-    def on_cpu_unmeasured(
-        self, load: Workload, known: Callable[[], Profile | None], attend: Sequence[Pass] | None = None
+    def unmeasured_on_cpu(
+        self, load: Workload, known: Callable[[], Profile | None], passes: Sequence[Pass] | None = None
     ) -> FlashAttention:
         """The way on the CPU alone where nothing is to be measured. known: a profile, if there happens to be one."""
         if self.asked.flash_attn != "auto":
             return self.asked.flash_attn
         if not self._plain_allowed(load):
             return "on"
-        profile, over = known(), _passes(load, attend)
-        ways = attention_choices(replace(profile, device=CPU_DEVICE), over) if profile else ()
-        return ways[0] if ways else usual_attention(over)
+        profile, passes = known(), _passes(load, passes)
+        ways = attention_choices(replace(profile, device=CPU_DEVICE), passes) if profile else ()
+        return ways[0] if ways else usual_attention(passes)
 
-    def _ways(self, profile: Profile, load: Workload, attend: Sequence[Pass] | None) -> tuple[FlashAttention, ...]:
+    def _ways(self, profile: Profile, load: Workload, passes: Sequence[Pass] | None) -> tuple[FlashAttention, ...]:
         if self.asked.flash_attn != "auto":
             return (self.asked.flash_attn,)
-        return attention_choices(profile, _passes(load, attend), self._plain_allowed(load)) or ("auto",)
+        return attention_choices(profile, _passes(load, passes), self._plain_allowed(load)) or ("auto",)
 
     def _plain_allowed(self, load: Workload) -> bool:
-        return self.with_way("auto").type_v in PLAIN_V_TYPES and scores_fit(self.model, load)
+        return self.attention("auto").type_v in PLAIN_V_TYPES and scores_fit(self.model, load)
 
     def _seconds(
-        self, decision: Decision, way: FlashAttention, profile: Profile, attend: Sequence[Pass] | None
+        self, decision: Decision, way: FlashAttention, profile: Profile, passes: Sequence[Pass] | None
     ) -> float:
-        """Predicted seconds of the workload, with attention over `attend` in place of the workload's own."""
+        """Predicted seconds of the workload, with attention over `passes` in place of the workload's own."""
         total = decision.predicted.total_s
-        if attend is None:
+        if passes is None:
             return total
         n_layer = self.model.n_layer
         on_device = max(0, n_layer - decision.placed.first_device_layer)
-        layers, own = (n_layer - on_device, on_device), passes(decision.workload, "mixed")
-        return total + rest_total(profile, way, layers, attend) - rest_total(profile, way, layers, own)
+        layers, own = (n_layer - on_device, on_device), workload_passes(decision.workload, "mixed")
+        return total + rest_total(profile, way, layers, passes) - rest_total(profile, way, layers, own)
 
 
-def _passes(load: Workload, attend: Sequence[Pass] | None) -> Sequence[Pass]:
-    return passes(load, "mixed") if attend is None else attend
+def _passes(load: Workload, passes: Sequence[Pass] | None) -> Sequence[Pass]:
+    return workload_passes(load, "mixed") if passes is None else passes

@@ -164,13 +164,13 @@ def test_the_faster_of_both_placements_is_taken() -> None:
 def test_attention_over_other_passes_takes_the_place_of_the_workloads() -> None:
     """As `oallama bench` asks: the workload itself is shallow, so that it would be "on" on either side."""
 
-    def placed_with(on_device: int, attend: tuple[Pass, ...] | None) -> str:
+    def placed_with(on_device: int, attention_passes: tuple[Pass, ...] | None) -> str:
         layers = (N_LAYER - on_device, on_device)
 
         def decided(way: FlashAttention) -> Decision:
             return decision(1.0 + rest_total(BOTH, way, layers, passes(LOAD, "mixed")), N_LAYER - on_device)
 
-        return rule().decide(decided, BOTH, LOAD, attend)[1]
+        return rule().decide(decided, BOTH, LOAD, attention_passes)[1]
 
     assert placed_with(0, None) == placed_with(N_LAYER, None) == "on"
     assert placed_with(0, DEEP) == "off"
@@ -196,16 +196,16 @@ def test_a_way_that_does_not_fit_leaves_the_other() -> None:
 def test_the_user_always_wins(way: str) -> None:
     asked = rule(way)
     assert asked.decide(lambda way: decision(1.0), BOTH, Workload(2048, 64, 4096))[1] == way
-    assert asked.on_cpu_unmeasured(LOAD, lambda: CPU, DEEP) == way
-    assert asked.with_way("auto").flash_attn == way
+    assert asked.unmeasured_on_cpu(LOAD, lambda: CPU, DEEP) == way
+    assert asked.attention("auto").flash_attn == way
 
 
 def test_on_the_cpu_alone_a_profile_is_used_if_there_is_one() -> None:
     slow_plain = profile(rest("CPU", "on", 0.1), rest("CPU", "off"))
-    assert rule().on_cpu_unmeasured(LOAD, lambda: None, DEEP) == "off"
-    assert rule().on_cpu_unmeasured(LOAD, lambda: slow_plain, DEEP) == "on"
-    assert rule().on_cpu_unmeasured(LOAD, lambda: BOTH, DEEP) == "off"  # its device does not count
-    assert rule(type_v="q8_0").on_cpu_unmeasured(LOAD, lambda: CPU, DEEP) == "on"
+    assert rule().unmeasured_on_cpu(LOAD, lambda: None, DEEP) == "off"
+    assert rule().unmeasured_on_cpu(LOAD, lambda: slow_plain, DEEP) == "on"
+    assert rule().unmeasured_on_cpu(LOAD, lambda: BOTH, DEEP) == "off"  # its device does not count
+    assert rule(type_v="q8_0").unmeasured_on_cpu(LOAD, lambda: CPU, DEEP) == "on"
 
 
 def test_a_quantised_v_cache_needs_flash_attention() -> None:

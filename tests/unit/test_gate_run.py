@@ -92,7 +92,9 @@ class FakePlacer:
     def machine(self) -> dict[str, Any]:
         return {"cpu": "a CPU", "n_threads": self.threads, "device_identity": self.identity}
 
-    def plan(self, policy: str, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int, attend: Any = None) -> Plan:
+    def plan(
+        self, policy: str, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int, attention_passes: Any = None
+    ) -> Plan:
         self.planned.append(policy)
         if policy in self.too_big:
             raise DoesNotFit(2, 1, "cpu-pair")
