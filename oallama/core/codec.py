@@ -1,0 +1,201 @@
+"""Dataclasses as JSON and back, driven by their fields and type hints.
+
+Understood: nested dataclasses, `tuple[T, ...]`, `tuple[A, B]`, `dict[str, T]`, `Literal`, `T | None`, `Any`, bool, int,
+float and str. `Annotated` adds checks and says how a field is written (see the names below). A class may name in
+`JSON_KEYS` which keys are written, in which order; properties may be among them, and are ignored when read.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+_T = TypeVar("_T")
+
+
+class Mark(Enum):
+    """Metadata of an `Annotated` field."""
+
+    NOT_NEGATIVE = "not negative"
+    ABOVE_ZERO = "above 0"
+    NOT_EMPTY = "not empty"
+    FLAT = "flat"  # a dataclass whose keys lie beside those of the outer one; None where its first key is absent
+    OMIT_DEFAULT = "omit default"  # not written where the value is the field's default
+    REQUIRED = "required"  # must be there, though the field has a default
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """Metadata of an `Annotated` field: what to say of any value that does not fit, in place of the details."""
+
+    what: str  # "must be three sizes above 0"
+
+
+Count = Annotated[int, Mark.NOT_NEGATIVE]
+Size = Annotated[int, Mark.ABOVE_ZERO]
+NotNegative = Annotated[float, Mark.NOT_NEGATIVE]
+Positive = Annotated[float, Mark.ABOVE_ZERO]
+
+
+class CodecError(ValueError):
+    """A JSON document does not describe the dataclass. The message names the path: `cases[3]: seconds must be …`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    hint: Any
+    marks: tuple[Any, ...]
+    default: Any
+
+    def is_omitted(self, value: object) -> bool:
+        return Mark.OMIT_DEFAULT in self.marks and bool(value == self.default)
+
+    @property
+    def is_optional(self) -> bool:
+        has_default = self.default is not MISSING or type(None) in get_args(self.hint)
+        return has_default and Mark.REQUIRED not in self.marks
+
+
+_FIELDS: dict[type, tuple[_Field, ...]] = {}
+
+
+def _fields_of(cls: type) -> tuple[_Field, ...]:
+    if cls not in _FIELDS:
+        hints = get_type_hints(cls, include_extras=True)
+        found = []
+        for field in fields(cls):
+            hint, marks = _split(hints[field.name])
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            found.append(_Field(field.name, hint, marks, default))
+        _FIELDS[cls] = tuple(found)
+    return _FIELDS[cls]
+
+
+def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """(the type itself, metadata of its `Annotated`)."""
+    return (hint.__origin__, hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
+
+
+def to_json(record: Any) -> dict[str, Any]:
+    """The JSON object of a dataclass: tuples as lists, numbers as they are."""
+    document: dict[str, Any] = {}
+    omitted = set()
+    for field in _fields_of(type(record)):
+        value = getattr(record, field.name)
+        if field.is_omitted(value):
+            omitted.add(field.name)
+        elif Mark.FLAT in field.marks:
+            document.update({} if value is None else to_json(value))
+        else:
+            document[field.name] = _plain(value)
+    keys = getattr(type(record), "JSON_KEYS", tuple(document))
+    properties = {key for key in keys if key not in document and key not in omitted and hasattr(record, key)}
+    document.update({key: _plain(getattr(record, key)) for key in properties})
+    return {key: document[key] for key in keys if key in document}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return to_json(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def from_json(cls: type[_T], document: Any, where: str) -> _T:
+    """The dataclass of a JSON object. Unknown keys are ignored; a key may be missing where its field has a default or
+    may be None. where: how the document is named in errors. Raises CodecError."""
+    if not isinstance(document, Mapping):
+        raise CodecError(f"{where} is not an object")
+    values = {}
+    for field in _fields_of(cls):
+        if Mark.FLAT in field.marks:
+            values[field.name] = _flat(field.hint, document, where)
+        elif field.name in document:
+            values[field.name] = _decoded(field.hint, field.marks, document[field.name], where, field.name)
+        elif not field.is_optional:
+            raise CodecError(f"{where}: {field.name} is missing")
+        elif field.default is MISSING:
+            values[field.name] = None
+    return cls(**values)
+
+
+def _flat(hint: Any, document: Mapping[str, Any], where: str) -> Any:
+    inner = _without_none(hint)
+    if inner is not hint and _fields_of(inner)[0].name not in document:
+        return None
+    return from_json(inner, document, where)
+
+
+def _without_none(hint: Any) -> Any:
+    """T of `T | None`; any other hint as it is."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (inner,) = (arg for arg in get_args(hint) if arg is not type(None))
+        return inner
+    return hint
+
+
+def _decoded(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str) -> Any:
+    """A field's value. where: path of the object, name: of the field in it."""
+    expected = next((mark for mark in marks if isinstance(mark, Expect)), None)
+    try:
+        return _value(hint, marks, value, where, name)
+    except CodecError:
+        if expected is None:
+            raise
+        raise CodecError(f"{where}: {name} {expected.what}") from None
+
+
+def _value(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str) -> Any:
+    def wrong(what: str) -> CodecError:
+        return CodecError(f"{where}: {name} {what}")
+
+    def inside(inner: Any, item: Any, at: str) -> Any:
+        """The item of a list or a dictionary; `at` is its name after the field's."""
+        inner, more = _split(inner)
+        return _decoded(inner, more, item, where, name + at)
+
+    inner = _without_none(hint)
+    if inner is not hint:
+        inner, more = _split(inner)
+        return None if value is None else _decoded(inner, (*marks, *more), value, where, name)
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if is_dataclass(hint):
+        return from_json(hint, value, f"{where}.{name}")  # type: ignore[arg-type]
+    if origin is Literal:
+        if not any(type(value) is type(arg) and value == arg for arg in args):
+            raise wrong(f"must be one of {', '.join(map(str, args))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise wrong("must be list")
+        if Mark.NOT_EMPTY in marks and not value:
+            raise wrong("is empty")
+        if args[-1] is ...:
+            return tuple(inside(args[0], item, f"[{i}]") for i, item in enumerate(value))
+        if len(value) != len(args):
+            raise wrong(f"must be a list of {len(args)}")
+        return tuple(inside(arg, item, f"[{i}]") for i, (arg, item) in enumerate(zip(args, value, strict=True)))
+    if origin in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise wrong("must be dict")
+        return {str(key): inside(args[1], item, f".{key}") for key, item in value.items()}
+    if hint is float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < sys.float_info.max:
+            raise wrong("must be a number")
+    elif not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise wrong(f"must be {hint.__name__}")
+    if Mark.NOT_NEGATIVE in marks and value < 0:
+        raise wrong("is negative" if hint is int else "must be above 0")
+    if Mark.ABOVE_ZERO in marks and value <= 0:
+        raise wrong("must be above 0")
+    return float(value) if hint is float else value

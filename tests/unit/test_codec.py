@@ -1,0 +1,112 @@
+"""Dataclasses as JSON and back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oallama.core.codec import CodecError, Count, Expect, Mark, Positive, Size, from_json, to_json
+
+
+@dataclass(frozen=True)
+class Inner:
+    kind: Literal["a", "b"]
+    size: Annotated[tuple[Size, Size], Expect("must be two sizes")]
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    inner: Annotated[Inner, Mark.FLAT]
+    n: Count
+    seconds: Annotated[tuple[Positive, ...], Mark.NOT_EMPTY]
+    others: dict[str, Inner] = field(default_factory=dict)
+    pairs: tuple[tuple[int, float], ...] = ()
+    near: Inner | None = None
+    note: Annotated[str | None, Mark.OMIT_DEFAULT] = None
+    listed: Annotated[tuple[str, ...], Mark.REQUIRED] = ()
+
+    JSON_KEYS: ClassVar = (
+        "n",
+        "double",
+        "name",
+        "size",
+        "kind",
+        "seconds",
+        "others",
+        "pairs",
+        "near",
+        "note",
+        "listed",
+    )
+
+    @property
+    def double(self) -> int:
+        return 2 * self.n
+
+
+sizes = st.integers(1, 99)
+inners = st.builds(Inner, st.sampled_from(["a", "b"]), st.tuples(sizes, sizes))
+outers = st.builds(
+    Outer,
+    st.text(),
+    inners,
+    st.integers(0),
+    st.lists(st.floats(1e-9, 1e9), min_size=1).map(tuple),
+    st.dictionaries(st.text(), inners),
+    st.lists(st.tuples(st.integers(), st.floats(allow_nan=False, allow_infinity=False, width=32))).map(tuple),
+    st.none() | inners,
+    st.none() | st.text(),
+    st.lists(st.text()).map(tuple),
+)
+EXAMPLE = Outer("x", Inner("a", (1, 2)), 3, (0.5,), {"k": Inner("b", (3, 4))}, ((1, -2.0),))
+
+
+@given(outers)
+def test_json_gives_back_the_same_record(record: Outer) -> None:
+    assert from_json(Outer, json.loads(json.dumps(to_json(record))), "it") == record
+
+
+def test_keys_are_written_in_their_order_with_properties_and_without_defaults_left_out() -> None:
+    document = to_json(EXAMPLE)
+    assert list(document) == ["n", "double", "name", "size", "kind", "seconds", "others", "pairs", "near", "listed"]
+    assert document["double"] == 6 and document["size"] == [1, 2] and document["near"] is None
+    assert document["others"] == {"k": {"kind": "b", "size": [3, 4]}} and document["pairs"] == [[1, -2.0]]
+
+
+def test_defaults_and_unknown_keys() -> None:
+    document = {"name": "x", "kind": "a", "size": [1, 2], "n": 3, "seconds": [1], "listed": [], "colour": "blue"}
+    assert from_json(Outer, document, "it") == Outer("x", Inner("a", (1, 2)), 3, (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": None}, "it: name must be str"),
+        ({"name": ...}, "it: name is missing"),
+        ({"listed": ...}, "it: listed is missing"),
+        ({"n": -1}, "it: n is negative"),
+        ({"n": True}, "it: n must be int"),
+        ({"kind": "c"}, "it: kind must be one of a, b"),
+        ({"size": [1]}, "it: size must be two sizes"),
+        ({"size": [1, 0]}, "it: size must be two sizes"),
+        ({"seconds": []}, "it: seconds is empty"),
+        ({"seconds": [1.0, 0.0]}, r"it: seconds[1] must be above 0"),
+        ({"seconds": [1.0, float("nan")]}, r"it: seconds[1] must be a number"),
+        ({"others": []}, "it: others must be dict"),
+        ({"others": {"k": 5}}, "it.others.k is not an object"),
+        ({"others": {"k": {"kind": 1, "size": [1, 1]}}}, "it.others.k: kind must be one of a, b"),
+        ({"pairs": [[1, 2.0], [1]]}, "it: pairs[1] must be a list of 2"),
+        ({"near": []}, "it.near is not an object"),
+    ],
+)
+def test_faults_name_their_path(changes: dict[str, Any], message: str) -> None:
+    document = {key: value for key, value in {**to_json(EXAMPLE), **changes}.items() if value is not ...}
+    with pytest.raises(CodecError) as error:
+        from_json(Outer, document, "it")
+    assert str(error.value) == message
