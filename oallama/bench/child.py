@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oallama.bench.records import ArmSpec, BenchTest, Sample, Setting
+from oallama.core.codec import from_json
 from oallama.core.errors import UsageError
 from oallama.device.emulated_link import Watch
 from oallama.device.spec import parse_device
@@ -47,7 +48,7 @@ class Arm:
         from oallama.bench.loaded import load_arm
         from oallama.bench.readback import load_report
 
-        arm = ArmSpec.from_json(spec)
+        arm = from_json(ArmSpec, spec, "the arm")
         loaded = load_arm(arm)
         self._loaded = loaded
         pin_threads(arm.setting.cpus)

@@ -15,6 +15,7 @@ from typing import Any
 
 from oallama.bench.records import Cap, StockPlacement
 from oallama.bench.stock import operator_bytes_on_device
+from oallama.core.codec import from_json
 from oallama.core.errors import BridgeError, DeviceError, ModelFileError, UsageError, named_error
 from oallama.core.types import Operator
 from oallama.core.units import MIB
@@ -64,7 +65,8 @@ def fit_under(
         raise named_error(error.type_name, str(error)) from None
     except (ggml_bridge.BridgeError, ValueError) as error:
         raise BridgeError(str(error)) from None
-    return StockPlacement.from_json(answer["placement"]), tuple(FitStep(**step) for step in answer["steps"])
+    placement = from_json(StockPlacement, answer["placement"], "the placement")
+    return placement, tuple(FitStep(**step) for step in answer["steps"])
 
 
 def shrink_until_fits(
@@ -113,8 +115,8 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
     from oallama.device.native_log import native_log
     from oallama.device.opening import open_device
 
-    settings = LoadSettings.from_json(request["settings"])
-    operators = tuple(Operator(**{**row, "shape": tuple(row["shape"])}) for row in request["operators"])
+    settings = from_json(LoadSettings, request["settings"], "the load")
+    operators = tuple(from_json(Operator, row, "the operator") for row in request["operators"])
     load_bridge()
     library = open_common()
     if library is None or not hasattr(library, FIT_PARAMS):

@@ -12,6 +12,7 @@ from ggml_bridge import BridgeError, ChildDied
 from ggml_bridge.child import Child, ChildError
 from oallama.bench.child import MODULE
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Sample
+from oallama.core.codec import from_json
 from oallama.core.errors import DeviceError, named_error
 
 PLUGIN_VARIABLES = ("GGML_BACKEND_PATH", "OALLAMA_PLAN")
@@ -33,9 +34,9 @@ class ArmProcess:
 
     def load(self, operators: Sequence[str]) -> LoadReport:
         """Load the model; what it read back."""
-        report = LoadReport.from_json(self._ask("load", spec=asdict(self.spec), operators=list(operators)))
+        document = self._ask("load", spec=asdict(self.spec), operators=list(operators))
         self._family = _family(self.pid)
-        return report
+        return from_json(LoadReport, document, f"the report of arm {self.spec.name}")
 
     def warm_up(self, tests: Sequence[BenchTest]) -> tuple[int, int]:
         """Run every test once; bytes held afterwards on the device and in host memory."""

@@ -1,6 +1,6 @@
 """The records of a comparison: what is measured, how every arm is loaded, what it says of itself, and its samples.
 
-Frozen; bytes are int, times are float seconds. Everything that goes to or comes from an arm's process is plain JSON.
+Frozen; bytes are int, times are float seconds. What goes to or comes from an arm's process is JSON (core/codec.py).
 """
 
 from __future__ import annotations
@@ -79,11 +79,6 @@ class Setting:
         """With another device, batch, KV cache, ...: fields of LoadSettings."""
         return replace(self, load=replace(self.load, **changes))
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Setting:
-        """Out of what asdict and JSON made of it."""
-        return cls(LoadSettings.from_json(document["load"]), tuple(document["cpus"]), document["seed"])
-
 
 @dataclass(frozen=True, slots=True)
 class StockPlacement:
@@ -93,11 +88,6 @@ class StockPlacement:
     overrides: tuple[tuple[str, str], ...] = ()
     n_cpu_moe: int = 0  # -ncmoe, whose patterns are among the overrides
     fit_target_mib: int = 0  # what --fit was told to leave free
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> StockPlacement:
-        """Out of what asdict and JSON made of it."""
-        return cls(**{**document, "overrides": tuple((pattern, where) for pattern, where in document["overrides"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +104,6 @@ class ArmSpec:
     search: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     gate: Mapping[str, Any] | None = None
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> ArmSpec:
-        """Out of what asdict and JSON made of it."""
-        stock = document["stock"]
-        return cls(
-            **{
-                **document,
-                "setting": Setting.from_json(document["setting"]),
-                "stock": None if stock is None else StockPlacement.from_json(stock),
-                "search": tuple(document["search"]),
-                "notes": tuple(document["notes"]),
-            }
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,18 +143,6 @@ class LoadReport:
     plugins: tuple[str, ...]  # backends in ggml's registry that stock llama.cpp does not have
     facts: Mapping[str, Any]  # llama-bench's fields that only the process knows
     warnings: tuple[str, ...] = ()
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> LoadReport:
-        """Out of what asdict and JSON made of it."""
-        return cls(
-            **{
-                **document,
-                "buffers": {name: tuple(held) for name, held in document["buffers"].items()},
-                "plugins": tuple(document["plugins"]),
-                "warnings": tuple(document["warnings"]),
-            }
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ The memory probe and the engine both load through here, so what was probed is wh
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +35,6 @@ class LoadSettings:
     host_patterns: tuple[tuple[str, str | None], ...] = ()
     attention: Attention = STOCK_ATTENTION
     n_threads: int = 0
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> LoadSettings:
-        """Out of what asdict and JSON made of it."""
-        patterns = tuple((pattern, layout) for pattern, layout in document["host_patterns"])
-        return cls(**{**document, "host_patterns": patterns, "attention": Attention(**document["attention"])})
 
 
 class ModelParams:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oallama.bench.records import StockPlacement
+from oallama.core.codec import from_json
 from oallama.gate.plans import NAMES
 from oallama.gate.verdict import VERSION, Key, Verdict, verdict_from_json
 from oallama.profile.cache import cache_folder
@@ -27,7 +28,7 @@ def read_verdict(key: Key) -> tuple[Verdict, StockPlacement] | None:
     try:
         document = json.loads(verdict_path(key).read_text(encoding="utf-8"))
         verdict, stock = verdict_from_json(document["verdict"]), document["stock"]
-        placement = StockPlacement.from_json(stock)
+        placement = from_json(StockPlacement, stock, "the placement")
     except (OSError, ValueError, KeyError, TypeError):
         return None
     if verdict.key != key or verdict.winner not in (None, *NAMES):

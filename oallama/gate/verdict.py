@@ -12,6 +12,7 @@ from typing import Any
 
 from oallama.bench.records import BenchTest, Block, Sample, Series
 from oallama.bench.stats import Ratio, geometric_mean, speed_ratio
+from oallama.core.codec import from_json
 
 VERSION = 1
 
@@ -23,8 +24,8 @@ MEMORY_TOLERANCE = 0.05
 """Free device memory may differ by this share of what it was; beyond, other plans fit."""
 
 
-Key = Mapping[str, str | int | float | None]
-"""What a verdict holds for (gate/run.py, gate_key)."""
+Key = Mapping[str, Any]
+"""What a verdict holds for: text and numbers (gate/run.py, gate_key)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,29 +187,6 @@ def _best(verdict: Verdict) -> str | None:
 
 def verdict_from_json(document: Mapping[str, Any]) -> Verdict:
     """Raises ValueError for anything that is no verdict of this version."""
-    try:
-        if document["version"] != VERSION:
-            raise ValueError(f"verdict version {document['version']}, not {VERSION}")
-        trials = tuple(
-            Trial(
-                row["policy"],
-                row["n_depth"],
-                None
-                if row["ratio"] is None
-                else Ratio(**{**row["ratio"], "outliers": tuple(row["ratio"]["outliers"])}),
-                row["refused"],
-            )
-            for row in document["trials"]
-        )
-        return Verdict(
-            key=dict(document["key"]),
-            stock=document["stock"],
-            trials=trials,
-            winner=document["winner"],
-            winner_by_depth=tuple((depth, winner) for depth, winner in document["winner_by_depth"]),
-            free_bytes=document["free_bytes"],
-            measured_at=document["measured_at"],
-            seconds=document["seconds"],
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"this is no verdict of the gate: {error}") from None
+    if document.get("version") != VERSION:
+        raise ValueError(f"verdict version {document.get('version')}, not {VERSION}")
+    return from_json(Verdict, document, "the verdict")

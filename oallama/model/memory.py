@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from oallama.core.codec import from_json
 from oallama.core.errors import BridgeError, DeviceError, ModelFileError, OallamaError, UsageError
 from oallama.core.types import CPU_DEVICE
 from oallama.device.load_params import (
@@ -144,7 +145,7 @@ def _probe(request: dict[str, Any], progress: Any) -> dict[str, Any]:
     from oallama.device.native_log import native_log
     from oallama.device.opening import device_pointer, open_device
 
-    settings = LoadSettings.from_json(request)
+    settings = from_json(LoadSettings, request, "the load")
     bridge = load_bridge()
     with open_device(parse_device(settings.device)) as device, native_log() as log:
         placement = ModelParams(settings, device_pointer(device.name), bridge)
