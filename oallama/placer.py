@@ -68,7 +68,7 @@ class Placer:
         self.tensor_names = tuple(tensor_names)
         self.options = options
         self.device, self.threads = resolved(parse_device(options.device), options.threads)
-        self.attention = options.attention()  # types of the KV cache that is measured and planned for
+        self.attention = options.attention()  # with the KV cache that is measured and planned for
         self._attention_rule = AttentionRule(model, options)
         self._profile = profile
         self._graph: Graph = build_graph(model, self.operators, tensor_names)
@@ -300,22 +300,20 @@ class Placer:
         attention = self._attention_for(plan)
         asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
         options = replace(self.options, **asked)
-        probed = None
-        if options.n_batch is None and not changes:  # what verified the plan need not be asked again
-            load = replace(
-                plan.workload,
-                n_ctx=options.n_ctx or plan.workload.n_ctx,
-                n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
-            )
-            placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
-            probed = self._dry_loads.known(load, placed, attention)
+        load = replace(
+            plan.workload,
+            n_ctx=options.n_ctx or plan.workload.n_ctx,
+            n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
+        )
+        placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
+        as_planned = options.n_batch is None and not changes
         return Engine(
             self.model,
             plan,
             options,
             operators=self.operators,
             tensor_names=self.tensor_names,
-            probed=probed,
+            probed=as_planned and self._dry_loads.has(load, placed, attention),  # it verified the plan
             progress=progress,
             stall_s=stall_s,
         )

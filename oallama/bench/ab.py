@@ -23,6 +23,7 @@ from oallama.bench.schedule import measure_blocks
 from oallama.bench.verify import findings, problems, same_as
 from oallama.core.errors import DeviceError, OallamaError
 from oallama.core.types import Operator
+from oallama.device.spec import parse_device
 
 MEMORY_SHARE = 0.9  # of the machine's available memory that the arms may fill together
 
@@ -224,7 +225,7 @@ class _Session:
         seen = [report for report in self._reports if report is not None]
         if not seen:
             return True
-        local = self._bench.arms[0].setting.load.device.startswith("rpc-worker")
+        local = parse_device(self._bench.arms[0].setting.load.device).is_worker
         largest = max(report.host_bytes + (report.device_bytes if local else 0) for report in seen)
         return largest < MEMORY_SHARE * self._available()
 

@@ -57,6 +57,8 @@ class Options:
             raise UsageError(f"--gpu-weights is {self.gpu_weights:g}; give a share from 0 to 1 (0 %..100 %)")
         if self.vram is not None and self.vram < 0:
             raise UsageError("--vram is negative; give a size such as 6GiB")
+        if self.flash_attn not in FLASH_ATTENTION:
+            raise UsageError(f"-fa is {self.flash_attn!r}; give one of {', '.join(FLASH_ATTENTION)}")
         cache_type(self.type_k or STOCK_ATTENTION.type_k)
         cache_type(self.type_v or STOCK_ATTENTION.type_v)
         self.attention()

@@ -74,6 +74,6 @@ class DryLoads:
         result = self._results[self.settings(load, nothing, attention)]
         return result.on_host("model"), result.on_host("context"), result.on_host("compute")
 
-    def known(self, load: Workload, placed: Placed, attention: Attention) -> ProbeResult | None:
-        """What a load of this placement said, if there was one."""
-        return self._results.get(self.settings(load, placed, attention))
+    def has(self, load: Workload, placed: Placed, attention: Attention) -> bool:
+        """Whether a load of this placement was asked for."""
+        return self.settings(load, placed, attention) in self._results

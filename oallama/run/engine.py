@@ -18,7 +18,7 @@ from oallama.device.cpu import default_threads
 from oallama.device.guard import STALL_S
 from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.opening import open_now
-from oallama.model.memory import ProbeResult, memory_of, probe_memory
+from oallama.model.memory import memory_of, probe_memory
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
 from oallama.run.generate import (
@@ -50,8 +50,8 @@ class Engine:
     model, plan: what to load and where; the attribute `plan` is the plan as it was loaded: where the device had less
     room than thought, more of the split operators is on the host, which `warnings` say. options: device, threads,
     context, KV cache and attention; the plan's where they ask for nothing. operators, tensor_names: read from the file
-    when not given. probed: what probe_memory said of this very load, if the caller has just asked; else it is asked
-    here, since native code must not see a file first in this process. progress: a bar on stderr where that is a
+    when not given. probed: whether probe_memory was asked of this load; else it is asked here, since native code must
+    not see a file first in this process. progress: a bar on stderr where that is a
     terminal. stall_s: a remote device that makes no progress for so long is given up.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DeviceError,
@@ -66,7 +66,7 @@ class Engine:
         *,
         operators: Sequence[Operator] | None = None,
         tensor_names: Sequence[str] | None = None,
-        probed: ProbeResult | None = None,
+        probed: bool = False,
         progress: bool = True,
         stall_s: float = STALL_S,
     ) -> None:
@@ -94,7 +94,8 @@ class Engine:
             attention=self.attention,
             n_threads=self.n_threads,
         )
-        self.probed = probed or probe_memory(self._settings)
+        if not probed:
+            probe_memory(self._settings)
         self._running: Generator[Piece, None, None] | None = None
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""

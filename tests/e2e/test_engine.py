@@ -51,7 +51,7 @@ layer. Repacked kernels on our side and plain ones on the worker's sum in anothe
 def engine_of(case: Placed, **options: Any) -> Engine:
     names = {"operators": case.operators, "tensor_names": case.tensor_names}
     asked = {name: options.pop(name) for name in ("device", "flash_attn", "n_ubatch") if name in options}
-    more = {"probed": case.probed, "progress": False} | names | options
+    more = {"probed": True, "progress": False} | names | options
     return Engine(case.model, case.plan, Options(threads=1, **asked), **more)
 
 
@@ -161,7 +161,7 @@ def test_a_layout_this_cpu_lacks_is_left_to_llama_cpp(q4_0: Path) -> None:
     case = placed(q4_0)
     operators = tuple(replace(placement, layout="CPU_NEXT_YEAR") for placement in case.plan.operators)
     plan = Plan(replace(case.plan.record, operators=operators))
-    with Engine(case.model, plan, Options(threads=1), probed=case.probed, progress=False) as engine:
+    with Engine(case.model, plan, Options(threads=1), probed=True, progress=False) as engine:
         assert len(engine.warnings) == 1 and "CPU_NEXT_YEAR" in engine.warnings[0]
         assert np.array_equal(engine.logits(TOKENS), stock_logits(q4_0, TOKENS, n_ubatch=N_UBATCH))
 
@@ -293,7 +293,7 @@ def test_memory_as_planned_gives_no_warning(f16: Path) -> None:
 def test_memory_not_as_planned_is_said(f16: Path) -> None:
     case = placed(f16, "rpc-worker", attention)
     wrong = with_ledger(case.plan, weights_gpu=case.plan.memory.weights_gpu + (8 << 20))
-    with Engine(case.model, wrong, Options(threads=1), probed=case.probed, progress=False) as engine:
+    with Engine(case.model, wrong, Options(threads=1), probed=True, progress=False) as engine:
         assert len(engine.warnings) == 1 and "RPC" in engine.warnings[0] and "plan" in engine.warnings[0]
 
 
@@ -446,7 +446,7 @@ from e2e.placed import placed
 from oallama.core.options import Options
 from oallama.run.engine import Engine
 case = placed(Path(sys.argv[2]), sys.argv[3], lambda op: op.role.startswith("attn"))
-engine = Engine(case.model, case.plan, Options(threads=1), probed=case.probed)
+engine = Engine(case.model, case.plan, Options(threads=1), probed=True)
 stream = engine.stream("once", max_tokens=10**6, temperature=1.5)
 print("ready", flush=True)
 how = sys.argv[4]
@@ -454,7 +454,7 @@ if how == "interrupt":
     engine.close()
     try:
         while True:
-            with Engine(case.model, case.plan, Options(threads=1), probed=case.probed) as engine:
+            with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
                 for piece in engine.stream("once", max_tokens=10**6, temperature=1.5):
                     pass
     except KeyboardInterrupt:
@@ -505,7 +505,7 @@ from oallama.core.options import Options
 from oallama.run.engine import Engine
 case = placed(Path(sys.argv[2]), sys.argv[3], lambda op: op.role.startswith("attn"))
 for round in range(20):
-    with Engine(case.model, case.plan, Options(threads=1), probed=case.probed) as engine:
+    with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
         engine.generate("once", max_tokens=2, temperature=0)
     gc.collect()
     if round in (7, 19):

@@ -182,7 +182,7 @@ from e2e.placed import placed
 from oallama.core.options import Options
 from oallama.run.engine import Engine
 case = placed(Path(sys.argv[2]), sys.argv[3], lambda op: op.role.startswith("attn"))
-with Engine(case.model, case.plan, Options(threads=1), probed=case.probed) as engine:
+with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
     engine.generate("once", max_tokens=2)
     print("ggml-oallama" in Path("/proc/self/maps").read_text())
 """
@@ -259,7 +259,7 @@ def test_a_device_that_is_not_there_is_an_error(f16: Path) -> None:
     with pytest.raises(DeviceError, match="CUDA77"):
         Engine(case.model, changed(case, device="CUDA77"))
     with pytest.raises(PlanError, match="--device none is none"):
-        Engine(case.model, case.plan, Options(device="none"), probed=case.probed)
+        Engine(case.model, case.plan, Options(device="none"), probed=True)
 
 
 def test_a_whole_operator_in_a_layer_on_the_host_is_refused(f16: Path) -> None:
@@ -335,7 +335,7 @@ from oallama.device.load_params import load_bridge
 from oallama.core.options import Options
 from oallama.run.engine import Engine
 case = split_case(Path(sys.argv[2]), "cpu-pair", ffn(0.125))
-def load(): return Engine(case.model, case.plan, Options(threads=1), probed=case.probed, progress=False)
+def load(): return Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False)
 load().close()
 before = load_bridge().split().memory()
 soft = psutil.Process().memory_info().data + int(sys.argv[3])
@@ -398,7 +398,7 @@ split = load_bridge().split()
 print("ready", flush=True)
 try:
     while True:
-        with Engine(case.model, case.plan, Options(threads=1), probed=case.probed) as engine:
+        with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
             for piece in engine.stream("once", max_tokens=10**6, temperature=1.5):
                 pass
 except KeyboardInterrupt:
@@ -432,7 +432,7 @@ from oallama.run.engine import Engine
 case = split_case(Path(sys.argv[2]), sys.argv[3], ffn(0.5))
 n = int(sys.argv[4])
 for round in range(n):
-    with Engine(case.model, case.plan, Options(threads=1), probed=case.probed) as engine:
+    with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
         engine.generate("once", max_tokens=2, temperature=0)
         held = load_bridge().split().memory()
         assert held.host_weights and held.device_weights and held.device_compute and held.n_programs, held
@@ -470,7 +470,7 @@ import oallama.run.placed_llama
 def status(key): return int(Path("/proc/self/status").read_text().split(key)[1].split()[0]) << 10
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
 before = status("VmRSS:")
-with Engine(case.model, case.plan, Options(threads=1), probed=case.probed, progress=False) as engine:
+with Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False) as engine:
     rest = sum(buffer.context + buffer.compute for buffer in engine.memory.buffers)
     print(status("VmHWM:") - before - rest, max(operator.bytes for operator in case.operators))
 """
