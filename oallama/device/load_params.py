@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What decides where a model's memory lies. Hashable; counts are tokens.
+    """What one load of llama.cpp gets: model, context and placement. Hashable; counts are tokens.
 
     host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, and SPLIT_LAYOUT for
     those of the split backend (plan/patterns.py). n_threads 0: one per physical core.
