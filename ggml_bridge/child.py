@@ -1,8 +1,9 @@
 """Runs a module in a child process, so that a crash of native code is an exception here and not the end of us.
 
-Protocol: the request is one JSON document on the child's stdin. The answer is JSON lines on a pipe of its own (its
-number is in GGML_BRIDGE_CHILD_FD): any number of {"progress": {...}}, then one {"result": {...}} or
-{"error": {"type": ..., "message": ...}}. stdout and stderr stay free for whatever native code prints.
+Protocol: a request is one line of JSON on the child's stdin. The answer is JSON lines on a pipe of its own (its number
+is in GGML_BRIDGE_CHILD_FD): any number of {"progress": {...}}, then one {"result": {...}} or
+{"error": {"type": ..., "message": ...}}. stdout and stderr stay free for whatever native code prints. The child ends
+when its stdin does.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ggml_bridge.errors as errors
@@ -53,75 +54,101 @@ def run_in_child(
     request: Mapping[str, Any],
     on_progress: Callable[[Message], None] | None = None,
     timeout_s: float | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
 ) -> Message:
-    """Runs `python -m module` with the request and returns its result.
+    """Runs `python -m module` with one request and returns its result.
 
-    module: one whose main part calls `child_main(handler)`. env: variables to add to the child's environment.
-    on_progress is called in this thread for each progress message. The child dies when the calling thread dies, and
-    when anything is raised here (Ctrl-C too, which is passed on to it and then raised again).
-
-    Raises ChildDied when it ends without an answer, ChildTimeout, the same ValueError or BridgeError that the child's
-    handler raised, and ChildError for anything else that it raised.
+    The child ends when anything is raised here (Ctrl-C too, which is passed on to it and then raised again). Raises as
+    Child.ask.
     """
-    read_fd, write_fd = os.pipe()
-    environment = {**os.environ, **(env or {}), FD_VARIABLE: str(write_fd), "GGML_BRIDGE_PARENT_PID": str(os.getpid())}
+    child = Child(module, env)
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=(write_fd,),
-            env=environment,
-            start_new_session=True,  # the terminal's Ctrl-C comes to us, and we pass it on
-        )
-    except OSError:
-        os.close(read_fd)
-        raise
-    finally:
-        os.close(write_fd)
-    tail = _Tail(process)
-    try:
-        with _ended_whatever_happens(process), os.fdopen(read_fd, "rb", buffering=0) as answers:
-            _send(process, request)
-            answer = _receive(answers, on_progress, module, timeout_s)
-    finally:
-        tail.join()
-    if answer is None:
-        raise ChildDied(module, process.returncode, tail.text())
-    return _unpack(answer)
-
-
-@contextlib.contextmanager
-def _ended_whatever_happens(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Lets the child end by itself on success; else interrupts, then kills it."""
-    try:
-        yield
+        result = child.ask(request, on_progress, timeout_s)
     except KeyboardInterrupt:
-        _end(process, signal.SIGINT)
+        child.end(signal.SIGINT)
         raise
     except BaseException:
-        _end(process, signal.SIGTERM)
+        child.end(signal.SIGTERM)
         raise
-    else:
-        _end(process, None)
+    child.end()
+    return result
 
 
-def _end(process: subprocess.Popen[bytes], first: signal.Signals | None) -> None:
-    if first is not None:
-        process.send_signal(first)
-    try:
-        process.wait(_PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+class Child:
+    """`python -m module` in a process of its own, which answers one request at a time and idles in between.
 
+    module: one whose main part calls `child_main(handler)`. env: variables to add to its environment; None takes one
+    out. It dies when the thread that made it dies.
+    """
 
-def _send(process: subprocess.Popen[bytes], request: Mapping[str, Any]) -> None:
-    assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # a child that died already tells why below
-        stdin.write(json.dumps(request).encode())
+    def __init__(self, module: str, env: Mapping[str, str | None] | None = None) -> None:
+        self._module = module
+        read_fd, write_fd = os.pipe()
+        variables = {
+            **os.environ,
+            **(env or {}),
+            FD_VARIABLE: str(write_fd),
+            "GGML_BRIDGE_PARENT_PID": str(os.getpid()),
+        }
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(write_fd,),
+                env={name: value for name, value in variables.items() if value is not None},
+                start_new_session=True,  # the terminal's Ctrl-C comes to us, and we pass it on
+            )
+        except OSError:
+            os.close(read_fd)
+            raise
+        finally:
+            os.close(write_fd)
+        self._answers = os.fdopen(read_fd, "rb", buffering=0)
+        self._tail = _Tail(self._process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(
+        self,
+        request: Mapping[str, Any],
+        on_progress: Callable[[Message], None] | None = None,
+        timeout_s: float | None = None,
+    ) -> Message:
+        """What the handler makes of the request. on_progress is called in this thread for each progress message.
+
+        Raises ChildDied when it ends without an answer, ChildTimeout, the same ValueError or BridgeError that the
+        handler raised, and ChildError for anything else that it raised.
+        """
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # a child that died already tells why below
+            stdin.write(json.dumps(request).encode() + b"\n")
+            stdin.flush()
+        answer = _receive(self._answers, on_progress, self._module, timeout_s)
+        if answer is None:
+            self.end()
+            raise ChildDied(self._module, self._process.returncode, self._tail.text())
+        return _unpack(answer)
+
+    def end(self, first: signal.Signals | None = None) -> None:
+        """Let it end by itself, or send it a signal first; kill it when that takes too long. May be called twice."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(OSError):
+            stdin.close()
+        if first is not None:
+            self._process.send_signal(first)
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._answers.close()
+        self._tail.join()
 
 
 def _receive(
@@ -191,7 +218,7 @@ class _Tail:
 
 
 def child_main(handler: Handler) -> None:
-    """Answers the request of `run_in_child`: `handler(request, progress)` returns the result.
+    """Answers the requests of a Child, until it has no more: `handler(request, progress)` returns the result.
 
     What the handler raises is reported to the parent by type name and message. Call it from a module's main part.
     """
@@ -205,17 +232,16 @@ def child_main(handler: Handler) -> None:
             answers.flush()
 
         try:
-            result = handler(json.loads(sys.stdin.buffer.read()), lambda progress: send({"progress": progress}))
+            for line in sys.stdin.buffer:
+                try:
+                    send({"result": handler(json.loads(line), lambda progress: send({"progress": progress}))})
+                except Exception as error:
+                    send({"error": {"type": type(error).__name__, "message": str(error)}})
         except KeyboardInterrupt:
             os._exit(130)
-        except Exception as error:
-            send({"error": {"type": type(error).__name__, "message": str(error)}})
-        else:
-            send({"result": result})
-        # native libraries may crash in their destructors; the answer is given, so skip them
-        answers.flush()
-        sys.stderr.flush()
-        os._exit(0)
+    # native libraries may crash in their destructors; every answer is given, so skip them
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def die_with_parent() -> None:

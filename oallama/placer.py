@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DeviceError, UsageError
+from oallama.core.options import STOCK_UBATCH, Options
 from oallama.core.types import (
     Affinity,
     AffinityReport,
+    Attention,
+    FlashAttention,
     ModelInfo,
     Operator,
     Phase,
@@ -21,28 +24,23 @@ from oallama.core.types import (
     Profile,
     Workload,
 )
-from oallama.core.units import parse_bytes, parse_share
-from oallama.cost.attention import with_attention
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass
-from oallama.device.attention import AskedAttention, Attention
+from oallama.device.guard import STALL_S
 from oallama.device.identity import KnownDevice, known_device
-from oallama.device.load_params import cache_type
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.place.affinity import FillRule
-from oallama.place.attention import AttentionRule
+from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.decide import decide, decide_as_given
 from oallama.place.oato import AffinityRule, affinities
 from oallama.place.placed import Placed
 from oallama.place.problem import Decision, LoadBytes, Problem
 from oallama.place.record import placed_as_named, placed_by_plan, plan_record, unmeasured_cpu_record
-from oallama.plan.attention import attention_of, with_attention_of
 from oallama.profile.emulate import resolved
 from oallama.run.dry_loads import DryLoads
 
 if TYPE_CHECKING:
     from oallama.device.card import Card
-    from oallama.device.load_params import FlashAttention
     from oallama.place.what_if import WhatIf
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
@@ -62,35 +60,16 @@ class Placer:
         model: ModelInfo,
         operators: Sequence[Operator],
         tensor_names: Sequence[str],
-        device: DeviceSpec,
-        *,
-        vram: int | None = None,
-        vram_fill: float = 0.9,
-        gpu_weights: float | None = None,
-        threads: int | None = None,
+        options: Options,
         profile: Profile | None = None,
-        type_k: str | None = None,
-        type_v: str | None = None,
-        flash_attn: FlashAttention = "auto",
     ) -> None:
-        if not 0 < vram_fill <= 1:
-            raise UsageError(f"--vram-fill is {vram_fill:g}; give a share above 0 and up to 1")
-        if gpu_weights is not None and not 0 <= gpu_weights <= 1:
-            raise UsageError(f"--gpu-weights is {gpu_weights:g}; give a share from 0 to 1 (0 %..100 %)")
-        if vram is not None and vram < 0:
-            raise UsageError("--vram is negative; give a size such as 6GiB")
         self.model = model
         self.operators = tuple(operators)
         self.tensor_names = tuple(tensor_names)
-        self.device, self.threads = resolved(device, threads)
-        self.vram = vram
-        self.vram_fill = vram_fill
-        self.gpu_weights = gpu_weights
-        self.type_k, self.type_v, self.flash_attn = type_k or "f16", type_v or "f16", flash_attn
-        cache_type(self.type_k), cache_type(self.type_v)
-        self._attend = AttentionRule(
-            model, AskedAttention(None if flash_attn == "auto" else flash_attn, type_k, type_v)
-        )
+        self.options = options
+        self.device, self.threads = resolved(parse_device(options.device), options.threads)
+        self.attention = options.attention()  # with the KV cache that is measured and planned for
+        self._attention_rule = AttentionRule(model, options)
         self._profile = profile
         self._graph: Graph = build_graph(model, self.operators, tensor_names)
         self._dry_loads = DryLoads(model, self.operators, self.tensor_names, self.device.timed, self.threads)
@@ -105,38 +84,35 @@ class Placer:
         gpu_weights: float | str | None = None,
         threads: int | None = None,
         profile: Profile | str | os.PathLike[str] | None = None,
-        type_k: str | None = None,
-        type_v: str | None = None,
-        flash_attn: FlashAttention = "auto",
+        **options: Any,
     ) -> Placer:
         """Read and check a GGUF; no native code sees it yet.
 
-        device: a `--device` text, None for the first GPU (or none). vram: bytes, or text such as "6GiB"; None takes
-        what is free. gpu_weights: cap on the share of operator weight bytes on the device, 0.5 or "50%". profile: a
-        Profile or the path of one, None measures or takes it from the cache when it is needed. type_k, type_v: of the
-        KV cache; None: f16, or what a plan says. flash_attn "auto": whichever is predicted to be faster.
-
+        device to threads, and options: see Options; vram and gpu_weights may be text such as "6GiB" and "50%".
+        profile: a Profile or the path of one; None: measured, or taken from the cache, when it is needed.
         Raises ModelFileError, UsageError, ProfileError.
         """
+        device = None if device is None else str(device)
+        asked = {"device": device, "vram": vram, "vram_fill": vram_fill, "gpu_weights": gpu_weights, "threads": threads}
+        return cls.of_file(gguf_path, Options.given(**asked, **options), profile)
+
+    @classmethod
+    def of_file(
+        cls,
+        gguf_path: str | os.PathLike[str],
+        options: Options,
+        profile: Profile | str | os.PathLike[str] | None = None,
+    ) -> Placer:
+        """As load, with the options in a record."""
         from oallama.model.gguf_reader import read_gguf
         from oallama.model.hyperparameters import model_info
         from oallama.model.operators import operators
+        from oallama.profile.store import read_profile
 
         gguf = read_gguf(gguf_path)
-        return cls(
-            model_info(gguf),
-            operators(gguf),
-            [tensor.name for tensor in gguf.tensors],
-            device if isinstance(device, DeviceSpec) else parse_device(device),
-            vram=_parsed(parse_bytes, vram, "--vram"),
-            vram_fill=vram_fill,
-            gpu_weights=_parsed(parse_share, gpu_weights, "--gpu-weights"),
-            threads=threads,
-            profile=_read_profile(profile) if isinstance(profile, str | os.PathLike) else profile,
-            type_k=type_k,
-            type_v=type_v,
-            flash_attn=flash_attn,
-        )
+        names = [tensor.name for tensor in gguf.tensors]
+        given = read_profile(Path(profile)) if isinstance(profile, str | os.PathLike) else profile
+        return cls(model_info(gguf), operators(gguf), names, options, given)
 
     def profile(self, progress: bool = True, refresh: bool = False, tokens: Sequence[int] = (1, 32, 512)) -> Profile:
         """The timings of this model's mul-mats on this machine, from the cache where it has them.
@@ -154,8 +130,8 @@ class Placer:
                 tuple(tokens),
                 refresh,
                 progress,
-                type_k=self.type_k,
-                type_v=self.type_v,
+                type_k=self.attention.type_k,
+                type_v=self.attention.type_v,
             )
         return self._profile
 
@@ -197,26 +173,26 @@ class Placer:
         n_prompt: int = 512,
         n_gen: int = 128,
         n_ctx: int | None = None,
-        n_ubatch: int = 512,
+        n_ubatch: int | None = None,
         affinity: AffinityRule = "default",
         fill: FillRule = "continue",
-        attend: Sequence[Pass] | None = None,
+        attention_passes: Sequence[Pass] | None = None,
         prefetch: PrefetchMode = "ahead",
     ) -> Plan:
         """A placement for n_prompt prompt and n_gen generated tokens, verified by a no_alloc load.
 
-        attend: forward passes that attention is chosen for; None: those of the workload. prefetch: how far copies of
-        streamed weights run ahead.
+        attention_passes: forward passes that attention is chosen for; None: those of the workload. prefetch: how far
+        copies of streamed weights run ahead.
         Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
         """
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
-        return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attend, prefetch))
+        return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attention_passes, prefetch))
 
     @property
     def has_device(self) -> bool:
         """Whether there is a device to place on. Raises DeviceError and BridgeError, as `auto` looks for one."""
         spec = self.known_device.spec if self.device.kind == "auto" else self.device
-        return spec.kind != "none"
+        return not spec.is_none
 
     @cached_property
     def known_device(self) -> KnownDevice:
@@ -235,20 +211,20 @@ class Placer:
         n_prompt: int = 512,
         n_gen: int = 128,
         n_ctx: int | None = None,
-        n_ubatch: int = 512,
-        attend: Sequence[Pass] | None = None,
+        n_ubatch: int | None = None,
+        attention_passes: Sequence[Pass] | None = None,
         stock_attention: bool = False,
     ) -> Plan:
-        """Everything on the CPU, without measuring anything: such a plan predicts nothing. attend as in plan;
+        """Everything on the CPU, without measuring anything: such a plan predicts nothing. attention_passes as in plan;
         stock_attention: where the user asked for nothing, llama.cpp decides."""
         from oallama.plan.plan import Plan
 
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
         nothing = placed_as_named(self.model, self.operators, (), 0)
-        flash_attn = self._attend.stock if stock_attention else self._unmeasured(load, attend)
+        flash_attn = self.options.flash_attn if stock_attention else self._unmeasured(load, attention_passes)
         taken = self._load_bytes(load, nothing, flash_attn)
         record = unmeasured_cpu_record(self.model, self.operators, load, taken.weights_host)
-        return Plan(with_attention_of(record, self._attend.with_way(flash_attn)))
+        return Plan(replace(record, attention=self._attention_rule.attention(flash_attn)))
 
     def plan_of(
         self,
@@ -257,6 +233,7 @@ class Placer:
         n_prompt: int = 512,
         n_gen: int = 128,
         n_ctx: int | None = None,
+        n_ubatch: int | None = None,
         policy: str = "manual",
         stock_attention: bool = False,
     ) -> Plan:
@@ -267,18 +244,16 @@ class Placer:
         Raises UsageError for unknown names or an operator in a layer that is not on the device.
         """
         placed = placed_as_named(self.model, self.operators, on_device, gpu_layers)
-        load = self.workload(n_prompt, n_gen, n_ctx)
+        load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
 
         def given(flash_attn: FlashAttention) -> Decision:
             return decide_as_given(self._problem(flash_attn), placed, load, policy)
 
         if stock_attention:
-            return self._plan_of(given(self._attend.stock), self._attend.stock)
-        return self._plan_of(*self._attend.decide(given, self.profile(), load))
+            return self._plan_of(given(self.options.flash_attn), self.options.flash_attn)
+        return self._plan_of(*self._attention_rule.decide(given, self.profile(), load))
 
-    def what_if(
-        self, cards: Sequence[Card], n_prompt: int = 512, n_gen: int = 128, n_ctx: int | None = None
-    ) -> tuple[Decision, tuple[WhatIf, ...]]:
+    def what_if(self, cards: Sequence[Card], load: Workload) -> tuple[Decision, tuple[WhatIf, ...]]:
         """What this machine is predicted to do by itself, and beside each of these cards, of which none needs to be
         there (see place/what_if.py). The placer must be one without a device.
 
@@ -287,17 +262,15 @@ class Placer:
         from oallama.place.what_if import HostLoad, probe_of, what_if
         from oallama.profile.described import with_card
 
-        if self.device.kind != "none":
+        if not self.device.is_none:
             raise UsageError("what-if is for a placer with --device none: the cards are its devices")
-        load = self.workload(n_prompt, n_gen, n_ctx)
         alone, _ = self._decide("cpu", load, "mixed", "default", "continue")
-        attention = self._attend.with_way("on")  # as llama.cpp chooses where a GPU has it
+        attention = self._attention_rule.attention("on")  # as llama.cpp chooses where a GPU has it
         host = HostLoad(*self._dry_loads.on_host(load, attention))
         made = []
         for card in cards:
-            profile = with_card(
-                self.profile(), card, self.model, self.operators, type_k=self.type_k, type_v=self.type_v
-            )
+            kv = self.attention
+            profile = with_card(self.profile(), card, self.model, self.operators, type_k=kv.type_k, type_v=kv.type_v)
             problem = replace(
                 self._problem("on"),
                 profile=with_attention(profile, "on"),
@@ -313,43 +286,51 @@ class Placer:
         profile = self.profile()
         machine = fingerprint_key(profile.fingerprint)
         record = plan_record(decision, self.model, self.operators, str(self.device), machine, profile.is_pinned)
-        return Plan(with_attention_of(record, self._attend.with_way(flash_attn)))
+        return Plan(replace(record, attention=self._attention_rule.attention(flash_attn)))
 
-    def engine(self, plan: Plan, **options: Any) -> Engine:
-        """Load the model as the plan says, with the KV cache and attention that the placer was made with where it was
-        told, else the plan's. Use it in a `with` statement.
+    def engine(self, plan: Plan, progress: bool = True, stall_s: float = STALL_S, **changes: Any) -> Engine:
+        """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the
+        plan's where they ask for nothing. changes: of these options; progress, stall_s: as Engine. Use it in a `with`
+        statement.
 
         Raises PlanError (a plan of another model), DeviceError, ModelFileError.
         """
         from oallama.run.engine import Engine
 
         attention = self._attention_for(plan)
-        if not options:  # what verified the plan need not be asked again
-            placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
-            options["probed"] = self._dry_loads.known(plan.workload, placed, attention)
+        asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
+        options = replace(self.options, **asked)
+        load = replace(
+            plan.workload,
+            n_ctx=options.n_ctx or plan.workload.n_ctx,
+            n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
+        )
+        placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
+        as_planned = options.n_batch is None and not changes
         return Engine(
             self.model,
             plan,
-            self.device,
-            self.threads,
+            options,
             operators=self.operators,
             tensor_names=self.tensor_names,
-            **{**asdict(attention), **options},
+            probed=as_planned and self._dry_loads.has(load, placed, attention),  # it verified the plan
+            progress=progress,
+            stall_s=stall_s,
         )
 
-    def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
-        """Token counts of a run. Without n_ctx, the context holds prompt and generation, and at least 4096 tokens or
-        what the model was trained on."""
+    def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None) -> Workload:
+        """Token counts of a run. n_ctx, n_ubatch: None: what the options ask for. Without either, the context holds
+        prompt and generation, and at least 4096 tokens or what the model was trained on."""
         if n_prompt < 1 or n_gen < 0:
             raise UsageError("a workload needs at least one prompt token and no negative count; check -p and -n")
         needed = -(-(n_prompt + n_gen) // 256) * 256
         trained = self.model.n_ctx_train or needed
-        context = n_ctx or max(needed, min(4096, trained))
+        context = n_ctx or self.options.n_ctx or max(needed, min(4096, trained))
         if context < n_prompt + n_gen:
             raise UsageError(
                 f"a context of {context} tokens cannot hold {n_prompt} prompt and {n_gen} generated tokens; raise -c"
             )
-        return Workload(n_prompt, n_gen, context, n_ubatch)
+        return Workload(n_prompt, n_gen, context, n_ubatch or self.options.n_ubatch or STOCK_UBATCH)
 
     def _decide(
         self,
@@ -358,34 +339,35 @@ class Placer:
         phase: Phase,
         affinity: AffinityRule,
         fill: FillRule,
-        attend: Sequence[Pass] | None = None,
+        attention_passes: Sequence[Pass] | None = None,
         prefetch: PrefetchMode = "ahead",
     ) -> tuple[Decision, FlashAttention]:
         def made(flash_attn: FlashAttention) -> Decision:
             return decide(self._problem(flash_attn), policy, load, phase, affinity, fill, prefetch)
 
-        return self._attend.decide(made, self.profile(), load, attend)
+        return self._attention_rule.decide(made, self.profile(), load, attention_passes)
 
-    def _unmeasured(self, load: Workload, attend: Sequence[Pass] | None = None) -> FlashAttention:
+    def _unmeasured(self, load: Workload, attention_passes: Sequence[Pass] | None = None) -> FlashAttention:
         from oallama.profile.profiler import stored_profile
 
         def known() -> Profile | None:
             if self._profile is not None:
                 return self._profile
             with contextlib.suppress(DeviceError):  # what the CPU does alone needs no device
+                kv, device = self.attention, self.known_device
                 return stored_profile(
-                    self.model, self.operators, self.known_device, self.threads, type_k=self.type_k, type_v=self.type_v
+                    self.model, self.operators, device, self.threads, type_k=kv.type_k, type_v=kv.type_v
                 )
             return None
 
-        return self._attend.on_cpu_unmeasured(load, known, attend)
+        return self._attention_rule.unmeasured_on_cpu(load, known, attention_passes)
 
     def _attention_for(self, plan: Plan) -> Attention:
-        """What the placer was told, else what the plan says, else as for a new plan."""
-        said = attention_of(plan.record)
-        if said is None:
-            said = self._attend.with_way("auto" if plan.n_gpu_layers else self._unmeasured(plan.workload))
-        return self._attend.asked.over(said)
+        """What was asked for, else what the plan says, else as for a new plan."""
+        planned = plan.record.attention
+        if planned is None:
+            planned = self._attention_rule.attention("auto" if plan.n_gpu_layers else self._unmeasured(plan.workload))
+        return self.options.attention(planned)
 
     def _problem(self, flash_attn: FlashAttention) -> Problem:
         return Problem(
@@ -393,10 +375,10 @@ class Placer:
             self._graph,
             with_attention(self.profile(), flash_attn),
             partial(self._load_bytes, flash_attn=flash_attn),
-            self.vram,
-            self.vram_fill,
-            self.gpu_weights,
-            slices_only=self.device.kind == "cpu-pair",  # llama.cpp has no second CPU
+            self.options.vram,
+            self.options.vram_fill,
+            self.options.gpu_weights,
+            slices_only=self.device.is_pair,  # llama.cpp has no second CPU
             host_room=self._host_room(),
         )
 
@@ -407,19 +389,4 @@ class Placer:
         return max(0, int(HOST_FILL * psutil.virtual_memory().available) - self.model.file_bytes)
 
     def _load_bytes(self, load: Workload, placed: Placed, flash_attn: FlashAttention) -> LoadBytes:
-        return self._dry_loads.taken(load, placed, self._attend.with_way(flash_attn))
-
-
-def _parsed(parse: Any, value: Any, option: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return parse(value)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
-
-
-def _read_profile(path: str | os.PathLike[str]) -> Profile:
-    from oallama.profile.store import read_profile
-
-    return read_profile(Path(path))
+        return self._dry_loads.taken(load, placed, self._attention_rule.attention(flash_attn))

@@ -28,13 +28,13 @@ from model_shapes import KNOWN
 from oallama.core.errors import OallamaError
 from oallama.core.types import CPU_DEVICE, ModelInfo, Operator, Profile, Workload
 from oallama.core.units import GIB, MIB
-from oallama.cost.attention import with_attention
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.offload import cache_bytes
 from oallama.device.cards import preset
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
 from oallama.model.operators import operators
+from oallama.place.attention import with_attention
 from oallama.place.decide import decide
 from oallama.place.problem import Decision, Problem
 from oallama.place.what_if import HostLoad, probe_of

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from oallama.bench.findings import findings
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import (
     ArmResult,
@@ -21,30 +20,15 @@ from oallama.bench.records import (
     Series,
 )
 from oallama.bench.schedule import measure_blocks
-from oallama.bench.verify import problems, same_as
+from oallama.bench.verify import findings, problems, same_as
 from oallama.core.errors import DeviceError, OallamaError
 from oallama.core.types import Operator
+from oallama.device.spec import parse_device
 
 MEMORY_SHARE = 0.9  # of the machine's available memory that the arms may fill together
 
 
-class RunningArm(Protocol):
-    """An arm's process, as ArmProcess is one."""
-
-    def load(self, operators: Sequence[str]) -> LoadReport: ...
-
-    def warm_up(self, tests: Sequence[BenchTest]) -> tuple[int, int]: ...
-
-    def measure(self, tests: Sequence[BenchTest]) -> Mapping[BenchTest, Sample]: ...
-
-    def cpu_seconds(self) -> float: ...
-
-    def close(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
-Start = Callable[[ArmSpec], RunningArm]
+Start = Callable[[ArmSpec], ArmProcess]
 
 
 class Progress(Protocol):
@@ -104,8 +88,52 @@ def run_bench(
     return session.result()
 
 
+@dataclass(slots=True)
+class _Arm:
+    """One arm of a run. process: None while it is not loaded; report: of its last load, None before the first."""
+
+    spec: ArmSpec
+    process: ArmProcess | None = None
+    report: LoadReport | None = None
+    idle_cpu_s: float = 0.0  # CPU time that it used while others were measured
+    others_s: float = 0.0  # that others were measured
+
+    def load(self, start: Start, operators: Sequence[str]) -> None:
+        process = start(self.spec)
+        try:
+            self.report = process.load(operators)
+        except BaseException:
+            process.kill()
+            raise
+        self.process = process
+
+    def warm_up(self, tests: Sequence[BenchTest]) -> None:
+        """And bring the report up to date: some memory is taken by the first decodes."""
+        assert self.process is not None and self.report is not None
+        device_bytes, host_bytes = self.process.warm_up(tests)
+        self.report = replace(self.report, device_bytes=device_bytes, host_bytes=host_bytes)
+
+    def measure(self, tests: Sequence[BenchTest]) -> Mapping[BenchTest, Sample]:
+        assert self.process is not None
+        return self.process.measure(tests)
+
+    def cpu_seconds(self) -> float:
+        return self.process.cpu_seconds() if self.process is not None else 0.0
+
+    def close(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            process.close()
+
+    def kill(self) -> None:
+        process, self.process = self.process, None
+        if process is not None:
+            with suppress(OallamaError, OSError):
+                process.kill()
+
+
 class _Session:
-    """One run's processes and what they said so far."""
+    """A run: its arms and what they said so far."""
 
     def __init__(self, bench: Bench, progress: Progress, start: Start, available_memory: Callable[[], int]) -> None:
         self._bench = bench
@@ -113,12 +141,9 @@ class _Session:
         self._start = start
         self._available = available_memory
         self._names = [operator.name for operator in bench.operators]
-        self._running: list[RunningArm | None] = [None] * len(bench.arms)
-        self._reports: list[LoadReport | None] = [None] * len(bench.arms)
+        self._arms = [_Arm(spec) for spec in bench.arms]
         self._resident = bench.resident is not False
         self._series: tuple[Series, ...] = tuple(Series(test) for test in bench.tests)
-        self._idle_s = [0.0] * len(bench.arms)
-        self._others_s = [0.0] * len(bench.arms)
         self._notes: list[str] = []
         self._started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
@@ -128,34 +153,35 @@ class _Session:
 
     def load_all(self) -> None:
         """Load every arm; where they do not fit together, load each once for its report and again for each turn."""
-        n_arms = len(self._bench.arms)
+        n_arms = len(self._arms)
         self._progress("", expect=2 * n_arms + 2 * self._bench.n_blocks * n_arms)
-        for index in range(n_arms):
+        for arm in self._arms:
             if self._resident and not self._has_room():
                 self._leave_residence("the arms do not fit into memory together")
             try:
-                self._load(index)
+                self._load(arm)
             except DeviceError as error:
-                if not self._resident or not any(self._running):
+                if not self._resident or not any(other.process for other in self._arms):
                     raise
                 self._leave_residence(f"the arms do not fit together ({error})")
-                self._load(index)
+                self._load(arm)
             if not self._resident:
-                self._end(index)
+                arm.close()
 
     def warm_up(self) -> None:
-        for index, spec in enumerate(self._bench.arms):
-            self._progress(f"warm up {spec.name}" if self._resident else "", done=1)
+        for arm in self._arms:
+            self._progress(f"warm up {arm.spec.name}" if self._resident else "", done=1)
             if self._resident:
-                self._warm_up(index, self._bench.tests)
+                arm.warm_up(self._bench.tests)
 
     def measure(self, on_partial: Callable[[BenchResult], None]) -> None:
+        """Raises DeviceError where not one block may be compared."""
+
         def on_block(series: Sequence[Series]) -> None:
             self._series = tuple(series)
             on_partial(self.result())
 
-        """Raises DeviceError where not one block may be compared."""
-        made = measure_blocks(len(self._bench.arms), self._bench.tests, self._bench.n_blocks, self._visit, on_block)
+        made = measure_blocks(len(self._arms), self._bench.tests, self._bench.n_blocks, self._visit, on_block)
         if not any(series.kept for series in made):
             fault = made[0].discarded[-1].fault
             raise DeviceError(f"{fault}, in every block; close them, or run again when the machine is quiet")
@@ -163,17 +189,18 @@ class _Session:
     def result(self) -> BenchResult:
         """What is known now. All reports must be there."""
         bench = self._bench
-        reports = [report for report in self._reports if report is not None]
-        same = same_as([(spec.name, report) for spec, report in zip(bench.arms, reports, strict=True)])
+        reports = [(arm, arm.report) for arm in self._arms if arm.report is not None]
+        assert len(reports) == len(self._arms)
+        same = same_as([(arm.spec.name, report) for arm, report in reports])
         arms = tuple(
             ArmResult(
-                spec,
+                arm.spec,
                 report,
-                problems(spec, report, bench.operators, bench.n_layer, bench.cap),
-                same.get(spec.name),
-                idle / others if others else 0.0,
+                problems(arm.spec, report, bench.operators, bench.n_layer, bench.cap),
+                same.get(arm.spec.name),
+                arm.idle_cpu_s / arm.others_s if arm.others_s else 0.0,
             )
-            for spec, report, idle, others in zip(bench.arms, reports, self._idle_s, self._others_s, strict=True)
+            for arm, report in reports
         )
         return BenchResult(
             operators=bench.operators,
@@ -187,78 +214,50 @@ class _Session:
         )
 
     def close(self) -> None:
-        for index in range(len(self._running)):
-            self._end(index)
+        for arm in self._arms:
+            arm.close()
 
     def kill(self) -> None:
-        for index, arm in enumerate(self._running):
-            if arm is not None:
-                with suppress(OallamaError, OSError):
-                    arm.kill()
-            self._running[index] = None
+        for arm in self._arms:
+            arm.kill()
 
     def _visit(self, index: int, tests: Sequence[BenchTest]) -> Mapping[BenchTest, Sample]:
-        name = self._bench.arms[index].name
-        self._progress(f"measure {name}", done=1)
+        arm = self._arms[index]
+        self._progress(f"measure {arm.spec.name}", done=1)
         if not self._resident:
-            self._load(index)
-            self._warm_up(index, tests)
+            self._load(arm)
+            arm.warm_up(tests)
         if self._bench.delay_s:
             time.sleep(self._bench.delay_s)
-        before = [arm.cpu_seconds() if arm else 0.0 for arm in self._running]
+        others = [(other, other.cpu_seconds()) for other in self._arms if other.process and other is not arm]
         start = time.perf_counter()
-        samples = self._arm(index).measure(tests)
+        samples = arm.measure(tests)
         took = time.perf_counter() - start
-        for other, arm in enumerate(self._running):
-            if arm is not None and other != index:
-                self._idle_s[other] += arm.cpu_seconds() - before[other]
-                self._others_s[other] += took
+        for other, before in others:
+            other.idle_cpu_s += other.cpu_seconds() - before
+            other.others_s += took
         if not self._resident:
-            self._end(index)
+            arm.close()
         return samples
 
-    def _warm_up(self, index: int, tests: Sequence[BenchTest]) -> None:
-        """And bring the report up to date: some memory is taken by the first decodes."""
-        device_bytes, host_bytes = self._arm(index).warm_up(tests)
-        report = self._reports[index]
-        assert report is not None
-        self._reports[index] = replace(report, device_bytes=device_bytes, host_bytes=host_bytes)
-
-    def _load(self, index: int) -> None:
-        spec = self._bench.arms[index]
-        self._progress(f"load {spec.name}", done=int(self._reports[index] is None))
-        arm = self._running[index] = self._start(spec)
-        try:
-            self._reports[index] = arm.load(self._names)
-        except BaseException:
-            self._running[index] = None
-            arm.kill()
-            raise
+    def _load(self, arm: _Arm) -> None:
+        self._progress(f"load {arm.spec.name}", done=int(arm.report is None))
+        arm.load(self._start, self._names)
 
     def _has_room(self) -> bool:
         """Whether another arm as large as the largest so far fits into this machine's memory. What a worker process
         holds is this machine's memory too; a real device says itself when it is full."""
-        seen = [report for report in self._reports if report is not None]
-        if not seen:
+        reports = [arm.report for arm in self._arms if arm.report is not None]
+        if not reports:
             return True
-        local = self._bench.arms[0].setting.device.startswith("rpc-worker")
-        largest = max(report.host_bytes + (report.device_bytes if local else 0) for report in seen)
+        local = parse_device(self._bench.arms[0].setting.load.device).is_worker
+        largest = max(report.host_bytes + (report.device_bytes if local else 0) for report in reports)
         return largest < MEMORY_SHARE * self._available()
 
     def _leave_residence(self, why: str) -> None:
         self._notes.append(f"{why}: each is loaded anew for each of its turns")
         self._resident = False
         self.close()
-
-    def _arm(self, index: int) -> RunningArm:
-        arm = self._running[index]
-        assert arm is not None
-        return arm
-
-    def _end(self, index: int) -> None:
-        arm, self._running[index] = self._running[index], None
-        if arm is not None:
-            arm.close()
 
 
 def _available_memory() -> int:

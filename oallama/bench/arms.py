@@ -1,4 +1,4 @@
-"""From the names of arms to what each of them loads: plans of our policies, and stock llama.cpp at its strongest.
+"""What each arm loads: plans of our policies, and stock llama.cpp at its strongest.
 
 Stock arms get what a user of llama.cpp could find out: `stock-ngl` the best -ngl of a measured search, `stock-ncmoe`
 the best -ncmoe, `stock-fit` llama.cpp's own --fit. All keep to the same memory cap.
@@ -6,25 +6,29 @@ the best -ncmoe, `stock-fit` llama.cpp's own --fit. All keep to the same memory 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from oallama.bench.ab import Progress, quiet
-from oallama.bench.expected import expert_overrides, operator_bytes_on_device
 from oallama.bench.fit import fit_under
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import ArmSpec, BenchTest, Cap, Sample, Setting, StockPlacement
-from oallama.bench.search import best_value, largest_that_fits
-from oallama.bench.stock_args import parse_stock_args
+from oallama.bench.stock import (
+    best_value,
+    expert_overrides,
+    largest_that_fits,
+    operator_bytes_on_device,
+    parse_stock_args,
+)
 from oallama.core.errors import DoesNotFit, UsageError
+from oallama.core.types import Workload
 from oallama.cost.passes import Pass, passes_at
 from oallama.device.load_params import LoadSettings
 from oallama.model.memory import probe_memory
 from oallama.place.decide import POLICIES
 from oallama.placer import Placer
-from oallama.plan.attention import attention_of
 from oallama.plan.plan import Plan
 
 STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE = "stock-cpu", "stock-ngl", "stock-fit", "stock-ncmoe"
@@ -37,20 +41,19 @@ SEARCH_TURNS = 2  # of which the faster counts
 
 @dataclass(frozen=True, slots=True)
 class ArmMaker:
-    """Makes arms for one model, device and set of tests. plan_options: keywords of Placer.plan (affinity, fill).
+    """Makes arms for one model, device and set of tests.
 
-    gate: `auto` is what the gate lets through, as in `oallama run`; else what is predicted to be the fastest.
-    refresh_gate: it measures although it remembers a verdict.
+    plan_options: keywords of Placer.plan (affinity, fill). auto: makes the arm of that name where there is a device
+    (the gate); None: the plan that is predicted to be the fastest.
     """
 
     placer: Placer
     setting: Setting
     cap: Cap
-    tests: tuple[BenchTest, ...]
-    plan_options: dict[str, Any]
+    tests: tuple[BenchTest, ...] = ()
+    plan_options: dict[str, Any] = field(default_factory=dict)
     progress: Progress = quiet
-    gate: bool = True
-    refresh_gate: bool = False
+    auto: Callable[[ArmMaker], ArmSpec] | None = None
 
     def make(self, name: str) -> ArmSpec:
         """The arm of that name: one of STOCK_ARMS, a policy, or a plan file (*.json).
@@ -66,77 +69,61 @@ class ArmMaker:
             raise UsageError(
                 f"there is no arm {name!r}; arms are {', '.join((*POLICIES, *STOCK_ARMS))}, and plan files (*.json)"
             )
-        if name == "auto" and self.gate and self.placer.has_device:
-            return self._gated(name)
+        if name == "auto" and self.auto is not None and self.placer.has_device:
+            return self.auto(self)
         return self.of_plan(name, self._plan(name))
 
     def make_of_args(self, name: str, arguments: str) -> ArmSpec:
         """The arm of a user's own llama.cpp flags, as they are. Raises UsageError."""
         placement, setting = parse_stock_args(arguments, self.setting)
         if placement.n_gpu_layers != 0 and not self.placer.has_device:
-            setting = replace(setting, device="none")
+            setting = setting.changed(device="none")
         return ArmSpec(name, setting, placement, notes=(f"llama.cpp with {arguments}",))
-
-    @property
-    def workload(self) -> dict[str, Any]:
-        """What plans are made for: the longest prompt and generation of the tests, and their context."""
-        return {
-            "n_prompt": max(1, *(test.n_prompt for test in self.tests)),
-            "n_gen": max(test.n_gen for test in self.tests),
-            "n_ctx": self.setting.n_ctx,
-        }
-
-    @property
-    def attend(self) -> tuple[Pass, ...]:
-        """What is computed at which depth, for which plans choose their attention: the prompts and generations of all
-        tests, where a run has one prompt and generates behind it."""
-        n_ubatch = self.setting.n_ubatch
-        return tuple(p for test in self.tests for p in passes_at(test.n_depth, test.n_prompt, test.n_gen, n_ubatch))
-
-    def _gated(self, name: str) -> ArmSpec:
-        from oallama.bench.gate_run import arm_of_gate, gated_plan  # it makes arms itself
-
-        gated = gated_plan(
-            self.placer,
-            **self.workload,
-            n_ubatch=self.setting.n_ubatch,
-            progress=self.progress,
-            refresh=self.refresh_gate,
-            cpus=self.setting.cpus,
-            attend=self.attend,
-        )
-        return arm_of_gate(self, name, gated)
-
-    def _plan(self, policy: str) -> Plan:
-        if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
-            return self.placer.cpu_plan(**self.workload, n_ubatch=self.setting.n_ubatch, attend=self.attend)
-        options = self.plan_options if policy in ("auto", "oato") else {}
-        return self.placer.plan(policy, **self.workload, n_ubatch=self.setting.n_ubatch, attend=self.attend, **options)
 
     def of_plan(self, name: str, plan: Plan) -> ArmSpec:
         """The arm of a plan. Raises PlanError for one of another model."""
         plan.check(self.placer.model, self.placer.operators)
         return ArmSpec(
             name=name,
-            setting=replace(self.setting, device="none") if plan.device == "none" else self.setting,
+            setting=self.setting.changed(device="none") if plan.device == "none" else self.setting,
             plan=plan.to_json(),
             plan_fingerprint=plan.fingerprint,
             predicted=None if plan.predicted is None else asdict(plan.predicted),
-            notes=(*(str(note) for note in plan.record.extra.get("notes", ())), *self._other_cache(plan)),
+            notes=(*plan.record.notes, *self._other_cache(plan)),
         )
+
+    @property
+    def workload(self) -> Workload:
+        """What plans are made for: the longest prompt and generation of the tests, and their context."""
+        n_prompt = max(1, *(test.n_prompt for test in self.tests))
+        load = self.setting.load
+        return self.placer.workload(n_prompt, max(test.n_gen for test in self.tests), load.n_ctx, load.n_ubatch)
+
+    @property
+    def attention_passes(self) -> tuple[Pass, ...]:
+        """What is computed at which depth, for which plans choose their attention: the prompts and generations of all
+        tests, where a run has one prompt and generates behind it."""
+        n_ubatch = self.setting.load.n_ubatch
+        return tuple(p for test in self.tests for p in passes_at(test.n_depth, test.n_prompt, test.n_gen, n_ubatch))
+
+    def _plan(self, policy: str) -> Plan:
+        if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
+            return self.placer.cpu_plan(**asdict(self.workload), attention_passes=self.attention_passes)
+        options = self.plan_options if policy in ("auto", "oato") else {}
+        return self.placer.plan(policy, **asdict(self.workload), attention_passes=self.attention_passes, **options)
 
     def _other_cache(self, plan: Plan) -> tuple[str, ...]:
         """A note where the plan was made for another KV cache than the arms share."""
-        said, setting = attention_of(plan.record), self.setting
-        if said is None or (said.type_k, said.type_v) == (setting.type_k, setting.type_v):
+        planned, shared = plan.record.attention, self.setting.load.attention
+        if planned is None or (planned.type_k, planned.type_v) == (shared.type_k, shared.type_v):
             return ()
-        shared = f"-ctk {setting.type_k} -ctv {setting.type_v}"
-        return (f"planned for a KV cache of {said.type_k} and {said.type_v}, but all arms run with {shared}",)
+        flags = f"-ctk {shared.type_k} -ctv {shared.type_v}"
+        return (f"planned for a KV cache of {planned.type_k} and {planned.type_v}, but all arms run with {flags}",)
 
     def _stock(self, name: str) -> ArmSpec:
         if name == STOCK_CPU:
-            return ArmSpec(name, replace(self.setting, device="none"), StockPlacement(0))
-        if self.placer.device.kind == "cpu-pair":
+            return ArmSpec(name, self.setting.changed(device="none"), StockPlacement(0))
+        if self.placer.device.is_pair:
             raise UsageError(f"{name} cannot be on cpu-pair: llama.cpp has no second CPU; compare with {STOCK_CPU}")
         if not self.placer.has_device:
             raise UsageError(f"{name} needs a device and there is none; name one with --device, such as rpc-worker")
@@ -148,7 +135,7 @@ class ArmMaker:
 
     def _fit(self, name: str) -> ArmSpec:
         self.progress(f"ask llama.cpp's --fit for {name}")
-        placement, steps = fit_under(self.cap, self.placer.operators, self.setting)
+        placement, steps = fit_under(self.cap, self.placer.operators, self.setting.load)
         shown = tuple({"flag": "--fit", "value": step.n_gpu_layers, **asdict(step)} for step in steps)
         taken = f"-ngl {placement.n_gpu_layers}" if placement.n_gpu_layers >= 0 else "all layers"
         if placement.overrides:
@@ -196,41 +183,18 @@ class ArmMaker:
         return cap.device_bytes is None or self._device_bytes(placement) <= cap.device_bytes
 
     def _device_bytes(self, placement: StockPlacement) -> int:
-        taken = probe_memory(load_settings(self.setting, placement))
+        taken = probe_memory(stock_load(self.setting, placement))
         return sum(taken.on_device(part) for part in ("model", "context", "compute"))
 
     def _no_room(self, name: str, placement: StockPlacement) -> DoesNotFit:
         assert self.cap.device_bytes is not None
-        return DoesNotFit(self._device_bytes(placement), self.cap.device_bytes, self.setting.device, f"arm {name}")
+        return DoesNotFit(self._device_bytes(placement), self.cap.device_bytes, self.setting.load.device, f"arm {name}")
 
 
-def memory_cap(placer: Placer, setting: Setting) -> Cap:
-    """The placer's own cap (--vram or what is free, --vram-fill, --gpu-weights), which holds for every arm."""
-    if not placer.has_device:
-        return Cap()
-    capacity = placer.vram
-    if capacity is None:
-        capacity = probe_memory(load_settings(setting, StockPlacement(0))).device_free
-    total = sum(operator.bytes for operator in placer.operators)
-    share = placer.gpu_weights
-    return Cap(int(placer.vram_fill * capacity), None if share is None else int(share * total))
-
-
-def load_settings(setting: Setting, placement: StockPlacement) -> LoadSettings:
+def stock_load(setting: Setting, placement: StockPlacement) -> LoadSettings:
     """How a stock arm loads, for a dry load of it."""
-    return LoadSettings(
-        path=setting.model,
-        device=setting.device,
-        n_ctx=setting.n_ctx,
-        n_batch=setting.n_batch,
-        n_ubatch=setting.n_ubatch,
-        n_gpu_layers=placement.n_gpu_layers,
-        host_patterns=tuple((pattern, None) for pattern, where in placement.overrides if where == "CPU"),
-        flash_attn=setting.flash_attn or "auto",  # type: ignore[arg-type]
-        type_k=setting.type_k,
-        type_v=setting.type_v,
-        n_threads=setting.n_threads,
-    )
+    patterns = tuple((pattern, None) for pattern, where in placement.overrides if where == "CPU")
+    return replace(setting.load, n_gpu_layers=placement.n_gpu_layers, host_patterns=patterns)
 
 
 def time_of(spec: ArmSpec, tests: Sequence[BenchTest]) -> float:

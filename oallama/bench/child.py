@@ -1,14 +1,11 @@
 """An arm's process: `python -m oallama.bench.child`, started by process.py. Loads one model and times it on request.
 
-Requests are JSON lines on stdin, one answer each on a pipe of its own: {"result": …} or {"error": {type, message}}.
-Between requests it waits in a read and computes nothing. It ends when stdin does.
+Between requests it waits in a read and computes nothing.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -16,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oallama.bench.records import ArmSpec, BenchTest, Sample, Setting
+from oallama.core.codec import from_json
 from oallama.core.errors import UsageError
 from oallama.device.emulated_link import Watch
 from oallama.device.spec import parse_device
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
 MODULE = "oallama.bench.child"
 DEVICE_THREAD = "emulated"  # an emulated device's own, on its core
-FD_VARIABLE = "OALLAMA_BENCH_FD"
 
 Message = dict[str, Any]
 
@@ -39,27 +36,34 @@ class Arm:
         self._timer: Timer | None = None
         self._watch: Watch | None = None
 
+    def answer(self, do: str, **request: Any) -> Message:
+        """The result of one request: load, warm_up or measure."""
+        requests: dict[str, Callable[..., Message]] = {
+            "load": self.load, "warm_up": self.warm_up, "measure": self.measure
+        }  # fmt: skip
+        return requests[do](**request)
+
     def load(self, spec: Message, operators: list[str]) -> Message:
         """Load and read back; pins this process where the setting asks for it."""
         from oallama.bench.loaded import load_arm
         from oallama.bench.readback import load_report
 
-        arm = ArmSpec.from_json(spec)
+        arm = from_json(ArmSpec, spec, "the arm")
         loaded = load_arm(arm)
         self._loaded = loaded
         pin_threads(arm.setting.cpus)
-        report = load_report(loaded, arm.setting, operators)
+        report = load_report(loaded, arm.setting.load, operators)
         self._timer = loaded.call(lambda: _timer(loaded, arm.setting))
-        self._watch = Watch(parse_device(arm.setting.device).emulated is not None)
-        return report.to_json()
+        self._watch = Watch(parse_device(arm.setting.load.device).emulated is not None)
+        return asdict(report)
 
     def warm_up(self, tests: list[Message]) -> Message:
         """Run every test once, not timed; what is held afterwards, in bytes."""
         loaded, timer = self._ready()
         for test in tests:
             loaded.call(lambda test=test: timer.warm_up(BenchTest(**test)))  # type: ignore[misc]
-        held = loaded.memory()
-        return {"device_bytes": held.device_bytes, "host_bytes": held.host_bytes}
+        device_bytes, host_bytes = loaded.held_bytes()
+        return {"device_bytes": device_bytes, "host_bytes": host_bytes}
 
     def measure(self, tests: list[Message]) -> Message:
         """One sample of each test."""
@@ -67,8 +71,12 @@ class Arm:
         return {"samples": [asdict(self._sample(loaded, timer, BenchTest(**test))) for test in tests]}
 
     def _sample(self, loaded: LoadedModel, timer: Timer, test: BenchTest) -> Sample:
+        def timed() -> Sample:
+            sample: Sample = loaded.call(lambda: timer.sample(test))
+            return sample
+
         assert self._watch is not None
-        sample, kept = self._watch.measured(lambda: loaded.call(lambda: timer.sample(test)))
+        sample, kept = self._watch.measured(timed)
         if kept is None:
             return sample
         stats = kept.stats
@@ -80,12 +88,6 @@ class Arm:
             n_overruns=stats["n_overruns"],
             fault=kept.fault,
         )
-
-    def close(self) -> Message:
-        if self._loaded is not None:
-            self._loaded.close()
-            self._loaded = None
-        return {}
 
     def _ready(self) -> tuple[LoadedModel, Timer]:
         if self._loaded is None or self._timer is None:
@@ -100,7 +102,7 @@ def _timer(loaded: LoadedModel, setting: Setting) -> Timer:
 
     vocab = api.llama_model_get_vocab(loaded.model)
     bos = int(api.llama_vocab_bos(vocab)) if api.llama_vocab_get_add_bos(vocab) else None
-    tokens = bench_tokens(setting.n_ctx, int(api.llama_vocab_n_tokens(vocab)), setting.seed, bos)
+    tokens = bench_tokens(setting.load.n_ctx, int(api.llama_vocab_n_tokens(vocab)), setting.seed, bos)
     return Timer(loaded.context, int(loaded.params.n_batch), tokens)
 
 
@@ -121,28 +123,8 @@ def pin_threads(cpus: tuple[int, ...]) -> None:
                 raise UsageError(f"--cpus: this process may not run there: {error.strerror}") from None
 
 
-def main() -> None:
-    from ggml_bridge.child import die_with_parent
-
-    die_with_parent()
-    descriptor = int(os.environ.pop(FD_VARIABLE))
-    os.set_inheritable(descriptor, False)
-    arm = Arm()
-    requests: dict[str, Callable[..., Message]] = {
-        "load": arm.load, "warm_up": arm.warm_up, "measure": arm.measure, "close": arm.close
-    }  # fmt: skip
-    with os.fdopen(descriptor, "w", encoding="utf-8") as answers:
-        for line in sys.stdin:
-            request = json.loads(line)
-            try:
-                answer: Message = {"result": requests[request.pop("do")](**request)}
-            except Exception as error:
-                answer = {"error": {"type": type(error).__name__, "message": str(error)}}
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
-    sys.stderr.flush()
-    os._exit(0)  # native libraries may crash in their destructors; every answer is given
-
-
 if __name__ == "__main__":
-    main()
+    from ggml_bridge.child import child_main
+
+    arm = Arm()
+    child_main(lambda request, _progress: arm.answer(**request))

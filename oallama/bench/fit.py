@@ -1,4 +1,5 @@
-"""llama.cpp's own --fit under a memory cap: `common_fit_params` itself, called in a child process.
+"""llama.cpp's own --fit under a memory cap: `common_fit_params` of libllama-common, the C++ library beneath llama.cpp's
+tools, called in a child process.
 
 It leaves a margin free on the device; margin = free - cap makes it plan for the cap. It knows no cap on the share of
 weights, so where there is one, the memory it is offered shrinks until the weights it places keep to it.
@@ -9,13 +10,23 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from oallama.bench.expected import operator_bytes_on_device
-from oallama.bench.records import Cap, Setting, StockPlacement
-from oallama.core.errors import BridgeError, DeviceError, ModelFileError, OallamaError, UsageError
+from oallama.bench.records import Cap, StockPlacement
+from oallama.bench.stock import operator_bytes_on_device
+from oallama.core.codec import from_json
+from oallama.core.errors import BridgeError, DeviceError, ModelFileError, UsageError, named_error
 from oallama.core.types import Operator
 from oallama.core.units import MIB
+from oallama.device.load_params import BuftOverride, LoadSettings
+
+FIT_PARAMS = (
+    "_Z17common_fit_paramsPKcP18llama_model_paramsP20llama_context_paramsPfP32llama_model_tensor_buft_overridePm"
+    "jPK22common_fit_extra_model14ggml_log_level"
+)
+"""As C++ names it: common_fit_params(char const *, llama_model_params *, llama_context_params *, float *,
+llama_model_tensor_buft_override *, size_t *, uint32_t, common_fit_extra_model const *, ggml_log_level)."""
 
 TIMEOUT_S = 900.0
 MIN_CTX = 4096  # llama.cpp's -fitc; not used, as the context is always given
@@ -34,7 +45,9 @@ class FitStep:
     operator_bytes: int  # of operators' weights that it puts on the device
 
 
-def fit_under(cap: Cap, operators: Sequence[Operator], setting: Setting) -> tuple[StockPlacement, tuple[FitStep, ...]]:
+def fit_under(
+    cap: Cap, operators: Sequence[Operator], settings: LoadSettings
+) -> tuple[StockPlacement, tuple[FitStep, ...]]:
     """What --fit does under the cap, and every call that it took.
 
     Raises ModelFileError, DeviceError where llama.cpp fails on the file or the device, BridgeError where this
@@ -43,25 +56,17 @@ def fit_under(cap: Cap, operators: Sequence[Operator], setting: Setting) -> tupl
     import ggml_bridge
     from ggml_bridge.child import ChildError, run_in_child
 
-    request = {"setting": asdict(setting), "cap": asdict(cap), "operators": [asdict(o) for o in operators]}
+    request = {"settings": asdict(settings), "cap": asdict(cap), "operators": [asdict(o) for o in operators]}
     try:
         answer = run_in_child("oallama.bench.fit", request, timeout_s=TIMEOUT_S)
     except (ggml_bridge.ChildDied, ggml_bridge.ChildTimeout) as error:
-        raise DeviceError(f"llama.cpp's --fit failed on {setting.model}: {error}; leave stock-fit out") from None
+        raise DeviceError(f"llama.cpp's --fit failed on {settings.path}: {error}; leave stock-fit out") from None
     except ChildError as error:
-        raise _ERRORS.get(error.type_name, OallamaError)(str(error)) from None
+        raise named_error(error.type_name, str(error)) from None
     except (ggml_bridge.BridgeError, ValueError) as error:
         raise BridgeError(str(error)) from None
-    placement = answer["placement"]
-    return (
-        StockPlacement(**{**placement, "overrides": tuple((p, w) for p, w in placement["overrides"])}),
-        tuple(FitStep(**step) for step in answer["steps"]),
-    )
-
-
-_ERRORS: dict[str, type[OallamaError]] = {
-    kind.__name__: kind for kind in (ModelFileError, DeviceError, UsageError, BridgeError)
-}
+    placement = from_json(StockPlacement, answer["placement"], "the placement")
+    return placement, tuple(FitStep(**step) for step in answer["steps"])
 
 
 def shrink_until_fits(
@@ -106,47 +111,77 @@ def shrink_until_fits(
 
 
 def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
-    from oallama.bench.common_library import FIT_PARAMS, open_common
     from oallama.device.load_params import load_bridge
     from oallama.device.native_log import native_log
     from oallama.device.opening import open_device
 
-    setting = Setting(**{**request["setting"], "cpus": tuple(request["setting"]["cpus"])})
-    operators = tuple(Operator(**{**row, "shape": tuple(row["shape"])}) for row in request["operators"])
+    settings = from_json(LoadSettings, request["settings"], "the load")
+    operators = tuple(from_json(Operator, row, "the operator") for row in request["operators"])
     load_bridge()
     library = open_common()
     if library is None or not hasattr(library, FIT_PARAMS):
         raise BridgeError("this build of llama-cpp-python has no common_fit_params; leave stock-fit out")
-    with open_device(setting.device) as device, native_log() as log:
+    with open_device(settings.device) as device, native_log() as log:
         if device.info is None:
             raise UsageError("stock-fit needs a device, and there is none; name one with --device")
         free = device.info.memory_free
 
         def fit(offered: int) -> StockPlacement:
-            return _common_fit(library, setting, device.name, free - offered, log)
+            return _common_fit(library, settings, device.name, free - offered, log)
 
-        n_layer = _n_layer(setting)
+        n_layer = _n_layer(settings.path)
         placement, steps = shrink_until_fits(fit, Cap(**request["cap"]), free, operators, n_layer)
     return {"placement": asdict(placement), "steps": [asdict(step) for step in steps]}
 
 
-def _n_layer(setting: Setting) -> int:
+def open_common() -> ctypes.CDLL | None:
+    """The library, or None where this build of llama-cpp-python has none.
+
+    The bridge must be loaded: what libllama-common is linked with is then found by SONAME, so that it works on the
+    same llama and ggml as llama_cpp. A library that brought its own copies is refused (None).
+    """
+    from llama_cpp import llama_cpp as api
+
+    from ggml_bridge.library import library_folder, soname
+
+    folder = library_folder()
+    for place in (folder, folder.parent.parent / "lib"):
+        path = place / soname("llama-common")
+        if path.is_file():
+            library = _opened(path)
+            if library is not None and _address(library) == _address(api._lib):
+                return library
+    return None
+
+
+def _opened(path: Path) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
+        return None
+
+
+def _address(library: ctypes.CDLL) -> int | None:
+    """Of a function of libllama, as code in `library` finds it."""
+    return ctypes.cast(library["llama_model_default_params"], ctypes.c_void_p).value
+
+
+def _n_layer(path: str) -> int:
     from oallama.model.gguf_reader import read_gguf
     from oallama.model.hyperparameters import model_info
 
-    return model_info(read_gguf(setting.model)).n_layer
+    return model_info(read_gguf(path)).n_layer
 
 
-def _common_fit(library: Any, setting: Setting, device: str, margin: int, log: Any) -> StockPlacement:
+def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, log: Any) -> StockPlacement:
     """One call. The structs are llama_cpp's own ctypes; their layout is proven by their defaults coming back right."""
     from llama_cpp import llama_cpp as api
 
-    from oallama.bench.common_library import FIT_PARAMS
-    from oallama.bench.loaded import BuftOverride, StockParams, context_params
+    from oallama.bench.loaded import StockParams, context_params
 
     log_error = 4  # GGML_LOG_LEVEL_ERROR
-    told = StockParams(StockPlacement(-1), device)
-    model_params, context = told.model_params, context_params(setting)
+    stock = StockParams(StockPlacement(-1), device)
+    model_params, context = stock.model_params, context_params(settings)
     defaults = api.llama_context_default_params()
     if (defaults.n_seq_max, defaults.op_offload, defaults.offload_kqv, model_params.no_alloc) != (1, True, True, False):
         raise BridgeError("this llama.cpp lays its parameters out differently; install llama-cpp-python==0.3.36")
@@ -161,13 +196,13 @@ def _common_fit(library: Any, setting: Setting, device: str, margin: int, log: A
         ctypes.c_uint32, ctypes.c_void_p, ctypes.c_int,
     ]  # fmt: skip
     status = function(
-        setting.model.encode(), ctypes.byref(model_params), ctypes.byref(context), split, overrides, margins,
+        settings.path.encode(), ctypes.byref(model_params), ctypes.byref(context), split, overrides, margins,
         MIN_CTX, None, log_error,
     )  # fmt: skip
     if status == 2:  # COMMON_PARAMS_FIT_STATUS_ERROR
-        raise ModelFileError(f"llama.cpp's --fit cannot load {setting.model}: {log.reason() or 'no reason given'}")
+        raise ModelFileError(f"llama.cpp's --fit cannot load {settings.path}: {log.reason() or 'no reason given'}")
     if status != 0:
-        raise DeviceError(f"llama.cpp's --fit finds no placement for {setting.model}: {log.reason() or 'no reason'}")
+        raise DeviceError(f"llama.cpp's --fit finds no placement for {settings.path}: {log.reason() or 'no reason'}")
     found = []
     if model_params.tensor_buft_overrides:
         for entry in overrides:

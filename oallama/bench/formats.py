@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from oallama.bench.records import BenchTest
 from oallama.bench.rows import BOOL, LLAMA_BENCH_FIELDS, OUR_FIELDS, Row
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
@@ -73,10 +74,8 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def test_label(row: Row) -> str:
-    """llama-bench's name of a row's test."""
-    parts = [f"{kind}{row[field]}" for kind, field in (("pp", "n_prompt"), ("tg", "n_gen")) if row[field]]
-    return "+".join(parts) + (f" @ d{row['n_depth']}" if row["n_depth"] else "")
+def _test_label(row: Row) -> str:
+    return BenchTest(row["n_prompt"], row["n_gen"], row["n_depth"]).label
 
 
 def _cells(row: Row) -> list[str]:
@@ -90,7 +89,7 @@ def _cells(row: Row) -> list[str]:
         str(row["n_threads"]),
         str(row["flash_attn_used"]),
         _cell(row["arm"]),
-        test_label(row),
+        _test_label(row),
         f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
         _ratio_text(row["ratio_to_first"], row["ratio_ci95"]),
         f"{row['device_bytes'] / _MIB:.1f}",
@@ -133,7 +132,7 @@ def _refusals(rows: Sequence[Row]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for row in rows:
         if row["ratio_refused"]:
-            by_reason.setdefault(row["ratio_refused"], []).append(f"{_cell(row['arm'])} {test_label(row)}")
+            by_reason.setdefault(row["ratio_refused"], []).append(f"{_cell(row['arm'])} {_test_label(row)}")
     return [
         f"No ratio{'' if len(who) == len(rows) else ' for ' + ', '.join(who)}: {_cell(reason)}."
         for reason, who in by_reason.items()

@@ -7,156 +7,120 @@ taking the process along, stock llama.cpp has no such thing.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from oallama.bench.records import ArmSpec, Setting, StockPlacement
+from oallama.bench.records import ArmSpec, StockPlacement
 from oallama.core.errors import BridgeError
-from oallama.device.load_params import LoadSettings, apply_context, load_bridge
+from oallama.core.options import Options
+from oallama.device.load_params import BuftOverride, LoadSettings, apply_context, load_bridge
 from oallama.device.native_log import native_log
-from oallama.device.opening import OpenDevice, device_pointer, list_devices, open_now
+from oallama.device.opening import device_pointer, list_devices, open_now
 from oallama.device.spec import parse_device
 from oallama.model.memory import BufferBytes, load_refusal, memory_of
-
-T = TypeVar("T")
 
 PLUGIN_PREFIX = "OALLAMA"
 """What our backend's name in ggml's registry begins with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Bytes that a loaded model holds, by buffer type and in sum."""
+class LoadedModel:
+    """What measuring needs of a loaded model; it is never freed, as its process ends with it. Addresses are those of
+    llama.h's structs.
 
-    buffers: tuple[BufferBytes, ...]
-    device_bytes: int
-    host_bytes: int
-
-
-class LoadedModel(Protocol):
-    """What measuring needs of a loaded model. Addresses are those of llama.h's structs."""
-
-    device: str  # ggml's name, "none" without one
-    context: int
-    model: int
-    params: Any  # the llama_context_params that the context was made with
-    n_gpu_layers: int
-    warnings: tuple[str, ...]
-
-    def call(self, function: Callable[[], T]) -> T: ...
-
-    def memory(self) -> Held:
-        """What it holds now: a split backend makes what it computes in when it first computes."""
-        ...
-
-    def device_share(self) -> dict[str, float]:
-        """Operator -> share of its weight on the device, of those that the split backend holds."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class StockModel:
-    """Loaded as llama-server would with the same options, and nothing else in the process' registry.
-
-    Raises ModelFileError, DeviceError, BridgeError where a plugin is in the registry.
+    device: ggml's name, "none" without one. params: the llama_context_params that the context was made with. call:
+    runs a function that uses the context. buffers: what it holds now, as the first decodes take some memory.
+    device_share: operator -> share of its weight on the device, of those that the split backend holds.
     """
 
-    def __init__(self, setting: Setting, placement: StockPlacement) -> None:
-        self._setting = setting
-        self._open: OpenDevice = open_now(parse_device(setting.device))
-        self.device = self._open.name
-        self.n_gpu_layers = placement.n_gpu_layers
-        self.warnings: tuple[str, ...] = ()
-        try:
-            if found := plugins():
-                raise BridgeError(f"the stock arm has {', '.join(found)} in ggml's registry; unset GGML_BACKEND_PATH")
-            self._load(placement)
-        except BaseException:
-            self._open.close()
-            raise
+    device: str
+    context: int
+    model: int
+    params: Any
+    n_gpu_layers: int
+    call: Callable[[Callable[[], Any]], Any]
+    buffers: Callable[[], tuple[BufferBytes, ...]]
+    device_share: Mapping[str, float]
+    owner: object  # of what the addresses point to, and of the device
+    warnings: tuple[str, ...] = ()
 
-    def _load(self, placement: StockPlacement) -> None:
-        from llama_cpp import llama_cpp as api
-
-        setting = self._setting
-        told = StockParams(placement, self.device)  # llama.cpp keeps pointers into it while it loads
-        with native_log() as log:
-            model = api.llama_model_load_from_file(setting.model.encode(), told.model_params)
-            if not model:
-                raise load_refusal(setting.model, self.device, log.reason())
-            self.params = context_params(setting)
-            context = api.llama_init_from_model(model, self.params)
-            if not context:
-                api.llama_model_free(model)
-                raise load_refusal(setting.model, self.device, log.reason())
-        self.model, self.context = model, context
-
-    def call(self, function: Callable[[], T]) -> T:
-        return function()
-
-    def memory(self) -> Held:
-        buffers = memory_of(load_bridge(), self.context)
-        sums = [sum(b.model + b.context + b.compute for b in buffers if b.in_host_memory == host) for host in (0, 1)]
-        return Held(buffers, *sums)
-
-    def device_share(self) -> dict[str, float]:
-        return {}
-
-    def close(self) -> None:
-        from llama_cpp import llama_cpp as api
-
-        api.llama_free(self.context)
-        api.llama_model_free(self.model)
-        self._open.close()
-
-
-class PlannedModel:
-    """Loaded by the engine as a plan says, exactly as `oallama run --plan` would."""
-
-    def __init__(self, spec: ArmSpec) -> None:
-        from oallama.placer import Placer
-        from oallama.plan.plan import Plan
-
-        setting = spec.setting
-        assert spec.plan is not None
-        plan = Plan.from_json(dict(spec.plan), f"the plan of arm {spec.name}")
-        flash: Any = {} if setting.flash_attn is None else {"flash_attn": setting.flash_attn}
-        placer = Placer.load(
-            setting.model,
-            device=setting.device,
-            threads=setting.n_threads,
-            type_k=setting.type_k,
-            type_v=setting.type_v,
-            **flash,
-        )
-        self._engine = placer.engine(plan, n_ctx=setting.n_ctx, n_batch=setting.n_batch, progress=False)
-        self.device = self._engine.device
-        self.n_gpu_layers = plan.n_gpu_layers
-        self.warnings = self._engine.warnings
-        llama = self._engine.llama
-        self.context, self.model, self.params = llama.ctx, llama.model, llama.context_params
-
-    def call(self, function: Callable[[], T]) -> T:
-        return self._engine.call(function)
-
-    def memory(self) -> Held:
-        memory = self._engine.memory
-        return Held(memory.buffers, memory.device_bytes, memory.host_bytes)
-
-    def device_share(self) -> dict[str, float]:
-        return {placement.name: placement.gg for placement in self._engine.plan.operators}
-
-    def close(self) -> None:
-        self._engine.close()
+    def held_bytes(self) -> tuple[int, int]:
+        """Bytes on the device, and in host memory."""
+        held = {True: 0, False: 0}
+        for buffer in self.buffers():
+            held[buffer.in_host_memory] += buffer.model + buffer.context + buffer.compute
+        return held[False], held[True]
 
 
 def load_arm(spec: ArmSpec) -> LoadedModel:
     """Load what the spec says. Raises what llama.cpp and the engine raise."""
-    if spec.stock is not None:
-        return StockModel(spec.setting, spec.stock)
-    return PlannedModel(spec)
+    return load_stock(spec.setting.load, spec.stock) if spec.stock is not None else load_planned(spec)
+
+
+def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel:
+    """As llama-server would with the same options, and nothing else in the process' registry.
+
+    Raises ModelFileError, DeviceError, BridgeError where a plugin is in the registry.
+    """
+    from llama_cpp import llama_cpp as api
+
+    device = open_now(parse_device(settings.device))
+    try:
+        if found := plugins():
+            raise BridgeError(f"the stock arm has {', '.join(found)} in ggml's registry; unset GGML_BACKEND_PATH")
+        stock = StockParams(placement, device.name)  # llama.cpp keeps pointers into it while it loads
+        params = context_params(settings)
+        with native_log() as log:
+            model = api.llama_model_load_from_file(settings.path.encode(), stock.model_params)
+            context = api.llama_init_from_model(model, params) if model else None
+            if not context:
+                raise load_refusal(settings.path, device.name, log.reason())
+    except BaseException:
+        device.close()
+        raise
+    return LoadedModel(
+        device=device.name,
+        context=context,
+        model=model,
+        params=params,
+        n_gpu_layers=placement.n_gpu_layers,
+        call=lambda function: function(),
+        buffers=lambda: memory_of(load_bridge(), context),
+        device_share={},
+        owner=device,
+    )
+
+
+def load_planned(spec: ArmSpec) -> LoadedModel:
+    """By the engine as a plan says, exactly as `oallama run --plan` would."""
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+
+    load = spec.setting.load
+    assert spec.plan is not None
+    plan = Plan.from_json(dict(spec.plan), f"the plan of arm {spec.name}")
+    options = Options(
+        device=load.device,
+        threads=load.n_threads,
+        n_ctx=load.n_ctx,
+        n_batch=load.n_batch,  # the micro-batch is the plan's
+        **asdict(load.attention),
+    )
+    engine = Placer.of_file(load.path, options).engine(plan, progress=False)
+    llama = engine.llama
+    return LoadedModel(
+        device=engine.device,
+        context=llama.ctx,
+        model=llama.model,
+        params=llama.context_params,
+        n_gpu_layers=plan.n_gpu_layers,
+        call=engine.call,
+        buffers=lambda: engine.memory.buffers,
+        device_share={placement.name: placement.gg for placement in engine.plan.operators},
+        owner=engine,
+        warnings=engine.warnings,
+    )
 
 
 class StockParams:
@@ -179,30 +143,12 @@ class StockParams:
         self.model_params = params
 
 
-class BuftOverride(ctypes.Structure):
-    """struct llama_model_tensor_buft_override"""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
-
-
-def context_params(setting: Setting) -> Any:
-    """llama_context_params: defaults but for what the setting says; no full-size SWA cache, as llama.cpp's tools do."""
+def context_params(settings: LoadSettings) -> Any:
+    """llama_context_params: defaults but for what is asked for; no full-size SWA cache, as llama.cpp's tools do."""
     from llama_cpp import llama_cpp as api
 
     params = api.llama_context_default_params()
-    apply_context(
-        LoadSettings(
-            path=setting.model,
-            n_ctx=setting.n_ctx,
-            n_batch=setting.n_batch,
-            n_ubatch=setting.n_ubatch,
-            flash_attn=setting.flash_attn or "auto",  # type: ignore[arg-type]
-            type_k=setting.type_k,
-            type_v=setting.type_v,
-        ),
-        setting.n_threads,
-        params,
-    )
+    apply_context(settings, settings.n_threads, params)
     params.swa_full = False
     return params
 

@@ -1,14 +1,18 @@
-"""From what was asked for to a Bench: tests, the setting that all arms share, the cap, and the arms themselves."""
+"""From what was asked for to a Bench: tests, the setting and the memory cap that all arms share, and the arms."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
-from oallama.bench.ab import Bench, Progress, quiet
-from oallama.bench.arms import STOCK_ARGS, STOCK_CPU, STOCK_FIT, ArmMaker, memory_cap
-from oallama.bench.records import BenchTest, Setting
+from oallama.bench.ab import Bench
+from oallama.bench.arms import STOCK_ARGS, STOCK_CPU, STOCK_FIT, ArmMaker, stock_load
+from oallama.bench.records import BenchTest, Cap, Setting, StockPlacement
 from oallama.core.errors import UsageError
+from oallama.core.options import STOCK_BATCH, STOCK_UBATCH
+from oallama.device.load_params import LoadSettings
+from oallama.model.memory import probe_memory
 from oallama.placer import Placer
 
 CONTEXT_STEP = 256  # llama.cpp pads the KV cache to it
@@ -25,16 +29,34 @@ def bench_tests(
     return tests
 
 
-def shared_setting(
-    placer: Placer, tests: Sequence[BenchTest], n_ctx: int | None = None, cpus: tuple[int, ...] = (), **options: Any
-) -> Setting:
-    """What all arms share; options: fields of Setting. The context is n_ctx, or holds the longest prompt, generation
-    and depth of the tests together, for which plans are made.
+def default_arms(placer: Placer) -> tuple[str, str]:
+    """The strongest stock arm there is without searching, and ours."""
+    return (STOCK_FIT if placer.has_device and not placer.device.is_pair else STOCK_CPU, "auto")
 
-    Raises UsageError for an n_ctx that is too short, and for cpus that the device needs.
+
+def setting_of(placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH, **others: Any) -> Setting:
+    """The placer's device, threads and attention for arms; others: cpus, seed."""
+    load = LoadSettings(
+        path=placer.model.path,
+        device=str(placer.device.timed) if placer.has_device else "none",
+        n_ctx=n_ctx,
+        n_batch=n_batch,
+        n_ubatch=n_ubatch,
+        attention=placer.attention,
+        n_threads=placer.threads,
+    )
+    return Setting(load, **others)
+
+
+def shared_setting(placer: Placer, tests: Sequence[BenchTest], cpus: tuple[int, ...] = (), seed: int = 0) -> Setting:
+    """What all arms share, as the placer's options ask. Without -c the context holds the longest prompt, generation and
+    depth of the tests together, for which plans are made.
+
+    Raises UsageError for a context that is too short, and for cpus that the device needs.
     """
+    options = placer.options
     needed = sum(max(count) for count in zip(*((t.n_prompt, t.n_gen, t.n_depth) for t in tests), strict=True))
-    n_ctx = n_ctx or -(-needed // CONTEXT_STEP) * CONTEXT_STEP
+    n_ctx = options.n_ctx or -(-needed // CONTEXT_STEP) * CONTEXT_STEP
     if n_ctx < needed:
         raise UsageError(
             f"-c {n_ctx} cannot hold the {needed} tokens of the longest prompt, generation and depth; raise it"
@@ -42,63 +64,47 @@ def shared_setting(
     emulated = placer.device.emulated
     if emulated is not None and emulated.cpus in cpus:
         raise UsageError(f"--cpus: the emulated device keeps core {emulated.cpus} for itself; leave it out")
-    return Setting(
-        model=placer.model.path,
-        device=str(placer.device.timed) if placer.has_device else "none",
-        n_ctx=n_ctx,
-        n_threads=placer.threads,
-        cpus=cpus,
-        **options,
-    )
+    batches = (options.n_ubatch or STOCK_UBATCH, options.n_batch or STOCK_BATCH)
+    return setting_of(placer, n_ctx, *batches, cpus=cpus, seed=seed)
 
 
-def default_arms(placer: Placer) -> tuple[str, str]:
-    """The strongest stock arm there is without searching, and ours."""
-    return (STOCK_FIT if can_place(placer) else STOCK_CPU, "auto")
+def memory_cap(placer: Placer, setting: Setting) -> Cap:
+    """The placer's own cap (--vram or what is free, --vram-fill, --gpu-weights), which holds for every arm."""
+    if not placer.has_device:
+        return Cap()
+    options = placer.options
+    capacity = options.vram
+    if capacity is None:
+        capacity = probe_memory(stock_load(setting, StockPlacement(0))).device_free
+    total = sum(operator.bytes for operator in placer.operators)
+    share = options.gpu_weights
+    return Cap(int(options.vram_fill * capacity), None if share is None else int(share * total))
 
 
-def can_place(placer: Placer) -> bool:
-    """Whether stock llama.cpp has a device here to place layers on."""
-    return placer.device.kind != "cpu-pair" and placer.has_device
-
-
-def prepare(
-    placer: Placer,
-    tests: tuple[BenchTest, ...],
-    setting: Setting,
-    arms: Sequence[str],
-    stock_args: Sequence[str] = (),
-    plan_options: dict[str, Any] | None = None,
-    progress: Progress = quiet,
-    gate: bool = True,
-    refresh_gate: bool = False,
-    **options: Any,
-) -> Bench:
-    """Plan, search and fit: everything that is decided before arms are compared. gate: `auto` passes the gate first;
-    refresh_gate: even where its verdict is remembered. options: fields of Bench.
+def prepare(maker: ArmMaker, arms: Sequence[str], stock_args: Sequence[str] = (), **options: Any) -> Bench:
+    """Plan, search and fit: everything that is decided before arms are compared. options: fields of Bench.
 
     Raises UsageError, DoesNotFit, and what planning, searching and fitting raise.
     """
-    cap = memory_cap(placer, setting)
-    maker = ArmMaker(placer, setting, cap, tests, plan_options or {}, progress, gate, refresh_gate)
     specs = [maker.make(name) for name in arms]
     for index, text in enumerate(stock_args):
         specs.append(maker.make_of_args(f"{STOCK_ARGS}-{index + 1}" if index else STOCK_ARGS, text))
     if len({spec.name for spec in specs}) < len(specs):
         raise UsageError("two arms have the same name; rename one of the plan files")
+    placer, setting = maker.placer, maker.setting
     return Bench(
         arms=tuple(specs),
-        tests=tests,
+        tests=maker.tests,
         operators=placer.operators,
         n_layer=placer.model.n_layer,
-        cap=cap,
+        cap=maker.cap,
         settings={
             "model_fingerprint": placer.model.fingerprint,
-            "device": setting.device,
-            "n_ctx": setting.n_ctx,
+            "device": setting.load.device,
+            "n_ctx": setting.load.n_ctx,
             "seed": setting.seed,
             "cpus": list(setting.cpus),
-            "planned_for": maker.workload,
+            "planned_for": asdict(maker.workload),
         },
         **options,
     )

@@ -14,9 +14,9 @@ from typing import Any
 
 from oallama.bench.ggml_tensor import check_tensor_layout, tensor_at, weight_of
 from oallama.bench.loaded import PLUGIN_PREFIX, LoadedModel, plugins
-from oallama.bench.records import LoadReport, Place, Setting
+from oallama.bench.records import LoadReport, Place
 from oallama.core.types import CPU_DEVICE
-from oallama.device.load_params import load_bridge
+from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import list_devices
 from oallama.device.spec import parse_device
@@ -33,36 +33,36 @@ class SeenGraph:
     flash_attn: bool
 
 
-def load_report(loaded: LoadedModel, setting: Setting, operators: Collection[str]) -> LoadReport:
+def load_report(loaded: LoadedModel, settings: LoadSettings, operators: Collection[str]) -> LoadReport:
     """The report of a model just loaded."""
     graph = loaded.call(lambda: seen_graph(loaded.model, loaded.params, frozenset(operators)))
-    held = loaded.memory()
-    shares = loaded.device_share()
+    device_bytes, host_bytes = loaded.held_bytes()
+    shares = loaded.device_share
     places = {name: _place(*where) for name, where in graph.weights.items()}
     by_memory: dict[str, tuple[int, int, int]] = {}
-    for row in held.buffers:
+    for row in loaded.buffers():
         name = row.buft if row.in_host_memory else "device"
         before = by_memory.get(name, (0, 0, 0))
         by_memory[name] = (before[0] + row.model, before[1] + row.context, before[2] + row.compute)
     params = loaded.params
     return LoadReport(
         device=loaded.device,
-        device_bytes=held.device_bytes,
-        host_bytes=held.host_bytes,
+        device_bytes=device_bytes,
+        host_bytes=host_bytes,
         places=places,
         layouts={name: where[0] for name, where in graph.weights.items() if places[name] == "host"},
         device_share={name: shares[name] for name, place in places.items() if place == "split" and name in shares},
         buffers=by_memory,
-        n_ctx=setting.n_ctx,
+        n_ctx=settings.n_ctx,
         n_batch=int(params.n_batch),
         n_ubatch=int(params.n_ubatch),
         n_threads=int(params.n_threads),
-        type_k=setting.type_k,
-        type_v=setting.type_v,
+        type_k=settings.attention.type_k,
+        type_v=settings.attention.type_v,
         flash_attn=graph.flash_attn,
         n_gpu_layers=loaded.n_gpu_layers,
         plugins=plugins(),
-        facts=bench_facts(loaded, setting),
+        facts=bench_facts(loaded, settings.device),
         warnings=loaded.warnings,
     )
 
@@ -138,18 +138,18 @@ def _place(buft: str, device: str, is_host: bool) -> Place:
     return "host" if is_host or device in ("", CPU_DEVICE) else "device"
 
 
-def bench_facts(loaded: LoadedModel, setting: Setting) -> dict[str, Any]:
+def bench_facts(loaded: LoadedModel, device: str) -> dict[str, Any]:
     """llama-bench's fields that only this process can know."""
     from llama_cpp import llama_cpp as api
 
     description = ctypes.create_string_buffer(256)
     api.llama_model_desc(loaded.model, description, len(description))
     commit, number = llama_build()
-    devices = {device.name: device for device in list_devices()}
-    cpus = [device.description for device in devices.values() if device.type == "CPU"]
+    devices = {info.name: info for info in list_devices()}
+    cpus = [info.description for info in devices.values() if info.type == "CPU"]
     used = devices.get(loaded.device)
-    spec = parse_device(setting.device)
-    gpu = "" if used is None else (str(spec) if spec.kind == "rpc-worker" else used.description)
+    spec = parse_device(device)
+    gpu = "" if used is None else (str(spec) if spec.is_worker else used.description)
     return {
         "build_commit": commit,
         "build_number": number,
@@ -165,7 +165,7 @@ def bench_facts(loaded: LoadedModel, setting: Setting) -> dict[str, Any]:
 
 def llama_build() -> tuple[str, int]:
     """llama.cpp's commit and build number, as llama-bench prints them; ("unknown", 0) where they are not told."""
-    from oallama.bench.common_library import open_common
+    from oallama.bench.fit import open_common
 
     load_bridge()
     library = open_common()

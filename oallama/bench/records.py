@@ -1,15 +1,16 @@
 """The records of a comparison: what is measured, how every arm is loaded, what it says of itself, and its samples.
 
-Frozen; bytes are int, times are float seconds. Everything that goes to or comes from an arm's process is plain JSON.
+Frozen; bytes are int, times are float seconds. What goes to or comes from an arm's process is JSON (core/codec.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from oallama.core.types import Operator
+from oallama.device.load_params import LoadSettings
 
 Place = Literal["device", "host", "split"]
 """Where an operator's weight lies: all of it on the device, all of it in host memory, or in parts on both."""
@@ -64,22 +65,19 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the arms share. flash_attn None: each arm's own default (stock: auto; ours: as `oallama run`).
+    """What the arms share. load: without the placement, which is the arm's; flash attention "auto" is each arm's own
+    choice (stock: llama.cpp's; ours: the plan's).
 
-    cpus: what each arm's process is pinned to, empty for no pinning; a worker process is pinned by `device`.
+    cpus: what each arm's process is pinned to, empty for no pinning; a worker process is pinned by its device.
     """
 
-    model: str
-    device: str  # --device text
-    n_ctx: int
-    n_threads: int
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attn: str | None = None
+    load: LoadSettings
     cpus: tuple[int, ...] = ()
     seed: int = 0
+
+    def changed(self, **changes: Any) -> Setting:
+        """With another device, batch, KV cache, ...: fields of LoadSettings."""
+        return replace(self, load=replace(self.load, **changes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +104,6 @@ class ArmSpec:
     search: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     gate: Mapping[str, Any] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, message: Mapping[str, Any]) -> ArmSpec:
-        stock = message["stock"]
-        setting = message["setting"]
-        return cls(
-            name=message["name"],
-            setting=Setting(**{**setting, "cpus": tuple(setting["cpus"])}),
-            stock=None
-            if stock is None
-            else StockPlacement(**{**stock, "overrides": tuple((p, w) for p, w in stock["overrides"])}),
-            plan=message["plan"],
-            plan_fingerprint=message["plan_fingerprint"],
-            predicted=message["predicted"],
-            search=tuple(message["search"]),
-            notes=tuple(message["notes"]),
-            gate=message["gate"],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,20 +143,6 @@ class LoadReport:
     plugins: tuple[str, ...]  # backends in ggml's registry that stock llama.cpp does not have
     facts: Mapping[str, Any]  # llama-bench's fields that only the process knows
     warnings: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, message: Mapping[str, Any]) -> LoadReport:
-        return cls(
-            **{
-                **message,
-                "buffers": {name: (int(m), int(k), int(c)) for name, (m, k, c) in message["buffers"].items()},
-                "plugins": tuple(message["plugins"]),
-                "warnings": tuple(message["warnings"]),
-            }
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from oallama.bench.expected import bytes_at
 from oallama.bench.records import ArmResult, BenchResult, Sample, Series
 from oallama.bench.stats import LEAST_PAIRS, Ratio, speed_ratio
+from oallama.bench.stock import bytes_at
 
 TEXT, BOOL, INT, FLOAT = "TEXT", "BOOL", "INTEGER", "REAL"
 
@@ -164,12 +164,12 @@ def _setting_fields(result: BenchResult, arm: ArmResult) -> Row:
         "cpu_info": report.facts["cpu_info"],
         "gpu_info": report.facts["gpu_info"],
         "backends": report.facts["backends"],
-        "model_filename": spec.setting.model,
+        "model_filename": spec.setting.load.path,
         "model_type": report.facts["model_type"],
         "model_size": report.facts["model_size"],
         "model_n_params": report.facts["model_n_params"],
-        "n_batch": spec.setting.n_batch,  # as asked for; llama.cpp lowers it to the context
-        "n_ubatch": spec.setting.n_ubatch if spec.plan is None else int(spec.plan["workload"]["n_ubatch"]),
+        "n_batch": spec.setting.load.n_batch,  # as asked for; llama.cpp lowers it to the context
+        "n_ubatch": spec.setting.load.n_ubatch if spec.plan is None else int(spec.plan["workload"]["n_ubatch"]),
         "n_threads": report.n_threads,
         "cpu_mask": hex(sum(1 << cpu for cpu in spec.setting.cpus)),
         "cpu_strict": False,
@@ -201,8 +201,8 @@ def _overrides_text(arm: ArmResult) -> str:
     stock = arm.spec.stock
     if stock is None:
         return f"plan:{arm.spec.plan_fingerprint[:16]}"
-    told = [f"{p}={'CPU' if where == 'CPU' else arm.report.device}" for p, where in stock.overrides[stock.n_cpu_moe :]]
-    return ";".join(told) or "none"
+    texts = [f"{p}={'CPU' if where == 'CPU' else arm.report.device}" for p, where in stock.overrides[stock.n_cpu_moe :]]
+    return ";".join(texts) or "none"
 
 
 def _placement(arm: ArmResult) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Whether an arm did what it says, and whether two arms turned out to be the same. Pure: compares what was read back.
+"""Whether an arm did what it says, whether two arms turned out to be the same, and what went on meanwhile that readers
+of the numbers should know. Pure: compares what was read back.
 
 The mistakes this guards against were all made in public: an arm that never was what its name said, a
 layer count off by one, two arms that were one.
@@ -9,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from oallama.bench.expected import bytes_at, expected_places
-from oallama.bench.records import ArmSpec, Cap, LoadReport
+from oallama.bench.records import ArmResult, ArmSpec, Cap, LoadReport, Sample, Series
+from oallama.bench.schedule import MAX_DRIFT, unsteady
+from oallama.bench.stats import trend
+from oallama.bench.stock import bytes_at, expected_places
 from oallama.core.types import Operator
-from oallama.core.units import format_bytes
+from oallama.core.units import format_bytes, format_seconds
 
 TOLERANCE = 0.01  # of a cap, and of an operator's share on the device
+BUSY_IDLE = 0.05  # CPUs' worth of time that an arm may use while it is not its turn
+TREND_P, TREND_CHANGE = 0.01, 0.05
 
 
 def problems(
@@ -51,10 +56,52 @@ def same_as(reports: Sequence[tuple[str, LoadReport]]) -> dict[str, str]:
     return found
 
 
+def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
+    """Sentences; empty where all went well."""
+    found = []
+    for made in series:
+        label = made.test.label
+        if bad := unsteady(made):
+            found.append(
+                f"{label}: the machine changed by more than {MAX_DRIFT:.0%} within {bad} of {len(made.kept)} blocks "
+                "that are compared; measure again when it is quiet, or raise -r"
+            )
+        elif changed := sum(not block.fault for block in made.discarded):
+            found.append(f"{label}: {changed} blocks were measured again because the machine changed")
+        if faults := [block.fault for block in made.discarded if block.fault]:
+            found.append(f"{label}: {len(faults)} blocks were discarded: {faults[-1]}")
+        if made.kept:
+            slow = trend([sample.seconds for sample in made.samples(0)])
+            if slow.p_value < TREND_P and abs(slow.change) > TREND_CHANGE:
+                how = "slower" if slow.change > 0 else "faster"
+                found.append(
+                    f"{label}: the machine got {abs(slow.change):.0%} {how} meanwhile; ratios hold, rates do not"
+                )
+        late = [s for block in made.kept for pair in block.samples for s in pair if s.late_share is not None]
+        if late:
+            found.append(
+                f"{label}: emulated device: late by {_worst(late, 'late_median_s')} in the median and by "
+                f"{_worst(late, 'late_p99_s')} at the 99th percentile of its copies and graphs in the worst turn, "
+                f"{max(s.late_share or 0.0 for s in late):.2%} of the time; {sum(s.n_overruns or 0 for s in late)} "
+                "overruns"
+            )
+    found += [
+        f"arm {arm.spec.name} used {arm.idle_cpu_share:.0%} of a CPU while others were measured"
+        for arm in arms
+        if arm.idle_cpu_share > BUSY_IDLE
+    ]
+    found += [
+        f"arms {arm.same_as} and {arm.spec.name} turned out to be the same configuration; what they differ by is noise"
+        for arm in arms
+        if arm.same_as
+    ]
+    return found
+
+
 def _backend_problems(spec: ArmSpec, report: LoadReport) -> list[str]:
     if spec.stock is not None and report.plugins:
         return [f"it is a stock arm but has {', '.join(report.plugins)} in ggml's registry"]
-    if spec.setting.device == "none" and report.device_bytes:
+    if spec.setting.load.device == "none" and report.device_bytes:
         return [f"it is to use no device but holds {format_bytes(report.device_bytes)} on one"]
     return []
 
@@ -80,7 +127,7 @@ def _placement_problems(spec: ArmSpec, report: LoadReport, operators: Sequence[O
 def expected_shares(spec: ArmSpec, operators: Sequence[Operator], n_layer: int) -> dict[str, float]:
     """Operator -> the share of its weight that the arm says it puts on the device."""
     if spec.stock is not None:
-        if spec.setting.device == "none":
+        if spec.setting.load.device == "none":
             return {operator.name: 0.0 for operator in operators}
         places = expected_places(operators, n_layer, spec.stock)
         return {name: float(place == "device") for name, place in places.items()}
@@ -113,3 +160,7 @@ def _cap_problems(report: LoadReport, operators: Sequence[Operator], cap: Cap) -
 
 def _some(names: Sequence[str]) -> str:
     return names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _worst(samples: Sequence[Sample], name: str) -> str:
+    return format_seconds(max(getattr(sample, name) or 0.0 for sample in samples))

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oallama.cli.options import (
-    PlacementOptions,
-    WorkloadOptions,
+    PLACEMENT,
+    WORKLOAD,
+    gathered,
     model_argument,
     output_option,
-    placement_options,
     profile_option,
-    workload_options,
 )
 from oallama.cli.output import deliver, json_text, show
 from oallama.cli.policy import affinity_option, fill_option
 
 if TYPE_CHECKING:
+    from oallama.core.options import Options
     from oallama.core.types import AffinityReport
 
 FORMATS = ("table", "json", "csv", "md", "html")
@@ -27,8 +27,7 @@ FORMATS = ("table", "json", "csv", "md", "html")
 
 @click.command("affinity-report", short_help="Show where each operator goes, and why.")
 @model_argument
-@placement_options
-@workload_options
+@gathered(*PLACEMENT, *WORKLOAD)
 @click.option(
     "--phase",
     type=click.Choice(["decode", "prefill", "mixed"]),
@@ -50,8 +49,9 @@ FORMATS = ("table", "json", "csv", "md", "html")
 @output_option("the report")
 def command(
     model: str,
-    placement: PlacementOptions,
-    workload: WorkloadOptions,
+    options: Options,
+    n_prompt: int,
+    n_gen: int,
     phase: Any,
     affinity: Any,
     fill: Any,
@@ -68,16 +68,11 @@ def command(
     """
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} exclude each other", click.get_current_context())
+    from oallama.placer import Placer
+
     chosen = "json" if as_json else form or format_of(output)
-    placer = placement.load(model, profile)
-    report = placer.report(
-        phase=phase,
-        n_prompt=workload.n_prompt,
-        n_gen=workload.n_gen,
-        affinity=affinity,
-        fill=fill,
-        n_ctx=workload.n_ctx,
-    )
+    placer = Placer.of_file(model, options, profile)
+    report = placer.report(phase, n_prompt, n_gen, affinity, fill)
     if chosen == "table" and output is None:
         from oallama.report.affinity import report_tables
 

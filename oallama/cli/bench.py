@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,21 +12,20 @@ import click
 from oallama.bench.formats import FORMATS
 from oallama.cli.bench_progress import bench_progress
 from oallama.cli.options import (
-    EngineOptions,
-    PlacementOptions,
+    CONTEXT,
+    PLACEMENT,
     chart_option,
     count,
-    engine_options,
     gate_option,
-    given,
+    gathered,
     model_argument,
     parsed,
-    placement_options,
     profile_option,
     refresh_gate_option,
 )
 from oallama.cli.output import emit, talk, write_chart, write_file
 from oallama.cli.policy import affinity_option, fill_option
+from oallama.core.options import Options
 from oallama.device.spec import parse_cpus
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from oallama.bench.records import BenchResult
 
 DEFAULT_REPS = 6
-_SHARED = ("n_batch", "n_ubatch", "type_k", "type_v", "flash_attn")
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
@@ -107,8 +106,7 @@ def parse_output(text: str) -> tuple[str, str | None]:
 @chart_option
 @click.option("-oe", "--output-err", type=click.Choice(FORMATS), metavar="FORMAT", help="The same on stderr as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document: -o json.")
-@placement_options
-@engine_options
+@gathered(*PLACEMENT, *CONTEXT)
 @affinity_option
 @fill_option
 @profile_option
@@ -135,8 +133,7 @@ def command(
     chart: str | None,
     output_err: str | None,
     as_json: bool,
-    placement: PlacementOptions,
-    engine: EngineOptions,
+    options: Options,
     affinity: str,
     fill: str,
     profile: str | None,
@@ -159,24 +156,23 @@ def command(
       oallama bench model.gguf --arms stock-fit,stock-ngl,oato,auto --vram 6GiB -r 10 -o result.json
       oallama bench model.gguf --stock-args "-ngl 20 -fa on" --arms auto -pg 512,128 -d 4096
     """
-    from oallama.bench.prepare import bench_tests, default_arms, prepare, shared_setting
+    from oallama.bench.arms import ArmMaker
+    from oallama.bench.prepare import bench_tests, default_arms, memory_cap, prepare, shared_setting
+    from oallama.gate.run import gated_arm
+    from oallama.placer import Placer
 
     format, file = ("json", output[1]) if as_json else output
     tests = bench_tests(n_prompt, n_gen, pairs, n_depth)
-    placer = placement.load(model, profile, engine)
-    options = given(**{name: getattr(engine, name) for name in _SHARED})
-    setting = shared_setting(placer, tests, engine.n_ctx, cpus or (), seed=seed, **options)
+    placer = Placer.of_file(model, options, profile)
+    setting = shared_setting(placer, tests, cpus or (), seed)
+    plan_options = {"affinity": affinity, "fill": fill}
+    auto = partial(gated_arm, refresh=refresh_gate) if gate else None
     with bench_progress(progress) as shown:
+        maker = ArmMaker(placer, setting, memory_cap(placer, setting), tests, plan_options, shown, auto)
         bench = prepare(
-            placer,
-            tests,
-            setting,
+            maker,
             arms or default_arms(placer),
             stock_args,
-            {"affinity": affinity, "fill": fill},
-            shown,
-            gate=gate,
-            refresh_gate=refresh_gate,
             n_blocks=-(-repetitions // 2),
             delay_s=float(delay),
             resident=False if reload else None,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import fields
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from oallama.core.options import CACHE_TYPES, Options
 from oallama.core.units import parse_bytes, parse_share
-
-if TYPE_CHECKING:
-    from oallama.placer import Placer
 
 Function = Callable[..., Any]
 
@@ -45,65 +43,7 @@ def count(least: int, most: int = 2**31 - 1) -> Callable[[Any], Any]:
 
 SIZE = parsed(parse_bytes)
 SHARE = parsed(parse_share)
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementOptions:
-    """What the placement options said; None where an option was not given."""
-
-    device: str | None
-    vram: int | None
-    vram_fill: float
-    gpu_weights: float | None
-    threads: int | None
-
-    def on(self, device: str) -> PlacementOptions:
-        """The same, on `device` where none was asked for."""
-        return self if self.device is not None else replace(self, device=device)
-
-    def load(
-        self,
-        model: str,
-        profile: str | None = None,
-        engine: EngineOptions | None = None,
-        attention: Mapping[str, Any] | None = None,
-    ) -> Placer:
-        """Read the model and make its Placer, for the KV cache and attention that `engine` or `attention` ask for."""
-        from oallama.placer import Placer
-
-        return Placer.load(
-            model,
-            device=self.device,
-            vram=self.vram,
-            vram_fill=self.vram_fill,
-            gpu_weights=self.gpu_weights,
-            threads=self.threads,
-            profile=profile,
-            **(engine.for_placer() if engine else attention or {}),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """Context, batches and KV cache of a run; None: what the plan says."""
-
-    n_ctx: int | None
-    n_batch: int | None
-    n_ubatch: int | None
-    type_k: str | None
-    type_v: str | None
-    flash_attn: str | None
-
-    def for_engine(self) -> dict[str, Any]:
-        """Keywords of Engine; KV cache and attention are the placer's."""
-        return self._given("n_ctx", "n_batch", "n_ubatch")
-
-    def for_placer(self) -> dict[str, Any]:
-        """Keywords of Placer.load."""
-        return self._given("type_k", "type_v", "flash_attn")
-
-    def _given(self, *names: str) -> dict[str, Any]:
-        return given(**{name: getattr(self, name) for name in names})
+CACHE_TYPE = click.Choice(tuple(CACHE_TYPES))
 
 
 def given(**values: Any) -> dict[str, Any]:
@@ -111,13 +51,22 @@ def given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadOptions:
-    """Tokens that a plan is made for; n_ctx None: as long as the workload needs."""
+def gathered(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
+    """These click options; the command gets one `options`, an Options, out of all its parameters that are called like a
+    field of it."""
 
-    n_prompt: int
-    n_gen: int
-    n_ctx: int | None
+    def decorate(function: Function) -> Function:
+        @wraps(function)
+        def with_record(*args: Any, **values: Any) -> Any:
+            asked = {field.name: values.pop(field.name) for field in fields(Options) if field.name in values}
+            return function(*args, options=Options.given(**asked), **values)
+
+        decorated: Function = with_record
+        for option in reversed(options):
+            decorated = option(decorated)
+        return decorated
+
+    return decorate
 
 
 def model_argument(function: Function) -> Function:
@@ -168,17 +117,7 @@ gpu_weights_option = click.option(
     "--gpu-weights", type=SHARE, metavar="SHARE", help="Cap on the share of the weights' bytes on the device: 50%."
 )
 
-
-def placement_options(function: Function) -> Function:
-    """--device, --vram, --vram-fill, --gpu-weights, --threads; the command gets `placement`, a PlacementOptions."""
-
-    @wraps(function)
-    def gathered(*args: Any, **values: Any) -> Any:
-        fields = {name: values.pop(name) for name in ("device", "vram", "vram_fill", "gpu_weights", "threads")}
-        return function(*args, placement=PlacementOptions(**fields), **values)
-
-    return device_option(vram_option(vram_fill_option(gpu_weights_option(threads_option(gathered)))))
-
+PLACEMENT = (device_option, vram_option, vram_fill_option, gpu_weights_option, threads_option)
 
 context_option = click.option(
     "-c", "--ctx-size", "n_ctx", type=count(1), metavar="N",
@@ -191,20 +130,7 @@ n_prompt_option = click.option(
 n_gen_option = click.option(
     "-n", "--n-gen", type=count(0), default=128, show_default=True, metavar="N_GEN", help="Tokens to generate."
 )
-
-
-def workload_options(function: Function) -> Function:
-    """-p, -n, -c as token counts; the command gets `workload`, a WorkloadOptions."""
-
-    @wraps(function)
-    def gathered(*args: Any, **values: Any) -> Any:
-        fields = {name: values.pop(name) for name in ("n_prompt", "n_gen", "n_ctx")}
-        return function(*args, workload=WorkloadOptions(**fields), **values)
-
-    return n_prompt_option(n_gen_option(context_option(gathered)))
-
-
-KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+WORKLOAD = (n_prompt_option, n_gen_option, context_option)
 
 batch_option = click.option(
     "-b", "--batch-size", "n_batch", type=count(1), metavar="N", help="Tokens of a logical batch.  [default: 2048]"
@@ -213,45 +139,18 @@ ubatch_option = click.option(
     "-ub", "--ubatch-size", "n_ubatch", type=count(1), metavar="N", help="Tokens of a micro-batch.  [default: 512]"
 )
 type_k_option = click.option(
-    "-ctk", "--cache-type-k", "type_k", type=click.Choice(KV_TYPES), metavar="TYPE", help="Type of K.  [default: f16]"
+    "-ctk", "--cache-type-k", "type_k", type=CACHE_TYPE, metavar="TYPE", help="Type of K.  [default: f16]"
 )
 type_v_option = click.option(
-    "-ctv", "--cache-type-v", "type_v", type=click.Choice(KV_TYPES), metavar="TYPE", help="Type of V.  [default: f16]"
+    "-ctv", "--cache-type-v", "type_v", type=CACHE_TYPE, metavar="TYPE", help="Type of V.  [default: f16]"
 )
 flash_attention_option = click.option(
     "-fa", "--flash-attn", type=click.Choice(["on", "off", "auto"]), metavar="on|off|auto",
     help="Flash attention; auto: the plan's, which has what is predicted to be faster.  [default: auto]",
 )  # fmt: skip
 
-
-def attention_options(function: Function) -> Function:
-    """-ctk, -ctv, -fa; the command gets `attention`, what was given of type_k, type_v and flash_attn."""
-
-    @wraps(function)
-    def gathered(*args: Any, **values: Any) -> Any:
-        attention = given(**{name: values.pop(name) for name in ("type_k", "type_v", "flash_attn")})
-        return function(*args, attention=attention, **values)
-
-    decorated: Function = gathered
-    for option in (flash_attention_option, type_v_option, type_k_option):
-        decorated = option(decorated)
-    return decorated
-
-
-def engine_options(function: Function) -> Function:
-    """-c, -b, -ub, -ctk, -ctv, -fa; the command gets `engine`, an EngineOptions."""
-
-    @wraps(function)
-    def gathered(*args: Any, **values: Any) -> Any:
-        names = ("n_ctx", "n_batch", "n_ubatch", "type_k", "type_v", "flash_attn")
-        return function(*args, engine=EngineOptions(**{name: values.pop(name) for name in names}), **values)
-
-    decorated: Function = gathered
-    options = (context_option, batch_option, ubatch_option, type_k_option, type_v_option, flash_attention_option)
-    for option in reversed(options):
-        decorated = option(decorated)
-    return decorated
-
+ATTENTION = (type_k_option, type_v_option, flash_attention_option)
+CONTEXT = (context_option, batch_option, ubatch_option, *ATTENTION)
 
 gate_option = click.option(
     "--gate/--no-gate", default=True, show_default=True,

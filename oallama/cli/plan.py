@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from oallama.cli.options import (
-    PlacementOptions,
-    WorkloadOptions,
-    attention_options,
+    ATTENTION,
+    PLACEMENT,
+    WORKLOAD,
+    gathered,
     model_argument,
     output_option,
-    placement_options,
     profile_option,
     ubatch_option,
-    workload_options,
 )
 from oallama.cli.output import emit_json, talk
 from oallama.cli.policy import PolicyOptions, policy_options
+from oallama.core.options import Options
 
 
 @click.command("plan", short_help="Decide the placement and write it as JSON.")
 @model_argument
 @policy_options
-@placement_options
-@workload_options
-@ubatch_option
-@attention_options
+@gathered(*PLACEMENT, *WORKLOAD, ubatch_option, *ATTENTION)
 @profile_option
 @click.option("--json", "as_json", is_flag=True, help="Print the plan also where -o writes it.")
 @output_option("the plan")
 def command(
     model: str,
     policy: PolicyOptions,
-    placement: PlacementOptions,
-    workload: WorkloadOptions,
-    n_ubatch: int | None,
-    attention: dict[str, Any],
+    options: Options,
+    n_prompt: int,
+    n_gen: int,
     profile: str | None,
     as_json: bool,
     output: str | None,
@@ -47,10 +41,11 @@ def command(
 
     Fractions of an operator: gg on the device, cg streamed to it, cc on the CPU; they add up to 1.
     """
+    from oallama.placer import Placer
     from oallama.report.plan import plan_sentences
 
-    placer = placement.load(model, profile, attention=attention)
-    plan = policy.plan(placer, workload.n_prompt, workload.n_gen, workload.n_ctx, n_ubatch)
+    placer = Placer.of_file(model, options, profile)
+    plan = policy.plan(placer, placer.workload(n_prompt, n_gen))
     if output is not None:
         plan.save(output)
         talk(f"wrote {output}")

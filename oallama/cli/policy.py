@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import click
 from oallama import __version__
 from oallama.cli.options import Function, count, given
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.core.types import CPU_DEVICE
+from oallama.core.types import CPU_DEVICE, Workload
 from oallama.place.decide import POLICIES
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class PolicyOptions:
         """Whether nothing can go to a device, so that there is nothing to measure or to decide."""
         return self.n_gpu_layers in (None, 0) and (self.policy == "cpu" or not placer.has_device)
 
-    def plan(self, placer: Placer, n_prompt: int, n_gen: int, n_ctx: int | None, n_ubatch: int | None) -> Plan:
+    def plan(self, placer: Placer, load: Workload) -> Plan:
         """The placement that was asked for, `auto` where none was. Raises UsageError, DoesNotFit, and what the
         placer raises."""
         if self.n_gpu_layers is None:
@@ -71,21 +71,19 @@ class PolicyOptions:
                 raise UsageError(f"--prefetch says how weights are streamed; --policy {self.policy} streams none")
             return placer.plan(
                 self.policy or ("auto" if self.fill == "continue" else "oato"),
-                n_prompt=n_prompt,
-                n_gen=n_gen,
-                n_ctx=n_ctx,
+                **asdict(load),
                 affinity=self.affinity,
                 fill=self.fill,
-                **given(n_ubatch=n_ubatch, prefetch=self.prefetch),
+                **given(prefetch=self.prefetch),
             )
         if self.policy not in (None, "layers"):
             raise UsageError(f"-ngl places whole layers, so it does not go with --policy {self.policy}")
         if self.n_gpu_layers and placer.profile().device == CPU_DEVICE:
             raise UsageError("-ngl needs a device, and there is none; name one with --device, such as rpc-worker")
-        return whole_layers(placer, self.n_gpu_layers, n_prompt, n_gen, n_ctx)
+        return whole_layers(placer, self.n_gpu_layers, load)
 
 
-def whole_layers(placer: Placer, n_gpu_layers: int, n_prompt: int, n_gen: int, n_ctx: int | None) -> Plan:
+def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:
     """The plan of llama.cpp's -ngl: the last layers whole, the output being one of them and the first that is taken.
 
     Raises DoesNotFit.
@@ -93,7 +91,7 @@ def whole_layers(placer: Placer, n_gpu_layers: int, n_prompt: int, n_gen: int, n
     n_layer = placer.model.n_layer
     n = min(n_gpu_layers, n_layer + 1)
     names = [o.name for o in placer.operators if (n_layer if o.layer is None else o.layer) > n_layer - n]
-    plan = placer.plan_of(names, n, n_prompt=n_prompt, n_gen=n_gen, n_ctx=n_ctx, policy="layers")
+    plan = placer.plan_of(names, n, **asdict(load), policy="layers")
     memory = plan.memory
     if memory.spare < 0:
         needed = memory.limit - memory.spare

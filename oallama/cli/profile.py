@@ -9,8 +9,9 @@ from pathlib import Path
 
 import click
 
-from oallama.cli.options import PlacementOptions, device_option, json_option, model_argument, parsed, threads_option
+from oallama.cli.options import device_option, gathered, json_option, model_argument, parsed, threads_option
 from oallama.cli.output import emit_json, show, talk, write_file
+from oallama.core.options import Options
 
 
 def parse_tokens(text: str) -> tuple[int, ...]:
@@ -33,8 +34,7 @@ def personal_words() -> list[str]:
 
 @click.command("profile", short_help="Time the model's mul-mats here, once; the result is cached.")
 @model_argument
-@device_option
-@threads_option
+@gathered(device_option, threads_option)
 @click.option(
     "--tokens",
     type=parsed(parse_tokens),
@@ -51,8 +51,7 @@ def personal_words() -> list[str]:
 @json_option
 def command(
     model: str,
-    device: str | None,
-    threads: int | None,
+    options: Options,
     tokens: tuple[int, ...],
     refresh: bool,
     export: str | None,
@@ -63,13 +62,13 @@ def command(
 
     Keep the machine quiet meanwhile. Interrupted, it goes on where it stopped.
     """
+    from oallama.placer import Placer
     from oallama.profile.export import exported
     from oallama.profile.store import profile_to_json
     from oallama.report.profile import profile_tables
     from oallama.report.text import printable
 
-    options = PlacementOptions(device, None, 0.9, None, threads)
-    profile = options.load(model).profile(progress=True, refresh=refresh, tokens=tokens)
+    profile = Placer.of_file(model, options).profile(progress=True, refresh=refresh, tokens=tokens)
     if export is not None:
         write_file(export, json.dumps(exported(profile, personal_words()), indent=1) + "\n")
         talk(f"wrote {printable(export, 500)}: look into it before you send it")

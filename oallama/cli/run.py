@@ -14,16 +14,14 @@ from oallama.cli.chat import prompt_tokens
 from oallama.cli.default_model import default_model
 from oallama.cli.gate import gated
 from oallama.cli.options import (
-    EngineOptions,
-    PlacementOptions,
+    CONTEXT,
+    PLACEMENT,
     count,
-    engine_options,
     gate_option,
-    given,
+    gathered,
     json_option,
     model_option,
     parsed,
-    placement_options,
     profile_option,
     refresh_gate_option,
 )
@@ -31,7 +29,8 @@ from oallama.cli.output import emit_json, is_terminal, talk
 from oallama.cli.policy import PolicyOptions, policy_options
 from oallama.cli.prompt import model_and_prompt, read_prompt
 from oallama.core.errors import UsageError
-from oallama.core.types import SPLIT_LAYOUT, StreamSettings
+from oallama.core.options import Options
+from oallama.core.types import SPLIT_LAYOUT, StreamSettings, Workload
 
 if TYPE_CHECKING:
     from oallama.device.emulated import Emulated
@@ -70,8 +69,7 @@ def parse_seed(text: str) -> int:
 )
 @click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says.")
 @policy_options
-@placement_options
-@engine_options
+@gathered(*PLACEMENT, *CONTEXT)
 @profile_option
 @gate_option
 @refresh_gate_option
@@ -99,8 +97,7 @@ def command(
     n_gen: int,
     plan_file: str | None,
     policy: PolicyOptions,
-    placement: PlacementOptions,
-    engine: EngineOptions,
+    options: Options,
     profile: str | None,
     gate: bool,
     refresh_gate: bool,
@@ -124,8 +121,14 @@ def command(
     if plan_file is not None and policy.given:
         raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
     n_bytes = len(text.encode())
-    placer, plan = prepare(model, plan_file, policy, placement, engine, profile, gate, refresh_gate, n_bytes, n_gen)
-    with placer.engine(plan, **engine.for_engine()) as loaded:
+    if plan_file is not None:
+        placer, plan = planned(model, plan_file, policy, options, profile)
+    else:
+        from oallama.placer import Placer
+
+        placer = Placer.of_file(model or default_model(), options, profile)
+        plan = made_plan(placer, policy, run_workload(placer, n_bytes, n_gen), gate, refresh_gate)
+    with placer.engine(plan) as loaded:
         for warning in loaded.warnings:
             talk(f"warning: {warning}")
         emulated = placer.device.emulated
@@ -142,41 +145,38 @@ def command(
                 talk(split_statistics(loaded.split_stats, loaded.device))
 
 
-def prepare(
-    model: str | None,
-    plan_file: str | None,
-    policy: PolicyOptions,
-    placement: PlacementOptions,
-    engine: EngineOptions,
-    profile: str | None,
-    gate: bool,
-    refresh_gate: bool,
-    prompt_bytes: int,
-    n_gen: int,
+def planned(
+    model: str | None, plan_file: str, policy: PolicyOptions, options: Options, profile: str | None
 ) -> tuple[Placer, Plan]:
-    """The placer and the plan: read from a file, or made for a prompt of so many bytes; `auto` passes the gate."""
-    if plan_file is not None:
-        from oallama.plan.plan import Plan
+    """The plan of a file, and a placer for its model on its device, where no others are asked for."""
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
 
-        plan = Plan.load(plan_file)
-        if policy.prefetch is not None:
-            streaming = replace(plan.record.streaming or StreamSettings(), prefetch=policy.prefetch)
-            plan = Plan(replace(plan.record, streaming=streaming))
-        return placement.on(plan.device).load(model or plan.record.model_path, profile, engine), plan
-    placer = placement.load(model or default_model(), profile, engine)
-    n_prompt = prompt_bytes // BYTES_PER_TOKEN + 1
-    n_ctx = engine.n_ctx
-    if n_ctx is None and placer.workload(n_prompt, n_gen).n_ctx < prompt_bytes // LEAST_BYTES_PER_TOKEN + n_gen:
-        n_ctx = prompt_bytes // LEAST_BYTES_PER_TOKEN + n_gen + 1
+    plan = Plan.load(plan_file)
+    if policy.prefetch is not None:
+        streaming = replace(plan.record.streaming or StreamSettings(), prefetch=policy.prefetch)
+        plan = Plan(replace(plan.record, streaming=streaming))
+    options = replace(options, device=options.device or plan.device)
+    return Placer.of_file(model or plan.record.model_path, options, profile), plan
+
+
+def run_workload(placer: Placer, prompt_bytes: int, n_gen: int) -> Workload:
+    """For a prompt of so many bytes, whose tokens are not known yet: the context holds it however it is cut."""
+    n_prompt, most = prompt_bytes // BYTES_PER_TOKEN + 1, prompt_bytes // LEAST_BYTES_PER_TOKEN
+    load = placer.workload(n_prompt, n_gen)
+    if placer.options.n_ctx is None and load.n_ctx < most + n_gen:
+        return replace(load, n_ctx=most + n_gen + 1)
+    return load
+
+
+def made_plan(placer: Placer, policy: PolicyOptions, load: Workload, gate: bool, refresh_gate: bool) -> Plan:
+    """The plan that the policy makes; `auto` passes the gate."""
     if policy.keeps_to_cpu(placer):
-        return placer, placer.cpu_plan(n_prompt, n_gen, n_ctx, **given(n_ubatch=engine.n_ubatch))
-    if gate and policy.is_auto:
-        plan = gated(placer, n_prompt, n_gen, n_ctx, engine.n_ubatch, refresh_gate)
-    else:
-        plan = policy.plan(placer, n_prompt, n_gen, n_ctx, engine.n_ubatch)
-    for note in plan.record.extra.get("notes", ()):
+        return placer.cpu_plan(**asdict(load))
+    plan = gated(placer, load, refresh_gate) if gate and policy.is_auto else policy.plan(placer, load)
+    for note in plan.record.notes:
         talk(f"note: {note}")
-    return placer, plan
+    return plan
 
 
 def write_stream(stream: Generator[str, None, Generation], show: bool) -> Generation:

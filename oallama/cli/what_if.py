@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.options import (
-    WorkloadOptions,
+    WORKLOAD,
     chart_option,
+    gathered,
     json_option,
     model_argument,
     parsed,
     profile_option,
     threads_option,
     vram_fill_option,
-    workload_options,
 )
 from oallama.cli.output import emit_json, show, write_chart
 from oallama.device.cards import CARDS, preset
 
 if TYPE_CHECKING:
+    from oallama.core.options import Options
     from oallama.device.card import Card
 
 
@@ -38,18 +40,16 @@ def parse_cards(text: str) -> tuple[Card, ...]:
     "--gpu", "cards", type=parsed(parse_cards), metavar="CARD,…",
     help=f"Cards: {', '.join(CARDS)}.  [default: all of them]",
 )  # fmt: skip
-@workload_options
-@vram_fill_option
-@threads_option
+@gathered(*WORKLOAD, vram_fill_option, threads_option)
 @profile_option
 @json_option
 @chart_option
 def command(
     model: str,
     cards: tuple[Card, ...] | None,
-    workload: WorkloadOptions,
-    vram_fill: float,
-    threads: int | None,
+    options: Options,
+    n_prompt: int,
+    n_gen: int,
     profile: str | None,
     as_json: bool,
     chart: str | None,
@@ -68,9 +68,9 @@ def command(
     from oallama.placer import Placer
     from oallama.report.what_if import what_if_chart, what_if_document, what_if_table
 
-    placer = Placer.load(model, device="none", vram_fill=vram_fill, threads=threads, profile=profile)
-    load = placer.workload(workload.n_prompt, workload.n_gen, workload.n_ctx)
-    alone, rows = placer.what_if(cards or tuple(CARDS.values()), load.n_prompt, load.n_gen, load.n_ctx)
+    placer = Placer.of_file(model, replace(options, device="none"), profile)
+    load = placer.workload(n_prompt, n_gen)
+    alone, rows = placer.what_if(cards or tuple(CARDS.values()), load)
     if chart is not None:
         write_chart(chart, what_if_chart(placer.model, load, rows))
     if as_json:

@@ -390,6 +390,19 @@ class Workload:
     n_ubatch: int = 512
 
 
+FlashAttention = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """How attention runs in a llama_context, and the types of its KV cache. flash_attn "auto": llama.cpp decides, which
+    turns it on where every device has it."""
+
+    flash_attn: FlashAttention = "auto"
+    type_k: str = "f16"  # as llama.cpp's -ctk names it
+    type_v: str = "f16"
+
+
 PrefetchMode = Literal["ahead", "layer"]
 
 
@@ -418,5 +431,7 @@ class PlanRecord:
     predicted: Predicted | None  # None: made without a profile
     token_assignment: tuple[tuple[int, int], ...] = ()  # (n_tokens, n_g)
     streaming: StreamSettings | None = None  # None: nothing was said of it, the defaults hold
+    attention: Attention | None = None  # that it was made for; None: nothing was said of it
+    notes: tuple[str, ...] = ()  # of the planner: what was lowered or left out to make it fit, in sentences
     version: int = 1
     extra: dict[str, Any] = field(default_factory=dict)

@@ -8,41 +8,33 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from oallama.core.errors import BridgeError, UsageError
-from oallama.core.types import SPLIT_LAYOUT
+from oallama.core.errors import BridgeError
+from oallama.core.options import FLASH_ATTENTION, STOCK_ATTENTION, STOCK_BATCH, STOCK_UBATCH, cache_type
+from oallama.core.types import SPLIT_LAYOUT, Attention
 
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
 
-FlashAttention = Literal["auto", "on", "off"]
-
-FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
-
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What decides where a model's memory lies. Hashable; counts are tokens.
+    """What one load of llama.cpp gets: model, context and placement. Hashable; counts are tokens.
 
     host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, and SPLIT_LAYOUT for
-    those of the split backend (plan/patterns.py).
-    n_threads 0: one per physical core. n_outputs_max: rows of logits in one micro-batch, 0: as many as tokens (stock).
+    those of the split backend (plan/patterns.py). n_threads 0: one per physical core.
     """
 
     path: str
     device: str = "none"  # --device text
     n_ctx: int = 512
-    n_batch: int = 2048
-    n_ubatch: int = 512
+    n_batch: int = STOCK_BATCH
+    n_ubatch: int = STOCK_UBATCH
     n_gpu_layers: int = 0  # counted as llama.cpp does: the output is one layer behind the last
     host_patterns: tuple[tuple[str, str | None], ...] = ()
-    flash_attn: FlashAttention = "auto"
-    type_k: str = "f16"
-    type_v: str = "f16"
+    attention: Attention = STOCK_ATTENTION
     n_threads: int = 0
-    offload_kqv: bool = True
-    n_outputs_max: int = 0
 
 
 class ModelParams:
@@ -89,7 +81,7 @@ def load_mode(settings: LoadSettings, bridge: Bridge) -> int:
 PLAIN_LAYOUT = "CPU"
 
 
-class _Override(ctypes.Structure):
+class BuftOverride(ctypes.Structure):
     """struct llama_model_tensor_buft_override"""
 
     _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
@@ -99,7 +91,7 @@ def _overrides(patterns: Sequence[tuple[str, str | None]], bridge: Bridge, split
     """A NULL-terminated array; None without patterns."""
     if not patterns:
         return None
-    array = (_Override * (len(patterns) + 1))()
+    array = (BuftOverride * (len(patterns) + 1))()
     for entry, (pattern, layout) in zip(array, patterns, strict=False):
         entry.pattern = pattern.encode()
         if layout == SPLIT_LAYOUT:
@@ -118,28 +110,9 @@ def apply_context(settings: LoadSettings, n_threads: int, params: Any) -> None:
     params.n_batch = min(settings.n_batch, settings.n_ctx) if settings.n_ctx else settings.n_batch
     params.n_ubatch = min(settings.n_ubatch, params.n_batch)
     params.n_threads = params.n_threads_batch = n_threads
-    params.flash_attn_type = FLASH_ATTENTION[settings.flash_attn]
-    params.type_k, params.type_v = cache_type(settings.type_k), cache_type(settings.type_v)
-    params.offload_kqv = settings.offload_kqv
-    params.n_outputs_max = settings.n_outputs_max
-
-
-CACHE_TYPES = {
-    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
-}  # fmt: skip
-"""ggml types llama.cpp offers for the KV cache (-ctk, -ctv), by number."""
-
-
-PLAIN_V_TYPES = ("f16", "f32", "bf16")
-"""Types of a V cache that attention can do without flash attention; llama.cpp refuses the others."""
-
-
-def cache_type(name: str) -> int:
-    """The ggml type number of a KV cache type. Raises UsageError naming the ones there are."""
-    try:
-        return CACHE_TYPES[name.lower()]
-    except KeyError:
-        raise UsageError(f"{name!r} is no KV cache type; choose one of {', '.join(CACHE_TYPES)}") from None
+    attention = settings.attention
+    params.flash_attn_type = FLASH_ATTENTION[attention.flash_attn]
+    params.type_k, params.type_v = cache_type(attention.type_k), cache_type(attention.type_v)
 
 
 def load_bridge() -> Bridge:

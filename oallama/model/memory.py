@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from oallama.core.codec import from_json
 from oallama.core.errors import DeviceError, ModelFileError, OallamaError
 from oallama.core.types import CPU_DEVICE
 from oallama.device.child import ask_child
@@ -134,8 +135,7 @@ def _probe(request: dict[str, Any], progress: Any) -> dict[str, Any]:
     from oallama.device.native_log import native_log
     from oallama.device.opening import device_pointer, open_device
 
-    patterns = tuple((pattern, layout) for pattern, layout in request.pop("host_patterns"))
-    settings = LoadSettings(**request, host_patterns=patterns)
+    settings = from_json(LoadSettings, request, "the load")
     bridge = load_bridge()
     with open_device(parse_device(settings.device)) as device, native_log() as log:
         placement = ModelParams(settings, device_pointer(device.name), bridge)

@@ -1,4 +1,8 @@
-"""A placement and its way of attention, chosen together. Pure."""
+"""Flash attention or not, chosen together with the placement: whichever is predicted to take less time. Pure.
+
+Stock llama.cpp turns flash attention on wherever a device has it. On the CPU that gains for prompts and costs beyond
+some hundreds of tokens of context when generating (docs/decisions.md), so that no fixed choice is right.
+"""
 
 from __future__ import annotations
 
@@ -6,47 +10,130 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.errors import DoesNotFit
-from oallama.core.types import CPU_DEVICE, ModelInfo, Profile, Workload
-from oallama.cost.attention import attention_choices, rest_total, scores_fit, usual_attention
-from oallama.cost.passes import Pass, passes
-from oallama.device.attention import AskedAttention, Attention
-from oallama.device.load_params import PLAIN_V_TYPES, FlashAttention
+from oallama.core.options import PLAIN_V_TYPES, Options
+from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo, Profile, RestCase, Workload
+from oallama.core.units import MIB
+from oallama.cost.passes import Pass
+from oallama.cost.passes import passes as workload_passes
+from oallama.cost.rest import in_steps, index_rest, rest_seconds
 from oallama.place.problem import Decision
+
+SCORES_SHARE, SCORES_BYTES = 0.5, 256 * MIB
+"""Without flash attention a compute buffer holds the scores of a micro-batch against the whole context. It may take
+this share of the model file, or so many bytes where that is more."""
+
+
+def with_attention(profile: Profile, flash_attn: FlashAttention) -> Profile:
+    """The profile with the rest cases of one way only ("auto": all of them). A device that has none of that way keeps
+    what it has."""
+    if flash_attn == "auto":
+        return profile
+    wanted = flash_attn == "on"
+    has_it = {case.device for case in profile.rest if _is_flash(case) == wanted}
+    kept = tuple(case for case in profile.rest if _is_flash(case) == wanted or case.device not in has_it)
+    return replace(profile, rest=kept)
+
+
+def attention_seconds(
+    profile: Profile, flash_attn: FlashAttention, device: str, passes: Sequence[Pass]
+) -> float | None:
+    """Seconds of one layer beside its operators over these passes; None where the profile has not timed that way."""
+    known = any(case.device == device and _is_flash(case) == (flash_attn == "on") for case in profile.rest)
+    return rest_seconds(index_rest(with_attention(profile, flash_attn)), device, passes) if known else None
+
+
+def attention_choices(
+    profile: Profile, passes: Sequence[Pass], plain_allowed: bool = True
+) -> tuple[FlashAttention, ...]:
+    """The ways that are worth planning with: one where the CPU and the device agree on the faster over these passes,
+    else both, the device's first: which is better then depends on how many layers each has. A way that one of them
+    lacks is left out. Empty: the profile does not tell.
+
+    plain_allowed: whether attention may go without flash attention at all (type of the V cache, memory).
+    """
+    faster: list[FlashAttention] = []
+    lacking: set[FlashAttention] = set() if plain_allowed else {"off"}
+    for device in dict.fromkeys((profile.device, CPU_DEVICE)):
+        flash, plain = (attention_seconds(profile, way, device, passes) for way in ("on", "off"))
+        if flash is None and plain is None:
+            continue
+        if flash is None:
+            lacking.add("on")
+        if plain is None:
+            lacking.add("off")
+        faster.append("on" if plain is None or (flash is not None and flash <= plain) else "off")
+    ways: list[FlashAttention] = [way for way in dict.fromkeys(faster) if way not in lacking]
+    if faster and not ways:
+        ways = [way for way in _WAYS if way not in lacking]
+    return tuple(ways)
+
+
+_WAYS: tuple[FlashAttention, ...] = ("on", "off")
+
+
+def rest_total(profile: Profile, flash_attn: FlashAttention, layers: tuple[int, int], passes: Sequence[Pass]) -> float:
+    """Seconds of all layers beside their operators. layers: how many are on the CPU, how many on the device."""
+    index = index_rest(with_attention(profile, flash_attn))
+    on_cpu = rest_seconds(index, CPU_DEVICE, passes)
+    on_device = rest_seconds(index, profile.device, passes) if profile.device in index else on_cpu
+    return layers[0] * on_cpu + layers[1] * on_device
+
+
+def usual_attention(passes: Sequence[Pass]) -> FlashAttention:
+    """The way on the CPU where nothing was measured: by the times that attention usually takes (TOKEN_UNITS).
+
+    With flash attention a token costs as much as it sees, without it as much as it is shown, which is the cache in
+    steps of KV_STEP positions with those to come among them, only that each position costs less.
+    """
+    with_it = without = 0.0
+    for p in passes:
+        sees = p.n_kv - (p.n_tokens - 1) / 2
+        flash, plain = next(costs for least, *costs in TOKEN_UNITS if p.n_tokens >= least)
+        with_it += p.count * p.n_tokens * sees * flash
+        without += p.count * p.n_tokens * in_steps(p.n_kv) * plain
+    return "on" if with_it <= without else "off"
+
+
+TOKEN_UNITS = ((64, 1.0, 0.8), (2, 2.5, 0.65), (1, 1.0, 0.6))
+"""(least batch, with flash attention, without): time of one position for one token, in that of flash attention in
+decode. Rounded from scripts/measure_attention.py and the profile's own cases, on a CPU with AVX-512 and for heads of
+32, 64 and 128 (docs/benchmarks.md): in batches below 64 ggml's CPU flash attention works row by row."""
+
+
+def scores_fit(model: ModelInfo, load: Workload) -> bool:
+    """Whether the scores' buffer is small enough (F32, n_ctx positions for each head and token of a micro-batch)."""
+    n_bytes = 4 * load.n_ctx * load.n_ubatch * model.n_head
+    return n_bytes <= max(SCORES_BYTES, SCORES_SHARE * model.file_bytes)
+
+
+def _is_flash(case: RestCase) -> bool:
+    return case.shape is None or case.shape.flash_attn
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
     """How attention is chosen for one model, given what the user asked for.
 
-    attend, below: forward passes that attention is chosen for; None: those of the workload.
-    Raises UsageError where what was asked for is impossible.
+    passes, below: forward passes that attention is chosen for; None: those of the workload.
     """
 
     model: ModelInfo
-    asked: AskedAttention
+    asked: Options
 
-    def __post_init__(self) -> None:
-        self.with_way(self.stock)
-
-    @property
-    def stock(self) -> FlashAttention:
-        """What stock llama.cpp would be told."""
-        return self.asked.flash_attn or "auto"
-
-    def with_way(self, flash_attn: FlashAttention) -> Attention:
+    def attention(self, flash_attn: FlashAttention) -> Attention:
         """With the KV cache that was asked for, F16 where none was."""
-        return self.asked.over(Attention(flash_attn, "f16", "f16"))
+        return self.asked.attention(Attention(flash_attn))
 
     def decide(
         self,
         decided: Callable[[FlashAttention], Decision],
         profile: Profile,
         load: Workload,
-        attend: Sequence[Pass] | None = None,
+        passes: Sequence[Pass] | None = None,
     ) -> tuple[Decision, FlashAttention]:
         """The decision with the least predicted time of the workload, and its way of attention; of equal ones the
         first. decided: decides for one way. Raises DoesNotFit where it is raised for every way."""
-        ways = self._ways(profile, load, attend)
+        ways = self._ways(profile, load, passes)
         if len(ways) == 1:
             return decided(ways[0]), ways[0]
         made: list[tuple[Decision, FlashAttention]] = []
@@ -58,40 +145,40 @@ class AttentionRule:
                 refused.append(error)
         if not made:
             raise refused[0]
-        return min(made, key=lambda one: self._seconds(one[0], one[1], profile, attend))
+        return min(made, key=lambda one: self._seconds(one[0], one[1], profile, passes))
 
-    def on_cpu_unmeasured(
-        self, load: Workload, known: Callable[[], Profile | None], attend: Sequence[Pass] | None = None
+    def unmeasured_on_cpu(
+        self, load: Workload, known: Callable[[], Profile | None], passes: Sequence[Pass] | None = None
     ) -> FlashAttention:
         """The way on the CPU alone where nothing is to be measured. known: a profile, if there happens to be one."""
-        if self.asked.flash_attn is not None:
+        if self.asked.flash_attn != "auto":
             return self.asked.flash_attn
         if not self._plain_allowed(load):
             return "on"
-        profile, over = known(), _passes(load, attend)
-        ways = attention_choices(replace(profile, device=CPU_DEVICE), over) if profile else ()
-        return ways[0] if ways else usual_attention(over)
+        profile, passes = known(), _passes(load, passes)
+        ways = attention_choices(replace(profile, device=CPU_DEVICE), passes) if profile else ()
+        return ways[0] if ways else usual_attention(passes)
 
-    def _ways(self, profile: Profile, load: Workload, attend: Sequence[Pass] | None) -> tuple[FlashAttention, ...]:
-        if self.asked.flash_attn is not None:
+    def _ways(self, profile: Profile, load: Workload, passes: Sequence[Pass] | None) -> tuple[FlashAttention, ...]:
+        if self.asked.flash_attn != "auto":
             return (self.asked.flash_attn,)
-        return attention_choices(profile, _passes(load, attend), self._plain_allowed(load)) or ("auto",)
+        return attention_choices(profile, _passes(load, passes), self._plain_allowed(load)) or ("auto",)
 
     def _plain_allowed(self, load: Workload) -> bool:
-        return self.with_way("auto").type_v.lower() in PLAIN_V_TYPES and scores_fit(self.model, load)
+        return self.attention("auto").type_v in PLAIN_V_TYPES and scores_fit(self.model, load)
 
     def _seconds(
-        self, decision: Decision, way: FlashAttention, profile: Profile, attend: Sequence[Pass] | None
+        self, decision: Decision, way: FlashAttention, profile: Profile, passes: Sequence[Pass] | None
     ) -> float:
-        """Predicted seconds of the workload, with attention over `attend` in place of the workload's own."""
+        """Predicted seconds of the workload, with attention over `passes` in place of the workload's own."""
         total = decision.predicted.total_s
-        if attend is None:
+        if passes is None:
             return total
         n_layer = self.model.n_layer
         on_device = max(0, n_layer - decision.placed.first_device_layer)
-        layers, own = (n_layer - on_device, on_device), passes(decision.workload, "mixed")
-        return total + rest_total(profile, way, layers, attend) - rest_total(profile, way, layers, own)
+        layers, own = (n_layer - on_device, on_device), workload_passes(decision.workload, "mixed")
+        return total + rest_total(profile, way, layers, passes) - rest_total(profile, way, layers, own)
 
 
-def _passes(load: Workload, attend: Sequence[Pass] | None) -> Sequence[Pass]:
-    return passes(load, "mixed") if attend is None else attend
+def _passes(load: Workload, passes: Sequence[Pass] | None) -> Sequence[Pass]:
+    return workload_passes(load, "mixed") if passes is None else passes

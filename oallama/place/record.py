@@ -118,7 +118,7 @@ def plan_record(
         predicted=decision.predicted,
         token_assignment=placed.slices.token_assignment if placed.slices else (),
         streaming=placed.slices.settings if placed.slices else None,
-        extra={"notes": list(decision.notes)} if decision.notes else {},
+        notes=decision.notes,
     )
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from oallama.core.errors import PlanError
-from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT, Operator
+from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT, Attention, Operator
 from oallama.device.spec import parse_device
-from oallama.plan.attention import attention_arguments
 from oallama.plan.patterns import host_patterns, split_names
 from oallama.plan.plan import Plan
 
@@ -68,7 +67,7 @@ def export_command(
     needs_plugin = splits(plan, operators)
     if needs_plugin and (plugin is None or device == "none"):
         raise PlanError("the plan splits operators, so it needs a device and the plugin's library and plan file")
-    arguments = [target, "-m", plan.record.model_path, *_workload(plan, target), *attention_arguments(plan.record)]
+    arguments = [target, "-m", plan.record.model_path, *_workload(plan, target), *_attention(plan.record.attention)]
     if device == "none":
         return shlex.join([*arguments, "--device", "none", "-ngl", "0"])
     arguments += ["--rpc", spec.endpoint] if spec.kind == "rpc" else []
@@ -88,6 +87,13 @@ def _workload(plan: Plan, target: Target) -> list[str]:
     if target == "llama-bench":  # makes its context as large as its prompts, and changes nothing by itself
         return [*batch, "-p", str(workload.n_prompt), "-n", str(workload.n_gen)]
     return ["-c", str(workload.n_ctx), *batch, "--fit", "off"]
+
+
+def _attention(planned: Attention | None) -> list[str]:
+    if planned is None:
+        return []
+    types = [("-ctk", planned.type_k), ("-ctv", planned.type_v)]
+    return ["-fa", planned.flash_attn, *(word for flag, name in types if name != "f16" for word in (flag, name))]
 
 
 def _overrides(plan: Plan, operators: Sequence[Operator], all_tensor_names: Iterable[str], target: Target) -> list[str]:

@@ -2,7 +2,8 @@
 
 History of the JSON format (`"version"`):
   1  first; `layout` of an operator and `n_ubatch` of the workload are left out where they are the default, so is
-     `streaming` (n_slots, prefetch, kept_twice) of a plan that says nothing of it.
+     `streaming` (n_slots, prefetch, kept_twice) and `attention` (flash_attn, type_k, type_v) of a plan that says
+     nothing of it, and `notes` (sentences of the planner) where there are none.
 Keys this version does not know are kept in `extra` and written back, so a newer minor addition survives a round trip.
 """
 
@@ -16,10 +17,13 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from oallama.core.errors import PlanError
+from oallama.core.options import CACHE_TYPES, FLASH_ATTENTION
 from oallama.core.types import (
+    Attention,
+    FlashAttention,
     MemoryLedger,
     ModelInfo,
     Operator,
@@ -41,7 +45,7 @@ _LEDGER_BYTES = ("limit", "weights_gpu", "weights_host", "kv", "compute", "stagi
 _PREDICTED = ("ttft_s", "tpot_s", "total_s")  # null without a profile
 _KEYS = {
     *("version", "model", "machine", "device", "policy", "workload", "operators"),
-    *("token_assignment", "streaming", "n_gpu_layers", "memory", "predicted"),
+    *("token_assignment", "streaming", "attention", "notes", "n_gpu_layers", "memory", "predicted"),
 }
 
 
@@ -115,6 +119,8 @@ class Plan:
             "operators": [_placement_to_json(placement) for placement in record.operators],
             "token_assignment": [{"n_tokens": n, "n_g": n_g} for n, n_g in record.token_assignment],
             **({"streaming": asdict(record.streaming)} if record.streaming else {}),
+            **({"attention": asdict(record.attention)} if record.attention else {}),
+            **({"notes": list(record.notes)} if record.notes else {}),
             "n_gpu_layers": record.n_gpu_layers,
             "memory": asdict(record.memory),
             "predicted": asdict(record.predicted) if record.predicted else dict.fromkeys(_PREDICTED),
@@ -150,6 +156,8 @@ class Plan:
                     for row in reader.rows("token_assignment")
                 ),
                 streaming=_streaming_from_json(reader.section("streaming")) if "streaming" in reader.document else None,
+                attention=_attention_from_json(reader.document.get("attention")),
+                notes=reader.texts("notes") if "notes" in reader.document else (),
                 n_gpu_layers=reader.whole("n_gpu_layers"),
                 memory=MemoryLedger(
                     capacity=memory.whole("capacity"),
@@ -243,6 +251,23 @@ def _streaming_from_json(section: Reader) -> StreamSettings:
         if prefetch == known:
             return StreamSettings(section.whole("n_slots"), known, section.flag("kept_twice"))
     raise PlanError(f"{section.source}: prefetch is {prefetch!r}, but {' or '.join(get_args(PrefetchMode))} is needed")
+
+
+def _attention_from_json(said: Any) -> Attention | None:
+    """None for a plan that says nothing of it, as those written before 2026-11-21."""
+    if said is None:
+        return None
+
+    def choice(name: str, known: Iterable[str]) -> str:
+        value = said.get(name) if isinstance(said, dict) else None
+        if isinstance(value, str) and value in known:
+            return value
+        raise PlanError(
+            f"the plan's attention.{name} is {value!r}, but one of {', '.join(known)} is needed; make a new plan"
+        )
+
+    flash_attn = cast("FlashAttention", choice("flash_attn", FLASH_ATTENTION))
+    return Attention(flash_attn, choice("type_k", CACHE_TYPES), choice("type_v", CACHE_TYPES))
 
 
 def _same_names(planned: Iterable[str], actual: Sequence[str]) -> None:

@@ -27,6 +27,13 @@ class Reader:
             raise self._wrong(key, "a list")
         return [Reader(row, f"{self.source}: {key}[{index}]") for index, row in enumerate(value)]
 
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of text."""
+        value = self._get(key)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(key, "a list of text")
+        return tuple(value)
+
     def text(self, key: str) -> str:
         value = self._get(key)
         if not isinstance(value, str):

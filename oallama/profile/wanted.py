@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from oallama.core.options import PLAIN_V_TYPES
 from oallama.core.types import (
     CPU_DEVICE,
     DEVICE_LAYOUT,
@@ -24,7 +25,6 @@ from oallama.core.types import (
     RestShape,
     SkippedCase,
 )
-from oallama.device.load_params import PLAIN_V_TYPES
 
 COLD_FACTOR = 4  # a cache that does not replace strictly the oldest line keeps part of a set twice its size
 PASS_FLOPS = 8e9  # a tenth of a second on two ordinary cores

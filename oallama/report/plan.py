@@ -41,9 +41,8 @@ def plan_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[s
         f"({percent(on_device, total)}) and {whole} of {plural(len(record.operators), 'operator')} on the device"
         f"{f', {split} split between it and the CPU' if split else ''}"
     )
-    notes = record.extra.get("notes", ())
     times = (predicted_text(record.predicted),) if record.predicted else ()
-    return (place, *times, *slice_sentences(record, operators), *(printable_sentence(str(note)) for note in notes))
+    return (place, *times, *slice_sentences(record, operators), *(printable_sentence(note) for note in record.notes))
 
 
 def slice_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[str, ...]:

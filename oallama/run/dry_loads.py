@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from oallama.core.types import ModelInfo, Operator, Workload
-from oallama.device.attention import Attention
+from oallama.core.types import Attention, ModelInfo, Operator, Workload
 from oallama.device.spec import DeviceSpec
 from oallama.place.placed import Placed, nothing_there
 from oallama.place.problem import LoadBytes
@@ -50,7 +48,7 @@ class DryLoads:
             n_gpu_layers=n_gpu_layers(self._model.n_layer, placed),
             host_patterns=patterns,
             n_threads=self._n_threads,
-            **asdict(attention),
+            attention=attention,
         )
 
     def taken(self, load: Workload, placed: Placed, attention: Attention) -> LoadBytes:
@@ -76,6 +74,6 @@ class DryLoads:
         result = self._results[self.settings(load, nothing, attention)]
         return result.on_host("model"), result.on_host("context"), result.on_host("compute")
 
-    def known(self, load: Workload, placed: Placed, attention: Attention) -> ProbeResult | None:
-        """What a load of this placement said, if there was one."""
-        return self._results.get(self.settings(load, placed, attention))
+    def has(self, load: Workload, placed: Placed, attention: Attention) -> bool:
+        """Whether a load of this placement was asked for."""
+        return self.settings(load, placed, attention) in self._results

@@ -12,20 +12,26 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oallama.core.errors import UsageError
+from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
 from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
-from oallama.device.attention import AskedAttention, Attention
 from oallama.device.cpu import default_threads
 from oallama.device.guard import STALL_S
-from oallama.device.load_params import FlashAttention, LoadSettings, cache_type, load_bridge
+from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.opening import open_now
-from oallama.device.spec import DeviceSpec
-from oallama.model.memory import ProbeResult, memory_of, probe_memory
-from oallama.plan.attention import attention_of
+from oallama.model.memory import memory_of, probe_memory
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
-from oallama.run.generate import Generation, Piece, Sampler, check_tokens, generation_of, pieces, tokenize
-from oallama.run.load import load_llama, usable_layouts
-from oallama.run.loaded_memory import EngineMemory, compare_memory
+from oallama.run.generate import (
+    Generation,
+    Piece,
+    Sampler,
+    check_tokens,
+    generation_of,
+    pieces,
+    teacher_forced_logits,
+    tokenize,
+)
+from oallama.run.load import EngineMemory, compare_memory, load_llama, usable_layouts
 from oallama.run.setup import Held, check_device, check_layers, device_of, read_operators, release, runner_for
 from oallama.run.split import SplitMeter, SplitRun, open_split
 
@@ -42,12 +48,11 @@ class Engine:
     """A loaded model. Use it in a `with` statement; one call at a time.
 
     model, plan: what to load and where; the attribute `plan` is the plan as it was loaded: where the device had less
-    room than thought, more of the split operators is on the host, which `warnings` say. device: defaults to the plan's.
-    n_threads: CPU threads, default one per physical core. operators, tensor_names: read from the file when not given.
-    n_ctx, n_ubatch, flash_attn, type_k, type_v: default the plan's. probed: what probe_memory said of this very load,
-    if the caller has just asked; else it is asked here, since native code must not see a file first in this process.
-    progress: a bar on stderr where that is a terminal. stall_s: a remote device that makes no progress for so long is
-    given up.
+    room than thought, more of the split operators is on the host, which `warnings` say. options: device, threads,
+    context, KV cache and attention; the plan's where they ask for nothing. operators, tensor_names: read from the file
+    when not given. probed: whether probe_memory was asked of this load; else it is asked here, since native code must
+    not see a file first in this process. progress: a bar on stderr where that is a
+    terminal. stall_s: a remote device that makes no progress for so long is given up.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DeviceError,
     UsageError, BridgeError.
@@ -57,53 +62,40 @@ class Engine:
         self,
         model: ModelInfo,
         plan: Plan,
-        device: DeviceSpec | None = None,
-        n_threads: int | None = None,
+        options: Options | None = None,
         *,
         operators: Sequence[Operator] | None = None,
         tensor_names: Sequence[str] | None = None,
-        n_ctx: int | None = None,
-        n_batch: int = 2048,
-        n_ubatch: int | None = None,
-        flash_attn: FlashAttention | None = None,
-        type_k: str | None = None,
-        type_v: str | None = None,
-        offload_kqv: bool = True,
-        probed: ProbeResult | None = None,
+        probed: bool = False,
         progress: bool = True,
         stall_s: float = STALL_S,
     ) -> None:
+        options = options or Options()
         if operators is None or tensor_names is None:
             operators, tensor_names = read_operators(model.path)
         plan.check(model, operators)
         check_layers(plan, model.n_layer, operators)
-        said = attention_of(plan.record) or Attention("auto", "f16", "f16")
-        self.attention = attention = AskedAttention(flash_attn, type_k, type_v).over(said)
-        for name in (attention.type_k, attention.type_v):
-            cache_type(name)
-        spec = device_of(plan, device)
-        bridge = load_bridge()
-        placements, warnings = usable_layouts(operators, plan.record, bridge)
-        layouts_named = any(placement.layout for placement in placements)
+        self.attention = options.attention(plan.record.attention or STOCK_ATTENTION)
+        spec = device_of(plan, options.device)
+        placements, warnings = usable_layouts(operators, plan.record, load_bridge())
+        patterns: tuple[tuple[str, str | None], ...] = ()
+        if not spec.is_none or any(placement.layout for placement in placements):
+            patterns = host_patterns(operators, placements, tensor_names, bool(plan.record.token_assignment))
         self.model, self.plan = model, plan
-        self.n_threads = n_threads or default_threads()
+        self.n_threads = options.threads or default_threads()
         self._settings = LoadSettings(
             path=model.path,
             device=str(spec),
-            n_ctx=n_ctx or plan.workload.n_ctx or model.n_ctx_train,
-            n_batch=n_batch,
-            n_ubatch=n_ubatch or plan.workload.n_ubatch,
+            n_ctx=options.n_ctx or plan.workload.n_ctx or model.n_ctx_train,
+            n_batch=options.n_batch or STOCK_BATCH,
+            n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
             n_gpu_layers=plan.n_gpu_layers,
-            host_patterns=host_patterns(operators, placements, tensor_names, bool(plan.record.token_assignment))
-            if spec.kind != "none" or layouts_named
-            else (),
-            flash_attn=attention.flash_attn,
-            type_k=attention.type_k,
-            type_v=attention.type_v,
+            host_patterns=patterns,
+            attention=self.attention,
             n_threads=self.n_threads,
-            offload_kqv=offload_kqv,
         )
-        self.probed = probed or probe_memory(self._settings)
+        if not probed:
+            probe_memory(self._settings)
         self._running: Generator[Piece, None, None] | None = None
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""
@@ -220,8 +212,6 @@ class Engine:
 
         Raises UsageError like generate, DeviceError.
         """
-        from oallama.run.logits import teacher_forced_logits
-
         checked = [int(token) for token in tokens]
         check_tokens(checked, self.n_vocab, self.n_ctx)
         self._start()

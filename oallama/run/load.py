@@ -1,25 +1,26 @@
-"""Loading a model for an engine: layouts checked, progress shown, refusals told in one sentence."""
+"""Loading a model for an engine: layouts checked, progress shown, refusals told in one sentence; what it then holds."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DeviceError
-from oallama.core.types import ModelInfo, Operator, OperatorPlacement, PlanRecord, Shape
+from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Shape
+from oallama.core.units import MIB, format_bytes
 from oallama.cost.blocks import is_ffn
 from oallama.device.guard import Runner
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import PLAIN_LAYOUT, LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
-from oallama.device.opening import OpenDevice, device_pointer
+from oallama.device.opening import NO_DEVICE, OpenDevice, device_pointer
 from oallama.model.cut import cut_axis
 from oallama.model.gguf_file import check_unchanged
-from oallama.model.memory import load_refusal
+from oallama.model.memory import BufferBytes, load_refusal
 from oallama.plan.patterns import split_names
 from oallama.plan.split import slice_counts
 from oallama.run.split import LoadedSplit
@@ -27,6 +28,8 @@ from oallama.run.split import LoadedSplit
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
     from oallama.run.placed_llama import PlacedLlama
+
+TOLERANCE_SHARE, TOLERANCE_BYTES = 0.01, MIB  # planned and actual bytes may differ by the larger of the two
 
 
 def usable_layouts(
@@ -176,3 +179,30 @@ def load_llama(
     if device.spec.is_remote:
         llama.guard(runner)
     return llama
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMemory:
+    """Bytes. Host memory that maps the model file counts with the mapped range."""
+
+    buffers: tuple[BufferBytes, ...]
+    device_bytes: int
+    host_bytes: int
+    planned_device_bytes: int
+    warning: str  # "" where device_bytes is as planned
+
+
+def compare_memory(buffers: tuple[BufferBytes, ...], device: str, ledger: MemoryLedger) -> EngineMemory:
+    """The live buffers against the plan's ledger, on the device (on the host, mapped files count differently). The
+    ledger's staging is an upper bound of what split operators compute in, so there may be less of it."""
+    device_bytes = sum(b.model + b.context + b.compute for b in buffers if not b.in_host_memory)
+    host_bytes = sum(b.model + b.context + b.compute for b in buffers if b.in_host_memory)
+    planned = 0 if device == NO_DEVICE else ledger.weights_gpu + ledger.kv + ledger.compute + ledger.staging
+    warning = ""
+    tolerance = max(TOLERANCE_SHARE * planned, TOLERANCE_BYTES)
+    if not planned - ledger.staging - tolerance <= device_bytes <= planned + tolerance:
+        warning = (
+            f"{device} holds {format_bytes(device_bytes)} but the plan says {format_bytes(planned)}; "
+            "plan again with the options of this run"
+        )
+    return EngineMemory(buffers, device_bytes, host_bytes, planned, warning)

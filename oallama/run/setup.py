@@ -45,12 +45,15 @@ def read_operators(path: str) -> tuple[Sequence[Operator], Sequence[str]]:
     return operators(gguf), [tensor.name for tensor in gguf.tensors]
 
 
-def device_of(plan: Plan, device: DeviceSpec | None) -> DeviceSpec:
-    """The device to open: none for a plan that needs none. Raises DeviceError, PlanError where the two clash."""
+def device_of(plan: Plan, device: str | None) -> DeviceSpec:
+    """The device to open: the plan's where `device` (--device text) is None, and none for a plan that needs none.
+
+    Raises DeviceError, UsageError.
+    """
     if plan.device == NO_DEVICE:
         return DeviceSpec("none")
-    spec = device or parse_device(plan.device)
-    if spec.kind == "cpu-pair" and not only_splits(plan):
+    spec = parse_device(device or plan.device)
+    if spec.is_pair and not only_splits(plan):
         raise DeviceError(
             "cpu-pair runs plans that only split operators: llama.cpp has no second CPU to keep whole ones, norms or "
             "KV on; use rpc-worker"

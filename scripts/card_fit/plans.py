@@ -16,8 +16,8 @@ from card_fit.tables import Run, TableError, read_csv
 from oallama.core.errors import DoesNotFit
 from oallama.core.types import Profile, Workload
 from oallama.core.units import MIB
-from oallama.cost.attention import with_attention
 from oallama.cost.offload import cache_bytes
+from oallama.place.attention import with_attention
 from oallama.place.decide import decide
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem

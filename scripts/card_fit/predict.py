@@ -10,10 +10,10 @@ from card_fit.machine import Machine
 from card_fit.models import Model
 from card_fit.tables import Run
 from oallama.core.types import Workload
-from oallama.cost.attention import with_attention
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass, passes_at
 from oallama.cost.placement import Costs, placement_seconds
+from oallama.place.attention import with_attention
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem, costs_over
 from oallama.profile.described import described

@@ -15,10 +15,10 @@ from experiments.traces import trace_of
 
 from ggml_bridge.split import Span, TraceOf
 from oallama import Placer, Plan
-from oallama.core.types import PLAIN_LAYOUT, Workload
+from oallama.core.types import PLAIN_LAYOUT, FlashAttention, Workload
 from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.timeline import PAPER, Prefetch
-from oallama.device.load_params import FlashAttention, load_bridge
+from oallama.device.load_params import load_bridge
 from oallama.place.cuts import n_g_at
 from oallama.place.decide import decide_as_given
 from oallama.place.placed import cpu

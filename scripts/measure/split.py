@@ -28,7 +28,6 @@ from oallama.device.spec import parse_cpus
 from oallama.model.cut import cut_extent
 from oallama.place.problem import costs_of
 from oallama.place.record import placed_by_plan
-from oallama.plan.attention import attention_of
 from oallama.plan.plugin_text import plugin_text
 
 #
@@ -56,7 +55,7 @@ def _host(path: str, threads: int, options: argparse.Namespace) -> dict[str, lis
     placements = {o.name: OperatorPlacement(o.name, 0.0, 0.0, 1.0, best_layout(o, cut_extent(o))) for o in operators}
     record = replace(plan.record, operators=tuple(placements.get(p.name, p) for p in plan.operators))
     text = plugin_text(record, operators, "CPU", every_operator=True)
-    settings = LoadSettings(path=path, n_ctx=options.n_prompt + options.n_gen + 8, flash_attn="auto", n_threads=threads)
+    settings = LoadSettings(path=path, n_ctx=options.n_prompt + options.n_gen + 8, n_threads=threads)
     names = "|".join(o.name.replace(".", "\\.") for o in operators)
     with bridge.split().plan(text) as split:
         ours = replace(settings, host_patterns=((f"^({names})$", SPLIT_LAYOUT),))
@@ -134,7 +133,7 @@ def _stages(file: str, options: argparse.Namespace) -> dict[str, Any]:
 def bound_of(placer: Placer, plan: Plan, n_prompt: int, n_gen: int) -> Sample:
     """TTFT and TPOT of the same placement with the profile's rates for computing, and nothing for launching, copying,
     joining."""
-    attention = attention_of(plan.record)
+    attention = plan.record.attention
     problem = placer._problem("auto" if attention is None else attention.flash_attn)
     load = replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen)
     placed = placed_by_plan(placer.model.n_layer, placer.operators, plan.record)

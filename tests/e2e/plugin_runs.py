@@ -15,12 +15,12 @@ import numpy.typing as npt
 from e2e.placed import Placed
 from llama_cpp import llama_cpp as api
 
-from oallama.core.types import Operator, OperatorPlacement
+from oallama.core.types import Attention, Operator, OperatorPlacement
 from oallama.device.load_params import LoadSettings, apply_context, load_bridge
 from oallama.plan.patterns import escape
 from oallama.plan.plugin_text import plugin_text
+from oallama.run.generate import teacher_forced_logits
 from oallama.run.load import host_shape
-from oallama.run.logits import teacher_forced_logits
 
 Logits = npt.NDArray[np.float32]
 
@@ -59,7 +59,7 @@ def loaded(
 @contextlib.contextmanager
 def context_of(path: Path, model: Any, n_seq: int = 1, n_threads: int = 1) -> Iterator[Any]:
     params = api.llama_context_default_params()
-    apply_context(LoadSettings(str(path), n_ctx=N_CTX, n_ubatch=N_UBATCH, flash_attn="on"), n_threads, params)
+    apply_context(LoadSettings(str(path), n_ctx=N_CTX, n_ubatch=N_UBATCH, attention=Attention("on")), n_threads, params)
     params.n_seq_max, params.op_offload, params.kv_unified = n_seq, False, True
     context = api.llama_init_from_model(model, params)
     assert context, path

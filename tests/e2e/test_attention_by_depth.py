@@ -15,11 +15,11 @@ from oallama.bench.arms import ArmMaker
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import BenchTest, Cap, Setting
 from oallama.core.errors import UsageError
-from oallama.cost.attention import attention_seconds
+from oallama.core.types import Attention
 from oallama.cost.passes import passes
-from oallama.device.attention import Attention
+from oallama.device.load_params import LoadSettings
+from oallama.place.attention import attention_seconds
 from oallama.placer import Placer
-from oallama.plan.attention import attention_of, with_attention_of
 from oallama.plan.plan import Plan
 from oallama.profile.store import profile_to_json
 
@@ -38,7 +38,7 @@ def plan(model: Path) -> Plan:
 
 
 def saying(plan: Plan, flash_attn: str, type_k: str = "f16") -> Plan:
-    return Plan(with_attention_of(plan.record, Attention(flash_attn, type_k, "f16")))  # type: ignore[arg-type]
+    return Plan(replace(plan.record, attention=Attention(flash_attn, type_k, "f16")))  # type: ignore[arg-type]
 
 
 def loaded(model: Path, plan: Plan, **told: str) -> tuple[int, int, Attention]:
@@ -61,24 +61,24 @@ def test_the_engine_runs_with_what_the_plan_says(way: str, model: Path, plan: Pl
 def test_a_plan_that_says_nothing_is_run_as_a_new_one_would_be(model: Path, plan: Plan) -> None:
     for n_prompt, way in ((16, "on"), (900, "off")):
         load = replace(plan.workload, n_prompt=n_prompt, n_gen=64)
-        old = Plan(replace(plan.record, workload=load, extra={}))
+        old = Plan(replace(plan.record, workload=load, attention=None))
         assert loaded(model, old)[0] == FLASH_ATTENTION[way]
 
 
 def test_the_depth_of_the_workload_chooses_without_a_profile(model: Path) -> None:
     placer = Placer.load(model, device="none", threads=1)
     for n_prompt, n_gen, way in ((16, 64, "on"), (64, 900, "off")):
-        said = attention_of(placer.cpu_plan(n_prompt, n_gen, N_CTX, 64).record)
+        said = placer.cpu_plan(n_prompt, n_gen, N_CTX, 64).record.attention
         assert said == Attention(way, "f16", "f16")  # type: ignore[arg-type]
     quantised = Placer.load(model, device="none", threads=1, type_v="q8_0")
-    assert attention_of(quantised.cpu_plan(64, 900, N_CTX, 64).record) == Attention("on", "f16", "q8_0")
+    assert quantised.cpu_plan(64, 900, N_CTX, 64).record.attention == Attention("on", "f16", "q8_0")
     with pytest.raises(UsageError, match="needs flash attention"):
         Placer.load(model, device="none", type_v="q8_0", flash_attn="off")
 
 
 def test_an_arm_chooses_for_what_is_measured_and_runs_with_it(model: Path) -> None:
     placer = Placer.load(model, device="none", threads=1)
-    setting = Setting(model=str(model), device="none", n_ctx=N_CTX, n_threads=1, n_ubatch=64)
+    setting = Setting(LoadSettings(str(model), n_ctx=N_CTX, n_threads=1, n_ubatch=64))
     for depth, way in ((0, "on"), (900, "off")):
         spec = ArmMaker(placer, setting, Cap(), (BenchTest(0, 16, depth),), {}).make("cpu")
         assert spec.plan is not None
@@ -88,7 +88,7 @@ def test_an_arm_chooses_for_what_is_measured_and_runs_with_it(model: Path) -> No
             assert arm.load(()).flash_attn == (way == "on")
         finally:
             arm.close()
-    told = ArmMaker(placer, replace(setting, flash_attn="on"), Cap(), (BenchTest(0, 16, 900),), {}).make("cpu")
+    told = ArmMaker(placer, setting.changed(attention=Attention("on")), Cap(), (BenchTest(0, 16, 900),), {}).make("cpu")
     arm = ArmProcess(told)
     try:
         assert arm.load(()).flash_attn
@@ -101,7 +101,7 @@ def test_a_profile_decides_where_there_is_one(model: Path, tmp_path: Path) -> No
     profile = placer.profile(progress=False, tokens=(1,))
     assert {rest.shape.flash_attn for rest in profile.rest if rest.shape is not None} == {True, False}
     made = placer.plan("cpu", 16, 900, N_CTX, 64)
-    said = attention_of(made.record)
+    said = made.record.attention
     over = passes(made.workload, "mixed")
     seconds = {way: attention_seconds(profile, way, "CPU", over) or 0.0 for way in ("on", "off")}  # type: ignore[arg-type]
     assert said is not None

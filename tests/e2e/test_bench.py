@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,17 @@ from stock import needs_programs, program
 
 from oallama.bench.ab import Bench, run_bench
 from oallama.bench.arms import STOCK_NCMOE, ArmMaker
-from oallama.bench.expected import expected_places
 from oallama.bench.fit import fit_under
-from oallama.bench.gate import trial, winner_of
-from oallama.bench.gate_plans import stock_plan
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import ArmSpec, BenchTest, Cap, LoadReport, Setting, StockPlacement
 from oallama.bench.rows import LLAMA_BENCH_FIELDS, refusal
+from oallama.bench.stock import expected_places
 from oallama.bench.verify import configuration
 from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError
-from oallama.core.types import Operator
+from oallama.core.types import Attention, Operator
+from oallama.device.load_params import LoadSettings
+from oallama.gate.plans import stock_plan
+from oallama.gate.verdict import trial, winner_of
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
 from oallama.placer import Placer
@@ -60,8 +60,8 @@ def ops(model: Path) -> tuple[Operator, ...]:
     return tuple(operators(read_gguf(model)))
 
 
-def setting(model: Path, device: str = "none", **changes: Any) -> Setting:
-    return replace(Setting(model=str(model), device=device, n_ctx=256, n_threads=1), **changes)
+def setting(model: Path, device: str = "none", cpus: tuple[int, ...] = (), **changes: Any) -> Setting:
+    return Setting(LoadSettings(str(model), device, n_ctx=256, n_threads=1), cpus).changed(**changes)
 
 
 def names(ops: tuple[Operator, ...]) -> list[str]:
@@ -121,14 +121,14 @@ def test_stock_llama_cpp_puts_weights_where_its_options_say(
 
 
 def test_what_is_read_back_is_what_the_context_has(model: Path, ops: tuple[Operator, ...]) -> None:
-    asked = setting(model, n_batch=128, n_ubatch=64, type_k="q8_0", flash_attn="on")
+    asked = setting(model, n_batch=128, n_ubatch=64, attention=Attention("on", "q8_0"))
     with running(ArmSpec("stock", asked, StockPlacement(0))) as arm:
         report = arm.load(names(ops))
     assert (report.n_batch, report.n_ubatch, report.n_threads, report.type_k) == (128, 64, 1, "q8_0")
     assert report.flash_attn
     assert report.device_bytes == 0
     assert set(report.layouts) == set(report.places)
-    with running(ArmSpec("stock", replace(asked, type_k="f16", flash_attn="off"), StockPlacement(0))) as arm:
+    with running(ArmSpec("stock", asked.changed(attention=Attention("off")), StockPlacement(0))) as arm:
         assert not arm.load(names(ops)).flash_attn
 
 
@@ -204,12 +204,12 @@ def test_what_llama_cpp_refuses_keeps_its_error(tmp_path: Path) -> None:
 
 def test_fit_is_llama_cpps_own_and_keeps_to_the_cap(model: Path, ops: tuple[Operator, ...]) -> None:
     on_worker = setting(model, WORKER)
-    everything, steps = fit_under(Cap(1 << 30), ops, on_worker)
+    everything, steps = fit_under(Cap(1 << 30), ops, on_worker.load)
     assert everything.n_gpu_layers < 0  # llama.cpp's way to say: all of them
     assert len(steps) == 1
     with running(ArmSpec("fit", on_worker, everything)) as arm:
         full = arm.load(names(ops))
-    some, _ = fit_under(Cap(full.device_bytes - 1), ops, on_worker)
+    some, _ = fit_under(Cap(full.device_bytes - 1), ops, on_worker.load)
     assert 0 <= some.n_gpu_layers <= N_LAYER
     with running(ArmSpec("fit", on_worker, some)) as arm:
         assert arm.load(names(ops)).device_bytes < full.device_bytes
@@ -222,7 +222,7 @@ def test_fit_spills_experts_first(moe: Path) -> None:
     on_worker = setting(moe, WORKER)
     with running(ArmSpec("all", on_worker, StockPlacement(99))) as arm:
         full = arm.load(names(ops)).device_bytes
-    placement, _ = fit_under(Cap(full - 1), ops, on_worker)
+    placement, _ = fit_under(Cap(full - 1), ops, on_worker.load)
     with running(ArmSpec("fit", on_worker, placement)) as arm:
         report = arm.load(names(ops))
     assert report.places == expected_places(ops, 2, placement)
@@ -343,7 +343,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(arguments: list[str], sa
 def test_arms_that_do_not_fit_together_are_loaded_in_turns(model: Path, ops: tuple[Operator, ...]) -> None:
     specs = (
         ArmSpec("stock-cpu", setting(model), StockPlacement(0)),
-        ArmSpec("no-fa", setting(model, flash_attn="off"), StockPlacement(0)),
+        ArmSpec("no-fa", setting(model, attention=Attention("off")), StockPlacement(0)),
     )
     bench = Bench(specs, (PP,), ops, N_LAYER, n_blocks=1)
     result = run_bench(bench, available_memory=lambda: 1000)
@@ -357,14 +357,14 @@ def test_where_the_gate_says_stock_the_very_configuration_of_the_stock_arm_is_lo
     here = setting(moe, WORKER, n_ubatch=128)
 
     def reports(placement: StockPlacement) -> tuple[LoadReport, LoadReport]:
-        plan = stock_plan(placer, placer.workload(16, 4, here.n_ctx, here.n_ubatch), placement)
+        plan = stock_plan(placer, placer.workload(16, 4, here.load.n_ctx, here.load.n_ubatch), placement)
         ours = ArmMaker(placer, here, Cap(), (PP,), {}).of_plan("auto", plan)
         with running(ArmSpec("stock", here, placement)) as arm, running(ours) as other:
             return arm.load(names(placer.operators)), other.load(names(placer.operators))
 
     everything, ours = reports(StockPlacement(-1))
     assert configuration(everything) == configuration(ours)
-    spilled, _ = fit_under(Cap(everything.device_bytes - 1), placer.operators, here)
+    spilled, _ = fit_under(Cap(everything.device_bytes - 1), placer.operators, here.load)
     assert spilled.overrides
     for placement in (spilled, StockPlacement(0), StockPlacement(1)):
         stock, ours = reports(placement)

@@ -24,10 +24,11 @@ from gguf_factory import write_gguf
 from llama_cpp import Llama
 
 from oallama.core.errors import DeviceError, ModelFileError, PlanError, UsageError
+from oallama.core.options import Options
 from oallama.core.types import Operator
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import OpenDevice, list_devices, open_now
-from oallama.device.spec import DeviceSpec, parse_device
+from oallama.device.spec import DeviceSpec
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
 
@@ -49,7 +50,9 @@ layer. Repacked kernels on our side and plain ones on the worker's sum in anothe
 
 def engine_of(case: Placed, **options: Any) -> Engine:
     names = {"operators": case.operators, "tensor_names": case.tensor_names}
-    return Engine(case.model, case.plan, **{"n_threads": 1, "probed": case.probed, "progress": False} | names | options)
+    asked = {name: options.pop(name) for name in ("device", "flash_attn", "n_ubatch") if name in options}
+    more = {"probed": True, "progress": False} | names | options
+    return Engine(case.model, case.plan, Options(threads=1, **asked), **more)
 
 
 def stock_logits(path: str | Path, tokens: list[int], flash_attn: bool = True, **options: Any) -> Logits:
@@ -158,7 +161,7 @@ def test_a_layout_this_cpu_lacks_is_left_to_llama_cpp(q4_0: Path) -> None:
     case = placed(q4_0)
     operators = tuple(replace(placement, layout="CPU_NEXT_YEAR") for placement in case.plan.operators)
     plan = Plan(replace(case.plan.record, operators=operators))
-    with Engine(case.model, plan, n_threads=1, probed=case.probed, progress=False) as engine:
+    with Engine(case.model, plan, Options(threads=1), probed=True, progress=False) as engine:
         assert len(engine.warnings) == 1 and "CPU_NEXT_YEAR" in engine.warnings[0]
         assert np.array_equal(engine.logits(TOKENS), stock_logits(q4_0, TOKENS, n_ubatch=N_UBATCH))
 
@@ -290,7 +293,7 @@ def test_memory_as_planned_gives_no_warning(f16: Path) -> None:
 def test_memory_not_as_planned_is_said(f16: Path) -> None:
     case = placed(f16, "rpc-worker", attention)
     wrong = with_ledger(case.plan, weights_gpu=case.plan.memory.weights_gpu + (8 << 20))
-    with Engine(case.model, wrong, n_threads=1, probed=case.probed, progress=False) as engine:
+    with Engine(case.model, wrong, Options(threads=1), probed=True, progress=False) as engine:
         assert len(engine.warnings) == 1 and "RPC" in engine.warnings[0] and "plan" in engine.warnings[0]
 
 
@@ -314,13 +317,13 @@ def test_another_models_plan_is_refused(f16: Path, q4_0: Path) -> None:
 def test_cpu_pair_holds_no_whole_operators(f16: Path) -> None:
     case = placed(f16, "rpc-worker", attention)
     with pytest.raises(DeviceError, match="cpu-pair runs plans that only split"):
-        Engine(case.model, case.plan, parse_device("cpu-pair"))
+        Engine(case.model, case.plan, Options(device="cpu-pair"))
 
 
 def test_a_device_plan_without_a_device_is_refused(f16: Path) -> None:
     case = placed(f16, "rpc-worker", attention)
     with pytest.raises(PlanError, match="--device none is none"):
-        Engine(case.model, case.plan, parse_device("none"))
+        Engine(case.model, case.plan, Options(device="none"))
 
 
 def test_a_file_that_vanished_is_a_model_file_error(f16: Path, tmp_path: Path) -> None:
@@ -438,7 +441,7 @@ def test_a_server_that_never_answers_is_given_up(f16: Path) -> None:
 
     case = placed(f16, "rpc-worker", attention)
     with RpcServer(threads=1) as server:
-        spec = parse_device(f"rpc://{server.endpoint}")
+        spec = f"rpc://{server.endpoint}"
         with engine_of(case, device=spec, stall_s=1.0) as engine:
             os.kill(server.pid, signal.SIGSTOP)
             error = until_lost(lambda: engine.generate("once", max_tokens=100, temperature=1.0))
@@ -452,9 +455,10 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import psutil
 from e2e.placed import placed
+from oallama.core.options import Options
 from oallama.run.engine import Engine
 case = placed(Path(sys.argv[2]), sys.argv[3], lambda op: op.role.startswith("attn"))
-engine = Engine(case.model, case.plan, n_threads=1, probed=case.probed)
+engine = Engine(case.model, case.plan, Options(threads=1), probed=True)
 stream = engine.stream("once", max_tokens=10**6, temperature=1.5)
 print("ready", flush=True)
 how = sys.argv[4]
@@ -462,7 +466,7 @@ if how == "interrupt":
     engine.close()
     try:
         while True:
-            with Engine(case.model, case.plan, n_threads=1, probed=case.probed) as engine:
+            with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
                 for piece in engine.stream("once", max_tokens=10**6, temperature=1.5):
                     pass
     except KeyboardInterrupt:
@@ -509,10 +513,11 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import psutil
 from e2e.placed import placed
+from oallama.core.options import Options
 from oallama.run.engine import Engine
 case = placed(Path(sys.argv[2]), sys.argv[3], lambda op: op.role.startswith("attn"))
 for round in range(20):
-    with Engine(case.model, case.plan, n_threads=1, probed=case.probed) as engine:
+    with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
         engine.generate("once", max_tokens=2, temperature=0)
     gc.collect()
     if round in (7, 19):

@@ -17,6 +17,8 @@ from gguf_factory import hostile, write_gguf
 from llama_cpp import llama_cpp as api
 
 from oallama.core.errors import DeviceError, ModelFileError, UsageError
+from oallama.core.options import Options
+from oallama.core.types import Attention
 from oallama.core.units import MIB
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
@@ -42,7 +44,9 @@ PLACES: dict[str, Where] = {
 )
 def test_the_probe_says_what_a_load_really_takes(arch: str, where: str, tmp_path: Path) -> None:
     case = placed(write_gguf(tmp_path / "model.gguf", arch, weight_type="Q4_0"), "rpc-worker", PLACES[where])
-    with Engine(case.model, case.plan, operators=case.operators, tensor_names=case.tensor_names, n_threads=1) as engine:
+    with Engine(
+        case.model, case.plan, Options(threads=1), operators=case.operators, tensor_names=case.tensor_names
+    ) as engine:
         for part in ("model", "context", "compute"):
             real = sum(getattr(buffer, part) for buffer in engine.memory.buffers if not buffer.in_host_memory)
             assert abs(real - case.probed.on_device(part)) <= max(0.01 * real, MIB), part  # type: ignore[arg-type]
@@ -66,7 +70,7 @@ def test_without_a_device_everything_is_host_memory(tmp_path: Path) -> None:
 def test_a_larger_context_and_cache_type_show_in_the_bytes(tmp_path: Path) -> None:
     path = str(write_gguf(tmp_path / "model.gguf", "llama"))
     small = probe_memory(LoadSettings(path, n_ctx=256, n_threads=1))
-    large = probe_memory(LoadSettings(path, n_ctx=1024, type_k="q8_0", type_v="q8_0", n_threads=1))
+    large = probe_memory(LoadSettings(path, n_ctx=1024, attention=Attention("auto", "q8_0", "q8_0"), n_threads=1))
     assert large.on_host("context") * 64 == small.on_host("context") * 4 * 34, "34 bytes for 32 values, not 64"
 
 
@@ -147,7 +151,7 @@ def test_errors_of_the_device_come_back_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(DeviceError, match="CUDA77"):
         probe_memory(LoadSettings(path, device="CUDA77", n_threads=1))
     with pytest.raises(UsageError, match="KV cache type"):
-        probe_memory(LoadSettings(path, type_k="q9_9", n_threads=1))
+        probe_memory(LoadSettings(path, attention=Attention(type_k="q9_9"), n_threads=1))
 
 
 PROBER = """

@@ -35,9 +35,9 @@ from gguf_factory import write_llama_shape
 
 from ggml_bridge.rpc import RpcServer
 from oallama.core.errors import DeviceError, PlanError
+from oallama.core.options import Options
 from oallama.core.types import SPLIT_LAYOUT
 from oallama.device.load_params import load_bridge
-from oallama.device.spec import parse_device
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
 
@@ -179,9 +179,10 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from e2e.placed import placed
+from oallama.core.options import Options
 from oallama.run.engine import Engine
 case = placed(Path(sys.argv[2]), sys.argv[3], lambda op: op.role.startswith("attn"))
-with Engine(case.model, case.plan, n_threads=1, probed=case.probed) as engine:
+with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
     engine.generate("once", max_tokens=2)
     print("ggml-oallama" in Path("/proc/self/maps").read_text())
 """
@@ -258,7 +259,7 @@ def test_a_device_that_is_not_there_is_an_error(f16: Path) -> None:
     with pytest.raises(DeviceError, match="CUDA77"):
         Engine(case.model, changed(case, device="CUDA77"))
     with pytest.raises(PlanError, match="--device none is none"):
-        Engine(case.model, case.plan, parse_device("none"), probed=case.probed)
+        Engine(case.model, case.plan, Options(device="none"), probed=True)
 
 
 def test_a_whole_operator_in_a_layer_on_the_host_is_refused(f16: Path) -> None:
@@ -295,7 +296,7 @@ def test_a_device_with_too_little_memory_gets_less(room_bytes: int, expected_gg:
     """The slices shrink to what fits; the plan that was really loaded is shown, computes, and can be used again."""
     case = small_blocks
     with RpcServer(threads=1) as server:
-        spec = parse_device(f"rpc://{server.endpoint}")
+        spec = f"rpc://{server.endpoint}"
         with engine_of(case, device=spec) as engine:  # so that the server has all that it needs besides
             wanted = engine.logits(TOKENS)
         limited(server, room_bytes)
@@ -315,7 +316,7 @@ def test_a_device_with_too_little_memory_gets_less(room_bytes: int, expected_gg:
 def test_a_device_without_room_to_compute_in_is_an_error(small_blocks: Placed) -> None:
     case = small_blocks
     with RpcServer(threads=1) as server:
-        spec = parse_device(f"rpc://{server.endpoint}")
+        spec = f"rpc://{server.endpoint}"
         engine_of(case, device=spec).close()
         limited(server, case.plan.memory.weights_gpu + (256 << 10))
         with pytest.raises(DeviceError, match=r"has no room for what the split operators compute in.*-ub"):
@@ -331,9 +332,10 @@ import psutil
 from e2e.split_cases import ffn, split_case
 from oallama.core.errors import DeviceError
 from oallama.device.load_params import load_bridge
+from oallama.core.options import Options
 from oallama.run.engine import Engine
 case = split_case(Path(sys.argv[2]), "cpu-pair", ffn(0.125))
-def load(): return Engine(case.model, case.plan, n_threads=1, probed=case.probed, progress=False)
+def load(): return Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False)
 load().close()
 before = load_bridge().split().memory()
 soft = psutil.Process().memory_info().data + int(sys.argv[3])
@@ -389,13 +391,14 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from e2e.split_cases import ffn, split_case
 from oallama.device.load_params import load_bridge
+from oallama.core.options import Options
 from oallama.run.engine import Engine
 case = split_case(Path(sys.argv[2]), sys.argv[3], ffn(0.5))
 split = load_bridge().split()
 print("ready", flush=True)
 try:
     while True:
-        with Engine(case.model, case.plan, n_threads=1, probed=case.probed) as engine:
+        with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
             for piece in engine.stream("once", max_tokens=10**6, temperature=1.5):
                 pass
 except KeyboardInterrupt:
@@ -424,11 +427,12 @@ sys.path.insert(0, sys.argv[1])
 import psutil
 from e2e.split_cases import ffn, split_case
 from oallama.device.load_params import load_bridge
+from oallama.core.options import Options
 from oallama.run.engine import Engine
 case = split_case(Path(sys.argv[2]), sys.argv[3], ffn(0.5))
 n = int(sys.argv[4])
 for round in range(n):
-    with Engine(case.model, case.plan, n_threads=1, probed=case.probed) as engine:
+    with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
         engine.generate("once", max_tokens=2, temperature=0)
         held = load_bridge().split().memory()
         assert held.host_weights and held.device_weights and held.device_compute and held.n_programs, held
@@ -458,6 +462,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from e2e.split_cases import ffn, split_case
 from oallama.device.load_params import load_bridge
+from oallama.core.options import Options
 from oallama.run.engine import Engine
 case = split_case(Path(sys.argv[2]), "cpu-pair", ffn(0.5))
 load_bridge().split()
@@ -465,7 +470,7 @@ import oallama.run.placed_llama
 def status(key): return int(Path("/proc/self/status").read_text().split(key)[1].split()[0]) << 10
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
 before = status("VmRSS:")
-with Engine(case.model, case.plan, n_threads=1, probed=case.probed, progress=False) as engine:
+with Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False) as engine:
     rest = sum(buffer.context + buffer.compute for buffer in engine.memory.buffers)
     print(status("VmHWM:") - before - rest, max(operator.bytes for operator in case.operators))
 """

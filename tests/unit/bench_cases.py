@@ -21,6 +21,7 @@ from oallama.bench.records import (
     StockPlacement,
 )
 from oallama.core.types import Operator
+from oallama.device.load_params import LoadSettings
 
 N_LAYER = 2
 OPERATORS = (
@@ -33,8 +34,8 @@ OPERATORS = (
 )
 NAMES = tuple(operator.name for operator in OPERATORS)
 
-SETTING = Setting(model="model.gguf", device="rpc-worker:1", n_ctx=256, n_threads=1)
-HOST = replace(SETTING, device="none")
+SETTING = Setting(LoadSettings("model.gguf", device="rpc-worker:1", n_ctx=256, n_threads=1))
+HOST = SETTING.changed(device="none")
 
 FACTS = {
     "build_commit": "0c1e570", "build_number": 1, "cpu_info": "a CPU", "gpu_info": "rpc-worker:1", "backends": "RPC",

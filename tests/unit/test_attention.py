@@ -8,8 +8,24 @@ import pytest
 from placement_cases import model, operators
 
 from oallama.core.errors import DoesNotFit, PlanError, UsageError
-from oallama.core.types import MemoryLedger, Operator, Predicted, Profile, RestCase, RestShape, Workload
-from oallama.cost.attention import (
+from oallama.core.options import Options
+from oallama.core.types import (
+    Attention,
+    FlashAttention,
+    MemoryLedger,
+    Operator,
+    Predicted,
+    Profile,
+    RestCase,
+    RestShape,
+    Workload,
+)
+from oallama.cost.graph import build_graph
+from oallama.cost.passes import Pass, passes, passes_at
+from oallama.cost.placement import Costs
+from oallama.cost.transfer import NO_TRANSFER
+from oallama.place.attention import (
+    AttentionRule,
     attention_choices,
     attention_seconds,
     rest_total,
@@ -17,22 +33,13 @@ from oallama.cost.attention import (
     usual_attention,
     with_attention,
 )
-from oallama.cost.graph import build_graph
-from oallama.cost.passes import Pass, passes, passes_at
-from oallama.cost.placement import Costs
-from oallama.cost.transfer import NO_TRANSFER
-from oallama.device.attention import AskedAttention, Attention
-from oallama.device.load_params import FlashAttention
-from oallama.place.attention import AttentionRule
 from oallama.place.placed import Placed
 from oallama.place.problem import Decision
 from oallama.place.record import unmeasured_cpu_record
-from oallama.plan.attention import attention_arguments, attention_of, with_attention_of
 from oallama.plan.plan import Plan
 from oallama.profile.merge import empty
 
 SHAPE = RestShape(64, 2, 1, 32, 32, 128, True)
-NOTHING = AskedAttention(None, None, None)
 N_LAYER = 4
 PER_POSITION = {"on": 1e-6, "off": 0.6e-6}
 """Of one token in decode, as CPUs are: without flash attention all that is shown costs less."""
@@ -141,8 +148,8 @@ BOTH = profile(*(rest("CPU", way) for way in PER_POSITION), rest("GPU", "on", 0.
 DEEP = decode_at(2048)
 
 
-def rule(flash_attn: str | None = None, type_v: str | None = None) -> AttentionRule:
-    return AttentionRule(model(N_LAYER), AskedAttention(flash_attn, None, type_v))  # type: ignore[arg-type]
+def rule(flash_attn: str = "auto", type_v: str | None = None) -> AttentionRule:
+    return AttentionRule(model(N_LAYER), Options(flash_attn=flash_attn, type_v=type_v))  # type: ignore[arg-type]
 
 
 def test_the_faster_of_both_placements_is_taken() -> None:
@@ -157,13 +164,13 @@ def test_the_faster_of_both_placements_is_taken() -> None:
 def test_attention_over_other_passes_takes_the_place_of_the_workloads() -> None:
     """As `oallama bench` asks: the workload itself is shallow, so that it would be "on" on either side."""
 
-    def placed_with(on_device: int, attend: tuple[Pass, ...] | None) -> str:
+    def placed_with(on_device: int, attention_passes: tuple[Pass, ...] | None) -> str:
         layers = (N_LAYER - on_device, on_device)
 
         def decided(way: FlashAttention) -> Decision:
             return decision(1.0 + rest_total(BOTH, way, layers, passes(LOAD, "mixed")), N_LAYER - on_device)
 
-        return rule().decide(decided, BOTH, LOAD, attend)[1]
+        return rule().decide(decided, BOTH, LOAD, attention_passes)[1]
 
     assert placed_with(0, None) == placed_with(N_LAYER, None) == "on"
     assert placed_with(0, DEEP) == "off"
@@ -189,17 +196,16 @@ def test_a_way_that_does_not_fit_leaves_the_other() -> None:
 def test_the_user_always_wins(way: str) -> None:
     asked = rule(way)
     assert asked.decide(lambda way: decision(1.0), BOTH, Workload(2048, 64, 4096))[1] == way
-    assert asked.on_cpu_unmeasured(LOAD, lambda: CPU, DEEP) == way
-    assert asked.stock == way
-    assert asked.asked.over(Attention("auto", "f16", "f16")).flash_attn == way
+    assert asked.unmeasured_on_cpu(LOAD, lambda: CPU, DEEP) == way
+    assert asked.attention("auto").flash_attn == way
 
 
 def test_on_the_cpu_alone_a_profile_is_used_if_there_is_one() -> None:
     slow_plain = profile(rest("CPU", "on", 0.1), rest("CPU", "off"))
-    assert rule().on_cpu_unmeasured(LOAD, lambda: None, DEEP) == "off"
-    assert rule().on_cpu_unmeasured(LOAD, lambda: slow_plain, DEEP) == "on"
-    assert rule().on_cpu_unmeasured(LOAD, lambda: BOTH, DEEP) == "off"  # its device does not count
-    assert rule(type_v="q8_0").on_cpu_unmeasured(LOAD, lambda: CPU, DEEP) == "on"
+    assert rule().unmeasured_on_cpu(LOAD, lambda: None, DEEP) == "off"
+    assert rule().unmeasured_on_cpu(LOAD, lambda: slow_plain, DEEP) == "on"
+    assert rule().unmeasured_on_cpu(LOAD, lambda: BOTH, DEEP) == "off"  # its device does not count
+    assert rule(type_v="q8_0").unmeasured_on_cpu(LOAD, lambda: CPU, DEEP) == "on"
 
 
 def test_a_quantised_v_cache_needs_flash_attention() -> None:
@@ -207,8 +213,8 @@ def test_a_quantised_v_cache_needs_flash_attention() -> None:
     with pytest.raises(UsageError, match="V cache of type q8_0 needs flash attention"):
         rule("off", "q8_0")
     planned = Attention("off", "f16", "f16")
-    assert AskedAttention(None, None, "Q8_0").over(planned) == Attention("on", "f16", "q8_0")
-    assert NOTHING.over(planned) == planned
+    assert Options(type_v="Q8_0").attention(planned) == Attention("on", "f16", "q8_0")
+    assert Options().attention(planned) == planned
 
 
 #
@@ -220,17 +226,16 @@ RECORD = unmeasured_cpu_record(model(2), operators(2), LOAD, 0)
 
 def test_a_plan_says_it_and_keeps_saying_it() -> None:
     attention = Attention("off", "q8_0", "bf16")
-    plan = Plan(with_attention_of(RECORD, attention))
+    plan = Plan(replace(RECORD, attention=attention))
     again = Plan.from_json(plan.to_json())
-    assert attention_of(again.record) == attention
+    assert again.record.attention == attention
     assert plan.to_json()["attention"] == {"flash_attn": "off", "type_k": "q8_0", "type_v": "bf16"}
-    assert attention_arguments(again.record) == ["-fa", "off", "-ctk", "q8_0", "-ctv", "bf16"]
-    assert attention_arguments(with_attention_of(RECORD, Attention("on", "f16", "f16"))) == ["-fa", "on"]
 
 
 def test_an_older_plan_says_nothing() -> None:
-    assert attention_of(RECORD) is None
-    assert attention_arguments(RECORD) == []
+    document = Plan(RECORD).to_json()
+    assert "attention" not in document
+    assert Plan.from_json(document).record.attention is None
 
 
 @pytest.mark.parametrize(
@@ -244,5 +249,5 @@ def test_an_older_plan_says_nothing() -> None:
 )
 def test_nonsense_in_a_plan_is_one_sentence(said: object, message: str) -> None:
     with pytest.raises(PlanError, match=message) as error:
-        attention_of(replace(RECORD, extra={"attention": said}))
+        Plan.from_json({**Plan(RECORD).to_json(), "attention": said})
     assert "\n" not in str(error.value)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from bench_cases import N_LAYER, OPERATORS, SETTING
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.bench.expected import operator_bytes_on_device
 from oallama.bench.fit import shrink_until_fits
 from oallama.bench.records import Cap, StockPlacement
-from oallama.bench.search import best_value, largest_that_fits
-from oallama.bench.stock_args import parse_stock_args
+from oallama.bench.stock import best_value, largest_that_fits, operator_bytes_on_device, parse_stock_args
 from oallama.core.errors import UsageError
+from oallama.core.types import Attention
 
 
 @given(st.integers(0, 100), st.integers(-1, 101))
@@ -67,14 +65,13 @@ def test_a_users_flags_become_an_arm() -> None:
     text = r"-ngl 20 -ot 'blk\.[0-3]\.ffn=CPU,output=CUDA0' -fa off -ctk q8_0 --cache-type-v q8_0 -t 4 -b 512 -ub 128"
     placement, setting = parse_stock_args(text, SETTING)
     assert placement == StockPlacement(20, ((r"blk\.[0-3]\.ffn", "CPU"), ("output", "device")))
-    assert setting == replace(
-        SETTING, flash_attn="off", type_k="q8_0", type_v="q8_0", n_threads=4, n_batch=512, n_ubatch=128
-    )
+    attention = Attention("off", "q8_0", "q8_0")
+    assert setting == SETTING.changed(attention=attention, n_threads=4, n_batch=512, n_ubatch=128)
 
 
 def test_llama_cpps_default_is_every_layer_on_the_device() -> None:
     assert parse_stock_args("", SETTING) == (StockPlacement(-1), SETTING)
-    assert parse_stock_args("-ngl all -fa", SETTING)[1].flash_attn == "on"
+    assert parse_stock_args("-ngl all -fa", SETTING)[1].load.attention == Attention("on")
 
 
 def test_expert_flags() -> None:

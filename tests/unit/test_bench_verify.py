@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from bench_cases import N_LAYER, NAMES, OPERATORS, planned, report, stock
 
-from oallama.bench.expected import expected_places, expert_overrides, operator_bytes_on_device
 from oallama.bench.records import ArmSpec, Cap, StockPlacement
+from oallama.bench.stock import expected_places, expert_overrides, operator_bytes_on_device
 from oallama.bench.verify import problems, same_as
 from oallama.core.types import Operator
 

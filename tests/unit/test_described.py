@@ -11,12 +11,12 @@ from described_cases import CARD, HOST, model, operators
 from oallama.core.errors import ProfileError
 from oallama.core.types import CPU_DEVICE, MulMat, Profile, Workload
 from oallama.core.units import MIB
-from oallama.cost.attention import attention_seconds, with_attention
 from oallama.cost.graph import build_graph
 from oallama.cost.interference import NO_INTERFERENCE, interference_at, interference_curve
 from oallama.cost.passes import Pass
 from oallama.cost.placement import placement_seconds
 from oallama.cost.transfer import transfer_rates, weight_stream
+from oallama.place.attention import attention_seconds, with_attention
 from oallama.place.decide import decide
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem, costs_over

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from oallama.core.errors import PlanError
-from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, Workload
+from oallama.core.types import Attention, MemoryLedger, Operator, OperatorPlacement, PlanRecord, Workload
 from oallama.plan.export import Plugin, Target, export_command, splits, stock_device
 from oallama.plan.plan import Plan
 
@@ -142,12 +143,12 @@ def test_a_name_that_would_end_the_override_is_refused(target: Target, character
 
 
 def test_attention_is_the_plan_s() -> None:
-    said = {"flash_attn": "off", "type_k": "q8_0", "type_v": "f16"}
+    planned = Attention("off", "q8_0", "f16")
     for target in ("llama-server", "llama-bench"):
-        words = words_of(plan(extra={"attention": said}), target)
+        words = words_of(plan(attention=planned), target)
         assert words[words.index("-fa") + 1] == "off"
         assert words[words.index("-ctk") + 1] == "q8_0"
         assert "-ctv" not in words  # f16 is llama.cpp's own
         assert "-fa" not in words_of(plan(), target)
-    on_cpu = plan(0.0, 0.0, device="none", n_gpu_layers=0, extra={"attention": {**said, "flash_attn": "on"}})
+    on_cpu = plan(0.0, 0.0, device="none", n_gpu_layers=0, attention=replace(planned, flash_attn="on"))
     assert words_of(on_cpu, plugin=None)[-8:] == ["-fa", "on", "-ctk", "q8_0", "--device", "none", "-ngl", "0"]

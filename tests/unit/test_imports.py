@@ -1,7 +1,7 @@
 """The rooms' import direction, read from the sources: arrows point right and never back.
 
-cli -> bench -> placer -> {run, report} -> {plan, place} -> cost -> {profile, model} -> device -> core, and ggml_bridge,
-which knows nothing of oallama, is for the rooms that touch native code.
+cli -> gate -> bench -> placer -> {run, report} -> {plan, place} -> cost -> {profile, model} -> device -> core, and
+ggml_bridge, which knows nothing of oallama, is for the rooms that touch native code.
 """
 
 import ast
@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     ("cli",),
+    ("gate",),  # measures plans against stock before one is used
     ("bench",),  # its arms are what users run: plans of the placer, in engines
     ("placer",),  # the front door for Python: ties the rooms, so it is not one of them
     ("run", "report"),
@@ -27,7 +28,7 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 TOUCH_NATIVE = (
     *("oallama.device", "oallama.profile", "oallama.model.memory", "oallama.run"),
-    *(f"oallama.bench.{part}" for part in ("child", "common_library", "fit", "loaded", "readback", "timing")),
+    *(f"oallama.bench.{part}" for part in ("child", "fit", "loaded", "process", "readback", "timing")),
 )
 TOUCH_NATIVE_TOO = {
     "oallama.cli.checks": "doctor checks the bridge itself",
@@ -36,8 +37,8 @@ TOUCH_NATIVE_TOO = {
 }
 PURE = (
     *("oallama.cost", "oallama.place", "oallama.report", "oallama.plan.patterns", "oallama.plan.split"),
-    *(f"oallama.bench.{part}" for part in ("expected", "findings", "records", "schedule", "search", "stats")),
-    *(f"oallama.bench.{part}" for part in ("formats", "gate", "rows", "stock_args", "verify")),
+    *(f"oallama.bench.{part}" for part in ("records", "rows", "schedule", "stats", "stock", "verify", "formats")),
+    *("oallama.gate.verdict", "oallama.core.options"),
 )
 IMPURE_MODULES = {"os", "time", "random", "logging", "subprocess", "socket", "tempfile", "shutil", "threading"}
 

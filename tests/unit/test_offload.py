@@ -8,12 +8,12 @@ import pytest
 from described_cases import CARD, HOST, model, operators
 
 from oallama.core.types import CPU_DEVICE, Profile
-from oallama.cost.attention import with_attention
 from oallama.cost.graph import build_graph, crossings
 from oallama.cost.offload import host_cache, takes_attention
 from oallama.cost.passes import Pass
 from oallama.cost.placement import Costs, placement_seconds, transfer_seconds
 from oallama.cost.rest import index_rest, rest_seconds
+from oallama.place.attention import with_attention
 from oallama.place.problem import Problem, costs_over
 from oallama.profile.described import described
 

@@ -13,12 +13,12 @@ from described_cases import HOST, model, operators
 from oallama.cli import main as cli_main
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, ModelInfo, Operator, ProfileCase, Workload
 from oallama.core.units import MIB
-from oallama.cost.attention import with_attention
 from oallama.cost.graph import build_graph
 from oallama.cost.passes import passes_at
 from oallama.cost.placement import placement_seconds
 from oallama.device import cards as known
 from oallama.device.cards import CARDS, preset
+from oallama.place.attention import with_attention
 from oallama.place.decide import QUICK, THOROUGH, decide
 from oallama.place.problem import Problem, costs_over, on_cpu
 from oallama.place.what_if import HostLoad, WhatIf, probe_of, what_if
@@ -207,16 +207,19 @@ def answered(monkeypatch):
     class Known:
         model = model()
 
-        def workload(self, n_prompt, n_gen, n_ctx):
-            return Workload(n_prompt, n_gen, n_ctx or 1024)
+        def workload(self, n_prompt, n_gen):
+            return Workload(n_prompt, n_gen, 1024)
 
-        def what_if(self, cards, n_prompt, n_gen, n_ctx):
+        def what_if(self, cards, load):
             asked["cards"] = [card.name for card in cards]
             of = problem(cards[0])
-            load = Workload(n_prompt, n_gen, n_ctx)
             return on_cpu(of, load, "mixed"), tuple(what_if(problem(card), card, load) for card in cards)
 
-    monkeypatch.setattr("oallama.placer.Placer.load", lambda path, **options: asked.update(options) or Known())
+    def of_file(path, options, profile):
+        asked["device"] = options.device
+        return Known()
+
+    monkeypatch.setattr("oallama.placer.Placer.of_file", of_file)
     return asked
 
 

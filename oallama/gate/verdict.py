@@ -6,15 +6,13 @@ predictions say, a plan that does not get there loses to stock-fit's placement.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from oallama.bench.records import BenchTest, Block, Sample, Series
 from oallama.bench.stats import Ratio, geometric_mean, speed_ratio
-from oallama.core.units import format_bytes
+from oallama.core.codec import from_json
 
 VERSION = 1
 
@@ -26,31 +24,8 @@ MEMORY_TOLERANCE = 0.05
 """Free device memory may differ by this share of what it was; beyond, other plans fit."""
 
 
-@dataclass(frozen=True, slots=True)
-class GateKey:
-    """What a verdict holds for. machine: the profile's key (CPU, device, driver, libraries, threads)."""
-
-    model: str  # the GGUF's fingerprint
-    machine: str
-    profile: str  # digest of its timings: others make other plans
-    oallama: str  # version
-    n_threads: int
-    depth_class: int  # size_class of the context
-    prompt_class: int  # length_class of prompt and generation
-    gen_class: int
-    n_ubatch: int
-    type_k: str
-    type_v: str
-    flash_attn: str
-    vram: int | None  # as asked for
-    vram_fill: float
-    gpu_weights: float | None
-
-    @property
-    def digest(self) -> str:
-        """16 hex digits, for the name of a file."""
-        text = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+Key = Mapping[str, Any]
+"""What a verdict holds for: text and numbers (gate/run.py, gate_key)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +56,7 @@ class Trial:
 class Verdict:
     """What the gate found. winner None: stock's placement is used. winner_by_depth: what each depth alone would say."""
 
-    key: GateKey
+    key: Key
     stock: str
     trials: tuple[Trial, ...]
     winner: str | None
@@ -168,34 +143,16 @@ def together(parts: Sequence[tuple[Series, int]]) -> Series:
     return Series(parts[0][0].test, blocks)
 
 
-def decide(
-    key: GateKey, stock: str, trials: Sequence[Trial], free_bytes: int, measured_at: str, seconds: float
-) -> Verdict:
+def decide(key: Key, stock: str, trials: Sequence[Trial], free_bytes: int, measured_at: str, seconds: float) -> Verdict:
     """The verdict of all trials."""
     depths = sorted({each.n_depth for each in trials})
     by_depth = tuple((depth, winner_of([each for each in trials if each.n_depth == depth])) for depth in depths)
     return Verdict(key, stock, tuple(trials), winner_of(trials), by_depth, free_bytes, measured_at, seconds)
 
 
-def expired(verdict: Verdict, key: GateKey, free_bytes: int) -> str:
-    """Why the verdict no longer holds, in words; "" while it does."""
-    then, now = asdict(verdict.key), asdict(key)
-    changed = [name for name in now if then[name] != now[name]]
-    if changed:
-        return f"{_CHANGES.get(changed[0], changed[0].replace('_', ' '))} changed"
-    if abs(free_bytes - verdict.free_bytes) > MEMORY_TOLERANCE * verdict.free_bytes:
-        return f"free device memory changed from {format_bytes(verdict.free_bytes)} to {format_bytes(free_bytes)}"
-    return ""
-
-
-_CHANGES = {
-    "machine": "the machine, its driver or its libraries",
-    "profile": "what was timed of the machine",
-    "n_threads": "the number of threads",
-    "depth_class": "the length of the context",
-    "prompt_class": "the length of the prompt",
-    "gen_class": "the length of the generation",
-}
+def holds(verdict: Verdict, free_bytes: int) -> bool:
+    """Whether the device's free memory is about what it was."""
+    return abs(free_bytes - verdict.free_bytes) <= MEMORY_TOLERANCE * verdict.free_bytes
 
 
 def sentence(verdict: Verdict) -> str:
@@ -228,35 +185,8 @@ def _best(verdict: Verdict) -> str | None:
     return max(measured, key=lambda each: each.ratio.value if each.ratio else 0.0).policy if measured else None
 
 
-def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
-    return asdict(verdict)
-
-
 def verdict_from_json(document: Mapping[str, Any]) -> Verdict:
     """Raises ValueError for anything that is no verdict of this version."""
-    try:
-        if document["version"] != VERSION:
-            raise ValueError(f"verdict version {document['version']}, not {VERSION}")
-        trials = tuple(
-            Trial(
-                row["policy"],
-                row["n_depth"],
-                None
-                if row["ratio"] is None
-                else Ratio(**{**row["ratio"], "outliers": tuple(row["ratio"]["outliers"])}),
-                row["refused"],
-            )
-            for row in document["trials"]
-        )
-        return Verdict(
-            key=GateKey(**document["key"]),
-            stock=document["stock"],
-            trials=trials,
-            winner=document["winner"],
-            winner_by_depth=tuple((depth, winner) for depth, winner in document["winner_by_depth"]),
-            free_bytes=document["free_bytes"],
-            measured_at=document["measured_at"],
-            seconds=document["seconds"],
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"this is no verdict of the gate: {error}") from None
+    if document.get("version") != VERSION:
+        raise ValueError(f"verdict version {document.get('version')}, not {VERSION}")
+    return from_json(Verdict, document, "the verdict")

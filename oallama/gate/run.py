@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING
 
 from oallama import __version__
 from oallama.bench.ab import Bench, Progress, quiet, run_bench
-from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker, memory_cap
-from oallama.bench.gate import (
-    GateKey,
+from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
+from oallama.bench.prepare import memory_cap, setting_of
+from oallama.bench.records import ArmSpec, BenchResult, BenchTest
+from oallama.bench.rows import refusal
+from oallama.gate.plans import all_plans, candidate, leaves_flash_off, plan_by, stock_plan
+from oallama.gate.store import read_verdict, write_verdict
+from oallama.gate.verdict import (
+    Key,
     Trial,
     Verdict,
     choose,
     decide,
-    expired,
+    holds,
     length_class,
     sentence,
     size_class,
@@ -26,15 +31,9 @@ from oallama.bench.gate import (
     trial,
     undecided,
 )
-from oallama.bench.gate_plans import all_plans, candidate, plan_by, stock_plan
-from oallama.bench.gate_store import read_verdict, write_verdict
-from oallama.bench.records import ArmSpec, BenchResult, BenchTest, Setting
-from oallama.bench.rows import refusal
-from oallama.core.types import Workload
-from oallama.plan.attention import attention_of
 
 if TYPE_CHECKING:
-    from oallama.core.types import Profile
+    from oallama.core.types import Profile, Workload
     from oallama.cost.passes import Pass
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
@@ -63,47 +62,37 @@ class Gated:
 
 def gated_plan(
     placer: Placer,
-    n_prompt: int,
-    n_gen: int,
-    n_ctx: int | None = None,
-    n_ubatch: int = 512,
+    load: Workload,
     progress: Progress = quiet,
     measure: Measure = run_bench,
     refresh: bool = False,
     cpus: tuple[int, ...] = (),
-    attend: Sequence[Pass] | None = None,
+    attention_passes: Sequence[Pass] | None = None,
 ) -> Gated:
     """The plan that is faster than stock llama.cpp beyond noise, or stock's own placement as a plan.
 
-    cpus: what the measured processes are pinned to. refresh: measure although a verdict is remembered. attend: as in
-    Placer.plan. Takes some seconds, or one plan where the verdict is remembered. Needs a device. Raises DoesNotFit
-    where stock-fit does not fit, and what planning and measuring raise.
+    cpus: what the measured processes are pinned to. refresh: measure although a verdict is remembered.
+    attention_passes: as in Placer.plan. Takes some seconds, or one plan where the verdict is remembered. Needs a
+    device. Raises DoesNotFit where stock-fit does not fit, and what planning and measuring raise.
     """
-    load = placer.workload(n_prompt, n_gen, n_ctx, n_ubatch)
-    setting = Setting(
-        model=placer.model.path,
-        device=str(placer.device.timed),
-        n_ctx=load.n_ctx,
-        n_threads=placer.threads,
-        n_ubatch=n_ubatch,
-        type_k=placer.type_k,
-        type_v=placer.type_v,
-        flash_attn=None if placer.flash_attn == "auto" else placer.flash_attn,
-        cpus=cpus,
-    )
+    setting = setting_of(placer, load.n_ctx, load.n_ubatch, cpus=cpus)
     cap = memory_cap(placer, setting)
     free = cap.device_bytes or 0
     key = gate_key(placer, load)
     known = None if refresh else read_verdict(key)
-    if known is not None and not expired(known[0], key, free):
+    if known is not None and holds(known[0], free):
         verdict, placement = known
-        plan = plan_by(placer, load, attend, verdict.winner) if verdict.winner else stock_plan(placer, load, placement)
+        plan = (
+            plan_by(placer, load, attention_passes, verdict.winner)
+            if verdict.winner
+            else stock_plan(placer, load, placement)
+        )
         return Gated(plan, verdict, True)
     start = time.monotonic()
-    plans = all_plans(placer, load, attend)
+    plans = all_plans(placer, load, attention_passes)
     chosen = choose([candidate(policy, plan) for policy, plan in plans.items()])
-    maker = ArmMaker(placer, setting, cap, (), {}, progress)
-    stock = maker.make(STOCK_FIT if placer.device.kind != "cpu-pair" else STOCK_CPU)
+    maker = ArmMaker(placer, setting, cap, progress=progress)
+    stock = maker.make(STOCK_CPU if placer.device.is_pair else STOCK_FIT)
     tests = gate_tests(load, plans[chosen[0].policy] if chosen else None)
     arms = (stock, *(maker.of_plan(each.policy, plans[each.policy]) for each in chosen if each.policy != stock.name))
 
@@ -126,28 +115,24 @@ def gated_plan(
     return Gated(plan, verdict, False)
 
 
-def gate_key(placer: Placer, load: Workload) -> GateKey:
-    """What a verdict for this model, device and workload holds for."""
+def gate_key(placer: Placer, load: Workload) -> Key:
+    """What a verdict for this model, device and workload holds for. Counts of tokens that are alike share a class."""
     from oallama.profile.machine import fingerprint_key
 
-    profile = placer.profile()
-    return GateKey(
-        model=placer.model.fingerprint,
-        machine=fingerprint_key(placer.machine),  # that of the profile unless it came from a file
-        profile=timings_digest(profile),
-        oallama=__version__,
-        n_threads=placer.threads,
-        depth_class=size_class(load.n_ctx),
-        prompt_class=length_class(load.n_prompt),
-        gen_class=length_class(load.n_gen),
-        n_ubatch=load.n_ubatch,
-        type_k=placer.type_k,
-        type_v=placer.type_v,
-        flash_attn=placer.flash_attn,
-        vram=placer.vram,
-        vram_fill=placer.vram_fill,
-        gpu_weights=placer.gpu_weights,
-    )
+    options = placer.options
+    return {
+        "model": placer.model.fingerprint,
+        "machine": fingerprint_key(placer.machine),  # that of the profile unless it came from a file
+        "profile": timings_digest(placer.profile()),  # other times make other plans
+        "oallama": __version__,
+        "n_threads": placer.threads,
+        "depth_class": size_class(load.n_ctx),
+        "prompt_class": length_class(load.n_prompt),
+        "gen_class": length_class(load.n_gen),
+        "n_ubatch": load.n_ubatch,
+        **asdict(placer.attention),
+        **{name: getattr(options, name) for name in ("vram", "vram_fill", "gpu_weights")},
+    }
 
 
 def timings_digest(profile: Profile) -> str:
@@ -172,8 +157,7 @@ def gate_tests(load: Workload, plan: Plan | None) -> tuple[BenchTest, ...]:
 
     n_prompt = min(load.n_prompt, load.n_ubatch, max(LEAST_PROMPT, within(TURN_S, per_prompt_token)))
     n_gen = min(max(load.n_gen, 1), MOST_GEN, max(LEAST_GEN, within(TURN_S, tpot)))
-    said = attention_of(plan.record) if plan is not None else None
-    off = said is not None and said.flash_attn == "off"
+    off = plan is not None and leaves_flash_off(plan)
     left_out = load.n_prompt - n_prompt + (load.n_gen - n_gen) // 2
     tests = [BenchTest(n_prompt, n_gen, min(max(left_out, 0), within(DEPTH_S, per_prompt_token)) if off else 0)]
     if load.n_ctx >= LARGE_CTX:
@@ -199,9 +183,17 @@ def _trials(results: Sequence[BenchResult], load: Workload) -> list[Trial]:
     return found
 
 
-def arm_of_gate(maker: ArmMaker, name: str, gated: Gated) -> ArmSpec:
+def gated_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
     """The arm `auto`: what the gate lets through, with its verdict for the reader."""
-    spec, said = maker.of_plan(name, gated.plan), sentence(gated.verdict).removeprefix("oallama: ")
+    gated = gated_plan(
+        maker.placer,
+        maker.workload,
+        maker.progress,
+        refresh=refresh,
+        cpus=maker.setting.cpus,
+        attention_passes=maker.attention_passes,
+    )
+    spec, text = maker.of_plan("auto", gated.plan), sentence(gated.verdict).removeprefix("oallama: ")
     how = f"remembered, took {gated.verdict.seconds:.1f} s" if gated.remembered else f"in {gated.verdict.seconds:.1f} s"
-    document = {**asdict(gated.verdict), "said": said, "remembered": gated.remembered}
-    return replace(spec, notes=(*spec.notes, f"gate, {how}: {said}"), gate=document)
+    document = {**asdict(gated.verdict), "said": text, "remembered": gated.remembered}
+    return replace(spec, notes=(*spec.notes, f"gate, {how}: {text}"), gate=document)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -11,20 +12,29 @@ import pytest
 from bench_cases import N_LAYER, NAMES, OPERATORS, World, report
 
 from oallama.bench.ab import Bench, Progress, run_bench
-from oallama.bench.gate import choose
-from oallama.bench.gate_plans import all_plans, candidate, stock_plan
-from oallama.bench.gate_run import DEPTH_S, LEAST_DEPTH, Gated, gate_key, gate_tests, gated_plan, timings_digest
-from oallama.bench.gate_store import verdict_path, write_verdict
 from oallama.bench.records import BenchResult, BenchTest, StockPlacement
 from oallama.core.errors import DoesNotFit
-from oallama.core.types import LinearFit, MemoryLedger, OperatorPlacement, PlanRecord, Predicted, Sharing, Workload
-from oallama.device.attention import Attention
+from oallama.core.options import Options
+from oallama.core.types import (
+    Attention,
+    LinearFit,
+    MemoryLedger,
+    OperatorPlacement,
+    PlanRecord,
+    Predicted,
+    Sharing,
+    Workload,
+)
 from oallama.device.spec import parse_device
-from oallama.plan.attention import attention_of, with_attention_of
+from oallama.gate.plans import all_plans, candidate, stock_plan
+from oallama.gate.run import DEPTH_S, LEAST_DEPTH, Gated, gate_key, gate_tests, gated_plan, timings_digest
+from oallama.gate.store import verdict_path, write_verdict
+from oallama.gate.verdict import choose
 from oallama.plan.plan import Plan
 from oallama.profile.merge import empty
 
 GIB = 1 << 30
+LOAD = Workload(64, 32, 4096)
 SECONDS = {"oato": 4.0, "split": 3.0, "layers": 5.0}
 """Predicted; cpu and every other policy: 9."""
 
@@ -54,13 +64,8 @@ class FakePlacer:
     """Plans by name: each policy has another number of operators on the device."""
 
     planned: list[str] = field(default_factory=list)
-    vram: int | None = GIB
-    vram_fill: float = 0.9
-    gpu_weights: float | None = None
+    options: Options = field(default_factory=lambda: Options(vram=GIB))
     threads: int = 1
-    type_k: str = "f16"
-    type_v: str = "f16"
-    flash_attn: str = "auto"
     has_device: bool = True
     device: Any = field(default_factory=lambda: parse_device("cpu-pair"))
     operators: Any = OPERATORS
@@ -76,6 +81,10 @@ class FakePlacer:
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
         return Workload(n_prompt, n_gen, n_ctx or 4096, n_ubatch)
 
+    @property
+    def attention(self) -> Attention:
+        return self.options.attention()
+
     def profile(self) -> Any:
         return replace(empty({"cpu": "a CPU", "n_threads": self.threads}), launch_s=self.launch_s)
 
@@ -83,19 +92,21 @@ class FakePlacer:
     def machine(self) -> dict[str, Any]:
         return {"cpu": "a CPU", "n_threads": self.threads, "device_identity": self.identity}
 
-    def plan(self, policy: str, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int, attend: Any = None) -> Plan:
+    def plan(
+        self, policy: str, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int, attention_passes: Any = None
+    ) -> Plan:
         self.planned.append(policy)
         if policy in self.too_big:
             raise DoesNotFit(2, 1, "cpu-pair")
         names = NAMES[: COUNTS.get(policy, 4)]
         made = plan(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), names, SECONDS.get(policy, 9.0))
         way: Any = self.cpu_attention if policy == "cpu" else "auto"
-        return Plan(with_attention_of(made.record, Attention(way, "f16", "f16")))
+        return Plan(replace(made.record, attention=Attention(way)))
 
     def cpu_plan(self, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int, stock_attention: bool) -> Plan:
         assert stock_attention  # what was measured
         made = plan("cpu", self.workload(n_prompt, n_gen, n_ctx, n_ubatch), (), 9.0)
-        return Plan(replace(with_attention_of(made.record, Attention("auto", "f16", "f16")), predicted=None))
+        return Plan(replace(made.record, attention=Attention(), predicted=None))
 
     def plan_of(
         self,
@@ -104,11 +115,12 @@ class FakePlacer:
         n_prompt: int,
         n_gen: int,
         n_ctx: int,
+        n_ubatch: int,
         policy: str,
         stock_attention: bool,
     ) -> Plan:
         assert stock_attention
-        made = plan(policy, self.workload(n_prompt, n_gen, n_ctx), tuple(on_device), 1.0).record
+        made = plan(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), tuple(on_device), 1.0).record
         operators = tuple(replace(p, layout=self.host_layout if p.cc else None) for p in made.operators)
         return Plan(replace(made, n_gpu_layers=gpu_layers, operators=operators))
 
@@ -116,7 +128,7 @@ class FakePlacer:
 @pytest.fixture(autouse=True)
 def _plans_of_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "check", lambda self, model, operators: None)
-    monkeypatch.setattr("oallama.bench.gate_plans.only_splits", lambda plan: True)
+    monkeypatch.setattr("oallama.gate.plans.only_splits", lambda plan: True)
 
 
 def runner(speed: dict[str, float], seen: list[Bench]) -> Callable[[Bench, Progress], BenchResult]:
@@ -135,7 +147,7 @@ def runner(speed: dict[str, float], seen: list[Bench]) -> Callable[[Bench, Progr
 
 
 def gate(placer: FakePlacer, speed: dict[str, float], seen: list[Bench], **options: Any) -> Gated:
-    return gated_plan(placer, 64, 32, measure=runner(speed, seen), **options)  # type: ignore[arg-type]
+    return gated_plan(placer, LOAD, measure=runner(speed, seen), **options)  # type: ignore[arg-type]
 
 
 def test_the_two_best_predictions_are_measured_against_stock_and_the_winner_is_used() -> None:
@@ -159,7 +171,7 @@ def test_a_policy_that_does_not_fit_is_left_out() -> None:
 
 
 def test_on_two_cpus_only_plans_that_can_run_there_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("oallama.bench.gate_plans.only_splits", lambda plan: plan.policy in ("cpu", "oato"))
+    monkeypatch.setattr("oallama.gate.plans.only_splits", lambda plan: plan.policy in ("cpu", "oato"))
     seen: list[Bench] = []
     found = gate(FakePlacer(), {"oato": 1.5, "split": 9.0, "layers": 9.0}, seen)
     assert found.plan.policy == "oato"
@@ -181,10 +193,10 @@ def test_a_verdict_is_remembered_and_only_its_plan_made() -> None:
     "change",
     [
         {"threads": 2},
-        {"vram": 2 * GIB},
-        {"flash_attn": "on"},
-        {"type_k": "q8_0"},
-        {"gpu_weights": 0.5},
+        {"options": Options(vram=2 * GIB)},
+        {"options": Options(vram=GIB, flash_attn="on")},
+        {"options": Options(vram=GIB, type_k="q8_0")},
+        {"options": Options(vram=GIB, gpu_weights=0.5)},
         {"launch_s": 1e-5},
         {"identity": {"description": "the same name, another card"}},
     ],
@@ -201,17 +213,20 @@ def test_a_longer_context_is_another_verdict_and_a_similar_prompt_is_not() -> No
     seen: list[Bench] = []
     measure = runner({}, seen)
     for n_prompt, n_ctx in ((64, 4096), (100, 4096), (64, 5000), (64, 16384), (600, 4096)):
-        gated_plan(FakePlacer(), n_prompt, 32, n_ctx, measure=measure)  # type: ignore[arg-type]
+        gated_plan(FakePlacer(), Workload(n_prompt, 32, n_ctx), measure=measure)  # type: ignore[arg-type]
     assert len(seen) == 3
 
 
 def test_a_damaged_file_is_as_good_as_none() -> None:
     placer, seen = FakePlacer(), []
     gate(placer, {}, seen)
-    path = verdict_path(gate_key(placer, placer.workload(64, 32)))  # type: ignore[arg-type]
+    path = verdict_path(gate_key(placer, LOAD))  # type: ignore[arg-type]
     assert path.is_file()
-    path.write_text("{")
-    assert not gate(placer, {}, seen).remembered
+    other = json.loads(path.read_text())
+    other["verdict"]["key"]["n_threads"] += 1
+    for damaged in ("{", json.dumps(other)):
+        path.write_text(damaged)
+        assert not gate(placer, {}, seen).remembered
 
 
 def test_an_interrupted_measurement_decides_nothing() -> None:
@@ -222,8 +237,8 @@ def test_an_interrupted_measurement_decides_nothing() -> None:
 
     placer = FakePlacer()
     with pytest.raises(KeyboardInterrupt):
-        gated_plan(placer, 64, 32, measure=interrupted)  # type: ignore[arg-type]
-    assert not verdict_path(gate_key(placer, placer.workload(64, 32))).is_file()  # type: ignore[arg-type]
+        gated_plan(placer, LOAD, measure=interrupted)  # type: ignore[arg-type]
+    assert not verdict_path(gate_key(placer, LOAD)).is_file()  # type: ignore[arg-type]
 
 
 def test_turns_take_about_a_second_whatever_the_workload() -> None:
@@ -250,7 +265,7 @@ def test_a_plan_made_for_a_depth_is_measured_near_it() -> None:
 
     def depths(load: Workload, way: Any, total_s: float = 2.0) -> list[int]:
         made = plan("cpu", load, (), total_s)
-        return [t.n_depth for t in gate_tests(load, Plan(with_attention_of(made.record, Attention(way, "f16", "f16"))))]
+        return [t.n_depth for t in gate_tests(load, Plan(replace(made.record, attention=Attention(way))))]
 
     deep = Workload(2000, 32, 4096)  # 0.5 ms a prompt token
     assert depths(deep, "on") == [0]
@@ -277,7 +292,7 @@ def noisy(bench: Bench, progress: Progress, seen: list[Bench]) -> BenchResult:
 
 def test_what_seems_faster_but_for_the_noise_is_measured_again_and_all_pairs_count() -> None:
     seen: list[Bench] = []
-    found = gated_plan(FakePlacer(), 64, 32, measure=lambda bench, progress: noisy(bench, progress, seen))  # type: ignore[arg-type]
+    found = gated_plan(FakePlacer(), LOAD, measure=lambda bench, progress: noisy(bench, progress, seen))  # type: ignore[arg-type]
     assert [[arm.name for arm in bench.arms] for bench in seen] == [
         ["stock-cpu", "split", "oato", "cpu"], ["stock-cpu", "split"],
     ]  # fmt: skip
@@ -297,9 +312,9 @@ def test_what_is_decided_or_not_worth_it_is_measured_once(speed: dict[str, float
 def test_the_cpu_alone_is_tried_with_stocks_attention_too_where_its_plan_has_another() -> None:
     load = Workload(64, 32, 4096)
     assert "stock-cpu" not in all_plans(FakePlacer(), load, None)  # type: ignore[arg-type]
-    assert "stock-cpu" not in all_plans(FakePlacer(cpu_attention="off", flash_attn="off"), load, None)  # type: ignore[arg-type]
+    assert "stock-cpu" not in all_plans(FakePlacer(cpu_attention="off", options=Options(flash_attn="off")), load, None)  # type: ignore[arg-type]
     plans = all_plans(FakePlacer(cpu_attention="off"), load, None)  # type: ignore[arg-type]
-    ways = {name: attention_of(plans[name].record) for name in ("cpu", "stock-cpu")}
+    ways = {name: plans[name].record.attention for name in ("cpu", "stock-cpu")}
     assert {name: way and way.flash_attn for name, way in ways.items()} == {"cpu": "off", "stock-cpu": "auto"}
     chosen = choose([candidate(name, made) for name, made in plans.items()])
     assert [each.policy for each in chosen] == ["split", "oato", "cpu", "stock-cpu"]

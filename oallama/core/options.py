@@ -1,0 +1,108 @@
+"""What a user may ask of a placed model, on the command line or in Python; and llama.cpp's words for it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from oallama.core.errors import UsageError
+from oallama.core.types import Attention, FlashAttention
+from oallama.core.units import parse_bytes, parse_share
+
+T = TypeVar("T")
+
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}  # enum llama_flash_attn_type
+
+CACHE_TYPES = {
+    "f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q4_0": 2, "q4_1": 3, "iq4_nl": 20, "q5_0": 6, "q5_1": 7,
+}  # fmt: skip
+"""ggml types llama.cpp offers for the KV cache (-ctk, -ctv), by number."""
+
+PLAIN_V_TYPES = ("f16", "f32", "bf16")
+"""Types of a V cache that attention can do without flash attention; llama.cpp refuses the others."""
+
+STOCK_ATTENTION = Attention()
+STOCK_BATCH, STOCK_UBATCH = 2048, 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a model is to be placed and loaded. None: nothing was asked for, and the plan or the machine decides.
+
+    device: `--device` text; None: the first GPU, or none. vram: bytes of the device's memory to plan with; None: what
+    is free. vram_fill: share of it that may be used. gpu_weights: cap on the share of the operators' weight bytes on
+    the device. threads: of the CPU; None: one per physical core. n_ctx, n_batch, n_ubatch: tokens. type_k, type_v: of
+    the KV cache. flash_attn "auto": whichever is predicted to be faster.
+
+    Raises UsageError for a value that cannot be, and for a V cache that needs flash attention with it off.
+    """
+
+    device: str | None = None
+    vram: int | None = None
+    vram_fill: float = 0.9
+    gpu_weights: float | None = None
+    threads: int | None = None
+    n_ctx: int | None = None
+    n_batch: int | None = None
+    n_ubatch: int | None = None
+    type_k: str | None = None
+    type_v: str | None = None
+    flash_attn: FlashAttention = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.vram_fill <= 1:
+            raise UsageError(f"--vram-fill is {self.vram_fill:g}; give a share above 0 and up to 1")
+        if self.gpu_weights is not None and not 0 <= self.gpu_weights <= 1:
+            raise UsageError(f"--gpu-weights is {self.gpu_weights:g}; give a share from 0 to 1 (0 %..100 %)")
+        if self.vram is not None and self.vram < 0:
+            raise UsageError("--vram is negative; give a size such as 6GiB")
+        if self.flash_attn not in FLASH_ATTENTION:
+            raise UsageError(f"-fa is {self.flash_attn!r}; give one of {', '.join(FLASH_ATTENTION)}")
+        cache_type(self.type_k or STOCK_ATTENTION.type_k)
+        cache_type(self.type_v or STOCK_ATTENTION.type_v)
+        self.attention()
+
+    @classmethod
+    def given(cls, **values: Any) -> Options:
+        """Of keywords as a caller of Placer.load may write them: sizes and shares as text too ("6GiB", "50%"), None for
+        what is not given. Raises UsageError."""
+        if "vram" in values:
+            values["vram"] = _parsed(parse_bytes, values["vram"], "--vram")
+        if "gpu_weights" in values:
+            values["gpu_weights"] = _parsed(parse_share, values["gpu_weights"], "--gpu-weights")
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+    def attention(self, planned: Attention = STOCK_ATTENTION) -> Attention:
+        """What was asked for, `planned` where nothing was.
+
+        Raises UsageError where flash attention was to be off and the V cache's type needs it.
+        """
+        asks = self.flash_attn != "auto"
+        flash_attn: FlashAttention = self.flash_attn if asks else planned.flash_attn
+        type_k, type_v = (self.type_k or planned.type_k).lower(), (self.type_v or planned.type_v).lower()
+        if flash_attn == "off" and type_v not in PLAIN_V_TYPES:
+            if asks:
+                raise UsageError(
+                    f"a V cache of type {type_v} needs flash attention; leave out -fa off, or choose one of "
+                    f"{', '.join(PLAIN_V_TYPES)} with -ctv"
+                )
+            flash_attn = "on"
+        return Attention(flash_attn, type_k, type_v)
+
+
+def cache_type(name: str) -> int:
+    """The ggml type number of a KV cache type. Raises UsageError naming the ones there are."""
+    try:
+        return CACHE_TYPES[name.lower()]
+    except KeyError:
+        raise UsageError(f"{name!r} is no KV cache type; choose one of {', '.join(CACHE_TYPES)}") from None
+
+
+def _parsed(parse: Callable[[str], T], value: T | str | None, option: str) -> T | None:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None

@@ -1,0 +1,52 @@
+"""-ngl: whole layers, planned for the very workload that is run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from placement_cases import model, operators
+
+from oallama.cli.policy import PolicyOptions
+from oallama.core.errors import DoesNotFit, UsageError
+from oallama.core.types import Workload
+
+LOAD = Workload(64, 16, 512, n_ubatch=128)
+
+
+class Known:
+    """A placer on a device with so many bytes to spare; what it was asked for."""
+
+    model, operators = model(2), operators(2)
+
+    def __init__(self, spare: int = 0, device: str = "RPC0") -> None:
+        self.memory, self.device, self.asked = SimpleNamespace(limit=100, spare=spare), device, {}
+
+    def profile(self) -> Any:
+        return SimpleNamespace(device=self.device)
+
+    def plan_of(self, names: list[str], n_layers: int, **asked: Any) -> Any:
+        self.asked = {"names": names, "n_layers": n_layers, **asked}
+        return self
+
+
+def test_layers_are_planned_for_the_micro_batch_that_is_run() -> None:
+    placer = Known()
+    PolicyOptions(None, 2).plan(placer, LOAD)  # type: ignore[arg-type]
+    assert placer.asked.pop("names") == [o.name for o in placer.operators if o.layer in (1, None)]
+    assert placer.asked == {
+        "n_layers": 2,
+        "policy": "layers",
+        "n_prompt": 64,
+        "n_gen": 16,
+        "n_ctx": 512,
+        "n_ubatch": 128,
+    }
+
+
+def test_layers_that_do_not_fit_or_have_no_device_are_refused() -> None:
+    with pytest.raises(DoesNotFit, match="-ngl 2 needs 105 B on RPC0"):
+        PolicyOptions(None, 2).plan(Known(spare=-5), LOAD)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="-ngl needs a device"):
+        PolicyOptions(None, 2).plan(Known(device="CPU"), LOAD)  # type: ignore[arg-type]
