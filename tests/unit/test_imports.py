@@ -105,6 +105,41 @@ def test_imports_between_rooms_go_right():
     assert wrong == []
 
 
+def circles(modules):
+    """Modules that import each other, at any depth: the groups of more than one that Tarjan's algorithm finds."""
+    graph = {module: sorted({name for name in imported if name in modules}) for module, imported in modules.items()}
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(module):
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in graph[module]:
+            if other not in index:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], index[other])
+        if low[module] == index[module]:
+            at = stack.index(module)
+            if len(stack) - at > 1:
+                found.append(sorted(stack[at:]))
+            del stack[at:]
+
+    for module in graph:
+        if module not in index:
+            visit(module)
+    return found
+
+
+@pytest.mark.parametrize("modules", [OALLAMA, BRIDGE], ids=["oallama", "ggml_bridge"])
+def test_no_modules_import_each_other(modules):
+    assert circles(modules) == []
+
+
+def test_a_circle_is_seen():
+    assert circles({"a": ["b"], "b": ["c", "os"], "c": ["a"], "d": ["a"]}) == [["a", "b", "c"]]
+
+
 def test_only_rooms_that_touch_native_code_import_the_bridge():
     users = {module for module, imported in OALLAMA.items() if any(inside(name, ["ggml_bridge"]) for name in imported)}
     assert {m for m in users if not inside(m, TOUCH_NATIVE) and m not in TOUCH_NATIVE_TOO} == set()
