@@ -1,6 +1,6 @@
 """What the CPU, the device and the link leave each other of their speed while they work at the same time, as measured.
 
-CPU and link share the DRAM (anchors 2.2: B_cc + B_cg <= B_dram), so what they leave each other depends on the bytes
+CPU and link share the DRAM (B_cc + B_cg <= B_dram), so what they leave each other depends on the bytes
 that a kernel reads for each token, and is measured by batch size. A device whose driver or memory is the host's takes
 from the CPU as well.
 """

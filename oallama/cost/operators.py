@@ -11,7 +11,7 @@ from oallama.cost.kernels import Kernel, Kernels, interpolate
 from oallama.cost.passes import Pass
 
 OFFLOAD_MIN_TOKENS = 32
-"""llama.cpp computes a host weight on the device from this batch size on, streaming it there first (DESIGN 2.13)."""
+"""llama.cpp computes a host weight on the device from this batch size on, streaming it there first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ def units(operators: Sequence[Operator], granularity: Granularity) -> tuple[Unit
     layers stay alone. Units keep graph order.
 
     OATO ranks single operators. But one alone between two of the other side costs an excursion that its whole block
-    would not (DESIGN 3), and a search that moves one at a time cannot see that: so it also runs over coarser units.
+    would not, and a search that moves one at a time cannot see that: so it also runs over coarser units.
     """
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, operator in enumerate(operators):

@@ -2,7 +2,7 @@
 
 What llama.cpp takes beside whole operators is only known from a load, so these are proposed again with less room while
 they do not fit. Slices alone need nothing of llama.cpp on the device, and fit by construction. Pure but for `probe`,
-which the caller gives: it answers what a placement puts on the device (a no_alloc load, DESIGN 2.10).
+which the caller gives: it answers what a placement puts on the device (a no_alloc load).
 """
 
 from __future__ import annotations

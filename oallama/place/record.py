@@ -103,7 +103,7 @@ def plan_record(
     name_layouts: bool,
 ) -> PlanRecord:
     """The plan of a decision. name_layouts: say for each host operator which CPU layout was the fastest, for machines
-    where llama.cpp would choose another one by itself (DESIGN 2.5: pinned host memory instead of repacking)."""
+    where llama.cpp would choose another one by itself (pinned host memory instead of repacking)."""
     placed = decision.placed
     return PlanRecord(
         model_path=model.path,
