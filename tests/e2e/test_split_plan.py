@@ -106,7 +106,7 @@ def test_auto_finds_the_split_too(model, profile, planned):
     plan = json.loads(oallama(*common, "--vram", "64MiB", "--json").stdout)
     split = json.loads(planned[1].read_text(encoding="utf-8"))
     assert plan["predicted"]["total_s"] <= split["predicted"]["total_s"] * (1 + 1e-9)
-    assert plan["policy"] == "split"
+    assert plan["policy"] in ("split", "scheinfer"), "which is split with streaming"
 
 
 def test_the_plan_runs(model, planned):
