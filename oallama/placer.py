@@ -267,12 +267,12 @@ class Placer:
         alone, _ = self._decide("cpu", load, "mixed", "default", "continue")
         attention = self._attention_rule.attention("on")  # as llama.cpp chooses where a GPU has it
         host = HostLoad(*self._dry_loads.on_host(load, attention))
+        of_cpu, kv = self._problem("on"), self.attention
         made = []
         for card in cards:
-            kv = self.attention
             profile = with_card(self.profile(), card, self.model, self.operators, type_k=kv.type_k, type_v=kv.type_v)
             problem = replace(
-                self._problem("on"),
+                of_cpu,
                 profile=with_attention(profile, "on"),
                 probe=probe_of(host, self.operators, self.model.n_layer, card.memory_bytes),
             )

@@ -54,7 +54,7 @@ class Arm:
         pin_threads(arm.setting.cpus)
         report = load_report(loaded, arm.setting.load, operators)
         self._timer = loaded.call(lambda: _timer(loaded, arm.setting))
-        self._watch = Watch(parse_device(arm.setting.load.device).emulated is not None)
+        self._watch = Watch(parse_device(arm.setting.load.device).is_emulated)
         return asdict(report)
 
     def warm_up(self, tests: list[Message]) -> Message:

@@ -12,20 +12,11 @@ from oallama import __version__
 from oallama.cli.options import Function, count, given
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import CPU_DEVICE, Workload
-from oallama.place.decide import POLICIES
+from oallama.place.decide import LATER_POLICIES, POLICIES
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
-
-LATER_POLICIES = {
-    "hetegen": "the comparison of policies",
-    "twinpilots": "the comparison of policies",
-    "flexgen": "the comparison of policies",
-    "fiddler": "the comparison of policies",
-    "fit": "the comparison with stock llama.cpp",
-}
-"""Policies of the contract that this version lacks, and what brings them."""
 
 
 def _check_policy(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:

@@ -62,20 +62,19 @@ class Kernels:
             points.setdefault((case.device, case.layout, case.mul_mat), {})[case.n_tokens] = case.seconds
         curves = {key: tuple(sorted(known.items())) for key, known in points.items()}
         alphas = _alphas(curves)
-        self._kernels = {
-            (device, layout, what): Kernel(curve, alphas[device, layout, what.op, what.type])
-            for (device, layout, what), curve in curves.items()
-        }
+        self._on_host: dict[MulMat, dict[str, Kernel]] = {}
+        self._on_device: dict[MulMat, Kernel] = {}
+        for (device, layout, what), curve in sorted(curves.items(), key=lambda item: item[0][1]):
+            kernel = Kernel(curve, alphas[device, layout, what.op, what.type])
+            if device == CPU_DEVICE:
+                self._on_host.setdefault(what, {})[layout] = kernel
+            elif (device, layout) == (self.device, DEVICE_LAYOUT):
+                self._on_device[what] = kernel
 
     def on_host(self, operator: Operator) -> Mapping[str, Kernel]:
         """By CPU layout, in alphabetical order. Raises ProfileError if the CPU never measured this operator's shape."""
-        wanted = operator.mul_mat
-        found = {
-            layout: kernel
-            for (device, layout, what), kernel in sorted(self._kernels.items(), key=lambda item: item[0][1])
-            if device == CPU_DEVICE and what == wanted
-        }
-        if not found:
+        found = self._on_host.get(operator.mul_mat)
+        if found is None:
             raise ProfileError(
                 f"the profile has no CPU timing of {operator.type} {list(operator.shape)} ({operator.name}); "
                 "run `oallama profile` for this model"
@@ -84,9 +83,7 @@ class Kernels:
 
     def on_device(self, operator: Operator) -> Kernel | None:
         """None: the device cannot compute it, or there is none."""
-        if self.device == CPU_DEVICE:
-            return None
-        return self._kernels.get((self.device, DEVICE_LAYOUT, operator.mul_mat))
+        return self._on_device.get(operator.mul_mat)
 
 
 def _alphas(curves: Mapping[tuple[str, str, MulMat], Curve]) -> dict[tuple[str, str, str, str], Curve]:

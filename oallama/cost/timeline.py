@@ -235,8 +235,7 @@ class _Run:
             self._copy(together_s, beside.link_with_cpu)
             self.now += together_s
             cpu_s -= together_s * beside.cpu_with_link
-        if cpu_s > 0:
-            self._wait(cpu_s)
+        self._wait(cpu_s)
 
     def _compute(self, ordinal: int, block: BlockTimes) -> None:
         """CC, and the device's steps beside it, until both are done."""

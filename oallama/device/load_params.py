@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import BridgeError
 from oallama.core.options import FLASH_ATTENTION, STOCK_ATTENTION, STOCK_BATCH, STOCK_UBATCH, cache_type
-from oallama.core.types import SPLIT_LAYOUT, Attention
+from oallama.core.types import PLAIN_LAYOUT, SPLIT_LAYOUT, Attention
 
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
@@ -76,9 +76,6 @@ def load_mode(settings: LoadSettings, bridge: Bridge) -> int:
     api = bridge.libraries.llama_cpp.llama_cpp
     split = any(layout == SPLIT_LAYOUT for _, layout in settings.host_patterns)
     return int(api.LLAMA_LOAD_MODE_NONE if split else api.LLAMA_LOAD_MODE_AUTO)
-
-
-PLAIN_LAYOUT = "CPU"
 
 
 class BuftOverride(ctypes.Structure):

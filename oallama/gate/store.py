@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from oallama.bench.records import StockPlacement
 from oallama.core.codec import from_json
+from oallama.core.files import write_whole
 from oallama.gate.plans import NAMES
 from oallama.gate.verdict import VERSION, Key, Verdict, verdict_from_json
 from oallama.profile.store import cache_folder
@@ -41,12 +40,4 @@ def write_verdict(verdict: Verdict, stock: StockPlacement) -> None:
     path = verdict_path(verdict.key)
     document: dict[str, Any] = {"verdict": asdict(verdict), "stock": asdict(stock)}
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(document, file, indent=1)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(path, json.dumps(document, indent=1))

@@ -35,8 +35,14 @@ from oallama.place.problem import (
 from oallama.place.slicer import N_VALUES, SlicePlan, Slicer
 
 POLICIES = ("auto", "oato", "scheinfer", "split", "layers", "cpu")
-LATER_POLICIES = ("hetegen", "twinpilots", "fit", "flexgen", "fiddler")
-"""Policies of the contract that this version does not have."""
+LATER_POLICIES = {
+    "hetegen": "the comparison of policies",
+    "twinpilots": "the comparison of policies",
+    "flexgen": "the comparison of policies",
+    "fiddler": "the comparison of policies",
+    "fit": "the comparison with stock llama.cpp",
+}
+"""Policies of the contract that this version lacks, and what brings them."""
 
 VERIFY_ROUNDS = 5
 
@@ -264,8 +270,10 @@ class _Sliced:
         if not sliced:
             return []
         best = min(sliced, key=lambda share: sliced[share].seconds)
-        fine = self._with_slices(load, whole[best], memory, overrun, effort.fine_values)
-        return [*(whole[share] for share in sliced), sliced[best], fine]
+        found = [*(whole[share] for share in sliced), sliced[best]]
+        if effort.fine_values != effort.coarse_values:
+            found.append(self._with_slices(load, whole[best], memory, overrun, effort.fine_values))
+        return found
 
     def _with_slices(self, load: Workload, placed: Placed, memory: DeviceMemory, overrun: int, n_values: int) -> Placed:
         """`placed` with slices in what it leaves of the device's memory."""

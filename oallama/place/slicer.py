@@ -160,35 +160,32 @@ class Slicer:
     # cuts
     #
 
-    def plan(
-        self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES, any_length: bool = True
-    ) -> SlicePlan | None:
+    def plan(self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES) -> SlicePlan | None:
         """The slices beside `placed` that take the workload the least time; an empty plan where nothing gains. None:
         there is nothing that could be sliced.
 
-        room: bytes of device memory for slices and staging; weights_room: for slices alone. any_length: n_g for prompts
-        of other lengths too. No block is all GG: that is for whole operators.
+        room: bytes of device memory for slices and staging; weights_room: for slices alone. No block is all GG: that is
+        for whole operators.
         """
-        return self.plan_blocks(self.blocks(placed), room, weights_room, n_values, any_length)
+        return self.plan_blocks(self.blocks(placed), room, weights_room, n_values)
 
     def plan_blocks(
-        self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES, any_length: bool = True
+        self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES
     ) -> SlicePlan | None:
         """As `plan`, of these blocks."""
         if not blocks:
             return None
         load = self._load
-
-        cuts: dict[tuple[Hashable, bool], tuple[tuple[Cut, ...], ...]] = {}
+        cuts: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}
         choices: dict[tuple[Hashable, bool, Objective], tuple[Choice, ...]] = {}
 
         def choices_of(of: BlockCost, streams: bool, objective: Objective) -> tuple[Choice, ...]:
             kind = id(of) if of.kind is None else of.kind
-            if (kind, streams) not in cuts:
-                cuts[kind, streams] = self._cuts(of, streams, n_values)
+            if kind not in cuts:
+                cuts[kind] = self._cuts(of, n_values)
             if (kind, streams, objective) not in choices:
                 choices[kind, streams, objective] = tuple(
-                    self._best(of, objective, same_gg) for same_gg in cuts[kind, streams]
+                    self._best(of, objective, same_gg if streams else same_gg[:1]) for same_gg in cuts[kind]
                 )
             return choices[kind, streams, objective]
 
@@ -203,16 +200,16 @@ class Slicer:
                 continue
             short = short or plan.short
             best = min(best, plan, key=lambda plan: plan.total_s(load))
-        if best.token_assignment and any_length:
+        if best.token_assignment:
             known = {p.n_tokens for p in passes(load, "prefill")}
             table = token_table(best.layers, self.on, load.n_ubatch, known)
             best = self.priced(best.layers, table, best.kept_twice, best.weights_bytes, best.staging_bytes)
         return replace(self.exact(best), short=short)
 
-    def _cuts(self, kind: BlockCost, streams: bool, n_values: int) -> tuple[tuple[Cut, ...], ...]:
+    def _cuts(self, kind: BlockCost, n_values: int) -> tuple[tuple[Cut, ...], ...]:
         """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut,
-        and where both sides take as long. At least one step is left beside GG. streams: with the best r_CG as well, in
-        decode and in the prompt."""
+        and where both sides take as long. At least one step is left beside GG. Of each GG first nothing streamed, then,
+        where weights may be streamed, the best r_CG in decode and in the prompt."""
         extent, step = kind.block.extent, kind.block.step
         n_steps = ceil(extent / step)
 
@@ -227,7 +224,7 @@ class Slicer:
         for n in sorted(wanted, reverse=True):
             cuts = {resident(n)}
             for n_tokens in {1} if kind.outputs_only else {1, min(self._load.n_prompt, self._load.n_ubatch)}:
-                if streams:
+                if self._streams:
                     cuts.add(solve_cg(kind, self.on, resident(n).gg, n_tokens)[0])
             found.append(tuple(sorted(cuts, key=lambda cut: cut.cg)))
         return tuple(found)
@@ -285,8 +282,8 @@ class Slicer:
                 return None
             staging = staging_bytes(layers, self.on.prefetch, self._load.n_ubatch, mode.with_n_g)
             if assigned.bytes + staging <= max(room, 0):
-                made = self.priced(layers, table, mode.twice, assigned.bytes, staging)
-                return replace(made, short=assigned.short)
+                plan = self.priced(layers, table, mode.twice, assigned.bytes, staging)
+                return replace(plan, short=assigned.short)
         return None
 
     #

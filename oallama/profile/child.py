@@ -74,7 +74,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
         )
         tasks = [*link_tasks(session), *mul_mat_tasks(session), *rest_tasks(session), *sharing_tasks(session)]
         progress({"weight": sum(task.weight for task in tasks)})
-        watch = Watch(device.spec.emulated is not None)
+        watch = Watch(device.spec.is_emulated)
         with Watchdog(device.name, device.alive) as watchdog:
             for task in tasks:
                 watchdog.beat()

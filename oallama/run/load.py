@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DeviceError
-from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Shape
+from oallama.core.types import PLAIN_LAYOUT, MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Shape
 from oallama.core.units import MIB, format_bytes
 from oallama.cost.blocks import is_ffn
 from oallama.device.guard import Runner
 from oallama.device.interrupt import held_interrupt
-from oallama.device.load_params import PLAIN_LAYOUT, LoadSettings, ModelParams, load_bridge
+from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import NO_DEVICE, OpenDevice, device_pointer
 from oallama.model.cut import cut_axis
