@@ -413,6 +413,8 @@ class StreamSettings:
     n_slots: int = 2  # of the ring of blocks in device memory that copies go to
     prefetch: PrefetchMode = "ahead"  # copy as soon as a slot is free, or only within a layer (ScheInfer's pipeline)
     kept_twice: bool = False  # CC lies in its layout, and a second time in plain memory, which is streamed for n_g
+    piece_bytes: int = 0  # asked for at once at most, so that other copies get through; 0: any number
+    link_bytes_per_s: int = 0  # no more is asked for ahead than the link copies meanwhile; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 from oallama.core.errors import ProfileError
 from oallama.core.types import CPU_DEVICE, LinearFit, MulMat, Operator, Profile
-from oallama.core.units import KIB
+from oallama.core.units import KIB, MIB
 from oallama.cost.blocks import F32, SplitBlock
 from oallama.cost.interference import InterferenceCurve, interference_at, interference_curve
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
@@ -27,6 +28,12 @@ JOIN_BYTES = 3 * F32
 WEIGHT_COPY_BYTES = 256 * KIB
 """Copies of weights are from here on as large as that. What a line over all sizes makes of them is off by as much as
 caches are faster than memory: on a local RPC worker 64 KiB pass at 20 GB/s, 4 MiB at 2."""
+
+
+MIN_PIECE_BYTES, MAX_PIECE_BYTES = 64 * KIB, 8 * MIB
+
+ONE_SECOND_A_BYTE = LinearFit(0.0, 1.0, 1.0)
+"""Of copies priced with it, the seconds are their bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,7 @@ class BlockCost:
     gap_cpu: Curve = NO_TIME  # of these, in which the CPU works
     whole: Curve | None = None  # seconds by batch size as llama.cpp runs it on the host; None: as the gemms say
     outputs_only: bool = False  # behind the last attention: of a prompt it sees only tokens whose logits are wanted
-    takes_n_g: bool = True  # in an FFN: its CC may be streamed for some tokens
+    takes_n_g: bool = True  # CC may be streamed for some tokens: it is held in the plain layout too
     kind: Hashable = None  # of two blocks that cost the same it is the same; None: the block is like no other
 
     @property
@@ -145,6 +152,18 @@ class SliceRates:
     blocking: bool = False  # the device does nothing by itself: the thread that computes CC copies and waits first
     issue: LinearFit | None = None  # for how long a copy to the device holds up that thread; None: not at all
     interference: InterferenceCurve = ()
+
+
+def piece_bytes(rates: SliceRates, block_bytes: int) -> int:
+    """Bytes of weights to ask for at once, of a block of which so many are streamed.
+
+    A device copies one thing at a time. An activation waits for the piece that is being copied, half of it on average,
+    P/2r at r bytes a second; asking for each piece takes the thread a seconds, B/P times a block. Of the sum
+    P = sqrt(2 a r B) makes the least.
+    """
+    ask_s = rates.issue.alpha_s if rates.issue else 0.0
+    wanted = sqrt(2 * ask_s / rates.weights.beta_s_per_byte * block_bytes) if rates.weights.beta_s_per_byte else 0.0
+    return max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, int(wanted) // (4 * KIB) * (4 * KIB)))
 
 
 def slice_rates(profile: Profile) -> SliceRates:
@@ -200,6 +219,14 @@ def slice_times(
     def copied(line: LinearFit) -> float:
         return of.copy_s(line, cg, rows) + of.copy_s(line, cc, n_g)
 
+    def asked_s() -> float:
+        """Of the thread, to ask for the copies: each of them once, and once for each further piece."""
+        if rates.blocking or rates.issue is None:
+            return 0.0
+        n_bytes = copied(ONE_SECOND_A_BYTE)
+        n_pieces = n_bytes / piece_bytes(rates, int(n_bytes))
+        return copied(rates.issue) + max(0.0, n_pieces - 1) * rates.issue.alpha_s
+
     steps = []
     if gg > 0:
         steps.append(Step(0.0, of.gpu_s(gg, rows)))
@@ -223,7 +250,7 @@ def slice_times(
         steps=tuple(steps),
         join_s=join_s,
         routed=of.routed,
-        issue_s=0.0 if rates.blocking or rates.issue is None else copied(rates.issue),
+        issue_s=asked_s(),
         gap_cpu_s=gap_cpu_s,
         interference=interference_at(rates.interference, rows),
     )

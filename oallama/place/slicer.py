@@ -16,12 +16,12 @@ from math import ceil
 from typing import Literal
 
 from oallama.core.types import PLAIN_LAYOUT, StreamSettings, Workload
-from oallama.cost.blocks import is_ffn, split_blocks
+from oallama.cost.blocks import split_blocks
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import Curve
 from oallama.cost.passes import Pass, passes
 from oallama.cost.placement import Costs, cpu_seconds, placement_seconds
-from oallama.cost.slices import BlockCost, Cut, Pricing, block_costs, slice_rates
+from oallama.cost.slices import BlockCost, Cut, Pricing, block_costs, piece_bytes, slice_rates
 from oallama.cost.timeline import BlockTimes, Prefetch, Timeline, cycle_seconds, timeline
 from oallama.place.cuts import Layers, Table, n_g_at, pass_seconds, solve_cg, solve_n_g, token_table
 from oallama.place.knapsack import Menu, assign
@@ -118,7 +118,7 @@ class Slicer:
             first = operators[block.operators[0]]
             outputs_only = computes_outputs_only(first, self._problem.graph.n_layer)
             by_layout = block_costs(self._problem.kernels, operators, block)
-            takes_n_g = is_ffn(first) and PLAIN_LAYOUT in by_layout
+            takes_n_g = first.layer is not None and PLAIN_LAYOUT in by_layout  # which the device can read
             kind = (*(operators[i].mul_mat for i in block.operators), block.extent, outputs_only, takes_n_g)
             if kind not in whole:
                 whole[kind] = self._curve(
@@ -242,8 +242,8 @@ class Slicer:
         """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a
         second copy.
 
-        With n_g every FFN is in the split backend, and none as llama.cpp would run it whole; blocks whose CC is never
-        streamed keep their layout.
+        With n_g every layer's block is in the split backend, and none as llama.cpp would run it whole; blocks whose CC
+        is never streamed keep their layout.
         """
         over = passes(self._load, "mixed")
         fastest = tuple(
@@ -326,13 +326,25 @@ class Slicer:
                 gg[i], cg[i] = cut.gg, cut.cg
                 held = not cut.is_whole or (plan.token_assignment and of.takes_n_g)
                 layouts[i] = of.layout if cut.cc and held else None
-        prefetch = self.on.prefetch
-        settings = StreamSettings(prefetch.n_slots or 2, prefetch.mode, plan.kept_twice)
+        settings = self._stream_settings(plan) if self._streams else None
         slices = Slices(
             tuple(gg), tuple(cg), tuple(layouts), plan.weights_bytes, plan.staging_bytes,
-            settings if self._streams else None, plan.token_assignment, plan.twice_bytes, plan.prefill_s, plan.decode_s,
+            settings, plan.token_assignment, plan.twice_bytes, plan.prefill_s, plan.decode_s,
         )  # fmt: skip
         return replace(placed, slices=slices, seconds=seconds)
+
+    def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
+        """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
+        prefetch, rates = self.on.prefetch, self.on.rates
+        settings = StreamSettings(prefetch.n_slots or 2, prefetch.mode, plan.kept_twice)
+        streamed_bytes = max(
+            of.block.bytes * _streamed(of, cut, bool(plan.token_assignment)) // of.block.extent
+            for of, cut in plan.layers
+        )
+        if rates.blocking or not streamed_bytes or not rates.weights.beta_s_per_byte:
+            return settings
+        link_bytes_per_s = int(1 / rates.weights.beta_s_per_byte)
+        return replace(settings, piece_bytes=piece_bytes(rates, streamed_bytes), link_bytes_per_s=link_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +373,7 @@ def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, with_n_g: b
     tokens were wanted, so the blocks behind the last attention count like the others."""
     slot = activations = 0
     for of, cut in layers:
-        streamed = cut.cg + cut.cc * (with_n_g and of.takes_n_g)
+        streamed = _streamed(of, cut, with_n_g)
         if streamed:
             padding = len(of.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight
             slot = max(slot, ceil(of.block.bytes * streamed / of.block.extent) + padding)
@@ -369,6 +381,11 @@ def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, with_n_g: b
             activations = max(activations, of.block.staging_bytes(streamed + cut.gg, n_ubatch))
     n_slots = 2 if prefetch.n_slots is None else prefetch.n_slots
     return n_slots * slot + activations
+
+
+def _streamed(of: BlockCost, cut: Cut, with_n_g: bool) -> int:
+    """Elements that are streamed of a block in one pass at most."""
+    return cut.cg + cut.cc * (with_n_g and of.takes_n_g)
 
 
 def _cc_bytes(layers: Layers) -> int:

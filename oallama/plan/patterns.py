@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from oallama.core.errors import PlanError
 from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement, PlanRecord
-from oallama.cost.blocks import can_split, is_ffn
+from oallama.cost.blocks import can_split
 
 Pattern = tuple[str, str | None]  # (regular expression, buffer type; None: plain host memory or llama.cpp's choice)
 
@@ -60,10 +60,10 @@ def host_patterns(
 
 def is_split(operator: Operator, placement: OperatorPlacement, streams_tokens: bool) -> bool:
     """Whether only the plugin can run it: it lies partly on the device and partly on the host, or is streamed. With a
-    token assignment every FFN in host memory is, for the tokens that the device computes (CG')."""
+    token assignment every layer's weight in host memory is, for the tokens that the device computes (CG')."""
     if 0 < placement.gg < 1 or placement.cg > 0:
         return True
-    return streams_tokens and placement.cc > 0 and is_ffn(operator) and can_split(operator)
+    return streams_tokens and placement.cc > 0 and operator.layer is not None and can_split(operator)
 
 
 def split_names(record: PlanRecord, operators: Sequence[Operator]) -> frozenset[str]:

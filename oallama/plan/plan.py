@@ -2,8 +2,8 @@
 
 History of the JSON format (`"version"`):
   1  first; `layout` of an operator and `n_ubatch` of the workload are left out where they are the default, so is
-     `streaming` (n_slots, prefetch, kept_twice) and `attention` (flash_attn, type_k, type_v) of a plan that says
-     nothing of it, and `notes` (sentences of the planner) where there are none.
+     `streaming` (n_slots, prefetch, kept_twice, piece_bytes, link_bytes_per_s) and `attention` (flash_attn, type_k,
+     type_v) of a plan that says nothing of it, and `notes` (sentences of the planner) where there are none.
 Keys this version does not know are kept in `extra` and written back, so a newer minor addition survives a round trip.
 """
 
@@ -249,7 +249,13 @@ def _streaming_from_json(section: Reader) -> StreamSettings:
     prefetch = section.text("prefetch")
     for known in get_args(PrefetchMode):
         if prefetch == known:
-            return StreamSettings(section.whole("n_slots"), known, section.flag("kept_twice"))
+            return StreamSettings(
+                section.whole("n_slots"),
+                known,
+                section.flag("kept_twice"),
+                section.whole("piece_bytes", least=0, default=0),
+                section.whole("link_bytes_per_s", least=0, default=0),
+            )
     raise PlanError(f"{section.source}: prefetch is {prefetch!r}, but {' or '.join(get_args(PrefetchMode))} is needed")
 
 

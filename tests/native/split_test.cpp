@@ -43,6 +43,7 @@ constexpr Test tests[] = {
     {"partial", test_partial},
     {"loading", test_loading},
     {"programs", test_programs},
+    {"stream", test_stream},
     {"tokens", test_tokens},
     {"trace", test_trace},
     {"faults", test_faults},

@@ -258,6 +258,7 @@ void test_types_moe();
 void test_types_lone();
 void test_graphs();
 void test_partial();
+void test_stream();
 void test_tokens();
 void test_trace();
 void test_loading();

@@ -87,11 +87,16 @@ static std::string token_lines() {
     return "";
 }
 
+// Half of the time in pieces, and no more ahead than a slow link has time for.
+static std::string link_lines() {
+    return streamed == Streamed::half ? "piece 8192\nlink 50000000\n" : "";
+}
+
 std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
                       const std::string & layout) {
     std::string text = "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\n";
     if (!device.empty()) {
-        text += "device " + device + "\n" + token_lines();
+        text += "device " + device + "\n" + link_lines() + token_lines();
     }
     for (const Block * block : blocks) {
         int64_t shared = 1;

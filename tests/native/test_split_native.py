@@ -30,6 +30,7 @@ TESTS = [
     "partial",
     "loading",
     "programs",
+    "stream",
     "tokens",
     "trace",
     "faults",

@@ -69,7 +69,14 @@ def fractions(draw: st.DrawFn) -> tuple[float, float, float]:
     return gg / units, cg / units, (units - gg - cg) / units
 
 
-STREAMING = st.builds(StreamSettings, st.integers(1, 64), st.sampled_from(["ahead", "layer"]), st.booleans())
+STREAMING = st.builds(
+    StreamSettings,
+    st.integers(1, 64),
+    st.sampled_from(["ahead", "layer"]),
+    st.booleans(),
+    st.integers(0, 1 << 30),
+    st.integers(0, 1 << 40),
+)
 
 
 @given(

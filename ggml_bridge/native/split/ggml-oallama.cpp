@@ -58,6 +58,19 @@ ggml_status oallama_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * 
     }
 }
 
+// llama.cpp makes the copy, which waits for the device. Until then the link is free.
+bool oallama_backend_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t backend_dst,
+                                      const ggml_tensor * /*src*/, ggml_tensor * /*dst*/) {
+    try {
+        if (backend_src != backend_dst && static_cast<BackendContext *>(backend_dst->context)->split) {
+            split_of(backend_dst).device_computes();
+        }
+    } catch (const std::exception & error) {
+        log_error(error.what());
+    }
+    return false;
+}
+
 void oallama_backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
                                     ggml_backend_graph_optimize_params * params) {
     try {
@@ -74,7 +87,7 @@ const ggml_backend_i oallama_backend_i = {
     /* .get_tensor_async    = */ nullptr,
     /* .set_tensor_2d_async = */ nullptr,
     /* .get_tensor_2d_async = */ nullptr,
-    /* .cpy_tensor_async    = */ nullptr,
+    /* .cpy_tensor_async    = */ oallama_backend_cpy_tensor_async,
     /* .synchronize         = */ nullptr,
     /* .graph_plan_create   = */ nullptr,
     /* .graph_plan_free     = */ nullptr,

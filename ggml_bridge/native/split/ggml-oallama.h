@@ -20,6 +20,10 @@
 //     slots 2                         of the ring that CG is copied to, 1 to 64; default 2
 //     prefetch ahead                  ahead (default): copies begin as soon as a slot is free; layer: not before their
 //                                     block's turn
+//     piece 262144                    bytes of CG that are asked for at once at most, so that other copies get through;
+//                                     4096 at least; default: all of a part
+//     link 12000000000                bytes a second that the link copies: no more is asked for ahead than it can have
+//                                     done when the next activation is sent; default: not known, no limit
 //     tokens 32 0                     of a batch of 32 tokens, n_g is 0; of 512 it is 200; linear in between, 0 below,
 //     tokens 512 200                  the same share above; none: n_g is 0
 //     twice 1                         1: CC in a repacked layout is kept in the plain one as well, since only that can

@@ -27,7 +27,7 @@ void Partner::place_streamed(Program & program) {
             continue;
         }
         if (!stream_) {
-            stream_ = std::make_unique<Stream>(device_, program.n_slots, program.ahead);
+            stream_ = std::make_unique<Stream>(device_, program.stream);
         }
         std::vector<StreamedPart> parts;
         for (const Streamed & streamed : phase.streamed) {
@@ -55,6 +55,11 @@ bool Partner::allocate(Program & program) {
     }
     grow_staging(program.staging_bytes);
     return moved;
+}
+
+bool Partner::is_pinned(const ggml_tensor * tensor) const {
+    const ggml_tensor * whole = tensor->view_src == nullptr ? tensor : tensor->view_src;
+    return whole->buffer != nullptr && whole->buffer->buft == ggml_backend_dev_host_buffer_type(device_);
 }
 
 void Partner::grow_staging(size_t size) {

@@ -28,9 +28,16 @@ class Partner {
 
     ggml_backend_buffer_t staging_buffer() const { return staging_.get(); }
 
+    // Whether the staging memory is pinned, and whether the device has such memory.
     bool pinned() const { return pinned_; }
+    bool pins() const { return ggml_backend_dev_host_buffer_type(device_) != nullptr; }
 
-    Stream & stream() const { return *stream_; } // only for programs that stream
+    // Whether a host tensor lies in memory that the device reads without help.
+    bool is_pinned(const ggml_tensor * tensor) const;
+
+    bool streams() const { return stream_ != nullptr; }
+
+    Stream & stream() const { return *stream_; } // where something is streamed
 
   private:
     void grow_staging(size_t size);

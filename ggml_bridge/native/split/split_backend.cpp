@@ -154,6 +154,7 @@ Program & SplitBackend::build(const ggml_cgraph * graph, uint64_t key) {
 }
 
 void SplitBackend::forget() {
+    last_ = nullptr;
     counters().n_programs -= static_cast<int64_t>(n_programs_);
     n_programs_ = 0;
     programs_.clear();
@@ -161,6 +162,7 @@ void SplitBackend::forget() {
 
 // Drops the half that was not used for longest.
 void SplitBackend::evict() {
+    last_ = nullptr;
     std::vector<uint64_t> used;
     for (const auto & [key, slot] : programs_) {
         for (const auto & program : slot) {
@@ -202,6 +204,47 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_graph_optimize_para
 }
 
 //
+// moments, between which copies of weights may be asked for
+//
+
+// A phase's activations were sent.
+void SplitBackend::begin(Phase & phase) {
+    if (last_ != nullptr) {
+        last_->pace.rest.end();
+        last_->pace.device.end();
+        last_->pace.feeds_device = fed_device_;
+        last_                    = nullptr;
+    }
+    phase.pace.compute.begin();
+}
+
+// All of a phase is computed.
+void SplitBackend::end(Phase & phase) {
+    phase.pace.compute.end();
+    phase.pace.rest.begin();
+    last_       = &phase;
+    fed_device_ = false;
+}
+
+void SplitBackend::ask_ahead(const Phase & phase) {
+    if (!phase.pace.feeds_device) {
+        partner_->stream().prefetch(no_slot, phase.pace.rest.due());
+    }
+}
+
+// The device has been given what it computes between two phases: until it has done that, nothing is sent to it.
+void SplitBackend::device_computes() {
+    if (last_ == nullptr || fed_device_) {
+        return;
+    }
+    fed_device_ = true;
+    last_->pace.device.begin();
+    if (partner_->streams()) {
+        partner_->stream().prefetch(no_slot, last_->pace.device.due());
+    }
+}
+
+//
 // running
 //
 
@@ -228,7 +271,7 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
         staged.tensor->buffer = partner_->staging_buffer();
     }
     Stopwatch watch;
-    for (const Phase & phase : program.phases) {
+    for (Phase & phase : program.phases) {
         stats().n_phases++;
         if (Trace::get().on()) {
             Trace::get().begin_phase(program.first == nullptr ? "" : program.first->slice().name.c_str(),
@@ -252,8 +295,9 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
             ggml_backend_synchronize(partner_->backend()); // whatever became of the host side: the device must be idle
             watch.lap(stats().wait_ns);
             step.done(OALLAMA_WAIT);
-            if (phase.block != nullptr) { // the slot that was computed with is free now
-                partner_->stream().prefetch(partner_->stream().n_slots());
+            end(phase);
+            if (partner_->streams()) { // the slot that was computed with is free now
+                ask_ahead(phase);
                 watch.lap(stats().launch_ns);
                 step.done(OALLAMA_AHEAD);
             }
@@ -270,10 +314,9 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
     return GGML_STATUS_SUCCESS;
 }
 
-void SplitBackend::launch(Program & program, const Phase & phase, const ggml_cgraph * graph) {
+void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * graph) {
     ggml_backend_t device  = partner_->backend();
     const bool     streams = phase.block != nullptr;
-    const size_t   slot    = streams ? acquire(phase, graph) : 0; // first, so that its copies are under way
     const auto     traced  = [device](oallama_step step, const ggml_tensor * result, int64_t bytes = 0) {
         if (Trace::get().on()) {
             Trace::get().device(step, device, result, bytes);
@@ -282,10 +325,12 @@ void SplitBackend::launch(Program & program, const Phase & phase, const ggml_cgr
     const auto last_of = [&program](int begin, int end) {
         return begin < end ? ggml_graph_node(program.device_graph, end - 1) : nullptr;
     };
-    const int64_t sent = send(phase, graph);
+    const int64_t sent = send(phase, graph); // before weights are asked for, which it would wait for
+    begin(phase);
     traced(OALLAMA_SEND, phase.uploads.empty() ? nullptr : phase.uploads.back().tensor, sent);
     start(program, phase.device_begin, phase.stream_begin);
     traced(OALLAMA_RESIDENT, last_of(phase.device_begin, phase.stream_begin));
+    const size_t slot = streams ? acquire(phase, graph) : no_slot;
     if (streams) {
         partner_->stream().ready(device, slot);
         for (size_t i = 0; i < phase.streamed.size(); i++) {
@@ -298,27 +343,37 @@ void SplitBackend::launch(Program & program, const Phase & phase, const ggml_cgr
         traced(OALLAMA_STREAMED, last_of(phase.stream_begin, phase.device_end));
     }
     traced(OALLAMA_FETCH, nullptr, fetch(phase, graph));
-    if (streams) {
-        partner_->stream().prefetch(slot);
+    if (partner_->streams()) {
+        partner_->stream().prefetch(slot, phase.pace.after_send());
     }
 }
 
-// Bytes sent to the device.
+// Bytes sent to the device. From pinned memory, so that the call does not wait: what lies elsewhere is moved there
+// first, piece by piece, while the piece before is on its way.
 int64_t SplitBackend::send(const Phase & phase, const ggml_cgraph * graph) {
+    constexpr int64_t piece = int64_t{1} << 20;
+
     int64_t sent = 0;
     for (const Upload & upload : phase.uploads) {
         const ggml_tensor * source = upload.origin.of(graph);
         const size_t        bytes  = ggml_nbytes(upload.tensor);
-        const char *        data   = host_data(source);
-        if (!upload.packed) {
-            char * packed = partner_->staging() + upload.staging;
-            gather(source, upload.begin, upload.count, {upload.first_row, n_rows(upload.tensor)}, packed);
-            data = packed;
-        } else {
-            data += static_cast<size_t>(upload.first_row) * source->nb[1];
-        }
-        ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, data, 0, bytes);
         sent += static_cast<int64_t>(bytes);
+        if (upload.packed && (!partner_->pinned() || partner_->is_pinned(source))) {
+            const char * data = host_data(source) + static_cast<size_t>(upload.first_row) * source->nb[1];
+            ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, data, 0, bytes);
+            continue;
+        }
+        char *        staged   = partner_->staging() + upload.staging;
+        const size_t  row      = upload.tensor->nb[1];
+        const int64_t all_rows = n_rows(upload.tensor);
+        const int64_t at_once  = std::max<int64_t>(1, piece / static_cast<int64_t>(row));
+        for (int64_t first = 0; first < all_rows; first += at_once) {
+            const int64_t count = std::min(at_once, all_rows - first);
+            const size_t  begin = static_cast<size_t>(first) * row;
+            gather(source, upload.begin, upload.count, {upload.first_row + first, count}, staged + begin);
+            ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, staged + begin, begin,
+                                          static_cast<size_t>(count) * row);
+        }
     }
     stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
     return sent;

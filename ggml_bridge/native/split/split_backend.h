@@ -40,6 +40,9 @@ class SplitBackend {
 
     ggml_status compute(ggml_cgraph * graph);
 
+    // Called where llama.cpp asks for an input that another device has been told to compute.
+    void device_computes();
+
   private:
     using Programs = std::unordered_map<uint64_t, std::vector<std::unique_ptr<Program>>>;
 
@@ -48,7 +51,10 @@ class SplitBackend {
     void        forget();
     void        evict();
     ggml_status run(Program & program, ggml_cgraph * graph);
-    void        launch(Program & program, const Phase & phase, const ggml_cgraph * graph);
+    void        begin(Phase & phase);
+    void        end(Phase & phase);
+    void        ask_ahead(const Phase & phase);
+    void        launch(Program & program, Phase & phase, const ggml_cgraph * graph);
     void        start(Program & program, int begin, int end);
     size_t      acquire(const Phase & phase, const ggml_cgraph * graph);
     int64_t     send(const Phase & phase, const ggml_cgraph * graph);
@@ -64,6 +70,8 @@ class SplitBackend {
     size_t                   n_programs_ = 0;
     uint64_t                 clock_      = 0;
     Signature                scratch_;
+    Phase *                  last_       = nullptr; // that ended, until the next one begins
+    bool                     fed_device_ = false;   // since then
     std::vector<int32_t>     experts_;
 };
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t row_group  = 32;
 constexpr int64_t max_tokens = int64_t{1} << 31; // of a batch
+constexpr int64_t min_piece  = 4096;             // bytes: asking for less takes longer than copying it
 
 // One line of the text, with its number for messages.
 class Line {
@@ -209,11 +210,11 @@ PlanSpec parse_plan(const std::string & text) {
             plan.device = line.word("device");
             line.end();
         } else if (item == "slots") {
-            plan.n_slots = line.count(line.word("number of slots"), "the number of slots");
+            plan.stream.n_slots = line.count(line.word("number of slots"), "the number of slots");
             line.end();
-            if (plan.n_slots < 1 || plan.n_slots > max_slots) {
-                line.fail("asks for " + std::to_string(plan.n_slots) + " slots; 1 to " + std::to_string(max_slots) +
-                          " can be had");
+            if (plan.stream.n_slots < 1 || plan.stream.n_slots > max_slots) {
+                line.fail("asks for " + std::to_string(plan.stream.n_slots) + " slots; 1 to " +
+                          std::to_string(max_slots) + " can be had");
             }
         } else if (item == "staging") {
             plan.staging = line.count(line.word("staging bytes"), "the staging bytes");
@@ -224,7 +225,20 @@ PlanSpec parse_plan(const std::string & text) {
             if (mode != "ahead" && mode != "layer") {
                 line.fail("asks for prefetch " + mode + "; it is ahead or layer");
             }
-            plan.ahead = mode == "ahead";
+            plan.stream.ahead = mode == "ahead";
+        } else if (item == "piece") {
+            plan.stream.piece = line.count(line.word("bytes of a piece"), "the bytes of a piece");
+            line.end();
+            if (plan.stream.piece < min_piece) {
+                line.fail("has pieces of " + std::to_string(plan.stream.piece) + " bytes; they have " +
+                          std::to_string(min_piece) + " at least");
+            }
+        } else if (item == "link") {
+            plan.stream.link_bytes_per_s = line.count(line.word("bytes per second"), "the link's bytes per second");
+            line.end();
+            if (plan.stream.link_bytes_per_s < 1) {
+                line.fail("has a link that copies nothing");
+            }
         } else if (item == "twice") {
             const int64_t twice = line.count(line.word("number"), "twice");
             line.end();
@@ -242,7 +256,7 @@ PlanSpec parse_plan(const std::string & text) {
             plan.slices.push_back(std::move(slice));
         } else {
             line.fail("begins with " + item +
-                      "; known are model, device, staging, slots, prefetch, twice, tokens and tensor");
+                      "; known are model, device, staging, slots, prefetch, piece, link, twice, tokens and tensor");
         }
     }
     require(started, "the plan is empty: its first line must be oallama-plan 1");

@@ -37,12 +37,19 @@ struct TokenSplit {
     int64_t n_g;
 };
 
+// How CG is streamed.
+struct StreamSpec {
+    int64_t n_slots          = 2;    // of the ring that it is copied to
+    bool    ahead            = true; // copies of the next blocks begin while a block is computed
+    int64_t piece            = 0;    // bytes that are asked for at once at most; 0: any number
+    int64_t link_bytes_per_s = 0;    // 0: not known, no limit to what is asked for ahead
+};
+
 struct PlanSpec {
-    std::string             model;           // fingerprint, kept for the reader
-    std::string             device;          // empty: no CG and GG anywhere
-    int64_t                 n_slots = 2;     // of the ring that CG is copied to
+    std::string             model;  // fingerprint, kept for the reader
+    std::string             device; // empty: no CG and GG anywhere
+    StreamSpec              stream;
     int64_t                 staging = 0;     // bytes of the device that GG leaves for activations and the ring
-    bool                    ahead   = true;  // copies of the next blocks begin while a block is computed
     bool                    twice   = false; // CC in a layout the device cannot read is kept in the plain one as well
     std::vector<TokenSplit> tokens;          // ascending; empty: n_g is 0
     std::vector<SliceSpec>  slices;

@@ -160,8 +160,7 @@ class Builder {
         streamed_.push_back({part, out});
         const ggml_tensor * node = graph_->nodes[i];
         const PlanSpec &    plan = plan_of(node->src[0])->spec();
-        program_.n_slots         = plan.n_slots;
-        program_.ahead           = plan.ahead;
+        program_.stream          = plan.stream;
         if (node->op == GGML_OP_MUL_MAT_ID && node->src[2]->ne[0] * node->src[2]->ne[1] < ne[2]) {
             const int ids = inside(i, 2); // fewer uses than experts: only those that are used get copied
             routed_       = true;
@@ -261,7 +260,7 @@ class Builder {
         upload.count     = count;
         upload.first_row = first_row;
         upload.packed    = count == src->ne[0] && ggml_is_contiguous(src);
-        upload.staging   = upload.packed ? 0 : take_staging(upload.tensor);
+        upload.staging   = take_staging(upload.tensor);
         ggml_set_input(upload.tensor);
         uploads_.push_back(upload);
         return upload.tensor;

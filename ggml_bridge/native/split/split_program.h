@@ -40,8 +40,8 @@ struct Upload {
     int64_t       begin;
     int64_t       count;
     int64_t       first_row;
-    bool          packed;  // contiguous and whole rows: sent from where it is
-    size_t        staging; // bytes into the staging memory, where it is packed first
+    bool          packed;  // contiguous and whole rows: may be sent from where it is
+    size_t        staging; // bytes into the staging memory, where it is packed first, or pinned
 };
 
 // A result to fetch, and how it becomes part of the original tensor.
@@ -79,11 +79,12 @@ struct Phase {
     StreamBlock *         block = nullptr; // of the streamed weights; NULL: none
     Origin                ids;             // which experts are used, where routed
     bool                  routed = false;
-    int device_begin             = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
-    int stream_begin             = 0;
-    int device_end               = 0;
-    int host_begin               = 0; // nodes of the host graph
-    int host_end                 = 0;
+    Pace                  pace;
+    int device_begin = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
+    int stream_begin = 0;
+    int device_end   = 0;
+    int host_begin   = 0; // nodes of the host graph
+    int host_end     = 0;
 };
 
 struct Program {
@@ -94,8 +95,7 @@ struct Program {
     ggml_cgraph *              device_graph = nullptr;
     ggml_cgraph *              host_graph   = nullptr;
     ggml_backend_dev_t         device       = nullptr; // NULL: nothing runs there
-    int64_t                    n_slots      = 0;       // of the ring that CG is copied to
-    bool                       ahead        = true;    // of its turn
+    StreamSpec                 stream;                 // how CG is copied
     std::vector<Binding>       bindings;
     std::vector<ggml_tensor *> host_views; // of bound tensors; their data pointers follow, in this order
     std::vector<Staged>        host_staged;

@@ -11,15 +11,22 @@ namespace {
 
 constexpr size_t alignment = 256; // of a weight in a slot, more than any device asks for
 
+constexpr size_t page  = 4096;      // what is asked for is a multiple of it, but for the end of a part
+constexpr size_t least = 16 * page; // asking for less ahead is not worth it
+
 size_t padded(size_t bytes) {
     return (bytes + alignment - 1) / alignment * alignment;
 }
 
+size_t part_bytes(const StreamBlock & block, size_t part) {
+    return static_cast<size_t>(block.parts[part].first->part_bytes(block.parts[part].second));
+}
+
 } // namespace
 
-Stream::Stream(ggml_backend_dev_t device, int64_t n_slots, bool ahead)
-    : device_(device), backend_(ggml_backend_dev_init(device, nullptr)), slots_(static_cast<size_t>(n_slots)),
-      ahead_(ahead) {
+Stream::Stream(ggml_backend_dev_t device, const StreamSpec & spec)
+    : device_(device), backend_(ggml_backend_dev_init(device, nullptr)), slots_(static_cast<size_t>(spec.n_slots)),
+      spec_(spec) {
     if (!backend_) {
         throw Error(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(device) +
                                         " cannot be started a second time, for copies");
@@ -93,11 +100,12 @@ void Stream::bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, 
 }
 
 size_t Stream::find(const StreamBlock & block) const {
-    size_t slot = 0;
-    while (slot < slots_.size() && slots_[slot].holds != &block) {
-        slot++;
+    for (size_t slot = 0; slot < slots_.size(); slot++) {
+        if (slots_[slot].holds == &block) {
+            return slot;
+        }
     }
-    return slot;
+    return no_slot;
 }
 
 size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts) {
@@ -107,16 +115,24 @@ size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts
     }
     last_       = &block;
     size_t slot = find(block);
-    if (slot == slots_.size()) {
+    if (slot == no_slot) {
         // nothing is computed between phases, so any slot may go: the one that was used or filled longest ago
         slot = 0;
         for (size_t i = 1; i < slots_.size(); i++) {
             slot = slots_[i].used < slots_[slot].used ? i : slot;
         }
-        slots_[slot].holds = nullptr;
-        copy(block, slot, experts);
-    } else if (!slots_[slot].experts.empty()) {
-        copy(block, slot, experts); // those that are missing
+        take(block, slot);
+    }
+    Slot &     to   = slots_[slot];
+    const bool some = !to.experts.empty();
+    const bool none = !some && to.part == 0 && to.at == 0;
+    if (experts != nullptr && (some || none)) {
+        copy_experts(slot, *experts);
+    } else {
+        if (some) {
+            take(block, slot);
+        }
+        copy(slot, Time::max());
     }
     slots_[slot].used = ++clock_;
     return slot;
@@ -130,12 +146,12 @@ void Stream::ready(ggml_backend_t compute, size_t slot) {
     }
 }
 
-void Stream::prefetch(size_t busy) {
-    if (!ahead_) {
+void Stream::prefetch(size_t busy, Time until) {
+    if (!spec_.ahead) {
         return;
     }
     std::vector<bool> kept(slots_.size());
-    if (busy < slots_.size()) {
+    if (busy != no_slot) {
         kept[busy] = true;
     }
     const StreamBlock * after = last_;
@@ -146,72 +162,138 @@ void Stream::prefetch(size_t busy) {
             continue;
         }
         size_t slot = find(next);
-        if (slot == slots_.size()) {
+        if (slot == no_slot) {
             for (size_t i = 0; i < slots_.size(); i++) {
-                if (!kept[i] && (slot == slots_.size() || slots_[i].used < slots_[slot].used)) {
+                if (!kept[i] && (slot == no_slot || slots_[i].used < slots_[slot].used)) {
                     slot = i;
                 }
             }
-            if (slot == slots_.size()) {
-                return; // the ring is full
+            if (slot == no_slot || allowed(until) == 0) {
+                return; // the ring is full, or the link busy until then
             }
-            slots_[slot].holds = nullptr;
-            copy(next, slot, nullptr);
+            take(next, slot);
             slots_[slot].used = ++clock_;
         }
         kept[slot] = true;
+        if (slots_[slot].experts.empty() && !copy(slot, until)) {
+            return;
+        }
     }
 }
 
-// Queues the copies; every phase ends with an idle device, so nothing computes with what they overwrite.
-void Stream::copy(StreamBlock & block, size_t slot, const std::vector<int32_t> * experts) {
-    Slot &     to  = slots_[slot];
-    ContextPtr ctx = new_context(static_cast<int64_t>(block.parts.size()));
-    const bool all = experts == nullptr;
-    if (to.holds != &block) {
-        to.holds = &block;
-        to.experts.assign(all ? 0 : static_cast<size_t>(block.parts[0].first->slice().e), false);
-    }
-    int64_t           copied = 0;
-    ggml_tensor *     last   = nullptr;
-    std::vector<bool> wanted;
-    if (!all) {
-        wanted.resize(to.experts.size());
-        for (const int32_t expert : *experts) {
-            wanted[static_cast<size_t>(expert)] = !to.experts[static_cast<size_t>(expert)];
+// Gives a slot to a block, of which nothing is there yet. Every phase ends with an idle device, so nothing computes
+// with what its copies overwrite.
+void Stream::take(StreamBlock & block, size_t slot) {
+    slots_[slot].holds = &block;
+    slots_[slot].part  = 0;
+    slots_[slot].at    = 0;
+    slots_[slot].experts.clear();
+}
+
+// Asks for what is missing in a slot, as far as the link can have copied it until then; whether that is all of it.
+bool Stream::copy(size_t slot, Time until) {
+    Slot &              to    = slots_[slot];
+    const StreamBlock & block = *to.holds;
+    const ContextPtr    ctx   = new_context(static_cast<int64_t>(block.parts.size()));
+    ggml_tensor *       there = nullptr;
+    int64_t             bytes = 0;
+    while (to.part < block.parts.size()) {
+        const size_t left = part_bytes(block, to.part) - to.at;
+        const size_t next = std::min(left, allowed(until));
+        if (next == 0) {
+            break;
+        }
+        if (there == nullptr || to.at == 0) {
+            there = place_of(ctx.get(), slot, to.part);
+        }
+        ask(slot, to.part, there, to.at, next);
+        bytes += static_cast<int64_t>(next);
+        to.at += next;
+        if (next == left) {
+            to.part++;
+            to.at = 0;
         }
     }
+    if (bytes > 0) {
+        asked(slot, there, bytes);
+    }
+    return to.part == block.parts.size();
+}
+
+// Asks for the experts that are missing in a slot.
+void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
+    Slot &              to    = slots_[slot];
+    const StreamBlock & block = *to.holds;
+    const ContextPtr    ctx   = new_context(static_cast<int64_t>(block.parts.size()));
+    to.experts.resize(static_cast<size_t>(block.parts[0].first->slice().e));
+    std::vector<bool> wanted(to.experts.size());
+    for (const int32_t expert : experts) {
+        wanted[static_cast<size_t>(expert)] = !to.experts[static_cast<size_t>(expert)];
+    }
+    ggml_tensor * there = nullptr;
+    int64_t       bytes = 0;
     for (size_t i = 0; i < block.parts.size(); i++) {
-        const SplitWeight &          weight = *block.parts[i].first;
-        const Side                   side   = block.parts[i].second;
-        const std::array<int64_t, 3> ne     = weight.shape(side);
-        const auto *                 data   = static_cast<const char *>(weight.part(side).tensor->data);
-        const auto                   bytes  = static_cast<size_t>(weight.part_bytes(side));
-        ggml_tensor *                there  = ggml_new_tensor_3d(ctx.get(), weight.slice().type, ne[0], ne[1], ne[2]);
-        bind(there, block, i, slot);
-        last              = there;
-        const size_t each = wanted.empty() ? bytes : bytes / wanted.size();
-        for (size_t e = 0; e * each < bytes; e++) {
-            if (wanted.empty() || wanted[e]) {
-                ggml_backend_tensor_set_async(backend_.get(), there, data + e * each, e * each, each);
-                copied += static_cast<int64_t>(each);
+        const size_t each = part_bytes(block, i) / wanted.size();
+        there             = place_of(ctx.get(), slot, i);
+        for (size_t e = 0; e < wanted.size(); e++) {
+            for (size_t at = 0; wanted[e] && at < each;) {
+                const size_t next = std::min(each - at, allowed(Time::max()));
+                ask(slot, i, there, e * each + at, next);
+                bytes += static_cast<int64_t>(next);
+                at += next;
             }
         }
     }
-    stats().bytes_streamed.fetch_add(copied, std::memory_order_relaxed);
-    if (all) {
-        to.experts.clear();
-    } else {
-        for (const int32_t expert : *experts) {
-            to.experts[static_cast<size_t>(expert)] = true;
-        }
+    for (const int32_t expert : experts) {
+        to.experts[static_cast<size_t>(expert)] = true;
     }
+    asked(slot, there, bytes);
+}
+
+ggml_tensor * Stream::place_of(ggml_context * ctx, size_t slot, size_t part) const {
+    const auto & [weight, side]        = slots_[slot].holds->parts[part];
+    const std::array<int64_t, 3> ne    = weight->shape(side);
+    ggml_tensor *                there = ggml_new_tensor_3d(ctx, weight->slice().type, ne[0], ne[1], ne[2]);
+    bind(there, *slots_[slot].holds, part, slot);
+    return there;
+}
+
+// Queues one copy: bytes [offset, offset + bytes) of a part.
+void Stream::ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes) {
+    const auto & [weight, side] = slots_[slot].holds->parts[part];
+    const auto * data           = static_cast<const char *>(weight->part(side).tensor->data);
+    ggml_backend_tensor_set_async(backend_.get(), there, data + offset, offset, bytes);
+    if (spec_.link_bytes_per_s > 0) {
+        const double seconds = static_cast<double>(bytes) / static_cast<double>(spec_.link_bytes_per_s);
+        idle_                = std::max(idle_, Clock::now()) + to_duration(seconds);
+    }
+}
+
+// Behind the copies of a slot that were queued at once.
+void Stream::asked(size_t slot, const ggml_tensor * last, int64_t bytes) {
+    stats().bytes_streamed.fetch_add(bytes, std::memory_order_relaxed);
     if (events_) {
-        ggml_backend_event_record(to.copied, backend_.get());
+        ggml_backend_event_record(slots_[slot].copied, backend_.get());
     }
     if (Trace::get().on()) {
-        Trace::get().device(OALLAMA_COPY, backend_.get(), last, copied, block.parts[0].first->slice().name.c_str());
+        const SplitWeight & first = *slots_[slot].holds->parts[0].first;
+        Trace::get().device(OALLAMA_COPY, backend_.get(), last, bytes, first.slice().name.c_str());
     }
+}
+
+// Bytes of the next copy at most, so that the link has made it until then; 0: not worth asking.
+size_t Stream::allowed(Time until) const {
+    const size_t piece = spec_.piece > 0 ? static_cast<size_t>(spec_.piece) : SIZE_MAX;
+    if (spec_.link_bytes_per_s == 0 || until == Time::max()) {
+        return piece;
+    }
+    const Time from = std::max(idle_, Clock::now());
+    if (from >= until) {
+        return 0;
+    }
+    const std::chrono::duration<double> left = until - from;
+    const auto bytes = static_cast<size_t>(left.count() * static_cast<double>(spec_.link_bytes_per_s));
+    return bytes < std::min(least, piece) ? 0 : std::min(piece, bytes / page * page);
 }
 
 } // namespace oallama

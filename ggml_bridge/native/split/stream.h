@@ -4,11 +4,16 @@
 // Which block comes next is learned from the order in which blocks were asked for, which goes round: after the last
 // layer of a token comes the first layer of the next one. As soon as a slot is free the copy of the next block begins,
 // across layers and across the attention between them, so that the link idles only when the ring is full.
+//
+// A device has one copy engine a direction, and no copy is interrupted: an activation that is sent while weights are
+// copied waits for them. So weights are asked for in pieces, between which other copies pass, and no more of them ahead
+// than the link can have done when the next activation is due (pace.h).
 
 #pragma once
 
 #include <map>
 
+#include "pace.h"
 #include "split_weight.h"
 
 namespace oallama {
@@ -24,10 +29,13 @@ struct StreamBlock {
     bool                      routed = false;   // asked for expert by expert the last time: cannot be foreseen
 };
 
+constexpr size_t no_slot = SIZE_MAX;
+
 class Stream {
   public:
-    // ahead: of a block's turn. Throws OALLAMA_FAILED where the device has no second stream.
-    Stream(ggml_backend_dev_t device, int64_t n_slots, bool ahead);
+    // What the plan says of streaming: slots, pieces, the link's speed, copies ahead of a block's turn or not. Throws
+    // OALLAMA_FAILED where the device has no second stream.
+    Stream(ggml_backend_dev_t device, const StreamSpec & spec);
     ~Stream();
 
     Stream(const Stream &)             = delete;
@@ -39,29 +47,37 @@ class Stream {
     // Gives a device tensor the place of a block's part in a slot.
     void bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, size_t slot) const;
 
-    // A slot that holds the block, or will when ready says so. experts: the only ones needed; NULL: all.
+    // The slot of a block whose turn has come; asks for what is missing of it. experts: the only ones needed; NULL:
+    // all.
     size_t acquire(StreamBlock & block, const std::vector<int32_t> * experts);
 
     // Makes what is computed on this backend from now on wait for a slot's copies.
     void ready(ggml_backend_t compute, size_t slot);
 
-    // Begins to copy the blocks that come next into slots that nothing computed needs any more. busy: the slot that is
-    // computed with; n_slots: none.
-    void prefetch(size_t busy);
-
-    size_t n_slots() const { return slots_.size(); }
+    // Asks for the blocks that come next, in slots that nothing computed needs any more, but for no more than the link
+    // can have copied until then. busy: the slot that is computed with, or no_slot.
+    void prefetch(size_t busy, Time until);
 
   private:
     struct Slot {
         StreamBlock *        holds = nullptr;
-        std::vector<bool>    experts; // that are there; empty: all
+        std::vector<bool>    experts; // that are there; empty: all that was asked for
         ggml_backend_event_t copied = nullptr;
         uint64_t             used   = 0; // when it was last asked for or filled
+        size_t               part   = 0; // the first that is not all asked for; the number of parts: none
+        size_t               at     = 0; // bytes of it that are
     };
 
     void   grow(size_t bytes);
-    void   copy(StreamBlock & block, size_t slot, const std::vector<int32_t> * experts);
-    size_t find(const StreamBlock & block) const; // n_slots: nowhere
+    size_t find(const StreamBlock & block) const; // no_slot: nowhere
+    void   take(StreamBlock & block, size_t slot);
+    bool   copy(size_t slot, Time until);
+    void   copy_experts(size_t slot, const std::vector<int32_t> & experts);
+    void   ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes);
+    void   asked(size_t slot, const ggml_tensor * last, int64_t bytes);
+    size_t allowed(Time until) const;
+
+    ggml_tensor * place_of(ggml_context * ctx, size_t slot, size_t part) const;
 
     ggml_backend_dev_t device_;
     BackendPtr         backend_;
@@ -71,7 +87,8 @@ class Stream {
     StreamBlock *      last_   = nullptr;
     uint64_t           clock_  = 0;
     bool               events_ = false;
-    bool               ahead_;
+    StreamSpec         spec_;
+    Time               idle_; // when the link has done what it was asked for, at the speed that the plan says
 
     std::map<std::vector<StreamedPart>, std::unique_ptr<StreamBlock>> blocks_;
 };

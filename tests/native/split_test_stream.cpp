@@ -1,0 +1,123 @@
+// Streamed weights: in pieces, ahead of their block's turn, and never more of them than the link has time for.
+
+#include "split_test.h"
+
+namespace split_test {
+
+namespace {
+
+constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
+
+// All that is not CC is streamed, through one slot, while this lives.
+class AllStreamed {
+  public:
+    AllStreamed() : streamed_(streamed), n_slots_(n_slots) {
+        streamed = Streamed::all;
+        n_slots  = 1;
+    }
+    AllStreamed(const AllStreamed &)             = delete;
+    AllStreamed & operator=(const AllStreamed &) = delete;
+    ~AllStreamed() {
+        streamed = streamed_;
+        n_slots  = n_slots_;
+    }
+
+  private:
+    Streamed streamed_;
+    int      n_slots_;
+};
+
+// Two blocks that take turns: an FFN and a lone mul-mat, half of each streamed.
+class TwoBlocks {
+  public:
+    explicit TwoBlocks(const std::string & lines) {
+        const AllStreamed all;
+        const std::string text = plan_text({&ffn_, &lone_}, Cut::half, async_device::device_name, "CPU");
+        const size_t      at   = text.find("tensor ");
+        plan_                  = new_plan(text.substr(0, at) + lines + text.substr(at));
+        if (plan_ != nullptr) {
+            first_  = std::make_unique<Model>(ffn_, make_data(ffn_), plan_.get());
+            second_ = std::make_unique<Model>(lone_, make_data(lone_), plan_.get());
+        }
+    }
+
+    bool ready() const { return plan_ != nullptr && first_->loaded() && second_->loaded(); }
+
+    // What is copied while a block is computed: of the FFN, of the other.
+    std::pair<int64_t, int64_t> copied() {
+        const int64_t ffn = bytes_while(*first_);
+        return {ffn, bytes_while(*second_)};
+    }
+
+  private:
+    int64_t bytes_while(const Model & model) {
+        check_ok(oallama_reset_stats(), "statistics are reset");
+        check(!session_.compute(model, 3).empty(), "a block is computed");
+        return stats().bytes_streamed;
+    }
+
+    Block                  ffn_  = ffn_block(q4_0, q4_0);
+    Block                  lone_ = lone_block(q4_0);
+    PlanPtr                plan_;
+    std::unique_ptr<Model> first_;
+    std::unique_ptr<Model> second_;
+    Session                session_;
+};
+
+// The order is known after two rounds, and how long everything takes.
+std::pair<int64_t, int64_t> copied_in_time(const std::string & lines) {
+    TwoBlocks blocks(lines);
+    if (!blocks.ready()) {
+        return {0, 0};
+    }
+    for (int i = 0; i < 3; i++) {
+        blocks.copied();
+    }
+    return blocks.copied();
+}
+
+// With one slot the copy of a block can only begin when the one before has ended: then what is copied during a call is
+// the other block's, unless the link is too slow for anything to be asked for ahead.
+void check_ahead() {
+    const auto own    = copied_in_time("prefetch layer\n");
+    const auto others = copied_in_time("prefetch ahead\n");
+    check(own.first > own.second && own.second > 0, "more is streamed of the FFN");
+    check(others.first == own.second && others.second == own.first, "the next block is copied ahead");
+
+    const auto fast = copied_in_time("piece 4096\nlink 1000000000000000\n");
+    check(fast == others, "a fast link is asked for all of it");
+    const auto slow = copied_in_time("piece 4096\nlink 1\n");
+    check(slow == own, "a link that would keep an activation waiting is asked for nothing");
+    done("copies ahead");
+}
+
+// Small copies get through between two pieces.
+void check_pieces() {
+    constexpr int64_t piece       = 4096;
+    const auto        n_copies_of = [](const std::string & lines, int64_t * bytes) {
+        TwoBlocks blocks("prefetch layer\n" + lines);
+        if (!blocks.ready()) {
+            return int64_t{0};
+        }
+        const async_device::Counters before = async_device::counters();
+        *bytes                              = blocks.copied().first;
+        return async_device::counters().n_copies_in - before.n_copies_in;
+    };
+    int64_t       bytes = 0;
+    const int64_t whole = n_copies_of("", &bytes);
+    const int64_t parts = n_copies_of("piece " + std::to_string(piece) + "\n", &bytes);
+    check(parts >= whole + bytes / piece / 2, "weights are asked for in pieces");
+    done("pieces");
+}
+
+} // namespace
+
+void test_stream() {
+    if (late != Late::none || streamed != Streamed::none) {
+        return; // plans of its own
+    }
+    check_ahead();
+    check_pieces();
+}
+
+} // namespace split_test
