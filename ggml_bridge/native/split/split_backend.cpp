@@ -208,6 +208,14 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_graph_optimize_para
 ggml_status SplitBackend::compute(ggml_cgraph * graph) {
     Stopwatch total;
     stats().n_graphs++;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const ggml_tensor * weight = graph->nodes[i]->src[0];
+        if (weight != nullptr && !is_sound(weight)) {
+            throw Error(OALLAMA_FAILED,
+                        std::string("nothing is computed with ") + weight->name +
+                            ": what was loaded with it failed; the plan's problems and the log say why");
+        }
+    }
     const ggml_status status = run(find(graph), graph);
     total.lap(stats().total_ns);
     return status;
