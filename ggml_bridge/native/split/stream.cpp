@@ -1,6 +1,7 @@
 #include "stream.h"
 
 #include <algorithm>
+#include <array>
 
 #include "split_backend.h"
 #include "trace.h"
@@ -13,6 +14,13 @@ constexpr size_t alignment = 256; // of a weight in a slot, more than any device
 
 size_t padded(size_t bytes) {
     return (bytes + alignment - 1) / alignment * alignment;
+}
+
+void check_experts(const std::vector<int32_t> & experts, const SliceSpec & slice) {
+    for (const int32_t expert : experts) {
+        require(expert >= 0 && expert < slice.e, slice.name + " has " + std::to_string(slice.e) +
+                                                     " experts, none of which is number " + std::to_string(expert));
+    }
 }
 
 } // namespace
@@ -46,23 +54,31 @@ Stream::~Stream() {
 }
 
 StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
-    std::unique_ptr<StreamBlock> & found = blocks_[parts];
-    if (!found) {
+    std::vector<std::pair<uint64_t, Side>> key;
+    for (const auto & [weight, side] : parts) {
+        key.emplace_back(weight->id(), side);
+    }
+    auto found = blocks_.find(key);
+    if (found == blocks_.end()) {
         auto       block = std::make_unique<StreamBlock>();
         ContextPtr ctx   = new_context(static_cast<int64_t>(parts.size()));
         block->parts     = parts;
         for (const auto & [weight, side] : parts) {
             const std::array<int64_t, 3> ne = weight->shape(side);
             const ggml_tensor * like        = ggml_new_tensor_3d(ctx.get(), weight->slice().type, ne[0], ne[1], ne[2]);
+            const size_t        size = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), like);
             block->offsets.push_back(block->bytes);
-            block->bytes += padded(ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), like));
+            const size_t used = std::min(size, ggml_nbytes(like));
+            block->tails.emplace_back(block->bytes + used, size - used);
+            block->bytes += padded(size);
         }
-        if (block->bytes > slot_bytes_) {
-            grow(block->bytes);
-        }
-        found = std::move(block);
+        found = blocks_.emplace(std::move(key), std::move(block)).first;
     }
-    return found.get();
+    StreamBlock & block = *found->second;
+    if (block.bytes > slot_bytes_) { // also of a known one, after a growth that failed
+        grow(block.bytes);
+    }
+    return &block;
 }
 
 void Stream::grow(size_t bytes) {
@@ -74,14 +90,20 @@ void Stream::grow(size_t bytes) {
     slot_bytes_ = 0;
     for (Slot & slot : slots_) {
         slot.holds = nullptr;
+        slot.zeros.clear();
     }
     ring_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device_), bytes * slots_.size()));
     if (!ring_) {
+        // the next ring may have smaller slots: nothing is copied ahead that was not asked for again
+        last_ = nullptr;
+        for (const auto & [key, block] : blocks_) {
+            block->next = nullptr;
+        }
         throw Error(OALLAMA_NO_MEMORY, std::string("device ") + ggml_backend_dev_name(device_) + " has no room for " +
                                            std::to_string(slots_.size()) + " slots of " + std::to_string(bytes) +
                                            " bytes; plan fewer slots or a smaller CG");
     }
-    ggml_backend_buffer_clear(ring_.get(), 0); // devices read a little beyond quantised rows
+    ggml_backend_buffer_clear(ring_.get(), 0);
     slot_bytes_ = bytes;
     counters().device_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
 }
@@ -101,6 +123,9 @@ size_t Stream::find(const StreamBlock & block) const {
 }
 
 size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts) {
+    if (experts != nullptr) {
+        check_experts(*experts, block.parts[0].first->slice());
+    }
     block.routed = experts != nullptr;
     if (last_ != nullptr) {
         last_->next = &block;
@@ -163,12 +188,36 @@ void Stream::prefetch(size_t busy) {
     }
 }
 
+// Zeros behind the parts, unless they are there since the last copy: devices read rows in whole steps, and what is not
+// of the row is multiplied by zero.
+void Stream::clear_tails(const StreamBlock & block, size_t slot) {
+    static constexpr std::array<char, 4096> zeros = {};
+
+    if (slots_[slot].zeros == block.tails) {
+        return;
+    }
+    ContextPtr ctx = new_context(static_cast<int64_t>(block.tails.size()));
+    for (const auto & [first, count] : block.tails) {
+        if (count == 0) {
+            continue;
+        }
+        ggml_tensor * there = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, static_cast<int64_t>(count));
+        there->buffer       = ring_.get();
+        there->data = static_cast<char *>(ggml_backend_buffer_get_base(ring_.get())) + slot * slot_bytes_ + first;
+        for (size_t at = 0; at < count; at += zeros.size()) {
+            ggml_backend_tensor_set_async(backend_.get(), there, zeros.data(), at, std::min(count - at, zeros.size()));
+        }
+    }
+    slots_[slot].zeros = block.tails;
+}
+
 // Queues the copies; every phase ends with an idle device, so nothing computes with what they overwrite.
 void Stream::copy(StreamBlock & block, size_t slot, const std::vector<int32_t> * experts) {
     Slot &     to  = slots_[slot];
     ContextPtr ctx = new_context(static_cast<int64_t>(block.parts.size()));
     const bool all = experts == nullptr;
     if (to.holds != &block) {
+        clear_tails(block, slot);
         to.holds = &block;
         to.experts.assign(all ? 0 : static_cast<size_t>(block.parts[0].first->slice().e), false);
     }
@@ -192,8 +241,9 @@ void Stream::copy(StreamBlock & block, size_t slot, const std::vector<int32_t> *
         last              = there;
         const size_t each = wanted.empty() ? bytes : bytes / wanted.size();
         for (size_t e = 0; e * each < bytes; e++) {
-            if (wanted.empty() || wanted[e]) {
-                ggml_backend_tensor_set_async(backend_.get(), there, data + e * each, e * each, each);
+            if (wanted.empty() || wanted[e]) { // and what the device may read behind it, of the next expert
+                const size_t size = std::min(each + block.tails[i].second, bytes - e * each);
+                ggml_backend_tensor_set_async(backend_.get(), there, data + e * each, e * each, size);
                 copied += static_cast<int64_t>(each);
             }
         }
