@@ -26,8 +26,6 @@ class Partner {
 
     char * staging() const { return staging_base_; }
 
-    ggml_backend_buffer_t staging_buffer() const { return staging_.get(); }
-
     bool pinned() const { return pinned_; }
 
     Stream & stream() const { return *stream_; } // only for programs that stream
