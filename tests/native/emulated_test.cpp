@@ -14,8 +14,8 @@
 
 static thread_local bool out_of_memory = false;
 
-// As the standard's own, but for a thread that is to have no memory.
-void * operator new(size_t size) {
+// As the standard's own, but for a thread that is to have no memory. Not inlined: gcc would take free for a mistake.
+__attribute__((noinline)) void * operator new(size_t size) {
     void * memory = out_of_memory ? nullptr : std::malloc(size);
     if (memory == nullptr) {
         throw std::bad_alloc();
@@ -23,11 +23,11 @@ void * operator new(size_t size) {
     return memory;
 }
 
-void operator delete(void * memory) noexcept {
+__attribute__((noinline)) void operator delete(void * memory) noexcept {
     std::free(memory);
 }
 
-void operator delete(void * memory, size_t) noexcept {
+__attribute__((noinline)) void operator delete(void * memory, size_t) noexcept {
     std::free(memory);
 }
 
