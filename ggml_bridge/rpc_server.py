@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 from ggml_bridge.bridge import load
 from ggml_bridge.errors import BridgeError
@@ -26,6 +27,7 @@ from ggml_bridge.rpc import probe
 
 _BIND_ATTEMPTS = 5
 _POLL_S = 0.2
+_LISTEN = "0A"  # TCP_LISTEN, as /proc/net/tcp writes it
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,12 +47,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         bridge = load()
         for _ in range(_BIND_ATTEMPTS if options.port == 0 else 1):
-            endpoint = f"{options.host}:{_choose_port(options.host, options.port)}"
-            threading.Thread(target=_announce, args=(endpoint, ready_fd), daemon=True).start()
+            port = _choose_port(options.host, options.port)
+            endpoint, over = f"{options.host}:{port}", threading.Event()
+            threading.Thread(target=_announce, args=(endpoint, port, ready_fd, over), daemon=True).start()
             try:
                 bridge.native.call("gb_rpc_serve", encode(endpoint), options.threads)
             except BridgeError as error:
                 failure = str(error)  # somebody else took the port meanwhile
+            finally:
+                over.set()
     except (BridgeError, OSError) as error:
         failure = f"cannot serve at {options.host}:{options.port}: {error}"
     print(f"rpc_server: {failure}", file=sys.stderr)
@@ -87,15 +92,31 @@ def _choose_port(host: str, port: int) -> int:
         return chosen
 
 
-def _announce(endpoint: str, ready_fd: int) -> None:
-    """Writes the endpoint once it answers a handshake."""
-    while True:
+def _announce(endpoint: str, port: int, ready_fd: int, over: threading.Event) -> None:
+    """Writes the endpoint once this process answers a handshake there, unless serving is over before."""
+    while not over.is_set():
         with contextlib.suppress(BridgeError):
             probe(endpoint, timeout_s=1.0)
-            os.write(ready_fd, (json.dumps({"endpoint": endpoint, "pid": os.getpid()}) + "\n").encode())
-            os.close(ready_fd)
-            return
+            if _listens(port) and not over.is_set():
+                os.write(ready_fd, (json.dumps({"endpoint": endpoint, "pid": os.getpid()}) + "\n").encode())
+                os.close(ready_fd)
+                return
         time.sleep(0.01)
+
+
+def _listens(port: int) -> bool:
+    """Whether what listens at a port is this process. True where the system does not tell."""
+    try:
+        rows = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+        fds = list(Path("/proc/self/fd").iterdir())
+    except OSError:
+        return True
+    own = set()
+    for fd in fds:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            own.add(str(fd.readlink()))
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTEN and int(row[1].rpartition(":")[2], 16) == port}
+    return not sockets or not sockets.isdisjoint(own)
 
 
 def _leave_with(pid: int) -> None:

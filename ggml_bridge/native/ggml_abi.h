@@ -192,6 +192,7 @@ ggml_tensor * ggml_view_3d(ggml_context * ctx, ggml_tensor * a, int64_t ne0, int
                            size_t nb2, size_t offset);
 ggml_tensor * ggml_view_4d(ggml_context * ctx, ggml_tensor * a, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3,
                            size_t nb1, size_t nb2, size_t nb3, size_t offset);
+ggml_tensor * ggml_cast(ggml_context * ctx, ggml_tensor * a, ggml_type type);
 ggml_tensor * ggml_cont(ggml_context * ctx, ggml_tensor * a);
 ggml_tensor * ggml_permute(ggml_context * ctx, ggml_tensor * a, int axis0, int axis1, int axis2, int axis3);
 bool          ggml_prec_set_acc(ggml_tensor * a, ggml_prec prec);

@@ -34,23 +34,25 @@ Log & the_log() {
 }
 
 void on_log(ggml_log_level level, const char * text, void * /*user_data*/) {
-    Log &                       log = the_log();
-    std::lock_guard<std::mutex> lock(log.mutex);
-    if (log.to_stderr) {
-        std::fputs(text, stderr);
-    }
-    log.partial += text;
-    for (size_t end = log.partial.find('\n'); end != std::string::npos; end = log.partial.find('\n')) {
-        std::string line = log.partial.substr(0, end);
-        log.partial.erase(0, end + 1);
-        if (level == GGML_LOG_LEVEL_ERROR) {
-            log.last_error = line;
+    guarded([&] { // ggml is C: a line that there is no memory for is lost
+        Log &                       log = the_log();
+        std::lock_guard<std::mutex> lock(log.mutex);
+        if (log.to_stderr) {
+            std::fputs(text, stderr);
         }
-        log.lines.push_back(std::move(line));
-        if (log.lines.size() > max_log_lines) {
-            log.lines.pop_front();
+        log.partial += text;
+        for (size_t end = log.partial.find('\n'); end != std::string::npos; end = log.partial.find('\n')) {
+            std::string line = log.partial.substr(0, end);
+            log.partial.erase(0, end + 1);
+            if (level == GGML_LOG_LEVEL_ERROR) {
+                log.last_error = line;
+            }
+            log.lines.push_back(std::move(line));
+            if (log.lines.size() > max_log_lines) {
+                log.lines.pop_front();
+            }
         }
-    }
+    });
 }
 
 // ggml calls this just before abort(); its own default would start a debugger to print a backtrace.

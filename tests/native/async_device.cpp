@@ -104,6 +104,16 @@ void * device_base(ggml_backend_buffer_t buffer) {
     return reinterpret_cast<void *>(reinterpret_cast<uintptr_t>(buffer->context) + device_space);
 }
 
+// CUDA's does the same for weights that are not streamed.
+ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
+    const size_t n_bytes = ggml_nbytes(tensor);
+    const size_t size    = ggml_backend_buft_get_alloc_size(buffer->buft, tensor);
+    if (tensor->view_src == nullptr && size > n_bytes) {
+        std::memset(memory_of(tensor, n_bytes, size - n_bytes), 0, size - n_bytes);
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
 void memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
     std::memset(memory_of(tensor, offset, size), value, size);
 }
@@ -142,6 +152,7 @@ ggml_backend_buffer_t alloc_device_buffer(ggml_backend_buffer_type_t buft, size_
     ggml_backend_buffer_i iface = {};
     iface.free_buffer           = free_device_buffer;
     iface.get_base              = device_base;
+    iface.init_tensor           = init_tensor;
     iface.memset_tensor         = memset_tensor;
     iface.set_tensor            = set_tensor;
     iface.get_tensor            = get_tensor;

@@ -6,7 +6,7 @@
 //   - a copy reads or writes the host's bytes when its turn in the queue comes, not when it is asked for
 //   - copies that do not go through a stream do not wait for one
 //   - a graph is taken as it is when it is launched; it may only touch this device's memory
-//   - rows of quantised weights are padded as CUDA pads them
+//   - rows of quantised weights are padded as CUDA pads them, and what is read behind a row must be numbers
 //
 // Under the thread sanitizer, what a graph reads and writes is made known to it.
 

@@ -2,13 +2,34 @@
 // Prints what failed, and at the end "N failed".
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "../../ggml_bridge/native/split/error.h"
 #include "ggml-emulated.h"
+
+static thread_local bool out_of_memory = false;
+
+// As the standard's own, but for a thread that is to have no memory. Not inlined: gcc would take free for a mistake.
+__attribute__((noinline)) void * operator new(size_t size) {
+    void * memory = out_of_memory ? nullptr : std::malloc(size);
+    if (memory == nullptr) {
+        throw std::bad_alloc();
+    }
+    return memory;
+}
+
+__attribute__((noinline)) void operator delete(void * memory) noexcept {
+    std::free(memory);
+}
+
+__attribute__((noinline)) void operator delete(void * memory, size_t) noexcept {
+    std::free(memory);
+}
 
 namespace {
 
@@ -98,12 +119,46 @@ void lose() {
     expect(emulated_unregister() == 0, "it can be left");
 }
 
+// Callbacks that have no result to say it by: the process lives on, and no graph is believed after them.
+void run_out_of_memory() {
+    for (int call = 0; call < 3; call++) {
+        expect(emulated_register(parameters(true).c_str()) == 0, "the device is registered");
+        ggml_backend_dev_t         device = ggml_backend_dev_by_name("Emulated0");
+        oallama::BackendPtr        backend(ggml_backend_dev_init(device, nullptr));
+        oallama::ContextPtr        ctx   = oallama::new_context(2, 1, 4);
+        ggml_tensor *              x     = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 4);
+        ggml_cgraph *              empty = ggml_new_graph_custom(ctx.get(), 4, false);
+        const ggml_backend_event_t event = ggml_backend_event_new(device);
+        oallama::BufferPtr         buffer(
+            ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(device)));
+        float values[4] = {};
+        expect(ggml_backend_graph_compute_async(backend.get(), empty) == GGML_STATUS_SUCCESS, "it works at first");
+        ggml_backend_event_t second = nullptr;
+        out_of_memory               = true;
+        switch (call) {
+            case 0: ggml_backend_event_record(event, backend.get()); break;
+            case 1: ggml_backend_tensor_set(x, values, 0, sizeof values); break;
+            default: ggml_backend_tensor_get(x, values, 0, sizeof values); break;
+        }
+        second        = ggml_backend_event_new(device);
+        out_of_memory = false;
+        expect(second == nullptr, "there is no event without memory");
+        expect(ggml_backend_graph_compute_async(backend.get(), empty) == GGML_STATUS_ALLOC_FAILED, "a graph fails");
+        ggml_backend_event_synchronize(event);
+        ggml_backend_event_free(event);
+        buffer.reset();
+        backend.reset();
+        expect(emulated_unregister() == 0, "it can be left");
+    }
+}
+
 } // namespace
 
 int main() {
     run(true, 20);
     run(false, 20);
     lose();
+    run_out_of_memory();
     expect(emulated_register("memory_bytes none\n") != 0 && std::strlen(emulated_last_error()) > 0, "it says why");
     std::printf("%d failed\n", n_failed);
     return n_failed == 0 ? 0 : 1;

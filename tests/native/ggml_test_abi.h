@@ -26,7 +26,6 @@ void          ggml_fp16_to_fp32_row(const uint16_t * x, float * y, int64_t n);
 
 ggml_tensor * ggml_add_id(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b, ggml_tensor * ids);
 ggml_tensor * ggml_argsort_top_k(ggml_context * ctx, ggml_tensor * a, int k);
-ggml_tensor * ggml_cast(ggml_context * ctx, ggml_tensor * a, ggml_type type);
 ggml_tensor * ggml_clamp(ggml_context * ctx, ggml_tensor * a, float min, float max);
 ggml_tensor * ggml_cont(ggml_context * ctx, ggml_tensor * a);
 ggml_tensor * ggml_div(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
@@ -51,6 +50,7 @@ ggml_tensor * ggml_swiglu_oai(ggml_context * ctx, ggml_tensor * a, ggml_tensor *
 
 size_t                     ggml_backend_buffer_get_size(ggml_backend_buffer_t buffer);
 size_t                     ggml_backend_buft_get_alignment(ggml_backend_buffer_type_t buft);
+void                       ggml_backend_tensor_memset(ggml_tensor * tensor, uint8_t value, size_t offset, size_t size);
 ggml_backend_buffer_type_t ggml_backend_get_default_buffer_type(ggml_backend_t backend);
 ggml_backend_dev_t         ggml_backend_get_device(ggml_backend_t backend);
 const char *               ggml_backend_name(ggml_backend_t backend);

@@ -19,6 +19,17 @@ extern "C" __attribute__((visibility("default"))) const char * __tsan_default_su
 }
 #endif
 
+#if defined(__SANITIZE_ADDRESS__)
+// Memory that is not to be had is one of the tests' faults.
+extern "C" __attribute__((visibility("default"))) const char * __asan_default_options() {
+    return "allocator_may_return_null=1";
+}
+#elif defined(__SANITIZE_THREAD__)
+extern "C" __attribute__((visibility("default"))) const char * __tsan_default_options() {
+    return "allocator_may_return_null=1";
+}
+#endif
+
 namespace split_test {
 
 int n_threads = 1;

@@ -1,7 +1,7 @@
 // Devices that are too small, cannot do something, or are lost.
 
+#include <algorithm>
 #include <cstring>
-
 #include <utility>
 
 #include "split_test.h"
@@ -170,6 +170,130 @@ void check_no_room_to_compute(const Subject & own) {
     check(nmse(own.expected, session.compute(model, 5)) <= summation_bound, "and both work when there is room again");
 }
 
+// A batch whose CC is streamed as well (CG') needs a larger ring than a token, and the device has no room for it.
+void check_ring_that_cannot_grow(const Subject & own) {
+    const Streamed kept_streamed = std::exchange(streamed, Streamed::half);
+    const Late     kept_late     = std::exchange(late, Late::half);
+    const Block    other         = lone_block(q4_0); // smaller, so that its slots are too
+    const Data     other_data    = make_data(other);
+    const PlanPtr  plan          = plan_for(own, Cut::half);
+    const PlanPtr  other_plan    = new_plan(plan_text({&other}, Cut::half, async_device::device_name, "CPU"));
+    streamed                     = kept_streamed;
+    late                         = kept_late;
+    if (plan == nullptr || other_plan == nullptr) {
+        return;
+    }
+    const Model   model(own.block, own.data, plan.get());
+    const Model   small(other, other_data, other_plan.get());
+    const Model   whole(own.block, own.data, host_layouts().front());
+    const Model   small_whole(other, other_data, host_layouts().front());
+    Session       cpu({/*split=*/false, /*gpu=*/false});
+    const Outputs expected       = cpu.compute(whole, 1);
+    const Outputs many_expected  = cpu.compute(whole, 600);
+    const Outputs small_expected = cpu.compute(small_whole, 1);
+    const auto    computes       = [](Session & session, const Model & subject, int64_t n_tokens, const Outputs & right,
+                                      const std::string & when) {
+        const double error = nmse(right, session.compute(subject, n_tokens));
+        check(error <= summation_bound,
+              subject.block().name + ", " + std::to_string(n_tokens) + " tokens " + when + ": NMSE " + text(error));
+    };
+    {
+        Session session;
+        for (int round = 0; round < 2; round++) { // the ring learns that each follows the other
+            computes(session, small, 1, small_expected, "before the ring is to grow");
+            computes(session, model, 1, expected, "before the ring is to grow");
+        }
+        const int64_t         held = memory().device_compute;
+        async_device::Options options;
+        options.capacity_bytes = static_cast<size_t>(async_device::counters().device_bytes);
+        async_device::set_options(options);
+        for (int i = 0; i < 2; i++) {
+            check(session.compute(model, 600).empty() && session.status() == GGML_STATUS_ALLOC_FAILED,
+                  own.block.name + ": no room for a larger ring fails with a status");
+            check(memory().device_compute <= held, own.block.name + ": a ring that is gone is not counted");
+            computes(session, small, 1, small_expected, "after a failed growth");
+            computes(session, model, 1, expected, "after a failed growth");
+            computes(session, small, 1, small_expected, "after a failed growth");
+        }
+        async_device::set_options({});
+        computes(session, model, 600, many_expected, "when there is room again");
+        computes(session, model, 1, expected, "when there is room again");
+        computes(session, small, 1, small_expected, "when there is room again");
+    }
+    check(memory().device_compute == 0, own.block.name + ": no ring is held after its context");
+}
+
+// A slot that held NaN gets weights whose rows the device reads beyond: all of one, and one expert out of four.
+void check_stale_slots() {
+    const Streamed kept  = std::exchange(streamed, Streamed::all);
+    const int      slots = std::exchange(n_slots, 1);
+    const Block    nan   = lone_block(GGML_TYPE_F32);
+    Data           data  = make_data(nan);
+    std::fill(data.begin()->second.begin(), data.begin()->second.end(), uint8_t{0xFF});
+    const PlanPtr nan_plan = new_plan(plan_text({&nan}, Cut::all, async_device::device_name, "CPU"));
+    if (nan_plan != nullptr) {
+        const Model nothing(nan, data, nan_plan.get());
+        for (const Block & block : {lone_block(q4_0), ffn_block(q4_0, q4_0),
+                                    moe_block(q4_0, q4_0, {Ffn::silu, Gate::par, false, false, /*n_used=*/1})}) {
+            const Subject own  = subject(block);
+            const PlanPtr plan = plan_for(own, Cut::all);
+            if (plan == nullptr) {
+                continue;
+            }
+            const Model model(own.block, own.data, plan.get());
+            const Model whole(own.block, own.data, host_layouts().front());
+            Session     cpu({/*split=*/false, /*gpu=*/false});
+            Session     session;
+            for (uint64_t seed = 1; seed <= 4; seed++) {
+                session.compute(nothing, 1);
+                const double error = nmse(cpu.compute(whole, 1, seed), session.compute(model, 1, seed));
+                check(error <= summation_bound, block.name + " in a slot that held NaN: NMSE " + text(error));
+            }
+        }
+    }
+    streamed = kept;
+    n_slots  = slots;
+}
+
+// Experts that are not there, as a corrupt router would choose them: nothing is copied anywhere.
+void check_wrong_experts() {
+    const Streamed kept = std::exchange(streamed, Streamed::all);
+    Block          block;
+    block.name    = "experts by number";
+    block.n_embd  = 64;
+    block.weights = {{"ffn_up_exps", GGML_TYPE_F32, 64, 96, 4, OALLAMA_ROWS}};
+    block.extras  = {{"numbers", {2}}};
+    block.build   = [](Graph & g) {
+        ggml_tensor * ids = ggml_cast(g.ctx, ggml_reshape_2d(g.ctx, g["numbers"], 2, 1), GGML_TYPE_I32);
+        ggml_tensor * cur = ggml_reshape_3d(g.ctx, ggml_rms_norm(g.ctx, g.x, 1e-5F), 64, 1, 1);
+        g.output(ggml_scale(g.ctx, ggml_mul_mat_id(g.ctx, g["ffn_up_exps"], cur, ids), 0.5F));
+    };
+    Data          data = make_data(block);
+    const PlanPtr plan = new_plan(plan_text({&block}, Cut::all, async_device::device_name, "CPU"));
+    const auto    set  = [&](float first, float second) {
+        const float numbers[] = {first, second};
+        data["numbers"].resize(sizeof numbers);
+        std::memcpy(data["numbers"].data(), numbers, sizeof numbers);
+    };
+    if (plan != nullptr) {
+        Session session;
+        for (const std::pair<float, float> & numbers :
+             std::vector<std::pair<float, float>>{{4, 0}, {0, -1}, {1e9F, 2}, {-2e9F, 1}}) {
+            set(numbers.first, numbers.second);
+            const Model model(block, data, plan.get());
+            check(session.compute(model, 1).empty() && session.status() == GGML_STATUS_FAILED,
+                  "an expert that is not there fails with a status");
+        }
+        set(3, 1);
+        const Model model(block, data, plan.get());
+        const Model whole(block, data, host_layouts().front());
+        Session     cpu({/*split=*/false, /*gpu=*/false});
+        check(nmse(cpu.compute(whole, 1), session.compute(model, 1)) <= summation_bound,
+              "and the context computes with those that are");
+    }
+    streamed = kept;
+}
+
 // Asynchronous, but without pinned memory, as RPC is; or without events.
 void check_plainer_device(const Subject & own, bool pinned) {
     async_device::Options options;
@@ -224,9 +348,13 @@ void test_faults() {
         check_plainer_device(*own, /*pinned=*/false);
         check_plainer_device(*own, /*pinned=*/true);
         check_no_room_to_compute(*own);
+        check_ring_that_cannot_grow(*own);
         check_lost_device(*own);
     }
     done("devices that are too small or lost");
+    check_stale_slots();
+    check_wrong_experts();
+    done("slots and experts");
     check_refused_type(dense);
     check_layouts();
     done("types and layouts that are not there");

@@ -205,16 +205,178 @@ void check_other_tensors() {
     done("other tensors");
 }
 
+// A plan is loaded once more after a load that failed, or that had less room.
+void check_loading_again() {
+    const Block   block = ffn_block(q4_0, q4_0);
+    const Data    data  = make_data(block);
+    const Block   other = ffn_block(GGML_TYPE_F16, q4_0);
+    const PlanPtr plan  = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+    if (plan == nullptr) {
+        return;
+    }
+    const Outputs expected = expected_of(block, data, 3);
+    bool          usable   = true;
+    const auto    loads    = [&](const std::string & when) {
+        const Model       model(block, data, plan.get());
+        const std::string what = problems(plan.get(), &usable);
+        check(usable && what.empty(), "a plan that is loaded " + when + " has no problems: " + what);
+        Session session;
+        check(nmse(expected, session.compute(model, 3)) <= summation_bound, "and computes");
+    };
+    {
+        const Model model(other, make_data(other), plan.get());
+        check(!problems(plan.get(), &usable).empty() && !usable, "a model of another type is refused");
+    }
+    check(!problems(plan.get(), &usable).empty() && !usable, "which is told until the next load");
+    loads("after a load that failed");
+    async_device::Options options;
+    options.max_alloc_bytes = 0;
+    async_device::set_options(options);
+    {
+        const Model model(block, data, plan.get());
+        async_device::set_options({});
+        check(!problems(plan.get(), &usable).empty() && usable, "a device without room is told");
+        const Model second(block, data, plan.get());
+        check(!problems(plan.get(), &usable).empty() && usable, "and still is while its model is there");
+    }
+    oallama_slice slice = {};
+    check_ok(oallama_plan_slice(plan.get(), 0, &slice), "a slice is told");
+    check(slice.gg == slice.gg_planned && slice.cc == slice.cc_planned, "a model that is gone moves no cuts");
+    loads("after one without room");
+    done("loading again");
+}
+
+// What no memory holds is a problem of the load, not the end of the process.
+void check_too_large() {
+    const PlanPtr plan = new_plan("oallama-plan 1\n");
+    void *        buft = nullptr;
+    if (plan == nullptr) {
+        return;
+    }
+    check_ok(oallama_plan_buft(plan.get(), &buft), "the plan has a buffer type");
+    const ContextPtr ctx(ggml_init({2 * ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
+    ggml_tensor *    tensor = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, int64_t{1} << 30, int64_t{1} << 30);
+    ggml_set_name(tensor, "huge");
+    const BufferPtr buffer(
+        ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), static_cast<ggml_backend_buffer_type_t>(buft)));
+    check(buffer != nullptr, "memory is not taken before there is something to put there");
+    if (buffer != nullptr) {
+        ggml_backend_tensor_memset(tensor, 0, 0, ggml_nbytes(tensor));
+        bool              usable = true;
+        const std::string what   = problems(plan.get(), &usable);
+        check(!usable && what.find("no room") != std::string::npos, "a weight that no memory holds is told: " + what);
+    }
+    done("too large");
+}
+
+// What another operation reads of a weight: a view of it, and a layout that has no bytes to read.
+void check_reads() {
+    const Block   block  = lone_block(q4_0);
+    const Data    data   = make_data(block);
+    const auto &  bytes  = data.at("attn_output");
+    const size_t  row    = ggml_row_size(q4_0, block.n_embd);
+    const Outputs expect = expected_of(block, data, 3);
+    for (ggml_backend_buffer_type_t buft : host_layouts()) {
+        const std::string layout = ggml_backend_buft_name(buft);
+        const bool        plain  = ggml_backend_buft_is_host(buft);
+        const PlanPtr     plan   = new_plan(plan_text({&block}, Cut::none, "", layout));
+        if (plan == nullptr || (!plain && !layout_holds(buft, block.weights[0]))) {
+            continue;
+        }
+        const Model          model(block, data, plan.get());
+        ggml_tensor *        tensor = model.tensors().at("attn_output");
+        const ContextPtr     ctx(ggml_init({ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
+        ggml_tensor *        view = ggml_view_2d(ctx.get(), tensor, block.n_embd, 10, tensor->nb[1], 7 * row);
+        std::vector<uint8_t> back(10 * row);
+        Session              session;
+        check(nmse(expect, session.compute(model, 3)) <= 1e-3, layout + ": computed before it is read");
+        ggml_backend_tensor_get(view, back.data(), 0, back.size());
+        bool              usable = true;
+        const std::string what   = problems(plan.get(), &usable);
+        if (plain) {
+            check(std::equal(back.begin(), back.end(), bytes.begin() + static_cast<int64_t>(7 * row)) && usable,
+                  "a view of a weight is read");
+        } else {
+            check(!usable && what.find(layout) != std::string::npos && what.find('\n') == std::string::npos,
+                  layout + ": that it cannot be read is told: " + what);
+            check(session.compute(model, 3).empty() && session.status() == GGML_STATUS_FAILED,
+                  layout + ": nothing is computed with zeros instead");
+        }
+    }
+    done("reads");
+}
+
 } // namespace
 
 void test_loading() {
     check_granularity();
+    check_loading_again();
+    check_too_large();
+    check_reads();
     check_pieces();
     check_slices();
     check_other_tensors();
 }
 
+// Weights that are freed and replaced, as LoRA adapters are: others soon lie where they were.
+static void check_replaced_weights() {
+    const Block block = ffn_block(q4_0, q4_0);
+    Data        data  = make_data(block);
+    for (const Cut cut : {Cut::none, Cut::half}) {
+        const PlanPtr plan = new_plan(plan_text({&block}, cut, async_device::device_name, "CPU"));
+        if (plan == nullptr) {
+            continue;
+        }
+        Session session;
+        for (int i = 0; i < 8; i++) {
+            for (auto & [name, bytes] : data) {
+                if (name.rfind("ffn", 0) == 0) {
+                    std::rotate(bytes.begin(), bytes.begin() + 18 * 3, bytes.end()); // three blocks of Q4_0
+                }
+            }
+            const Model  model(block, data, plan.get());
+            const double error = nmse(expected_of(block, data, 3), session.compute(model, 3));
+            check(error <= summation_bound, cut_name(cut) + ", weights that replace others: NMSE " + text(error));
+        }
+    }
+    done("replaced weights");
+}
+
+// gate and up of one input, then of two with the same shape: what is prepared for one is not for the other.
+static void check_same_sources() {
+    static bool two = false;
+
+    Block block = ffn_block(q4_0, q4_0);
+    block.build = [](Graph & g) {
+        ggml_tensor * first  = ggml_rms_norm(g.ctx, g.x, 1e-5F);
+        ggml_tensor * second = ggml_soft_max(g.ctx, g.x);
+        ggml_build_forward_expand(g.gf, first);
+        ggml_build_forward_expand(g.gf, second);
+        ggml_tensor * gate = g.mul_mat("ffn_gate", first);
+        ggml_tensor * up   = g.mul_mat("ffn_up", two ? second : first);
+        g.output(ggml_add(g.ctx, g.mul_mat("ffn_down", ggml_swiglu_split(g.ctx, gate, up)), second));
+    };
+    const Data data = make_data(block);
+    for (const Cut cut : {Cut::none, Cut::half, Cut::all}) {
+        const PlanPtr plan = new_plan(plan_text({&block}, cut, async_device::device_name, "CPU"));
+        if (plan == nullptr) {
+            continue;
+        }
+        const Model model(block, data, plan.get());
+        Session     session;
+        for (const bool now : {false, true, false, true}) {
+            two                = now;
+            const double error = nmse(expected_of(block, data, 3), session.compute(model, 3));
+            check(error <= summation_bound,
+                  cut_name(cut) + ", gate and up of " + (now ? "two inputs" : "one input") + ": NMSE " + text(error));
+        }
+    }
+    done("same sources");
+}
+
 void test_programs() {
+    check_replaced_weights();
+    check_same_sources();
     const Block                block = ffn_block(q4_0, q4_0);
     const Data                 data  = make_data(block);
     std::map<int64_t, Outputs> expected;

@@ -9,12 +9,16 @@ import subprocess
 import sys
 from dataclasses import replace
 from math import lcm
+from pathlib import Path
 
 import pytest
+from gguf_factory import write_gguf
+from native_helpers import RunHere
 
 import ggml_bridge
 from ggml_bridge.library import find_plugin
 from ggml_bridge.split import SplitBackend, SplitStats
+from oallama.model.gguf_reader import read_gguf
 
 PLAN = """oallama-plan 1
 # an FFN
@@ -140,3 +144,28 @@ def test_statistics_start_at_zero_and_can_be_subtracted(split: SplitBackend) -> 
     assert split.stats() == SplitStats()
     later = SplitStats(n_graphs=5, launch_s=0.5, bytes_in=7)
     assert later - SplitStats(n_graphs=2, launch_s=0.25, bytes_in=7) == replace(SplitStats(), n_graphs=3, launch_s=0.25)
+
+
+@pytest.mark.parametrize("architecture", ["llama-tied", "qwen2moe", "gpt-oss", "deepseek2", "mamba2"])
+def test_every_tensor_may_be_in_its_buffers(architecture: str, run_here: RunHere, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", architecture, weight_type="Q4_0")
+    request = {"path": str(path), "plan": "oallama-plan 1\n", "pattern": "no such tensor"}
+    stock = run_here("split_everywhere", request)
+    split = run_here("split_everywhere", {**request, "pattern": ".*"})
+    assert split["status"] == 0 and split["usable"] and split["problems"] == []
+    assert split["logits"] == pytest.approx(stock["logits"], rel=1e-3, abs=1e-3)
+
+
+def test_embeddings_that_cannot_be_read_fail_with_a_sentence(
+    bridge: ggml_bridge.Bridge, run_here: RunHere, tmp_path: Path
+) -> None:
+    if "CPU_REPACK" not in bridge.cpu_layouts():
+        pytest.skip("this CPU has no repacked layout")
+    path = write_gguf(tmp_path / "tiny.gguf", "llama-tied", weight_type="Q4_0")
+    tensor = read_gguf(path).tensor_by_name["token_embd.weight"]
+    k, n = tensor.shape[:2]
+    line = f"tensor token_embd.weight Q4_0 {k}x{n}x1 rows {n} 0 0 CPU_REPACK\n"
+    request = {"path": str(path), "plan": "oallama-plan 1\n" + line, "pattern": ".*"}
+    done = run_here("split_everywhere", request)
+    assert done["status"] != 0 and not done["usable"]
+    assert done["problems"] == ["token_embd.weight is kept in the layout CPU_REPACK, which cannot be read back"]

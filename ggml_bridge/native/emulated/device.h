@@ -23,6 +23,7 @@ class Device {
     std::atomic<int64_t> device_bytes{0}, n_streams{0}, n_events{0};
     std::atomic<int64_t> n_graphs{0}, bytes_in{0}, bytes_out{0};
     std::atomic<int64_t> n_graphs_ever{0};
+    std::atomic<bool>    failed{false}; // something asked for could not be queued: no result is right any more
 
     bool in_use() const { return device_bytes > 0 || n_streams > 0 || n_events > 0 || pinned.n_bytes() > 0; }
 

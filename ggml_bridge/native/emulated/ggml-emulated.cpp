@@ -14,6 +14,7 @@
 
 using namespace emulated;
 using oallama::guarded;
+using oallama::logged;
 using oallama::require;
 
 namespace {
@@ -28,6 +29,13 @@ std::unique_ptr<Device> & the_emulated() {
 
 Device & emulated_device() {
     return *the_emulated();
+}
+
+// Runs what a callback without a result asks for. Where that fails, for want of host memory, graphs fail from then on.
+template <typename F> void attempt(F && f) noexcept {
+    if (logged(f) != OALLAMA_OK) {
+        emulated_device().failed = true;
+    }
 }
 
 //
@@ -53,23 +61,25 @@ void emulated_buffer_memset_tensor(ggml_backend_buffer_t /*buffer*/, ggml_tensor
 void emulated_buffer_set_tensor(ggml_backend_buffer_t /*buffer*/, ggml_tensor * tensor, const void * data,
                                 size_t offset, size_t size) {
     Device & device = emulated_device();
-    device.upload(device.time.new_stream(), tensor, data, offset, size, /*wait=*/true);
+    attempt([&] { device.upload(device.time.new_stream(), tensor, data, offset, size, /*wait=*/true); });
 }
 
 void emulated_buffer_get_tensor(ggml_backend_buffer_t /*buffer*/, const ggml_tensor * tensor, void * data,
                                 size_t offset, size_t size) {
     Device & device = emulated_device();
-    device.download(device.time.new_stream(), tensor, data, offset, size, /*wait=*/true);
+    attempt([&] { device.download(device.time.new_stream(), tensor, data, offset, size, /*wait=*/true); });
 }
 
 bool emulated_buffer_cpy_tensor(ggml_backend_buffer_t /*buffer*/, const ggml_tensor * src, ggml_tensor * dst) {
     if (!is_on_device(src)) {
         return false;
     }
-    Device &        device = emulated_device();
-    const StreamPtr stream = device.time.new_stream();
-    device.copy_within(stream, src, dst);
-    device.time.finish(*stream);
+    attempt([&] {
+        Device &        device = emulated_device();
+        const StreamPtr stream = device.time.new_stream();
+        device.copy_within(stream, src, dst);
+        device.time.finish(*stream);
+    });
     return true;
 }
 
@@ -132,7 +142,7 @@ size_t emulated_buft_get_alloc_size(ggml_backend_buffer_type_t /*buft*/, const g
 
 const char * emulated_host_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
     static std::string name;
-    name = emulated_device().parameters.name + "_Host";
+    logged([] { name = emulated_device().parameters.name + "_Host"; });
     return name.c_str();
 }
 
@@ -218,12 +228,13 @@ void emulated_backend_free(ggml_backend_t backend) {
 
 void emulated_backend_set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset,
                                        size_t size) {
-    emulated_device().upload(context_of(backend).stream, tensor, data, offset, size, /*wait=*/false);
+    attempt([&] { emulated_device().upload(context_of(backend).stream, tensor, data, offset, size, /*wait=*/false); });
 }
 
 void emulated_backend_get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset,
                                        size_t size) {
-    emulated_device().download(context_of(backend).stream, tensor, data, offset, size, /*wait=*/false);
+    attempt(
+        [&] { emulated_device().download(context_of(backend).stream, tensor, data, offset, size, /*wait=*/false); });
 }
 
 bool emulated_backend_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t backend_dst, const ggml_tensor * src,
@@ -231,7 +242,7 @@ bool emulated_backend_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_
     if (backend_src != backend_dst || !is_on_device(src) || !is_on_device(dst)) {
         return false; // ggml waits, and copies by the buffers
     }
-    emulated_device().copy_within(context_of(backend_dst).stream, src, dst);
+    attempt([&] { emulated_device().copy_within(context_of(backend_dst).stream, src, dst); });
     return true;
 }
 
@@ -242,13 +253,14 @@ void emulated_backend_synchronize(ggml_backend_t backend) {
 }
 
 ggml_status emulated_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
-    try {
+    ggml_status started = GGML_STATUS_ALLOC_FAILED;
+    attempt([&] {
         BackendContext & context = context_of(backend);
-        return emulated_device().launch(context.stream, graph, context.cpu.get());
-    } catch (const std::exception & error) {
-        oallama::log_error(error.what());
-        return GGML_STATUS_ALLOC_FAILED;
-    }
+        if (!emulated_device().failed) {
+            started = emulated_device().launch(context.stream, graph, context.cpu.get());
+        }
+    });
+    return started;
 }
 
 struct EventContext {
@@ -263,25 +275,28 @@ PointPtr last_point(ggml_backend_event_t event) {
 }
 
 void emulated_backend_event_record(ggml_backend_t backend, ggml_backend_event_t event) {
-    Item item;
-    item.kind      = Item::record;
-    item.submitted = now();
-    item.point     = std::make_shared<Point>();
-    {
+    attempt([&] {
+        Item item;
+        item.kind            = Item::record;
+        item.submitted       = now();
+        item.point           = std::make_shared<Point>();
+        const PointPtr point = item.point;
+        emulated_device().time.submit(context_of(backend).stream, std::move(item));
         auto *                            context = static_cast<EventContext *>(event->context);
         const std::lock_guard<std::mutex> lock(context->mutex);
-        context->last = item.point;
-    }
-    emulated_device().time.submit(context_of(backend).stream, std::move(item));
+        context->last = point; // of what is queued: nobody waits for anything else
+    });
 }
 
 void emulated_backend_event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
-    Item item;
-    item.kind  = Item::wait;
-    item.point = last_point(event);
-    if (item.point) {
-        emulated_device().time.submit(context_of(backend).stream, std::move(item));
-    }
+    attempt([&] {
+        Item item;
+        item.kind  = Item::wait;
+        item.point = last_point(event);
+        if (item.point) {
+            emulated_device().time.submit(context_of(backend).stream, std::move(item));
+        }
+    });
 }
 
 const ggml_backend_i emulated_backend_i = {
@@ -342,7 +357,8 @@ void emulated_device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * 
 }
 
 ggml_backend_t emulated_device_init_backend(ggml_backend_dev_t dev, const char * /*params*/) {
-    try {
+    ggml_backend_t backend = nullptr;
+    logged([&] {
         Device & device  = emulated_device();
         auto     context = std::make_unique<BackendContext>();
         context->stream  = device.time.new_stream();
@@ -353,13 +369,11 @@ ggml_backend_t emulated_device_init_backend(ggml_backend_dev_t dev, const char *
                 ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu), "ggml_backend_set_n_threads"));
             set_n_threads(context->cpu.get(), 1); // the device's thread computes
         }
-        auto * backend = new ggml_backend{emulated_backend_guid(), emulated_backend_i, dev, context.release()};
+        backend          = new ggml_backend{emulated_backend_guid(), emulated_backend_i, dev, nullptr};
+        backend->context = context.release();
         device.n_streams++;
-        return backend;
-    } catch (const std::exception & error) {
-        oallama::log_error(error.what());
-        return nullptr;
-    }
+    });
+    return backend;
 }
 
 ggml_backend_buffer_type_t emulated_device_get_buffer_type(ggml_backend_dev_t /*dev*/) {
@@ -388,8 +402,14 @@ bool emulated_device_offload_op(ggml_backend_dev_t /*dev*/, const ggml_tensor * 
 }
 
 ggml_backend_event_t emulated_device_event_new(ggml_backend_dev_t dev) {
-    emulated_device().n_events++;
-    return new ggml_backend_event{dev, new EventContext};
+    ggml_backend_event_t event = nullptr;
+    logged([&] {
+        auto context   = std::make_unique<EventContext>();
+        event          = new ggml_backend_event{dev, nullptr};
+        event->context = context.release();
+        emulated_device().n_events++;
+    });
+    return event;
 }
 
 void emulated_device_event_free(ggml_backend_dev_t /*dev*/, ggml_backend_event_t event) {

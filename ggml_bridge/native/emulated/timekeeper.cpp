@@ -106,8 +106,8 @@ void Timekeeper::submit(const StreamPtr & stream, Item && item) {
     bool asleep = false;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        stream->n_submitted_++;
         arrivals_.emplace_back(stream, std::move(item));
+        stream->n_submitted_++; // nobody waits for what could not be queued
         n_arrivals_ = arrivals_.size();
         asleep      = asleep_;
     }

@@ -28,7 +28,7 @@ const char * last_error() noexcept {
     return last_message.c_str();
 }
 
-void log_error(const std::string & message) noexcept {
+void log_error(const char * message) noexcept {
     ggml_log_callback callback  = nullptr;
     void *            user_data = nullptr;
     ggml_log_get(&callback, &user_data);
@@ -36,7 +36,7 @@ void log_error(const std::string & message) noexcept {
         return;
     }
     try {
-        callback(GGML_LOG_LEVEL_ERROR, ("oallama: " + message + "\n").c_str(), user_data);
+        callback(GGML_LOG_LEVEL_ERROR, ("oallama: " + std::string(message) + "\n").c_str(), user_data);
     } catch (...) {
         return; // a log line is not worth the process
     }

@@ -48,7 +48,16 @@ template <typename F> int guarded(F && f) noexcept {
 }
 
 // One line at error level through whatever callback ggml logs with.
-void log_error(const std::string & message) noexcept;
+void log_error(const char * message) noexcept;
+
+// The same, for callbacks that only the log can tell what went wrong.
+template <typename F> int logged(F && f) noexcept {
+    const int status = guarded(f);
+    if (status != OALLAMA_OK) {
+        log_error(last_error());
+    }
+    return status;
+}
 
 template <auto Free> struct Deleter {
     template <typename T> void operator()(T * object) const noexcept { Free(object); }

@@ -45,17 +45,11 @@ void oallama_backend_free(ggml_backend_t backend) {
 }
 
 ggml_status oallama_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
-    try {
-        return split_of(backend).compute(graph);
-    } catch (const Error & error) {
-        log_error(error.what());
-        return error.status() == OALLAMA_NO_MEMORY ? GGML_STATUS_ALLOC_FAILED : GGML_STATUS_FAILED;
-    } catch (const std::bad_alloc &) {
-        return GGML_STATUS_ALLOC_FAILED;
-    } catch (const std::exception & error) {
-        log_error(error.what());
-        return GGML_STATUS_FAILED;
-    }
+    ggml_status computed = GGML_STATUS_FAILED;
+    const int   status   = logged([&] { computed = split_of(backend).compute(graph); });
+    return status == OALLAMA_OK          ? computed
+           : status == OALLAMA_NO_MEMORY ? GGML_STATUS_ALLOC_FAILED
+                                         : GGML_STATUS_FAILED;
 }
 
 // llama.cpp makes the copy, which waits for the device. Until then the link is free.
@@ -73,11 +67,7 @@ bool oallama_backend_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t
 
 void oallama_backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
                                     ggml_backend_graph_optimize_params * params) {
-    try {
-        split_of(backend).prepare(graph, params);
-    } catch (const std::exception &) {
-        return; // graph_compute meets the same, and can say so
-    }
+    guarded([&] { split_of(backend).prepare(graph, params); }); // graph_compute meets the same, and can say so
 }
 
 const ggml_backend_i oallama_backend_i = {
@@ -107,7 +97,7 @@ ggml_guid_t oallama_backend_guid() {
 
 void oallama_backend_set_n_threads(ggml_backend_t backend, int n_threads) {
     if (static_cast<BackendContext *>(backend->context)->split) {
-        split_of(backend).set_n_threads(n_threads);
+        logged([&] { split_of(backend).set_n_threads(n_threads); });
     }
 }
 
@@ -165,16 +155,16 @@ void oallama_device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * p
 }
 
 ggml_backend_t oallama_device_init_backend(ggml_backend_dev_t dev, const char * /*params*/) {
-    try {
+    ggml_backend_t backend = nullptr;
+    logged([&] {
         auto context = std::make_unique<BackendContext>();
         if (dev == device_at(device_compute)) {
             context->split = std::make_unique<SplitBackend>();
         }
-        return new ggml_backend{oallama_backend_guid(), oallama_backend_i, dev, context.release()};
-    } catch (const std::exception & error) {
-        log_error(error.what());
-        return nullptr;
-    }
+        backend          = new ggml_backend{oallama_backend_guid(), oallama_backend_i, dev, nullptr};
+        backend->context = context.release();
+    });
+    return backend;
 }
 
 ggml_backend_buffer_type_t oallama_device_get_buffer_type(ggml_backend_dev_t dev) {
@@ -182,7 +172,9 @@ ggml_backend_buffer_type_t oallama_device_get_buffer_type(ggml_backend_dev_t dev
 }
 
 bool oallama_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
-    return dev == device_at(device_compute) && claims(op);
+    bool claimed = false;
+    logged([&] { claimed = dev == device_at(device_compute) && claims(op); });
+    return claimed;
 }
 
 bool oallama_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {

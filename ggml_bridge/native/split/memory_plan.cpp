@@ -29,11 +29,16 @@ ggml_backend_buffer_type_t find_layout(const std::string & name) {
     return nullptr;
 }
 
+// ffn_up_exps, ffn_up_chexps and their like.
+bool is_expert_weight(const SliceSpec & slice) {
+    return slice.name.find("exps") != std::string::npos;
+}
+
 // Whether the device has a mul-mat by this part of a weight; buffer: an empty one of the buffer type to ask about, or
 // NULL for the device's own. Three dimensions are experts (MUL_MAT_ID), or the heads of MLA (MUL_MAT over all of them).
 bool can_multiply(ggml_backend_dev_t device, const SplitWeight & weight, Side side, ggml_backend_buffer_t buffer) {
     const std::array<int64_t, 3> ne      = weight.shape(side);
-    const bool                   experts = ne[2] > 1 && weight.slice().name.find("_exps") != std::string::npos;
+    const bool                   experts = ne[2] > 1 && is_expert_weight(weight.slice());
 
     ContextPtr    ctx = new_context(8);
     ggml_tensor * w   = ne[2] > 1 ? ggml_new_tensor_3d(ctx.get(), weight.slice().type, ne[0], ne[1], ne[2])

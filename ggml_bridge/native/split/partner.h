@@ -26,8 +26,6 @@ class Partner {
 
     char * staging() const { return staging_base_; }
 
-    ggml_backend_buffer_t staging_buffer() const { return staging_.get(); }
-
     // Whether the staging memory is pinned, and whether the device has such memory.
     bool pinned() const { return pinned_; }
     bool pins() const { return ggml_backend_dev_host_buffer_type(device_) != nullptr; }

@@ -68,6 +68,9 @@ SplitBackend::SplitBackend() {
 
 SplitBackend::~SplitBackend() {
     counters().n_programs -= static_cast<int64_t>(n_programs_);
+    if (host_) {
+        counters().host_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(host_.get()));
+    }
     cpu_.reset();
     if (pool_ != nullptr) {
         proc_address<ggml_threadpool_free_t>(cpu_reg_, "ggml_threadpool_free")(pool_);
@@ -124,6 +127,7 @@ Program & SplitBackend::find(const ggml_cgraph * graph) {
 Program & SplitBackend::build(const ggml_cgraph * graph, uint64_t key) {
     std::unique_ptr<Program> program = build_program(graph, scratch_);
     stats().n_built++;
+    reserve_host(program->host_bytes);
     if (program->device != nullptr) {
         if (!partner_ || partner_->device() != program->device) {
             if (partner_) {
@@ -151,6 +155,21 @@ Program & SplitBackend::build(const ggml_cgraph * graph, uint64_t key) {
     std::vector<std::unique_ptr<Program>> & slot = programs_[key];
     slot.push_back(std::move(program));
     return *slot.back();
+}
+
+// Programs are given their place in it before each run.
+void SplitBackend::reserve_host(size_t bytes) {
+    const size_t held = host_ ? ggml_backend_buffer_get_size(host_.get()) : 0;
+    if (bytes <= held) {
+        return;
+    }
+    BufferPtr larger(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), bytes));
+    if (!larger) {
+        throw std::bad_alloc();
+    }
+    host_ = std::move(larger);
+    counters().host_compute +=
+        static_cast<int64_t>(ggml_backend_buffer_get_size(host_.get())) - static_cast<int64_t>(held);
 }
 
 void SplitBackend::forget() {
@@ -251,6 +270,14 @@ void SplitBackend::device_computes() {
 ggml_status SplitBackend::compute(ggml_cgraph * graph) {
     Stopwatch total;
     stats().n_graphs++;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const ggml_tensor * weight = graph->nodes[i]->src[0];
+        if (weight != nullptr && !is_sound(weight)) {
+            throw Error(OALLAMA_FAILED,
+                        std::string("nothing is computed with ") + weight->name +
+                            ": what was loaded with it failed; the plan's problems and the log say why");
+        }
+    }
     const ggml_status status = run(find(graph), graph);
     total.lap(stats().total_ns);
     return status;
@@ -267,8 +294,8 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
         view->buffer = view->view_src->buffer;
     }
     for (const Staged & staged : program.host_staged) {
-        staged.tensor->data   = partner_->staging() + staged.staging;
-        staged.tensor->buffer = partner_->staging_buffer();
+        staged.tensor->data   = static_cast<char *>(ggml_backend_buffer_get_base(host_.get())) + staged.at;
+        staged.tensor->buffer = host_.get();
     }
     Stopwatch watch;
     for (Phase & phase : program.phases) {

@@ -56,6 +56,7 @@ class SplitBackend {
     void        ask_ahead(const Phase & phase);
     void        launch(Program & program, Phase & phase, const ggml_cgraph * graph);
     void        start(Program & program, int begin, int end);
+    void        reserve_host(size_t bytes);
     size_t      acquire(const Phase & phase, const ggml_cgraph * graph);
     int64_t     send(const Phase & phase, const ggml_cgraph * graph);
     int64_t     fetch(const Phase & phase, const ggml_cgraph * graph);
@@ -65,6 +66,7 @@ class SplitBackend {
     ggml_backend_reg_t       cpu_reg_ = nullptr;
     ggml_threadpool *        pool_    = nullptr; // where ggml was built without OpenMP, whose threads are shared anyway
     int                      n_threads_ = 0;
+    BufferPtr                host_; // for what the host makes for itself
     std::unique_ptr<Partner> partner_;
     Programs                 programs_;
     size_t                   n_programs_ = 0;

@@ -5,6 +5,7 @@
 #include "split_buffer.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 
@@ -18,7 +19,7 @@ constexpr size_t alignment = 64;
 
 class SplitBuffer {
   public:
-    SplitBuffer(std::shared_ptr<LoadedPlan> plan, size_t size) : plan_(std::move(plan)), size_(size) {}
+    explicit SplitBuffer(std::shared_ptr<LoadedPlan> plan) : plan_(std::move(plan)), load_(plan_->begin_load()) {}
 
     SplitBuffer(const SplitBuffer &)             = delete;
     SplitBuffer & operator=(const SplitBuffer &) = delete;
@@ -32,7 +33,21 @@ class SplitBuffer {
             counters().device_weights -= memory_.device_bytes;
             counters().n_weights -= static_cast<int64_t>(weights_.size());
         }
+        plan_->end_load(load_);
     }
+
+    // Runs a step of the load. False where it failed: then the plan and the log say why.
+    template <typename F> bool attempt(F && f) noexcept {
+        if (logged(f) == OALLAMA_OK) {
+            return true;
+        }
+        if (!failed_.exchange(true)) { // one sentence is enough
+            guarded([this] { plan_->problem(load_, last_error(), false); });
+        }
+        return false;
+    }
+
+    bool failed() const { return failed_; }
 
     void add(ggml_tensor * tensor) {
         weights_.push_back(std::make_unique<SplitWeight>(tensor, plan_->slice_of(tensor)));
@@ -44,16 +59,14 @@ class SplitBuffer {
         if (tried_) {
             return placed_;
         }
-        tried_ = true;
-        try {
+        tried_  = true;
+        placed_ = attempt([this] {
             memory_ = place_weights(weights_, plan_->device(), plan_->spec(),
-                                    [this](const std::string & sentence) { plan_->problem(sentence, true); });
-        } catch (const std::exception & error) {
-            plan_->problem(error.what(), false);
-            log_error(error.what());
+                                    [this](const std::string & sentence) { plan_->problem(load_, sentence, true); });
+        });
+        if (!placed_) {
             return false;
         }
-        placed_ = true;
         counters().host_weights += memory_.host_bytes;
         counters().device_weights += memory_.device_bytes;
         counters().n_weights += static_cast<int64_t>(weights_.size());
@@ -71,16 +84,13 @@ class SplitBuffer {
         }
     }
 
-    size_t size() const { return size_; }
-
-    LoadedPlan * plan() { return plan_.get(); }
-
   private:
     std::shared_ptr<LoadedPlan>               plan_;
-    size_t                                    size_;
+    uint64_t                                  load_;
     std::vector<std::unique_ptr<SplitWeight>> weights_;
     WeightMemory                              memory_;
     std::mutex                                mutex_;
+    std::atomic<bool>                         failed_{false};
     bool                                      tried_  = false;
     bool                                      placed_ = false;
 };
@@ -106,47 +116,50 @@ ggml_status split_buffer_init_tensor(ggml_backend_buffer_t buffer, ggml_tensor *
     if (tensor->view_src != nullptr) {
         return GGML_STATUS_SUCCESS;
     }
-    try {
-        context_of(buffer).add(tensor);
-    } catch (const std::exception & error) {
-        context_of(buffer).plan()->problem(error.what(), false);
-        log_error(error.what());
-        return GGML_STATUS_FAILED;
-    }
-    return GGML_STATUS_SUCCESS;
+    SplitBuffer & context = context_of(buffer);
+    return context.attempt([&] { context.add(tensor); }) ? GGML_STATUS_SUCCESS : GGML_STATUS_FAILED;
+}
+
+// A tensor's weight, and how far into it the tensor begins: views are read and written too.
+struct Place {
+    SplitWeight * weight;
+    size_t        offset;
+};
+
+Place place_of(const ggml_tensor * tensor) {
+    return tensor->view_src == nullptr ? Place{weight_of(tensor), 0}
+                                       : Place{weight_of(tensor->view_src), tensor->view_offs};
 }
 
 void split_buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset,
                              size_t size) {
-    SplitWeight * weight = weight_of(tensor);
-    if (weight == nullptr || !context_of(buffer).place()) {
+    const Place   place   = place_of(tensor);
+    SplitBuffer & context = context_of(buffer);
+    if (place.weight == nullptr || !context.place()) {
         return; // said by plan problems, and by the first graph, which fails
     }
-    try {
-        weight->set(data, offset, size);
-    } catch (const std::exception & error) {
-        context_of(buffer).plan()->problem(error.what(), false);
-        log_error(error.what());
-    }
+    context.attempt([&] { place.weight->set(data, place.offset + offset, size); });
 }
 
 void split_buffer_memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset,
                                 size_t size) {
-    const std::vector<uint8_t> bytes(size, value);
-    split_buffer_set_tensor(buffer, tensor, bytes.data(), offset, size);
+    if (!context_of(buffer).place()) {
+        return;
+    }
+    std::array<uint8_t, 4096> bytes;
+    bytes.fill(value);
+    for (size_t at = 0; at < size; at += bytes.size()) {
+        split_buffer_set_tensor(buffer, tensor, bytes.data(), offset + at, std::min(size - at, bytes.size()));
+    }
 }
 
 void split_buffer_get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset,
                              size_t size) {
     std::memset(data, 0, size);
-    const SplitWeight * weight = weight_of(tensor);
-    if (weight == nullptr || !context_of(buffer).place()) {
-        return;
-    }
-    try {
-        weight->get(data, offset, size);
-    } catch (const std::exception & error) {
-        log_error(error.what());
+    const Place   place   = place_of(tensor);
+    SplitBuffer & context = context_of(buffer);
+    if (place.weight != nullptr && context.place()) {
+        context.attempt([&] { place.weight->get(data, place.offset + offset, size); });
     }
 }
 
@@ -177,15 +190,14 @@ const char * split_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
 }
 
 ggml_backend_buffer_t split_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    try {
+    ggml_backend_buffer_t buffer = nullptr;
+    logged([&] {
         auto plan = static_cast<LoadedPlan *>(buft->context)->shared_from_this();
         plan->device(); // where it is missing, the load fails here
-        auto context = std::make_unique<SplitBuffer>(std::move(plan), size);
-        return ggml_backend_buffer_init(buft, split_buffer_i, context.release(), size);
-    } catch (const std::exception & error) {
-        log_error(error.what());
-        return nullptr;
-    }
+        auto context = std::make_unique<SplitBuffer>(std::move(plan));
+        buffer       = ggml_backend_buffer_init(buft, split_buffer_i, context.release(), size);
+    });
+    return buffer;
 }
 
 size_t split_buft_get_alignment(ggml_backend_buffer_type_t /*buft*/) {
@@ -282,6 +294,20 @@ SliceSpec LoadedPlan::slice_of(const ggml_tensor * tensor) const {
     return slice;
 }
 
+uint64_t LoadedPlan::begin_load() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    problems_.erase(std::remove_if(problems_.begin(), problems_.end(),
+                                   [this](const Problem & problem) { return loads_.count(problem.load) == 0; }),
+                    problems_.end());
+    loads_.insert(++n_loads_);
+    return n_loads_;
+}
+
+void LoadedPlan::end_load(uint64_t load) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    loads_.erase(load);
+}
+
 void LoadedPlan::report(const SplitWeight & weight, bool loaded) {
     const auto found = spec_.by_name.find(weight.slice().name);
     if (found == spec_.by_name.end()) {
@@ -289,21 +315,21 @@ void LoadedPlan::report(const SplitWeight & weight, bool loaded) {
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     oallama_slice &                   placed = placed_[found->second];
-    placed.loaded                            = loaded ? 1 : 0;
-    placed.host_bytes                        = loaded ? weight.host_bytes() : 0;
-    placed.device_bytes                      = loaded ? weight.part_bytes(side_device) : 0;
+    placed                                   = as_planned(spec_.slices[found->second]);
     if (loaded) {
-        placed.cc = weight.slice().cc;
-        placed.cg = weight.slice().cg;
-        placed.gg = weight.slice().gg;
+        placed.loaded       = 1;
+        placed.host_bytes   = weight.host_bytes();
+        placed.device_bytes = weight.part_bytes(side_device);
+        placed.cc           = weight.slice().cc;
+        placed.cg           = weight.slice().cg;
+        placed.gg           = weight.slice().gg;
         std::snprintf(placed.layout, sizeof placed.layout, "%s", weight.slice().layout.c_str());
     }
 }
 
-void LoadedPlan::problem(const std::string & sentence, bool usable) {
+void LoadedPlan::problem(uint64_t load, const std::string & sentence, bool usable) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    problems_.push_back(sentence);
-    usable_ = usable_ && usable;
+    problems_.push_back({load, sentence, usable});
 }
 
 oallama_slice LoadedPlan::placed(size_t index) const {
@@ -313,8 +339,13 @@ oallama_slice LoadedPlan::placed(size_t index) const {
 
 std::vector<std::string> LoadedPlan::problems(bool * usable) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    *usable = usable_;
-    return problems_;
+    std::vector<std::string>          sentences;
+    *usable = true;
+    for (const Problem & problem : problems_) {
+        sentences.push_back(problem.sentence);
+        *usable = *usable && problem.usable;
+    }
+    return sentences;
 }
 
 //
@@ -335,6 +366,10 @@ LoadedPlan * plan_of(const ggml_tensor * tensor) {
 
 SplitWeight * weight_of(const ggml_tensor * tensor) {
     return plan_of(tensor) == nullptr ? nullptr : static_cast<SplitWeight *>(tensor->extra);
+}
+
+bool is_sound(const ggml_tensor * tensor) {
+    return plan_of(tensor) == nullptr || !context_of(tensor->buffer).failed();
 }
 
 bool ensure_placed(const ggml_tensor * tensor) {

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <set>
 
 #include "split_weight.h"
 
@@ -39,14 +40,23 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     // What the plan says of a tensor; a tensor it does not name is kept whole on the host.
     SliceSpec slice_of(const ggml_tensor * tensor) const; // throws OALLAMA_INVALID for another type or shape
 
-    // How a buffer reports what it did: called with the cut as loaded, and again with loaded = false when freed.
-    void report(const SplitWeight & weight, bool loaded);
-    void problem(const std::string & sentence, bool usable);
+    // How a buffer reports what it did. A load is a buffer's life; when one begins, the problems of loads that have
+    // ended are forgotten.
+    uint64_t begin_load();
+    void     end_load(uint64_t load);
+    void     report(const SplitWeight & weight, bool loaded); // with the cut as loaded, and loaded = false when freed
+    void     problem(uint64_t load, const std::string & sentence, bool usable);
 
     oallama_slice            placed(size_t index) const;
     std::vector<std::string> problems(bool * usable) const;
 
   private:
+    struct Problem {
+        uint64_t    load;
+        std::string sentence;
+        bool        usable;
+    };
+
     LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner);
 
     PlanSpec                   spec_;
@@ -54,8 +64,9 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     mutable std::mutex         mutex_;
     mutable ggml_backend_dev_t device_ = nullptr;
     std::vector<oallama_slice> placed_;
-    std::vector<std::string>   problems_;
-    bool                       usable_ = true;
+    std::vector<Problem>       problems_;
+    std::set<uint64_t>         loads_; // that have not ended
+    uint64_t                   n_loads_ = 0;
 };
 
 bool is_split_buft(ggml_backend_buffer_type_t buft);
@@ -68,5 +79,8 @@ SplitWeight * weight_of(const ggml_tensor * tensor);
 
 // Gives a weight's parts their memory if that has not been done; false where that failed.
 bool ensure_placed(const ggml_tensor * tensor);
+
+// Whether nothing has gone wrong with what a tensor's buffer holds; true for any other tensor.
+bool is_sound(const ggml_tensor * tensor);
 
 } // namespace oallama

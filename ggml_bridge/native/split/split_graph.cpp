@@ -1,5 +1,7 @@
 #include "split_graph.h"
 
+#include <algorithm>
+
 namespace oallama {
 
 namespace {
@@ -150,6 +152,7 @@ ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end) {
 
 void make_signature(const ggml_cgraph * graph, Signature & signature) {
     signature.clear();
+    std::vector<const ggml_tensor *> outside; // by the number that the signature has for them
 
     const auto add        = [&](uint64_t value) { signature.push_back(value); };
     const auto add_tensor = [&](const ggml_tensor * tensor) {
@@ -176,10 +179,15 @@ void make_signature(const ggml_cgraph * graph, Signature & signature) {
             if (inside >= 0) {
                 add(static_cast<uint64_t>(inside) << 8U | 1U);
             } else if (plan_of(src) != nullptr) {
-                add(reinterpret_cast<uintptr_t>(src->extra) | 2U); // a weight, by address
+                const SplitWeight * weight = weight_of(src);
+                add((weight == nullptr ? 0 : weight->id()) << 8U | 2U);
             } else {
-                add(3);
-                add_tensor(src);
+                const auto known = std::find(outside.begin(), outside.end(), src);
+                add(static_cast<uint64_t>(known - outside.begin()) << 8U | 3U);
+                if (known == outside.end()) {
+                    outside.push_back(src);
+                    add_tensor(src);
+                }
             }
         }
     }

@@ -31,7 +31,8 @@ bool read_outside(const ggml_cgraph * graph, int i);
 // Nodes [begin, end) as a graph.
 ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end);
 
-// What distinguishes one sub-graph from another: shapes, operations, how values depend on each other, which weights.
+// What distinguishes one sub-graph from another: shapes, operations, how values depend on each other, which weights,
+// and which of the tensors from outside are the same one.
 using Signature = std::vector<uint64_t>;
 
 void     make_signature(const ggml_cgraph * graph, Signature & signature);

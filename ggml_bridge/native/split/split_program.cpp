@@ -115,7 +115,10 @@ class Builder {
             x                 = side == side_host ? columns_of_input(i, part, weight.slice().layout, tokens)
                                                   : full_on_device(i, 1, part.begin, part.count, tokens);
         }
-        const int64_t n   = weight.slice().axis == Axis::cols ? node->ne[0] : w->ne[1];
+        const int64_t n = weight.slice().axis == Axis::cols ? node->ne[0] : w->ne[1];
+        if (side == side_host) {
+            x = for_kernel_of(weight.slice(), x);
+        }
         ggml_tensor * out = copy_header(node, tokens.shape(node, n).data());
         out->src[0]       = w;
         out->src[1]       = x;
@@ -148,6 +151,7 @@ class Builder {
 
     // A weight's CG or CG' in a slot of the ring, which its data pointer is set to when its turn has come.
     ggml_tensor * slot_of(int i, const SplitWeight & weight, Side side) {
+        count_use(i, weight.slice().e);
         const StreamedPart part = {&weight, side};
         for (const Streamed & streamed : streamed_) {
             if (streamed.part == part) {
@@ -161,12 +165,39 @@ class Builder {
         const ggml_tensor * node = graph_->nodes[i];
         const PlanSpec &    plan = plan_of(node->src[0])->spec();
         program_.stream          = plan.stream;
-        if (node->op == GGML_OP_MUL_MAT_ID && node->src[2]->ne[0] * node->src[2]->ne[1] < ne[2]) {
-            const int ids = inside(i, 2); // fewer uses than experts: only those that are used get copied
-            routed_       = true;
-            ids_          = ids >= 0 ? Origin{ids, -1} : Origin{i, 2};
-        }
         return out;
+    }
+
+    // Whether only the experts that are used need to be copied: where there are more of them than uses, and all that
+    // the phase streams is chosen from by the same ids.
+    void count_use(int i, int64_t n_expert) {
+        const ggml_tensor * node = graph_->nodes[i];
+        const ggml_tensor * ids  = node->op == GGML_OP_MUL_MAT_ID ? node->src[2] : nullptr;
+        if (ids != nullptr && ids->ne[0] * ids->ne[1] >= n_expert) {
+            ids = nullptr;
+        }
+        if (streamed_.empty()) {
+            const int from = ids == nullptr ? -1 : inside(i, 2);
+            chosen_by_     = ids;
+            n_expert_      = n_expert;
+            ids_           = from >= 0 ? Origin{from, -1} : Origin{i, 2};
+        } else if (ids != chosen_by_ || n_expert != n_expert_) {
+            chosen_by_ = nullptr;
+        }
+    }
+
+    // What the host's kernel takes: those of repacked layouts F32 only, the others that or the weight's own type.
+    ggml_tensor * for_kernel_of(const SliceSpec & slice, ggml_tensor * x) {
+        if (x->type == GGML_TYPE_F32 || (slice.layout == plain_layout && x->type == slice.type)) {
+            return x;
+        }
+        return stage(ggml_cast(ctx(), x, GGML_TYPE_F32));
+    }
+
+    ggml_tensor * stage(ggml_tensor * tensor) {
+        program_.host_staged.push_back({tensor, program_.host_bytes});
+        program_.host_bytes += padded_bytes(tensor);
+        return tensor;
     }
 
     // The host's columns of a full input; for kernels of repacked layouts without gaps between rows.
@@ -175,9 +206,7 @@ class Builder {
         if (layout == plain_layout || ggml_is_contiguous(columns)) {
             return columns;
         }
-        ggml_tensor * copy = ggml_cont(ctx(), columns);
-        program_.host_staged.push_back({copy, take_staging(copy)});
-        return copy;
+        return stage(ggml_cont(ctx(), columns));
     }
 
     // A half of a fused gate_up's shard; NULL where that side has nothing of it.
@@ -343,9 +372,11 @@ class Builder {
 
     size_t take_staging(const ggml_tensor * tensor) {
         const size_t at = program_.staging_bytes;
-        program_.staging_bytes += (ggml_nbytes(tensor) + 63) / 64 * 64;
+        program_.staging_bytes += padded_bytes(tensor);
         return at;
     }
+
+    static size_t padded_bytes(const ggml_tensor * tensor) { return (ggml_nbytes(tensor) + 63) / 64 * 64; }
 
     void close_phase() {
         Phase phase;
@@ -368,14 +399,14 @@ class Builder {
             }
         }
         phase.streamed = std::move(streamed_);
-        phase.routed   = routed_;
+        phase.routed   = chosen_by_ != nullptr;
         phase.ids      = ids_;
         uploads_       = {};
         downloads_     = {};
         streamed_      = {};
         on_device_     = {};
         on_stream_     = {};
-        routed_        = false;
+        chosen_by_     = nullptr;
         if (phase.device_end > phase.device_begin || phase.host_end > phase.host_begin) {
             program_.phases.push_back(std::move(phase));
         }
@@ -404,9 +435,10 @@ class Builder {
     std::vector<Upload>        uploads_; // of the phase at hand, like all that follow
     std::vector<Download>      downloads_;
     std::vector<Streamed>      streamed_;
-    std::vector<ggml_tensor *> on_device_; // results in GG
-    std::vector<ggml_tensor *> on_stream_; // results in CG and CG', and sums with them
-    bool                       routed_ = false;
+    std::vector<ggml_tensor *> on_device_;           // results in GG
+    std::vector<ggml_tensor *> on_stream_;           // results in CG and CG', and sums with them
+    const ggml_tensor *        chosen_by_ = nullptr; // the ids of the experts that are streamed; NULL: all are
+    int64_t                    n_expert_  = 0;       // of each streamed weight, where there are such ids
     Origin                     ids_;
     int                        phase_ = 0; // of the node at hand
 };

@@ -27,10 +27,10 @@ struct Binding {
     Origin        origin;
 };
 
-// A host tensor in the staging memory.
+// A host tensor that the host makes for itself, in host memory that all programs share.
 struct Staged {
     ggml_tensor * tensor;
-    size_t        staging; // bytes into it
+    size_t        at; // bytes into that memory
 };
 
 // A full value to send: elements [begin, begin + count) of each row of the tensor's, the first of which is first_row.
@@ -100,7 +100,8 @@ struct Program {
     std::vector<ggml_tensor *> host_views; // of bound tensors; their data pointers follow, in this order
     std::vector<Staged>        host_staged;
     std::vector<Phase>         phases;
-    size_t                     staging_bytes = 0;
+    size_t                     staging_bytes = 0; // of what is packed for the device, and of what comes back
+    size_t                     host_bytes    = 0; // of host_staged
     uint64_t                   last_used     = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "split_weight.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 namespace oallama {
@@ -13,10 +14,15 @@ int64_t row_size(ggml_type type, int64_t n) {
     return static_cast<int64_t>(ggml_row_size(type, n));
 }
 
+uint64_t next_id() {
+    static std::atomic<uint64_t> n_weights{0};
+    return ++n_weights;
+}
+
 } // namespace
 
 SplitWeight::SplitWeight(const ggml_tensor * tensor, SliceSpec slice)
-    : slice_(std::move(slice)), row_bytes_(row_size(tensor->type, tensor->ne[0])) {
+    : id_(next_id()), slice_(std::move(slice)), row_bytes_(row_size(tensor->type, tensor->ne[0])) {
     move_cuts(slice_.cg, slice_.gg);
 }
 

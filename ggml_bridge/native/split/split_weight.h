@@ -32,6 +32,9 @@ class SplitWeight {
     // tensor: llama.cpp's; slice: what the plan says of it.
     SplitWeight(const ggml_tensor * tensor, SliceSpec slice);
 
+    // Of this weight alone, even when it is gone: an address is soon another's.
+    uint64_t id() const { return id_; }
+
     const SliceSpec & slice() const { return slice_; }
 
     const Part & part(Side side) const { return parts_[side]; }
@@ -73,6 +76,7 @@ class SplitWeight {
     void write(Side side, const char * data, int64_t offset, int64_t size);
     void flush(Side side);
 
+    uint64_t                  id_;
     SliceSpec                 slice_;
     int64_t                   row_bytes_;
     std::array<Part, n_sides> parts_;

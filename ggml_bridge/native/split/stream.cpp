@@ -1,6 +1,7 @@
 #include "stream.h"
 
 #include <algorithm>
+#include <array>
 
 #include "split_backend.h"
 #include "trace.h"
@@ -20,6 +21,13 @@ size_t padded(size_t bytes) {
 
 size_t part_bytes(const StreamBlock & block, size_t part) {
     return static_cast<size_t>(block.parts[part].first->part_bytes(block.parts[part].second));
+}
+
+void check_experts(const std::vector<int32_t> & experts, const SliceSpec & slice) {
+    for (const int32_t expert : experts) {
+        require(expert >= 0 && expert < slice.e, slice.name + " has " + std::to_string(slice.e) +
+                                                     " experts, none of which is number " + std::to_string(expert));
+    }
 }
 
 } // namespace
@@ -53,23 +61,31 @@ Stream::~Stream() {
 }
 
 StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
-    std::unique_ptr<StreamBlock> & found = blocks_[parts];
-    if (!found) {
+    std::vector<std::pair<uint64_t, Side>> key;
+    for (const auto & [weight, side] : parts) {
+        key.emplace_back(weight->id(), side);
+    }
+    auto found = blocks_.find(key);
+    if (found == blocks_.end()) {
         auto       block = std::make_unique<StreamBlock>();
         ContextPtr ctx   = new_context(static_cast<int64_t>(parts.size()));
         block->parts     = parts;
         for (const auto & [weight, side] : parts) {
             const std::array<int64_t, 3> ne = weight->shape(side);
             const ggml_tensor * like        = ggml_new_tensor_3d(ctx.get(), weight->slice().type, ne[0], ne[1], ne[2]);
+            const size_t        size = ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), like);
             block->offsets.push_back(block->bytes);
-            block->bytes += padded(ggml_backend_buft_get_alloc_size(ggml_backend_dev_buffer_type(device_), like));
+            const size_t used = std::min(size, ggml_nbytes(like));
+            block->tails.emplace_back(block->bytes + used, size - used);
+            block->bytes += padded(size);
         }
-        if (block->bytes > slot_bytes_) {
-            grow(block->bytes);
-        }
-        found = std::move(block);
+        found = blocks_.emplace(std::move(key), std::move(block)).first;
     }
-    return found.get();
+    StreamBlock & block = *found->second;
+    if (block.bytes > slot_bytes_) { // also of a known one, after a growth that failed
+        grow(block.bytes);
+    }
+    return &block;
 }
 
 void Stream::grow(size_t bytes) {
@@ -81,14 +97,20 @@ void Stream::grow(size_t bytes) {
     slot_bytes_ = 0;
     for (Slot & slot : slots_) {
         slot.holds = nullptr;
+        slot.zeros.clear();
     }
     ring_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device_), bytes * slots_.size()));
     if (!ring_) {
+        // the next ring may have smaller slots: nothing is copied ahead that was not asked for again
+        last_ = nullptr;
+        for (const auto & [key, block] : blocks_) {
+            block->next = nullptr;
+        }
         throw Error(OALLAMA_NO_MEMORY, std::string("device ") + ggml_backend_dev_name(device_) + " has no room for " +
                                            std::to_string(slots_.size()) + " slots of " + std::to_string(bytes) +
                                            " bytes; plan fewer slots or a smaller CG");
     }
-    ggml_backend_buffer_clear(ring_.get(), 0); // devices read a little beyond quantised rows
+    ggml_backend_buffer_clear(ring_.get(), 0);
     slot_bytes_ = bytes;
     counters().device_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
 }
@@ -109,6 +131,9 @@ size_t Stream::find(const StreamBlock & block) const {
 }
 
 size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts) {
+    if (experts != nullptr) {
+        check_experts(*experts, block.parts[0].first->slice());
+    }
     block.routed = experts != nullptr;
     if (last_ != nullptr) {
         last_->next = &block;
@@ -184,10 +209,34 @@ void Stream::prefetch(size_t busy, Time until) {
 // Gives a slot to a block, of which nothing is there yet. Every phase ends with an idle device, so nothing computes
 // with what its copies overwrite.
 void Stream::take(StreamBlock & block, size_t slot) {
+    clear_tails(block, slot);
     slots_[slot].holds = &block;
     slots_[slot].part  = 0;
     slots_[slot].at    = 0;
     slots_[slot].experts.clear();
+}
+
+// Zeros behind the parts, unless they are there since the last copy: devices read rows in whole steps, and what is not
+// of the row is multiplied by zero.
+void Stream::clear_tails(const StreamBlock & block, size_t slot) {
+    static constexpr std::array<char, page> zeros = {};
+
+    if (slots_[slot].zeros == block.tails) {
+        return;
+    }
+    const ContextPtr ctx = new_context(static_cast<int64_t>(block.tails.size()));
+    for (const auto & [first, count] : block.tails) {
+        if (count == 0) {
+            continue;
+        }
+        ggml_tensor * there = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, static_cast<int64_t>(count));
+        there->buffer       = ring_.get();
+        there->data = static_cast<char *>(ggml_backend_buffer_get_base(ring_.get())) + slot * slot_bytes_ + first;
+        for (size_t at = 0; at < count; at += zeros.size()) {
+            ggml_backend_tensor_set_async(backend_.get(), there, zeros.data(), at, std::min(count - at, zeros.size()));
+        }
+    }
+    slots_[slot].zeros = block.tails;
 }
 
 // Asks for what is missing in a slot, as far as the link can have copied it until then; whether that is all of it.
@@ -233,15 +282,18 @@ void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
     ggml_tensor * there = nullptr;
     int64_t       bytes = 0;
     for (size_t i = 0; i < block.parts.size(); i++) {
-        const size_t each = part_bytes(block, i) / wanted.size();
+        const size_t all  = part_bytes(block, i);
+        const size_t each = all / wanted.size();
         there             = place_of(ctx.get(), slot, i);
         for (size_t e = 0; e < wanted.size(); e++) {
-            for (size_t at = 0; wanted[e] && at < each;) {
-                const size_t next = std::min(each - at, allowed(Time::max()));
-                ask(slot, i, there, e * each + at, next);
-                bytes += static_cast<int64_t>(next);
+            // and what the device may read behind it, of the next expert
+            const size_t end = std::min((e + 1) * each + block.tails[i].second, all);
+            for (size_t at = e * each; wanted[e] && at < end;) {
+                const size_t next = std::min(end - at, allowed(Time::max()));
+                ask(slot, i, there, at, next);
                 at += next;
             }
+            bytes += wanted[e] ? static_cast<int64_t>(each) : 0;
         }
     }
     for (const int32_t expert : experts) {

@@ -20,10 +20,14 @@ namespace oallama {
 
 using StreamedPart = std::pair<const SplitWeight *, Side>; // its CG or CG'
 
+// Bytes of a slot.
+using Bytes = std::pair<size_t, size_t>; // the first, and how many
+
 // What is streamed of the weights of one phase, which is copied together.
 struct StreamBlock {
     std::vector<StreamedPart> parts;
     std::vector<size_t>       offsets; // bytes into the slot
+    std::vector<Bytes>        tails;   // what the device may read behind each part, and must not find NaN in
     size_t                    bytes  = 0;
     StreamBlock *             next   = nullptr; // asked for after it the last time
     bool                      routed = false;   // asked for expert by expert the last time: cannot be foreseen
@@ -61,6 +65,7 @@ class Stream {
   private:
     struct Slot {
         StreamBlock *        holds = nullptr;
+        std::vector<Bytes>   zeros;   // tails of what was copied there last
         std::vector<bool>    experts; // that are there; empty: all that was asked for
         ggml_backend_event_t copied = nullptr;
         uint64_t             used   = 0; // when it was last asked for or filled
@@ -70,6 +75,7 @@ class Stream {
 
     void   grow(size_t bytes);
     size_t find(const StreamBlock & block) const; // no_slot: nowhere
+    void   clear_tails(const StreamBlock & block, size_t slot);
     void   take(StreamBlock & block, size_t slot);
     bool   copy(size_t slot, Time until);
     void   copy_experts(size_t slot, const std::vector<int32_t> & experts);
@@ -90,7 +96,8 @@ class Stream {
     StreamSpec         spec_;
     Time               idle_; // when the link has done what it was asked for, at the speed that the plan says
 
-    std::map<std::vector<StreamedPart>, std::unique_ptr<StreamBlock>> blocks_;
+    // by the weights' numbers and sides: a weight's address may be another's later
+    std::map<std::vector<std::pair<uint64_t, Side>>, std::unique_ptr<StreamBlock>> blocks_;
 };
 
 } // namespace oallama
