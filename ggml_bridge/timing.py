@@ -173,7 +173,7 @@ class MulMatTimer(Timer):
 
 
 def share_link(native: Native, first: MulMatCase, device: str, chunk_bytes: int, seconds: float) -> Sharing:
-    """gb_share_link: takes three times `seconds`."""
+    """gb_share_link: takes about three times `seconds`."""
     params, _strings = first.params()
     result = ffi.new("gb_sharing_result *")
     native.call("gb_share_link", params, encode(device), chunk_bytes, seconds, result)
@@ -181,7 +181,7 @@ def share_link(native: Native, first: MulMatCase, device: str, chunk_bytes: int,
 
 
 def share_compute(native: Native, first: MulMatCase, second: MulMatCase, seconds: float) -> Sharing:
-    """gb_share_compute: takes three times `seconds`."""
+    """gb_share_compute: takes about three times `seconds`."""
     params, _strings = first.params()
     other, _other_strings = second.params()
     result = ffi.new("gb_sharing_result *")

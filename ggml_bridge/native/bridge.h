@@ -161,8 +161,8 @@ int gb_launch_new(const char * device, int32_t n_threads, gb_timer ** timer);
 int gb_launch_issue_new(const char * device, gb_timer ** timer);
 
 // One value: seconds of a graph that a real scheduler runs over [device, CPU], whose activation of n_bytes makes
-// n_excursions trips CPU -> device -> CPU, with work for the CPU in between. on_cpu != 0: the same graph, all on the
-// CPU.
+// n_excursions trips CPU -> device -> CPU, with work for the CPU in between. The CPU's side of it is in the device's
+// pinned memory where it has any, as llama.cpp's is. on_cpu != 0: the same graph, all on the CPU.
 int gb_boundary_new(const char * device, int64_t n_bytes, int64_t n_excursions, int32_t on_cpu, int32_t n_threads,
                     gb_timer ** timer);
 int gb_boundary_n_splits(const gb_timer * timer, int64_t * n_splits);
@@ -197,12 +197,13 @@ typedef struct gb_sharing_result {
     double second_with_first;
 } gb_sharing_result;
 
-// Times mul-mats on this thread and copies of chunk_bytes to the device on another (from pinned memory where it has
-// any), alone and together, `seconds` each.
+// Times mul-mats and copies of chunk_bytes to the device (from pinned memory where it has any), alone and together,
+// three times `seconds` in all, or five rounds. This thread alone does it: it queues copies that outlast the mul-mats,
+// runs these, and waits. A device that holds up its caller until a copy is done, or nearly, loses nothing.
 int gb_share_link(const gb_mul_mat_params * first, const char * device, int64_t chunk_bytes, double seconds,
                   gb_sharing_result * result);
 
-// The same for mul-mats on both threads.
+// The same with the second mul-mats queued instead of copies.
 int gb_share_compute(const gb_mul_mat_params * first, const gb_mul_mat_params * second, double seconds,
                      gb_sharing_result * result);
 

@@ -1,10 +1,14 @@
 // Two kinds of work at the same time, mul-mats and copies to a device, share memory, cores or a queue: how fast is each
 // alone, and both at once?
+//
+// Both are asked for by one thread, as the split backend does it: it queues work on the device, computes with all
+// threads, then waits. So much is queued that the device is still at it when the first kind is done. What the first
+// lost is by how much longer it took than alone; what the second lost meanwhile, by how much later than alone it was
+// done.
 
-#include <atomic>
-#include <exception>
-#include <mutex>
-#include <thread>
+#include <algorithm>
+#include <cmath>
+#include <vector>
 
 #include "mul_mat.h"
 #include "transfer.h"
@@ -13,139 +17,175 @@ namespace bridge {
 
 namespace {
 
-// One kind of work, done again and again.
-class Load {
+constexpr double  parts      = 16.0; // of the time to measure: at least one of them is the first kind's in a round
+constexpr double  outlasting = 1.5;  // seconds of the second kind for each of the first
+constexpr int64_t most_units = 4096;
+constexpr size_t  min_rounds = 3;
+
+// One kind of work, in units that are all alike.
+class Work {
   public:
-    virtual ~Load()              = default;
-    virtual double run()         = 0; // once; seconds
-    virtual double bytes() const = 0; // multiplied or copied each time
+    virtual ~Work()              = default;
+    virtual void   begin()       = 0; // one unit; a device that works by itself is not done with it on return
+    virtual void   finish()      = 0; // waits for all that was begun
+    virtual double bytes() const = 0; // of one unit: multiplied or copied
+
+    void begin(int64_t n) {
+        for (int64_t i = 0; i < n; i++) {
+            begin();
+        }
+    }
+
+    double seconds(int64_t n) {
+        const double start = seconds_now();
+        begin(n);
+        finish();
+        return seconds_now() - start;
+    }
 };
 
-class MulMatLoad : public Load {
+class MulMatWork : public Work {
   public:
-    explicit MulMatLoad(const gb_mul_mat_params & params) : mul_mat_(params) {}
+    explicit MulMatWork(const gb_mul_mat_params & params) : mul_mat_(params) {}
 
-    double run() override { return mul_mat_.run_pass(); }
+    using Work::begin;
+    void   begin() override { mul_mat_.begin_pass(); }
+    void   finish() override { mul_mat_.finish_passes(); }
     double bytes() const override { return mul_mat_.pass_bytes(); }
 
   private:
     MulMat mul_mat_;
 };
 
-class CopyLoad : public Load {
+class CopyWork : public Work {
   public:
-    CopyLoad(ggml_backend_dev_t device, int64_t chunk_bytes)
+    CopyWork(ggml_backend_dev_t device, int64_t chunk_bytes)
         : transfer_(device, /*to_device=*/true, ggml_backend_dev_host_buffer_type(device) != nullptr, chunk_bytes) {}
 
-    double run() override { return transfer_.run_raw(); }
+    using Work::begin;
+    void   begin() override { transfer_.begin(); }
+    void   finish() override { transfer_.finish(); }
     double bytes() const override { return static_cast<double>(transfer_.n_bytes()); }
 
   private:
     Transfer transfer_;
 };
 
-// Does its work on a thread of its own until it is stopped, and notes when how much was done.
-class Background {
+double median(std::vector<double> values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+}
+
+// Seconds of so much of both kinds, each alone and then together.
+struct Round {
+    double first;
+    double second;
+    double with_second; // of the first, beside the second
+    double left;        // of the second's time alone, when the first began beside it
+    double waited;      // for the second, once the first was done
+
+    double first_share() const { return first / with_second; }
+
+    // One queue: the first begins when the second is done.
+    bool first_waits() const { return with_second > 0.9 * (first + left); }
+
+    // What holds its caller up until most of it is done takes turns with the first, and loses nothing by it.
+    bool takes_turns() const { return left < 0.5 * with_second; }
+
+    // The first was not beside more of it than was left.
+    double second_share() const {
+        return takes_turns() ? 1.0 : std::clamp((left - waited) / std::min(left, with_second), 0.0, 1.0);
+    }
+};
+
+class Pair {
   public:
-    struct Progress {
-        int64_t n_runs = 0;
-        double  at     = 0.0; // when the last of them was done
-    };
+    // on_device: the first works by itself, so that it can be queued before the second.
+    Pair(Work & first, Work & second, bool on_device) : first_(first), second_(second), on_device_(on_device) {}
 
-    explicit Background(Load & load) : load_(load), thread_([this] { run(); }) {}
-    Background(const Background &)             = delete;
-    Background & operator=(const Background &) = delete;
-    ~Background() { stop(); }
+    gb_sharing_result measure(double seconds) {
+        require(seconds > 0.0 && seconds <= 60.0, "the time to measure must be up to a minute");
+        const double       start = seconds_now();
+        std::vector<Round> rounds;
+        choose_amounts(seconds / parts);
+        do {
+            rounds.push_back(run());
+        } while (rounds.size() < min_rounds || seconds_now() - start < 3.0 * seconds);
 
-    Progress progress() const {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        return progress_;
-    }
-
-    // Returns when the first run is done, or the thread has failed.
-    void wait_until_running() const {
-        while (progress().n_runs == 0 && !failed_.load()) {
-            std::this_thread::yield();
-        }
-    }
-
-    bool failed() const { return failed_.load(); }
-
-    // Ends the thread, and throws what it failed with.
-    void finish() {
-        stop();
-        if (error_) {
-            std::rethrow_exception(error_);
-        }
+        const auto median_of = [&rounds](auto && value) {
+            std::vector<double> values;
+            for (const Round & round : rounds) {
+                values.push_back(value(round));
+            }
+            return median(std::move(values));
+        };
+        gb_sharing_result result = {};
+        result.first_alone =
+            first_.bytes() * static_cast<double>(n_first_) / median_of([](auto & r) { return r.first; });
+        result.second_alone =
+            second_.bytes() * static_cast<double>(n_second_) / median_of([](auto & r) { return r.second; });
+        result.first_with_second = result.first_alone * median_of([](auto & r) { return r.first_share(); });
+        result.second_with_first = result.second_alone * median_of([](auto & r) { return r.second_share(); });
+        return result;
     }
 
   private:
-    void stop() {
-        stopping_.store(true);
-        if (thread_.joinable()) {
-            thread_.join();
+    Round run() {
+        Round round        = {};
+        round.first        = first_.seconds(n_first_);
+        round.second       = second_.seconds(n_second_);
+        const double start = seconds_now();
+        if (on_device_) {
+            first_.begin(n_first_);
         }
+        second_.begin(n_second_);
+        const double queued = on_device_ ? start : seconds_now();
+        if (!on_device_) {
+            first_.begin(n_first_);
+        }
+        first_.finish();
+        const double done = seconds_now();
+        second_.finish();
+        round.with_second = done - queued;
+        round.left        = std::max(0.0, round.second - (queued - start));
+        round.waited      = seconds_now() - done;
+        return round;
     }
 
-    void run() {
-        try {
-            while (!stopping_.load()) {
-                load_.run();
-                const std::lock_guard<std::mutex> lock(mutex_);
-                progress_ = {progress_.n_runs + 1, seconds_now()};
+    // least: seconds of the first in a round.
+    void choose_amounts(double least) {
+        const auto unit  = [](Work & work) { return std::min(work.seconds(1), work.seconds(1)); };
+        const auto units = [](double wanted, double each) {
+            return static_cast<int64_t>(std::clamp(std::ceil(wanted / each), 1.0, static_cast<double>(most_units)));
+        };
+        const double first_unit  = unit(first_);
+        const double second_unit = unit(second_);
+        // a single unit of the second must not be so long that the first hardly shows beside it
+        n_first_  = units(std::max(least, second_unit / (2.0 * outlasting)), first_unit);
+        n_second_ = units(outlasting * static_cast<double>(n_first_) * first_unit, second_unit);
+
+        // more of it where it slows the first down so much that it is over too soon, unless no more can be queued
+        for (Round round = run(); round.waited < 0.2 * round.with_second && !round.first_waits();) {
+            if (2 * n_second_ > most_units || round.second > 8.0 * round.first) {
+                return;
             }
-        } catch (...) {
-            error_ = std::current_exception();
-            failed_.store(true);
+            n_second_ *= 2;
+            const Round more = run();
+            if (more.left <= 1.5 * round.left) {
+                n_second_ /= 2;
+                return;
+            }
+            round = more;
         }
     }
 
-    Load &             load_;
-    std::atomic<bool>  stopping_{false};
-    std::atomic<bool>  failed_{false};
-    mutable std::mutex mutex_;
-    Progress           progress_;
-    std::exception_ptr error_;  // read after the thread has ended
-    std::thread        thread_; // declared last: it uses the others
+    Work &  first_;
+    Work &  second_;
+    bool    on_device_;
+    int64_t n_first_  = 1;
+    int64_t n_second_ = 1;
 };
-
-// Bytes per second on this thread for at least that long, and until `enough` says so; but not without end.
-template <typename Enough> double rate_for(Load & load, double seconds, Enough && enough) {
-    double       bytes   = 0.0;
-    double       elapsed = 0.0;
-    const double start   = seconds_now();
-    do {
-        load.run();
-        bytes += load.bytes();
-        elapsed = seconds_now() - start;
-    } while (elapsed < seconds || (!enough() && elapsed < 20.0 * seconds));
-    return bytes / elapsed;
-}
-
-double rate_for(Load & load, double seconds) {
-    return rate_for(load, seconds, [] { return true; });
-}
-
-gb_sharing_result measure(Load & first, Load & second, double seconds) {
-    require(seconds > 0.0 && seconds <= 60.0, "the time to measure must be up to a minute");
-    gb_sharing_result result = {};
-    result.first_alone       = rate_for(first, seconds);
-    result.second_alone      = rate_for(second, seconds);
-
-    Background background(second);
-    background.wait_until_running();
-    const Background::Progress before = background.progress();
-    // what is starved may need longer for one run than there is time
-    result.first_with_second =
-        rate_for(first, seconds, [&] { return background.failed() || background.progress().n_runs > before.n_runs; });
-    const Background::Progress after = background.progress();
-    if (after.n_runs > before.n_runs) {
-        result.second_with_first =
-            second.bytes() * static_cast<double>(after.n_runs - before.n_runs) / (after.at - before.at);
-    }
-    background.finish();
-    return result;
-}
 
 } // namespace
 
@@ -163,9 +203,9 @@ int gb_share_link(const gb_mul_mat_params * first, const char * device, int64_t 
         require(first != nullptr && result != nullptr, "no room for the result");
         ggml_backend_dev_t to = find_device(device);
         require(!is_cpu(to), "the CPU has no link to itself");
-        MulMatLoad mul_mats(*first);
-        CopyLoad   copies(to, chunk_bytes);
-        *result = measure(mul_mats, copies, seconds);
+        MulMatWork mul_mats(*first);
+        CopyWork   copies(to, chunk_bytes);
+        *result = Pair(mul_mats, copies, !is_cpu(find_device(first->device))).measure(seconds);
     });
 }
 
@@ -173,8 +213,8 @@ int gb_share_compute(const gb_mul_mat_params * first, const gb_mul_mat_params * 
                      gb_sharing_result * result) {
     return guarded([&] {
         require(first != nullptr && second != nullptr && result != nullptr, "no room for the result");
-        MulMatLoad one(*first);
-        MulMatLoad other(*second);
-        *result = measure(one, other, seconds);
+        MulMatWork one(*first);
+        MulMatWork other(*second);
+        *result = Pair(one, other, !is_cpu(find_device(first->device))).measure(seconds);
     });
 }

@@ -33,8 +33,9 @@ class MulMat : public gb_timer {
     gb_mul_mat_info info() const;
     void            read(gb_mul_mat_part part, void * data, int64_t n_bytes);
 
-    // One pass over the set of weights: seconds, launch included, and the weight bytes that it reads.
-    double run_pass() { return session_.compute(); }
+    // One pass over the set of weights, in the halves of Session::compute, and the weight bytes that it reads.
+    void   begin_pass() { session_.begin(); }
+    void   finish_passes() { session_.finish(); }
     double pass_bytes() const { return touched_bytes_ * static_cast<double>(nodes_.size()); }
 
   private:

@@ -75,16 +75,20 @@ Session::Session(ggml_backend_dev_t device, int32_t n_threads) : device_(device)
 }
 
 void Session::new_sched(ggml_cgraph * graph) {
-    ggml_backend_t backends[2] = {};
-    int            n_backends  = 0;
+    ggml_backend_t             backends[2] = {};
+    ggml_backend_buffer_type_t bufts[2]    = {};
+    int                        n_backends  = 0;
+    ggml_backend_buffer_type_t pinned      = ggml_backend_dev_host_buffer_type(device_); // NULL of the CPU
     if (device_backend_) {
+        bufts[n_backends]      = ggml_backend_dev_buffer_type(device_);
         backends[n_backends++] = device_backend_.get();
     }
+    bufts[n_backends]      = pinned != nullptr ? pinned : ggml_backend_dev_buffer_type(cpu_device());
     backends[n_backends++] = cpu_.get();
 
     const int n_nodes = ggml_graph_n_nodes(graph);
     require(n_nodes > 0, "an empty graph cannot be timed");
-    sched_.reset(ggml_backend_sched_new(backends, nullptr, n_backends, graph_capacity(n_nodes), /*parallel=*/false,
+    sched_.reset(ggml_backend_sched_new(backends, bufts, n_backends, graph_capacity(n_nodes), /*parallel=*/false,
                                         /*op_offload=*/false));
     if (!sched_) {
         throw Error(GB_NO_MEMORY, "ggml could not create a scheduler");
@@ -103,19 +107,26 @@ void Session::alloc(ggml_cgraph * graph) {
     closing_             = on_device ? last : nullptr;
 }
 
-double Session::compute() {
-    float        close = 0.0F;
-    const double start = seconds_now();
-
+void Session::begin() {
     const ggml_status status = ggml_backend_sched_graph_compute_async(sched_.get(), graph_);
     if (status != GGML_STATUS_SUCCESS) {
         throw Error(GB_FAILED,
                     std::string("ggml could not compute a graph on ") + ggml_backend_dev_name(device_) + ggml_reason());
     }
+}
+
+void Session::finish() {
+    float close = 0.0F;
     if (closing_ != nullptr) {
         ggml_backend_tensor_get_async(device_backend_.get(), closing_, &close, 0, sizeof close);
     }
     ggml_backend_sched_synchronize(sched_.get());
+}
+
+double Session::compute() {
+    const double start = seconds_now();
+    begin();
+    finish();
     return seconds_now() - start;
 }
 

@@ -1,5 +1,6 @@
 // A graph ready to be computed again and again on a device, as llama.cpp computes its own: through ggml's scheduler,
-// with the CPU as last backend and one persistent set of CPU threads.
+// with the CPU as last backend, one persistent set of CPU threads, and the CPU's activations in the device's pinned
+// memory where it has some.
 
 #pragma once
 
@@ -49,6 +50,11 @@ class Session {
     // Computes the graph and waits until its last result is on the host: a run that ends on the device is closed by
     // reading 4 bytes of the last node, since over RPC ggml's synchronize only waits until the request is sent.
     double compute(); // seconds
+
+    // The two halves of compute: a device that works by itself goes on when begin has returned; finish waits for all
+    // that was begun.
+    void begin();
+    void finish();
 
     int n_splits() const { return ggml_backend_sched_get_n_splits(sched_.get()); }
 

@@ -54,7 +54,10 @@ Transfer::Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64
         throw Error(GB_FAILED, std::string("device ") + ggml_backend_dev_name(device) + " could not be initialised" +
                                    ggml_reason());
     }
-    tensor_ = ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I8, n_bytes);
+    // floats where they fit: an emulated device writes whole numbers, and only reads what weights are made of
+    constexpr auto float_bytes = static_cast<int64_t>(sizeof(float));
+    tensor_ = n_bytes % float_bytes == 0 ? ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_F32, n_bytes / float_bytes)
+                                         : ggml_new_tensor_1d(ctx_.get(), GGML_TYPE_I8, n_bytes);
     buffer_ = alloc_tensors(ctx_.get(), ggml_backend_dev_buffer_type(device));
 
     copy();
@@ -89,11 +92,6 @@ void Transfer::close() {
     ggml_backend_synchronize(backend_.get());
 }
 
-double Transfer::run_raw() {
-    const double begun = begin();
-    return begun + finish();
-}
-
 double Transfer::begin() {
     const double start = seconds_now();
     copy();
@@ -108,7 +106,8 @@ double Transfer::finish() {
 
 double Transfer::run_once() {
     // the clock's resolution bounds a marginal time from below
-    return std::max(run_raw() - close_seconds_, 1e-9);
+    const double begun = begin();
+    return std::max(begun + finish() - close_seconds_, 1e-9);
 }
 
 //

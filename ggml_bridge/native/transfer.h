@@ -26,11 +26,10 @@ class Transfer : public gb_timer {
     Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64_t n_bytes);
 
     double  run_once() override;
-    double  run_raw(); // seconds, with the closing read
     int64_t n_bytes() const { return n_bytes_; }
 
-    // The two halves of run_raw, each with its seconds: until the call that begins the copy has returned, and until
-    // everything is done.
+    // The two halves of a copy, each with its seconds: until the call that begins it has returned, and until everything
+    // is done and, to the device, read back.
     double begin();
     double finish();
 

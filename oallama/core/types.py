@@ -282,9 +282,10 @@ class Profile:
     device: str  # name of the device, CPU_DEVICE if there is none
     cases: tuple[ProfileCase, ...]
     rest: tuple[RestCase, ...]
-    link: dict[str, LinearFit]  # h2d_pinned, h2d_pageable, d2h: of one copy; issue_pinned, issue_pageable: for how long
-    # an asynchronous h2d holds up its caller; empty without a device
-    boundary: LinearFit | None  # one CPU -> device -> CPU excursion of a graph in ggml's scheduler, by bytes each way
+    link: dict[str, LinearFit]  # h2d_pinned, h2d_pageable, d2h_pinned, d2h (pageable): of one copy; issue_pinned,
+    # issue_pageable: for how long an asynchronous h2d holds up its caller; empty without a device
+    boundary: LinearFit | None  # one CPU -> device -> CPU excursion of a graph in ggml's scheduler, by bytes each way;
+    # to pinned memory where there is a d2h_pinned, else (older files) to pageable memory
     launch_s: NotNegative  # one graph launch + synchronise on the device
     warnings: tuple[str, ...]
     skipped: Annotated[tuple[SkippedCase, ...], Mark.REQUIRED] = ()

@@ -49,12 +49,19 @@ NO_TRANSFER = TransferRates(LinearFit(0.0, 0.0, 1.0), LinearFit(0.0, 0.0, 1.0), 
 
 
 def transfer_rates(profile: Profile) -> TransferRates:
-    """The rates of a profile. Activations live in pageable memory, so the pageable link counts; without a device,
-    nothing does."""
+    """The rates of a profile; without a device, nothing counts.
+
+    Activations cross from and to pinned memory where the device has any: llama.cpp that was told of a device keeps the
+    CPU's activations there, and the split backend goes through staging there. A profile without d2h_pinned is priced as
+    it was measured, in pageable memory.
+    """
     if not profile.link:
         return NO_TRANSFER
-    copy_in = profile.link.get("h2d_pageable") or profile.link["h2d_pinned"]
-    copy_out = profile.link["d2h"]
+    if "d2h_pinned" in profile.link:
+        copy_in, copy_out = profile.link["h2d_pinned"], profile.link["d2h_pinned"]
+    else:
+        copy_in = profile.link.get("h2d_pageable") or profile.link["h2d_pinned"]
+        copy_out = profile.link["d2h"]
     issue_s = profile.launch_issue_s or 0.0
     if profile.boundary is None:
         return TransferRates(copy_in, copy_out, profile.launch_s, issue_s)

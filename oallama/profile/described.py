@@ -93,8 +93,8 @@ def with_card(
     link = _link(card)
     split_s = card.launch_s + card.launch_node_s + card.synchronize_s
     excursion = _line(
-        link["h2d_pageable"].alpha_s + link["d2h"].alpha_s + split_s,
-        link["h2d_pageable"].beta_s_per_byte + link["d2h"].beta_s_per_byte,
+        link["h2d_pinned"].alpha_s + link["d2h_pinned"].alpha_s + split_s,
+        link["h2d_pinned"].beta_s_per_byte + link["d2h_pinned"].beta_s_per_byte,
         BOUNDARY_SIZES,
     )
     rest = tuple(case for case in profile.rest if case.device == CPU_DEVICE)
@@ -204,13 +204,13 @@ def attention_kernels(shape: RestShape, n_tokens: int, n_kv: int) -> Iterator[Ke
 
 
 def _link(card: Card) -> dict[str, LinearFit]:
-    """Of one copy until it is done, and of its caller's time. Results come back to pageable memory; a copy from there
-    keeps its caller until it is done."""
+    """Of one copy until it is done, and of its caller's time, which a copy from pageable memory takes whole."""
     copy_s = card.copy_issue_s + card.copy_s + card.synchronize_s
     pinned, pageable = 1 / card.pinned_bytes_per_s, 1 / card.pageable_bytes_per_s
     return {
         "h2d_pinned": _line(copy_s, pinned, LINK_SIZES),
         "h2d_pageable": _line(copy_s, pageable, LINK_SIZES),
+        "d2h_pinned": _line(copy_s, pinned, LINK_SIZES),
         "d2h": _line(copy_s, pageable, LINK_SIZES),
         "issue_pinned": _line(card.copy_issue_s, 0.0, LINK_SIZES),
         "issue_pageable": _line(card.copy_issue_s + card.copy_s, pageable, LINK_SIZES),

@@ -215,8 +215,10 @@ def profile_parameters(profile: Profile, emulated: Emulated) -> str:
         pageable_bytes_per_s=1 / s_per_byte["h2d_pageable"],
     )
     lines = []
+    out_pinned = "d2h_pinned" if "d2h_pinned" in profile.link else "d2h"  # older profiles
     for way, name in (
-        ("in pinned", "h2d_pinned"), ("in pageable", "h2d_pageable"), ("out pinned", "d2h"), ("out pageable", "d2h"),
+        ("in pinned", "h2d_pinned"), ("in pageable", "h2d_pageable"),
+        ("out pinned", out_pinned), ("out pageable", "d2h"),
     ):  # fmt: skip
         alpha_s = max(0.0, profile.link[name].alpha_s - issue_s - synchronize_s)
         lines.append(f"copy {way} {alpha_s * by_bytes!r} {s_per_byte[name] * by_bytes!r}")

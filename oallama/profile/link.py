@@ -72,14 +72,15 @@ def _seconds(session: Session, timer: Timer) -> float:
 
 def _copies(session: Session, name: str) -> Fragment:
     """Fit t = alpha + beta * bytes for a copy (h2d, d2h), or for how long the call that starts one takes (issue).
-    Activations go to pageable memory, so d2h is measured there. A device without pinned memory gets the fit of
-    pageable memory for both."""
+    A device without pinned memory gets the fit of pageable memory for both."""
     from ggml_bridge import Unsupported
 
     def seconds_of(n_bytes: int, pinned: bool) -> float:
         if name.startswith("issue"):
             return _seconds(session, session.bridge.issue(session.ggml_device, pinned, n_bytes))
-        timer = session.bridge.transfer(session.ggml_device, "d2h" if name == "d2h" else "h2d", pinned, n_bytes)
+        timer = session.bridge.transfer(
+            session.ggml_device, "d2h" if name.startswith("d2h") else "h2d", pinned, n_bytes
+        )
         return _seconds(session, timer)
 
     try:

@@ -31,7 +31,7 @@ from oallama.profile.wanted import (
     sharing_tokens,
 )
 
-LINKS = ("h2d_pinned", "h2d_pageable", "d2h", "issue_pinned", "issue_pageable")
+LINKS = ("h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h", "issue_pinned", "issue_pageable")
 PARTS = ("boundary", "copy_wait", "launch_issue_s")
 CPU_PAIR = "cpu-pair"
 PAIRS: tuple[tuple[Worker, Worker], ...] = (("cpu", "device"), ("cpu", "link"), ("device", "link"))
@@ -97,6 +97,14 @@ def missing_rest(profile: Profile, want: Wanted, device: str) -> list[tuple[int,
         for shape in rest_ways(want.rest_shape)
         if (device, *at, shape) not in known and rest_skipped(device, *at, shape, "").key not in left_out
     ]
+
+
+def still_valid(profile: Profile) -> Profile:
+    """A stored profile without what would be measured in another way today. Before there was a d2h_pinned, the boundary
+    was measured in pageable memory, and work at the same time with a thread for each kind."""
+    if not profile.link or "d2h_pinned" in profile.link:
+        return profile
+    return replace(profile, boundary=None, sharing=())
 
 
 def missing_link(profile: Profile) -> list[str]:

@@ -15,7 +15,7 @@ from oallama.device.spec import DeviceSpec
 from oallama.profile import store
 from oallama.profile.child import MODULE, Request
 from oallama.profile.machine import fingerprint, power_changes
-from oallama.profile.merge import empty, is_complete, merged, select
+from oallama.profile.merge import empty, is_complete, merged, select, still_valid
 from oallama.profile.progress import Progress
 from oallama.profile.timing import Policy
 from oallama.profile.wanted import Wanted, cases_at, kernel_kind, wanted
@@ -115,10 +115,11 @@ def _restarts(fragments: Sequence[Message]) -> bool:
 
 
 def _resumed(path: Path, journal: store.Journal, machine: Message, shown: Progress) -> Profile:
-    """What is known when measuring begins: the stored profile with what an interrupted measurement had finished."""
+    """What is known when measuring begins: what counts of the stored profile, with what an interrupted measurement had
+    finished."""
     fragments = journal.read()
     stored = None if _restarts(fragments) else store.load(path, lambda _: None)
-    base = stored or empty(machine)
+    base = still_valid(stored) if stored else empty(machine)
     try:
         return merged(base, [fragment for fragment in fragments if _RESTART not in fragment])
     except ProfileError as error:

@@ -102,6 +102,27 @@ def test_copies_of_one_stream_do_not_wait_for_results_of_another(
     assert bridge.copy_wait(NAME, True, 64 << 20) < 0.5
 
 
+@pytest.mark.parametrize("first", ["CPU", NAME])
+def test_copies_keep_their_rate_beside_mul_mats(bridge: ggml_bridge.Bridge, timed: EmulatedDevice, first: str) -> None:
+    """One thread asks for them and then computes; they are made by a core that it does not use, and by an engine that
+    the device's kernels do not use. The best of some tries, as whatever else runs here takes time from either."""
+    mul_mats = bridge.mul_mat_case(first, None, "Q4_0", 2048, 2048, working_set_bytes=32 << 20)
+    tries = [bridge.share_link(mul_mats, NAME, 1 << 20, 0.1) for _ in range(3)]
+    assert max(found.second_with_first / found.second_alone for found in tries) >= 0.8
+    assert max(found.first_with_second / found.first_alone for found in tries) >= 0.8
+    assert all(0 < found.second_alone < 2.02e9 for found in tries)
+
+
+def test_the_boundary_is_crossed_in_pinned_memory(bridge: ggml_bridge.Bridge) -> None:
+    """Nothing ends before its time, so here pinned memory is the slower one."""
+    device, n_bytes, n_excursions = bridge.emulated(), 4 << 20, 3
+    rates = RATES.replace("pinned_bytes_per_s 2e9", "pinned_bytes_per_s 1e8")
+    device.register(f"name {NAME}\nvalues drawn\ncpu {own_core()}\n{rates}")
+    with bridge.boundary(NAME, n_bytes, n_excursions) as timer:
+        assert min(timer.run(3)) >= 0.99 * n_excursions * 2 * n_bytes / 1e8
+    device.unregister()
+
+
 @pytest.mark.parametrize(("type_name", "number", "in_float"), [("Q4_0", 2, False), ("F16", 1, True)])
 def test_a_kernel_takes_what_the_card_says(real: EmulatedDevice, type_name: str, number: int, in_float: bool) -> None:
     from oallama.device.card import Card

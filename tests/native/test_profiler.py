@@ -126,7 +126,7 @@ def test_worker_profile_has_device_cases_link_boundary_and_contention(cache: Pat
     on_device = {(c.mul_mat, c.n_tokens) for c in profile.cases if (c.device, c.layout) == ("RPC0", "device")}
     assert on_device == {(o.mul_mat, n) for o in OPERATORS for n in TOKENS}
     assert {rest.device for rest in profile.rest} == {"CPU", "RPC0"}
-    assert set(profile.link) == {"h2d_pinned", "h2d_pageable", "d2h", "issue_pinned", "issue_pageable"}
+    assert set(profile.link) == {"h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h", "issue_pinned", "issue_pageable"}
     for fit in profile.link.values():
         assert fit.seconds(1 << 24) > fit.seconds(4096) >= 0
         assert len(fit.points) >= 3

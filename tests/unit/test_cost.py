@@ -112,6 +112,15 @@ def test_boundary_adds_what_the_two_copies_do_not_explain() -> None:
     assert transfer_rates(profile(boundary=LinearFit(1e-4, 0.0, 1.0))).split_s == pytest.approx(7e-5)
 
 
+def test_activations_cross_in_the_memory_that_was_measured_for_them() -> None:
+    made = profile()
+    before = transfer_rates(made)
+    assert (before.copy_in, before.copy_out) == (made.link["h2d_pageable"], made.link["d2h"])
+    pinned = {"h2d_pinned": LinearFit(1e-5, 4e-10, 1.0), "d2h_pinned": LinearFit(1e-5, 5e-10, 1.0)}
+    now = transfer_rates(replace(made, link={**made.link, **pinned}))
+    assert (now.copy_in, now.copy_out) == (pinned["h2d_pinned"], pinned["d2h_pinned"])
+
+
 def shaped(n_tokens: int, n_kv: int, seconds: float, flash_attn: bool, device: str = "CPU") -> RestCase:
     return RestCase(device, n_tokens, n_kv, seconds, (seconds,), RestShape(64, 2, 1, 32, 32, 128, flash_attn))
 

@@ -180,6 +180,20 @@ def test_a_profile_of_a_real_card_becomes_parameters() -> None:
     assert f"memory_bytes {2 << 30}" in text
 
 
+@pytest.mark.parametrize("pinned", [None, 3e-10])
+def test_results_come_back_at_the_rate_of_the_memory_they_come_to(tmp_path: Path, pinned: float | None) -> None:
+    document = json.loads((GOLDEN / "profile-v1.json").read_text())
+    pageable = document["link"]["d2h"]["beta_s_per_byte"]
+    if pinned is not None:
+        document["link"]["d2h_pinned"] = {**document["link"]["d2h"], "beta_s_per_byte": pinned}
+    path = tmp_path / "card.json"
+    path.write_text(json.dumps(document))
+    spec, _ = resolved(parse_device(f"emulated:{path},vram=2GiB,scale=1,values=real"), 1, rates_of(1.0, 1.0))
+    assert spec.emulated is not None
+    words = [line.split() for line in parameters_of(spec.emulated).splitlines() if line.startswith("copy out")]
+    assert {kind: float(rate) for _, _, kind, _, rate in words} == {"pinned": pinned or pageable, "pageable": pageable}
+
+
 def test_a_profile_of_a_cpu_is_no_card(tmp_path: Path) -> None:
     document = json.loads((GOLDEN / "profile-v1.json").read_text())
     path = tmp_path / "cpu.json"

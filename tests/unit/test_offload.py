@@ -44,7 +44,7 @@ def test_a_small_batch_stays_on_the_host(over: Pass) -> None:
 def test_a_large_batch_is_computed_on_the_device_and_the_cache_sent_there() -> None:
     of = profile()
     per_position = 2 * 2 * 2 * 128  # keys and values of two heads, f16
-    up, down = of.link["h2d_pageable"], of.link["d2h"]
+    up, down = of.link["h2d_pageable"], of.link["d2h_pinned"]
     there = 2 * up.alpha_s + 4096 * per_position * up.beta_s_per_byte
     back = 2 * down.alpha_s + 512 * per_position * down.beta_s_per_byte
     assert costs(of, LARGE).rest_cpu_s == pytest.approx(on("card", of, LARGE) + there + back)

@@ -18,6 +18,7 @@ from oallama.profile.merge import (
     missing_rest,
     missing_sharing,
     select,
+    still_valid,
 )
 from oallama.profile.wanted import Wanted, cases_at, required, rest_skipped
 
@@ -159,6 +160,17 @@ def test_noise_in_the_model_s_own_cases_becomes_a_warning() -> None:
     assert select(store, SMALL).warnings == ("the machine was busy",)
 
 
+def test_what_was_measured_in_another_way_is_measured_anew() -> None:
+    whole = measured(SMALL, "CUDA0")
+    assert still_valid(whole) == whole
+    before = replace(whole, link={name: fit for name, fit in whole.link.items() if name != "d2h_pinned"})
+    kept = still_valid(before)
+    assert kept.cases == whole.cases and kept.link == before.link
+    assert missing_link(kept) == ["d2h_pinned", "boundary"] and len(missing_sharing(kept, SMALL)) == 6
+    alone = measured(SMALL)
+    assert still_valid(alone) == alone
+
+
 def test_of_a_profile_from_before_only_what_works_at_the_same_time_is_measured() -> None:
     whole = measured(SMALL, "CUDA0")
     before = replace(
@@ -169,7 +181,7 @@ def test_of_a_profile_from_before_only_what_works_at_the_same_time_is_measured()
         launch_issue_s=None,
     )
     assert not is_complete(before, SMALL)
-    assert missing_link(before) == ["issue_pinned", "issue_pageable", "copy_wait", "launch_issue_s"]
+    assert missing_link(before) == ["d2h_pinned", "issue_pinned", "issue_pageable", "copy_wait", "launch_issue_s"]
     assert missing_cases(before, required(SMALL, "CUDA0")) == [] == missing_rest(before, SMALL, "CUDA0")
     assert sorted(missing_sharing(before, SMALL)) == sorted((*pair, n) for pair in PAIRS for n in (1, 32))
     assert missing_sharing(replace(whole, sharing=whole.sharing[1:]), SMALL) == [("cpu", "device", 1)]
