@@ -104,6 +104,7 @@ class Transfers:
     def __init__(self, costs: Costs, paper: bool = False) -> None:
         self._costs, self._paper = costs, paper
         self._known: dict[tuple[object, ...], float] = {}
+        self._windows: dict[Unit, tuple[int, int]] = {}
 
     def of(self, on_device: Sequence[bool], first_device_layer: int, unit: Unit) -> float:
         """Crossings with the whole unit on the device less those with it on the CPU.
@@ -112,8 +113,10 @@ class Transfers:
         so nothing reaches further.
         """
         graph = self._costs.graph
-        layers = [graph.operator_layer[i] for i in unit]
-        window = (max(0, min(layers) - 1), max(layers) + 2)
+        if unit not in self._windows:
+            layers = [graph.operator_layer[i] for i in unit]
+            self._windows[unit] = (max(0, min(layers) - 1), max(layers) + 2)
+        window = self._windows[unit]
         first, last = graph.operators_of(window)
         near = bytearray(on_device[first:last])
         for i in unit:
