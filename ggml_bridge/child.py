@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import io
 import json
 import os
 import selectors
@@ -106,6 +105,7 @@ class Child:
         finally:
             os.close(write_fd)
         self._answers = os.fdopen(read_fd, "rb", buffering=0)
+        self._received = b""  # of the pipe, and not looked at
         self._tail = _Tail(self._process)
 
     @property
@@ -123,16 +123,47 @@ class Child:
         Raises ChildDied when it ends without an answer, ChildTimeout, the same ValueError or BridgeError that the
         handler raised, and ChildError for anything else that it raised.
         """
+        self.send(request)
+        return self.answer(on_progress, timeout_s)
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Give it a request and do not wait. Requests are answered in order."""
         stdin = self._process.stdin
         assert stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # a child that died already tells why below
+        with contextlib.suppress(BrokenPipeError):  # a child that died already tells why when it is asked for an answer
             stdin.write(json.dumps(request).encode() + b"\n")
             stdin.flush()
-        answer = _receive(self._answers, on_progress, self._module, timeout_s)
+
+    def answer(self, on_progress: Callable[[Message], None] | None = None, timeout_s: float | None = None) -> Message:
+        """The answer to the first request that has none yet. As ask."""
+        answer = self._receive(on_progress, timeout_s)
         if answer is None:
             self.end()
             raise ChildDied(self._module, self._process.returncode, self._tail.text())
         return _unpack(answer)
+
+    def _receive(self, on_progress: Callable[[Message], None] | None, timeout_s: float | None) -> Message | None:
+        """The next message that is no progress, or None when the child closed its pipe without one."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._answers, selectors.EVENT_READ)
+            while True:
+                line, end, rest = self._received.partition(b"\n")
+                if end:
+                    self._received = rest
+                    message: Message = json.loads(line)
+                    if "progress" not in message:
+                        return message
+                    if on_progress is not None:
+                        on_progress(message["progress"])
+                    continue
+                left = None if deadline is None else deadline - time.monotonic()
+                if (left is not None and left <= 0) or not selector.select(left):
+                    raise ChildTimeout(f"the child process {self._module} gave no answer within {timeout_s:g} s")
+                chunk = os.read(self._answers.fileno(), 1 << 16)
+                if not chunk:
+                    return None
+                self._received += chunk
 
     def end(self, first: signal.Signals | None = None) -> None:
         """Let it end by itself, or send it a signal first; kill it when that takes too long. May be called twice."""
@@ -149,31 +180,6 @@ class Child:
             self._process.wait()
         self._answers.close()
         self._tail.join()
-
-
-def _receive(
-    answers: io.RawIOBase, on_progress: Callable[[Message], None] | None, module: str, timeout_s: float | None
-) -> Message | None:
-    """The final message, or None when the child closed its pipe without one."""
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    pending = b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(answers, selectors.EVENT_READ)
-        while True:
-            left = None if deadline is None else deadline - time.monotonic()
-            if (left is not None and left <= 0) or not selector.select(left):
-                raise ChildTimeout(f"the child process {module} gave no answer within {timeout_s:g} s")
-            chunk = os.read(answers.fileno(), 1 << 16)
-            if not chunk:
-                return None
-            pending += chunk
-            *lines, pending = pending.split(b"\n")
-            for line in lines:
-                message: Message = json.loads(line)
-                if "progress" not in message:
-                    return message
-                if on_progress is not None:
-                    on_progress(message["progress"])
 
 
 def _unpack(answer: Message) -> Message:
@@ -217,9 +223,11 @@ class _Tail:
 #
 
 
-def child_main(handler: Handler) -> None:
+def child_main(handler: Handler, prepare: Callable[[], object] = lambda: None) -> None:
     """Answers the requests of a Child, until it has no more: `handler(request, progress)` returns the result.
 
+    prepare: what the handler will need anyway, while the parent may not know yet what to ask. What it raises is left to
+    the handler, which meets it again.
     What the handler raises is reported to the parent by type name and message. Call it from a module's main part.
     """
     die_with_parent()
@@ -232,6 +240,8 @@ def child_main(handler: Handler) -> None:
             answers.flush()
 
         try:
+            with contextlib.suppress(Exception):
+                prepare()
             for line in sys.stdin.buffer:
                 try:
                     send({"result": handler(json.loads(line), lambda progress: send({"progress": progress}))})

@@ -52,6 +52,14 @@ def library_folder() -> Path:
     return folder
 
 
+def import_interface_only() -> None:
+    """Let `llama_cpp.llama_cpp`, the C interface, be imported without the rest of its package: Llama, chat formats and
+    numpy take longer than all else. For a process that uses none of them, before anything there imports llama_cpp."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is not None:
+        sys.modules.setdefault("llama_cpp", importlib.util.module_from_spec(spec))
+
+
 def soname(name: str) -> str:
     """`libggml.so.0` for `ggml`: the file that other libraries of the wheel ask for."""
     return f"lib{name}.0.dylib" if sys.platform == "darwin" else f"lib{name}.so.0"
@@ -137,13 +145,12 @@ def _check_ggml_version(base: ctypes.CDLL, folder: Path) -> None:
 
 def _import_llama_cpp(folder: Path) -> ModuleType:
     try:
-        import llama_cpp
+        import llama_cpp.llama_cpp
     except Exception as error:
         raise BridgeError(f"llama_cpp with the libraries in {folder} cannot be imported: {error}; {_INSTALL}") from None
-    if llama_cpp.__version__ != LLAMA_CPP_PYTHON_VERSION:
-        raise VersionMismatch(
-            f"llama_cpp {llama_cpp.__version__} is installed but only {LLAMA_CPP_PYTHON_VERSION} works; {_INSTALL}"
-        )
+    version = getattr(llama_cpp, "__version__", LLAMA_CPP_PYTHON_VERSION)  # none after import_interface_only
+    if version != LLAMA_CPP_PYTHON_VERSION:
+        raise VersionMismatch(f"llama_cpp {version} is installed but only {LLAMA_CPP_PYTHON_VERSION} works; {_INSTALL}")
     module: ModuleType = llama_cpp
     return module
 

@@ -41,6 +41,7 @@ from oallama.run.dry_loads import DryLoads
 
 if TYPE_CHECKING:
     from oallama.device.card import Card
+    from oallama.model.memory import Prober
     from oallama.place.what_if import WhatIf
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
@@ -62,6 +63,7 @@ class Placer:
         tensor_names: Sequence[str],
         options: Options,
         profile: Profile | None = None,
+        prober: Prober | None = None,
     ) -> None:
         self.model = model
         self.operators = tuple(operators)
@@ -72,7 +74,7 @@ class Placer:
         self._attention_rule = AttentionRule(model, options)
         self._profile = profile
         self._graph: Graph = build_graph(model, self.operators, tensor_names)
-        self._dry_loads = DryLoads(model, self.operators, self.tensor_names, self.device.timed, self.threads)
+        self._dry_loads = DryLoads(model, self.operators, self.tensor_names, self.device.timed, self.threads, prober)
 
     @classmethod
     def load(
@@ -102,8 +104,10 @@ class Placer:
         gguf_path: str | os.PathLike[str],
         options: Options,
         profile: Profile | str | os.PathLike[str] | None = None,
+        prober: Prober | None = None,
     ) -> Placer:
-        """As load, with the options in a record."""
+        """As load, with the options in a record. prober: the process for dry loads, where the caller has started one
+        already; the caller ends it."""
         from oallama.model.gguf_reader import read_gguf
         from oallama.model.hyperparameters import model_info
         from oallama.model.operators import operators
@@ -112,7 +116,7 @@ class Placer:
         gguf = read_gguf(gguf_path)
         names = [tensor.name for tensor in gguf.tensors]
         given = read_profile(Path(profile)) if isinstance(profile, str | os.PathLike) else profile
-        return cls(model_info(gguf), operators(gguf), names, options, given)
+        return cls(model_info(gguf), operators(gguf), names, options, given, prober)
 
     def profile(self, progress: bool = True, refresh: bool = False, tokens: Sequence[int] = (1, 32, 512)) -> Profile:
         """The timings of this model's mul-mats on this machine, from the cache where it has them.
@@ -264,13 +268,19 @@ class Placer:
 
         if not self.device.is_none:
             raise UsageError("what-if is for a placer with --device none: the cards are its devices")
-        alone, _ = self._decide("cpu", load, "mixed", "default", "continue")
         attention = self._attention_rule.attention("on")  # as llama.cpp chooses where a GPU has it
-        host = HostLoad(*self._dry_loads.on_host(load, attention))
+        self._dry_loads.begin_on_host(load, attention)
+        for way in self._attention_rule.ways(self.profile(), load):
+            self._dry_loads.begin_on_host(load, self._attention_rule.attention(way))
         of_cpu, kv = self._problem("on"), self.attention
+        profiles = [
+            with_card(self.profile(), card, self.model, self.operators, type_k=kv.type_k, type_v=kv.type_v)
+            for card in cards
+        ]
+        alone, _ = self._decide("cpu", load, "mixed", "default", "continue")
+        host = HostLoad(*self._dry_loads.on_host(load, attention))
         made = []
-        for card in cards:
-            profile = with_card(self.profile(), card, self.model, self.operators, type_k=kv.type_k, type_v=kv.type_v)
+        for card, profile in zip(cards, profiles, strict=True):
             problem = replace(
                 of_cpu,
                 profile=with_attention(profile, "on"),

@@ -65,12 +65,17 @@ def command(
       oallama what-if model.gguf
       oallama what-if model.gguf --gpu rtx3060,rtx4090 -p 4096 --chart cards.svg
     """
-    from oallama.placer import Placer
+    from oallama.model.memory import Prober
+
+    with Prober() as prober:  # it loads llama.cpp while the rest is imported and the model is read
+        from oallama.placer import Placer
+
+        placer = Placer.of_file(model, replace(options, device="none"), profile, prober)
+        load = placer.workload(n_prompt, n_gen)
+        alone, rows = placer.what_if(cards or tuple(CARDS.values()), load)
+
     from oallama.report.what_if import what_if_chart, what_if_document, what_if_table
 
-    placer = Placer.of_file(model, replace(options, device="none"), profile)
-    load = placer.workload(n_prompt, n_gen)
-    alone, rows = placer.what_if(cards or tuple(CARDS.values()), load)
     if chart is not None:
         write_chart(chart, what_if_chart(placer.model, load, rows))
     if as_json:

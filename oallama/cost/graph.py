@@ -14,8 +14,8 @@ device), the KV write and attention (on the device that holds the layer's KV), G
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from oallama.core.types import ModelInfo, Operator
@@ -36,18 +36,6 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
-    nodes: tuple[Node, ...]
-    operator_layer: tuple[int, ...]  # layer of each operator; n_layer for those after the last block
-    layer_nodes: tuple[tuple[int, int], ...]  # [first, last) node of each layer, one more entry for the output part
-    n_layer: int
-
-    def operators_of(self, window: tuple[int, int]) -> tuple[int, int]:
-        """[first, last) operator of the layers [window[0], window[1]); operators are in the order of layers."""
-        return bisect_left(self.operator_layer, window[0]), bisect_left(self.operator_layer, window[1])
-
-
-@dataclass(frozen=True, slots=True)
 class Crossings:
     """What a placement makes the scheduler move in one forward pass."""
 
@@ -59,6 +47,53 @@ class Crossings:
     bytes_out_per_token: int
     bytes_in_per_output: int  # for each token whose logits are wanted
     bytes_out_per_output: int
+
+
+Counts = tuple[int, ...]
+"""The fields of Crossings, of one layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The nodes in execution order. Every layer begins with a norm and ends with the output that the next one reads."""
+
+    nodes: tuple[Node, ...]
+    operator_layer: tuple[int, ...]  # layer of each operator; n_layer for those after the last block
+    layer_nodes: tuple[tuple[int, int], ...]  # [first, last) node of each layer, one more entry for the output part;
+    # the embedding counts with the first layer
+    n_layer: int
+    layer_operators: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)  # as layer_nodes
+    layer_kinds: tuple[int, ...] = field(init=False, compare=False, repr=False)  # the same for layers that are alike
+    known: dict[Hashable, tuple[Counts, bool]] = field(
+        init=False, compare=False, repr=False, default_factory=dict
+    )  # what was counted for a kind of layer
+
+    def __post_init__(self) -> None:
+        parts = range(self.n_layer + 1)
+        kinds: dict[Hashable, int] = {}
+        object.__setattr__(self, "layer_operators", tuple(self.operators_of((at, at + 1)) for at in parts))
+        object.__setattr__(self, "layer_kinds", tuple(kinds.setdefault(self._relative(at), len(kinds)) for at in parts))
+
+    def operators_of(self, window: tuple[int, int]) -> tuple[int, int]:
+        """[first, last) operator of the layers [window[0], window[1]); operators are in the order of layers."""
+        return bisect_left(self.operator_layer, window[0]), bisect_left(self.operator_layer, window[1])
+
+    def _relative(self, layer: int) -> Hashable:
+        """A layer's nodes, and the one before them, with everything counted from the layer's first."""
+        (first, last), first_operator = self.layer_nodes[layer], self.layer_operators[layer][0]
+        nodes = tuple(
+            (
+                tuple(source - first for source in node.inputs),
+                node.bytes_per_token,
+                None if node.operator is None else node.operator - first_operator,
+                None if node.follows_layer is None else node.follows_layer - layer,
+                node.host,
+                node.outputs_only,
+            )
+            for node in self.nodes[first:last]
+        )
+        before = self.nodes[first - 1] if first else None
+        return nodes, before and (before.bytes_per_token, before.outputs_only)
 
 
 _ATTENTION_IN = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_q_a", "attn_kv_a_mqa")
@@ -96,7 +131,7 @@ def build_graph(model: ModelInfo, operators: Sequence[Operator], tensor_names: I
 
     stream = made.add((), made.embd, host=True)  # token embedding
     for layer in range(model.n_layer):
-        start = len(made.nodes)
+        start = len(made.nodes) if layer else 0
         stream = made.layer(layer, stream, [(i, operators[i]) for i in by_layer.get(layer, [])])
         layer_nodes.append((start, len(made.nodes)))
 
@@ -233,22 +268,50 @@ def node_sides(graph: Graph, on_device: Sequence[bool], first_device_layer: int,
 def crossings(
     graph: Graph, on_device: Sequence[bool], first_device_layer: int, window: tuple[int, int] | None = None
 ) -> Crossings:
-    """Splits and copies of a placement, over the whole graph or over the layers [window[0], window[1]) only."""
-    first, last = 0, len(graph.nodes)
-    if window is not None:
-        first = 0 if window[0] <= 0 else graph.layer_nodes[window[0]][0]
-        last = graph.layer_nodes[min(window[1], graph.n_layer + 1) - 1][1]
-    sides = node_sides(graph, on_device, first_device_layer, first, last)
+    """Splits and copies of a placement, over the whole graph or over the layers [window[0], window[1]) only.
+
+    Layer by layer: all that one knows of the others is on which side the one before ends and the next one begins. Most
+    layers of a model are alike, so few are counted.
+    """
+    low, high = (0, graph.n_layer + 1) if window is None else (max(0, window[0]), min(window[1], graph.n_layer + 1))
+    found: list[Counts] = []
+    before: bool | None = None
+    for layer in range(low, high):
+        first, last = graph.layer_operators[layer]
+        after = layer + 1 >= first_device_layer if layer + 1 < high else None
+        key = (graph.layer_kinds[layer], bytes(on_device[first:last]), layer >= first_device_layer, before, after)
+        if key not in graph.known:
+            graph.known[key] = _of_layer(graph, layer, on_device, first_device_layer, before, after is not None)
+        counts, before = graph.known[key]
+        found.append(counts)
+    splits, *others = map(sum, zip(*found, strict=True))
+    return Crossings(1 + splits, *others)
+
+
+def _of_layer(
+    graph: Graph,
+    layer: int,
+    on_device: Sequence[bool],
+    first_device_layer: int,
+    before: bool | None,
+    goes_on: bool,
+) -> tuple[Counts, bool]:
+    """(what a layer adds to the counts, the side that it ends on). before: the side that the layer before ended on;
+    None: there is none, and what comes from there is not counted. goes_on: another layer comes after it."""
+    first, last = graph.layer_nodes[layer]
+    sides = node_sides(graph, on_device, first_device_layer, first, last + goes_on)[: last - first]
+    earlier = [] if before is None else [before]
+    computed = [s for s, node in zip(sides, graph.nodes[first:last], strict=True) if node.bytes_per_token]
+    splits = sum(a != b for a, b in pairwise([*earlier, *computed]))
+    device_splits = sum(b and not a for a, b in pairwise([bool(before), *sides]))
     copied: set[tuple[int, bool]] = set()
     counts = [0, 0]  # by side of the reader: [out, in]
     n_bytes = [0, 0]
     output_bytes = [0, 0]
-    computed = [s for s, node in zip(sides, graph.nodes[first:last], strict=True) if node.bytes_per_token]
-    splits = 1 + sum(a != b for a, b in pairwise(computed))
-    device_splits = sum(b and not a for a, b in pairwise([False, *sides]))
     for i, side in enumerate(sides):
         for source in graph.nodes[first + i].inputs:
-            if source < first or sides[source - first] == side or (source, side) in copied:
+            there = before if source < first else sides[source - first]
+            if there is None or there == side or (source, side) in copied:
                 continue
             copied.add((source, side))
             counts[side] += 1
@@ -257,6 +320,5 @@ def crossings(
                 output_bytes[side] += node.bytes_per_token
             else:
                 n_bytes[side] += node.bytes_per_token
-    return Crossings(
-        splits, device_splits, counts[1], counts[0], n_bytes[1], n_bytes[0], output_bytes[1], output_bytes[0]
-    )
+    moved = (counts[1], counts[0], n_bytes[1], n_bytes[0], output_bytes[1], output_bytes[0])
+    return (splits, device_splits, *moved), sides[-1]

@@ -71,7 +71,9 @@ def transfer_seconds(
     if not large:
         return costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), costs.passes)
     small = tuple(p for p in costs.passes if p.n_tokens < OFFLOAD_MIN_TOKENS)
-    there = [on or off for on, off in zip(on_device, offloaded, strict=True)]
+    first, last = (0, len(offloaded)) if window is None else costs.graph.operators_of(window)
+    there = list(on_device)
+    there[first:last] = (on or off for on, off in zip(on_device[first:last], offloaded[first:last], strict=True))
     seconds = costs.rates.over(crossings(costs.graph, there, 0, window), large)
     if small:
         seconds += costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), small)

@@ -9,7 +9,7 @@ scripts/measure/scheinfer_testbed.py.)
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import sqrt
 
 from oallama.core.errors import ProfileError
@@ -256,16 +256,26 @@ def slice_times(
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pricing:
-    """How slices are run: what the device and the link cost, and how far copies run ahead."""
+    """How slices are run: what the device and the link cost, and how far copies run ahead. Remembers what it priced."""
 
     rates: SliceRates
     prefetch: Prefetch = Prefetch()  # noqa: RUF009 - frozen
+    _known: dict[Hashable, float] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def block_times(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> BlockTimes:
         return slice_times(of, self.rates, cut, n_tokens, n_g, n_outputs)
 
     def seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
-        """Of one block among others like it, round after round."""
+        """Of one block among others like it, round after round; computed once for blocks of a kind with the same
+        surroundings."""
+        if of.kind is None:
+            return self._seconds(of, cut, n_tokens, n_g, n_outputs)
+        key = (of.kind, of.gap, of.gap_cpu, of.whole, cut.cc, cut.cg, cut.gg, n_tokens, n_g, n_outputs)
+        if key not in self._known:
+            self._known[key] = self._seconds(of, cut, n_tokens, n_g, n_outputs)
+        return self._known[key]
+
+    def _seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> float:
         return cycle_seconds([self.block_times(of, cut, n_tokens, n_g, n_outputs)], self.prefetch)

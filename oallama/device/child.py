@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from oallama.core.errors import BridgeError, DeviceError, ModelFileError, OallamaError, UsageError
@@ -24,11 +25,20 @@ def ask_child(
     failed: the error for a child that dies or does not answer in time, made from the reason.
     Raises that; what the child raised as the same error of ours; and `unexpected` for any other exception in the child.
     """
+    from ggml_bridge.child import run_in_child
+
+    with told(failed, unexpected):
+        return run_in_child(module, request, timeout_s=timeout_s)
+
+
+@contextlib.contextmanager
+def told(failed: Callable[[str], OallamaError], unexpected: type[OallamaError] = OallamaError) -> Iterator[None]:
+    """What goes wrong with a child in the block is raised as an error of ours: see ask_child."""
     import ggml_bridge
-    from ggml_bridge.child import ChildError, run_in_child
+    from ggml_bridge.child import ChildError
 
     try:
-        return run_in_child(module, request, timeout_s=timeout_s)
+        yield
     except (ggml_bridge.ChildDied, ggml_bridge.ChildTimeout) as error:
         raise failed(str(error)) from None
     except ChildError as error:

@@ -8,14 +8,16 @@ stalls llama.cpp there becomes an error here instead of taking the caller down.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from oallama.core.codec import from_json
 from oallama.core.errors import DeviceError, ModelFileError, OallamaError
 from oallama.core.types import CPU_DEVICE
-from oallama.device.child import ask_child
+from oallama.device.child import told
 from oallama.device.load_params import (
     LoadSettings,
     ModelParams,
@@ -26,10 +28,12 @@ from oallama.device.spec import parse_device
 
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
+    from ggml_bridge.child import Child
 
 
 Part = Literal["model", "context", "compute"]
 
+MODULE = "oallama.model.memory"
 TIMEOUT_S = 300.0
 
 
@@ -70,24 +74,88 @@ class ProbeResult:
         return sum(getattr(buffer, part) for buffer in self.buffers if buffer.in_host_memory)
 
 
+class Prober:
+    """A process that answers dry loads, one after another; use it in a `with` statement. It is started at once, so that
+    it has loaded llama.cpp by the time that it is asked. Without a device, loads of one model that follow one another
+    share it: its vocabulary is most of the work."""
+
+    def __init__(self) -> None:
+        from ggml_bridge.child import Child
+
+        self._child: Child | None = Child(MODULE)
+        self._asked: list[LoadSettings] = []  # and not answered
+        self._answers: dict[LoadSettings, ProbeResult | OallamaError] = {}
+
+    def __enter__(self) -> Prober:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        stop = signal.SIGINT if kind is KeyboardInterrupt else signal.SIGTERM
+        self._end(stop if kind or self._asked else None)
+
+    def ask(self, request: LoadSettings) -> None:
+        """Have the load made while the caller does something else."""
+        from ggml_bridge.child import Child
+
+        if request in self._answers or request in self._asked:
+            return
+        if self._child is None:
+            self._child = Child(MODULE)
+        self._child.send(asdict(request))
+        self._asked.append(request)
+
+    def answer(self, request: LoadSettings, timeout_s: float = TIMEOUT_S) -> ProbeResult:
+        """What the load would take. Raises as probe_memory."""
+        while request not in self._answers:
+            self.ask(request)
+            self._receive(timeout_s)
+        found = self._answers[request]
+        if isinstance(found, OallamaError):
+            raise found
+        return found
+
+    def _receive(self, timeout_s: float) -> None:
+        """Note the next answer. Where the process is lost with it, what else it was asked is forgotten."""
+        from ggml_bridge import ChildDied, ChildTimeout
+
+        request = self._asked.pop(0)
+        assert self._child is not None  # it was asked
+        try:
+            with told(partial(_failed, request)):
+                try:
+                    answer = self._child.answer(timeout_s=timeout_s)
+                except (ChildDied, ChildTimeout):
+                    self._end(signal.SIGTERM)
+                    raise
+            self._answers[request] = ProbeResult(tuple(BufferBytes(**row) for row in answer.pop("buffers")), **answer)
+        except OallamaError as error:
+            self._answers[request] = error
+
+    def _end(self, first: signal.Signals | None) -> None:
+        if self._child is not None:
+            self._child.end(first)
+        self._child = None
+        self._asked.clear()
+
+
 def probe_memory(request: LoadSettings, timeout_s: float = TIMEOUT_S) -> ProbeResult:
     """Load without allocating, in a child process, and report what the load would take.
 
     Raises ModelFileError where llama.cpp refuses the file, dies of it or hangs on it; DeviceError where the device
     cannot be opened, or where the child dies or hangs with a device in play; UsageError, BridgeError.
     """
+    with Prober() as prober:
+        return prober.answer(request, timeout_s)
 
-    def failed(message: str) -> OallamaError:
-        reason = _SOURCE_FOLDER.sub("", message)
-        if parse_device(request.device).is_none:
-            return ModelFileError(f"{request.path} cannot be loaded, llama.cpp fails on it: {reason}")
-        return DeviceError(
-            f"loading {request.path} for device {request.device} failed: {reason}; "
-            "try --device none to learn whether the device or the file is the cause"
-        )
 
-    answer = ask_child("oallama.model.memory", asdict(request), timeout_s, failed)
-    return ProbeResult(tuple(BufferBytes(**row) for row in answer.pop("buffers")), **answer)
+def _failed(request: LoadSettings, message: str) -> OallamaError:
+    reason = _SOURCE_FOLDER.sub("", message)
+    if parse_device(request.device).is_none:
+        return ModelFileError(f"{request.path} cannot be loaded, llama.cpp fails on it: {reason}")
+    return DeviceError(
+        f"loading {request.path} for device {request.device} failed: {reason}; "
+        "try --device none to learn whether the device or the file is the cause"
+    )
 
 
 _SOURCE_FOLDER = re.compile(r"\S*/(?=[^/\s]+\.(?:c|cpp|h|hpp|cu):\d+)")  # before file:line of an assertion
@@ -128,43 +196,82 @@ def load_refusal(path: str, device: str, reason: str) -> OallamaError:
     return ModelFileError(f"{path} cannot be loaded: {reason or 'llama.cpp refused it without a reason'}")
 
 
-def _probe(request: dict[str, Any], progress: Any) -> dict[str, Any]:
-    from llama_cpp import llama_cpp as api
+class _Loader:
+    """Makes the loads that one process is asked for. A model that no device holds anything of is kept for the next."""
 
-    from oallama.device.cpu import default_threads
-    from oallama.device.native_log import native_log
-    from oallama.device.opening import device_pointer, open_device
+    def __init__(self) -> None:
+        self._kept: tuple[LoadSettings, int] | None = None  # without what concerns the context, llama_model
 
-    settings = from_json(LoadSettings, request, "the load")
-    bridge = load_bridge()
-    with open_device(parse_device(settings.device)) as device, native_log() as log:
-        placement = ModelParams(settings, device_pointer(device.name), bridge)
-        model_params = api.llama_model_default_params()
-        placement.apply(model_params)
-        model_params.no_alloc = True
-        model_params.load_mode = api.LLAMA_LOAD_MODE_NONE
-        model = api.llama_model_load_from_file(settings.path.encode(), model_params)
-        if not model:
-            raise load_refusal(settings.path, device.name, log.reason())
-        context_params = api.llama_context_default_params()
-        apply_context(settings, settings.n_threads or default_threads(), context_params)
-        context = api.llama_init_from_model(model, context_params)
-        if not context:
-            raise load_refusal(settings.path, device.name, log.reason())
-        prefill, decode = graph_splits(log.texts())
-        result = {
-            "buffers": [asdict(row) for row in memory_of(bridge, context, placement.devices(device.name))],
-            "n_splits_prefill": prefill,
-            "n_splits_decode": decode,
-            "device_total": device.info.memory_total if device.info else 0,
-            "device_free": device.info.memory_free if device.info else 0,
-        }
-        api.llama_free(context)
-        api.llama_model_free(model)
-    return result
+    def __call__(self, request: dict[str, Any], progress: Any) -> dict[str, Any]:
+        from llama_cpp import llama_cpp as api
+
+        from oallama.device.cpu import default_threads
+        from oallama.device.native_log import native_log
+        from oallama.device.opening import device_pointer, open_device
+
+        settings = from_json(LoadSettings, request, "the load")
+        bridge = load_bridge()
+        with open_device(parse_device(settings.device)) as device, native_log() as log:
+            placement = ModelParams(settings, device_pointer(device.name), bridge)
+            model = self._model(settings, placement, lambda: load_refusal(settings.path, device.name, log.reason()))
+            context_params = api.llama_context_default_params()
+            apply_context(settings, settings.n_threads or default_threads(), context_params)
+            context = api.llama_init_from_model(model, context_params)
+            if not context:
+                raise load_refusal(settings.path, device.name, log.reason())
+            prefill, decode = graph_splits(log.texts())
+            result = {
+                "buffers": [asdict(row) for row in memory_of(bridge, context, placement.devices(device.name))],
+                "n_splits_prefill": prefill,
+                "n_splits_decode": decode,
+                "device_total": device.info.memory_total if device.info else 0,
+                "device_free": device.info.memory_free if device.info else 0,
+            }
+            api.llama_free(context)
+            if device.info is not None:
+                self._free()
+        return result
+
+    def _model(self, settings: LoadSettings, placement: ModelParams, refusal: Callable[[], OallamaError]) -> int:
+        """The llama_model of these settings, without its weights."""
+        from llama_cpp import llama_cpp as api
+
+        of_model = LoadSettings(
+            settings.path,
+            settings.device,
+            n_gpu_layers=settings.n_gpu_layers,
+            host_patterns=settings.host_patterns,
+        )
+        if self._kept is None or self._kept[0] != of_model:
+            self._free()
+            params = api.llama_model_default_params()
+            placement.apply(params)
+            params.no_alloc = True
+            params.load_mode = api.LLAMA_LOAD_MODE_NONE
+            model = api.llama_model_load_from_file(settings.path.encode(), params)
+            if not model:
+                raise refusal()
+            self._kept = of_model, model
+        return self._kept[1]
+
+    def _free(self) -> None:
+        from llama_cpp import llama_cpp as api
+
+        if self._kept is not None:
+            api.llama_model_free(self._kept[1])
+        self._kept = None
+
+
+def _prepare() -> None:
+    """What takes the most time before a model is loaded."""
+    import oallama.device.opening  # noqa: F401
+    from ggml_bridge.library import import_interface_only
+
+    import_interface_only()
+    load_bridge()
 
 
 if __name__ == "__main__":
     from ggml_bridge.child import child_main
 
-    child_main(_probe)
+    child_main(_Loader(), _prepare)

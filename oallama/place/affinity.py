@@ -104,21 +104,21 @@ class Transfers:
     def __init__(self, costs: Costs, paper: bool = False) -> None:
         self._costs, self._paper = costs, paper
         self._known: dict[tuple[object, ...], float] = {}
+        self._units: dict[Unit, _Window] = {}
+        self._alike: dict[object, int] = {}
 
     def of(self, on_device: Sequence[bool], first_device_layer: int, unit: Unit) -> float:
         """Crossings with the whole unit on the device less those with it on the CPU.
 
         Only the unit's layers and their neighbours are looked at: every layer begins with a norm whose side is fixed,
-        so nothing reaches further.
+        so nothing reaches further. Units are alike where their layers are, wherever these are in the model.
         """
-        graph = self._costs.graph
-        layers = [graph.operator_layer[i] for i in unit]
-        window = (max(0, min(layers) - 1), max(layers) + 2)
-        first, last = graph.operators_of(window)
-        near = bytearray(on_device[first:last])
-        for i in unit:
-            near[i - first] = 0  # where it is now does not matter
-        key = (unit, min(max(first_device_layer, window[0]), window[1]), bytes(near))
+        around = self._units.get(unit) or self._around(unit)
+        near = bytearray(on_device[around.first : around.last])
+        for i in around.members:
+            near[i] = 0  # where it is now does not matter
+        low, high = around.layers
+        key = (around.alike, min(max(first_device_layer, low), high) - low, bytes(near))
         if key not in self._known:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
@@ -127,9 +127,31 @@ class Transfers:
             for side in (True, False):
                 for i in unit:
                     sides[i] = side
-                seconds.append(transfer_seconds(self._costs, sides, first_device_layer, window))
+                seconds.append(transfer_seconds(self._costs, sides, first_device_layer, around.layers))
             self._known[key] = seconds[0] - seconds[1]
         return max(0.0, self._known[key]) if self._paper else self._known[key]
+
+    def _around(self, unit: Unit) -> _Window:
+        graph = self._costs.graph
+        own = [graph.operator_layer[i] for i in unit]
+        low, high = max(0, min(own) - 1), max(own) + 2
+        first, last = graph.operators_of((low, high))
+        members = tuple(i - first for i in unit)
+        kind = (graph.layer_kinds[low:high], self._costs.offloaded[first:last], members)
+        alike = self._alike.setdefault(kind, len(self._alike))
+        self._units[unit] = _Window((low, high), first, last, members, alike)
+        return self._units[unit]
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """A unit with the layers around it."""
+
+    layers: tuple[int, int]  # [first, last)
+    first: int  # operator of these layers
+    last: int  # behind the last of them
+    members: tuple[int, ...]  # the unit's operators, counted from the first
+    alike: int  # the same for windows in which the same moves cost the same
 
 
 def benefit(costs: Costs, unit: Unit, transfer_s: float) -> float:

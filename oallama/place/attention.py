@@ -133,7 +133,7 @@ class AttentionRule:
     ) -> tuple[Decision, FlashAttention]:
         """The decision with the least predicted time of the workload, and its way of attention; of equal ones the
         first. decided: decides for one way. Raises DoesNotFit where it is raised for every way."""
-        ways = self._ways(profile, load, passes)
+        ways = self.ways(profile, load, passes)
         if len(ways) == 1:
             return decided(ways[0]), ways[0]
         made: list[tuple[Decision, FlashAttention]] = []
@@ -159,7 +159,10 @@ class AttentionRule:
         ways = attention_choices(replace(profile, device=CPU_DEVICE), passes) if profile else ()
         return ways[0] if ways else usual_attention(passes)
 
-    def _ways(self, profile: Profile, load: Workload, passes: Sequence[Pass] | None) -> tuple[FlashAttention, ...]:
+    def ways(
+        self, profile: Profile, load: Workload, passes: Sequence[Pass] | None = None
+    ) -> tuple[FlashAttention, ...]:
+        """That `decide` looks at."""
         if self.asked.flash_attn != "auto":
             return (self.asked.flash_attn,)
         return attention_choices(profile, _passes(load, passes), self._plain_allowed(load)) or ("auto",)

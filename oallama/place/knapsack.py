@@ -9,6 +9,8 @@ so that more memory is never worse.
 
 from __future__ import annotations
 
+from bisect import insort
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,7 +31,11 @@ class Assigned:
 def assign(menus: Sequence[Menu], room: int) -> Assigned:
     """The choices along the greedy's path, and one beyond it, that take the least seconds within `room` bytes. Ties go
     to earlier blocks and smaller slices."""
-    alike = [menus.index(menu) for menu in menus]
+    first: dict[Menu, int] = {}
+    alike = [first.setdefault(tuple(menu), block) for block, menu in enumerate(menus)]
+    states: dict[tuple[int, int], list[int]] = defaultdict(list)  # blocks, ascending, by menu and present choice
+    for block, menu_of in enumerate(alike):
+        states[menu_of, 0].append(block)
     best = now = Assigned((0,) * len(menus), 0, sum(menu[0][1] for menu in menus))
 
     def after(step: tuple[float, int, int]) -> Assigned:
@@ -39,13 +45,15 @@ def assign(menus: Sequence[Menu], room: int) -> Assigned:
         return Assigned(chosen, now.bytes + added, now.seconds - saved)
 
     while now.bytes <= room:
-        states = reversed(list(enumerate(zip(alike, now.chosen, strict=True))))
-        candidates = sorted({state: block for block, state in states}.values())  # of blocks in equal states the first
+        candidates = sorted(blocks[0] for blocks in states.values() if blocks)  # of blocks in equal states the first
         last = _best_step(menus, now.chosen, candidates, room - now.bytes, by_byte=False)
         best = min(best, now if last is None else after(last), key=lambda assigned: assigned.seconds)
         step = _best_step(menus, now.chosen, candidates, None, by_byte=True)
         if step is None:
             return best
+        _, block, choice = step
+        states[alike[block], now.chosen[block]].remove(block)
+        insort(states[alike[block], choice], block)
         now = after(step)
     return Assigned(best.chosen, best.bytes, best.seconds, short=True)
 

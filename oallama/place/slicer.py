@@ -94,6 +94,7 @@ class Slicer:
         self._over |= {n_tokens: tuple(over) for n_tokens, over in asked.items()}
         self._costs: dict[tuple[int, bool], Costs] = {}
         self._held: dict[bool, tuple[str, ...]] = {}
+        self._kinds: dict[Hashable, int] = {}
 
     #
     # blocks
@@ -129,12 +130,16 @@ class Slicer:
                 {
                     layout: replace(
                         cost, gap=gap, gap_cpu=gap_cpu, whole=whole[kind], outputs_only=outputs_only,
-                        takes_n_g=takes_n_g, kind=(layout, kind),
+                        takes_n_g=takes_n_g, kind=self._kind(layout, kind),
                     )
                     for layout, cost in by_layout.items()
                 }
             )  # fmt: skip
         return made
+
+    def _kind(self, *of: Hashable) -> int:
+        """A number for it, which is quicker to look up."""
+        return self._kinds.setdefault(of, len(self._kinds))
 
     def _curve(self, llama_uses_device: bool, seconds: Callable[[Costs], float]) -> Curve:
         """Seconds of one pass by its batch size; where the workload has several of one size, their mean."""

@@ -13,7 +13,7 @@ from oallama.place.record import n_gpu_layers, placements
 
 if TYPE_CHECKING:
     from oallama.device.load_params import LoadSettings
-    from oallama.model.memory import ProbeResult
+    from oallama.model.memory import Prober, ProbeResult
 
 
 class DryLoads:
@@ -26,9 +26,12 @@ class DryLoads:
         tensor_names: Sequence[str],
         device: DeviceSpec,
         n_threads: int,
+        prober: Prober | None = None,
     ) -> None:
+        """prober: a process that makes the loads; None: one is started for each."""
         self._model, self._operators, self._tensor_names = model, tuple(operators), tuple(tensor_names)
         self._device, self._n_threads = device, n_threads
+        self._prober = prober
         self._results: dict[LoadSettings, ProbeResult] = {}
 
     def settings(self, load: Workload, placed: Placed, attention: Attention) -> LoadSettings:
@@ -57,7 +60,7 @@ class DryLoads:
 
         settings = self.settings(load, placed, attention)
         if settings not in self._results:
-            self._results[settings] = probe_memory(settings)
+            self._results[settings] = self._prober.answer(settings) if self._prober else probe_memory(settings)
         result = self._results[settings]
         return LoadBytes(
             weights_gpu=result.on_device("model"),
@@ -67,12 +70,20 @@ class DryLoads:
             device_free=result.device_free,
         )
 
+    def begin_on_host(self, load: Workload, attention: Attention) -> None:
+        """Have what on_host will ask for made meanwhile, where there is a process for it."""
+        if self._prober is not None:
+            self._prober.ask(self.settings(load, self._nothing, attention))
+
     def on_host(self, load: Workload, attention: Attention) -> tuple[int, int, int]:
         """Bytes of weights, KV cache and compute buffers with everything on the CPU."""
-        nothing = nothing_there(len(self._operators), self._model.n_layer + 1)
-        self.taken(load, nothing, attention)
-        result = self._results[self.settings(load, nothing, attention)]
+        self.taken(load, self._nothing, attention)
+        result = self._results[self.settings(load, self._nothing, attention)]
         return result.on_host("model"), result.on_host("context"), result.on_host("compute")
+
+    @property
+    def _nothing(self) -> Placed:
+        return nothing_there(len(self._operators), self._model.n_layer + 1)
 
     def has(self, load: Workload, placed: Placed, attention: Attention) -> bool:
         """Whether a load of this placement was asked for."""

@@ -22,7 +22,7 @@ from oallama.core.types import Attention
 from oallama.core.units import MIB
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
-from oallama.model.memory import graph_splits, probe_memory
+from oallama.model.memory import Prober, graph_splits, probe_memory
 from oallama.run.engine import Engine
 
 PLACES: dict[str, Where] = {
@@ -144,6 +144,48 @@ def test_a_refused_file_tells_llama_cpps_reason(tmp_path: Path) -> None:
     path.write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(ModelFileError, match=r"model\.gguf cannot be loaded: bad GGUF version: 0"):
         probe_memory(LoadSettings(str(path), n_threads=1))
+
+
+def test_loads_of_one_process_are_those_of_a_process_each(tmp_path: Path) -> None:
+    paths = [
+        str(write_gguf(tmp_path / f"{arch}.gguf", arch, weight_type="Q4_0", n_layer=n_layer))
+        for arch, n_layer in (("llama", 2), ("qwen3moe", 3))
+    ]
+    requests = [
+        LoadSettings(path, n_ctx=n_ctx, attention=Attention(way), n_threads=1, host_patterns=patterns)
+        for path in paths
+        for patterns in ((), ((r"^blk\.0\.ffn_up\.weight$", "CPU"),))
+        for n_ctx, way in ((256, "on"), (256, "off"), (1024, "off"))
+    ]
+    with Prober() as prober:
+        for request in requests:
+            prober.ask(request)
+        for request in reversed(requests):
+            assert prober.answer(request) == probe_memory(request), request
+
+
+def test_a_prober_survives_a_file_that_kills_its_process(tmp_path: Path) -> None:
+    good = LoadSettings(str(write_gguf(tmp_path / "good.gguf", "llama")), n_threads=1)
+    bad = LoadSettings(str(hostile(tmp_path / "bad.gguf", "no blocks")), n_threads=1)
+    with Prober() as prober:
+        prober.ask(bad)
+        prober.ask(good)
+        with pytest.raises(ModelFileError, match="SIGABRT"):
+            prober.answer(bad)
+        assert prober.answer(good) == probe_memory(good)
+        with pytest.raises(ModelFileError, match="SIGABRT"):
+            prober.answer(bad)
+
+
+def test_a_prober_that_is_left_ends_what_it_was_asked(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    os.mkfifo(path)  # keeps the child waiting
+    start = time.monotonic()
+    with Prober() as prober:
+        prober.ask(LoadSettings(str(path), n_threads=1))
+        children = psutil.Process().children()
+    assert time.monotonic() - start < 30
+    assert not any(child.is_running() for child in children)
 
 
 def test_errors_of_the_device_come_back_as_they_are(tmp_path: Path) -> None:

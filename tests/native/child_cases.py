@@ -19,7 +19,8 @@ def handle(request: dict[str, Any], progress: Callable[[dict[str, Any]], None]) 
     print("noise on stdout")
     print("noise on stderr", file=sys.stderr, flush=True)
     if case == "echo":
-        return {"echo": request["text"], "variable": os.environ.get("CHILD_CASE"), "pid": os.getpid()}
+        return {"echo": request["text"], "variable": os.environ.get("CHILD_CASE"), "pid": os.getpid(),
+                "prepared": os.environ.get("CHILD_PREPARED")}  # fmt: skip
     if case == "progress":
         for step in range(request["steps"]):
             progress({"step": step, "of": request["steps"]})
@@ -47,5 +48,10 @@ def handle(request: dict[str, Any], progress: Callable[[dict[str, Any]], None]) 
     raise AssertionError(case)
 
 
+def prepare() -> None:
+    os.environ["CHILD_PREPARED"] = "yes"
+    raise RuntimeError("a handler that needs it will say so")
+
+
 if __name__ == "__main__":
-    child_main(handle)
+    child_main(handle, prepare)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from native_helpers import RunHere
 
-from ggml_bridge.child import ChildError
+from ggml_bridge.child import Child, ChildError
 from ggml_bridge.errors import BridgeError, ChildDied, ChildTimeout, OutOfMemory
 
 CASES = "child_cases"
@@ -36,6 +36,25 @@ def test_answers(run_here: RunHere) -> None:
     assert answer["echo"] == text
     assert answer["variable"] == "set"
     assert answer["pid"] != os.getpid()
+
+
+def test_what_fails_while_a_child_prepares_is_left_to_its_handler(run_here: RunHere) -> None:
+    assert run_here(CASES, {"case": "echo", "text": ""})["prepared"] == "yes"
+
+
+def test_requests_that_wait_are_answered_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    child = Child(CASES)
+    for case in ({"case": "progress", "steps": 3}, {"case": "value error"}, {"case": "echo", "text": "last"}):
+        child.send(case)
+    time.sleep(0.5)  # so that all answers are there at once
+    seen: list[dict[str, Any]] = []
+    assert child.answer(seen.append) == {"steps": 3}
+    assert len(seen) == 3
+    with pytest.raises(ValueError, match="K must be positive"):
+        child.answer()
+    assert child.answer()["echo"] == "last"
+    child.end()
 
 
 def test_progress_arrives_in_order(run_here: RunHere) -> None:

@@ -215,7 +215,7 @@ def answered(monkeypatch):
             of = problem(cards[0])
             return on_cpu(of, load, "mixed"), tuple(what_if(problem(card), card, load) for card in cards)
 
-    def of_file(path, options, profile):
+    def of_file(path, options, profile, prober):
         asked["device"] = options.device
         return Known()
 
