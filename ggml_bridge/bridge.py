@@ -16,6 +16,7 @@ from ggml_bridge.rpc import probe
 from ggml_bridge.split import SplitBackend
 from ggml_bridge.timing import (
     BoundaryTimer,
+    CopyBeside,
     LayerRestTimer,
     MulMatCase,
     MulMatTimer,
@@ -292,6 +293,17 @@ class Bridge:
         share = ffi.new("double *")
         self.native.call("gb_copy_wait", encode(device), int(pinned), n_bytes, share)
         return float(share[0])
+
+    def copy_beside(
+        self, device: str, pinned: bool, large_bytes: int, piece_bytes: int, small_bytes: int, n: int
+    ) -> list[CopyBeside]:
+        """n samples of a copy of small_bytes to the device while one of large_bytes, queued in pieces of piece_bytes,
+        is under way on another stream; large_bytes 0: alone. The closing read is taken off, as of `transfer`. Raises
+        Unsupported where there is no pinned memory."""
+        samples = ffi.new("gb_copy_beside_sample[]", max(n, 1))
+        sizes = (large_bytes, piece_bytes, small_bytes, n)
+        self.native.call("gb_copy_beside", encode(device), int(pinned), *sizes, samples)
+        return [CopyBeside(samples[i].queue, samples[i].small, samples[i].rest) for i in range(n)]
 
     #
     # memory

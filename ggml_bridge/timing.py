@@ -97,6 +97,16 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyBeside:
+    """Seconds of a small copy to a device, begun once a large one is queued on another stream, and what lies around it:
+    until all of the large one is queued, and from the small one's end to the large one's."""
+
+    queue_s: float
+    small_s: float
+    rest_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class MulMatCase:
     """A mul-mat to time, as `Bridge.mul_mat` takes it; `type_number` is the ggml_type."""
 

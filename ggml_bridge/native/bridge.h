@@ -19,7 +19,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 5
+#define GB_ABI 6
 #define GB_NAME_BYTES 128
 
 typedef enum gb_status {
@@ -209,6 +209,17 @@ int gb_share_compute(const gb_mul_mat_params * first, const gb_mul_mat_params * 
 
 // Share of a copy of n_bytes under way on one stream of the device that a result of another stream waits for: 0 to 1.
 int gb_copy_wait(const char * device, int32_t pinned, int64_t n_bytes, double * share);
+
+typedef struct gb_copy_beside_sample {
+    double queue; // seconds until the large copy was queued, all its pieces
+    double small; // seconds of the small copy, begun then, until it was done
+    double rest;  // seconds from then until the large copy was done; 0 without one
+} gb_copy_beside_sample;
+
+// n times: queues a copy of large_bytes to the device in pieces of piece_bytes on one stream, then times a copy of
+// small_bytes on another. large_bytes 0: the small copy alone.
+int gb_copy_beside(const char * device, int32_t pinned, int64_t large_bytes, int64_t piece_bytes, int64_t small_bytes,
+                   int64_t n, gb_copy_beside_sample * samples);
 
 //
 // memory

@@ -48,8 +48,13 @@ HostMemory::HostMemory(ggml_backend_dev_t device, bool pinned, int64_t n_bytes) 
 //
 
 Transfer::Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64_t n_bytes)
-    : to_device_(to_device), n_bytes_(n_bytes), n_slots_(slots_for(n_bytes)), host_(device, pinned, n_bytes * n_slots_),
-      backend_(ggml_backend_dev_init(device, nullptr)), ctx_(new_context(1)) {
+    : Transfer(device, to_device, pinned, n_bytes, n_bytes) {}
+
+Transfer::Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64_t n_bytes, int64_t piece_bytes)
+    : to_device_(to_device), n_bytes_(n_bytes), piece_bytes_(piece_bytes), n_slots_(slots_for(n_bytes)),
+      host_(device, pinned, n_bytes * n_slots_), backend_(ggml_backend_dev_init(device, nullptr)),
+      ctx_(new_context(1)) {
+    require(piece_bytes > 0, "a piece of a transfer must have bytes");
     if (!backend_) {
         throw Error(GB_FAILED, std::string("device ") + ggml_backend_dev_name(device) + " could not be initialised" +
                                    ggml_reason());
@@ -75,13 +80,17 @@ Transfer::Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64
 }
 
 void Transfer::copy() {
-    uint8_t *    slot = host_.base() + next_slot_ * n_bytes_;
-    const size_t size = static_cast<size_t>(n_bytes_);
-    next_slot_        = (next_slot_ + 1) % n_slots_;
-    if (to_device_) {
-        ggml_backend_tensor_set_async(backend_.get(), tensor_, slot, 0, size);
-    } else {
-        ggml_backend_tensor_get_async(backend_.get(), tensor_, slot, 0, size);
+    uint8_t * slot = host_.base() + next_slot_ * n_bytes_;
+    next_slot_     = (next_slot_ + 1) % n_slots_;
+    for (int64_t begin = 0, n = 0; begin < n_bytes_; begin += n) {
+        n                   = std::min(piece_bytes_, n_bytes_ - begin);
+        const size_t offset = static_cast<size_t>(begin);
+        const size_t size   = static_cast<size_t>(n);
+        if (to_device_) {
+            ggml_backend_tensor_set_async(backend_.get(), tensor_, slot + begin, offset, size);
+        } else {
+            ggml_backend_tensor_get_async(backend_.get(), tensor_, slot + begin, offset, size);
+        }
     }
 }
 
@@ -147,6 +156,25 @@ double copy_wait(ggml_backend_dev_t device, bool pinned, int64_t n_bytes) {
     return under_way > alone ? std::clamp((waited - called - alone) / under_way, 0.0, 1.0) : 0.0;
 }
 
+std::vector<gb_copy_beside_sample> copy_beside(ggml_backend_dev_t device, bool pinned, int64_t large_bytes,
+                                               int64_t piece_bytes, int64_t small_bytes, int64_t n) {
+    require(!is_cpu(device), "the CPU has no link to itself");
+    require(large_bytes >= 0 && n >= 0, "sizes and counts must not be negative");
+    std::unique_ptr<Transfer> large;
+    if (large_bytes > 0) {
+        large = std::make_unique<Transfer>(device, /*to_device=*/true, pinned, large_bytes, piece_bytes);
+    }
+    Transfer small(device, /*to_device=*/true, pinned, small_bytes);
+
+    std::vector<gb_copy_beside_sample> samples(static_cast<size_t>(n));
+    for (gb_copy_beside_sample & sample : samples) {
+        sample.queue = large ? large->begin() : 0.0;
+        sample.small = small.run_once();
+        sample.rest  = large ? large->finish() : 0.0;
+    }
+    return samples;
+}
+
 } // namespace bridge
 
 using namespace bridge;
@@ -173,5 +201,15 @@ int gb_copy_wait(const char * device, int32_t pinned, int64_t n_bytes, double * 
     return guarded([&] {
         require(share != nullptr, "no room for the result");
         *share = copy_wait(find_device(device), pinned != 0, n_bytes);
+    });
+}
+
+int gb_copy_beside(const char * device, int32_t pinned, int64_t large_bytes, int64_t piece_bytes, int64_t small_bytes,
+                   int64_t n, gb_copy_beside_sample * samples) {
+    return guarded([&] {
+        require(samples != nullptr, "no room for the result");
+        const std::vector<gb_copy_beside_sample> found =
+            copy_beside(find_device(device), pinned != 0, large_bytes, piece_bytes, small_bytes, n);
+        std::copy(found.begin(), found.end(), samples);
     });
 }

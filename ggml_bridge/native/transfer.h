@@ -19,11 +19,13 @@ class HostMemory {
     uint8_t *            base_ = nullptr;
 };
 
-// One copy at a time, on a stream of its own. To the device: what a copy adds to a stream whose result is read back
-// anyway, since over RPC only an answer proves that the bytes have arrived. From the device: the whole time.
+// One copy at a time, on a stream of its own, queued as a whole or in pieces. To the device: what a copy adds to a
+// stream whose result is read back anyway, since over RPC only an answer proves that the bytes have arrived. From the
+// device: the whole time.
 class Transfer : public gb_timer {
   public:
-    Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64_t n_bytes);
+    Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64_t n_bytes); // whole
+    Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64_t n_bytes, int64_t piece_bytes);
 
     double  run_once() override;
     int64_t n_bytes() const { return n_bytes_; }
@@ -41,6 +43,7 @@ class Transfer : public gb_timer {
 
     bool          to_device_;
     int64_t       n_bytes_;
+    int64_t       piece_bytes_;
     int64_t       n_slots_;
     int64_t       next_slot_ = 0;
     HostMemory    host_;
@@ -66,5 +69,10 @@ class Issue : public gb_timer {
 
 // Share of a copy under way that a result of another stream of the device waits for, 0 to 1.
 double copy_wait(ggml_backend_dev_t device, bool pinned, int64_t n_bytes);
+
+// Samples of a small copy to the device that is begun while pieces of a large one are queued on another stream; no
+// bytes: it is begun alone.
+std::vector<gb_copy_beside_sample> copy_beside(ggml_backend_dev_t device, bool pinned, int64_t large_bytes,
+                                               int64_t piece_bytes, int64_t small_bytes, int64_t n);
 
 } // namespace bridge

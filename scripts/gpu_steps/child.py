@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpu_steps import correctness, device_case, timeline_case
+from gpu_steps import copy_queue_case, correctness, device_case, timeline_case
 
 Rows = Callable[[Mapping[str, Any]], Iterator[dict[str, Any]]]
 CASES: Mapping[str, Rows] = {
-    "correctness": correctness.rows, "device": device_case.rows, "timeline": timeline_case.rows
+    "correctness": correctness.rows, "copies": copy_queue_case.rows, "device": device_case.rows,
+    "timeline": timeline_case.rows,
 }  # fmt: skip
 
 

@@ -95,7 +95,9 @@ def doctor(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
     named = setting.device.split(":")[0]
     if bad:
         raise StepFailed(f"{bad[0]['name']}: {bad[0]['detail']}"[:400], data)
-    if backend_of(setting.device) not in ("RPC", "cpu-pair") and named not in [device["name"] for device in devices]:
+    if backend_of(setting.device) not in ("RPC", "cpu-pair", "emulated") and named not in [
+        device["name"] for device in devices
+    ]:
         names = ", ".join(device["name"] for device in devices)
         raise StepFailed(f"there is no device {named}; there are: {names}; is the driver's library found?", data)
     return data
@@ -150,6 +152,7 @@ def ab(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
         setting.threads, *given["cap"], "-p", "0", "-n", "0", "-pg", f"{given['n_prompt']},{given['n_gen']}", "-r",
         given["repetitions"], "--no-progress", "-o", out,
     ]  # fmt: skip
+    arguments += ["-ub", given["n_ubatch"]] if "n_ubatch" in given else []
     arguments += ["--cpus", setting.cpus] if setting.cpus else []
     ended = setting.oallama(*arguments, limit_s=limit_s)
     try:
@@ -158,14 +161,16 @@ def ab(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
         rows = []
     kept = [{key: row[key] for key in ROW_KEYS if key in row} for row in rows]
     data = {"arms": arms, "cap": given["shown_cap"], "paper": given["paper"], "model": given["model"],
-            "n_prompt": given["n_prompt"], "n_gen": given["n_gen"], "rows": kept}  # fmt: skip
+            "n_prompt": given["n_prompt"], "n_gen": given["n_gen"],
+            "n_ubatch": given.get("n_ubatch"), "rows": kept}  # fmt: skip
     if ended.status != 0:
         raise StepFailed(ended.why, data if kept else None, ended.late)
     return data
 
 
-def device(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
-    return _rows(*setting.child("device", step.id, step.settings, limit_s))
+def in_child(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+    """The rows of the case that is named as the step's kind."""
+    return _rows(*setting.child(step.kind, step.id, step.settings, limit_s))
 
 
 def _rows(ended: Ended, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -220,6 +225,6 @@ def switches(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
 
 
 KINDS: Mapping[str, Callable[[Step, Setting, float, int], Any]] = {
-    "machine": machine, "doctor": doctor, "correctness": correctness, "profile": profile, "ab": ab, "device": device,
-    "timeline": timeline, "switches": switches,
+    "machine": machine, "doctor": doctor, "correctness": correctness, "profile": profile, "ab": ab, "copies": in_child,
+    "device": in_child, "timeline": timeline, "switches": switches,
 }  # fmt: skip

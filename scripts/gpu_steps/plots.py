@@ -1,4 +1,5 @@
-"""Pictures of the results: every arm against the best stock arm beside what the papers print, and the streams."""
+"""Pictures of the results: every arm against the best stock arm beside what the papers print, small copies, and the
+streams."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from experiments.comparison import compare_with_stock
 from experiments.pictures import CPU, DEVICE, GREY, INK, JOIN, LIGHT, LINK, panels
 from experiments.published import OATO_PAPER
 
-from gpu_steps import tables
+from gpu_steps import copy_tables, tables
 
 COLOURS = {"oato": "#2a6f97", "split": "#d1495b", "scheinfer": "#66a182", "auto": "#8d6a9f"}
 IDLE = "#e8e8e8"
@@ -30,7 +31,7 @@ def write_plots(documents: Mapping[str, Any], folder: Path) -> list[Path]:
         return []
     made = []
     for name, document in documents.items():
-        for kind, draw in (("ratios", _ratios), ("trace", _trace)):
+        for kind, draw in (("ratios", _ratios), ("copies", _copies), ("trace", _trace)):
             figure = draw(document)
             if figure is not None:
                 path = folder / f"{name.removesuffix('.json')}-{kind}.svg"
@@ -70,6 +71,31 @@ def _ratios(document: Mapping[str, Any]) -> Any:
     axis.invert_yaxis()
     axis.set_xlabel(f"whole run, times as fast as the best stock arm ({document['device']})")
     axis.legend(loc="best", frameon=False)
+    return figure
+
+
+def _copies(document: Mapping[str, Any]) -> Any:
+    """Every sample of the small copies, a line for what they are begun behind; None where there are none."""
+    rows = copy_tables.copy_rows(document)
+    if not rows:
+        return None
+    kinds = list(dict.fromkeys(row["behind"] for row in rows))
+    sizes = list(dict.fromkeys(row["small_bytes"] for row in rows))
+    figure, axes = panels(1, 1, (9, 0.45 * len(kinds) + 1.4), layout="constrained")
+    (axis,) = axes.flat
+    for row in rows:
+        i, j = kinds.index(row["behind"]), sizes.index(row["small_bytes"])
+        height = i + 0.3 * (j - (len(sizes) - 1) / 2)
+        label = copy_tables.size(row["small_bytes"]) if i == 0 else None
+        samples_us = [1e6 * seconds for seconds in row["samples_s"]]
+        axis.plot(samples_us, [height] * len(samples_us), "|", ms=7, color=pictures.COLOURS[j], label=label)
+        if row["piece_s"] and j == 0:
+            axis.plot([1e6 * row["piece_s"]] * 2, [i - 0.4, i + 0.4], color=GREY, lw=1.5,
+                      label="one piece at the large copy's rate" if i == 1 else None)  # fmt: skip
+    axis.set(xscale="log", xlabel=f"µs from its call until it is done ({document['device']})")
+    axis.set_yticks(range(len(kinds)), ["alone" if kind == "alone" else f"behind {kind}" for kind in kinds])
+    axis.invert_yaxis()
+    axis.legend(loc="best", frameon=False, fontsize=8)
     return figure
 
 

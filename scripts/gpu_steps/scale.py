@@ -24,16 +24,19 @@ class Scale:
     mixtral: Shape
     oato: Workload
     scheinfer: Workload
+    ubatch: Workload  # whose prompt is longer than one micro-batch
     repetitions: int
     threads: tuple[int, ...]
     profile_tokens: tuple[int, ...]
-    types: tuple[str, ...]
+    types: tuple[str, ...]  # whose correctness comes first
+    other_types: tuple[str, ...]
+    memory_caps: tuple[int, ...]  # bytes of device memory under which all arms are compared
     overlap_bytes: int
     overlap_tokens: int
     ffn: tuple[int, int]  # K and N of the gate whose slices are timed
     seconds: float
     caps: bool = True
-    """Whether ScheInfer's caps are applied, scaled to the layers; else a share of the weights stands in."""
+    """Whether the papers' caps are applied, and all are scaled to the layers; else a share of the weights stands in."""
 
 
 QUANTISED = (
@@ -41,6 +44,8 @@ QUANTISED = (
     "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4", "Q1_0",
 )  # fmt: skip
 ALL_TYPES = ("F32", "F16", "BF16", *QUANTISED)
+COMMON_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q4_K", "Q6_K")
+GIB = 1 << 30
 
 LEASE = Scale(
     name="lease",
@@ -50,10 +55,13 @@ LEASE = Scale(
     mixtral=Shape("mixtral-8x7b", "Q4_0", 8),
     oato=Workload(64, 32),
     scheinfer=Workload(1024, 128),
+    ubatch=Workload(2048, 32),
     repetitions=6,
     threads=(4, 8, 16),
     profile_tokens=(1, 32, 512),
-    types=ALL_TYPES,
+    types=COMMON_TYPES,
+    other_types=tuple(name for name in ALL_TYPES if name not in COMMON_TYPES),
+    memory_caps=(3 * GIB, 6 * GIB, 12 * GIB),
     overlap_bytes=256 << 20,
     overlap_tokens=512,
     ffn=(4096, 14336),
@@ -78,8 +86,11 @@ SMALL = replace(
     mixtral=Shape("moe-mini", "Q4_0", 4),
     oato=Workload(16, 8),
     scheinfer=Workload(32, 8),
+    ubatch=Workload(1024, 4),
     threads=(1, 2),
     types=("F32", "F16", "Q4_0", "Q4_K", "Q8_0"),
+    other_types=(),
+    memory_caps=(16 << 20,),
     overlap_bytes=8 << 20,
     overlap_tokens=16,
     ffn=(768, 2048),

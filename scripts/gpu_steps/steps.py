@@ -8,10 +8,13 @@ from typing import Any
 from experiments.machine import backend_of
 from experiments.models import Shape
 
-from gpu_steps.scale import Scale
+from gpu_steps import copy_queue_case
+from gpu_steps.scale import GIB, Scale, Workload
 
-GIB = 1 << 30
 SCHEINFER_CAPS = (12 * GIB, 24 * GIB)
+UBATCHES = (512, 2048)
+CPU_PROMPT = 512
+"""The longest prompt that the CPU alone is given as well: beyond, it would take the time of all other arms together."""
 
 
 @dataclass(frozen=True)
@@ -31,25 +34,38 @@ class Step:
 
 
 def steps_of(scale: Scale, device: str, n_cores: int, policies: tuple[str, ...]) -> tuple[Step, ...]:
-    """All steps, the most telling first. device: a --device text. n_cores: CPUs that may be used. policies: those of
-    this version. A model's profile is a step of its own before its first comparison."""
+    """All steps, the most telling first: is it right, does the copy queue wait as the plans suppose, is it faster where
+    all have the same memory; then the papers' cells. What a lease has no time for is at the end. A model's profile is a
+    step of its own before its first comparison. device: a --device text. n_cores: CPUs that may be used. policies:
+    those of this version."""
     q4, f16 = scale.oato_q4, scale.oato_f16
+    first_profile, *other_profiles = _thread_profiles(scale, n_cores)
+    first_cap, *other_caps = [_memory_step(scale, f16, cap, policies) for cap in _memory_caps(scale, f16)]
+    few, many = (_scheinfer_steps(scale, cap, policies) for cap in SCHEINFER_CAPS)
     made = [
         Step("machine", "what this machine is", "machine", 5),
         Step("doctor", "oallama doctor", "doctor", 20),
-        *_correctness(scale),
-        *_thread_profiles(scale, n_cores),
+        *_correctness(scale.types),
+        Step("copy-queue", "small copies beside streamed weights", "copies", 20, dict(copy_queue_case.SETTINGS)),
+        first_profile,
+        *(_memory_step(scale, q4, cap, policies) for cap in _memory_caps(scale, q4)),
+        Step("timeline", "where a token and a prompt go", "timeline", 30, _timeline(scale), (q4,), ("doctor",)),
+        *(_memory_step(scale, q4, _memory_caps(scale, q4)[0], policies, n_ubatch) for n_ubatch in UBATCHES),
         Step("device", "copies beside computing, slices, pinned memory", "device", 25, _device_settings(scale)),
         _oato_step(scale, q4, "50%", policies),
-        Step("timeline", "where a token and a prompt go", "timeline", 30, _timeline(scale), (q4,), ("doctor",)),
         _profile(scale, f16),
         _oato_step(scale, f16, "50%", policies),
-        *(_oato_step(scale, shape, share, policies) for shape in (f16, q4) for share in ("25%", "75%")),
+        *other_caps,
+        *few,
+        *(_oato_step(scale, f16, share, policies) for share in ("25%", "75%")),
+        *_correctness(scale.other_types, "-others", 15),
+        Step("switches", "ggml's switches, on and off", "switches", 90,
+             {**_timeline(scale), "backend": backend_of(device)}, (q4,), ("doctor",)),
+        *many,
+        first_cap,
+        *(_oato_step(scale, q4, share, policies) for share in ("25%", "75%")),
+        *other_profiles,
     ]  # fmt: skip
-    for shape in (scale.mixtral, scale.llama70b):
-        made += [_profile(scale, shape), *(_scheinfer_step(scale, shape, cap, policies) for cap in SCHEINFER_CAPS)]
-    settings = {**_timeline(scale), "backend": backend_of(device)}
-    made.append(Step("switches", "ggml's switches, on and off", "switches", 90, settings, (q4,), ("doctor",)))
     return tuple(_scaled(step, scale.seconds) for step in {step.id: step for step in made}.values())
 
 
@@ -57,16 +73,15 @@ def _scaled(step: Step, factor: float) -> Step:
     return Step(step.id, step.title, step.kind, step.seconds * factor, step.settings, step.models, step.needs)
 
 
-def _correctness(scale: Scale) -> list[Step]:
-    settings = {"types": list(scale.types)}
+def _correctness(types: tuple[str, ...], suffix: str = "", seconds: float = 10) -> list[Step]:
+    """In every mode; [] without types."""
+    titles = {"split": "split FFNs", "stream": "streamed slices", "tokens": "tokens assigned to the device"}
+    which = "the other types" if suffix else "the types in common use"
     return [
-        Step(f"correctness-{mode}", f"{title}, against the CPU", "correctness", seconds, {"mode": mode, **settings})
-        for mode, title, seconds in (
-            ("split", "split FFNs of all types", 25),
-            ("stream", "streamed slices", 25),
-            ("tokens", "tokens assigned to the device", 25),
-        )
-    ]
+        Step(f"correctness-{mode}{suffix}", f"{title} of {which}, against the CPU", "correctness", seconds,
+             {"mode": mode, "types": list(types)})
+        for mode, title in titles.items() if types
+    ]  # fmt: skip
 
 
 def _profile(scale: Scale, shape: Shape, threads: int = 0) -> Step:
@@ -87,32 +102,78 @@ def _arms(policies: tuple[str, ...], *wanted: str) -> list[str]:
     return [arm for arm in wanted if arm.startswith("stock") or arm in policies]
 
 
+def _stock(shape: Shape, work: Workload) -> list[str]:
+    """Stock llama.cpp's arms."""
+    experts = "moe" in shape.like or "mixtral" in shape.like
+    alone = work.n_prompt <= CPU_PROMPT
+    return ["stock-fit", "stock-ngl", *(["stock-ncmoe"] if experts else []), *(["stock-cpu"] if alone else [])]
+
+
 def _oato_step(scale: Scale, shape: Shape, share: str, policies: tuple[str, ...]) -> Step:
     work = scale.oato
-    arms = _arms(policies, "stock-fit", "stock-ngl", "oato", "split", *(["auto"] if share == "50%" else []))
+    auto = ["auto"] if share == "50%" else []
+    arms = _arms(policies, *_stock(shape, work), "layers", "oato", "split", *auto)
     title = f"{shape.name}, {share} of the weights, {work.n_prompt} + {work.n_gen} tokens"
     settings = {
         "model": shape.name, "arms": arms, "cap": ["--gpu-weights", share], "shown_cap": share, "paper": "oato",
         "n_prompt": work.n_prompt, "n_gen": work.n_gen, "repetitions": scale.repetitions,
     }  # fmt: skip
-    return Step(f"oato-{shape.name}-{share[:-1]}", title, "ab", 75, settings, (shape,), ("doctor",))
+    return Step(f"oato-{shape.name}-{share[:-1]}", title, "ab", 95, settings, (shape,), ("doctor",))
+
+
+def _memory_caps(scale: Scale, shape: Shape) -> list[int]:
+    """Those that the model does not fit in."""
+    return [cap for cap in scale.memory_caps if _scaled_cap(scale, shape, cap) < shape.n_bytes]
+
+
+def _scaled_cap(scale: Scale, shape: Shape, cap: int) -> int:
+    """For as many layers as there are: a model of a quarter of the layers gets a quarter of the cap."""
+    return round(cap * shape.share) if scale.caps else cap
+
+
+def _memory_step(scale: Scale, shape: Shape, cap: int, policies: tuple[str, ...], n_ubatch: int | None = None) -> Step:
+    """All arms under the same device memory, buffers and KV cache included. n_ubatch: with a prompt longer than that,
+    and micro-batches of so many tokens."""
+    work = scale.oato if n_ubatch is None else scale.ubatch
+    given = _scaled_cap(scale, shape, cap)
+    shown = (f"{cap // GIB} GiB" if cap >= GIB else f"{cap >> 20} MiB") + (
+        "" if given == cap else f" × {shape.share:.3g}"
+    )
+    auto = ["auto"] if n_ubatch is None else []
+    arms = _arms(policies, *_stock(shape, work), "layers", "oato", "split", "scheinfer", *auto)
+    settings: dict[str, Any] = {
+        "model": shape.name, "arms": arms, "cap": ["--vram", str(given), "--vram-fill", "1"], "shown_cap": shown,
+        "paper": "", "n_prompt": work.n_prompt, "n_gen": work.n_gen, "repetitions": scale.repetitions,
+    }  # fmt: skip
+    title = f"{shape.name}, {shown} of device memory, {work.n_prompt} + {work.n_gen} tokens"
+    name = f"memory-{shape.name}-" + (f"{cap // GIB}g" if cap >= GIB else f"{cap >> 20}m")
+    if n_ubatch is not None:
+        settings["n_ubatch"] = n_ubatch
+        name, title = f"{name}-ub{n_ubatch}", f"{title}, -ub {n_ubatch}"
+    return Step(name, title, "ab", 115, settings, (shape,), ("doctor",))
+
+
+def _scheinfer_steps(scale: Scale, cap: int, policies: tuple[str, ...]) -> list[Step]:
+    """Both models, each behind its profile."""
+    shapes = (scale.mixtral, scale.llama70b)
+    return [step for s in shapes for step in (_profile(scale, s), _scheinfer_step(scale, s, cap, policies))]
 
 
 def _scheinfer_step(scale: Scale, shape: Shape, cap: int, policies: tuple[str, ...]) -> Step:
-    """The paper's cap, for as many layers as there are: a model of a quarter of the layers gets a quarter of it. Where
-    caps are not applied, 25 and 50 % of the weights stand for 12 and 24 GiB."""
+    """The paper's cap. Where caps are not applied, 25 and 50 % of the weights stand for 12 and 24 GiB."""
     work = scale.scheinfer
-    arms = ["stock-fit", "stock-ngl", *(["stock-ncmoe"] if "moe" in shape.like or "mixtral" in shape.like else [])]
-    arms = _arms(policies, *arms, "oato", "split", "scheinfer", "auto")
+    arms = _arms(policies, *_stock(shape, work), "layers", "oato", "split", "scheinfer", "auto")
     shown = f"{cap // GIB} GiB"
     share = "25%" if cap == min(SCHEINFER_CAPS) else "50%"
-    given = ["--vram", str(round(cap * shape.share)), "--vram-fill", "1"] if scale.caps else ["--gpu-weights", share]
+    given = ["--gpu-weights", share]
+    if scale.caps:
+        given = ["--vram", str(_scaled_cap(scale, shape, cap)), "--vram-fill", "1"]
     settings = {
         "model": shape.name, "arms": arms, "cap": given, "shown_cap": shown if scale.caps else f"{share} for {shown}",
         "n_prompt": work.n_prompt, "n_gen": work.n_gen, "repetitions": scale.repetitions, "paper": "scheinfer",
     }  # fmt: skip
     title = f"{shape.name}, {settings['shown_cap']}, {work.n_prompt} + {work.n_gen} tokens"
-    return Step(f"scheinfer-{shape.name}-{cap // GIB}", title, "ab", 160, settings, (shape,), ("doctor",))
+    return Step(f"scheinfer-{shape.name}-{cap // GIB}", title, "ab", 170, settings, (shape,), ("doctor",))
 
 
 def _device_settings(scale: Scale) -> dict[str, Any]:

@@ -151,6 +151,7 @@ def ab_tables(document: Results, with_papers: bool = True) -> list[str]:
         data = step["data"]
         rows = data["rows"]
         cell = f"{data['n_prompt']} + {data['n_gen']} tokens"
+        cell += f", -ub {data['n_ubatch']}" if data.get("n_ubatch") else ""
         lines += [
             f"**{data['model']}, {data['cap']}, {cell}**" + (" (cut short)" if step["state"] != "done" else ""),
             "",

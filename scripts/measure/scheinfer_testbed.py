@@ -110,8 +110,8 @@ def ffn(model: Model, betas: Betas, decode: bool = True) -> BlockCost:
     gemms = []
     for k, n in model.expert() * n_experts:
         mul_mat, n_bytes = MulMat("MUL_MAT", "INT4", (k, n, 1)), round(k * n * betas.bytes_per_weight)
-        cpu, gpu = _curve(CPU[0], betas.cpu * k * n * share), _curve(GPU[0], betas.gpu * k * n * share)
-        gemms.append(Gemm(mul_mat, n_bytes, Kernel(cpu, ((1, CPU[0]),)), Kernel(gpu, ((1, GPU[0]),))))
+        cpu, gpu = (_kernel(line[0], beta * k * n * share) for line, beta in ((CPU, betas.cpu), (GPU, betas.gpu)))
+        gemms.append(Gemm(mul_mat, n_bytes, cpu, gpu))
     n_bytes = round(sum(k * n for k, n in model.expert()) * model.n_expert * betas.bytes_per_weight)
     block = SplitBlock((), model.n_ff, 32, n_bytes, 0, 0, 0, 0, 0)
     gap = tuple((n_tokens, _attention_s(model, betas, n_tokens)) for n_tokens in (1, 1024))
@@ -123,9 +123,13 @@ def alone(block: BlockCost) -> BlockCost:
     return replace(block, gap=((1, 0.0),))
 
 
-def _curve(alpha_s: float, per_token_s: float) -> Curve:
-    """Eq. 3 for one weight: a straight line in the number of tokens."""
-    return tuple((n, alpha_s + n * per_token_s) for n in (1, 1024))
+def _kernel(alpha_s: float, per_token_s: float) -> Kernel:
+    """Eq. 3 for one weight: a straight line in the number of tokens, whose alpha is the same for any number of them."""
+    return Kernel(_line(alpha_s, per_token_s), _line(alpha_s, 0.0))
+
+
+def _line(at_none: float, per_token_s: float) -> Curve:
+    return tuple((n, at_none + n * per_token_s) for n in (1, 1024))
 
 
 def _attention_s(model: Model, betas: Betas, n_tokens: int) -> float:

@@ -94,3 +94,14 @@ def test_results_name_nobody(rehearsed: Path) -> None:
 def test_a_listing_runs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert gpu_steps(["--device", "CUDA0", "--list", "--work", str(tmp_path / "w")]) == 0
     assert "to do" in capsys.readouterr().out and not (tmp_path / "w" / "results.json").exists()
+
+
+def test_small_copies_are_timed_beside_streamed_ones(rehearsed: Path) -> None:
+    done = gpu_run(rehearsed, "--only", "copy-queue")
+    assert done.returncode == 0, done.stderr
+    rows = results(rehearsed)["steps"]["copy-queue"]["data"]
+    assert {(row["small_bytes"], row["piece_bytes"]) for row in rows} == {
+        (small, piece) for small in (8 << 10, 16 << 10) for piece in (0, 256 << 10, 1 << 20, 4 << 20, 32 << 20)
+    }
+    assert all(len(row["samples"]) == 41 and min(small for _, small, _ in row["samples"]) > 0 for row in rows)
+    assert all(not row["pinned"] and row["late"] is None for row in rows)

@@ -223,6 +223,14 @@ void test_two_devices(const char * device) {
     check(gb_share_link(&host, "CPU", 1 << 16, 0.1, &result) == GB_INVALID, "the CPU has no link to itself");
     double share = -1.0;
     check(gb_copy_wait(device, 0, 1 << 20, &share) == GB_OK && share >= 0.0 && share <= 1.0, "waiting for a copy");
+    gb_copy_beside_sample samples[2] = {};
+    check(gb_copy_beside(device, 0, 1 << 20, 300000, 8192, 2, samples) == GB_OK, "a copy beside pieces of another");
+    check(samples[1].queue > 0.0 && samples[1].small > 0.0 && samples[1].rest > 0.0, "each takes time");
+    check(gb_copy_beside(device, 0, 0, 0, 8192, 2, samples) == GB_OK && samples[1].small > 0.0, "a copy alone");
+    check(samples[1].queue == 0.0 && samples[1].rest == 0.0, "nothing is queued beside it");
+    check(gb_copy_beside(device, 0, 1 << 20, 0, 8192, 1, samples) == GB_INVALID, "pieces of no bytes are refused");
+    check(gb_copy_beside(device, 0, 1 << 20, 4096, 8192, -1, samples) == GB_INVALID, "so is a negative count");
+    check(gb_copy_beside("CPU", 0, 0, 0, 8192, 1, samples) == GB_INVALID, "and the CPU");
 }
 
 //

@@ -123,6 +123,29 @@ def test_the_boundary_is_crossed_in_pinned_memory(bridge: ggml_bridge.Bridge) ->
     device.unregister()
 
 
+def test_a_small_copy_waits_for_the_copy_in_service_and_not_for_those_queued_behind_it(
+    bridge: ggml_bridge.Bridge, timed: EmulatedDevice
+) -> None:
+    """The least of each: later is possible on a busy machine, earlier never."""
+    rate, large, small, repeats = 2e9, 32 << 20, 8 << 10, 9
+
+    def least(n_bytes: int, piece: int) -> float:
+        samples = bridge.copy_beside(NAME, True, n_bytes, piece, small, repeats)
+        assert len(samples) == repeats and all(sample.small_s > 0 for sample in samples)
+        if piece < n_bytes:
+            assert all(sample.queue_s >= 0.99e-4 * n_bytes / piece for sample in samples), "each call has its price"
+            assert max(sample.rest_s for sample in samples) > 0.25 * n_bytes / rate, "there was more to wait for"
+        return min(sample.small_s for sample in samples)
+
+    alone = least(0, 0)
+    assert small / rate + 2e-4 <= 1.01 * alone
+    assert least(large, large) >= alone + 0.9 * large / rate, "behind one copy that is not interrupted"
+    for piece in (4 << 20, 1 << 20):
+        assert least(large, piece) <= alone + 1.5 * piece / rate
+    with pytest.raises(ValueError, match="link to itself"):
+        bridge.copy_beside("CPU", False, large, large, small, 1)
+
+
 @pytest.mark.parametrize(("type_name", "number", "in_float"), [("Q4_0", 2, False), ("F16", 1, True)])
 def test_a_kernel_takes_what_the_card_says(real: EmulatedDevice, type_name: str, number: int, in_float: bool) -> None:
     from oallama.device.card import Card

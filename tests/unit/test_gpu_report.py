@@ -17,6 +17,8 @@ from experiments.pages import table
 from experiments.published import OATO_PAPER
 from gpu_steps import bounds, tables
 from gpu_steps.bounds import Rates
+from gpu_steps.copy_tables import copies_table
+from gpu_steps.plots import write_plots
 from gpu_steps.report import NOT_YET, current, is_gpu, page, read_documents
 from gpu_steps.scale import FULL, LEASE
 
@@ -154,6 +156,27 @@ def test_correctness_names_what_is_wrong() -> None:
     found["steps"]["correctness-split"] = step("correctness", [good, {**good, "type": "TQ1_0", "verdict": "differs"}])
     text = "\n".join(tables.correctness_table(found))
     assert "| split | 1 of 2 | 2 | 3.0e-06 |" in text and "| split | llama | TQ1_0 | differs |" in text
+
+
+def test_small_copies_are_told_in_microseconds(tmp_path: Path) -> None:
+    def row(large: int, piece: int, small_s: float) -> dict[str, Any]:
+        samples = [[1e-5, small_s + i * 1e-6, 2e-3 if large else 0.0] for i in (-1, 0, 1)]
+        return {"large_bytes": large, "piece_bytes": piece, "small_bytes": 8192, "pinned": True, "samples": samples}
+
+    found = document()
+    large = 32 << 20
+    found["steps"]["copy-queue"] = step(
+        "copies", [row(0, 0, 2e-5), row(large, large, 1.99e-3), row(large, 1 << 20, 5e-5)]
+    )
+    text = copies_table(found)
+    assert "| 8 KiB | alone | 20 | 19..21 | - | - | - | - |" in text
+    assert "| 8 KiB | one copy of 32 MiB | 1990 | 1989..1991 | 1970 | 4000 | 10 | 2000 |" in text
+    assert "| 8 KiB | 32 pieces of 1 MiB | 50 | 49..51 | 30 | 125 | 10 | 2000 |" in text
+    page_ = whole({"gpu-x.json": found})
+    assert "### Small copies beside streamed weights (CUDA0)" in page_ and "(pictures/gpu-x-copies.svg)" in page_
+    pytest.importorskip("matplotlib")
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in write_plots({"gpu-x.json": found}, tmp_path)}
+    assert "behind 32 pieces of 1 MiB" in drawn["gpu-x-copies.svg"]
 
 
 def test_pipes_cannot_break_a_table() -> None:

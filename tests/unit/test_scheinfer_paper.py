@@ -68,6 +68,15 @@ def test_equation_4_to_the_letter() -> None:
     assert prime.cpu_s == pytest.approx(block.cpu_s(0.5, 412))
 
 
+def test_the_start_up_time_of_a_kernel_is_that_of_any_number_of_tokens() -> None:
+    gemm = ffn(LLAMA, Betas()).gemms[0]
+    work = LLAMA.n_embd * LLAMA.n_ff
+    for n_tokens in (1, 300, 4000):
+        half = 0.5 * n_tokens * work  # Eq. 3: alpha + beta T M H
+        assert gemm.cpu_s(0.5, n_tokens) == pytest.approx(published.CPU[0] + half * published.CPU[1])
+        assert gemm.gpu_s(0.5, n_tokens) == pytest.approx(published.GPU[0] + half * published.GPU[1])
+
+
 def test_fewer_threads_imply_a_slower_cpu() -> None:
     betas = [predict.implied_cpu_beta(rate) for rate in published.RATES.values()]
     assert betas == sorted(betas)
@@ -89,6 +98,7 @@ def test_the_numbers_in_docs_are_what_the_solver_gives(part: str, written: dict[
 
 def test_the_ablations_in_docs_are_what_the_solver_gives(written: dict[str, Any]) -> None:
     assert written["memory"]["table_i"] == approx(predict.memory(Betas()))
+    assert written["tokens"]["table_i"] == approx(predict.tokens(Betas()))
     assert written["fixed_means"] == approx(predict.fixed_means(predict.fixed()))
 
 
@@ -104,6 +114,13 @@ def test_the_tables_of_the_page_show_the_written_numbers(written: dict[str, Any]
         for cpu, name in (("16_threads", "16 threads"), ("table_i", "Table I")):
             shown = " | ".join(f"{row['predicted']:.2f}" for row in rows[cpu])
             assert f"| predicted, {name} | {shown} |" in page, key
+    bound = " | ".join(f"{row['bound']:.2f}" for row in written["tokens"]["table_i"])
+    assert f"| bound, Table I | {bound} |" in page
+    speeds = [f"{row['gpu_tflops']:.0f}" for cpu in ("16_threads", "table_i") for row in written["tokens"][cpu]]
+    mixtral, llama, mixtral_i, llama_i = (speeds[i : i + 3] for i in (0, 3, 6, 9))
+    said = " ".join(page.split())
+    assert "{}, {} and {} TFLOPS for Mixtral (16 threads; {}, {}, {} with".format(*mixtral, *mixtral_i) in said
+    assert "{}, {} and {} for LLaMA ({}, {}, {})".format(*llama, *llama_i) in said
 
 
 def test_tokens_cannot_gain_more_than_the_devices_differ(written: dict[str, Any]) -> None:
