@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from oallama.core.codec import from_json
 from oallama.core.errors import DeviceError, ModelFileError, OallamaError
-from oallama.core.types import CPU_DEVICE
+from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT
 from oallama.device.child import ask_child
 from oallama.device.load_params import (
     LoadSettings,
@@ -52,8 +53,8 @@ class BufferBytes:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a load would take. Weights of the split backend count as host memory with all their bytes: what of them lies
-    on the device is for the plan to say. What the backend computes in is not counted."""
+    """What a load would take of llama.cpp. Weights of the split backend count as host memory with all their bytes: what
+    of them lies on the device is for the plan to say, and so is what the backend computes in."""
 
     buffers: tuple[BufferBytes, ...]
     n_splits_prefill: int  # parts ggml's scheduler cuts the graph of a full micro-batch into; -1: unknown
@@ -137,8 +138,12 @@ def _probe(request: dict[str, Any], progress: Any) -> dict[str, Any]:
 
     settings = from_json(LoadSettings, request, "the load")
     bridge = load_bridge()
-    with open_device(parse_device(settings.device)) as device, native_log() as log:
-        placement = ModelParams(settings, device_pointer(device.name), bridge)
+    with (
+        open_device(parse_device(settings.device)) as device,
+        bridge.split().plan(settings.split_text) if settings.split_text else nullcontext() as split,
+        native_log() as log,
+    ):
+        placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
         model_params = api.llama_model_default_params()
         placement.apply(model_params)
         model_params.no_alloc = True
@@ -153,7 +158,7 @@ def _probe(request: dict[str, Any], progress: Any) -> dict[str, Any]:
             raise load_refusal(settings.path, device.name, log.reason())
         prefill, decode = graph_splits(log.texts())
         result = {
-            "buffers": [asdict(row) for row in memory_of(bridge, context, placement.devices(device.name))],
+            "buffers": [asdict(_as_host(row)) for row in memory_of(bridge, context, placement.devices(device.name))],
             "n_splits_prefill": prefill,
             "n_splits_decode": decode,
             "device_total": device.info.memory_total if device.info else 0,
@@ -162,6 +167,10 @@ def _probe(request: dict[str, Any], progress: Any) -> dict[str, Any]:
         api.llama_free(context)
         api.llama_model_free(model)
     return result
+
+
+def _as_host(row: BufferBytes) -> BufferBytes:
+    return replace(row, device="", is_host=True) if row.buft == SPLIT_LAYOUT else row
 
 
 if __name__ == "__main__":
