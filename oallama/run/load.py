@@ -199,7 +199,7 @@ class EngineMemory:
 
 def compare_memory(buffers: tuple[BufferBytes, ...], device: str, ledger: MemoryLedger) -> EngineMemory:
     """The live buffers against the plan's ledger, on the device (on the host, mapped files count differently). The
-    ledger's staging is an upper bound of what split operators compute in, so there may be less of it."""
+    staging of plans that were made before it was counted exactly is an upper bound, so there may be less of it."""
     device_bytes = sum(b.model + b.context + b.compute for b in buffers if not b.in_host_memory)
     host_bytes = sum(b.model + b.context + b.compute for b in buffers if b.in_host_memory)
     planned = 0 if device == NO_DEVICE else ledger.weights_gpu + ledger.kv + ledger.compute + ledger.staging
