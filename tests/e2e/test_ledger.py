@@ -38,7 +38,7 @@ def profile_of(model: Path, link_bytes_per_s: float) -> Profile:
     [
         ("scheinfer", 1e9, True),  # streams
         ("scheinfer", 1e6, False),  # slices alone, of five FFNs; a part of one more would not pay for such a link
-        ("oato", 1e9, True),
+        ("oato", 1e9, False),  # an operator is a twentieth of the device
         ("layers", 1e9, False),  # a layer is a sixth of the device
     ],
 )
