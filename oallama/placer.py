@@ -295,7 +295,7 @@ class Placer:
 
         profile = self.profile()
         machine = fingerprint_key(profile.fingerprint)
-        record = plan_record(decision, self.model, self.operators, str(self.device), machine, profile.is_pinned)
+        record = plan_record(decision, self.model, self.operators, str(self.device), machine)
         return Plan(replace(record, attention=self._attention_rule.attention(flash_attn)))
 
     def engine(self, plan: Plan, progress: bool = True, stall_s: float = STALL_S, **changes: Any) -> Engine:

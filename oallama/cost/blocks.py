@@ -48,10 +48,24 @@ class SplitBlock:
     def download_bytes(self, gg: int, n_tokens: int) -> int:
         return (self.returned + self.returned_each * gg) * n_tokens * F32
 
-    def staging_bytes(self, gg: int, n_tokens: int) -> int:
-        """Activations on the device while it computes its slice for so many tokens; an upper bound."""
-        held = self.held_each * gg * n_tokens * F32
-        return self.upload_bytes(gg, n_tokens) + self.download_bytes(gg, n_tokens) + held
+    def staging_bytes(self, gg: int, n_tokens: int, streamed: int = 0) -> int:
+        """Activations on the device while it computes gg and then the streamed elements for so many tokens, as ggml's
+        allocator lays them out: an FFN's hidden values are gone when the next part begins, and its result takes their
+        place where it fits. What the device gives back otherwise stays until the block ends."""
+        parts = [elements for elements in (gg, streamed) if elements]
+        if not self.held_each:
+            returned = sum(self.download_bytes(elements, n_tokens) for elements in parts)
+            return self.upload_bytes(gg + streamed, n_tokens) + returned
+        sent, result = self.upload_bytes(0, n_tokens), self.download_bytes(0, n_tokens)
+        peak = kept = 0  # beside what was sent
+        for i, elements in enumerate(parts):
+            hidden = self.held_each * elements * n_tokens * F32
+            free = hidden * (HELD_PER_HIDDEN - 1) // HELD_PER_HIDDEN  # gate and up, when down begins
+            if i == len(parts) - 1:
+                free = free + sent if not kept else max(free, sent)
+            peak = max(peak, kept + hidden + (result if result > free else 0))
+            kept += result
+        return sent + peak
 
     def cuts(self) -> range:
         """Every possible size of GG, ascending, none and all of it excepted: CC is a multiple of the step."""

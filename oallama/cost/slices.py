@@ -9,7 +9,7 @@ scripts/measure/scheinfer_testbed.py.)
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 
 from oallama.core.errors import ProfileError
@@ -152,6 +152,15 @@ class SliceRates:
     blocking: bool = False  # the device does nothing by itself: the thread that computes CC copies and waits first
     issue: LinearFit | None = None  # for how long a copy to the device holds up that thread; None: not at all
     interference: InterferenceCurve = ()
+    staged: bool = False  # activations go through pinned memory: the thread does not wait for their copies
+
+    def staging_s(self, n_bytes: float) -> float:
+        """Of the thread, until activations are on their way from pinned memory: moved there, and asked for piece by
+        piece; 0 where they are sent from where they are."""
+        if not self.staged:
+            return 0.0
+        issue_s = self.issue.alpha_s if self.issue else 0.0
+        return 2 * n_bytes * self.join_s_per_byte + max(1.0, n_bytes / MIB) * issue_s
 
 
 def piece_bytes(rates: SliceRates, block_bytes: int) -> int:
@@ -182,6 +191,7 @@ def slice_rates(profile: Profile) -> SliceRates:
         blocking=profile.is_blocking,
         issue=_large(issue) if issue else None,
         interference=interference_curve(profile),
+        staged=pinned and "d2h_pinned" in link and not profile.is_blocking,
     )
 
 
@@ -237,9 +247,17 @@ def slice_times(
         elements = extent if prime else cut.cg + cut.gg
         there = n_g if cut.is_whole else rows  # tokens that the device computes something of
         joined = (block.returned + block.returned_each * elements) * there * JOIN_BYTES
-        send_s = link.copy_in.seconds(block.upload_bytes(elements, there)) + len(steps) * link.launch_issue_s
-        join_s = link.copy_out.seconds(block.download_bytes(elements, there)) + joined * rates.join_s_per_byte
-        steps[0] = Step(steps[0].copy_s, steps[0].gpu_s, link.launch_s)
+        n_up, n_down = block.upload_bytes(elements, there), block.download_bytes(elements, there)
+        send_s = rates.staging_s(n_up) + len(steps) * link.launch_issue_s
+        join_s = joined * rates.join_s_per_byte
+        first, last = steps[0], steps[-1]
+        if rates.staged:
+            steps[0] = replace(first, launch_s=link.launch_s + link.copy_in.seconds(n_up))
+            steps[-1] = replace(steps[-1], gpu_s=last.gpu_s + link.copy_out.seconds(n_down))
+        else:
+            send_s += link.copy_in.seconds(n_up)
+            join_s += link.copy_out.seconds(n_down)
+            steps[0] = replace(first, launch_s=link.launch_s)
     if rates.blocking:
         send_s += sum(step.copy_s + step.launch_s + step.gpu_s for step in steps)
         steps = []

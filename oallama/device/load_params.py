@@ -23,7 +23,8 @@ class LoadSettings:
     """What one load of llama.cpp gets: model, context and placement. Hashable; counts are tokens.
 
     host_patterns: (regular expression, CPU buffer type or None) for weights kept in host memory, and SPLIT_LAYOUT for
-    those of the split backend (plan/patterns.py). n_threads 0: one per physical core.
+    those of the split backend (plan/patterns.py). split_text: those weights, for a load without their plan
+    (plan/plugin_text.py). n_threads 0: one per physical core.
     """
 
     path: str
@@ -33,6 +34,7 @@ class LoadSettings:
     n_ubatch: int = STOCK_UBATCH
     n_gpu_layers: int = 0  # counted as llama.cpp does: the output is one layer behind the last
     host_patterns: tuple[tuple[str, str | None], ...] = ()
+    split_text: str = ""
     attention: Attention = STOCK_ATTENTION
     n_threads: int = 0
 
@@ -43,8 +45,8 @@ class ModelParams:
 
     device: ggml_backend_dev_t of the one device that may be used, 0 for none. llama.cpp is told of it only where
     layers go there: the split backend uses it by itself, and llama.cpp would keep a compute buffer on it for nothing.
-    split_buft: the split plan's buffer type; 0: plain host memory takes its place, which changes neither KV nor compute
-    buffers. Raises BridgeError for a layout that this CPU does not have.
+    split_buft: the split plan's buffer type; 0: plain host memory takes its place, which llama.cpp would stream to a
+    device that takes large batches. Raises BridgeError for a layout that this CPU does not have.
     """
 
     def __init__(self, settings: LoadSettings, device: int, bridge: Bridge, split_buft: int = 0) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from oallama.core.codec import from_json
 from oallama.core.errors import DeviceError, ModelFileError, OallamaError
-from oallama.core.types import CPU_DEVICE
+from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT
 from oallama.device.child import told
 from oallama.device.load_params import (
     LoadSettings,
@@ -56,8 +57,8 @@ class BufferBytes:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a load would take. Weights of the split backend count as host memory with all their bytes: what of them lies
-    on the device is for the plan to say. What the backend computes in is not counted."""
+    """What a load would take of llama.cpp. Weights of the split backend count as host memory with all their bytes: what
+    of them lies on the device is for the plan to say, and so is what the backend computes in."""
 
     buffers: tuple[BufferBytes, ...]
     n_splits_prefill: int  # parts ggml's scheduler cuts the graph of a full micro-batch into; -1: unknown
@@ -211,8 +212,12 @@ class _Loader:
 
         settings = from_json(LoadSettings, request, "the load")
         bridge = load_bridge()
-        with open_device(parse_device(settings.device)) as device, native_log() as log:
-            placement = ModelParams(settings, device_pointer(device.name), bridge)
+        with (
+            open_device(parse_device(settings.device)) as device,
+            bridge.split().plan(settings.split_text) if settings.split_text else nullcontext() as split,
+            native_log() as log,
+        ):
+            placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
             model = self._model(settings, placement, lambda: load_refusal(settings.path, device.name, log.reason()))
             context_params = api.llama_context_default_params()
             apply_context(settings, settings.n_threads or default_threads(), context_params)
@@ -221,14 +226,16 @@ class _Loader:
                 raise load_refusal(settings.path, device.name, log.reason())
             prefill, decode = graph_splits(log.texts())
             result = {
-                "buffers": [asdict(row) for row in memory_of(bridge, context, placement.devices(device.name))],
+                "buffers": [
+                    asdict(_as_host(row)) for row in memory_of(bridge, context, placement.devices(device.name))
+                ],
                 "n_splits_prefill": prefill,
                 "n_splits_decode": decode,
                 "device_total": device.info.memory_total if device.info else 0,
                 "device_free": device.info.memory_free if device.info else 0,
             }
             api.llama_free(context)
-            if device.info is not None:
+            if device.info is not None or split is not None:
                 self._free()
         return result
 
@@ -269,6 +276,10 @@ def _prepare() -> None:
 
     import_interface_only()
     load_bridge()
+
+
+def _as_host(row: BufferBytes) -> BufferBytes:
+    return replace(row, device="", is_host=True) if row.buft == SPLIT_LAYOUT else row
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oallama.core.types import MemoryLedger
 
@@ -34,12 +34,68 @@ class DeviceMemory:
         share = (self.n_layer - first_device_layer) / max(1, self.n_layer)
         return self.limit - self.compute - int(share * (self.kv + self.other_weights))
 
+    def expected(self, first_device_layer: int, own_bytes: int) -> int:
+        """Bytes of a placement with the layers from first_device_layer on, and so many bytes of operators and slices,
+        on the device."""
+        return self.limit - self.room(first_device_layer) + own_bytes
+
     def operator_room(self, first_device_layer: int) -> int:
         """Bytes left for whole operators, which need their layer's norms and KV beside them."""
         if first_device_layer > self.n_layer:
             return 0
         room = self.room(first_device_layer)
         return room if self.operators_limit is None else min(room, self.operators_limit)
+
+
+ENOUGH_USED = 0.99
+"""Of the limit: where a placement leaves less than the rest, no better one is looked for."""
+
+SHRINK = 0.01
+"""Of the limit: taken off the room, and twice as much each time, where a placement that was made smaller is still too
+large. What is moved to the host may need as much on the device again, to be streamed to."""
+
+STEP = 0.003
+"""Of the limit: by less than that the room is not changed for another look, unless what was proposed does not fit."""
+
+
+class Room:
+    """Room for operators and slices, corrected by what verified placements really took. What llama.cpp computes in
+    depends on the placement: which host operators it streams to the device, and where the logits are. So a first
+    placement may leave much of the device unused, or not fit; between the two the room is halved."""
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        self._first = memory
+        self._extra = 0  # bytes taken beyond what was expected, with which the next placement is proposed
+        self._fits: int | None = None  # the least of them with which a placement fitted
+        self._fails: int | None = None  # the most with which none did
+        self._in_a_row = 0  # that did not fit
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """What to propose with."""
+        return replace(self._first, compute=self._first.compute + self._extra)
+
+    def learn(self, first_device_layer: int, own_bytes: int, real: MemoryLedger) -> bool:
+        """Take in what a placement that was proposed with `memory` really takes. False: another look would not use the
+        device better."""
+        error = real.limit - real.spare - self._first.expected(first_device_layer, own_bytes)
+        if real.spare < 0:
+            self._fails = self._extra if self._fails is None else max(self._fails, self._extra)
+            self._in_a_row += 1
+            wanted = error + int(SHRINK * real.limit) * (2 ** (self._in_a_row - 1) - 1)
+        else:
+            self._fits = self._extra if self._fits is None else min(self._fits, self._extra)
+            self._in_a_row = 0
+            wanted = error
+            if real.limit - real.spare >= ENOUGH_USED * real.limit:
+                return False
+        if self._fits is not None:
+            if self._fails is not None and not self._fails < wanted < self._fits:
+                wanted = (self._fails + self._fits) // 2
+            if wanted >= self._fits or abs(wanted - self._extra) < STEP * real.limit:
+                return False
+        self._extra = wanted
+        return True
 
 
 def ledger(

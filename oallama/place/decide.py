@@ -1,13 +1,14 @@
 """From a policy's name to a verified placement: propose with predicted costs, verify with what a load really takes.
 
-What llama.cpp takes beside whole operators is only known from a load, so these are proposed again with less room while
-they do not fit. Slices alone need nothing of llama.cpp on the device, and fit by construction. Pure but for `probe`,
-which the caller gives: it answers what a placement puts on the device (a no_alloc load).
+What llama.cpp takes beside whole operators is only known from a load, so these are proposed again, with less room while
+they do not fit, with more where they leave some. Slices alone need nothing of llama.cpp on the device, and fit by
+construction. Pure but for `probe`, which the caller gives: it answers what a placement puts on the device (a no_alloc
+load).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.errors import DoesNotFit, UsageError
@@ -16,7 +17,7 @@ from oallama.core.units import format_bytes
 from oallama.cost.placement import Costs
 from oallama.cost.timeline import Prefetch
 from oallama.place.affinity import GRANULARITIES, FillRule, Granularity, Transfers
-from oallama.place.budget import DeviceMemory
+from oallama.place.budget import DeviceMemory, Room
 from oallama.place.oato import AffinityRule, search
 from oallama.place.placed import Placed, cpu, layers
 from oallama.place.problem import (
@@ -30,7 +31,9 @@ from oallama.place.problem import (
     nothing_placed,
     on_cpu,
     operators_limit,
+    own_bytes,
     predicted_of,
+    with_layouts,
 )
 from oallama.place.slicer import N_VALUES, SlicePlan, Slicer
 
@@ -44,7 +47,7 @@ LATER_POLICIES = {
 }
 """Policies of the contract that this version lacks, and what brings them."""
 
-VERIFY_ROUNDS = 5
+VERIFY_ROUNDS = 6
 
 MUCH_STAGING = 0.1
 """Of the device's memory: where staging takes more, a smaller micro-batch may leave more for weights than it costs."""
@@ -107,6 +110,7 @@ def decide(
 def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: str) -> Decision:
     """A placement of the caller's own, priced for the workload and probed but not changed: `spare` may be negative."""
     costs = costs_of(problem, load, "mixed")
+    placed = with_layouts(problem, costs, placed)
     capacity = problem.probe(load, placed).device_free if problem.vram is None else problem.vram
     memory = measured(problem, load, placed, capacity)
     return Decision(policy, load, costs, placed, memory, predicted_of(problem, load, placed, costs.layouts), ())
@@ -126,8 +130,8 @@ def _decide_whole(
     fill: FillRule,
     required: bool,
 ) -> Decision:
-    """Propose a placement of whole operators, ask what it really takes, and take what is too much off the budget until
-    it fits. A placement that leaves the device empty is for the workload as it was asked for.
+    """Propose a placement of whole operators, ask what it really takes, and correct the budget by that until it fits
+    and fills the device. A placement that leaves the device empty is for the workload as it was asked for.
 
     required: raise DoesNotFit where not even the buffers fit, else leave everything on the CPU and say so.
     """
@@ -136,12 +140,10 @@ def _decide_whole(
         return replace(on_cpu(problem, asked, phase), notes=notes)
     device = problem.profile.device
     costs = costs_of(problem, load, phase)
-    overrun = 0
+    room = Room(memory)
+    best: Decision | None = None
     for _ in range(VERIFY_ROUNDS):
-
-        def budget(first_device_layer: int, memory: DeviceMemory = memory, overrun: int = overrun) -> int:
-            return memory.operator_room(first_device_layer) - overrun
-
+        budget = room.memory.operator_room
         if policy == "layers":
             placed, reason = layers(costs, budget), "no layer fits the device"
         else:
@@ -149,14 +151,17 @@ def _decide_whole(
             nothing = f"with crossings counted, no operator is predicted to be faster on {device}"
             reason = f"{nothing} (--fill full uses it anyway)"
         if not placed.uses_device(problem.graph.n_layer):
-            return nothing_placed(problem, policy, asked, phase, memory.capacity, reason)
+            return best or nothing_placed(problem, policy, asked, phase, memory.capacity, reason)
+        placed = with_layouts(problem, costs, placed)
         real = measured(problem, load, placed, memory.capacity)
-        if real.spare >= 0:
-            return Decision(
-                policy, load, costs, placed, real, predicted_of(problem, load, placed, costs.layouts), notes
-            )
-        overrun -= real.spare
-    raise DoesNotFit(real.limit - real.spare, real.limit, device, f"the {policy} placement")
+        if real.spare >= 0 and (best is None or placed.seconds < best.placed.seconds):
+            predicted = predicted_of(problem, load, placed, costs.layouts)
+            best = Decision(policy, load, costs, placed, real, predicted, notes)
+        if not room.learn(placed.first_device_layer, own_bytes(problem, placed), real):
+            break
+    if best is None:
+        raise DoesNotFit(real.limit - real.spare, real.limit, device, f"the {policy} placement")
+    return best
 
 
 #
@@ -199,23 +204,40 @@ class _Sliced:
             (None, asked, ()) if problem.slices_only else device_memory(problem, asked, required=False)
         )
         costs = costs_of(problem, load, self._phase)
-        overrun = 0
-        for verified in range(VERIFY_ROUNDS + 1):
-            proposals = list(alone)
-            if memory is not None and verified < VERIFY_ROUNDS:
-                found = self._beside(costs, memory, load, overrun)
-                proposals = [*(Proposal(load, costs, placed, notes) for placed in found), *alone]
+        room = None if memory is None else Room(memory)
+        shares = self._effort.shares
+        made: Decision | None = None
+        for _ in range(VERIFY_ROUNDS):
+            beside = [] if room is None else self._beside(costs, room.memory, load, shares)
+            proposals = [*(Proposal(load, costs, placed, notes) for _, placed in beside), *alone]
             best = min(proposals, key=lambda proposal: proposal.placed.seconds)
             if not best.placed.uses_device(problem.graph.n_layer):
                 break
-            real = measured(problem, best.workload, best.placed, capacity)
-            if real.spare >= 0:
-                predicted = predicted_of(problem, best.workload, best.placed, best.costs.layouts)
-                notes = (*best.notes, *self._streaming_notes(best.placed))
-                return Decision(self._policy, best.workload, best.costs, best.placed, real, predicted, notes)
-            overrun -= real.spare
+            decision = self._verified(best, capacity)
+            if decision.memory.spare >= 0 and (made is None or decision.placed.seconds < made.placed.seconds):
+                made = decision
+            share = next((share for share, placed in beside if placed is best.placed), None)
+            if room is None or share is None:
+                break  # slices alone take what they say
+            if not room.learn(best.placed.first_device_layer, own_bytes(problem, best.placed), decision.memory):
+                break
+            shares = tuple({1.0: None, share: None})
+        if made is None and alone:
+            least = min(alone, key=lambda proposal: proposal.placed.seconds)
+            made = self._verified(least, capacity) if least.placed.uses_device(problem.graph.n_layer) else None
+        if made is not None:
+            return made
         reason = f"no operator, and no part of one, is predicted to make it faster on {problem.profile.device}"
         return nothing_placed(problem, self._policy, asked, self._phase, capacity, reason)
+
+    def _verified(self, proposal: Proposal, capacity: int) -> Decision:
+        """With the ledger of a dry load: `spare` may be negative."""
+        problem, load, costs = self._problem, proposal.workload, proposal.costs
+        placed = with_layouts(problem, costs, proposal.placed)
+        real = measured(problem, load, placed, capacity)
+        predicted = predicted_of(problem, load, placed, costs.layouts)
+        notes = (*proposal.notes, *self._streaming_notes(placed))
+        return Decision(self._policy, load, costs, placed, real, predicted, notes)
 
     def _alone(self, limit: int) -> Iterator[Proposal]:
         """Slices, and llama.cpp on the CPU alone. While memory is short, smaller micro-batches are tried: they leave
@@ -238,8 +260,11 @@ class _Sliced:
                 return
             load = replace(load, n_ubatch=load.n_ubatch // 2)
 
-    def _beside(self, costs: Costs, memory: DeviceMemory, load: Workload, overrun: int) -> list[Placed]:
-        """OATO's placements in shares of the room, and the best of them with slices in what they leave."""
+    def _beside(
+        self, costs: Costs, memory: DeviceMemory, load: Workload, shares: Sequence[float]
+    ) -> list[tuple[float, Placed]]:
+        """OATO's placements in shares of the room, and the best of them with slices in what they leave; each with its
+        share."""
         problem, effort = self._problem, self._effort
         transfers = Transfers(costs)
         whole: dict[float, Placed] = {}
@@ -250,19 +275,19 @@ class _Sliced:
                 return
 
             def budget(first_device_layer: int) -> int:
-                room = memory.operator_room(first_device_layer) - overrun
+                room = memory.operator_room(first_device_layer)
                 return int(share * room) if room > 0 else room
 
             whole[share] = found = search(costs, problem.operators, budget, granularities=effort.granularities,
                                           first_layers=effort.first_layers, transfers=transfers)  # fmt: skip
             if found.first_device_layer <= problem.graph.n_layer:
-                sliced[share] = self._with_slices(load, found, memory, overrun, effort.coarse_values)
+                sliced[share] = self._with_slices(load, found, memory, effort.coarse_values)
 
-        for share in effort.shares:
+        for share in shares:
             look(share)
             if share not in sliced:
                 break  # nothing gains as a whole
-        for step in effort.refinements:
+        for step in effort.refinements if shares == effort.shares else ():
             if sliced:
                 best = min(sliced, key=lambda share: sliced[share].seconds)
                 look(best - step)
@@ -270,16 +295,15 @@ class _Sliced:
         if not sliced:
             return []
         best = min(sliced, key=lambda share: sliced[share].seconds)
-        found = [*(whole[share] for share in sliced), sliced[best]]
+        found = [*((share, whole[share]) for share in sliced), (best, sliced[best])]
         if effort.fine_values != effort.coarse_values:
-            found.append(self._with_slices(load, whole[best], memory, overrun, effort.fine_values))
+            found.append((best, self._with_slices(load, whole[best], memory, effort.fine_values)))
         return found
 
-    def _with_slices(self, load: Workload, placed: Placed, memory: DeviceMemory, overrun: int, n_values: int) -> Placed:
+    def _with_slices(self, load: Workload, placed: Placed, memory: DeviceMemory, n_values: int) -> Placed:
         """`placed` with slices in what it leaves of the device's memory."""
-        there = zip(self._problem.operators, placed.on_device, strict=True)
-        used = sum(operator.bytes for operator, on_device in there if on_device)
-        room = memory.room(placed.first_device_layer) - overrun - used
+        used = own_bytes(self._problem, placed)
+        room = memory.room(placed.first_device_layer) - used
         cap = memory.operators_limit
         plan = self._slicer(load).plan(placed, room, room if cap is None else min(room, cap - used), n_values)
         return placed if plan is None or plan.is_empty else self._placed(load, placed, plan)

@@ -121,6 +121,16 @@ def predicted_of(
     return Predicted(ttft_s, tpot_s, ttft_s + load.n_gen * tpot_s)
 
 
+def with_layouts(problem: Problem, costs: Costs, placed: Placed) -> Placed:
+    """`placed` with the host layouts that its plan names. Where llama.cpp would choose another one by itself (pinned
+    host memory instead of repacking) that is the fastest for each operator; and always the one of a split operator's
+    CC, as the split backend repacks nothing by itself."""
+    named: Sequence[str | None] = costs.layouts if problem.profile.is_pinned else (None,) * len(problem.operators)
+    if placed.slices is not None:
+        named = [mine or other for mine, other in zip(placed.slices.layouts, named, strict=True)]
+    return replace(placed, layouts=tuple(named))
+
+
 def on_cpu(problem: Problem, load: Workload, phase: Phase) -> Decision:
     """Everything on the CPU. `costs` are those that a placement would be made from."""
     alone = costs_of(problem, load, phase, llama_uses_device=False)
@@ -128,7 +138,8 @@ def on_cpu(problem: Problem, load: Workload, phase: Phase) -> Decision:
     taken = problem.probe(load, placed)
     memory = ledger(0, problem.vram_fill, 0, taken.weights_host, 0, 0)
     predicted = predicted_of(problem, load, placed, alone.layouts)
-    return Decision("cpu", load, costs_of(problem, load, phase), placed, memory, predicted, ())
+    costs = costs_of(problem, load, phase)
+    return Decision("cpu", load, costs, with_layouts(problem, costs, placed), memory, predicted, ())
 
 
 def nothing_placed(problem: Problem, policy: str, load: Workload, phase: Phase, capacity: int, reason: str) -> Decision:
@@ -137,6 +148,12 @@ def nothing_placed(problem: Problem, policy: str, load: Workload, phase: Phase, 
     empty = ledger(capacity, problem.vram_fill, 0, decision.memory.weights_host, 0, 0)
     note = f"nothing is placed on {problem.profile.device}: {reason}"
     return replace(decision, policy=policy, memory=empty, notes=(note,))
+
+
+def own_bytes(problem: Problem, placed: Placed) -> int:
+    """Bytes of operators and slices on the device, with what the slices need beside them."""
+    whole = sum(operator.bytes for operator, there in zip(problem.operators, placed.on_device, strict=True) if there)
+    return whole + (placed.slices.weights_bytes + placed.slices.staging_bytes if placed.slices else 0)
 
 
 def measured(problem: Problem, load: Workload, placed: Placed, capacity: int) -> MemoryLedger:
@@ -157,7 +174,7 @@ def measured(problem: Problem, load: Workload, placed: Placed, capacity: int) ->
 
 def capacity_of(problem: Problem, load: Workload) -> int:
     """Bytes of the device: what is free there, or what the caller says."""
-    return problem.probe(load, _operators_on_host(problem)).device_free if problem.vram is None else problem.vram
+    return problem.probe(load, _operators_on_host(problem, load)).device_free if problem.vram is None else problem.vram
 
 
 def operators_limit(problem: Problem) -> int | None:
@@ -167,9 +184,9 @@ def operators_limit(problem: Problem) -> int | None:
     return int(problem.gpu_weights * sum(operator.bytes for operator in problem.operators))
 
 
-def _operators_on_host(problem: Problem) -> Placed:
+def _operators_on_host(problem: Problem, load: Workload) -> Placed:
     """Norms and KV of all layers on the device."""
-    return nothing_there(len(problem.operators), 0)
+    return with_layouts(problem, costs_of(problem, load, "mixed"), nothing_there(len(problem.operators), 0))
 
 
 def device_memory(
@@ -182,7 +199,7 @@ def device_memory(
     """
     asked = load.n_ubatch
     while True:
-        taken = problem.probe(load, _operators_on_host(problem))
+        taken = problem.probe(load, _operators_on_host(problem, load))
         memory = DeviceMemory(
             capacity=taken.device_free if problem.vram is None else problem.vram,
             fill=problem.vram_fill,

@@ -18,18 +18,13 @@ def n_gpu_layers(n_layer: int, placed: Placed) -> int:
     return n_layer + 1 - placed.first_device_layer
 
 
-def placements(
-    operators: Sequence[Operator], placed: Placed, layouts: Sequence[str | None] = ()
-) -> tuple[OperatorPlacement, ...]:
-    """gg = 1 on the device, cc = 1 on the host, fractions of the cut's extent where an operator is split.
-
-    layouts: of each operator's part in host memory; None, or no layouts: llama.cpp's own choice.
-    """
+def placements(operators: Sequence[Operator], placed: Placed) -> tuple[OperatorPlacement, ...]:
+    """gg = 1 on the device, cc = 1 on the host, fractions of the cut's extent where an operator is split."""
     made = []
     slices = placed.slices
     for index, operator in enumerate(operators):
         gg, cg = (slices.gg[index], slices.cg[index]) if slices else (0, 0)
-        layout = layouts[index] if layouts else None
+        layout = placed.layouts[index] if placed.layouts else None
         if gg or cg:
             extent = cut_extent(operator)
             cc = extent - cg - gg
@@ -67,12 +62,12 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord
     gg = tuple(round(p.gg * cut_extent(o)) if 0 < p.gg < 1 else 0 for o, p in listed)
     cg = tuple(round(p.cg * cut_extent(o)) for o, p in listed)
     on_device = tuple(p.gg == 1 for _, p in listed)
+    layouts = tuple(p.layout for _, p in listed)
     slices = None
     if any(gg) or any(cg) or plan.token_assignment:
-        layouts = tuple(p.layout for _, p in listed)
         weights, _ = slice_memory(operators, gg, plan.workload.n_ubatch)
         slices = Slices(gg, cg, layouts, weights, plan.memory.staging, plan.streaming, plan.token_assignment)
-    return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, slices=slices)
+    return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, slices=slices, layouts=layouts)
 
 
 def unmeasured_cpu_record(
@@ -100,10 +95,8 @@ def plan_record(
     operators: Sequence[Operator],
     device: str,
     machine_fingerprint: str,
-    name_layouts: bool,
 ) -> PlanRecord:
-    """The plan of a decision. name_layouts: say for each host operator which CPU layout was the fastest, for machines
-    where llama.cpp would choose another one by itself (pinned host memory instead of repacking)."""
+    """The plan of a decision."""
     placed = decision.placed
     return PlanRecord(
         model_path=model.path,
@@ -112,7 +105,7 @@ def plan_record(
         device=device if placed.uses_device(model.n_layer) else "none",
         policy=decision.policy,
         workload=decision.workload,
-        operators=placements(operators, placed, _layouts(decision, name_layouts)),
+        operators=placements(operators, placed),
         n_gpu_layers=n_gpu_layers(model.n_layer, placed),
         memory=decision.memory,
         predicted=decision.predicted,
@@ -120,13 +113,3 @@ def plan_record(
         streaming=placed.slices.settings if placed.slices else None,
         notes=decision.notes,
     )
-
-
-def _layouts(decision: Decision, name_layouts: bool) -> list[str | None]:
-    """Of each operator in host memory, where the plan names one: always for the host's slice of a split operator, as
-    the split backend repacks nothing by itself."""
-    costs, placed = decision.costs, decision.placed
-    named: list[str | None] = [cost.layout if name_layouts else None for cost in costs.operators]
-    if placed.slices is None:
-        return named
-    return [mine or other for mine, other in zip(placed.slices.layouts, named, strict=True)]

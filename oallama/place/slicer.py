@@ -208,7 +208,9 @@ class Slicer:
         if best.token_assignment:
             known = {p.n_tokens for p in passes(load, "prefill")}
             table = token_table(best.layers, self.on, load.n_ubatch, known)
-            best = self.priced(best.layers, table, best.kept_twice, best.weights_bytes, best.staging_bytes)
+            staging = staging_bytes(best.layers, self.on.prefetch, load.n_ubatch, most_n_g(table, load.n_ubatch))
+            if best.weights_bytes + staging <= room:  # else other batches get no more n_g than there is room for
+                best = self.priced(best.layers, table, best.kept_twice, best.weights_bytes, staging)
         return replace(self.exact(best), short=short)
 
     def _cuts(self, kind: BlockCost, n_values: int) -> tuple[tuple[Cut, ...], ...]:
@@ -285,7 +287,8 @@ class Slicer:
             table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None
-            staging = staging_bytes(layers, self.on.prefetch, self._load.n_ubatch, mode.with_n_g)
+            n_ubatch = self._load.n_ubatch
+            staging = staging_bytes(layers, self.on.prefetch, n_ubatch, most_n_g(table, n_ubatch))
             if assigned.bytes + staging <= max(room, 0):
                 plan = self.priced(layers, table, mode.twice, assigned.bytes, staging)
                 return replace(plan, short=assigned.short)
@@ -372,18 +375,25 @@ def _objectives(load: Workload) -> tuple[Objective, ...]:
     return ("decode",) if load.n_prompt <= 1 else ("decode", "workload")
 
 
-def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, with_n_g: bool) -> int:
+def most_n_g(table: Table, n_ubatch: int) -> int:
+    """Of any batch."""
+    return max((n_g_at(table, n) for n in {n_ubatch, *(n for n, _ in table if n <= n_ubatch)}), default=0)
+
+
+def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -> int:
     """Of the ring, whose slots hold what is streamed of the largest block, and of activations for the largest part of a
-    block that the device computes. with_n_g: CC is streamed too. llama.cpp reserves as if the logits of all n_ubatch
-    tokens were wanted, so the blocks behind the last attention count like the others."""
+    block that the device computes. n_g: the most tokens of a batch that CC is streamed for. llama.cpp reserves as if
+    the logits of all n_ubatch tokens were wanted, so the blocks behind the last attention count like the others."""
     slot = activations = 0
     for of, cut in layers:
-        streamed = _streamed(of, cut, with_n_g)
+        primed = cut.cc if n_g and of.takes_n_g else 0
+        streamed = cut.cg + primed
         if streamed:
             padding = len(of.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight
             slot = max(slot, ceil(of.block.bytes * streamed / of.block.extent) + padding)
         if streamed or 0 < cut.gg < of.block.extent:
-            activations = max(activations, of.block.staging_bytes(streamed + cut.gg, n_ubatch))
+            computed = cut.cg + ceil(primed * n_g / n_ubatch)
+            activations = max(activations, of.block.staging_bytes(cut.gg, n_ubatch, computed))
     n_slots = 2 if prefetch.n_slots is None else prefetch.n_slots
     return n_slots * slot + activations
 

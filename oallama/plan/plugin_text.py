@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from oallama.core.errors import PlanError
 from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, PlanRecord, StreamSettings
 from oallama.model.cut import cut_axis
-from oallama.plan.patterns import split_names
+from oallama.plan.patterns import is_split, split_names
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 
@@ -45,6 +45,20 @@ def plugin_text(
         if every_operator or operator.name in split:
             lines.append(_tensor_line(operator, placement))
     return "\n".join(lines) + "\n"
+
+
+def split_text(
+    operators: Sequence[Operator], placements: Sequence[OperatorPlacement], streams_tokens: bool = False
+) -> str:
+    """Which tensors are split and along which axis, as a plan text that leaves all of them on the host; "" where none
+    is. A no_alloc load needs no more to give the plugin what it would get, and no device. Raises PlanError."""
+    by_name = {placement.name: placement for placement in placements}
+    lines = [
+        _tensor_line(operator, OperatorPlacement(operator.name, 0.0, 0.0, 1.0))
+        for operator in operators
+        if is_split(operator, by_name[operator.name], streams_tokens)
+    ]
+    return "\n".join([FORMAT, *lines]) + "\n" if lines else ""
 
 
 def _stream_lines(record: PlanRecord) -> list[str]:

@@ -14,6 +14,7 @@ from oallama.place.record import n_gpu_layers, placements
 if TYPE_CHECKING:
     from oallama.device.load_params import LoadSettings
     from oallama.model.memory import Prober, ProbeResult
+    from oallama.plan.patterns import Pattern
 
 
 class DryLoads:
@@ -36,13 +37,22 @@ class DryLoads:
 
     def settings(self, load: Workload, placed: Placed, attention: Attention) -> LoadSettings:
         """How the engine would load a placement."""
-        from oallama.device.load_params import LoadSettings
+        from oallama.device.load_params import LoadSettings, load_bridge
         from oallama.plan.patterns import host_patterns
+        from oallama.plan.plugin_text import split_text
+        from oallama.run.load import usable_layouts
 
         uses_device = placed.uses_device(self._model.n_layer)
-        where = placements(self._operators, placed)
-        streams_tokens = placed.slices is not None and bool(placed.slices.token_assignment)
-        patterns = host_patterns(self._operators, where, self._tensor_names, streams_tokens) if uses_device else ()
+        patterns: tuple[Pattern, ...] = ()
+        split = ""
+        if uses_device:
+            slices = placed.slices
+            streams_tokens = slices is not None and bool(slices.token_assignment)
+            kept_twice = slices is not None and slices.settings is not None and slices.settings.kept_twice
+            planned = placements(self._operators, placed)
+            where, _ = usable_layouts(self._operators, planned, load_bridge(), streams_tokens, kept_twice)
+            patterns = host_patterns(self._operators, where, self._tensor_names, streams_tokens)
+            split = split_text(self._operators, where, streams_tokens)
         return LoadSettings(
             path=self._model.path,
             device=str(self._device) if uses_device else "none",
@@ -50,6 +60,7 @@ class DryLoads:
             n_ubatch=load.n_ubatch,
             n_gpu_layers=n_gpu_layers(self._model.n_layer, placed),
             host_patterns=patterns,
+            split_text=split,
             n_threads=self._n_threads,
             attention=attention,
         )

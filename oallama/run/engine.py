@@ -21,6 +21,7 @@ from oallama.device.opening import open_now
 from oallama.model.memory import memory_of, probe_memory
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
+from oallama.plan.plugin_text import split_text
 from oallama.run.generate import (
     Generation,
     Piece,
@@ -77,10 +78,12 @@ class Engine:
         check_layers(plan, model.n_layer, operators)
         self.attention = options.attention(plan.record.attention or STOCK_ATTENTION)
         spec = device_of(plan, options.device)
-        placements, warnings = usable_layouts(operators, plan.record, load_bridge())
+        streams_tokens, streaming = bool(plan.record.token_assignment), plan.record.streaming
+        kept_twice = streaming is not None and streaming.kept_twice
+        placements, warnings = usable_layouts(operators, plan.operators, load_bridge(), streams_tokens, kept_twice)
         patterns: tuple[tuple[str, str | None], ...] = ()
         if not spec.is_none or any(placement.layout for placement in placements):
-            patterns = host_patterns(operators, placements, tensor_names, bool(plan.record.token_assignment))
+            patterns = host_patterns(operators, placements, tensor_names, streams_tokens)
         self.model, self.plan = model, plan
         self.n_threads = options.threads or default_threads()
         self._settings = LoadSettings(
@@ -91,6 +94,7 @@ class Engine:
             n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
             n_gpu_layers=plan.n_gpu_layers,
             host_patterns=patterns,
+            split_text=split_text(operators, placements, streams_tokens),
             attention=self.attention,
             n_threads=self.n_threads,
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DeviceError
-from oallama.core.types import PLAIN_LAYOUT, MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Shape
+from oallama.core.types import PLAIN_LAYOUT, MemoryLedger, ModelInfo, Operator, OperatorPlacement, Shape
 from oallama.core.units import MIB, format_bytes
 from oallama.device.guard import Runner
 from oallama.device.interrupt import held_interrupt
@@ -20,7 +20,7 @@ from oallama.device.opening import NO_DEVICE, OpenDevice, device_pointer
 from oallama.model.cut import cut_axis
 from oallama.model.gguf_file import check_unchanged
 from oallama.model.memory import BufferBytes, load_refusal
-from oallama.plan.patterns import split_names
+from oallama.plan.patterns import is_split
 from oallama.plan.split import slice_counts
 from oallama.run.split import LoadedSplit
 
@@ -32,10 +32,14 @@ TOLERANCE_SHARE, TOLERANCE_BYTES = 0.01, MIB  # planned and actual bytes may dif
 
 
 def usable_layouts(
-    operators: Sequence[Operator], record: PlanRecord, bridge: Bridge
+    operators: Sequence[Operator],
+    placements: Sequence[OperatorPlacement],
+    bridge: Bridge,
+    streams_tokens: bool,
+    kept_twice: bool,
 ) -> tuple[tuple[OperatorPlacement, ...], tuple[str, ...]]:
-    """The plan's placements with layouts that this CPU has and can multiply with, and a warning for each layout
-    dropped.
+    """A plan's placements with layouts that this CPU has and can multiply with, and a warning for each layout dropped.
+    streams_tokens: whether CC is streamed for n_g, kept_twice: from a second copy.
 
     Where the plan insists on plain memory for some operator, llama.cpp must be kept from repacking (load_params.py);
     then the operators left to its choice get the layout it would have chosen by name. So do the split ones, whose
@@ -43,9 +47,10 @@ def usable_layouts(
     a device can read.
     """
     by_name = {operator.name: operator for operator in operators}
-    placements, split, layouts = record.operators, split_names(record, operators), bridge.cpu_layouts()
+    layouts = bridge.cpu_layouts()
+    split = {p.name for p in placements if is_split(by_name[p.name], p, streams_tokens)}
     plain_wanted = any(placement.layout == PLAIN_LAYOUT and placement.name not in split for placement in placements)
-    read_by_device = bool(record.token_assignment) and not (record.streaming and record.streaming.kept_twice)
+    read_by_device = streams_tokens and not kept_twice
     checked: list[OperatorPlacement] = []
     dropped: dict[str, list[str]] = {}  # layout -> operators
     for placement in placements:
@@ -193,7 +198,7 @@ class EngineMemory:
 
 def compare_memory(buffers: tuple[BufferBytes, ...], device: str, ledger: MemoryLedger) -> EngineMemory:
     """The live buffers against the plan's ledger, on the device (on the host, mapped files count differently). The
-    ledger's staging is an upper bound of what split operators compute in, so there may be less of it."""
+    staging of plans that were made before it was counted exactly is an upper bound, so there may be less of it."""
     device_bytes = sum(b.model + b.context + b.compute for b in buffers if not b.in_host_memory)
     host_bytes = sum(b.model + b.context + b.compute for b in buffers if b.in_host_memory)
     planned = 0 if device == NO_DEVICE else ledger.weights_gpu + ledger.kv + ledger.compute + ledger.staging

@@ -56,7 +56,7 @@ class Betas:
     link: float = LINK[1]
 
 
-@dataclass(frozen=True)
+@dataclass
 class PaperPricing(Pricing):
     """Eq. 4, and with n_g > 0 Eq. 15, and their order as in Eq. 5: one launch for each kernel and each copy, on a
     stream of its own; CG and GG of a mul-mat computed together once its copy has arrived; sending and joining cost

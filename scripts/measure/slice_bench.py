@@ -67,7 +67,7 @@ class Bench:
         twice = bool(table) and any(block.layout != PLAIN_LAYOUT for block, _ in layers)
         made = tuple(layers)
         weights = sum(block.block.bytes * cut.gg // block.block.extent for block, cut in made)
-        staging = staging_bytes(made, self.slicer.on.prefetch, self.load.n_ubatch, bool(table))
+        staging = staging_bytes(made, self.slicer.on.prefetch, self.load.n_ubatch, n_g)
         return self.slicer.priced(made, table, twice, weights, staging)
 
     def traced(self, plan: SlicePlan, of: TraceOf | None = None) -> list[Span]:

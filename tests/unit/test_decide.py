@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from placement_cases import model, operators
@@ -30,9 +32,16 @@ def profile(device: str = "RPC0", t_gpu_s: float = 0.1) -> Profile:
 
 
 class Table:
-    """A probe: KV 100 bytes a layer, norms 10 bytes a layer, compute as a share of the micro-batch."""
+    """A probe: KV 100 bytes a layer, norms 10 bytes a layer, compute as a share of the micro-batch; hidden: of the
+    bytes of operators there, more bytes."""
 
-    def __init__(self, ops: list[Operator], free: int, compute_per_token: float = 0.0, hidden: int = 0) -> None:
+    def __init__(
+        self,
+        ops: list[Operator],
+        free: int,
+        compute_per_token: float = 0.0,
+        hidden: Callable[[int], int] = lambda placed_bytes: 0,
+    ) -> None:
         self.ops, self.free, self.compute_per_token, self.hidden = ops, free, compute_per_token, hidden
         self.asked: list[tuple[Workload, Placed]] = []
 
@@ -43,16 +52,15 @@ class Table:
         total = sum(op.bytes for op in self.ops)
         if placed.first_device_layer > N_LAYER:
             return LoadBytes(0, total, 0, 0, self.free)
-        extra = self.hidden if placed_bytes else 0
-        compute = int(self.compute_per_token * load.n_ubatch)
+        compute = int(self.compute_per_token * load.n_ubatch) + self.hidden(placed_bytes)
         return LoadBytes(
-            10 * n_device_layers + placed_bytes + extra, total - placed_bytes, 100 * n_device_layers, compute, self.free
+            10 * n_device_layers + placed_bytes, total - placed_bytes, 100 * n_device_layers, compute, self.free
         )
 
 
-def problem(free: int, gpu_weights: float | None = None, **table: float) -> tuple[Problem, Table]:
+def problem(free: int, gpu_weights: float | None = None, **table: Any) -> tuple[Problem, Table]:
     ops = operators(N_LAYER)
-    probe = Table(ops, free, **table)  # type: ignore[arg-type]
+    probe = Table(ops, free, **table)
     graph = build_graph(model(N_LAYER), ops)
     return Problem(tuple(ops), graph, profile(), probe, None, 0.9, gpu_weights), probe
 
@@ -88,10 +96,35 @@ def test_gpu_weights_caps_the_share_of_operator_bytes() -> None:
 
 
 def test_what_the_probe_adds_is_taken_off_the_budget_until_it_fits() -> None:
-    made, probe = problem(free=20_000, hidden=2_500)
+    made, probe = problem(free=20_000, hidden=lambda placed_bytes: 2_500 if placed_bytes else 0)
     decision = decide(made, "oato", LOAD, "mixed")
     assert decision.memory.spare >= 0
     assert len(probe.asked) >= 3  # all on the host, a first proposal that is too large, a smaller one
+
+
+@pytest.mark.parametrize("policy", ["oato", "layers", "scheinfer", "split"])
+def test_what_the_first_look_counted_too_much_is_used(policy: str) -> None:
+    """With every operator on the host, llama.cpp needs room to stream them; what is on the device needs none."""
+    made, _ = problem(free=20_000, hidden=lambda placed_bytes: 0 if placed_bytes else 8_000)
+    decision = decide(made, policy, LOAD, "mixed")
+    assert 0 <= decision.memory.spare < (4_500 if policy == "layers" else 1_000)
+
+
+@pytest.mark.parametrize("policy", ["oato", "scheinfer", "split"])
+def test_what_is_a_little_too_large_again_and_again_is_shrunk_until_it_fits(policy: str) -> None:
+    """What is taken off the device comes back as a buffer to stream it to, until enough is gone."""
+    made, _ = problem(free=20_000, hidden=lambda placed_bytes: max(0, 17_000 - placed_bytes) * (placed_bytes > 9_000))
+    decision = decide(made, policy, LOAD, "mixed")
+    assert decision.memory.spare >= 0 and any(decision.placed.on_device)
+
+
+def test_a_placement_is_verified_with_the_layouts_that_its_plan_names() -> None:
+    made, probe = problem(free=12_000)
+    decision = decide(made, "oato", LOAD, "mixed")
+    assert probe.asked[-1][1] == decision.placed
+    assert set(decision.placed.layouts) == {"CPU"}
+    left_open = replace(made, profile=replace(made.profile, fingerprint={"device_host_buffer": False}))
+    assert set(decide(left_open, "oato", LOAD, "mixed").placed.layouts) == {None}, "llama.cpp chooses as we would"
 
 
 def test_micro_batch_is_halved_until_the_compute_buffers_fit_and_said_so() -> None:

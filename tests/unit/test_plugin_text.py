@@ -14,7 +14,7 @@ from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, StreamSettings, Workload
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.plan.plan import Plan
-from oallama.plan.plugin_text import plugin_text
+from oallama.plan.plugin_text import plugin_text, split_text
 from oallama.plan.split import slice_counts
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "plugin_plan_v1.oallama"
@@ -155,3 +155,19 @@ def test_counts_are_those_of_the_placement_and_fill_the_extent(cut: tuple[Operat
     assert tuple(map(int, counts)) == slice_counts(made, placement)
     assert sum(map(int, counts)) == made.shape[0 if axis == "cols" else 1]
     assert (layout == "-") == (int(counts[0]) == 0)
+
+
+def test_a_load_without_its_plan_is_told_what_is_split_and_along_which_axis() -> None:
+    lines = split_text(OPERATORS, PLACEMENTS).splitlines()
+    assert lines[0] == "oallama-plan 1"
+    assert [line.split()[1:] for line in lines[1:4]] == [
+        ["blk.0.ffn_gate.weight", "Q4_0", "2048x8192x1", "rows", "8192", "0", "0", "CPU"],
+        ["blk.0.ffn_up.weight", "Q4_0", "2048x8192x1", "rows", "8192", "0", "0", "CPU"],
+        ["blk.0.ffn_down.weight", "Q4_K", "8192x2048x1", "cols", "8192", "0", "0", "CPU"],
+    ]
+    assert not any("attn_q" in line or "device" in line for line in lines), "it is whole; and there is no device"
+    assert split_text(OPERATORS, PLACEMENTS) == split_text(
+        OPERATORS,
+        PLACEMENTS[:1] + tuple(dataclasses.replace(p, gg=0.5, cc=0.5) if 0 < p.gg < 1 else p for p in PLACEMENTS[1:]),
+    ), "wherever they are cut"
+    assert split_text(OPERATORS[:1], PLACEMENTS) == ""

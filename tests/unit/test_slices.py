@@ -99,11 +99,15 @@ def test_activations_and_weights_of_a_block() -> None:
     assert (block.extent, block.step, block.bytes) == (FF, 32, 3 * EMBD * FF // 32 * 18)
     assert (block.upload_bytes(256, 7), block.download_bytes(256, 7)) == (7 * EMBD * 4, 7 * EMBD * 4)
     assert block.weight_bytes(256) * 4 == block.bytes
-    assert block.staging_bytes(256, 7) == (2 * EMBD + 3 * 256) * 7 * 4
+    assert block.staging_bytes(256, 7) == (EMBD + 3 * 256) * 7 * 4, "the result takes the place of gate and up"
+    assert block.staging_bytes(0, 7, 256) == block.staging_bytes(256, 7)
+    assert block.staging_bytes(256, 7, 512) == (2 * EMBD + 3 * 512) * 7 * 4, "GG's result is kept"
+    assert block.staging_bytes(512, 7, 32) == (EMBD + 3 * 512) * 7 * 4
     (routed,) = split_blocks(experts(), [32] * 3)
     assert (routed.upload_bytes(256, 7), routed.download_bytes(256, 7)) == (7 * (EMBD + 2) * 4, 7 * 2 * EMBD * 4)
     (rows,) = split_blocks([operator("output", EMBD, 3200, None)], [32])
     assert (rows.upload_bytes(320, 7), rows.download_bytes(320, 7)) == (7 * EMBD * 4, 7 * 320 * 4)
+    assert rows.staging_bytes(320, 7, 64) == (EMBD + 320 + 64) * 7 * 4
     (cols,) = split_blocks([ffn(0)[2]], [32])
     assert (cols.upload_bytes(256, 7), cols.download_bytes(256, 7)) == (7 * 256 * 4, 7 * EMBD * 4)
     (halves,) = split_blocks([operator("ffn_up", EMBD, 2 * FF, gate_up=True)], [32])

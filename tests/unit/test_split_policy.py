@@ -66,7 +66,7 @@ def problem(world: World, free: int, ops: list[Operator] | None = None, **more: 
 
 
 def plan_of(made: Problem, decision: Decision) -> Plan:
-    return Plan(plan_record(decision, model(N_LAYER), made.operators, "rpc-worker", "", False))
+    return Plan(plan_record(decision, model(N_LAYER), made.operators, "rpc-worker", ""))
 
 
 #
@@ -257,6 +257,7 @@ def test_auto_says_nothing_of_memory_that_slices_do_not_need() -> None:
 
 def test_the_plan_names_fractions_layouts_and_the_device() -> None:
     made = problem(PAIR, free=10**8)
+    made = replace(made, profile=replace(made.profile, fingerprint={"device_host_buffer": False}))
     decision = decide(made, "split", LOAD, "mixed")
     plan = plan_of(made, decision)
     plan.check(model(N_LAYER), made.operators)

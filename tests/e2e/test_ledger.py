@@ -1,0 +1,72 @@
+"""The ledger is what is really taken: what a plan says that it puts on the device, and what the device holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gguf_factory import write_llama_shape
+
+from oallama.core.types import Profile
+from oallama.core.units import KIB, MIB
+from oallama.device.card import Card, Host
+from oallama.device.load_params import load_bridge
+from oallama.placer import Placer
+from oallama.profile.described import described
+
+DEVICE = "emulated:vram=1GiB,scale=1,values=real"  # takes large batches of host operators, and has pinned memory
+N_UBATCH = 64
+SHARE, SLACK = 0.02, 64 * KIB  # a weight's part is padded, by some hundred bytes
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama_shape(tmp_path_factory.mktemp("model") / "model.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
+
+
+def profile_of(model: Path, link_bytes_per_s: float) -> Profile:
+    """A slow CPU beside a fast card on this link."""
+    placer = Placer.load(model, device="none")
+    card = Card("test", "a card", 1 << 30, 2e11, 1e13, 5e12, 1e-7, 5e-7, 1e-8, 5e-7, 1e-7, 1e-7,
+                link_bytes_per_s, link_bytes_per_s / 2)  # fmt: skip
+    host = Host("a slow CPU", bytes_per_s=2e8, flops_per_s=5e8, source="this test")
+    return described(host, card, placer.model, placer.operators, (1, 32, 512))
+
+
+@pytest.mark.parametrize(
+    ("policy", "link_bytes_per_s", "fills"),
+    [
+        ("scheinfer", 1e9, True),  # streams
+        ("scheinfer", 1e6, False),  # slices alone, of five FFNs; a part of one more would not pay for such a link
+        ("oato", 1e9, False),  # an operator is a twentieth of the device
+        ("layers", 1e9, False),  # a layer is a sixth of the device
+    ],
+)
+def test_the_device_holds_what_the_plan_says(policy: str, link_bytes_per_s: float, fills: bool, model: Path) -> None:
+    vram = 12 * MIB
+    profile = profile_of(model, link_bytes_per_s)
+    placer = Placer.load(model, device=DEVICE, vram=vram, threads=1, profile=profile, n_ubatch=N_UBATCH)
+    plan = placer.plan(policy, n_prompt=128, n_gen=16, n_ctx=256)
+    memory = plan.memory
+    planned = memory.weights_gpu + memory.kv + memory.compute + memory.staging
+    assert planned + memory.spare == memory.limit and memory.spare >= 0
+    with placer.engine(plan, progress=False) as engine:
+        loaded = load_bridge().emulated().stats().device_bytes
+        engine.generate(list(range(1, N_UBATCH + 8)), max_tokens=2, temperature=0)
+        held = load_bridge().emulated().stats().device_bytes
+        assert engine.warnings == ()
+    assert loaded == held, "nothing is taken while it runs"
+    assert abs(planned - held) <= max(SHARE * held, SLACK)
+    if fills:
+        assert held >= 0.88 * vram
+
+
+def test_so_it_is_where_only_weights_are_capped(model: Path) -> None:
+    profile = profile_of(model, 1e9)
+    placer = Placer.load(model, device=DEVICE, gpu_weights=0.3, threads=1, profile=profile, n_ubatch=N_UBATCH)
+    plan = placer.plan("scheinfer", n_prompt=128, n_gen=16, n_ctx=256)
+    assert any(0 < placement.gg < 1 or placement.cg for placement in plan.operators)
+    with placer.engine(plan, progress=False):
+        held = load_bridge().emulated().stats().device_bytes
+    memory = plan.memory
+    assert abs(memory.limit - memory.spare - held) <= max(SHARE * held, SLACK)
