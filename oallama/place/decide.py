@@ -17,8 +17,9 @@ from oallama.cost.placement import Costs
 from oallama.cost.timeline import Prefetch
 from oallama.place.affinity import GRANULARITIES, FillRule, Granularity, Transfers
 from oallama.place.budget import DeviceMemory
+from oallama.place.exchange import exchange, exchange_notes, whole_ffns
 from oallama.place.oato import AffinityRule, search
-from oallama.place.placed import Placed, cpu, layers
+from oallama.place.placed import Budget, Placed, cpu, layers
 from oallama.place.problem import (
     SMALLEST_UBATCH,
     Decision,
@@ -61,10 +62,11 @@ class Effort:
     granularities: tuple[Granularity, ...] = GRANULARITIES  # of OATO
     first_layers: tuple[int, ...] | None = None  # of OATO; None: its own choice
     lowers_ubatch: bool = True  # whether smaller micro-batches are tried
+    exchanges: bool = True  # whether operators are exchanged after OATO's fill, and whole FFNs left to slices
 
 
 THOROUGH = Effort()
-QUICK = Effort((1.0, 0.5), (), 4, 4, ("block",), (0,), lowers_ubatch=False)
+QUICK = Effort((1.0, 0.5), (), 4, 4, ("block",), (0,), lowers_ubatch=False, exchanges=False)
 """For questions that are asked of many devices at once."""
 
 
@@ -93,13 +95,16 @@ def decide(
     if policy in ("split", "scheinfer"):
         return _Sliced(problem, load, phase, policy, Prefetch(prefetch), effort).decide()
     if policy != "auto":
-        return _decide_whole(problem, policy, load, phase, affinity, fill, required=True)
+        return _decide_whole(problem, policy, load, phase, affinity, fill, effort.exchanges, required=True)
     sliced = _Sliced(problem, load, phase, "scheinfer", Prefetch(prefetch), effort).decide()
     if sliced.placed.slices is not None and not sliced.placed.slices.streams:
         sliced = replace(sliced, policy="split")
     found = [on_cpu(problem, load, phase), sliced]
     if not problem.slices_only:
-        whole = [_decide_whole(problem, one, load, phase, affinity, fill, required=False) for one in ("oato", "layers")]
+        whole = (
+            _decide_whole(problem, one, load, phase, affinity, fill, effort.exchanges, required=False)
+            for one in ("oato", "layers")
+        )
         found = [*whole, *found]
     return min(found, key=lambda decision: decision.placed.seconds)
 
@@ -124,6 +129,7 @@ def _decide_whole(
     phase: Phase,
     affinity: AffinityRule,
     fill: FillRule,
+    exchanges: bool,
     required: bool,
 ) -> Decision:
     """Propose a placement of whole operators, ask what it really takes, and take what is too much off the budget until
@@ -146,15 +152,16 @@ def _decide_whole(
             placed, reason = layers(costs, budget), "no layer fits the device"
         else:
             placed = search(costs, problem.operators, budget, affinity=affinity, rule=fill)
+            if exchanges and affinity == "default" and fill == "continue":
+                placed = exchange(costs, problem.operators, budget, placed)
             nothing = f"with crossings counted, no operator is predicted to be faster on {device}"
             reason = f"{nothing} (--fill full uses it anyway)"
         if not placed.uses_device(problem.graph.n_layer):
             return nothing_placed(problem, policy, asked, phase, memory.capacity, reason)
         real = measured(problem, load, placed, memory.capacity)
         if real.spare >= 0:
-            return Decision(
-                policy, load, costs, placed, real, predicted_of(problem, load, placed, costs.layouts), notes
-            )
+            predicted = predicted_of(problem, load, placed, costs.layouts)
+            return Decision(policy, load, costs, placed, real, predicted, (*notes, *exchange_notes(placed)))
         overrun -= real.spare
     raise DoesNotFit(real.limit - real.spare, real.limit, device, f"the {policy} placement")
 
@@ -211,7 +218,7 @@ class _Sliced:
             real = measured(problem, best.workload, best.placed, capacity)
             if real.spare >= 0:
                 predicted = predicted_of(problem, best.workload, best.placed, best.costs.layouts)
-                notes = (*best.notes, *self._streaming_notes(best.placed))
+                notes = (*best.notes, *exchange_notes(best.placed), *self._streaming_notes(best.placed))
                 return Decision(self._policy, best.workload, best.costs, best.placed, real, predicted, notes)
             overrun -= real.spare
         reason = f"no operator, and no part of one, is predicted to make it faster on {problem.profile.device}"
@@ -245,15 +252,18 @@ class _Sliced:
         whole: dict[float, Placed] = {}
         sliced: dict[float, Placed] = {}
 
-        def look(share: float) -> None:
-            if not 0 < share <= 1 or share in whole:
-                return
-
+        def budget_of(share: float) -> Budget:
             def budget(first_device_layer: int) -> int:
                 room = memory.operator_room(first_device_layer) - overrun
                 return int(share * room) if room > 0 else room
 
-            whole[share] = found = search(costs, problem.operators, budget, granularities=effort.granularities,
+            return budget
+
+        def look(share: float) -> None:
+            if not 0 < share <= 1 or share in whole:
+                return
+            whole[share] = found = search(costs, problem.operators, budget_of(share),
+                                          granularities=effort.granularities,
                                           first_layers=effort.first_layers, transfers=transfers)  # fmt: skip
             if found.first_device_layer <= problem.graph.n_layer:
                 sliced[share] = self._with_slices(load, found, memory, overrun, effort.coarse_values)
@@ -271,8 +281,15 @@ class _Sliced:
             return []
         best = min(sliced, key=lambda share: sliced[share].seconds)
         found = [*(whole[share] for share in sliced), sliced[best]]
-        if effort.fine_values != effort.coarse_values:
-            found.append(self._with_slices(load, whole[best], memory, overrun, effort.fine_values))
+        beside = {whole[best].on_device: whole[best]}
+        if effort.exchanges:
+            for share in {1.0: None, best: None}:
+                exchanged = exchange(costs, problem.operators, budget_of(share), whole[share])
+                found.append(exchanged)
+                for other in (exchanged, whole_ffns(costs, problem.operators, whole[share])):
+                    beside.setdefault(other.on_device, other)
+        if effort.fine_values != effort.coarse_values or len(beside) > 1:
+            found += (self._with_slices(load, one, memory, overrun, effort.fine_values) for one in beside.values())
         return found
 
     def _with_slices(self, load: Workload, placed: Placed, memory: DeviceMemory, overrun: int, n_values: int) -> Placed:

@@ -43,6 +43,7 @@ class Placed:
     iterations: int = 0
     converged: bool = True
     slices: Slices | None = None
+    filled: Placed | None = None  # OATO's fill, where exchanges changed it
 
     def uses_device(self, n_layer: int) -> bool:
         """Whether anything is on the device: llama.cpp's part of it, or slices."""
