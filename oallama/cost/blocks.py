@@ -96,7 +96,7 @@ def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[Spli
     families: dict[tuple[object, ...], list[int]] = {}
     for index, (operator, elements) in enumerate(zip(operators, gg, strict=True)):
         if elements:
-            families.setdefault(_family(index, operator), []).append(index)
+            families.setdefault(ffn_of(index, operator), []).append(index)
     made = []
     for members in families.values():
         if len(members) > 1 and _are_one_ffn([operators[i] for i in members]) and len({gg[i] for i in members}) == 1:
@@ -113,7 +113,7 @@ def slice_memory(operators: Sequence[Operator], gg: Sequence[int], n_ubatch: int
     return weights, max((block.staging_bytes(elements, n_ubatch) for block, elements in blocks), default=0)
 
 
-def _family(index: int, operator: Operator) -> tuple[object, ...]:
+def ffn_of(index: int, operator: Operator) -> tuple[object, ...]:
     match = _FFN_ROLE.fullmatch(operator.role)
     if not match or runs_alone(operator):
         return (index,)

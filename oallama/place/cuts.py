@@ -9,7 +9,7 @@ on the device the CPU has one less; for the first, CC must be streamed. The rate
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import cache
 from itertools import pairwise
 from math import ceil
@@ -27,6 +27,11 @@ def solve_cg(of: BlockCost, on: Pricing, gg: int, n_tokens: int = 1) -> tuple[Cu
 
     gg: elements such that the rest is a multiple of the block's step, or all of the extent.
     """
+    return best_cg(of, gg, lambda cut: on.seconds(of, cut, n_tokens))
+
+
+def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float]) -> tuple[Cut, float]:
+    """As solve_cg, by seconds of the caller's own."""
     step, rest = of.block.step, of.block.extent - gg
     n_steps = ceil(rest / step)
 
@@ -35,8 +40,8 @@ def solve_cg(of: BlockCost, on: Pricing, gg: int, n_tokens: int = 1) -> tuple[Cu
         cc = (n_steps - n_streamed) * step if n_streamed else rest
         return Cut(cc, rest - cc, gg)
 
-    n_streamed, seconds = least(lambda n: on.seconds(of, cut(n), n_tokens), 0, n_steps)
-    return cut(n_streamed), seconds
+    n_streamed, best_s = least(lambda n: seconds(cut(n)), 0, n_steps)
+    return cut(n_streamed), best_s
 
 
 def pass_seconds(layers: Layers, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:

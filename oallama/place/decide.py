@@ -18,8 +18,9 @@ from oallama.cost.placement import Costs
 from oallama.cost.timeline import Prefetch
 from oallama.place.affinity import GRANULARITIES, FillRule, Granularity, Transfers
 from oallama.place.budget import DeviceMemory, Room
+from oallama.place.exchange import exchange, exchange_notes, whole_ffns
 from oallama.place.oato import AffinityRule, search
-from oallama.place.placed import Placed, cpu, layers
+from oallama.place.placed import Budget, Placed, cpu, layers
 from oallama.place.problem import (
     SMALLEST_UBATCH,
     Decision,
@@ -64,10 +65,11 @@ class Effort:
     granularities: tuple[Granularity, ...] = GRANULARITIES  # of OATO
     first_layers: tuple[int, ...] | None = None  # of OATO; None: its own choice
     lowers_ubatch: bool = True  # whether smaller micro-batches are tried
+    exchanges: bool = True  # whether operators are exchanged after OATO's fill, and whole FFNs left to slices
 
 
 THOROUGH = Effort()
-QUICK = Effort((1.0, 0.5), (), 4, 4, ("block",), (0,), lowers_ubatch=False)
+QUICK = Effort((1.0, 0.5), (), 4, 4, ("block",), (0,), lowers_ubatch=False, exchanges=False)
 """For questions that are asked of many devices at once."""
 
 
@@ -96,13 +98,16 @@ def decide(
     if policy in ("split", "scheinfer"):
         return _Sliced(problem, load, phase, policy, Prefetch(prefetch), effort).decide()
     if policy != "auto":
-        return _decide_whole(problem, policy, load, phase, affinity, fill, required=True)
+        return _decide_whole(problem, policy, load, phase, affinity, fill, effort.exchanges, required=True)
     sliced = _Sliced(problem, load, phase, "scheinfer", Prefetch(prefetch), effort).decide()
     if sliced.placed.slices is not None and not sliced.placed.slices.streams:
         sliced = replace(sliced, policy="split")
     found = [on_cpu(problem, load, phase), sliced]
     if not problem.slices_only:
-        whole = [_decide_whole(problem, one, load, phase, affinity, fill, required=False) for one in ("oato", "layers")]
+        whole = (
+            _decide_whole(problem, one, load, phase, affinity, fill, effort.exchanges, required=False)
+            for one in ("oato", "layers")
+        )
         found = [*whole, *found]
     return min(found, key=lambda decision: decision.placed.seconds)
 
@@ -128,6 +133,7 @@ def _decide_whole(
     phase: Phase,
     affinity: AffinityRule,
     fill: FillRule,
+    exchanges: bool,
     required: bool,
 ) -> Decision:
     """Propose a placement of whole operators, ask what it really takes, and correct the budget by that until it fits
@@ -148,6 +154,8 @@ def _decide_whole(
             placed, reason = layers(costs, budget), "no layer fits the device"
         else:
             placed = search(costs, problem.operators, budget, affinity=affinity, rule=fill)
+            if exchanges and affinity == "default" and fill == "continue":
+                placed = exchange(costs, problem.operators, budget, placed)
             nothing = f"with crossings counted, no operator is predicted to be faster on {device}"
             reason = f"{nothing} (--fill full uses it anyway)"
         if not placed.uses_device(problem.graph.n_layer):
@@ -156,7 +164,7 @@ def _decide_whole(
         real = measured(problem, load, placed, memory.capacity)
         if real.spare >= 0 and (best is None or placed.seconds < best.placed.seconds):
             predicted = predicted_of(problem, load, placed, costs.layouts)
-            best = Decision(policy, load, costs, placed, real, predicted, notes)
+            best = Decision(policy, load, costs, placed, real, predicted, (*notes, *exchange_notes(placed)))
         if not room.learn(placed.first_device_layer, own_bytes(problem, placed), real):
             break
     if best is None:
@@ -236,7 +244,7 @@ class _Sliced:
         placed = with_layouts(problem, costs, proposal.placed)
         real = measured(problem, load, placed, capacity)
         predicted = predicted_of(problem, load, placed, costs.layouts)
-        notes = (*proposal.notes, *self._streaming_notes(placed))
+        notes = (*proposal.notes, *exchange_notes(placed), *self._streaming_notes(placed))
         return Decision(self._policy, load, costs, placed, real, predicted, notes)
 
     def _alone(self, limit: int) -> Iterator[Proposal]:
@@ -270,15 +278,18 @@ class _Sliced:
         whole: dict[float, Placed] = {}
         sliced: dict[float, Placed] = {}
 
-        def look(share: float) -> None:
-            if not 0 < share <= 1 or share in whole:
-                return
-
+        def budget_of(share: float) -> Budget:
             def budget(first_device_layer: int) -> int:
                 room = memory.operator_room(first_device_layer)
                 return int(share * room) if room > 0 else room
 
-            whole[share] = found = search(costs, problem.operators, budget, granularities=effort.granularities,
+            return budget
+
+        def look(share: float) -> None:
+            if not 0 < share <= 1 or share in whole:
+                return
+            whole[share] = found = search(costs, problem.operators, budget_of(share),
+                                          granularities=effort.granularities,
                                           first_layers=effort.first_layers, transfers=transfers)  # fmt: skip
             if found.first_device_layer <= problem.graph.n_layer:
                 sliced[share] = self._with_slices(load, found, memory, effort.coarse_values)
@@ -296,8 +307,17 @@ class _Sliced:
             return []
         best = min(sliced, key=lambda share: sliced[share].seconds)
         found = [*((share, whole[share]) for share in sliced), (best, sliced[best])]
-        if effort.fine_values != effort.coarse_values:
-            found.append((best, self._with_slices(load, whole[best], memory, effort.fine_values)))
+        beside = {whole[best].on_device: (best, whole[best])}
+        if effort.exchanges:
+            for share in {1.0: None, best: None}:
+                exchanged = exchange(costs, problem.operators, budget_of(share), whole[share])
+                found.append((share, exchanged))
+                for other in (exchanged, whole_ffns(costs, problem.operators, whole[share])):
+                    beside.setdefault(other.on_device, (share, other))
+        if effort.fine_values != effort.coarse_values or len(beside) > 1:
+            found += (
+                (share, self._with_slices(load, one, memory, effort.fine_values)) for share, one in beside.values()
+            )
         return found
 
     def _with_slices(self, load: Workload, placed: Placed, memory: DeviceMemory, n_values: int) -> Placed:

@@ -1,4 +1,4 @@
-"""The least of a function of an integer that is convex but for its ends and a few kinks."""
+"""The least of a function of an integer that is convex but for its ends, a few kinks and a few valleys."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ GRID = 8
 def least(seconds: Callable[[int], float], low: int, high: int, also: Iterable[int] = ()) -> tuple[int, float]:
     """(x, seconds(x)) of the least over low..high; of equals the lowest x.
 
-    Both ends are looked at by themselves, as the function may jump there; between them GRID points and those in `also`
-    (kinks), and then downhill from the best of these, by ever smaller steps.
+    Of few numbers all are looked at. Of many the ends by themselves, as the function may jump there; between them GRID
+    points and those in `also` (kinks), and then downhill, by ever smaller steps, from each of these that is lower than
+    its neighbours: streams that slow each other down may make more than one valley.
     """
     known: dict[int, float] = {}
 
@@ -23,15 +24,22 @@ def least(seconds: Callable[[int], float], low: int, high: int, also: Iterable[i
     for end in {low, high}:
         at(end)
     first, last = low + 1, high - 1
-    if first <= last:
+    if last - first <= 2 * GRID:
+        for x in range(first, last + 1):
+            at(x)
+    else:
         grid = {first + (last - first) * i // GRID for i in range(GRID + 1)}
-        x = min(sorted(grid | {x for x in also if first <= x <= last}), key=at)
-        stride = max(1, (last - first) // (2 * GRID))
-        while stride:
-            near = [y for y in (x - stride, x + stride) if first <= y <= last and at(y) < at(x)]
-            if near:
-                x = min(near, key=at)
-            else:
-                stride //= 2
+        points = sorted(grid | {x for x in also if first <= x <= last})
+        levels = [float("inf"), *map(at, points), float("inf")]
+        for i, x in enumerate(points, start=1):
+            if not (levels[i - 1] > levels[i] <= levels[i + 1]):
+                continue
+            stride = (last - first) // (2 * GRID)
+            while stride:
+                near = [y for y in (x - stride, x + stride) if first <= y <= last and at(y) < at(x)]
+                if near:
+                    x = min(near, key=at)
+                else:
+                    stride //= 2
     best = min(sorted(known), key=at)
     return best, known[best]

@@ -43,9 +43,9 @@ class Placed:
     iterations: int = 0
     converged: bool = True
     slices: Slices | None = None
-    layouts: tuple[
-        str | None, ...
-    ] = ()  # of each operator's part in host memory; None or no layouts: llama.cpp's choice
+    # host layout of each operator's part in host memory; None, and of no operator: llama.cpp's choice
+    layouts: tuple[str | None, ...] = ()
+    filled: Placed | None = None  # OATO's fill, where exchanges changed it
 
     def uses_device(self, n_layer: int) -> bool:
         """Whether anything is on the device: llama.cpp's part of it, or slices."""

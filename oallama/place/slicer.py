@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
 from math import ceil
 from typing import Literal
@@ -23,7 +24,7 @@ from oallama.cost.passes import Pass, passes
 from oallama.cost.placement import Costs, cpu_seconds, placement_seconds
 from oallama.cost.slices import BlockCost, Cut, Pricing, block_costs, piece_bytes, slice_rates
 from oallama.cost.timeline import BlockTimes, Prefetch, Timeline, cycle_seconds, timeline
-from oallama.place.cuts import Layers, Table, n_g_at, pass_seconds, solve_cg, solve_n_g, token_table
+from oallama.place.cuts import Layers, Table, best_cg, n_g_at, pass_seconds, solve_n_g, token_table
 from oallama.place.knapsack import Menu, assign
 from oallama.place.least import least
 from oallama.place.placed import Placed, Slices
@@ -216,7 +217,8 @@ class Slicer:
     def _cuts(self, kind: BlockCost, n_values: int) -> tuple[tuple[Cut, ...], ...]:
         """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut,
         and where both sides take as long. At least one step is left beside GG. Of each GG first nothing streamed, then,
-        where weights may be streamed, the best r_CG in decode and in the prompt."""
+        where weights may be streamed, the best r_CG in decode, in the prompt, and, where these differ, in the workload:
+        that may lie between them or beyond."""
         extent, step = kind.block.extent, kind.block.step
         n_steps = ceil(extent / step)
 
@@ -227,12 +229,23 @@ class Slicer:
 
         balanced, _ = least(lambda n: self._best(kind, "workload", (resident(n),))[1], 1, n_steps)
         wanted = {max(1, round((1 - i / n_values) * extent / step)) for i in range(n_values)} | {1, balanced, n_steps}
+        lengths = {1} if kind.outputs_only else {1, min(self._load.n_prompt, self._load.n_ubatch)}
+        over = passes(self._load, "mixed")
+
+        @cache
+        def seconds(cut: Cut, n_tokens: int, n_outputs: int = 1) -> float:
+            return self.on.seconds(kind, cut, n_tokens, 0, n_outputs)
+
+        def workload_s(cut: Cut) -> float:
+            return sum(p.count * seconds(cut, p.n_tokens, p.n_outputs) for p in over)
+
+        def streamed(gg: int) -> set[Cut]:
+            cuts = {best_cg(kind, gg, lambda cut, n=n_tokens: seconds(cut, n))[0] for n_tokens in lengths}  # type: ignore[misc]
+            return cuts | {best_cg(kind, gg, workload_s)[0]} if len(cuts) > 1 else cuts
+
         found = []
         for n in sorted(wanted, reverse=True):
-            cuts = {resident(n)}
-            for n_tokens in {1} if kind.outputs_only else {1, min(self._load.n_prompt, self._load.n_ubatch)}:
-                if self._streams:
-                    cuts.add(solve_cg(kind, self.on, resident(n).gg, n_tokens)[0])
+            cuts = {resident(n)} | (streamed(resident(n).gg) if self._streams else set())
             found.append(tuple(sorted(cuts, key=lambda cut: cut.cg)))
         return tuple(found)
 

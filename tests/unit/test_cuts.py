@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import assume, given, settings
@@ -16,7 +17,7 @@ from oallama.cost.kernels import Kernel
 from oallama.cost.slices import BlockCost, Cut, Pricing
 from oallama.cost.timeline import Prefetch
 from oallama.cost.transfer import TransferRates
-from oallama.place.cuts import alike, n_g_at, pass_seconds, solve_cg, solve_n_g, token_table
+from oallama.place.cuts import alike, best_cg, n_g_at, pass_seconds, solve_cg, solve_n_g, token_table
 
 JOINS = TransferRates(LinearFit(1e-5, 1e-10, 1.0), LinearFit(1e-5, 1e-10, 1.0), 5e-6)
 ALL_CC = Cut(1024, 0, 0)
@@ -59,6 +60,39 @@ def test_with_interference_no_cut_is_better_by_more_than_one_granule_is_worth(
     seconds = every_cut(block, on, gg)
     granule = max((abs(a - b) for a, b in pairwise(seconds)), default=0.0)
     assert found_s <= min(seconds) + granule + 1e-9
+
+
+@settings(deadline=None, max_examples=100)
+@given(STREAMED, st.builds(machine, st.floats(1e-10, 1e-8), beside=INTERFERENCE), st.sampled_from([0.0, 0.3, 0.6]),
+       st.sampled_from([1, 512]), st.floats(0.0, 100.0))  # fmt: skip
+def test_of_few_cuts_the_best_is_found_for_any_mix_of_passes(
+    block: BlockCost, on: Pricing, share: float, n_tokens: int, count: float
+) -> None:
+    block = replace(block, block=replace(block.block, step=max(64, block.block.extent // 16)))
+    gg = possible_gg(block, share)
+
+    def seconds(cut: Cut) -> float:
+        return on.seconds(block, cut, n_tokens) + count * on.seconds(block, cut, 1)
+
+    found, found_s = best_cg(block, gg, seconds)
+    assert found_s == min(map(seconds, cuts(block, gg))) == seconds(found)
+
+
+def test_of_many_cuts_none_is_better_by_a_hundredth() -> None:
+    """With contention there may be several valleys; of some hundred blocks drawn once, 28 to 56 granules each."""
+    draw = Random(7)
+    for _ in range(150):
+        extent, step = draw.choice([(896, 32), (1792, 32)])
+        gemms = [
+            gemm(10 ** draw.uniform(-5, -2), 10 ** draw.uniform(-5, -2), 0.0, int(10 ** draw.uniform(4, 7)))
+            for _ in range(draw.randint(1, 3))
+        ]
+        block = streamed(gemms, extent, step, draw.choice([0.0, 1e-5, 1e-3]))
+        beside = Interference(*(draw.uniform(0.2, 1.0) for _ in range(6)), one_queue=draw.random() < 0.25)
+        ring = Prefetch(draw.choice(["layer", "ahead"]), draw.choice([1, 2, 4]))
+        on = machine(10 ** draw.uniform(-11, -8), ring, beside, JOINS, draw.choice([0.0, 1e-5]))
+        n_tokens = draw.choice([1, 1, 7, 512])
+        assert solve_cg(block, on, 0, n_tokens)[1] <= 1.01 * min(every_cut(block, on, 0, n_tokens))
 
 
 @settings(deadline=None, max_examples=50)

@@ -204,7 +204,7 @@ def test_a_large_fast_device_takes_everything_whole() -> None:
 
 def test_beside_whole_operators_slices_use_what_is_left() -> None:
     load = replace(LOAD, n_ubatch=8)
-    made = problem(GPU, free=1_500_000, compute_per_token=100)
+    made = problem(GPU, free=1_600_000, compute_per_token=100)
     decision = decide(made, "split", load, "mixed")
     assert any(decision.placed.on_device)
     assert sliced(decision.placed)
@@ -326,7 +326,7 @@ def test_where_llama_cpp_cannot_use_the_device_only_slices_go_there(policy: str)
 
 def test_what_a_load_takes_beside_whole_operators_is_taken_off_their_room() -> None:
     """Every load takes half a megabyte more on the device than what was said with nothing there."""
-    made = problem(GPU, free=1_500_000, compute_per_token=100)
+    made = problem(GPU, free=1_600_000, compute_per_token=100)
 
     def hiding(load: Workload, placed: Placed) -> LoadBytes:
         taken = made.probe(load, placed)

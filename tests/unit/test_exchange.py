@@ -1,0 +1,150 @@
+"""The exchange step after OATO's fill: never slower, never over the memory, and what it finds that a greedy cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from placement_cases import ROLES, best_by_brute_force, costs, operators, rates
+
+from oallama.core.types import Operator
+from oallama.cost.placement import Costs, placement_seconds
+from oallama.place import exchange as module
+from oallama.place.exchange import exchange, exchange_notes, whole_ffns
+from oallama.place.oato import search
+from oallama.place.placed import Placed, cpu
+
+SHAPES: list[tuple[int, Sequence[str], bool]] = [
+    (1, ROLES, True),
+    (2, ("attn_qkv", "attn_output", "ffn_up", "ffn_down"), True),
+    (4, ("ffn_up", "ffn_down"), True),
+    (3, ("attn_qkv", "ffn_gate_up", "ffn_down"), False),
+]
+SECONDS = st.floats(1e-4, 1e-2)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[list[Operator], Costs, int]:
+    """Of seven to nine operators, and the bytes that they may take."""
+    n_layer, roles, output = draw(st.sampled_from(SHAPES))
+    ops = [replace(o, bytes=draw(st.integers(100, 4000))) for o in operators(n_layer, roles, output)]
+    times = [(cpu_s, cpu_s / draw(st.floats(0.5, 30.0))) for cpu_s in (draw(SECONDS) for _ in ops)]
+    transfer = rates(draw(st.floats(0, 1e-3)), 0.0, draw(st.floats(0, 2e-4)))
+    rest = (draw(st.floats(0, 1e-3)), draw(st.floats(0, 1e-3)))
+    budget = int(draw(st.floats(0.05, 1.0)) * sum(o.bytes for o in ops))
+    return ops, costs(ops, n_layer, times, transfer, rest), budget
+
+
+def used(problem: Costs, placed: Placed) -> int:
+    return sum(c.bytes for c, there in zip(problem.operators, placed.on_device, strict=True) if there)
+
+
+@settings(deadline=None, max_examples=60)
+@given(problems(), st.integers(0, 500))
+def test_exchanges_are_never_slower_than_the_fill_and_never_over_the_memory(
+    drawn: tuple[list[Operator], Costs, int], layer_bytes: int
+) -> None:
+    ops, problem, room = drawn
+    n_layer = problem.graph.n_layer
+
+    def budget(first: int) -> int:
+        return room - (n_layer - min(first, n_layer)) * layer_bytes
+
+    filled = search(problem, ops, budget)
+    found = exchange(problem, ops, budget, filled)
+    assert found.seconds <= filled.seconds
+    assert found.seconds == pytest.approx(
+        placement_seconds(problem, found.on_device, found.first_device_layer), rel=1e-9
+    )
+    assert used(problem, found) <= max(0, budget(found.first_device_layer))
+    layers = zip(problem.graph.operator_layer, found.on_device, strict=True)
+    assert all(layer >= found.first_device_layer for layer, there in layers if there)
+    exact = min(
+        best_by_brute_force(problem, budget(first), first) for first in range(n_layer + 2) if budget(first) >= 0
+    )
+    assert found.seconds >= exact * (1 - 1e-9)
+    assert (found.filled is None) == (found == filled)
+
+
+def test_two_that_gain_more_take_the_place_of_the_one_that_gains_most_for_each_byte() -> None:
+    ops = [
+        replace(o, bytes=size)
+        for o, size in zip(operators(1, ("attn_q", "attn_k", "ffn_up"), False), (6, 5, 5), strict=True)
+    ]
+    problem = costs(ops, 1, [(8.0, 1.0), (6.0, 1.0), (6.0, 1.0)])
+    filled = search(problem, ops, lambda first: 10)
+    assert filled.on_device == (True, False, False)
+    found = exchange(problem, ops, lambda first: 10, filled)
+    assert found.on_device == (False, True, True)
+    assert exchange_notes(filled) == ()
+    (note,) = exchange_notes(found)
+    assert "OATO's fill" in note and "3 operators" in note
+
+
+def test_one_in_a_layer_can_take_the_place_of_several_in_others() -> None:
+    """Of the output matrix, which is large, against FFNs that OATO took first."""
+    n_layer = 8
+    ops = [replace(o, bytes=30 if o.layer is None else 10) for o in operators(n_layer, ("ffn_up",))]
+    times = [(35.0, 1.0) if o.layer is None else (11.5, 1.0) for o in ops]
+    problem = costs(ops, n_layer, times)
+    filled = search(problem, ops, lambda first: 40 if first == 0 else -1)
+    swapped = replace(filled, on_device=(True,) * 4 + (False,) * 5)
+    swapped = replace(swapped, seconds=placement_seconds(problem, swapped.on_device, 0))
+    found = exchange(problem, ops, lambda first: 40 if first == 0 else -1, swapped)
+    assert found.on_device[-1] and sum(found.on_device) == 2
+
+
+def test_nothing_is_exchanged_on_the_cpu_alone() -> None:
+    ops = operators(2)
+    problem = costs(ops, 2, [(1.0, 0.1)] * len(ops))
+    placed = cpu(problem)
+    assert exchange(problem, ops, lambda first: 10**9, placed) is placed
+
+
+def test_what_the_device_cannot_compute_stays_on_the_host() -> None:
+    ops = operators(1)
+    times: list[tuple[float, float | None]] = [(9.0, None), *[(1.0, 0.5)] * (len(ops) - 1)]
+    problem = costs(ops, 1, times)
+    placed = exchange(problem, ops, lambda first: 10**9, Placed((False,) * len(ops), 0, 100.0))
+    assert placed.on_device == (False, *[True] * (len(ops) - 1))
+
+
+def test_equal_layers_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four times as many layers of a kind are no more than twice the work."""
+    calls: list[object] = []
+    original = module.transfer_seconds
+
+    def counted(*args: Any) -> float:
+        calls.append(args)
+        return original(*args)
+
+    priced = []
+    for n_layer in (8, 32):
+        calls.clear()
+        ops = operators(n_layer)
+        problem = costs(ops, n_layer, [(2.0, 1.0)] * len(ops), rates(1e-3))
+        budget = 1000 * len(ops) // 2
+        filled = search(problem, ops, lambda first, room=budget: room)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "transfer_seconds", counted)
+            exchange(problem, ops, lambda first, room=budget: room, filled)
+        priced.append(len(calls))
+    assert 0 < priced[1] <= 2 * priced[0]
+
+
+def test_ffns_that_are_torn_apart_leave_the_device_whole() -> None:
+    ops = operators(2)
+    problem = costs(ops, 2, [(2.0, 1.0)] * len(ops), rates(1e-3))
+    torn = Placed(tuple(o.layer == 0 or o.role in ("attn_q", "ffn_down") for o in ops), 0)
+    whole = whole_ffns(problem, ops, torn)
+    assert [o.name for o, there in zip(ops, whole.on_device, strict=True) if there] == [
+        *(o.name for o in ops if o.layer == 0),
+        "blk.1.attn_q.weight",
+    ]
+    assert whole.seconds == pytest.approx(placement_seconds(problem, whole.on_device, 0))
+    assert whole.filled == torn
+    assert whole_ffns(problem, ops, whole) is whole
