@@ -31,6 +31,8 @@ caches are faster than memory: on a local RPC worker 64 KiB pass at 20 GB/s, 4 M
 
 
 MIN_PIECE_BYTES, MAX_PIECE_BYTES = 64 * KIB, 8 * MIB
+BYTES_PER_WAIT = 32 * MIB
+"""Of weights that are copied for each activation that waits for a piece; pieces grow with its root only."""
 
 ONE_SECOND_A_BYTE = LinearFit(0.0, 1.0, 1.0)
 """Of copies priced with it, the seconds are their bytes."""
@@ -154,6 +156,19 @@ class SliceRates:
     interference: InterferenceCurve = ()
     staged: bool = False  # activations go through pinned memory: the thread does not wait for their copies
 
+    @property
+    def piece_bytes(self) -> int:
+        """Of weights that are asked for at once.
+
+        A device copies one thing at a time. An activation that comes meanwhile waits for half a piece on average, P/2r
+        at r bytes a second; asking takes the thread a seconds a piece, a B/P for B bytes. P = sqrt(2 a r B) makes the
+        least of the sum.
+        """
+        if not self.issue or not self.weights.beta_s_per_byte:
+            return MIN_PIECE_BYTES
+        wanted = sqrt(2 * self.issue.alpha_s / self.weights.beta_s_per_byte * BYTES_PER_WAIT)
+        return max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, int(wanted) // (4 * KIB) * (4 * KIB)))
+
     def staging_s(self, n_bytes: float) -> float:
         """Of the thread, until activations are on their way from pinned memory: moved there, and asked for piece by
         piece; 0 where they are sent from where they are."""
@@ -161,18 +176,6 @@ class SliceRates:
             return 0.0
         issue_s = self.issue.alpha_s if self.issue else 0.0
         return 2 * n_bytes * self.join_s_per_byte + max(1.0, n_bytes / MIB) * issue_s
-
-
-def piece_bytes(rates: SliceRates, block_bytes: int) -> int:
-    """Bytes of weights to ask for at once, of a block of which so many are streamed.
-
-    A device copies one thing at a time. An activation waits for the piece that is being copied, half of it on average,
-    P/2r at r bytes a second; asking for each piece takes the thread a seconds, B/P times a block. Of the sum
-    P = sqrt(2 a r B) makes the least.
-    """
-    ask_s = rates.issue.alpha_s if rates.issue else 0.0
-    wanted = sqrt(2 * ask_s / rates.weights.beta_s_per_byte * block_bytes) if rates.weights.beta_s_per_byte else 0.0
-    return max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, int(wanted) // (4 * KIB) * (4 * KIB)))
 
 
 def slice_rates(profile: Profile) -> SliceRates:
@@ -233,8 +236,7 @@ def slice_times(
         """Of the thread, to ask for the copies: each of them once, and once for each further piece."""
         if rates.blocking or rates.issue is None:
             return 0.0
-        n_bytes = copied(ONE_SECOND_A_BYTE)
-        n_pieces = n_bytes / piece_bytes(rates, int(n_bytes))
+        n_pieces = copied(ONE_SECOND_A_BYTE) / rates.piece_bytes
         return copied(rates.issue) + max(0.0, n_pieces - 1) * rates.issue.alpha_s
 
     steps = []

@@ -22,7 +22,7 @@ from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import Curve
 from oallama.cost.passes import Pass, passes
 from oallama.cost.placement import Costs, cpu_seconds, placement_seconds
-from oallama.cost.slices import BlockCost, Cut, Pricing, block_costs, piece_bytes, slice_rates
+from oallama.cost.slices import BlockCost, Cut, Pricing, block_costs, slice_rates
 from oallama.cost.timeline import BlockTimes, Prefetch, Timeline, cycle_seconds, timeline
 from oallama.place.cuts import Layers, Table, best_cg, n_g_at, pass_seconds, solve_n_g, token_table
 from oallama.place.knapsack import Menu, assign
@@ -358,14 +358,10 @@ class Slicer:
         """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
         prefetch, rates = self.on.prefetch, self.on.rates
         settings = StreamSettings(prefetch.n_slots or 2, prefetch.mode, plan.kept_twice)
-        streamed_bytes = max(
-            of.block.bytes * _streamed(of, cut, bool(plan.token_assignment)) // of.block.extent
-            for of, cut in plan.layers
-        )
-        if rates.blocking or not streamed_bytes or not rates.weights.beta_s_per_byte:
+        if rates.blocking or not plan.streams or not rates.weights.beta_s_per_byte:
             return settings
         link_bytes_per_s = int(1 / rates.weights.beta_s_per_byte)
-        return replace(settings, piece_bytes=piece_bytes(rates, streamed_bytes), link_bytes_per_s=link_bytes_per_s)
+        return replace(settings, piece_bytes=rates.piece_bytes, link_bytes_per_s=link_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,11 +405,6 @@ def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -
             activations = max(activations, of.block.staging_bytes(cut.gg, n_ubatch, computed))
     n_slots = 2 if prefetch.n_slots is None else prefetch.n_slots
     return n_slots * slot + activations
-
-
-def _streamed(of: BlockCost, cut: Cut, with_n_g: bool) -> int:
-    """Elements that are streamed of a block in one pass at most."""
-    return cut.cg + cut.cc * (with_n_g and of.takes_n_g)
 
 
 def _cc_bytes(layers: Layers) -> int:

@@ -114,13 +114,13 @@ def test_streamed_operators_go_to_the_plugin_too() -> None:
     assert overrides(words_of(host_only))[0].endswith("=CPU")
 
 
-def test_with_a_token_assignment_ffns_in_host_memory_are_the_plugins() -> None:
-    """Not attention, which is on the host here as well."""
+def test_with_a_token_assignment_layers_in_host_memory_are_the_plugins() -> None:
+    """Those of attention as well: whatever lies in a layer."""
     assigned = plan(gg_of_ffn=0.0, gg_of_attention=0.0, token_assignment=((64, 0), (512, 100)))
     assert splits(assigned, OPERATORS)
     assert overrides(words_of(assigned)) == [
         r"^blk\.(?:0|1)\.(?:ffn_down\.weight|ffn_gate\.weight|ffn_up\.weight)$=OALLAMA_Split",
-        r"^blk\.0\.attn_q\.weight$=CPU",
+        r"^blk\.0\.attn_q\.weight$=OALLAMA_Split",
     ]
 
 
