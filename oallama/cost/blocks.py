@@ -83,6 +83,11 @@ def can_split(operator: Operator) -> bool:
     return bool(known) and not stacked and cut_extent(operator) > cut_granularity(operator)
 
 
+def takes_n_g(operator: Operator) -> bool:
+    """Whether the device may compute its CC for some tokens of a prompt: not the output's, which is wanted of few."""
+    return operator.layer is not None and can_split(operator)
+
+
 def is_ffn(operator: Operator) -> bool:
     """Whether it belongs to a feed-forward network, its router apart."""
     return _FFN_ROLE.fullmatch(operator.role) is not None

@@ -17,7 +17,7 @@ from math import ceil
 from typing import Literal
 
 from oallama.core.types import PLAIN_LAYOUT, StreamSettings, Workload
-from oallama.cost.blocks import split_blocks
+from oallama.cost.blocks import split_blocks, takes_n_g
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import Curve
 from oallama.cost.passes import Pass, passes
@@ -120,8 +120,8 @@ class Slicer:
             first = operators[block.operators[0]]
             outputs_only = computes_outputs_only(first, self._problem.graph.n_layer)
             by_layout = block_costs(self._problem.kernels, operators, block)
-            takes_n_g = first.layer is not None and PLAIN_LAYOUT in by_layout  # which the device can read
-            kind = (*(operators[i].mul_mat for i in block.operators), block.extent, outputs_only, takes_n_g)
+            streamable = takes_n_g(first) and PLAIN_LAYOUT in by_layout  # which the device can read
+            kind = (*(operators[i].mul_mat for i in block.operators), block.extent, outputs_only, streamable)
             if kind not in whole:
                 whole[kind] = self._curve(
                     uses,
@@ -131,7 +131,7 @@ class Slicer:
                 {
                     layout: replace(
                         cost, gap=gap, gap_cpu=gap_cpu, whole=whole[kind], outputs_only=outputs_only,
-                        takes_n_g=takes_n_g, kind=self._kind(layout, kind),
+                        takes_n_g=streamable, kind=self._kind(layout, kind),
                     )
                     for layout, cost in by_layout.items()
                 }

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from oallama.core.errors import PlanError
 from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement, PlanRecord
-from oallama.cost.blocks import can_split
+from oallama.cost.blocks import takes_n_g
 
 Pattern = tuple[str, str | None]  # (regular expression, buffer type; None: plain host memory or llama.cpp's choice)
 
@@ -63,7 +63,7 @@ def is_split(operator: Operator, placement: OperatorPlacement, streams_tokens: b
     token assignment every layer's weight in host memory is, for the tokens that the device computes (CG')."""
     if 0 < placement.gg < 1 or placement.cg > 0:
         return True
-    return streams_tokens and placement.cc > 0 and operator.layer is not None and can_split(operator)
+    return streams_tokens and placement.cc > 0 and takes_n_g(operator)
 
 
 def split_names(record: PlanRecord, operators: Sequence[Operator]) -> frozenset[str]:

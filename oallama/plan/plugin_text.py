@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from oallama.core.errors import PlanError
 from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, PlanRecord, StreamSettings
+from oallama.cost.blocks import takes_n_g
 from oallama.model.cut import cut_axis
 from oallama.plan.patterns import is_split, split_names
 from oallama.plan.plan import Plan
@@ -43,7 +44,8 @@ def plugin_text(
         if placement is None:
             raise PlanError(f"the plan has no place for operator {operator.name}; make a new plan for this model")
         if every_operator or operator.name in split:
-            lines.append(_tensor_line(operator, placement))
+            line = _tensor_line(operator, placement)
+            lines.append(line if takes_n_g(operator) or not record.token_assignment else f"{line} n_g=0")
     return "\n".join(lines) + "\n"
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from oallama.core.errors import DeviceError
 from oallama.core.types import PLAIN_LAYOUT, MemoryLedger, ModelInfo, Operator, OperatorPlacement, Shape
 from oallama.core.units import MIB, format_bytes
+from oallama.cost.blocks import takes_n_g
 from oallama.device.guard import Runner
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
@@ -59,7 +60,7 @@ def usable_layouts(
         if layout is not None and not (layout in layouts and _supports(bridge, layout, operator, shape)):
             dropped.setdefault(layout, []).append(operator.name)
             layout = None
-        if layout is None and operator.name in split and operator.layer is not None and read_by_device:
+        if layout is None and operator.name in split and takes_n_g(operator) and read_by_device:
             layout = PLAIN_LAYOUT
         elif layout is None and (plain_wanted or operator.name in split):
             layout = next((name for name in layouts if _supports(bridge, name, operator, shape)), PLAIN_LAYOUT)

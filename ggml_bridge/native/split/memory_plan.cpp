@@ -196,7 +196,8 @@ void place_streamable(const std::vector<SplitWeight *> & chosen, Side side, ggml
 std::set<SplitWeight *> wanted_primes(const Weights & weights, ggml_backend_dev_t device, const PlanSpec & plan) {
     std::set<SplitWeight *> wanted;
     for (SplitWeight * weight : with_part(weights, side_host)) {
-        const bool planned = !plan.tokens.empty() && plan.by_name.count(weight->slice().name) > 0;
+        const bool named   = plan.by_name.count(weight->slice().name) > 0;
+        const bool planned = !plan.tokens.empty() && named && weight->slice().takes_n_g;
         if (planned && device != nullptr && can_multiply(device, *weight, side_prime, nullptr)) {
             wanted.insert(weight);
         }

@@ -131,6 +131,13 @@ SliceSpec read_slice(Line & line) {
     slice.cg     = line.count(line.word("CG"), "CG");
     slice.gg     = line.count(line.word("GG"), "GG");
     slice.layout = line.word("layout");
+    if (line.more()) {
+        const std::string word = line.word("word");
+        if (word != "n_g=0") {
+            line.fail("ends with " + word + "; n_g=0 or nothing may follow the layout");
+        }
+        slice.takes_n_g = false;
+    }
     line.end();
     if (slice.name.size() >= OALLAMA_NAME_BYTES || slice.name.size() >= GGML_MAX_NAME) {
         line.fail("has a tensor name that is too long for ggml");
