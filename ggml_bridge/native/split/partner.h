@@ -26,9 +26,7 @@ class Partner {
 
     char * staging() const { return staging_base_; }
 
-    // Whether the staging memory is pinned, and whether the device has such memory.
     bool pinned() const { return pinned_; }
-    bool pins() const { return ggml_backend_dev_host_buffer_type(device_) != nullptr; }
 
     // Whether a host tensor lies in memory that the device reads without help.
     bool is_pinned(const ggml_tensor * tensor) const;

@@ -307,7 +307,12 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
         Step       step;
         const bool on_device = phase.device_end > phase.device_begin;
         if (on_device) {
-            launch(program, phase, graph);
+            try {
+                launch(program, phase, graph);
+            } catch (...) {
+                ggml_backend_synchronize(partner_->backend()); // what was queued reads memory that may go now
+                throw;
+            }
             watch.lap(stats().launch_ns);
             step.done(OALLAMA_LAUNCH);
         }
