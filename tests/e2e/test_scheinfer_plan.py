@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.placed import Placed
-from e2e.split_cases import is_ffn, streaming_case
+from e2e.split_cases import streaming_case
 from e2e.test_engine import TOKENS, engine_of, f16, nmse, q4_0, stock_logits
 from gguf_factory import write_gguf, write_llama_shape
 
 from oallama.core.errors import PlanError
 from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT, Profile, StreamSettings
+from oallama.cost.blocks import takes_n_g
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
@@ -168,7 +169,7 @@ def test_a_repacked_layout_is_kept_twice_for_n_g(device: str, q4_0: Path) -> Non
             assert nmse(engine.logits(TOKENS), wanted) <= QUANTISED_NMSE
             held = [b for b in engine.memory.buffers if b.buft == SPLIT_LAYOUT and b.in_host_memory]
             host_bytes.append(sum(buffer.model for buffer in held))
-    cc = sum(round(p.cc * o.bytes) for o, p in zip(case.operators, case.plan.operators, strict=True) if is_ffn(o))
+    cc = sum(round(p.cc * o.bytes) for o, p in zip(case.operators, case.plan.operators, strict=True) if takes_n_g(o))
     assert host_bytes[0] - host_bytes[1] == cc
 
 
