@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import product
 from math import ceil
 from typing import Literal
@@ -232,16 +231,11 @@ class Slicer:
         lengths = {1} if kind.outputs_only else {1, min(self._load.n_prompt, self._load.n_ubatch)}
         over = passes(self._load, "mixed")
 
-        @cache
-        def seconds(cut: Cut, n_tokens: int, n_outputs: int = 1) -> float:
-            return self.on.seconds(kind, cut, n_tokens, 0, n_outputs)
-
-        def workload_s(cut: Cut) -> float:
-            return sum(p.count * seconds(cut, p.n_tokens, p.n_outputs) for p in over)
-
         def streamed(gg: int) -> set[Cut]:
-            cuts = {best_cg(kind, gg, lambda cut, n=n_tokens: seconds(cut, n))[0] for n_tokens in lengths}  # type: ignore[misc]
-            return cuts | {best_cg(kind, gg, workload_s)[0]} if len(cuts) > 1 else cuts
+            cuts = {best_cg(kind, gg, lambda cut, n=n: self.on.seconds(kind, cut, n))[0] for n in lengths}  # type: ignore[misc]
+            if len(cuts) > 1:
+                cuts.add(best_cg(kind, gg, lambda cut: self._seconds(kind, cut, over))[0])
+            return cuts
 
         found = []
         for n in sorted(wanted, reverse=True):
@@ -253,10 +247,11 @@ class Slicer:
         """Of these cuts, without n_g; of equals the one that streams the least."""
         over = (Pass(1, 0, 1),) if objective == "decode" else passes(self._load, "mixed")
 
-        def seconds(cut: Cut) -> float:
-            return sum(p.count * self.on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
+        return min(((cut, self._seconds(kind, cut, over)) for cut in cuts), key=lambda choice: choice[1])
 
-        return min(((cut, seconds(cut)) for cut in cuts), key=lambda choice: choice[1])
+    def _seconds(self, kind: BlockCost, cut: Cut, over: Sequence[Pass]) -> float:
+        """Of one block over these passes, without n_g."""
+        return sum(p.count * self.on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
 
     def _modes(self, blocks: Sequence[Layouts]) -> list[_Mode]:
         """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a

@@ -15,20 +15,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from e2e.described_card import slow_cpu_fast_card
 from e2e.plugin_runs import loaded, logits_of
 from e2e.test_engine import TOKENS, nmse, stock_logits
 from e2e.test_split_logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE
 from gguf_factory import write_gguf, write_llama_shape
 
 from oallama.core.errors import DeviceError, DoesNotFit
-from oallama.core.types import Profile
 from oallama.core.units import MIB
-from oallama.device.card import Card, Host
 from oallama.device.opening import device_pointer, list_devices, open_device
 from oallama.device.spec import parse_device
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
-from oallama.profile.described import described
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = "emulated:vram=1GiB,scale=1,values=real"
@@ -57,17 +55,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("model") / "model.gguf", "llama", weight_type="Q4_0", n_layer=4)
 
 
-def profile_of(model: Path, link_bytes_per_s: float) -> Profile:
-    """A slow CPU beside a fast card on this link."""
-    placer = Placer.load(model, device="none")
-    card = Card("test", "a card", 1 << 30, 2e11, 1e13, 5e12, 1e-7, 5e-7, 1e-8, 5e-7, 1e-7, 1e-7,
-                link_bytes_per_s, link_bytes_per_s / 2)  # fmt: skip
-    host = Host("a slow CPU", bytes_per_s=2e8, flops_per_s=5e8, source="this test")
-    return described(host, card, placer.model, placer.operators, (1, 32, 512))
-
-
 def plan_on(model: Path, link_bytes_per_s: float) -> tuple[Placer, Plan]:
-    profile = profile_of(model, link_bytes_per_s)
+    profile = slow_cpu_fast_card(model, link_bytes_per_s)
     placer = Placer.load(model, device=REAL, profile=profile, gpu_weights=0.3, threads=1)
     return placer, placer.plan("scheinfer", n_prompt=256, n_gen=32)
 
@@ -96,7 +85,7 @@ def test_the_link_decides_how_much_is_streamed(model: Path) -> None:
 
 
 def test_whole_models_on_the_device_are_stock_s(model: Path) -> None:
-    placer = Placer.load(model, device=REAL, threads=1, profile=profile_of(model, 1e9))
+    placer = Placer.load(model, device=REAL, threads=1, profile=slow_cpu_fast_card(model, 1e9))
     with placer.engine(placer.plan("layers", n_prompt=64, n_gen=8), progress=False) as engine:
         assert engine.memory.device_bytes > placer.model.file_bytes // 2
         assert nmse(engine.logits(TOKENS), stock_logits(model, TOKENS)) <= QUANTISED_NMSE
@@ -117,7 +106,7 @@ def test_stock_llama_cpp_computes_on_it_what_the_cpu_does(arch: str, tmp_path: P
 
 def test_a_model_that_does_not_fit_is_said_to(model: Path) -> None:
     small = f"emulated:vram={MIB},scale=1,values=real"
-    placer = Placer.load(model, device=small, threads=1, profile=profile_of(model, 1e9))
+    placer = Placer.load(model, device=small, threads=1, profile=slow_cpu_fast_card(model, 1e9))
     names = [operator.name for operator in placer.operators]
     with pytest.raises((DoesNotFit, DeviceError), match=r"Emulated0|memory"):
         placer.engine(placer.plan_of(names, placer.model.n_layer + 1), progress=False)
@@ -125,7 +114,7 @@ def test_a_model_that_does_not_fit_is_said_to(model: Path) -> None:
 
 def test_a_lost_device_is_an_error_of_ours(model: Path) -> None:
     spec = "emulated:vram=1GiB,scale=1,values=real,lost_after=30"
-    placer = Placer.load(model, device=spec, threads=1, profile=profile_of(model, 1e9))
+    placer = Placer.load(model, device=spec, threads=1, profile=slow_cpu_fast_card(model, 1e9))
     plan = placer.plan("layers", n_prompt=64, n_gen=8)
     with placer.engine(plan, progress=False) as engine, pytest.raises(DeviceError):
         for _ in range(40):
@@ -148,7 +137,7 @@ def test_drawn_values_are_finite_and_experts_distinct(tmp_path: Path) -> None:
     """Not a token of it means anything, but nothing of it may mislead a CPU either."""
     path = write_gguf(tmp_path / "moe.gguf", "qwen3moe", weight_type="F16")
     spec = "emulated:vram=1GiB,scale=1,values=drawn"
-    placer = Placer.load(path, device=spec, threads=1, profile=profile_of(path, 1e9))
+    placer = Placer.load(path, device=spec, threads=1, profile=slow_cpu_fast_card(path, 1e9))
     for names in ([], [o.name for o in placer.operators if "exps" in o.name]):
         whole = [o.name for o in placer.operators if o.name not in names]
         with placer.engine(placer.plan_of(whole, placer.model.n_layer + 1), progress=False) as engine:

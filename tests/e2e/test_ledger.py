@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from e2e.described_card import slow_cpu_fast_card
 from gguf_factory import write_llama_shape
 
-from oallama.core.types import Profile
 from oallama.core.units import KIB, MIB
-from oallama.device.card import Card, Host
 from oallama.device.load_params import load_bridge
 from oallama.placer import Placer
-from oallama.profile.described import described
 
 DEVICE = "emulated:vram=1GiB,scale=1,values=real"  # takes large batches of host operators, and has pinned memory
 N_UBATCH = 64
@@ -22,15 +20,6 @@ SHARE, SLACK = 0.02, 64 * KIB  # a weight's part is padded, by some hundred byte
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama_shape(tmp_path_factory.mktemp("model") / "model.gguf", 8, 512, 2048, 8, 4, 2000, "Q4_0")
-
-
-def profile_of(model: Path, link_bytes_per_s: float) -> Profile:
-    """A slow CPU beside a fast card on this link."""
-    placer = Placer.load(model, device="none")
-    card = Card("test", "a card", 1 << 30, 2e11, 1e13, 5e12, 1e-7, 5e-7, 1e-8, 5e-7, 1e-7, 1e-7,
-                link_bytes_per_s, link_bytes_per_s / 2)  # fmt: skip
-    host = Host("a slow CPU", bytes_per_s=2e8, flops_per_s=5e8, source="this test")
-    return described(host, card, placer.model, placer.operators, (1, 32, 512))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +33,7 @@ def profile_of(model: Path, link_bytes_per_s: float) -> Profile:
 )
 def test_the_device_holds_what_the_plan_says(policy: str, link_bytes_per_s: float, fills: bool, model: Path) -> None:
     vram = 12 * MIB
-    profile = profile_of(model, link_bytes_per_s)
+    profile = slow_cpu_fast_card(model, link_bytes_per_s)
     placer = Placer.load(model, device=DEVICE, vram=vram, threads=1, profile=profile, n_ubatch=N_UBATCH)
     plan = placer.plan(policy, n_prompt=128, n_gen=16, n_ctx=256)
     memory = plan.memory
@@ -62,7 +51,7 @@ def test_the_device_holds_what_the_plan_says(policy: str, link_bytes_per_s: floa
 
 
 def test_so_it_is_where_only_weights_are_capped(model: Path) -> None:
-    profile = profile_of(model, 1e9)
+    profile = slow_cpu_fast_card(model, 1e9)
     placer = Placer.load(model, device=DEVICE, gpu_weights=0.3, threads=1, profile=profile, n_ubatch=N_UBATCH)
     plan = placer.plan("scheinfer", n_prompt=128, n_gen=16, n_ctx=256)
     assert any(0 < placement.gg < 1 or placement.cg for placement in plan.operators)

@@ -1,0 +1,19 @@
+"""A profile that is described, not measured, so that plans do not depend on how busy this machine is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from oallama.core.types import Profile
+from oallama.device.card import Card, Host
+from oallama.placer import Placer
+from oallama.profile.described import described
+
+
+def slow_cpu_fast_card(model: Path, link_bytes_per_s: float) -> Profile:
+    """A slow CPU beside a fast card on this link."""
+    placer = Placer.load(model, device="none")
+    card = Card("test", "a card", 1 << 30, 2e11, 1e13, 5e12, 1e-7, 5e-7, 1e-8, 5e-7, 1e-7, 1e-7,
+                link_bytes_per_s, link_bytes_per_s / 2)  # fmt: skip
+    host = Host("a slow CPU", bytes_per_s=2e8, flops_per_s=5e8, source="this test")
+    return described(host, card, placer.model, placer.operators, (1, 32, 512))
