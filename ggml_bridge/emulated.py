@@ -24,9 +24,8 @@ class EmulatedStats:
     late_median_s: float = 0.0  # how late
     late_p99_s: float = 0.0
     late_max_s: float = 0.0
-    late_total_s: float = 0.0
+    late_s: float = 0.0  # time in which at least one was late
     n_overruns: int = 0  # whose real work took longer than their modelled time
-    overrun_total_s: float = 0.0
     n_shared: int = 0  # times that another emulated device wanted the same core at the same time
     busy_in_s: float = 0.0  # modelled time of the engines: copies in, copies out, compute
     busy_out_s: float = 0.0

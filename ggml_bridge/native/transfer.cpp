@@ -68,14 +68,12 @@ Transfer::Transfer(ggml_backend_dev_t device, bool to_device, bool pinned, int64
     copy();
     close();
     if (to_device_) {
-        std::vector<double> seconds(9);
-        for (double & value : seconds) {
+        for (int i = 0; i < 9; i++) { // the least, as a busy machine only adds to it
             const double start = seconds_now();
             close();
-            value = seconds_now() - start;
+            const double seconds = seconds_now() - start;
+            close_seconds_       = i == 0 ? seconds : std::min(close_seconds_, seconds);
         }
-        std::nth_element(seconds.begin(), seconds.begin() + 4, seconds.end());
-        close_seconds_ = seconds[4];
     }
 }
 

@@ -75,7 +75,7 @@ class Punctuality:
     @property
     def late_share(self) -> float:
         """Of the time that passed."""
-        return float(self.stats["late_total_s"] + self.stats["overrun_total_s"]) / max(self.elapsed_s, 1e-9)
+        return float(self.stats["late_s"]) / max(self.elapsed_s, 1e-9)
 
     @property
     def fault(self) -> str:

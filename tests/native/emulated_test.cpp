@@ -1,6 +1,7 @@
 // The emulated device for the sanitizers: streams, events, copies and graphs from two threads, with values and without.
 // Prints what failed, and at the end "N failed".
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -107,6 +108,40 @@ void run(bool real, int n_rounds) {
     expect(emulated_rest() == 0 && emulated_reset_stats() == 0 && emulated_unregister() == 0, "it can be left");
 }
 
+// Graphs that all take longer than their modelled time: each one waits for those before, and time passes only once.
+void be_late() {
+    constexpr int     n_graphs = 20;
+    const std::string slow     = parameters(true);
+    const std::string rates    = "\nbytes_per_s 1e10\nflops_per_s 1e11\nflops_float_per_s 1e11\n";
+    std::string       fast     = slow;
+    expect(slow.find(rates) != std::string::npos, "rates can be replaced");
+    fast.replace(slow.find(rates), rates.size(), "\nbytes_per_s 1e14\nflops_per_s 1e15\nflops_float_per_s 1e15\n");
+    expect(emulated_register(fast.c_str()) == 0, "the device is registered");
+    {
+        ggml_backend_dev_t  device = ggml_backend_dev_by_name("Emulated0");
+        oallama::BackendPtr backend(ggml_backend_dev_init(device, nullptr));
+        oallama::ContextPtr ctx   = oallama::new_context(4, 1, 4);
+        ggml_tensor *       x     = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, 1 << 20);
+        ggml_cgraph *       graph = ggml_new_graph_custom(ctx.get(), 4, false);
+        ggml_build_forward_expand(graph, ggml_add(ctx.get(), x, x));
+        oallama::BufferPtr buffer(
+            ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(device)));
+        ggml_backend_synchronize(backend.get());
+        expect(emulated_reset_stats() == 0, "it counts anew");
+        const auto start = std::chrono::steady_clock::now();
+        for (int i = 0; i < n_graphs; i++) {
+            expect(ggml_backend_graph_compute_async(backend.get(), graph) == GGML_STATUS_SUCCESS,
+                   "a graph is launched");
+        }
+        ggml_backend_synchronize(backend.get());
+        const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+        emulated_stats                      stats   = {};
+        expect(emulated_get_stats(&stats) == 0 && stats.n_overruns > 0, "it was late");
+        expect(stats.late_s > 0.0 && stats.late_s <= elapsed.count(), "no longer than time has passed");
+    }
+    expect(emulated_unregister() == 0, "it can be left");
+}
+
 void lose() {
     expect(emulated_register(parameters(true, "lost_after 1\n").c_str()) == 0, "the device is registered");
     oallama::BackendPtr backend(ggml_backend_dev_init(ggml_backend_dev_by_name("Emulated0"), nullptr));
@@ -157,6 +192,7 @@ void run_out_of_memory() {
 int main() {
     run(true, 20);
     run(false, 20);
+    be_late();
     lose();
     run_out_of_memory();
     expect(emulated_register("memory_bytes none\n") != 0 && std::strlen(emulated_last_error()) > 0, "it says why");

@@ -544,25 +544,24 @@ int emulated_unregister(void) {
 int emulated_get_stats(emulated_stats * stats) {
     return guarded([&] {
         require(stats != nullptr, "room for the result is needed");
-        const Device & device  = known_device();
-        const Ends     ends    = device.time.ends();
-        *stats                 = {};
-        stats->n_ends          = ends.n;
-        stats->late_median_s   = ends.median_s;
-        stats->late_p99_s      = ends.p99_s;
-        stats->late_max_s      = ends.max_s;
-        stats->late_total_s    = ends.total_s;
-        stats->n_overruns      = ends.n_overruns;
-        stats->overrun_total_s = ends.overrun_total_s;
-        stats->n_shared        = ends.n_shared;
-        stats->busy_in_s       = ends.busy_s[engine_in];
-        stats->busy_out_s      = ends.busy_s[engine_out];
-        stats->busy_compute_s  = ends.busy_s[engine_compute];
-        stats->bytes_in        = device.bytes_in;
-        stats->bytes_out       = device.bytes_out;
-        stats->n_graphs        = device.n_graphs;
-        stats->device_bytes    = device.device_bytes;
-        stats->pinned_bytes    = static_cast<int64_t>(device.pinned.n_bytes());
+        const Device & device = known_device();
+        const Ends     ends   = device.time.ends();
+        *stats                = {};
+        stats->n_ends         = ends.n;
+        stats->late_median_s  = ends.median_s;
+        stats->late_p99_s     = ends.p99_s;
+        stats->late_max_s     = ends.max_s;
+        stats->late_s         = ends.late_s;
+        stats->n_overruns     = ends.n_overruns;
+        stats->n_shared       = ends.n_shared;
+        stats->busy_in_s      = ends.busy_s[engine_in];
+        stats->busy_out_s     = ends.busy_s[engine_out];
+        stats->busy_compute_s = ends.busy_s[engine_compute];
+        stats->bytes_in       = device.bytes_in;
+        stats->bytes_out      = device.bytes_out;
+        stats->n_graphs       = device.n_graphs;
+        stats->device_bytes   = device.device_bytes;
+        stats->pinned_bytes   = static_cast<int64_t>(device.pinned.n_bytes());
     });
 }
 

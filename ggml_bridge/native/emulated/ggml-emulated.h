@@ -61,11 +61,10 @@ typedef struct emulated_stats {
     double  late_median_s; // how late
     double  late_p99_s;
     double  late_max_s;
-    double  late_total_s;
-    int64_t n_overruns;      // items whose real work took longer than their modelled time
-    double  overrun_total_s; // by how much
-    int64_t n_shared;        // times that another emulated device wanted the same core at the same time
-    double  busy_in_s;       // modelled time of the three engines
+    double  late_s;     // time in which at least one was late
+    int64_t n_overruns; // items whose real work took longer than their modelled time
+    int64_t n_shared;   // times that another emulated device wanted the same core at the same time
+    double  busy_in_s;  // modelled time of the three engines
     double  busy_out_s;
     double  busy_compute_s;
     int64_t bytes_in; // copied

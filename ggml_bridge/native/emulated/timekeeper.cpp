@@ -307,6 +307,7 @@ void Timekeeper::start_what_is_due(Nanoseconds at) {
 bool Timekeeper::work_on(Stream & stream, Nanoseconds at) {
     Item &           item   = stream.queue_.front();
     Stream::Flight & flight = stream.flight_;
+    note_late(flight.end, at);
     if (item.run && !flight.ran) {
         item.run();
         flight.ran = true;
@@ -331,13 +332,16 @@ bool Timekeeper::work_on(Stream & stream, Nanoseconds at) {
         if (flight.copied < item.copy.size) {
             return false;
         }
-        note_end(-1, at - flight.end);
+        note_overrun(at - flight.end);
     }
     if (at < flight.end) {
         return false;
     }
-    const Nanoseconds late    = at - flight.end;
-    const Nanoseconds overrun = item.run ? late : 0;
+    note_late(flight.end, at);
+    note_end(at - flight.end);
+    if (item.run) {
+        note_overrun(at - flight.end);
+    }
     {
         const std::lock_guard<std::mutex> lock(ends_mutex_);
         ends_.busy_s[item.engine] += 1e-9 * static_cast<double>(item.duration);
@@ -346,23 +350,31 @@ bool Timekeeper::work_on(Stream & stream, Nanoseconds at) {
     stream.flying_ = false;
     stream.queue_.pop_front();
     stream.n_done_++;
-    note_end(late, overrun);
     return true;
 }
 
-// late -1: of work that is done but not told yet.
-void Timekeeper::note_end(Nanoseconds late, Nanoseconds overrun) {
-    constexpr Nanoseconds             much = 5000;
-    const std::lock_guard<std::mutex> lock(ends_mutex_);
-    if (overrun > much) {
-        ends_.n_overruns++;
-        ends_.overrun_total_s += 1e-9 * static_cast<double>(overrun);
+// Items that are late at the same time hold nobody up twice. `at` never goes back.
+void Timekeeper::note_late(Nanoseconds since, Nanoseconds at) {
+    since = std::max(since, late_until_);
+    if (since < at) {
+        late_until_ = at;
+        const std::lock_guard<std::mutex> lock(ends_mutex_);
+        ends_.late_s += 1e-9 * static_cast<double>(at - since);
     }
-    if (late >= 0) {
-        ends_.n++;
-        ends_.total_s += 1e-9 * static_cast<double>(late);
-        ends_.max_s = std::max(ends_.max_s, 1e-9 * static_cast<double>(late));
-        late_[bucket_of(late, n_buckets)]++;
+}
+
+void Timekeeper::note_end(Nanoseconds late) {
+    const std::lock_guard<std::mutex> lock(ends_mutex_);
+    ends_.n++;
+    ends_.max_s = std::max(ends_.max_s, 1e-9 * static_cast<double>(late));
+    late_[bucket_of(late, n_buckets)]++;
+}
+
+void Timekeeper::note_overrun(Nanoseconds overrun) {
+    constexpr Nanoseconds much = 5000;
+    if (overrun > much) {
+        const std::lock_guard<std::mutex> lock(ends_mutex_);
+        ends_.n_overruns++;
     }
 }
 

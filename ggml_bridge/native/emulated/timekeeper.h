@@ -85,7 +85,8 @@ using StreamPtr = std::shared_ptr<Stream>;
 
 struct Ends {
     int64_t                       n = 0, n_overruns = 0;
-    double                        median_s = 0.0, p99_s = 0.0, max_s = 0.0, total_s = 0.0, overrun_total_s = 0.0;
+    double                        median_s = 0.0, p99_s = 0.0, max_s = 0.0;
+    double                        late_s = 0.0; // time in which something was late, however much of it
     std::array<double, n_engines> busy_s{};
     int64_t                       n_shared = 0;
 };
@@ -122,7 +123,9 @@ class Timekeeper {
     void pass_markers(Stream & stream);
     void start_what_is_due(Nanoseconds at);
     bool work_on(Stream & stream, Nanoseconds at); // one chunk, or the end; whether it ended
-    void note_end(Nanoseconds late, Nanoseconds overrun);
+    void note_late(Nanoseconds since, Nanoseconds at);
+    void note_end(Nanoseconds late);
+    void note_overrun(Nanoseconds overrun);
 
     std::unique_ptr<SharedCore> core_;
 
@@ -136,8 +139,9 @@ class Timekeeper {
 
     std::vector<StreamPtr>             streams_; // with items; the thread's
     std::array<Nanoseconds, n_engines> free_{};  // virtual; the thread's
-    Nanoseconds                        last_work_ = 0;
-    Nanoseconds                        last_ask_  = 0;
+    Nanoseconds                        last_work_  = 0;
+    Nanoseconds                        last_ask_   = 0;
+    Nanoseconds                        late_until_ = 0; // counted so far
 
     mutable std::mutex             ends_mutex_;
     std::array<int64_t, n_buckets> late_{}; // by power of 2^(1/8)
