@@ -65,3 +65,20 @@ def baseline(problem: Problem, policy: str, phase: Phase, prefetch: Prefetch) ->
         return place_modules(slicer, found, order, base, costs, phase, room, weights_room)
 
     return propose
+
+
+def baseline_notes(problem: Problem, policy: str, placed: Placed) -> tuple[str, ...]:
+    """What of the published system is not there, and how many operators it would stream and cannot."""
+    notes = (BASELINES[policy],)
+    if policy not in ("hetegen", "flexgen"):
+        return notes
+    cg = placed.slices.cg if placed.slices else (0,) * len(problem.operators)
+    n_left = sum(
+        can and operator.layer is not None and not there and not streamed
+        for can, operator, there, streamed in zip(
+            problem.splittable, problem.operators, placed.on_device, cg, strict=True
+        )
+    )
+    if not n_left:
+        return notes
+    return (*notes, f"{n_left} operators stay on the CPU whole: no part of them pays, or none fits the ring")

@@ -17,7 +17,7 @@ from oallama.core.units import format_bytes
 from oallama.cost.placement import Costs
 from oallama.cost.timeline import Prefetch
 from oallama.place.affinity import GRANULARITIES, FillRule, Granularity, Transfers
-from oallama.place.baselines import BASELINES, Propose, baseline
+from oallama.place.baselines import BASELINES, Propose, baseline, baseline_notes
 from oallama.place.budget import DeviceMemory, Room
 from oallama.place.exchange import exchange, exchange_notes, whole_ffns
 from oallama.place.oato import AffinityRule, search
@@ -160,7 +160,8 @@ def _decide_baseline(problem: Problem, policy: str, load: Workload, phase: Phase
     """A policy of another system, and what of that is not there."""
     propose = baseline(problem, policy, phase, prefetch)
     decision = _verified(problem, policy, load, phase, propose, f"{policy} finds nothing that fits it", required=True)
-    return replace(decision, notes=(*decision.notes, BASELINES[policy], *streaming_notes(problem, decision.placed)))
+    notes = (*baseline_notes(problem, policy, decision.placed), *streaming_notes(problem, decision.placed))
+    return replace(decision, notes=(*decision.notes, *notes))
 
 
 def _verified(

@@ -3,7 +3,7 @@ is no expert lies on the device; experts are in host memory but for as many as f
 takes less: by the CPU, or by the device once its weights were copied there (Algorithm 1).
 
 Fiddler decides that for each expert by the tokens that it was routed to. A plan decides it for all at once, by the
-tokens of the batch: so for prompts from some length on, and not for single tokens. Fiddler puts the most popular
+tokens of the batch: from some length on. Fiddler puts the most popular
 experts on the device; a plan knows no single experts, so those of whole layers are there, the last ones first.
 """
 

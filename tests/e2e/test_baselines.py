@@ -15,6 +15,10 @@ from e2e.test_emulated import oallama
 from e2e.test_engine import TOKENS, nmse, stock_logits
 from gguf_factory import write_gguf
 
+from oallama.bench.arms import ArmMaker
+from oallama.bench.prepare import memory_cap, shared_setting
+from oallama.bench.records import BenchTest
+from oallama.bench.stock import expected_places
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
@@ -98,3 +102,20 @@ def test_fit_is_llama_cpps_own_choice_as_a_plan(models: Path, tmp_path: Path) ->
     )
     made = json.loads(done.stdout)
     assert made["policy"] == "fit" and made["n_gen"] == len(made["tokens"])
+
+
+def test_arms_of_a_bench_may_be_these_policies(models: Path) -> None:
+    """Half of the weights may be on the card, so llama.cpp's --fit leaves layers on the host."""
+    path = model(models, "llama")
+    placer = Placer.load(path, device=CARD, profile=slow_cpu_fast_card(path, 1e9), gpu_weights=0.5, threads=1)
+    tests = (BenchTest(64, 8),)
+    setting = shared_setting(placer, tests)
+    maker = ArmMaker(placer, setting, memory_cap(placer, setting), tests)
+    stock, fit, hetegen = (maker.make(name) for name in ("stock-fit", "fit", "hetegen"))
+    assert stock.stock is not None and fit.plan is not None and hetegen.plan is not None
+    places = expected_places(placer.operators, placer.model.n_layer, stock.stock)
+    assert set(places.values()) == {"device", "host"}
+    assert {row["name"]: row["gg"] == 1 for row in fit.plan["operators"]} == {
+        name: place == "device" for name, place in places.items()
+    }
+    assert (fit.plan["policy"], hetegen.plan["policy"]) == ("fit", "hetegen")
