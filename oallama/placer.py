@@ -257,9 +257,12 @@ class Placer:
             return self._plan_of(given(self.options.flash_attn), self.options.flash_attn)
         return self._plan_of(*self._attention_rule.decide(given, self.profile(), load))
 
-    def what_if(self, cards: Sequence[Card], load: Workload) -> tuple[Decision, tuple[WhatIf, ...]]:
+    def what_if(
+        self, cards: Sequence[Card], load: Workload, policy: str = "auto"
+    ) -> tuple[Decision, tuple[WhatIf, ...]]:
         """What this machine is predicted to do by itself, and beside each of these cards, of which none needs to be
-        there (see place/what_if.py). The placer must be one without a device.
+        there (see place/what_if.py). policy: whose plans are compared with stock llama.cpp's. The placer must be one
+        without a device.
 
         Raises UsageError, ProfileError, and what a dry load raises.
         """
@@ -286,7 +289,7 @@ class Placer:
                 profile=with_attention(profile, "on"),
                 probe=probe_of(host, self.operators, self.model.n_layer, card.memory_bytes),
             )
-            made.append(what_if(problem, card, load))
+            made.append(what_if(problem, card, load, policy))
         return alone, tuple(made)
 
     def _plan_of(self, decision: Decision, flash_attn: FlashAttention) -> Plan:

@@ -13,6 +13,7 @@ from typing import Any
 
 from oallama.bench.ab import Progress, quiet
 from oallama.bench.fit import fit_under
+from oallama.bench.fit_plan import fit_plan, fit_sentence
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import ArmSpec, BenchTest, Cap, Sample, Setting, StockPlacement
 from oallama.bench.stock import (
@@ -27,7 +28,7 @@ from oallama.core.types import Workload
 from oallama.cost.passes import Pass, passes_at
 from oallama.device.load_params import LoadSettings
 from oallama.model.memory import probe_memory
-from oallama.place.decide import POLICIES
+from oallama.place.decide import FIT, POLICIES
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 
@@ -65,10 +66,9 @@ class ArmMaker:
             return self._stock(name)
         if name.endswith(".json"):
             return self.of_plan(Path(name).stem, Plan.load(name))
-        if name not in POLICIES:
-            raise UsageError(
-                f"there is no arm {name!r}; arms are {', '.join((*POLICIES, *STOCK_ARMS))}, and plan files (*.json)"
-            )
+        if name not in (*POLICIES, FIT):
+            arms = ", ".join((*POLICIES, FIT, *STOCK_ARMS))
+            raise UsageError(f"there is no arm {name!r}; arms are {arms}, and plan files (*.json)")
         if name == "auto" and self.auto is not None and self.placer.has_device:
             return self.auto(self)
         return self.of_plan(name, self._plan(name))
@@ -107,6 +107,9 @@ class ArmMaker:
         return tuple(p for test in self.tests for p in passes_at(test.n_depth, test.n_prompt, test.n_gen, n_ubatch))
 
     def _plan(self, policy: str) -> Plan:
+        if policy == FIT:
+            self.progress("ask llama.cpp's --fit for its plan")
+            return fit_plan(self.placer, self.workload, self.setting, self.cap)
         if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
             return self.placer.cpu_plan(**asdict(self.workload), attention_passes=self.attention_passes)
         options = self.plan_options if policy in ("auto", "oato") else {}
@@ -137,11 +140,7 @@ class ArmMaker:
         self.progress(f"ask llama.cpp's --fit for {name}")
         placement, steps = fit_under(self.cap, self.placer.operators, self.setting.load)
         shown = tuple({"flag": "--fit", "value": step.n_gpu_layers, **asdict(step)} for step in steps)
-        taken = f"-ngl {placement.n_gpu_layers}" if placement.n_gpu_layers >= 0 else "all layers"
-        if placement.overrides:
-            taken += f" and {len(placement.overrides)} overrides"
-        calls = f", asked {len(steps)} times to keep to --gpu-weights" if len(steps) > 1 else ""
-        return ArmSpec(name, self.setting, placement, search=shown, notes=(f"--fit chooses {taken}{calls}",))
+        return ArmSpec(name, self.setting, placement, search=shown, notes=(fit_sentence(placement, steps),))
 
     def _best_layers(self, name: str) -> ArmSpec:
         n_layer = self.placer.model.n_layer

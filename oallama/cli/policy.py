@@ -12,7 +12,7 @@ from oallama import __version__
 from oallama.cli.options import Function, count, given
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import CPU_DEVICE, Workload
-from oallama.place.decide import LATER_POLICIES, POLICIES
+from oallama.place.decide import FIT, LATER_POLICIES, POLICIES
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
@@ -23,9 +23,12 @@ def _check_policy(_context: click.Context, _parameter: click.Parameter, value: s
     if value in LATER_POLICIES:
         raise UsageError(
             f"policy {value} is not in oallama {__version__}, it comes with {LATER_POLICIES[value]}; "
-            f"choose one of {', '.join(POLICIES)}"
+            f"choose one of {', '.join((*POLICIES, FIT))}"
         )
     return value
+
+
+STREAMING_POLICIES = ("auto", "scheinfer", "hetegen", "flexgen", "fiddler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,10 @@ class PolicyOptions:
         if self.n_gpu_layers is None:
             if (self.affinity, self.fill) != ("default", "continue") and self.policy not in (None, "oato"):
                 raise UsageError(f"--affinity and --fill say how oato places; --policy {self.policy} does not use them")
-            if self.prefetch is not None and self.policy not in (None, "auto", "scheinfer"):
+            if self.prefetch is not None and self.policy not in (None, *STREAMING_POLICIES):
                 raise UsageError(f"--prefetch says how weights are streamed; --policy {self.policy} streams none")
+            if self.policy == FIT:
+                return _fit(placer, load)
             return placer.plan(
                 self.policy or ("auto" if self.fill == "continue" else "oato"),
                 **asdict(load),
@@ -72,6 +77,14 @@ class PolicyOptions:
         if self.n_gpu_layers and placer.profile().device == CPU_DEVICE:
             raise UsageError("-ngl needs a device, and there is none; name one with --device, such as rpc-worker")
         return whole_layers(placer, self.n_gpu_layers, load)
+
+
+def _fit(placer: Placer, load: Workload) -> Plan:
+    from oallama.bench.fit_plan import fit_plan
+    from oallama.bench.prepare import memory_cap, setting_of
+
+    setting = setting_of(placer, load.n_ctx, load.n_ubatch)
+    return fit_plan(placer, load, setting, memory_cap(placer, setting))
 
 
 def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:
@@ -123,11 +136,12 @@ fill_option = click.option(
 
 
 policy_option = click.option(
-    "--policy", type=click.Choice([*POLICIES, *LATER_POLICIES]), metavar="POLICY",
+    "--policy", type=click.Choice([*POLICIES, FIT, *LATER_POLICIES]), metavar="POLICY",
     callback=_check_policy,
     help="oato: operators by GPU affinity; split: besides, operators computed by CPU and device at the same time; "
     "scheinfer: besides, weights streamed to the device; layers: whole layers, as llama.cpp's -ngl; cpu: nothing on "
-    "the device; auto: whichever should be fastest.  [default: auto]",
+    "the device; auto: whichever of these should be fastest. To compare with: fit, llama.cpp's own --fit; hetegen, "
+    "flexgen, fiddler and atsinfer, as other systems place weights (docs/policies.md).  [default: auto]",
 )  # fmt: skip
 
 prefetch_option = click.option(

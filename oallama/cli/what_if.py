@@ -11,6 +11,7 @@ from oallama.cli.options import (
     WORKLOAD,
     chart_option,
     gathered,
+    given,
     json_option,
     model_argument,
     parsed,
@@ -20,6 +21,7 @@ from oallama.cli.options import (
 )
 from oallama.cli.output import emit_json, show, write_chart
 from oallama.device.cards import CARDS, preset
+from oallama.place.decide import POLICIES
 
 if TYPE_CHECKING:
     from oallama.core.options import Options
@@ -40,6 +42,10 @@ def parse_cards(text: str) -> tuple[Card, ...]:
     "--gpu", "cards", type=parsed(parse_cards), metavar="CARD,…",
     help=f"Cards: {', '.join(CARDS)}.  [default: all of them]",
 )  # fmt: skip
+@click.option(
+    "--policy", type=click.Choice(POLICIES), metavar="POLICY",
+    help=f"Whose plans are compared with --fit: {', '.join(POLICIES)}.  [default: auto]",
+)  # fmt: skip
 @gathered(*WORKLOAD, vram_fill_option, threads_option)
 @profile_option
 @json_option
@@ -47,6 +53,7 @@ def parse_cards(text: str) -> tuple[Card, ...]:
 def command(
     model: str,
     cards: tuple[Card, ...] | None,
+    policy: str | None,
     options: Options,
     n_prompt: int,
     n_gen: int,
@@ -72,7 +79,7 @@ def command(
 
         placer = Placer.of_file(model, replace(options, device="none"), profile, prober)
         load = placer.workload(n_prompt, n_gen)
-        alone, rows = placer.what_if(cards or tuple(CARDS.values()), load)
+        alone, rows = placer.what_if(cards or tuple(CARDS.values()), load, **given(policy=policy))
 
     from oallama.report.what_if import what_if_chart, what_if_document, what_if_table
 
@@ -81,4 +88,4 @@ def command(
     if as_json:
         emit_json(what_if_document(placer.model, load, alone, rows))
     else:
-        show([what_if_table(placer.model, load, alone, rows)])
+        show([what_if_table(placer.model, load, alone, rows, policy or "auto")])

@@ -1,4 +1,4 @@
-"""The plans that the gate chooses among, and stock llama.cpp's placement as a plan of ours."""
+"""The plans that the gate chooses among."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from oallama.bench.arms import STOCK_CPU
-from oallama.bench.stock import expected_places
 from oallama.core.errors import DoesNotFit
 from oallama.gate.verdict import CPU_ALONE, Candidate
-from oallama.place.decide import POLICIES
-from oallama.plan.plan import Plan
+from oallama.place.decide import CANDIDATES
 from oallama.run.setup import only_splits
 
 if TYPE_CHECKING:
-    from oallama.bench.records import StockPlacement
     from oallama.core.types import Workload
     from oallama.cost.passes import Pass
     from oallama.placer import Placer
+    from oallama.plan.plan import Plan
 
-NAMES = (*(policy for policy in POLICIES if policy != "auto"), STOCK_CPU)
+NAMES = (*CANDIDATES, STOCK_CPU)
 """What may pass the gate: a plan by each policy, and the CPU alone with stock's own attention."""
 
 
@@ -56,21 +54,6 @@ def candidate(policy: str, plan: Plan) -> Candidate:
     predicted = plan.predicted.total_s if plan.predicted is not None else float("inf")
     digest = hashlib.sha256(json.dumps(placement, sort_keys=True).encode()).hexdigest()
     return Candidate(policy, predicted, digest)
-
-
-def stock_plan(placer: Placer, load: Workload, placement: StockPlacement) -> Plan:
-    """Stock llama.cpp's placement, attention and choice of host memory as a plan of ours, for the engine to load: the
-    very configuration that the stock arm has, which is why the device stays open even with nothing on it (llama.cpp
-    computes large batches there)."""
-    if placer.device.is_pair:  # stock llama.cpp has no such device
-        return plan_by(placer, load, None, STOCK_CPU)
-    n_layer = placer.model.n_layer
-    places = expected_places(placer.operators, n_layer, placement)
-    on_device = [name for name, place in places.items() if place == "device"]
-    gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
-    plan = placer.plan_of(on_device, gpu_layers, **asdict(load), policy="fit", stock_attention=True)
-    operators = tuple(replace(operator, layout=None) for operator in plan.operators)
-    return Plan(replace(plan.record, device=str(placer.device), operators=operators))
 
 
 def leaves_flash_off(plan: Plan) -> bool:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from oallama import __version__
 from oallama.bench.ab import Bench, Progress, quiet, run_bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
+from oallama.bench.fit_plan import stock_plan
 from oallama.bench.prepare import memory_cap, setting_of
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest
 from oallama.bench.rows import refusal
-from oallama.gate.plans import all_plans, candidate, leaves_flash_off, plan_by, stock_plan
+from oallama.gate.plans import all_plans, candidate, leaves_flash_off, plan_by
 from oallama.gate.store import read_verdict, write_verdict
 from oallama.gate.verdict import (
     Key,

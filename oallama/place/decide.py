@@ -17,6 +17,7 @@ from oallama.core.units import format_bytes
 from oallama.cost.placement import Costs
 from oallama.cost.timeline import Prefetch
 from oallama.place.affinity import GRANULARITIES, FillRule, Granularity, Transfers
+from oallama.place.baselines import BASELINES, Propose, baseline, baseline_notes
 from oallama.place.budget import DeviceMemory, Room
 from oallama.place.exchange import exchange, exchange_notes, whole_ffns
 from oallama.place.oato import AffinityRule, search
@@ -38,14 +39,14 @@ from oallama.place.problem import (
 )
 from oallama.place.slicer import N_VALUES, SlicePlan, Slicer
 
-POLICIES = ("auto", "oato", "scheinfer", "split", "layers", "cpu")
-LATER_POLICIES = {
-    "hetegen": "the comparison of policies",
-    "twinpilots": "the comparison of policies",
-    "flexgen": "the comparison of policies",
-    "fiddler": "the comparison of policies",
-    "fit": "the comparison with stock llama.cpp",
-}
+CANDIDATES = ("oato", "scheinfer", "split", "layers", "cpu")
+"""What "auto" chooses among, and what the gate measures."""
+
+FIT = "fit"
+"""llama.cpp's own --fit, which only llama.cpp can answer (bench/fit_plan.py)."""
+
+POLICIES = ("auto", *CANDIDATES, *BASELINES)
+LATER_POLICIES = {"twinpilots": "the comparison of policies"}
 """Policies of the contract that this version lacks, and what brings them."""
 
 VERIFY_ROUNDS = 6
@@ -89,6 +90,8 @@ def decide(
     Raises UsageError for a policy this version does not have, DoesNotFit where the policy needs the device and not
     even KV and compute buffers of one layer fit.
     """
+    if policy == FIT:
+        raise UsageError("policy fit is llama.cpp's own choice; ask it with bench.fit_plan.fit_plan, or `oallama plan`")
     if policy in LATER_POLICIES:
         raise UsageError(f"policy {policy} is not in this version; choose one of {', '.join(POLICIES)}")
     if policy not in POLICIES:
@@ -97,6 +100,8 @@ def decide(
         return on_cpu(problem, load, phase)
     if policy in ("split", "scheinfer"):
         return _Sliced(problem, load, phase, policy, Prefetch(prefetch), effort).decide()
+    if policy in BASELINES:
+        return _decide_baseline(problem, policy, load, phase, Prefetch(prefetch))
     if policy != "auto":
         return _decide_whole(problem, policy, load, phase, affinity, fill, effort.exchanges, required=True)
     sliced = _Sliced(problem, load, phase, "scheinfer", Prefetch(prefetch), effort).decide()
@@ -136,28 +141,46 @@ def _decide_whole(
     exchanges: bool,
     required: bool,
 ) -> Decision:
-    """Propose a placement of whole operators, ask what it really takes, and correct the budget by that until it fits
-    and fills the device. A placement that leaves the device empty is for the workload as it was asked for.
+    """A placement of whole operators: `oato`, or `layers`."""
 
-    required: raise DoesNotFit where not even the buffers fit, else leave everything on the CPU and say so.
+    def propose(_load: Workload, costs: Costs, memory: DeviceMemory) -> Placed:
+        if policy == "layers":
+            return layers(costs, memory.operator_room)
+        placed = search(costs, problem.operators, memory.operator_room, affinity=affinity, rule=fill)
+        if exchanges and affinity == "default" and fill == "continue":
+            placed = exchange(costs, problem.operators, memory.operator_room, placed)
+        return placed
+
+    nothing = f"with crossings counted, no operator is predicted to be faster on {problem.profile.device}"
+    reason = "no layer fits the device" if policy == "layers" else f"{nothing} (--fill full uses it anyway)"
+    return _verified(problem, policy, asked, phase, propose, reason, required)
+
+
+def _decide_baseline(problem: Problem, policy: str, load: Workload, phase: Phase, prefetch: Prefetch) -> Decision:
+    """A policy of another system, and what of that is not there."""
+    propose = baseline(problem, policy, phase, prefetch)
+    decision = _verified(problem, policy, load, phase, propose, f"{policy} finds nothing that fits it", required=True)
+    notes = (*baseline_notes(problem, policy, decision.placed), *streaming_notes(problem, decision.placed))
+    return replace(decision, notes=(*decision.notes, *notes))
+
+
+def _verified(
+    problem: Problem, policy: str, asked: Workload, phase: Phase, propose: Propose, reason: str, required: bool
+) -> Decision:
+    """Propose a placement, ask what it really takes, and correct the budget by that until it fits and fills the device.
+    A placement that leaves the device empty is for the workload as it was asked for.
+
+    reason: why that is so. required: raise DoesNotFit where not even the buffers fit, else leave everything on the CPU
+    and say so.
     """
     memory, load, notes = device_memory(problem, asked, required)
     if memory is None:
         return replace(on_cpu(problem, asked, phase), notes=notes)
-    device = problem.profile.device
     costs = costs_of(problem, load, phase)
     room = Room(memory)
     best: Decision | None = None
     for _ in range(VERIFY_ROUNDS):
-        budget = room.memory.operator_room
-        if policy == "layers":
-            placed, reason = layers(costs, budget), "no layer fits the device"
-        else:
-            placed = search(costs, problem.operators, budget, affinity=affinity, rule=fill)
-            if exchanges and affinity == "default" and fill == "continue":
-                placed = exchange(costs, problem.operators, budget, placed)
-            nothing = f"with crossings counted, no operator is predicted to be faster on {device}"
-            reason = f"{nothing} (--fill full uses it anyway)"
+        placed = propose(load, costs, room.memory)
         if not placed.uses_device(problem.graph.n_layer):
             return best or nothing_placed(problem, policy, asked, phase, memory.capacity, reason)
         placed = with_layouts(problem, costs, placed)
@@ -168,7 +191,7 @@ def _decide_whole(
         if not room.learn(placed.first_device_layer, own_bytes(problem, placed), real):
             break
     if best is None:
-        raise DoesNotFit(real.limit - real.spare, real.limit, device, f"the {policy} placement")
+        raise DoesNotFit(real.limit - real.spare, real.limit, problem.profile.device, f"the {policy} placement")
     return best
 
 
@@ -244,7 +267,7 @@ class _Sliced:
         placed = with_layouts(problem, costs, proposal.placed)
         real = measured(problem, load, placed, capacity)
         predicted = predicted_of(problem, load, placed, costs.layouts)
-        notes = (*proposal.notes, *exchange_notes(placed), *self._streaming_notes(placed))
+        notes = (*proposal.notes, *exchange_notes(placed), *streaming_notes(problem, placed))
         return Decision(self._policy, load, costs, placed, real, predicted, notes)
 
     def _alone(self, limit: int) -> Iterator[Proposal]:
@@ -329,19 +352,19 @@ class _Sliced:
         return placed if plan is None or plan.is_empty else self._placed(load, placed, plan)
 
     def _placed(self, load: Workload, placed: Placed, plan: SlicePlan) -> Placed:
-        seconds = {"decode": plan.decode_s, "prefill": plan.prefill_s, "mixed": plan.total_s(load)}[self._phase]
-        return self._slicer(load).placed(placed, plan, seconds)
+        return self._slicer(load).placed(placed, plan, plan.seconds(load, self._phase))
 
     def _slicer(self, load: Workload) -> Slicer:
         if load not in self._slicers:
             self._slicers[load] = Slicer(self._problem, load, self._prefetch, self._policy == "scheinfer")
         return self._slicers[load]
 
-    def _streaming_notes(self, placed: Placed) -> tuple[str, ...]:
-        """What streaming from pageable memory costs, where the device has no other."""
-        profile = self._problem.profile
-        if placed.slices is None or not placed.slices.streams or profile.is_pinned:
-            return ()
-        rate = format_bytes(1 / profile.link["h2d_pageable"].beta_s_per_byte)
-        cost = f"{profile.device} has no pinned host memory: weights are streamed from pageable memory, at {rate}/s"
-        return (cost + ", and the CPU waits for every copy" if profile.is_blocking else cost,)
+
+def streaming_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
+    """What streaming from pageable memory costs, where the device has no other."""
+    profile = problem.profile
+    if placed.slices is None or not placed.slices.streams or profile.is_pinned:
+        return ()
+    rate = format_bytes(1 / profile.link["h2d_pageable"].beta_s_per_byte)
+    cost = f"{profile.device} has no pinned host memory: weights are streamed from pageable memory, at {rate}/s"
+    return (cost + ", and the CPU waits for every copy" if profile.is_blocking else cost,)

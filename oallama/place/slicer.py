@@ -15,7 +15,7 @@ from itertools import product
 from math import ceil
 from typing import Literal
 
-from oallama.core.types import PLAIN_LAYOUT, StreamSettings, Workload
+from oallama.core.types import PLAIN_LAYOUT, Phase, StreamSettings, Workload
 from oallama.cost.blocks import split_blocks, takes_n_g
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import Curve
@@ -60,6 +60,10 @@ class SlicePlan:
     def total_s(self, load: Workload) -> float:
         return self.prefill_s + load.n_gen * self.decode_s
 
+    def seconds(self, load: Workload, phase: Phase) -> float:
+        """Over the passes of a phase."""
+        return {"decode": self.decode_s, "prefill": self.prefill_s, "mixed": self.total_s(load)}[phase]
+
     @property
     def streams(self) -> bool:
         return bool(self.token_assignment) or any(cut.cg for _, cut in self.layers)
@@ -80,7 +84,7 @@ class Slicer:
 
     def __init__(self, problem: Problem, load: Workload, prefetch: Prefetch = Prefetch(), streams: bool = True) -> None:  # noqa: B008 - frozen
         """streams: whether weights may be streamed. Raises ProfileError where the profile has no link."""
-        self._problem, self._load, self._streams = problem, load, streams
+        self._problem, self.load, self._streams = problem, load, streams
         self.on = Pricing(slice_rates(problem.profile), prefetch)
         depth = load.n_prompt + max(1, load.n_gen) // 2
         self._over: dict[int, tuple[Pass, ...]] = {
@@ -158,7 +162,7 @@ class Slicer:
     def _layouts(self, llama_uses_device: bool) -> tuple[str, ...]:
         """In which the host holds what is not sliced."""
         if llama_uses_device not in self._held:
-            self._held[llama_uses_device] = costs_of(self._problem, self._load, "mixed", llama_uses_device).layouts
+            self._held[llama_uses_device] = costs_of(self._problem, self.load, "mixed", llama_uses_device).layouts
         return self._held[llama_uses_device]
 
     #
@@ -180,7 +184,7 @@ class Slicer:
         """As `plan`, of these blocks."""
         if not blocks:
             return None
-        load = self._load
+        load = self.load
         cuts: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}
         choices: dict[tuple[Hashable, bool, Objective], tuple[Choice, ...]] = {}
 
@@ -228,8 +232,8 @@ class Slicer:
 
         balanced, _ = least(lambda n: self._best(kind, "workload", (resident(n),))[1], 1, n_steps)
         wanted = {max(1, round((1 - i / n_values) * extent / step)) for i in range(n_values)} | {1, balanced, n_steps}
-        lengths = {1} if kind.outputs_only else {1, min(self._load.n_prompt, self._load.n_ubatch)}
-        over = passes(self._load, "mixed")
+        lengths = {1} if kind.outputs_only else {1, min(self.load.n_prompt, self.load.n_ubatch)}
+        over = passes(self.load, "mixed")
 
         def streamed(gg: int) -> set[Cut]:
             cuts = {best_cg(kind, gg, lambda cut, n=n: self.on.seconds(kind, cut, n))[0] for n in lengths}  # type: ignore[misc]
@@ -245,13 +249,21 @@ class Slicer:
 
     def _best(self, kind: BlockCost, objective: Objective, cuts: Sequence[Cut]) -> Choice:
         """Of these cuts, without n_g; of equals the one that streams the least."""
-        over = (Pass(1, 0, 1),) if objective == "decode" else passes(self._load, "mixed")
+        over = (Pass(1, 0, 1),) if objective == "decode" else passes(self.load, "mixed")
 
         return min(((cut, self._seconds(kind, cut, over)) for cut in cuts), key=lambda choice: choice[1])
 
     def _seconds(self, kind: BlockCost, cut: Cut, over: Sequence[Pass]) -> float:
         """Of one block over these passes, without n_g."""
         return sum(p.count * self.on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
+
+    def fastest(self, blocks: Sequence[Layouts]) -> tuple[BlockCost, ...]:
+        """Each block in the layout in which the CPU takes the least time over the workload."""
+        over = passes(self.load, "mixed")
+        return tuple(
+            min(by_layout.values(), key=lambda of: (sum(p.count * of.cpu_s(1.0, p.n_tokens) for p in over), of.layout))
+            for by_layout in blocks
+        )
 
     def _modes(self, blocks: Sequence[Layouts]) -> list[_Mode]:
         """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a
@@ -260,20 +272,16 @@ class Slicer:
         With n_g every layer's block is in the split backend, and none as llama.cpp would run it whole; blocks whose CC
         is never streamed keep their layout.
         """
-        over = passes(self._load, "mixed")
-        fastest = tuple(
-            min(by_layout.values(), key=lambda of: (sum(p.count * of.cpu_s(1.0, p.n_tokens) for p in over), of.layout))
-            for by_layout in blocks
-        )
+        fastest = self.fastest(blocks)
         without = _Mode(fastest, False, False)
         if not self._streams:
             return [without]
-        held = tuple(_held(of) if of.takes_n_g else of for of in fastest)
+        once = tuple(held(of) if of.takes_n_g else of for of in fastest)
         plain = tuple(
-            _held(by_layout[PLAIN_LAYOUT]) if of.takes_n_g and not of.outputs_only else of
-            for by_layout, of in zip(blocks, held, strict=True)
+            held(by_layout[PLAIN_LAYOUT]) if of.takes_n_g and not of.outputs_only else of
+            for by_layout, of in zip(blocks, once, strict=True)
         )
-        twice = [_Mode(held, True, True)] if plain != held else []
+        twice = [_Mode(once, True, True)] if plain != once else []
         return [without, _Mode(plain, True, False), *twice]
 
     def _solved(
@@ -285,7 +293,7 @@ class Slicer:
             tuple((of.block.weight_bytes(cut.gg), seconds) for cut, seconds in made)
             for of, made in zip(mode.blocks, per_block, strict=True)
         ]
-        lengths = sorted({p.n_tokens for p in passes(self._load, "prefill")}) if mode.with_n_g else []
+        lengths = sorted({p.n_tokens for p in passes(self.load, "prefill")}) if mode.with_n_g else []
         staging = 0
         for _ in range(STAGING_ROUNDS):
             assigned = assign(menus, max(0, min(room - staging, weights_room)))
@@ -295,7 +303,7 @@ class Slicer:
             table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
             if mode.with_n_g and not any(n_g for _, n_g in table):
                 return None
-            n_ubatch = self._load.n_ubatch
+            n_ubatch = self.load.n_ubatch
             staging = staging_bytes(layers, self.on.prefetch, n_ubatch, most_n_g(table, n_ubatch))
             if assigned.bytes + staging <= max(room, 0):
                 plan = self.priced(layers, table, mode.twice, assigned.bytes, staging)
@@ -310,7 +318,7 @@ class Slicer:
         """Cuts with the times of their blocks, each as one among others like it."""
         prefill_s = sum(
             p.count * pass_seconds(layers, self.on, p.n_tokens, n_g_at(table, p.n_tokens), p.n_outputs)
-            for p in passes(self._load, "prefill")
+            for p in passes(self.load, "prefill")
         )
         decode_s = pass_seconds(layers, self.on, 1, n_g_at(table, 1))
         return SlicePlan(tuple(layers), table, twice, weights_bytes, staging, prefill_s, decode_s)
@@ -319,8 +327,8 @@ class Slicer:
         """The plan with the times of its timeline, in which blocks of different kinds follow one another."""
         if not plan.streams:
             return plan  # nothing runs ahead, so these are exact
-        prompt = [times for p in passes(self._load, "prefill") for times in self._pass_times(plan, p)]
-        token = self._pass_times(plan, Pass(1, self._load.n_prompt, 1))
+        prompt = [times for p in passes(self.load, "prefill") for times in self._pass_times(plan, p)]
+        token = self._pass_times(plan, Pass(1, self.load.n_prompt, 1))
         decode_s = cycle_seconds(token, self.on.prefetch, MODEL_ROUNDS)
         return replace(plan, prefill_s=timeline(prompt, self.on.prefetch).end_s, decode_s=decode_s)
 
@@ -369,7 +377,7 @@ class _Mode:
     twice: bool
 
 
-def _held(of: BlockCost) -> BlockCost:
+def held(of: BlockCost) -> BlockCost:
     """In the split back end even where nothing of it is on the device."""
     return replace(of, whole=None, kind=None if of.kind is None else ("held", of.kind))
 

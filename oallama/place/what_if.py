@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from oallama.core.errors import DoesNotFit
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Workload
 from oallama.device.card import Card
 from oallama.place.budget import DeviceMemory
-from oallama.place.decide import QUICK, decide
+from oallama.place.decide import FIT, QUICK, decide
 from oallama.place.placed import Placed, nothing_there
-from oallama.place.problem import Decision, LoadBytes, Probe, Problem, costs_of, measured, predicted_of
+from oallama.place.problem import Decision, LoadBytes, Probe, Problem, costs_of, measured, on_cpu, predicted_of
 from oallama.place.stock_fit import stock_fit
-
-STOCK_POLICY = "fit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,8 @@ class WhatIf:
     """What is predicted for one card."""
 
     card: Card
-    stock: Decision  # policy STOCK_POLICY
-    best: Decision  # the same one where nothing is predicted to be faster
+    stock: Decision  # policy FIT
+    best: Decision  # the same one where nothing is predicted to be faster; or the plan of the policy asked for
 
     @property
     def fits_whole(self) -> bool:
@@ -65,9 +64,15 @@ def probe_of(host: HostLoad, operators: Sequence[Operator], n_layer: int, memory
     return probe
 
 
-def what_if(problem: Problem, card: Card, load: Workload) -> WhatIf:
-    """Both plans for a card. problem: with the card's described profile, and probe_of."""
+def what_if(problem: Problem, card: Card, load: Workload, policy: str = "auto") -> WhatIf:
+    """Both plans for a card. problem: with the card's described profile, and probe_of. policy: whose plan is compared
+    with stock; one that does not fit leaves everything on the CPU."""
     stock = stock_decision(problem, load)
+    if policy != "auto":
+        try:
+            return WhatIf(card, stock, decide(problem, policy, load, "mixed", effort=QUICK))
+        except DoesNotFit:
+            return WhatIf(card, stock, on_cpu(problem, load, "mixed"))
     if all(stock.placed.on_device):
         return WhatIf(card, stock, stock)
     ours = decide(problem, "auto", load, "mixed", effort=QUICK)
@@ -85,9 +90,7 @@ def stock_decision(problem: Problem, load: Workload) -> Decision:
     costs = costs_of(stock, load, "mixed", streams)
     placed = stock_fit(costs, problem.operators, room.operator_room)
     memory = measured(problem, load, placed, problem.probe(load, placed).device_free)
-    return Decision(
-        STOCK_POLICY, load, costs, placed, memory, predicted_of(stock, load, placed, costs.layouts, streams), ()
-    )
+    return Decision(FIT, load, costs, placed, memory, predicted_of(stock, load, placed, costs.layouts, streams), ())
 
 
 def _memory(problem: Problem, load: Workload) -> DeviceMemory:

@@ -55,8 +55,13 @@ def _used(decision: Decision) -> int:
     return decision.memory.limit - decision.memory.spare
 
 
-def what_if_table(model: ModelInfo, load: Workload, alone: Decision, rows: Sequence[WhatIf]) -> Table:
+def what_if_table(
+    model: ModelInfo, load: Workload, alone: Decision, rows: Sequence[WhatIf], policy: str = "auto"
+) -> Table:
     """At most WIDTH columns wide."""
+    best = "best: of a quick search; where that is fit, nothing is predicted to be faster than stock."
+    if policy != "auto":
+        best = f"best: the plan of policy {policy}, faster than stock or not; where it does not fit, the CPU alone."
     fill = rows[0].stock.memory.fill
     cells = [
         (
@@ -77,8 +82,8 @@ def what_if_table(model: ModelInfo, load: Workload, alone: Decision, rows: Seque
         f"By itself this machine takes {format_seconds(alone.predicted.ttft_s)} to the first token (TTFT) and "
         f"{format_seconds(alone.predicted.tpot_s)} for each one more (TPOT). The cards are beside its CPU, with "
         f"{fill:.0%} of their memory, of which the best plans use {_range(rows)}. fit: stock llama.cpp's --fit, with "
-        f"the -ngl that it chooses, of {model.n_layer + 1}. best: of a quick search; where that is fit, nothing is "
-        "predicted to be faster than stock. `oallama plan` searches longer, on a card that is there."
+        f"the -ngl that it chooses, of {model.n_layer + 1}. {best} `oallama plan` searches longer, on a card that is "
+        "there."
     )
     headings = "card |>GiB |>ngl |>fit TTFT |>TPOT |>best TTFT |>TPOT |>gain |plan"
     return table(title, headings, cells, textwrap.wrap(footer, WIDTH))

@@ -25,6 +25,7 @@ from stock import needs_programs, program
 from oallama.bench.ab import Bench, run_bench
 from oallama.bench.arms import STOCK_NCMOE, ArmMaker
 from oallama.bench.fit import fit_under
+from oallama.bench.fit_plan import stock_plan
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import ArmSpec, BenchTest, Cap, LoadReport, Setting, StockPlacement
 from oallama.bench.rows import LLAMA_BENCH_FIELDS, refusal
@@ -33,7 +34,6 @@ from oallama.bench.verify import configuration
 from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError
 from oallama.core.types import Attention, Operator
 from oallama.device.load_params import LoadSettings
-from oallama.gate.plans import stock_plan
 from oallama.gate.verdict import trial, winner_of
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators

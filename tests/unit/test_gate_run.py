@@ -12,6 +12,7 @@ import pytest
 from bench_cases import N_LAYER, NAMES, OPERATORS, World, report
 
 from oallama.bench.ab import Bench, Progress, run_bench
+from oallama.bench.fit_plan import stock_plan
 from oallama.bench.records import BenchResult, BenchTest, StockPlacement
 from oallama.core.errors import DoesNotFit
 from oallama.core.options import Options
@@ -26,7 +27,7 @@ from oallama.core.types import (
     Workload,
 )
 from oallama.device.spec import parse_device
-from oallama.gate.plans import all_plans, candidate, stock_plan
+from oallama.gate.plans import all_plans, candidate
 from oallama.gate.run import DEPTH_S, LEAST_DEPTH, Gated, gate_key, gate_tests, gated_plan, timings_digest
 from oallama.gate.store import verdict_path, write_verdict
 from oallama.gate.verdict import choose

@@ -255,3 +255,14 @@ def test_only_cpu_times_of_the_profile_count():
     first = with_card(host_profile(HOST, of, ops, TOKENS), preset("h100"), of, ops)
     again = with_card(first, preset("rtx3060"), of, ops)
     assert {case.device for case in again.cases} == {CPU_DEVICE, "rtx3060-12"}
+
+
+@pytest.mark.parametrize("policy", ["hetegen", "flexgen", "atsinfer"])
+def test_a_policy_of_choice_is_compared_whether_it_is_faster_or_not(policy):
+    card = sized(8)
+    row = what_if(problem(card), card, LOAD, policy)
+    assert row.best.policy == policy and row.best.memory.spare >= 0
+    none = sized(0.5)
+    assert what_if(problem(none), none, LOAD, policy).best.policy == "cpu"
+    text = plain(what_if_table(model(), LOAD, on_cpu(problem(card), LOAD, "mixed"), [row], policy))
+    assert f"the plan of policy {policy}" in " ".join(text.split())

@@ -1,0 +1,105 @@
+"""The `fiddler` policy, to compare with: models of experts as Fiddler runs them (Kamahori et al., ICLR 2025). All that
+is no expert lies on the device; experts are in host memory but for as many as fit, and each is computed where that
+takes less: by the CPU, or by the device once its weights were copied there (Algorithm 1).
+
+Fiddler decides that for each expert by the tokens that it was routed to. A plan decides it for all at once, by the
+tokens of the batch: from some length on. Fiddler puts the most popular
+experts on the device; a plan knows no single experts, so those of whole layers are there, the last ones first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oallama.core.types import PLAIN_LAYOUT, Operator, Phase
+from oallama.cost.passes import passes
+from oallama.cost.placement import Costs, placement_seconds
+from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.place.affinity import fill
+from oallama.place.cuts import Layers, Table, pass_seconds
+from oallama.place.placed import Placed, cpu
+from oallama.place.slicer import Slicer, held, staging_bytes
+
+
+def experts_last(costs: Costs, operators: Sequence[Operator], first: int, room: int) -> Placed:
+    """Whatever is no expert in the layers from `first` on, then the experts of whole layers from the end, as fits."""
+    experts: dict[int, list[int]] = {}
+    others: list[int] = []
+    for i, (cost, layer) in enumerate(zip(costs.operators, costs.graph.operator_layer, strict=True)):
+        if layer >= first and cost.t_gpu_s is not None:
+            (experts.setdefault(layer, []) if operators[i].op == "MUL_MAT_ID" else others).append(i)
+    units = [*((i,) for i in others), *(tuple(experts[layer]) for layer in sorted(experts, reverse=True))]
+    sizes = [sum(operators[i].bytes for i in unit) for unit in units]
+    there = {i for n in fill(range(len(units)), sizes, room) for i in units[n]}
+    on_device = tuple(i in there for i in range(len(operators)))
+    return Placed(on_device, first, placement_seconds(costs, on_device, first), 1) if there else cpu(costs)
+
+
+def copied_from(layers: Layers, on: Pricing, most: int, also: Sequence[int] = ()) -> int | None:
+    """The fewest tokens of a batch from which on, up to `most`, all of them take less on the device, with the weights
+    copied there, than on the CPU. None: no batch does. also: batch sizes to look at."""
+
+    def pays(n: int) -> bool:
+        return pass_seconds(layers, on, n, n) < pass_seconds(layers, on, n, 0)
+
+    lengths = sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most, *(n for n in also if n <= most)})
+    above: int | None = None
+    below = 0
+    for n in reversed(lengths):
+        if not pays(n):
+            below = n
+            break
+        above = n
+    while above is not None and above - below > 1:
+        middle = (above + below) // 2
+        above, below = (middle, below) if pays(middle) else (above, middle)
+    return above
+
+
+def token_table(first: int | None, most: int) -> Table:
+    """n_g is all tokens from `first` on, and none before."""
+    if first is None:
+        return ()
+    return tuple(dict.fromkeys(((n, g) for n, g in ((first - 1, 0), (first, first), (most, most)) if n)))
+
+
+def with_copies(slicer: Slicer, whole: Placed, phase: Phase, room: int) -> Placed | None:
+    """`whole` with the experts in host memory copied to the device for batches for which that pays. None: for none, or
+    there is no room for the ring; or a host layout that the device cannot read is faster over the workload."""
+    blocks = slicer.blocks(whole)
+    if not blocks:
+        return None
+    plain = [by_layout.get(PLAIN_LAYOUT) or of for by_layout, of in zip(blocks, slicer.fastest(blocks), strict=True)]
+    layers = [(held(of) if of.takes_n_g else of, _all_cc(of)) for of in plain]
+    load = slicer.load
+    lengths = [p.n_tokens for p in passes(load, "mixed")]
+    table = token_table(copied_from(layers, slicer.on, load.n_ubatch, lengths), load.n_ubatch)
+    staging = staging_bytes(layers, slicer.on.prefetch, load.n_ubatch, load.n_ubatch)
+    if not table or staging > room:
+        return None
+    plan = slicer.exact(slicer.priced(layers, table, False, 0, staging))
+    return slicer.placed(whole, plan, plan.seconds(load, phase))
+
+
+def fiddler(
+    slicer: Slicer, costs: Costs, operators: Sequence[Operator], first: int, room: int, weights_room: int, phase: Phase
+) -> Placed:
+    """The placement within `room` bytes of the device for operators and the ring, of them weights_room for operators;
+    norms and KV of the layers from `first` on are there. The ring takes room from experts, so both are compared."""
+    whole = experts_last(costs, operators, first, min(room, weights_room))
+    found = [whole]
+    left = room
+    for _ in range(2):  # what the largest block needs may depend on which experts are left
+        copying = with_copies(slicer, experts_last(costs, operators, first, min(left, weights_room)), phase, room)
+        if copying is None or copying.slices is None:
+            break
+        left = room - copying.slices.staging_bytes
+        used = sum(operator.bytes for operator, there in zip(operators, copying.on_device, strict=True) if there)
+        if used <= left:
+            found.append(copying)
+            break
+    return min(found, key=lambda placed: placed.seconds)
+
+
+def _all_cc(of: BlockCost) -> Cut:
+    return Cut(of.block.extent, 0, 0)

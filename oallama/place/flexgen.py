@@ -1,0 +1,44 @@
+"""The `flexgen` policy, to compare with: weights as FlexGen places them (Sheng et al., ICML 2023, section 4.2). A share
+of each layer's lies on the device, the rest in host memory; all of that is streamed to the device, which computes
+everything.
+
+The share is as large as memory allows, where FlexGen finds it with KV and activations by a linear program. Not here:
+attention on the CPU, its schedule of several batches, compression, disks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oallama.cost.slices import BlockCost, Cut
+from oallama.place.modules import Module
+
+
+def streamed(of: BlockCost) -> Cut:
+    """All of a block, CG = 1."""
+    return Cut(0, of.block.extent, 0)
+
+
+def order(found: Sequence[Module]) -> list[int]:
+    """What cannot be streamed first. Then the last modules of every layer, as FlexGen's share begins at a layer's end;
+    where memory does not last for those of all layers, of layers that lie evenly among the others, so that copies have
+    what is computed on either side of them to hide behind."""
+    in_layer: dict[int | None, int] = {}
+    from_end: dict[int, int] = {}
+    for i in reversed(range(len(found))):
+        from_end[i] = in_layer.get(found[i].layer, 0)
+        in_layer[found[i].layer] = from_end[i] + 1
+    n_bits = max((module.layer for module in found if module.layer is not None), default=0).bit_length()
+
+    def rank(i: int) -> tuple[int, int, int]:
+        module = found[i]
+        if module.cut is None or module.layer is None:
+            return (-1, 0, i)
+        return (from_end[i], _reversed_bits(module.layer, n_bits), i)
+
+    return sorted(range(len(found)), key=rank)
+
+
+def _reversed_bits(number: int, n_bits: int) -> int:
+    """Numbers by rising reversed bits: any first ones of them lie evenly (van der Corput's sequence)."""
+    return int(f"{number:0{n_bits}b}"[::-1], 2) if n_bits else 0

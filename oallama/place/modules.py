@@ -1,0 +1,125 @@
+"""Modules that lie whole on the device, in an order of preference while memory lasts, and every other one cut: what
+HeteGen's scheduler (section 4.5) and FlexGen's shares of weights have in common.
+
+A module is what is moved at once: a linear operator of attention, a whole FFN (gate, up and down are cut at the same
+element, so that both sides go on with their own part), or an operator that cannot be cut. What lies outside the
+layers, the output, is no module: it is on the device before all others, or on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from oallama.core.types import Operator, Phase
+from oallama.cost.placement import Costs, placement_seconds
+from oallama.cost.slices import BlockCost, Cut
+from oallama.place.affinity import fill
+from oallama.place.cuts import Layers
+from oallama.place.placed import Placed
+from oallama.place.slicer import STAGING_ROUNDS, Slicer, staging_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """Operators that are placed together, and their block with its cut; None: it cannot be cut, and is on the CPU
+    where it is not on the device."""
+
+    operators: tuple[int, ...]
+    layer: int | None
+    bytes: int
+    cpu_s: float  # of one token on the CPU
+    cut: tuple[BlockCost, Cut] | None
+
+
+CutOf = Callable[[BlockCost], Cut]
+
+
+def modules(
+    slicer: Slicer, costs: Costs, operators: Sequence[Operator], base: Placed, cut_of: CutOf
+) -> tuple[Module, ...]:
+    """What may go to the device beside `base`, in graph order. costs: of one token."""
+    made: dict[int, Module] = {}
+    for of in slicer.fastest(slicer.blocks(base)):
+        members = of.block.operators
+        layer = operators[members[0]].layer
+        if layer is not None:
+            made[members[0]] = Module(members, layer, of.block.bytes, of.cpu_s(1.0, 1), (of, cut_of(of)))
+    inside = {i for module in made.values() for i in module.operators}
+    for i, (operator, cost) in enumerate(zip(operators, costs.operators, strict=True)):
+        if i not in inside and not base.on_device[i] and cost.t_gpu_s is not None:
+            made[i] = Module((i,), operator.layer, operator.bytes, cost.t_cpu_s, None)
+    return tuple(made[i] for i in sorted(made))
+
+
+def place_modules(
+    slicer: Slicer,
+    found: Sequence[Module],
+    order: Sequence[int],
+    base: Placed,
+    costs: Costs,
+    phase: Phase,
+    room: int,
+    weights_room: int,
+) -> Placed:
+    """The first modules of the order on the device, passing over what does not fit, and the others cut.
+
+    order: indices of modules. costs: over the phase. base: what is there beside them; only modules of layers whose
+    norms and KV are there may be whole. room: bytes for modules and staging; weights_room: for modules. A module whose
+    part does not fit a slot of the ring stays whole on the CPU.
+    """
+    found = _with_slots(slicer, found, room)
+    n_layer = costs.graph.n_layer
+
+    def may_be_there(module: Module) -> bool:
+        return (n_layer if module.layer is None else module.layer) >= base.first_device_layer
+
+    ranked = [i for i in order if may_be_there(found[i])]
+    sizes = [module.bytes for module in found]
+
+    def filled(staging: int) -> tuple[frozenset[int], int]:
+        """(modules on the device with so many bytes taken off the room, the staging that the others then need)."""
+        there = fill(ranked, sizes, min(room - staging, weights_room))
+        return there, _staging(slicer, [module for i, module in enumerate(found) if i not in there])
+
+    staging = _staging(slicer, found)
+    there, needed = filled(0)
+    if sum(sizes[i] for i in there) + needed > room:
+        there, needed = filled(staging)
+        for _ in range(STAGING_ROUNDS):  # what went to the device needs no ring
+            more, then = filled(needed)
+            if sum(sizes[i] for i in more) + then > room or more == there:
+                break
+            there, needed = more, then
+    inside = {i for n in there for i in found[n].operators}
+    on_device = tuple(whole or i in inside for i, whole in enumerate(base.on_device))
+    whole = Placed(on_device, base.first_device_layer, placement_seconds(costs, on_device, base.first_device_layer), 1)
+    cuts = {m.operators: m.cut[1] for i, m in enumerate(found) if i not in there and m.cut is not None}
+    if all(cut.is_whole for cut in cuts.values()):
+        return whole
+    layers = [
+        (of, cuts.get(of.block.operators, Cut(of.block.extent, 0, 0))) for of in slicer.fastest(slicer.blocks(whole))
+    ]
+    plan = slicer.exact(slicer.priced(layers, (), False, 0, needed))
+    return slicer.placed(whole, plan, plan.seconds(slicer.load, phase))
+
+
+def _with_slots(slicer: Slicer, found: Sequence[Module], room: int) -> Sequence[Module]:
+    """The modules, those with the largest parts left whole until the ring fits."""
+    while _staging(slicer, found) > max(0, room):
+        streamed = [module for module in found if module.cut is not None and not module.cut[1].is_whole]
+        alone = {id(module): _staging(slicer, [module]) for module in streamed}
+        most = max(alone.values())
+        found = [_on_cpu(module) if alone.get(id(module)) == most else module for module in found]
+    return found
+
+
+def _on_cpu(module: Module) -> Module:
+    assert module.cut is not None
+    of, cut = module.cut
+    return replace(module, cut=(of, Cut(cut.extent, 0, 0)))
+
+
+def _staging(slicer: Slicer, found: Sequence[Module]) -> int:
+    layers: Layers = [module.cut for module in found if module.cut is not None]
+    return staging_bytes(layers, slicer.on.prefetch, slicer.load.n_ubatch, 0)

@@ -1,0 +1,185 @@
+"""Policies of other systems as decisions and plans: `flexgen` and `fiddler`, and what holds for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from split_cases import EMBD, VOCAB, World, attention, model, operator
+from test_slices import experts
+from test_split_policy import LOAD, N_LAYER, Table, plan_of, problem
+
+from oallama.core.errors import UsageError
+from oallama.core.types import LinearFit, Operator, Workload
+from oallama.cost.graph import build_graph
+from oallama.cost.slices import Cut
+from oallama.place.baselines import BASELINES
+from oallama.place.decide import decide
+from oallama.place.fiddler import token_table
+from oallama.place.flexgen import order
+from oallama.place.modules import Module
+from oallama.place.problem import Problem
+from oallama.plan.split import slice_counts
+
+SLOW = World(cpu_rate=2e8, device_rate=8e9, token_s_per_byte=5e-10, link=LinearFit(1e-6, 2e-9, 1.0))
+FAST_CPU = World(cpu_rate=1e10, device_rate=8e9, link=LinearFit(1e-4, 1e-8, 1.0))
+DENSE = tuple(policy for policy in BASELINES if policy != "fiddler")
+
+
+def with_experts(world: World, free: int) -> Problem:
+    layers = [
+        replace(op, layer=layer, name=op.name.replace("blk.0", f"blk.{layer}"))
+        for layer in range(N_LAYER)
+        for op in (*attention(0), *experts())
+    ]
+    ops = [*layers, operator("output", EMBD, VOCAB, None)]
+    graph = build_graph(model(N_LAYER), ops)
+    return Problem(tuple(ops), graph, world.profile(ops), Table(ops, free), None, 0.9, None)
+
+
+#
+# all of them
+#
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.sampled_from(sorted(BASELINES)),
+    st.sampled_from([SLOW, FAST_CPU, World()]),
+    st.integers(5_000, 3_000_000),
+    st.sampled_from([None, 0.0, 0.3]),
+)
+def test_they_keep_to_the_memory_and_their_plans_are_legal(
+    policy: str, world: World, free: int, gpu_weights: float | None
+) -> None:
+    made = with_experts(world, free) if policy == "fiddler" else problem(world, free)
+    made = replace(made, gpu_weights=gpu_weights)
+    decision = decide(made, policy, LOAD, "mixed")
+    memory = decision.memory
+    assert memory.spare >= 0
+    assert memory.weights_gpu + memory.kv + memory.compute + memory.staging + memory.spare == memory.limit
+    plan = plan_of(made, decision)
+    for op, placement in zip(made.operators, plan.operators, strict=True):
+        assert sum(slice_counts(op, placement)) > 0
+    if gpu_weights is not None:
+        whole = sum(op.bytes for op, there in zip(made.operators, decision.placed.on_device, strict=True) if there)
+        assert whole <= gpu_weights * sum(op.bytes for op in made.operators)
+
+
+@pytest.mark.parametrize("policy", DENSE)
+def test_with_room_for_all_everything_is_on_a_fast_device(policy: str) -> None:
+    decision = decide(problem(SLOW, free=10**8), policy, LOAD, "mixed")
+    assert all(decision.placed.on_device) and decision.placed.slices is None
+
+
+@pytest.mark.parametrize("policy", sorted(BASELINES))
+def test_plans_say_what_of_the_published_system_is_not_there(policy: str) -> None:
+    made = with_experts(SLOW, 10**8) if policy == "fiddler" else problem(SLOW, free=10**6)
+    decision = decide(made, policy, LOAD, "mixed")
+    assert decision.policy == policy and BASELINES[policy] in decision.notes
+
+
+@pytest.mark.parametrize("policy", sorted(BASELINES))
+def test_a_device_that_llama_cpp_cannot_use_is_refused(policy: str) -> None:
+    made = replace(problem(SLOW, free=10**6), slices_only=True)
+    with pytest.raises(UsageError, match="use split or scheinfer"):
+        decide(made, policy, LOAD, "mixed")
+
+
+def test_the_prediction_is_what_it_was_chosen_by() -> None:
+    decision = decide(problem(SLOW, free=10**7, gpu_weights=0.0), "hetegen", LOAD, "mixed")
+    assert decision.predicted.total_s == pytest.approx(decision.placed.seconds)
+
+
+def test_llama_cpp_is_asked_for_its_own_fit() -> None:
+    with pytest.raises(UsageError, match="own choice"):
+        decide(problem(SLOW, free=10**6), "fit", LOAD, "mixed")
+
+
+#
+# flexgen
+#
+
+
+def test_flexgen_streams_whatever_is_not_on_the_device() -> None:
+    made = problem(SLOW, free=1_500_000)
+    decision = decide(made, "flexgen", replace(LOAD, n_ubatch=8), "mixed")
+    plan = plan_of(made, decision)
+    fractions = {op.name: (p.gg, p.cg, p.cc) for op, p in zip(made.operators, plan.operators, strict=True)}
+    in_layers = {fractions[op.name] for op in made.operators if op.layer is not None}
+    assert in_layers == {(1.0, 0.0, 0.0), (0.0, 1.0, 0.0)}
+
+
+def test_flexgen_spreads_the_share_over_layers_from_their_ends() -> None:
+    def module(layer: int | None, cut: bool = True) -> Module:
+        return Module((0,), layer, 10, 1.0, (None, Cut(0, 1, 0)) if cut else None)  # type: ignore[arg-type]
+
+    found = [*(module(layer) for layer in range(8) for _ in range(2)), module(None, cut=False)]
+    ranked = order(found)
+    assert ranked[0] == 16, "what cannot be streamed"
+    layers = [found[i].layer for i in ranked[1:]]
+    assert all(i % 2 == 1 for i in ranked[1:9]) and all(i % 2 == 0 for i in ranked[9:])
+    assert layers[:8] == [0, 4, 2, 6, 1, 5, 3, 7]
+
+
+#
+# fiddler
+#
+
+
+def roles_there(made: Problem, placed: tuple[bool, ...]) -> set[str]:
+    return {op.role for op, there in zip(made.operators, placed, strict=True) if there}
+
+
+def expert_bytes(made: Problem) -> tuple[int, int]:
+    """(bytes of one layer's experts, bytes of everything else)."""
+    routed = [op for op in made.operators if op.op == "MUL_MAT_ID"]
+    return sum(op.bytes for op in routed) // N_LAYER, sum(op.bytes for op in made.operators) - sum(
+        op.bytes for op in routed
+    )
+
+
+def test_fiddler_keeps_experts_on_the_host_and_the_rest_on_the_device() -> None:
+    made = with_experts(FAST_CPU, 10**8)
+    layer, others = expert_bytes(made)
+    small = replace(made, vram=int((others + layer // 2 + 5_000) / 0.9))
+    placed = decide(small, "fiddler", LOAD, "mixed").placed
+    wanted: list[Operator] = [op for op in made.operators if op.op == "MUL_MAT"]
+    assert [op for op, there in zip(made.operators, placed.on_device, strict=True) if there] == wanted
+    one_layer = replace(made, vram=int((others + layer + 5_000) / 0.9))
+    placed = decide(one_layer, "fiddler", LOAD, "mixed").placed
+    there = {(op.layer, op.op) for op, on in zip(made.operators, placed.on_device, strict=True) if on}
+    assert (N_LAYER - 1, "MUL_MAT_ID") in there and (0, "MUL_MAT_ID") not in there
+
+
+def test_fiddler_copies_experts_for_the_batches_for_which_that_pays() -> None:
+    """Long prompts, where the CPU takes ever longer and a copy always the same."""
+    load = Workload(n_prompt=512, n_gen=8, n_ctx=1024, n_ubatch=512)
+    made = with_experts(replace(SLOW, token_s_per_byte=2e-9, link=LinearFit(1e-6, 4e-8, 1.0)), 10**8)
+    layer, others = expert_bytes(made)
+    made = replace(made, gpu_weights=(others + 1) / (others + N_LAYER * layer))
+    slices = decide(made, "fiddler", load, "mixed").placed.slices
+    assert slices is not None and not any(slices.cg) and not any(slices.gg)
+    table = dict(slices.token_assignment)
+    assert table[512] == 512 and min(table) > 1
+    assert table[min(table)] == 0
+    slow_link = World(cpu_rate=1e10, device_rate=1e10, link=LinearFit(1.0, 1e-3, 1.0))
+    assert decide(replace(with_experts(slow_link, 10**8), gpu_weights=made.gpu_weights), "fiddler", load,
+                  "mixed").placed.slices is None  # fmt: skip
+
+
+def test_fiddler_tables_are_all_or_nothing() -> None:
+    from oallama.place.cuts import n_g_at
+
+    table = token_table(20, 512)
+    assert [n_g_at(table, n) for n in (1, 19, 20, 100, 512, 600)] == [0, 0, 20, 100, 512, 600]
+    assert [n_g_at(token_table(1, 64), n) for n in (1, 64)] == [1, 64]
+    assert token_table(None, 512) == ()
+    assert [n_g_at(token_table(512, 512), n) for n in (511, 512)] == [0, 512]
+
+
+def test_fiddler_is_for_experts() -> None:
+    with pytest.raises(UsageError, match="models with experts"):
+        decide(problem(SLOW, free=10**6), "fiddler", LOAD, "mixed")
