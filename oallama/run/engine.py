@@ -34,7 +34,7 @@ from oallama.run.generate import (
 )
 from oallama.run.load import EngineMemory, compare_memory, load_llama, usable_layouts
 from oallama.run.setup import Held, check_device, check_layers, device_of, read_operators, release, runner_for
-from oallama.run.split import SplitMeter, SplitRun, open_split
+from oallama.run.split import LoadedSplit, SplitMeter, SplitRun, open_split
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,11 +110,14 @@ class Engine:
         self._release = weakref.finalize(self, release, loaded, self._runner, device_now)
         try:
             check_device(plan, device_now)
-            self._split = self._runner.call(lambda: open_split(plan, placements, operators, device_now))
-            if self._split is not None:
-                loaded.append(self._split)
-            self._llama = load_llama(model, self._settings, device_now, self._runner, self._split, progress)
-            loaded.append(self._llama)
+
+            def opened() -> LoadedSplit | None:
+                split = open_split(plan, placements, operators, device_now)
+                loaded.extend([split] if split is not None else [])
+                return split
+
+            self._split = self._runner.call(opened)
+            self._llama = load_llama(model, self._settings, device_now, self._runner, self._split, progress, loaded)
             if self._split is not None:
                 self.plan, shrunk = self._split.corrected(plan, operators)
                 warnings = (*warnings, *shrunk)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from oallama.core.errors import DeviceError, UsageError
+from oallama.device.interrupt import held_interrupt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,7 +69,8 @@ def tokenize(vocab: Any, text: str, add_special: bool = True, parse_special: boo
     capacity = len(data) + 16
     while True:
         tokens = (api.llama_token * capacity)()
-        count = api.llama_tokenize(vocab, data, len(data), tokens, capacity, add_special, parse_special)
+        with held_interrupt():  # a second BOS token is logged
+            count = api.llama_tokenize(vocab, data, len(data), tokens, capacity, add_special, parse_special)
         if count >= 0:
             return list(tokens[:count])
         if -count <= capacity:

@@ -109,6 +109,12 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         context.decode = guarded_decode
         context.kv_cache_clear = lambda: runner.call(clear)
 
+    def close(self) -> None:
+        """Free model and context. What held them goes now, while an interrupt is held: all of it has a `__del__`."""
+        super().close()
+        for name in ("_batch", "_ctx", "_model"):
+            self.__dict__.pop(name, None)
+
     def abandon(self) -> None:
         """Forget the native model and context without freeing them: their device is gone and would be asked."""
         self._ctx.ctx = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -505,6 +506,62 @@ def test_ctrl_c_ends_cleanly(f16: Path, device: str) -> None:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "")
+
+
+MANY = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from e2e.placed import placed
+from oallama.core.options import Options
+from oallama.run.engine import Engine
+case = placed(Path(sys.argv[2]), sys.argv[3], lambda op: op.role.startswith("attn"))
+def work():
+    with Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False) as engine:
+        for _ in engine.stream("once upon a time " * 8, max_tokens=3, temperature=1.5):
+            pass
+        engine.logits(engine.tokenize("once upon a time"))
+work()
+while True:
+    try:
+        print("ready", flush=True)
+        while True:
+            work()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("device", "n_times", "longest_s"), [("none", 60, 0.12), ("rpc-worker", 12, 0.8)])
+def test_ctrl_c_is_never_lost(f16: Path, device: str, n_times: int, longest_s: float) -> None:
+    """At many moments of loading, computing and freeing."""
+    tests, moments = str(Path(__file__).parents[1]), random.Random(1)
+    with subprocess.Popen(
+        [sys.executable, "-c", MANY, tests, str(f16), device],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        with killed_after(process, 120):  # a lost one leaves it at work for ever
+            for _ in range(n_times):
+                assert process.stdout.readline() == "ready\n"
+                time.sleep(moments.random() * longest_s)
+                process.send_signal(signal.SIGINT)
+                assert process.stdout.readline() == "interrupted\n"
+            process.kill()
+        assert process.stderr.read() == ""
+
+
+@contextlib.contextmanager
+def killed_after(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 LEAK = """
