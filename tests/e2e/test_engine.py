@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -276,6 +277,31 @@ def test_a_chat_template_that_does_not_compile_is_no_reason_not_to_load(tmp_path
     path = write_gguf(tmp_path / "model.gguf", "llama", chat_template="{% if %}{{")
     with engine_of(placed(path)) as engine:
         assert engine.generate("once", max_tokens=2, temperature=0).n_gen == 2
+
+
+def test_a_chat_template_costs_nothing_until_it_is_asked_for(tmp_path: Path) -> None:
+    """jinja2 computes this one's 16 GiB when it compiles it."""
+    path = write_gguf(tmp_path / "model.gguf", "llama", chat_template="{{ ('x' * 2**17) * 2**17 }}")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with engine_of(placed(path)) as engine:
+        assert engine.generate("once", max_tokens=2, temperature=0).n_gen == 2
+        with pytest.raises(ModelFileError, match="bytes of memory"):
+            engine.llama.create_chat_completion([{"role": "user", "content": "hello"}], max_tokens=2)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+
+
+def test_chat_templates_answer_as_those_of_llama_do(tmp_path: Path) -> None:
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }} {% endfor %}{{ tool_choice }}"
+    path = write_gguf(tmp_path / "model.gguf", "llama", chat_template=template)
+    question: list[Any] = [{"role": "user", "content": "once upon a time"}]
+    stock = Llama(str(path), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
+    wanted = stock.create_chat_completion(question, max_tokens=8, temperature=0)
+    with engine_of(placed(path)) as engine:
+        assert engine.llama.chat_format == stock.chat_format == "chat_template.default"
+        assert engine.llama.metadata == stock.metadata
+        answer = engine.llama.create_chat_completion(question, max_tokens=8, temperature=0)
+    stock.close()
+    assert (answer["choices"], answer["usage"]) == (wanted["choices"], wanted["usage"])
 
 
 #
