@@ -1,7 +1,8 @@
 """Checks that a GGUF's metadata and tensors fit together, where llama.cpp checks late, by abort, or not at all.
 
 What is refused here llama.cpp 0.3.36 refuses or dies on too; what it refuses cleanly by itself (an unknown
-architecture, a tensor that is missing) is left to it, so that no working model is turned away.
+architecture, a tensor that is missing in one whose tensors are not listed here) is left to it, so that no working model
+is turned away.
 """
 
 from __future__ import annotations
