@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 
 Part = Literal["model", "context", "compute"]
+PARTS: tuple[Part, ...] = ("model", "context", "compute")
 
 MODULE = "oallama.model.memory"
 TIMEOUT_S = 300.0
