@@ -227,6 +227,7 @@ class Placer:
         nothing = placed_as_named(self.model, self.operators, (), 0)
         flash_attn = self.options.flash_attn if stock_attention else self._unmeasured(load, attention_passes)
         taken = self._load_bytes(load, nothing, flash_attn)
+        self._dry_loads.check_host(load, nothing, self._attention_rule.attention(flash_attn))
         record = unmeasured_cpu_record(self.model, self.operators, load, taken.weights_host)
         return Plan(replace(record, attention=self._attention_rule.attention(flash_attn)))
 
@@ -299,7 +300,9 @@ class Placer:
         profile = self.profile()
         machine = fingerprint_key(profile.fingerprint)
         record = plan_record(decision, self.model, self.operators, str(self.device), machine)
-        return Plan(replace(record, attention=self._attention_rule.attention(flash_attn)))
+        attention = self._attention_rule.attention(flash_attn)
+        self._dry_loads.check_host(record.workload, decision.placed, attention)
+        return Plan(replace(record, attention=attention))
 
     def engine(self, plan: Plan, progress: bool = True, stall_s: float = STALL_S, **changes: Any) -> Engine:
         """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the

@@ -31,6 +31,7 @@ from oallama.cli.prompt import model_and_prompt, read_prompt
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.types import SPLIT_LAYOUT, StreamSettings, Workload
+from oallama.device.native_abort import exit_at_abort
 
 if TYPE_CHECKING:
     from oallama.device.emulated import Emulated
@@ -128,6 +129,7 @@ def command(
 
         placer = Placer.of_file(model or default_model(), options, profile)
         plan = made_plan(placer, policy, run_workload(placer, n_bytes, n_gen), gate, refresh_gate)
+    exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
     with placer.engine(plan) as loaded:
         for warning in loaded.warnings:
             talk(f"warning: {warning}")

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from oallama.core.errors import DeviceError, UsageError
 from oallama.device import rpc_abort
+from oallama.device.interrupt import HeldInterrupt, held_interrupt
 
 T = TypeVar("T")
 
@@ -31,7 +32,12 @@ STALL_S = 300.0  # no beat for so long: the device is given up
 
 
 class Runner(Protocol):
-    """Where native calls of an engine run."""
+    """Where native calls of an engine run.
+
+    call: an interrupt (Ctrl-C) calls `cancel`, waits until the function has ended or beats, and is then raised. beat:
+    what runs there says that it makes progress, outside of native code. iterate: as call, for each item. close: False
+    where the device is lost, and `last` did not end.
+    """
 
     def call(self, function: Callable[[], T], cancel: Callable[[], None] = ...) -> T: ...
 
@@ -45,17 +51,30 @@ class Runner(Protocol):
 class Direct:
     """Runs everything on the caller's own thread: for devices whose loss ggml reports, or cannot survive at all."""
 
+    def __init__(self) -> None:
+        self._held: HeldInterrupt | None = None  # of the call in flight
+
     def call(self, function: Callable[[], T], cancel: Callable[[], None] = lambda: None) -> T:
-        return function()
+        with held_interrupt(cancel) as self._held:
+            return function()
 
     def iterate(self, items: Callable[[], Generator[T, None, None]]) -> Generator[T, None, None]:
-        yield from items()
+        with contextlib.closing(items()) as made:
+            while True:
+                with held_interrupt() as self._held:
+                    try:
+                        item = next(made)
+                    except StopIteration:
+                        return
+                yield item
 
     def beat(self) -> None:
-        pass
+        if self._held is not None:
+            self._held.hand_on()
 
     def close(self, last: Callable[[], None]) -> bool:
-        last()
+        with held_interrupt():
+            last()
         return True
 
 
@@ -83,37 +102,39 @@ class Guard:
         self.broke = False
         self._wake: Callable[[], None] = lambda: None  # of the call in flight
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._stop = threading.Event()  # of the stream in flight
+        self._stop = threading.Event()  # of the call in flight: nobody waits for it any more
         self._busy = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"oallama-{name}", daemon=True)
         self._thread.start()
 
     def beat(self) -> None:
-        """Say that the call in flight makes progress."""
+        """Say that the call in flight makes progress; ends it where its caller was interrupted."""
         self._last_beat = time.monotonic()
+        if threading.current_thread() is self._thread and self._stop.is_set():
+            raise UsageError(f"the call on {self.name} was stopped; make it again")
 
     def call(self, function: Callable[[], T], cancel: Callable[[], None] = lambda: None) -> T:
-        """function(), its result or its exception; DeviceError as soon as the device is lost.
-
-        An interrupt (Ctrl-C) calls `cancel`, waits until the function has ended, and is then raised.
-        """
+        """function(), its result or its exception; DeviceError as soon as the device is lost."""
         if threading.current_thread() is self._thread:
             return function()
         results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        stop = threading.Event()
 
         def job() -> None:
+            self._stop = stop
             try:
                 results.put((function(), None))
             except BaseException as error:
                 results.put((None, error))
 
-        with self._in_flight(results):
+        with self._in_flight(results), _waking(results) as held:
             self._jobs.put(job)
             try:
-                result, error = self._next(results)
+                result, error = self._next(results, held)
             except KeyboardInterrupt:
+                stop.set()
                 cancel()
-                self._next(results)
+                self._next(results, held)
                 raise
         if error is not None:
             raise error
@@ -122,17 +143,16 @@ class Guard:
     def iterate(self, items: Callable[[], Generator[T, None, None]]) -> Generator[T, None, None]:
         """What the generator yields, made on the guarded thread ahead of the reader; closing stops it at its next."""
         results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        stop = self._stop = threading.Event()
+        stop = threading.Event()
 
         def job() -> None:
+            self._stop = stop
             error: BaseException | None = None
             try:
                 with contextlib.closing(items()) as made:
                     for item in made:
                         results.put((item, None, False))
                         self.beat()
-                        if stop.is_set():
-                            break
             except BaseException as caught:
                 error = caught
             results.put((None, error, True))
@@ -142,7 +162,8 @@ class Guard:
             finished = False
             try:
                 while True:
-                    item, error, finished = self._next(results)
+                    with _waking(results) as held:
+                        item, error, finished = self._next(results, held)
                     if error is not None:
                         raise error
                     if finished:
@@ -171,7 +192,7 @@ class Guard:
 
         self._jobs.put(job)
         self._jobs.put(None)
-        with self._listening(results), contextlib.suppress(DeviceError):
+        with held_interrupt(), self._listening(results), contextlib.suppress(DeviceError):
             self._next(results)
         return not self.lost
 
@@ -200,7 +221,8 @@ class Guard:
         with rpc_abort.listening(self):
             yield
 
-    def _next(self, results: queue.SimpleQueue[Any]) -> Any:
+    def _next(self, results: queue.SimpleQueue[Any], held: HeldInterrupt | None = None) -> Any:
+        """The next result; an interrupt that is held is raised between two looks, never with a result in hand."""
         while True:
             try:
                 result = results.get(timeout=POLL_S)
@@ -208,6 +230,8 @@ class Guard:
                 result = _WAKE
             if result is not _WAKE:
                 return result
+            if held is not None:
+                held.hand_on()
             if self.broke:
                 self._give_up("the connection to it broke", abort_to_come=False)
             elif not self.alive():
@@ -232,3 +256,8 @@ class Guard:
         """Called on ggml's thread, which is parked afterwards."""
         self.broke = True
         self._wake()
+
+
+def _waking(results: queue.SimpleQueue[Any]) -> contextlib.AbstractContextManager[HeldInterrupt]:
+    """Hold an interrupt and have whoever waits for results look at it."""
+    return held_interrupt(lambda: results.put(_WAKE))

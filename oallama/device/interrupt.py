@@ -1,7 +1,8 @@
 """Ctrl-C while C code calls back into Python.
 
 Python raises KeyboardInterrupt in whatever function it enters next, before the first line of it. Where that is a
-callback, C is the caller: ctypes prints the exception and drops it, and no `try` in the callback can help.
+callback, C is the caller: ctypes prints the exception and drops it, and no `try` in the callback can help. Nor can one
+in `__del__`. So the signal is only noted while native code runs, and handed on where an exception has somewhere to go.
 """
 
 from __future__ import annotations
@@ -11,29 +12,47 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
+
+
+class HeldInterrupt:
+    """A Ctrl-C that may have arrived. before: who handled it until now, and gets it in the end."""
+
+    def __init__(self, before: Callable[[int, FrameType | None], Any]) -> None:
+        self._before = before
+        self._arrived: list[FrameType | None] = []
+
+    def arrive(self, frame: FrameType | None) -> None:
+        self._arrived.append(frame)
+
+    def hand_on(self) -> None:
+        """Hand on what has arrived: as a rule KeyboardInterrupt is raised here. To be called where no C is above."""
+        if self._arrived:
+            frame = self._arrived[0]
+            self._arrived.clear()
+            self._before(signal.SIGINT, frame)
 
 
 @contextlib.contextmanager
-def held_interrupt(on_interrupt: Callable[[], None] = lambda: None) -> Iterator[None]:
+def held_interrupt(on_interrupt: Callable[[], None] = lambda: None) -> Iterator[HeldInterrupt]:
     """A Ctrl-C that arrives in the block calls on_interrupt, which must not raise, and is handed on at the block's end
-    to whoever handled it before: as a rule it is raised there.
+    to whoever handled it before, if the block did not do so earlier.
 
     Does nothing on another thread than the main one, where signals do not arrive.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
+        yield HeldInterrupt(signal.default_int_handler)
         return
-    arrived: list[FrameType | None] = []
+    held = HeldInterrupt(before)
 
     def hold(_number: int, frame: FrameType | None) -> None:
-        arrived.append(frame)
+        held.arrive(frame)
         on_interrupt()
 
     signal.signal(signal.SIGINT, hold)
     try:
-        yield
+        yield held
     finally:
         signal.signal(signal.SIGINT, before)
-        if arrived:
-            before(signal.SIGINT, arrived[0])
+        held.hand_on()

@@ -1,13 +1,17 @@
 """Renders a GGUF's chat template, which is a program from a stranger (CVE-2024-34359: such a template ran commands).
 
 It runs in jinja2's ImmutableSandboxedEnvironment, set up as transformers sets up its own, and in a child process with
-limits on time and memory, because no sandbox of one process stops a template that never ends.
+limits on time and memory, because no sandbox of one process stops a template that never ends. Compiling is no safer:
+jinja2 computes constant expressions then, and `{{ ('x' * 2**17) * 2**17 }}` is one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from oallama.core.errors import ModelFileError
@@ -17,8 +21,10 @@ if TYPE_CHECKING:
 
 MAX_TEMPLATE_CHARS = 1 << 18  # the longest in use have some 30 thousand
 MAX_RENDERED_CHARS = 1 << 24
-MAX_MEMORY_BYTES = 1 << 30
-TIMEOUT_S = 10.0
+MAX_MEMORY_BYTES = 1 << 26  # beside what the messages take
+BYTES_PER_CHAR = 32  # of the messages: read, put into pieces, joined, and written down again as JSON
+MAX_CPU_S = 1.0  # to compile and to render; the longest templates in use take some 0.05 s
+TIMEOUT_S = 30.0  # for the whole process, on a machine however busy
 
 _REMEDY = "give the prompt without a chat template, or use another file"
 
@@ -32,18 +38,21 @@ def render_chat(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     timeout_s: float = TIMEOUT_S,
+    **more: Any,
 ) -> str:
     """The text that `template` makes of `messages` (role, content, ...), with the opening of the answer if asked for.
 
-    messages and tools hold what JSON can. Raises ModelFileError, one sentence, for whatever the template does but
-    return a text: a fault in it, a message it refuses, a way out of the sandbox, too much time, memory or text.
+    messages, tools and more (further variables) hold what JSON can. Raises ModelFileError, one sentence, for whatever
+    the template does but return a text: a fault in it, a message it refuses, a way out of the sandbox, too much time,
+    memory or text.
     """
     from ggml_bridge.child import run_in_child
-    from ggml_bridge.errors import BridgeError
+    from ggml_bridge.errors import BridgeError, ChildDied
 
     if len(template) > MAX_TEMPLATE_CHARS:
         raise ModelFileError(f"the chat template has {len(template)} characters, which no real one has; {_REMEDY}")
     variables = {
+        **more,
         "messages": list(messages),
         "tools": tools,
         "bos_token": bos_token,
@@ -54,6 +63,8 @@ def render_chat(
     try:
         return str(run_in_child("oallama.model.chat_template", request, timeout_s=timeout_s)["text"])
     except (BridgeError, ValueError) as error:
+        if isinstance(error, ChildDied) and error.signal == getattr(signal, "SIGPROF", None):
+            error = ValueError(f"it takes more than {MAX_CPU_S:g} s of computing")
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelFileError(f"the chat template cannot be used ({reason}); {_REMEDY}") from None
 
@@ -64,22 +75,25 @@ def render_chat(
 
 
 def _render(request: dict[str, Any], _progress: Any) -> dict[str, str]:
-    """Render within the limits; ValueError with the reason where that fails."""
+    """Compile and render within the limits; ValueError with the reason where that fails."""
     import jinja2
 
-    _limit_memory()
+    environment, variables = _environment(), request["variables"]
+    most_bytes = MAX_MEMORY_BYTES + BYTES_PER_CHAR * len(json.dumps(variables, ensure_ascii=False))
+    pieces, length = [], 0
     try:
-        template = _environment().from_string(request["template"])
-        pieces, length = [], 0
-        for piece in template.generate(**request["variables"]):
-            length += len(piece)
-            if length > MAX_RENDERED_CHARS:
-                raise ValueError(f"it makes more than {MAX_RENDERED_CHARS} characters")
-            pieces.append(piece)
+        with contextlib.ExitStack() as limits:
+            _limit_memory(limits, most_bytes)
+            _limit_time(limits)
+            for piece in environment.from_string(request["template"]).generate(**variables):
+                length += len(piece)
+                if length > MAX_RENDERED_CHARS:
+                    raise ValueError(f"it makes more than {MAX_RENDERED_CHARS} characters")
+                pieces.append(piece)
     except jinja2.TemplateSyntaxError as error:
         raise ValueError(f"line {error.lineno} is wrong: {error.message}") from None
     except MemoryError:
-        raise ValueError(f"it needs more than {MAX_MEMORY_BYTES} bytes of memory") from None
+        raise ValueError(f"it needs more than {most_bytes} bytes of memory") from None
     except RecursionError:
         raise ValueError("it calls itself without end") from None
     return {"text": "".join(pieces)}
@@ -104,7 +118,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def raise_exception(message: str) -> NoReturn:
-        raise ValueError(f"it refuses the messages: {message}")
+        raise ValueError(f"it refuses the messages: {str(message)[:1000]}")
 
     def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
@@ -118,13 +132,25 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _limit_memory() -> None:
+def _limit_memory(limits: contextlib.ExitStack, most_bytes: int) -> None:
+    """Until `limits` ends this process may take so many bytes more; then MemoryError is raised."""
     try:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+        taken_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (taken_bytes + most_bytes, before[1]))
     except (ImportError, OSError, ValueError):  # not on this system; the time limit remains
         return
+    limits.callback(resource.setrlimit, resource.RLIMIT_AS, before)
+
+
+def _limit_time(limits: contextlib.ExitStack) -> None:
+    """Until `limits` ends this process may compute for MAX_CPU_S; then SIGPROF ends it, in the midst of C code too."""
+    if hasattr(signal, "setitimer"):  # elsewhere the time-out remains
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
+        limits.callback(signal.setitimer, signal.ITIMER_PROF, 0)
 
 
 if __name__ == "__main__":

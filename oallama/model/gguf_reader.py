@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from oallama.core.errors import ModelFileError
-from oallama.model.gguf_file import DOWNLOAD_AGAIN, GgufFile, fault, quoted
+from oallama.model.gguf_file import DOWNLOAD_AGAIN, GgufArray, GgufFile, fault, quoted
 from oallama.model.gguf_header import Header, read_header
 from oallama.model.validate import validate
 
@@ -98,6 +98,14 @@ def _check_parts(headers: list[Header]) -> None:
                 f"this part is of architecture {quoted(str(own.value))}, the first one of {quoted(str(arch.value))}"
             )
             raise fault(path, own.offset, message, "use parts of one and the same model")
+        for key, entry in header.entries.items():
+            first = headers[0].entries.get(key)
+            if arch is None or first is None or not key.startswith(f"{arch.value}.") or type(entry.value) is GgufArray:
+                continue
+            if entry.value != first.value:
+                here, there = quoted(str(entry.value)), quoted(str(first.value))
+                message = f"{quoted(key)} is {here} in this part, {there} in the first one"
+                raise fault(path, entry.offset, message, "use parts of one and the same model")
         for tensor in header.tensors:
             if tensor.name in seen:
                 raise fault(path, tensor.header_offset, f"tensor {quoted(tensor.name)} is in an earlier part too")

@@ -25,6 +25,7 @@ from oallama.device.load_params import (
     apply_context,
     load_bridge,
 )
+from oallama.device.native_abort import SOURCE_FOLDER
 from oallama.device.spec import parse_device
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 
 Part = Literal["model", "context", "compute"]
+PARTS: tuple[Part, ...] = ("model", "context", "compute")
 
 MODULE = "oallama.model.memory"
 TIMEOUT_S = 300.0
@@ -150,16 +152,13 @@ def probe_memory(request: LoadSettings, timeout_s: float = TIMEOUT_S) -> ProbeRe
 
 
 def _failed(request: LoadSettings, message: str) -> OallamaError:
-    reason = _SOURCE_FOLDER.sub("", message)
+    reason = SOURCE_FOLDER.sub("", message)
     if parse_device(request.device).is_none:
         return ModelFileError(f"{request.path} cannot be loaded, llama.cpp fails on it: {reason}")
     return DeviceError(
         f"loading {request.path} for device {request.device} failed: {reason}; "
         "try --device none to learn whether the device or the file is the cause"
     )
-
-
-_SOURCE_FOLDER = re.compile(r"\S*/(?=[^/\s]+\.(?:c|cpp|h|hpp|cu):\d+)")  # before file:line of an assertion
 
 
 def memory_of(bridge: Bridge, context: Any, no_alloc_on: Sequence[str] | None = None) -> tuple[BufferBytes, ...]:

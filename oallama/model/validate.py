@@ -1,7 +1,8 @@
 """Checks that a GGUF's metadata and tensors fit together, where llama.cpp checks late, by abort, or not at all.
 
 What is refused here llama.cpp 0.3.36 refuses or dies on too; what it refuses cleanly by itself (an unknown
-architecture, a tensor that is missing) is left to it, so that no working model is turned away.
+architecture, a tensor that is missing in one whose tensors are not listed here) is left to it, so that no working model
+is turned away.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from oallama.model.validate_tokenizer import validate_tokenizer
 _ARCHITECTURE = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _INT32_MAX = 2**31 - 1
 _MAX_WIDTH = 1 << 20  # of a residual stream or a head; the widest known model has 2^14
-_MAX_FF = 1 << 24
+_MAX_FF = 1 << 24  # a feed-forward length may also be as great as the greatest extent of a tensor
 
 # Key without its architecture, least and greatest value, must it be there.
 _COUNTS: tuple[tuple[str, int, int, bool], ...] = (
@@ -91,13 +92,13 @@ def validate(gguf: GgufFile) -> None:
     """Raise ModelFileError for the first thing in metadata or tensors that llama.cpp cannot be trusted with."""
     arch = _architecture(gguf)
     for key, least, most, required in _COUNTS:
-        _count(gguf, f"{arch}.{key}", least, most, required)
+        _count(gguf, f"{arch}.{key}", least, _most(gguf, key, most), required)
     for key, architectures in _DIVISORS:
         entry = gguf.entries.get(f"{arch}.{key}")
         if arch in architectures and entry and entry.value == 0:
             raise gguf.fault(f"{arch}.{key}", f"{quoted(f'{arch}.{key}')} is 0, and llama.cpp divides by it")
     for key, most in _LAYER_COUNTS:
-        _layer_counts(gguf, f"{arch}.{key}", most, number(gguf, "block_count"))
+        _layer_counts(gguf, f"{arch}.{key}", _most(gguf, key, most), number(gguf, "block_count"))
     _floats(gguf, arch)
     h = hyperparameters(gguf)
     _heads(gguf, h)
@@ -123,6 +124,14 @@ def _architecture(gguf: GgufFile) -> str:
     gguf.entry("general.file_type", "uint32")
     gguf.entry("tokenizer.chat_template", "string")
     return arch
+
+
+def _most(gguf: GgufFile, key: str, most: int) -> int:
+    """The greatest value of a count: the tensors tell how long a feed-forward is."""
+    if not key.endswith("feed_forward_length"):
+        return most
+    extents = (extent for tensor in gguf.tensors for extent in tensor.shape)
+    return min(max(most, *extents) if gguf.tensors else most, _INT32_MAX)
 
 
 def _count(gguf: GgufFile, key: str, least: int, most: int, required: bool) -> None:

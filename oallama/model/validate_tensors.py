@@ -7,6 +7,7 @@ from collections.abc import Callable
 from oallama.core.ggml_types import MUL_MAT_TYPES
 from oallama.model.gguf_file import CONVERT_AGAIN, DOWNLOAD_AGAIN, GgufFile, TensorInfo, fault
 from oallama.model.hyperparameters import Hyperparameters, number
+from oallama.model.required_tensors import check_required
 from oallama.model.roles import INTEGER_ROLES, MUL_MAT_ID_ROLES, MUL_MAT_ROLES, TensorRole, is_f32_only, tensor_role
 
 _UNUSUAL_EMBEDDING = frozenset({"wavtokenizer-dec"})  # its tokens are as wide as features_length
@@ -43,6 +44,7 @@ def validate_tensors(gguf: GgufFile, h: Hyperparameters) -> None:
         if shapes:
             shapes.check(tensor, role)
     _check_layers(gguf, h, layers)
+    check_required(gguf, h, layers)
 
 
 def _check_presence(gguf: GgufFile, h: Hyperparameters) -> None:
@@ -111,7 +113,7 @@ class _Shapes:
         expected = self._expected(role)
         if expected is None:
             return
-        if role.suffix == "bias":
+        if role.suffix == "bias" and len(expected) > 1:
             expected = expected[1:]
         pairs = zip(_all_extents(expected), _all_extents(tensor.shape), strict=True)
         if any(wanted is not None and wanted != found for wanted, found in pairs):
@@ -124,8 +126,18 @@ class _Shapes:
             return None
         h = self.h
         if role.layer is None:
-            outside = {"output": (h.n_embd, h.n_vocab), "position_embd": (h.n_embd, h.n_ctx_train)}
+            outside: dict[str, tuple[int, ...]] = {
+                "output": (h.n_embd, h.n_vocab),
+                "position_embd": (h.n_embd, h.n_ctx_train),
+                "output_norm": (h.n_embd,),
+                "token_embd_norm": (h.n_embd,),
+                "rope_freqs": (self.rope // 2,),
+                "rope_factors_long": (self.rope // 2,),
+                "rope_factors_short": (self.rope // 2,),
+            }
             return outside.get(role.role)
+        if role.role in _NORMS_OF_HEADS and self.arch in _HEADS_NORMED_ALIKE:
+            return (self.k,)
         make = _BY_ROLE.get(role.role)
         return make(self, role.layer) if make and role.layer < h.n_layer else None
 
@@ -146,7 +158,14 @@ class _Shapes:
         return h.n_ff_exp[layer] or h.n_ff[layer] // max(h.n_expert_used[layer], 1)
 
 
+_NORMS_OF_HEADS = ("attn_q_norm", "attn_k_norm")
+_HEADS_NORMED_ALIKE = frozenset({"qwen3", "qwen3moe", "gemma3"})  # else one norm over all heads, or one for each
+
 _BY_ROLE: dict[str, Callable[[_Shapes, int], tuple[int | None, ...]]] = {
+    "attn_norm": lambda s, i: (s.h.n_embd,),
+    "ffn_norm": lambda s, i: (s.h.n_embd,),
+    "post_attention_norm": lambda s, i: (s.h.n_embd,),
+    "post_ffw_norm": lambda s, i: (s.h.n_embd,),
     "attn_q": lambda s, i: (s.h.n_embd, s.q(i)),
     "attn_k": lambda s, i: (s.h.n_embd, s.kv(i, s.k)),
     "attn_v": lambda s, i: (s.h.n_embd, s.kv(i, s.v)),

@@ -81,6 +81,15 @@ class DryLoads:
             device_free=result.device_free,
         )
 
+    def check_host(self, load: Workload, placed: Placed, attention: Attention) -> None:
+        """Raises DoesNotFit for a placement that was asked for and that the host's memory does not hold."""
+        from oallama.device.host_memory import host_memory_bytes
+        from oallama.run.setup import check_host
+
+        settings = self.settings(load, placed, attention)
+        if settings in self._results:
+            check_host(settings, self._results[settings], self._operators, host_memory_bytes())
+
     def begin_on_host(self, load: Workload, attention: Attention) -> None:
         """Have what on_host will ask for made meanwhile, where there is a process for it."""
         if self._prober is not None:

@@ -16,6 +16,7 @@ from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
 from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
 from oallama.device.cpu import default_threads
 from oallama.device.guard import STALL_S
+from oallama.device.host_memory import host_memory_bytes
 from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.opening import open_now
 from oallama.model.memory import memory_of, probe_memory
@@ -33,8 +34,17 @@ from oallama.run.generate import (
     tokenize,
 )
 from oallama.run.load import EngineMemory, compare_memory, load_llama, usable_layouts
-from oallama.run.setup import Held, check_device, check_layers, device_of, read_operators, release, runner_for
-from oallama.run.split import SplitMeter, SplitRun, open_split
+from oallama.run.setup import (
+    Held,
+    check_device,
+    check_host,
+    check_layers,
+    device_of,
+    read_operators,
+    release,
+    runner_for,
+)
+from oallama.run.split import LoadedSplit, SplitMeter, SplitRun, open_split
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,8 +65,8 @@ class Engine:
     not see a file first in this process. progress: a bar on stderr where that is a
     terminal. stall_s: a remote device that makes no progress for so long is given up.
 
-    Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DeviceError,
-    UsageError, BridgeError.
+    Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
+    memory), DeviceError, UsageError, BridgeError.
     """
 
     def __init__(
@@ -99,7 +109,7 @@ class Engine:
             n_threads=self.n_threads,
         )
         if not probed:
-            probe_memory(self._settings)
+            check_host(self._settings, probe_memory(self._settings), operators, host_memory_bytes())
         self._running: Generator[Piece, None, None] | None = None
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""
@@ -110,11 +120,14 @@ class Engine:
         self._release = weakref.finalize(self, release, loaded, self._runner, device_now)
         try:
             check_device(plan, device_now)
-            self._split = self._runner.call(lambda: open_split(plan, placements, operators, device_now))
-            if self._split is not None:
-                loaded.append(self._split)
-            self._llama = load_llama(model, self._settings, device_now, self._runner, self._split, progress)
-            loaded.append(self._llama)
+
+            def opened() -> LoadedSplit | None:
+                split = open_split(plan, placements, operators, device_now)
+                loaded.extend([split] if split is not None else [])
+                return split
+
+            self._split = self._runner.call(opened)
+            self._llama = load_llama(model, self._settings, device_now, self._runner, self._split, progress, loaded)
             if self._split is not None:
                 self.plan, shrunk = self._split.corrected(plan, operators)
                 warnings = (*warnings, *shrunk)

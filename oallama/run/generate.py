@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from oallama.core.errors import DeviceError, UsageError
+from oallama.device.interrupt import held_interrupt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,19 +62,32 @@ def generation_of(made: Sequence[Piece], n_prompt: int, start_s: float) -> Gener
 
 
 def tokenize(vocab: Any, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
-    """Token numbers of a text. add_special: BOS and EOS as the model wants them; parse_special: read `<|…|>` in it."""
+    """Token numbers of a text. add_special: BOS and EOS as the model wants them; parse_special: read `<|…|>` in it.
+
+    Raises UsageError for a text that is too long, and for a model without a vocabulary.
+    """
     from llama_cpp import llama_cpp as api
 
+    if not _has_vocabulary(vocab):
+        raise UsageError("the model has no vocabulary, so no text can be given to it; use a file with one, or tokens")
     data = text.encode("utf-8", "surrogateescape")
     capacity = len(data) + 16
     while True:
         tokens = (api.llama_token * capacity)()
-        count = api.llama_tokenize(vocab, data, len(data), tokens, capacity, add_special, parse_special)
+        with held_interrupt():  # a second BOS token is logged
+            count = api.llama_tokenize(vocab, data, len(data), tokens, capacity, add_special, parse_special)
         if count >= 0:
             return list(tokens[:count])
         if -count <= capacity:
             raise UsageError("the prompt cannot be tokenized; it is too long")
         capacity = -count
+
+
+def _has_vocabulary(vocab: Any) -> bool:
+    """llama.cpp aborts where text is made to tokens, or these to text, without one."""
+    from llama_cpp import llama_cpp as api
+
+    return bool(api.llama_vocab_type(vocab) != api.LLAMA_VOCAB_TYPE_NONE)
 
 
 def check_tokens(tokens: Sequence[int], n_vocab: int, n_ctx: int) -> None:
@@ -172,9 +186,11 @@ class Sampler:
 
 
 def token_bytes(vocab: Any, token: int, special: bool = False) -> bytes:
-    """The bytes a token stands for; b"" for a special token unless `special`."""
+    """The bytes a token stands for; b"" for a special token unless `special`, and without a vocabulary."""
     from llama_cpp import llama_cpp as api
 
+    if not _has_vocabulary(vocab):
+        return b""
     buffer = (ctypes.c_char * _PIECE_BYTES)()
     length = api.llama_token_to_piece(vocab, token, buffer, len(buffer), 0, special)
     if length < 0:

@@ -14,7 +14,6 @@ from oallama.core.types import PLAIN_LAYOUT, MemoryLedger, ModelInfo, Operator, 
 from oallama.core.units import MIB, format_bytes
 from oallama.cost.blocks import takes_n_g
 from oallama.device.guard import Runner
-from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import NO_DEVICE, OpenDevice, device_pointer
@@ -23,6 +22,7 @@ from oallama.model.gguf_file import check_unchanged
 from oallama.model.memory import BufferBytes, load_refusal
 from oallama.plan.patterns import is_split
 from oallama.plan.split import slice_counts
+from oallama.run.setup import Held
 from oallama.run.split import LoadedSplit
 
 if TYPE_CHECKING:
@@ -149,8 +149,10 @@ def load_llama(
     runner: Runner,
     split: LoadedSplit | None,
     show_progress: bool,
+    loaded: list[Held],
 ) -> PlacedLlama:
-    """Load as the settings say, on the runner; split: where the split operators go.
+    """Load as the settings say, on the runner; split: where the split operators go. loaded: gets the model as soon as
+    it is there, so that the caller frees it where this is interrupted.
 
     Raises ModelFileError where a file changed since it was checked, ModelFileError, DeviceError where llama.cpp or the
     split backend refuses, BridgeError, KeyboardInterrupt.
@@ -164,15 +166,9 @@ def load_llama(
 
         def load() -> PlacedLlama:
             placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
-            made: list[PlacedLlama] = []
-            try:
-                with held_interrupt(shown.cancel):
-                    made.append(PlacedLlama.load(settings, placement, settings.n_threads, shown.callback))
-            except KeyboardInterrupt:
-                for llama in made:
-                    llama.close()
-                raise
-            return made[0]
+            llama = PlacedLlama.load(settings, placement, settings.n_threads, shown.callback)
+            loaded.append(llama)
+            return llama
 
         try:
             llama = runner.call(load, shown.cancel)

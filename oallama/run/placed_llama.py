@@ -14,6 +14,7 @@ from llama_cpp import llama_cpp as api
 
 from oallama.device.guard import Runner
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context
+from oallama.run.chat_format import offer_templates, without_templates
 
 
 class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
@@ -43,6 +44,7 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         except BaseException:
             llama.close()  # here and now: on a guarded device only this thread may free
             raise
+        offer_templates(llama, llama.metadata)
         return llama
 
     @property
@@ -81,18 +83,13 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The GGUF's text metadata, without chat templates that do not compile: Llama compiles them all when it is
-        made, in jinja2's ImmutableSandboxedEnvironment, and a broken one is no reason not to load."""
+        """The GGUF's text metadata; without chat templates while Llama is made, which would compile them all."""
         found: dict[str, str] = self.__dict__["metadata"]
-        return found
+        return found if hasattr(self, "_sampler") else without_templates(found)
 
     @metadata.setter
     def metadata(self, found: dict[str, str]) -> None:
-        self.__dict__["metadata"] = {
-            key: value
-            for key, value in found.items()
-            if not key.startswith("tokenizer.chat_template") or _compiles(value)
-        }
+        self.__dict__["metadata"] = found
 
     def guard(self, runner: Runner) -> None:
         """Send what computes or clears memory on the device through `runner`, so that losing the device raises."""
@@ -109,6 +106,12 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         context.decode = guarded_decode
         context.kv_cache_clear = lambda: runner.call(clear)
 
+    def close(self) -> None:
+        """Free model and context. What held them goes now, while an interrupt is held: all of it has a `__del__`."""
+        super().close()
+        for name in ("_batch", "_ctx", "_model"):
+            self.__dict__.pop(name, None)
+
     def abandon(self) -> None:
         """Forget the native model and context without freeing them: their device is gone and would be asked."""
         self._ctx.ctx = None
@@ -116,13 +119,3 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
 
     def __reduce__(self) -> Any:
         raise TypeError("a placed Llama cannot be pickled; save the plan and make another engine from it")
-
-
-def _compiles(template: str) -> bool:
-    from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-
-    try:
-        Jinja2ChatFormatter(template, eos_token="", bos_token="")
-    except (Exception, RecursionError):
-        return False
-    return True

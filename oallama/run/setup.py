@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from oallama.core.errors import DeviceError, PlanError
-from oallama.core.types import Operator
+from oallama.core.errors import DeviceError, DoesNotFit, PlanError
+from oallama.core.types import PLAIN_LAYOUT, Operator
 from oallama.device.guard import Direct, Guard, Runner
+from oallama.device.load_params import LoadSettings
 from oallama.device.opening import NO_DEVICE, OpenDevice
 from oallama.device.spec import DeviceSpec, parse_device
+from oallama.model.memory import PARTS, ProbeResult
 from oallama.plan.plan import Plan
 
 
@@ -84,6 +86,23 @@ def check_layers(plan: Plan, n_layer: int, operators: Sequence[Operator]) -> Non
                 f"the plan puts {operator.name} on {plan.device}, but n_gpu_layers = {plan.n_gpu_layers} leaves its "
                 "layer on the host; raise n_gpu_layers or make a new plan"
             )
+
+
+def check_host(settings: LoadSettings, taken: ProbeResult, operators: Sequence[Operator], host_bytes: int) -> None:
+    """Raises DoesNotFit for a load of which every token reads more than the host's memory holds: pages of a mapped file
+    would come from disk again for each. Of a mapped file's experts only those that a token uses count."""
+    mapped = 0
+    if not settings.split_text:
+        mapped = sum(b.model for b in taken.buffers if b.in_host_memory and b.buft == PLAIN_LAYOUT)
+    allocated = sum(taken.on_host(part) for part in PARTS) - mapped
+    idle = sum(round((1 - operator.active_fraction) * operator.bytes) for operator in operators)
+    needed = allocated + max(mapped - idle, 0)
+    if needed > host_bytes:
+        remedy = (
+            "use a smaller or more quantized model, a shorter context (-c), or let a device hold more of it "
+            "(--device, --vram)"
+        )
+        raise DoesNotFit(needed, host_bytes, "the host", remedy=remedy)
 
 
 def runner_for(device: OpenDevice, stall_s: float) -> Runner:

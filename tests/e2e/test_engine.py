@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -277,6 +279,31 @@ def test_a_chat_template_that_does_not_compile_is_no_reason_not_to_load(tmp_path
         assert engine.generate("once", max_tokens=2, temperature=0).n_gen == 2
 
 
+def test_a_chat_template_costs_nothing_until_it_is_asked_for(tmp_path: Path) -> None:
+    """jinja2 computes this one's 16 GiB when it compiles it."""
+    path = write_gguf(tmp_path / "model.gguf", "llama", chat_template="{{ ('x' * 2**17) * 2**17 }}")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with engine_of(placed(path)) as engine:
+        assert engine.generate("once", max_tokens=2, temperature=0).n_gen == 2
+        with pytest.raises(ModelFileError, match="bytes of memory"):
+            engine.llama.create_chat_completion([{"role": "user", "content": "hello"}], max_tokens=2)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+
+
+def test_chat_templates_answer_as_those_of_llama_do(tmp_path: Path) -> None:
+    template = "{{ bos_token }}{% for m in messages %}{{ m.content }} {% endfor %}{{ tool_choice }}"
+    path = write_gguf(tmp_path / "model.gguf", "llama", chat_template=template)
+    question: list[Any] = [{"role": "user", "content": "once upon a time"}]
+    stock = Llama(str(path), n_ctx=256, n_threads=1, n_threads_batch=1, flash_attn=True, verbose=False)
+    wanted = stock.create_chat_completion(question, max_tokens=8, temperature=0)
+    with engine_of(placed(path)) as engine:
+        assert engine.llama.chat_format == stock.chat_format == "chat_template.default"
+        assert engine.llama.metadata == stock.metadata
+        answer = engine.llama.create_chat_completion(question, max_tokens=8, temperature=0)
+    stock.close()
+    assert (answer["choices"], answer["usage"]) == (wanted["choices"], wanted["usage"])
+
+
 #
 # plans and memory
 #
@@ -505,6 +532,62 @@ def test_ctrl_c_ends_cleanly(f16: Path, device: str) -> None:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "")
+
+
+MANY = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from e2e.placed import placed
+from oallama.core.options import Options
+from oallama.run.engine import Engine
+case = placed(Path(sys.argv[2]), sys.argv[3], lambda op: op.role.startswith("attn"))
+def work():
+    with Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False) as engine:
+        for _ in engine.stream("once upon a time " * 8, max_tokens=3, temperature=1.5):
+            pass
+        engine.logits(engine.tokenize("once upon a time"))
+work()
+while True:
+    try:
+        print("ready", flush=True)
+        while True:
+            work()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("device", "n_times", "longest_s"), [("none", 60, 0.12), ("rpc-worker", 12, 0.8)])
+def test_ctrl_c_is_never_lost(f16: Path, device: str, n_times: int, longest_s: float) -> None:
+    """At many moments of loading, computing and freeing."""
+    tests, moments = str(Path(__file__).parents[1]), random.Random(1)
+    with subprocess.Popen(
+        [sys.executable, "-c", MANY, tests, str(f16), device],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        with killed_after(process, 120):  # a lost one leaves it at work for ever
+            for _ in range(n_times):
+                assert process.stdout.readline() == "ready\n"
+                time.sleep(moments.random() * longest_s)
+                process.send_signal(signal.SIGINT)
+                assert process.stdout.readline() == "interrupted\n"
+            process.kill()
+        assert process.stderr.read() == ""
+
+
+@contextlib.contextmanager
+def killed_after(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 LEAK = """

@@ -100,6 +100,10 @@ CASES: dict[str, tuple[str, Callable[[Path], Path]]] = {
         "is not named like one",
         lambda p: _split(p, lambda s: s[0].set("split.count", 65535, "uint16")),
     ),
+    "part of another number of blocks": (
+        "'llama.block_count' is '2' in this part, '1' in the first one",
+        lambda p: _split(p, lambda s: s[1].set("llama.block_count", 2)),
+    ),
     "part count as uint32": ("split.count is a uint32", lambda p: _split(p, lambda s: s[0].set("split.count", 2))),
     "parts in the wrong order": (
         "split.no is 1 where 0 belongs",

@@ -208,6 +208,27 @@ CASES = {
     "output another vocabulary": ("demand (64, 264)", lambda g: g.reshape("output.weight", 64, 32)),
     "embedding a vector": ("token_embd.weight has shape", lambda g: g.reshape("token_embd.weight", 64 * 264)),
     "only an embedding": ("block 0 has no tensors", lambda g: _only(g, "token_embd.weight", "output_norm.weight")),
+    # names: what is there is not what it is called
+    "a norm missing": ("lacks tensor 'blk.0.attn_norm.weight'", lambda g: g.remove("blk.0.attn_norm.weight")),
+    "the output norm missing": ("lacks tensor 'output_norm.weight'", lambda g: g.remove("output_norm.weight")),
+    "a key misspelt": (
+        "is 'blk.0.attn_kk.weight' meant to be it?",
+        lambda g: g.change("blk.0.attn_k.weight", name=b"blk.0.attn_kk.weight"),
+    ),
+    "up misspelt": (
+        "lacks tensor 'blk.0.ffn_up.weight'",
+        lambda g: g.change("blk.0.ffn_up.weight", name=b"blk.0.ffn_pu.weight"),
+    ),
+    "a weight with a bias's name": (
+        "lacks tensor 'blk.0.attn_output.weight'",
+        lambda g: g.change("blk.0.attn_output.weight", name=b"blk.0.attn_output.weights"),
+    ),
+    "a norm of another length": ("demand (64,)", lambda g: g.reshape("blk.0.ffn_norm.weight", 32)),
+    "the output norm of another length": ("demand (64,)", lambda g: g.reshape("output_norm.weight", 32)),
+    "rope factors of another length": (
+        "demand (16,)",
+        lambda g: g.tensors.append(RawTensor(b"rope_freqs.weight", [32], 0, bytes(128))),
+    ),
     # templates are text until they are rendered, but their length is checked like any string's
     "chat template without end": (
         "bytes, more than the file has left",

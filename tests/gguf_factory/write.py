@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ def write_gguf(
     weight_type: str = "F16",
     metadata: dict[str, Any] | None = None,
     chat_template: str | None = None,
+    tokenizer: Callable[[gguf.GGUFWriter, int], None] = add_byte_bpe,
     split_max_tensors: int = 0,
     seed: int = 0,
     **sizes: int,
@@ -31,7 +33,8 @@ def write_gguf(
     """Write a tiny random model of ARCHITECTURES[arch] to `path` and return the file to load.
 
     weight_type: ggml type of the matrices (F16 where rows do not fit its blocks). metadata: keys to add, replace, or
-    (None) leave out. split_max_tensors: tensors per part of a split file, 0 for one file. sizes: fields of Sizes.
+    (None) leave out. tokenizer: stores a vocabulary of so many tokens. split_max_tensors: tensors per part of a split
+    file, 0 for one file. sizes: fields of Sizes.
     """
     model = ARCHITECTURES[arch](replace(Sizes(), **sizes))
     model.metadata |= metadata or {}
@@ -39,7 +42,7 @@ def write_gguf(
     writer.add_name("tiny random model")  # llama.cpp demands certain tokens of what is called phi-3
     for key, value in model.metadata.items():
         _add(writer, key, value)
-    add_byte_bpe(writer, model.sizes.n_vocab)
+    tokenizer(writer, model.sizes.n_vocab)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from gguf_factory import write_gguf
+from gguf_factory import ARCHITECTURES, write_gguf
 from gguf_factory.hostile_files import split_llama
 from gguf_factory.raw import RawGguf, tiny_llama
 
@@ -233,3 +233,8 @@ def test_model_info_per_layer(tmp_path: Path) -> None:
 def test_model_info_of_latent_attention(tmp_path: Path) -> None:
     info = model_info(read_gguf(write_gguf(tmp_path / "model.gguf", "minicpm3")))
     assert (info.n_embd_head_k, info.n_embd_head_v) == (96, 64)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_no_architecture_is_asked_for_tensors_that_it_has_not(arch: str, tmp_path: Path) -> None:
+    assert read_gguf(write_gguf(tmp_path / "model.gguf", arch)).tensors

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import queue
 import signal
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from oallama.device.guard import Direct, Guard
 from oallama.device.interrupt import held_interrupt
 from oallama.device.native_log import native_log
 from oallama.placer import Placer
@@ -95,3 +100,117 @@ def test_another_thread_leaves_the_handler_alone() -> None:
     thread.start()
     thread.join()
     assert found == [signal.getsignal(signal.SIGINT)]
+
+
+@pytest.fixture
+def guard() -> Iterator[Guard]:
+    made = Guard("a device", lambda: True)
+    yield made
+    made.close(lambda: None)
+
+
+def sort_with_an_interrupt() -> None:
+    """C calls back into Python, where a Ctrl-C arrives: an exception would be printed there and dropped."""
+    compare = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    numbers = (ctypes.c_int * 2)(2, 1)
+    arrived: list[None] = []
+
+    def smaller(_a: int, _b: int) -> int:
+        if not arrived:
+            arrived.append(None)
+            signal.raise_signal(signal.SIGINT)
+        return -1
+
+    ctypes.CDLL(None).qsort(numbers, ctypes.c_size_t(2), ctypes.c_size_t(4), compare(smaller))
+
+
+def test_a_ctrl_c_in_a_call_on_the_caller_s_thread_is_raised_at_its_end() -> None:
+    runner, ended = Direct(), []
+
+    def call() -> None:
+        sort_with_an_interrupt()
+        ended.append(None)
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.call(call)
+    with pytest.raises(KeyboardInterrupt):
+        runner.close(call)
+    assert len(ended) == 2
+
+
+def test_a_ctrl_c_between_two_items_is_raised_and_what_makes_them_is_closed() -> None:
+    closed: list[None] = []
+
+    def items() -> Iterator[int]:
+        try:
+            yield 1
+            sort_with_an_interrupt()
+            yield 2
+        finally:
+            closed.append(None)
+
+    made: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        for item in Direct().iterate(items):  # type: ignore[arg-type]
+            made.append(item)
+    assert (made, len(closed)) == ([1], 1)
+
+
+def test_a_ctrl_c_ends_a_call_at_its_next_beat(guard: Guard) -> None:
+    for runner in (Direct(), guard):
+        n_beats = 0
+
+        def work(runner: Any = runner) -> None:
+            nonlocal n_beats
+            for _ in range(1000):
+                if n_beats == 2:
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                n_beats += 1
+                runner.beat()
+                time.sleep(0.01)
+
+        with pytest.raises(KeyboardInterrupt):
+            runner.call(work)
+        assert 3 <= n_beats < 900
+        assert runner.call(lambda: 7) == 7, "the next call is not stopped"
+
+
+def test_a_ctrl_c_that_arrives_with_the_result_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is taken, so that waiting for it again would be for ever."""
+
+    class Results(queue.SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            result = super().get(block, timeout)
+            if isinstance(result, tuple):
+                signal.raise_signal(signal.SIGINT)
+            return result
+
+    alive = [True, True, True]
+    guard = Guard("a device", lambda: bool(alive and alive.pop()))
+    monkeypatch.setattr(queue, "SimpleQueue", Results)
+    with pytest.raises(KeyboardInterrupt):
+        guard.call(lambda: 7)
+    assert not guard.lost
+    monkeypatch.undo()
+    guard.close(lambda: None)
+
+
+def test_a_ctrl_c_in_what_frees_an_engine_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llama_cpp import _internals
+
+    free = _internals.LlamaBatch.__del__
+    n_freed = 0
+
+    def interrupted(self: Any) -> None:
+        nonlocal n_freed
+        n_freed += 1
+        signal.raise_signal(signal.SIGINT)
+        free(self)
+
+    monkeypatch.setattr(_internals.LlamaBatch, "__del__", interrupted)
+    placer = Placer.load(MODEL, device="none", threads=1)
+    engine = placer.engine(placer.cpu_plan(8, 8), progress=False)
+    with pytest.raises(KeyboardInterrupt):
+        engine.close()
+    assert n_freed == 1
+    engine.close()

@@ -1,0 +1,87 @@
+"""Files and prompts that llama.cpp aborts on: an error of ours, one sentence, and no signal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+from gguf_factory import write_gguf
+
+from oallama.core.errors import UsageError
+from oallama.placer import Placer
+
+
+def no_vocabulary(writer: gguf.GGUFWriter, _n_tokens: int) -> None:
+    writer.add_tokenizer_model("none")
+
+
+def letters_only(writer: gguf.GGUFWriter, n_tokens: int) -> None:
+    """Of SentencePiece's kind, without the tokens for single bytes that any other character is made of."""
+    tokens = ["<unk>", "<s>", "</s>", "\u2581", *"abcdefghijklmnopqrstuvwxyz"]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens + [f"x{i}" for i in range(n_tokens - len(tokens))])
+    writer.add_token_scores([0.0] * n_tokens)
+    writer.add_token_types([2, 3, 3] + [1] * (n_tokens - 3))
+
+
+@pytest.fixture(scope="module")
+def without_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("models") / "model.gguf", "llama", tokenizer=no_vocabulary)
+
+
+def run(model: Path, prompt: str, cache: Path) -> tuple[int, list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "oallama", "run", str(model), prompt, "-n", "2", "--device", "none", "--temp", "0"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OALLAMA_CACHE_DIR": str(cache)},
+    )
+    return done.returncode, done.stderr.splitlines()
+
+
+def test_a_model_without_a_vocabulary_takes_no_text(without_vocabulary: Path, tmp_path: Path) -> None:
+    code, said = run(without_vocabulary, "hi", tmp_path)
+    assert code == 2
+    assert said[-1].startswith("oallama: the model has no vocabulary")
+
+
+def test_a_model_without_a_vocabulary_takes_tokens(without_vocabulary: Path) -> None:
+    placer = Placer.load(without_vocabulary, device="none", threads=1)
+    with placer.engine(placer.cpu_plan(8, 8), progress=False) as engine:
+        generation = engine.generate([1, 2, 3], max_tokens=3, temperature=0)
+        assert (len(generation.tokens), generation.text) == (3, "")
+        assert engine.logits([1, 2]).shape[0] == 2
+        with pytest.raises(UsageError, match="no vocabulary"):
+            engine.tokenize("hi")
+
+
+def test_an_exception_of_llama_cpp_that_nobody_catches_is_told(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", "llama", tokenizer=letters_only)
+    assert run(path, "hi", tmp_path)[0] == 0
+    code, said = run(path, "\u00e9", tmp_path)
+    assert code == 1
+    assert said[-1].startswith("oallama: llama.cpp ended with a fault of its own; use another file")
+    assert len(said) < 6, "no backtrace"
+
+
+ABORTS = """
+import sys
+from oallama.device.native_abort import exit_at_abort
+exit_at_abort(lambda reason: print(reason, file=sys.stderr, flush=True))
+from llama_cpp import llama_cpp as api
+api._lib.ggml_abort(b"/home/someone/ggml.c", 12, b"GGML_ASSERT(%s) failed", b"x > 0")
+"""
+
+
+def test_an_assertion_of_ggml_is_told() -> None:
+    done = subprocess.run([sys.executable, "-c", ABORTS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "llama.cpp ended with a fault of its own: ggml.c:12: GGML_ASSERT(x > 0) failed; "
+        "use another file or other options\n"
+    )
