@@ -12,8 +12,10 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_cpp as api
 
+from oallama.core.errors import UsageError
 from oallama.device.guard import Runner
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context
+from oallama.run.turns import CLOSED
 
 
 class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
@@ -109,13 +111,31 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         context.decode = guarded_decode
         context.kv_cache_clear = lambda: runner.call(clear)
 
+    def close(self) -> None:
+        """Free the model; what is asked of it afterwards raises UsageError, where llama.cpp would read freed memory."""
+        super().close()
+        self._forget()
+
     def abandon(self) -> None:
         """Forget the native model and context without freeing them: their device is gone and would be asked."""
         self._ctx.ctx = None
         self._model.model = None
+        self._forget()
+
+    def _forget(self) -> None:
+        for name in ("_ctx", "_model", "_batch", "tokenizer_"):
+            if name in self.__dict__:  # it has been made
+                self.__dict__[name] = _Freed()
 
     def __reduce__(self) -> Any:
         raise TypeError("a placed Llama cannot be pickled; save the plan and make another engine from it")
+
+
+class _Freed:
+    """In the place of what was freed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(CLOSED)
 
 
 def _compiles(template: str) -> bool:
