@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oallama.cli.chat import prompt_tokens
-from oallama.cli.default_model import default_model
+from oallama.cli.default_model import NOTE, default_model
 from oallama.cli.gate import gated
 from oallama.cli.options import (
     CONTEXT,
@@ -109,7 +109,7 @@ def command(
     """Generate text. Without MODEL the small model that comes with oallama is used; without PROMPT stdin is read.
 
     The first run of a model measures this machine (a minute or two) and plans; both are remembered. An argument that
-    is an existing file or ends in .gguf is the MODEL, else the PROMPT.
+    is an existing file or ends in .gguf is the MODEL, else the PROMPT; one that only looks like a model is refused.
 
     \b
       oallama run "Once upon a time"
@@ -126,7 +126,10 @@ def command(
     else:
         from oallama.placer import Placer
 
-        placer = Placer.of_file(model or default_model(), options, profile)
+        if model is None:
+            model = default_model()
+            talk(NOTE)
+        placer = Placer.of_file(model, options, profile)
         plan = made_plan(placer, policy, run_workload(placer, n_bytes, n_gen), gate, refresh_gate)
     with placer.engine(plan) as loaded:
         for warning in loaded.warnings:

@@ -251,8 +251,9 @@ def test_a_closed_engine_is_an_error_whatever_is_asked_of_it(device: str, f16: P
     asked: list[Callable[[], object]] = [
         lambda: engine.generate("once"), lambda: next(engine.stream("once")), lambda: engine.logits([1]),
         lambda: engine.tokenize("once"), lambda: engine.call(list), lambda: engine.n_ctx, lambda: engine.n_vocab,
-        lambda: engine.llama, lambda: llama.n_ctx(), lambda: llama.tokenize(b"once"), lambda: llama("once", max_tokens=1),
-        lambda: llama.eval([1]), lambda: llama.detokenize([1]), llama.token_eos, lambda: llama.ctx,
+        lambda: engine.llama, lambda: llama.n_ctx(), lambda: llama.tokenize(b"once"),
+        lambda: llama("once", max_tokens=1), lambda: llama.eval([1]), lambda: llama.detokenize([1]),
+        llama.token_eos, lambda: llama.ctx,
     ]  # fmt: skip
     for ask in asked:
         with pytest.raises(UsageError, match="this engine is closed"):
