@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from oallama.run.generate import Generation
     from oallama.run.split import SplitRun
 
-BYTES_PER_TOKEN = 4  # of ordinary text; only sizes the plan, the engine counts for itself
-LEAST_BYTES_PER_TOKEN = 2  # below this a prompt may not fit the context that is chosen without -c
+BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which the engine counts for itself
 
 
 def parse_seed(text: str) -> int:
@@ -120,9 +119,9 @@ def command(
     text = read_prompt(text)
     if plan_file is not None and policy.given:
         raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
-    n_bytes = len(text.encode())
     if plan_file is not None:
         placer, plan = planned(model, plan_file, policy, options, profile)
+        tokens = tokens_if_long(placer, text, chat, options.n_ctx or plan.workload.n_ctx)
     else:
         from oallama.placer import Placer
 
@@ -130,14 +129,17 @@ def command(
             model = default_model()
             talk(NOTE)
         placer = Placer.of_file(model, options, profile)
-        plan = made_plan(placer, policy, run_workload(placer, n_bytes, n_gen), gate, refresh_gate)
+        tokens = tokens_if_long(placer, text, chat, options.n_ctx, n_gen)
+        load = run_workload(placer, len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens), n_gen)
+        plan = made_plan(placer, policy, load, gate, refresh_gate)
     with placer.engine(plan) as loaded:
         for warning in loaded.warnings:
             talk(f"warning: {warning}")
         emulated = placer.device.emulated
         if emulated is not None:
             talk(f"note: {without_meaning(emulated)}")
-        tokens = prompt_tokens(loaded, placer.model.path, text, chat)
+        if tokens is None:
+            tokens = prompt_tokens(loaded, placer.model.path, text, chat)
         stream = loaded.stream(tokens, max_tokens=n_gen, temperature=temp, seed=seed)
         generation = write_stream(stream, show=not as_json)
         if as_json:
@@ -163,12 +165,28 @@ def planned(
     return Placer.of_file(model or plan.record.model_path, options, profile), plan
 
 
-def run_workload(placer: Placer, prompt_bytes: int, n_gen: int) -> Workload:
-    """For a prompt of so many bytes, whose tokens are not known yet: the context holds it however it is cut."""
-    n_prompt, most = prompt_bytes // BYTES_PER_TOKEN + 1, prompt_bytes // LEAST_BYTES_PER_TOKEN
-    load = placer.workload(n_prompt, n_gen)
-    if placer.options.n_ctx is None and load.n_ctx < most + n_gen:
-        return replace(load, n_ctx=most + n_gen + 1)
+def tokens_if_long(placer: Placer, text: str, chat: bool | None, n_ctx: int | None, n_gen: int = 0) -> list[int] | None:
+    """The tokens of a prompt whose length alone does not show that it and n_gen more fit the context; None of another.
+    n_ctx None: the context is yet to be chosen. Raises UsageError where n_ctx is too short for it."""
+    from oallama.run.vocabulary import LongestTokens, Vocabulary
+
+    path = placer.model.path
+    if len(prompt_tokens(LongestTokens(), path, text, chat)) + n_gen <= (n_ctx or placer.workload(1, 0).n_ctx):
+        return None
+    tokens = prompt_tokens(Vocabulary(path), path, text, chat)
+    if n_ctx is not None and len(tokens) > n_ctx:
+        raise UsageError(f"the prompt has {len(tokens)} tokens but the context holds {n_ctx}; shorten it or raise -c")
+    return tokens
+
+
+def run_workload(placer: Placer, n_prompt: int, n_gen: int) -> Workload:
+    """The workload of this prompt; a context beyond the trained one is said."""
+    load, trained = placer.workload(n_prompt, n_gen), placer.model.n_ctx_train
+    if 0 < trained < load.n_ctx:
+        talk(
+            f"warning: a context of {load.n_ctx} tokens is longer than the {trained} that this model was trained on; "
+            "what it writes behind them may make no sense"
+        )
     return load
 
 
