@@ -162,6 +162,13 @@ refresh_gate_option = click.option(
     "--refresh-gate", is_flag=True, help="Policy auto: measure although the verdict of an earlier time still holds."
 )
 
+tune_option = click.option(
+    "--tune", type=click.Choice(["before", "after", "never"]), default="after", show_default=True,
+    metavar="before|after|never",
+    help="Policy auto, where nothing was measured yet: answer with stock llama.cpp's own placement and measure after "
+    "it; or measure before; or answer so and never measure.",
+)  # fmt: skip
+
 profile_option = click.option(
     "--profile", type=click.Path(), metavar="FILE",
     help="Use this profile (from `oallama profile --json`) instead of measuring.",

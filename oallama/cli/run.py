@@ -12,7 +12,7 @@ import click
 
 from oallama.cli.chat import prompt_tokens
 from oallama.cli.default_model import NOTE, default_model
-from oallama.cli.gate import gated
+from oallama.cli.gate import at_once, gated, tune_after
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
@@ -24,6 +24,7 @@ from oallama.cli.options import (
     parsed,
     profile_option,
     refresh_gate_option,
+    tune_option,
 )
 from oallama.cli.output import emit_json, is_terminal, talk
 from oallama.cli.policy import PolicyOptions, policy_options
@@ -72,6 +73,7 @@ def parse_seed(text: str) -> int:
 @profile_option
 @gate_option
 @refresh_gate_option
+@tune_option
 @click.option(
     "-s",
     "--seed",
@@ -100,6 +102,7 @@ def command(
     profile: str | None,
     gate: bool,
     refresh_gate: bool,
+    tune: str,
     seed: int,
     temp: float,
     chat: bool | None,
@@ -107,8 +110,9 @@ def command(
 ) -> None:
     """Generate text. Without MODEL the small model that comes with oallama is used; without PROMPT stdin is read.
 
-    The first run of a model measures this machine (a minute or two) and plans; both are remembered. An argument that
-    is an existing file or ends in .gguf is the MODEL, else the PROMPT; one that only looks like a model is refused.
+    The first run of a model uses the placement of stock llama.cpp. After its answer it measures this machine (a minute
+    or two) and which plan is faster; later runs use that. An argument that is an existing file or ends in .gguf is the
+    MODEL, else the PROMPT; one that only looks like a model is refused.
 
     \b
       oallama run "Once upon a time"
@@ -122,6 +126,7 @@ def command(
     if plan_file is not None:
         placer, plan = planned(model, plan_file, policy, options, profile)
         tokens = tokens_if_long(placer, text, chat, options.n_ctx or plan.workload.n_ctx)
+        load, to_tune = plan.workload, False
     else:
         from oallama.placer import Placer
 
@@ -131,7 +136,7 @@ def command(
         placer = Placer.of_file(model, options, profile)
         tokens = tokens_if_long(placer, text, chat, options.n_ctx, n_gen)
         load = run_workload(placer, len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens), n_gen)
-        plan = made_plan(placer, policy, load, gate, refresh_gate)
+        plan, to_tune = made_plan(placer, policy, load, gate, refresh_gate, tune)
     with placer.engine(plan) as loaded:
         for warning in loaded.warnings:
             talk(f"warning: {warning}")
@@ -148,6 +153,8 @@ def command(
             talk(statistics(generation, loaded, placer))
             if loaded.split_stats is not None and loaded.split_stats.n_decoded:
                 talk(split_statistics(loaded.split_stats, loaded.device))
+    if to_tune:
+        tune_after(placer, load)
 
 
 def planned(
@@ -190,14 +197,23 @@ def run_workload(placer: Placer, n_prompt: int, n_gen: int) -> Workload:
     return load
 
 
-def made_plan(placer: Placer, policy: PolicyOptions, load: Workload, gate: bool, refresh_gate: bool) -> Plan:
-    """The plan that the policy makes; `auto` passes the gate."""
+def made_plan(
+    placer: Placer, policy: PolicyOptions, load: Workload, gate: bool, refresh_gate: bool, tune: str
+) -> tuple[Plan, bool]:
+    """The plan that the policy makes; `auto` passes the gate. And whether the gate is to measure after the answer."""
     if policy.keeps_to_cpu(placer):
-        return placer.cpu_plan(**asdict(load))
-    plan = gated(placer, load, refresh_gate) if gate and policy.is_auto else policy.plan(placer, load)
+        return placer.cpu_plan(**asdict(load)), False
+    to_tune = False
+    if not gate or not policy.is_auto:
+        plan = policy.plan(placer, load)
+    elif tune == "before" or refresh_gate:
+        plan = gated(placer, load, refresh_gate)
+    else:
+        plan, unknown = at_once(placer, load)
+        to_tune = unknown and tune == "after"
     for note in plan.record.notes:
         talk(f"note: {note}")
-    return plan
+    return plan, to_tune
 
 
 def write_stream(stream: Generator[str, None, Generation], show: bool) -> Generation:

@@ -70,6 +70,9 @@ class Contest:
         except OutOfTime:
             self.out_of_time = True
             return
+        except KeyboardInterrupt:
+            self.interrupted = True
+            return
         self.out_of_time, self.interrupted = result.out_of_time, result.interrupted
         made = filled_up(result.series[0], N_BLOCKS)
         self.n_new += len(made.samples(0))

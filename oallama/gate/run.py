@@ -14,7 +14,7 @@ from oallama.bench.ab import Bench, Progress, quiet, run_bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
 from oallama.bench.deadline import Deadline
 from oallama.bench.prepare import memory_cap, setting_of
-from oallama.bench.records import ArmSpec, BenchResult, BenchTest
+from oallama.bench.records import ArmSpec, BenchResult, BenchTest, StockPlacement
 from oallama.bench.schedule import Done
 from oallama.gate.measure import Contest, gate_tests
 from oallama.gate.pairs import Trial, worth_keeping
@@ -84,24 +84,14 @@ def gated_plan(
     cap = memory_cap(placer, setting)
     free = cap.device_bytes or 0
     key = gate_key(placer, load)
-
-    def passed(kept: Kept, verdict: Verdict, near: bool) -> Gated:
-        winner = verdict.winner
-        plan = plan_by(placer, load, attention_passes, winner) if winner else stock_plan(placer, load, kept.stock)
-        return Gated(plan, verdict, True, near)
-
-    kept = None if refresh else read_kept(key)
-    if kept is not None and not holds(kept.verdict, free):
-        kept = None
-    if kept is not None and kept.verdict.settled:
-        return passed(kept, kept.verdict, False)
-    if near and not refresh and (other := nearest_kept(key)) is not None and holds(other.verdict, free):
-        lengths = load.n_prompt, max(load.n_gen, 1)
-        return passed(other, reweighed(other.verdict, other.pairs, key, *lengths), True)
+    kept = None if refresh else _still_valid(read_kept(key), free)
+    known = None if refresh else _remembered(placer, load, key, free, attention_passes, near)
+    if known is not None:
+        return known
     begin()
     start = clock()
     maker = ArmMaker(placer, setting, cap, progress=progress)
-    stock = maker.make(STOCK_CPU if placer.device.is_pair else STOCK_FIT)
+    stock = maker.make(stock_name(placer))
     assert stock.stock is not None
     progress("plan")
     plans = all_plans(placer, load, attention_passes, Deadline(start + PLANNING_SHARE * budget_s, clock))
@@ -112,7 +102,7 @@ def gated_plan(
     names = [each.policy for each in chosen]
     tests = gate_tests(load, plans[names[0]] if names else None, stocks)
     contest = Contest(load, {each.policy: each.placement for each in chosen})
-    contest.know(kept.pairs if kept is not None and kept.stock == stock.stock else ())
+    contest.know(kept.pairs if kept is not None and _same(kept.stock, stock.stock) else ())
     deadline = Deadline(max(start + budget_s, clock() + (1 - PLANNING_SHARE) * budget_s), clock)
 
     def ask(arms: tuple[ArmSpec, ...], test: BenchTest, n_blocks: int, done: Done) -> BenchResult:
@@ -137,6 +127,52 @@ def gated_plan(
     if contest.interrupted:
         raise KeyboardInterrupt
     return Gated(plans[verdict.winner] if verdict.winner else stocks, verdict, False)
+
+
+def remembered(placer: Placer, load: Workload) -> Gated | None:
+    """What gated_plan returns where it need not measure; None where it would. Raises what planning raises."""
+    if placer.known_profile is None:
+        return None
+    free = memory_cap(placer, setting_of(placer, load.n_ctx, load.n_ubatch)).device_bytes or 0
+    return _remembered(placer, load, gate_key(placer, load), free, None, near=True)
+
+
+def stock_at_once(placer: Placer, load: Workload) -> Plan:
+    """Stock llama.cpp's own placement, which can do no harm, with nothing measured."""
+    setting = setting_of(placer, load.n_ctx, load.n_ubatch)
+    stock = ArmMaker(placer, setting, memory_cap(placer, setting)).make(stock_name(placer)).stock
+    assert stock is not None
+    return stock_plan(placer, load, stock, priced=False)
+
+
+def stock_name(placer: Placer) -> str:
+    """The arm that plans are measured against."""
+    return STOCK_CPU if placer.device.is_pair else STOCK_FIT
+
+
+def _remembered(
+    placer: Placer, load: Workload, key: Key, free: int, attention_passes: Sequence[Pass] | None, near: bool
+) -> Gated | None:
+    kept, apart = _still_valid(read_kept(key), free), False
+    if kept is None or not kept.verdict.settled:
+        kept, apart = _still_valid(nearest_kept(key) if near else None, free), True
+    if kept is None:
+        return None
+    verdict = kept.verdict
+    if apart:
+        verdict = reweighed(verdict, kept.pairs, key, load.n_prompt, max(load.n_gen, 1))
+    winner = verdict.winner
+    plan = plan_by(placer, load, attention_passes, winner) if winner else stock_plan(placer, load, kept.stock)
+    return Gated(plan, verdict, True, apart)
+
+
+def _same(one: StockPlacement, other: StockPlacement) -> bool:
+    """Whatever was free on the device when --fit was asked."""
+    return replace(one, fit_target_mib=0) == replace(other, fit_target_mib=0)
+
+
+def _still_valid(kept: Kept | None, free: int) -> Kept | None:
+    return kept if kept is not None and holds(kept.verdict, free) else None
 
 
 def gate_key(placer: Placer, load: Workload) -> Key:

@@ -10,6 +10,8 @@ import pytest
 
 from oallama.cli import gate as cli_gate
 from oallama.cli.bench_progress import _shown_on
+from oallama.cli.run import made_plan
+from oallama.core.errors import DeviceError
 from oallama.gate.run import Gated
 from oallama.gate.verdict import decide
 
@@ -18,7 +20,7 @@ def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], me
     verdict = decide({}, "stock-fit", [], 0, "2026-11-22T10:00:00Z", 12.0)
     plan: Any = SimpleNamespace()
 
-    def gated_plan(placer: Any, load: Any, progress: Any, refresh: bool, begin: Any) -> Gated:
+    def gated_plan(placer: Any, load: Any, progress: Any, begin: Any, budget_s: float, **_: Any) -> Gated:
         if measures:
             begin()
             for doing in ("plan", "load split", "measure split"):
@@ -46,7 +48,59 @@ def test_a_remembered_verdict_is_one_line_and_a_near_one_says_so(
 ) -> None:
     assert len(told(monkeypatch, capsys, measures=False, near=False)) == 1
     (near,) = told(monkeypatch, capsys, measures=False, near=True)
-    assert "--refresh-gate" in near
+    assert "`oallama tune` measures this one" in near
+
+
+def at_run(monkeypatch: pytest.MonkeyPatch, known: Gated | None, **changes: Any) -> tuple[str, bool, list[str]]:
+    """(plan, whether to measure after the answer, what was done) of a run."""
+    done: list[str] = []
+
+    def doing(name: str, result: Any) -> Any:
+        return lambda *_, **__: (done.append(name), result)[1]
+
+    plans = {name: SimpleNamespace(name=name, record=SimpleNamespace(notes=())) for name in ("stock", "gate", "policy")}
+    monkeypatch.setattr("oallama.gate.run.remembered", doing("remembered", known))
+    monkeypatch.setattr("oallama.gate.run.stock_at_once", doing("stock", plans["stock"]))
+    monkeypatch.setattr("oallama.cli.run.gated", doing("measured", plans["gate"]))
+    policy: Any = SimpleNamespace(
+        keeps_to_cpu=lambda placer: False, is_auto=True, plan=doing("planned", plans["policy"])
+    )
+    placer: Any = None
+    options: dict[str, Any] = {"gate": True, "refresh_gate": False, "tune": "after", **changes}
+    plan, to_tune = made_plan(placer, policy, placer, **options)
+    return plan.name, to_tune, done  # type: ignore[attr-defined]
+
+
+def test_without_a_verdict_the_answer_comes_first_and_measuring_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert at_run(monkeypatch, None) == ("stock", True, ["remembered", "stock"])
+    assert at_run(monkeypatch, None, tune="never") == ("stock", False, ["remembered", "stock"])
+    assert at_run(monkeypatch, None, tune="before") == ("gate", False, ["measured"])
+    assert at_run(monkeypatch, None, refresh_gate=True) == ("gate", False, ["measured"])
+    assert at_run(monkeypatch, None, gate=False) == ("policy", False, ["planned"])
+
+
+def test_with_a_verdict_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: Any = SimpleNamespace(name="known", record=SimpleNamespace(notes=()))
+    known = Gated(plan, decide({}, "stock-fit", [], 0, "2026-11-22T10:00:00Z", 12.0), True)
+    for tune in ("after", "never"):
+        assert at_run(monkeypatch, known, tune=tune) == ("known", False, ["remembered"])
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"), [(KeyboardInterrupt(), "goes on from here"), (DeviceError("lost"), "measuring failed: lost")]
+)
+def test_whatever_ends_the_measuring_after_an_answer_the_answer_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ends: BaseException, says: str
+) -> None:
+    def raises(*_: Any, **__: Any) -> None:
+        raise ends
+
+    monkeypatch.setattr("oallama.gate.run.gated_plan", raises)
+    nothing: Any = None
+    cli_gate.tune_after(nothing, nothing)
+    first, last = capsys.readouterr().err.splitlines()
+    assert "Ctrl-C" in first
+    assert says in last
 
 
 def test_the_bar_shows_the_time_and_never_gets_longer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,15 @@ from oallama.core.types import (
 from oallama.device.spec import parse_device
 from oallama.gate.measure import DEPTH_S, LEAST_DEPTH, TURN_S, gate_tests
 from oallama.gate.plans import all_plans, candidate, stock_plan
-from oallama.gate.run import BUDGET_S, Gated, gate_key, gated_plan, timings_digest
+from oallama.gate.run import (
+    BUDGET_S,
+    Gated,
+    gate_key,
+    gated_plan,
+    remembered,
+    stock_at_once,
+    timings_digest,
+)
 from oallama.gate.store import Kept, read_kept, verdict_path, write_kept
 from oallama.gate.verdict import choose, sentence
 from oallama.plan.plan import Plan
@@ -78,6 +86,7 @@ class FakePlacer:
     identity: dict[str, Any] | None = None  # what the device says of itself
     cpu_attention: str = "auto"  # of the plan cpu
     host_layout: str | None = None
+    is_profiled: bool = True
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
         return Workload(n_prompt, n_gen, n_ctx or 4096, n_ubatch)
@@ -88,6 +97,10 @@ class FakePlacer:
 
     def profile(self) -> Any:
         return replace(empty({"cpu": "a CPU", "n_threads": self.threads}), launch_s=self.launch_s)
+
+    @property
+    def known_profile(self) -> Any:
+        return self.profile() if self.is_profiled else None
 
     @property
     def machine(self) -> dict[str, Any]:
@@ -119,6 +132,7 @@ class FakePlacer:
         n_ubatch: int,
         policy: str,
         stock_attention: bool,
+        priced: bool,
     ) -> Plan:
         assert stock_attention
         made = plan(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), tuple(on_device), 1.0).record
@@ -364,6 +378,19 @@ def test_pairs_of_another_placement_do_not_count(monkeypatch: pytest.MonkeyPatch
     assert kept is not None and {each.policy: each.n_pairs for each in kept.pairs} == {"split": 2, "oato": 4}
 
 
+def test_pairs_count_whatever_was_free_when_fit_was_asked_but_not_against_another_placement() -> None:
+    turns = Turns({"stock-cpu": 3.0, "split": 2.0, "oato": 3.0}.__getitem__)
+    key = gate_key(FakePlacer(), LOAD)  # type: ignore[arg-type]
+    for change, n_pairs in ({"fit_target_mib": 7}, 4), ({"n_gpu_layers": 1}, 2):
+        turns.gate(refresh=True)
+        kept = read_kept(key)
+        assert kept is not None
+        write_kept(replace(kept, stock=replace(kept.stock, **change)))
+        turns.gate()
+        kept = read_kept(key)
+        assert kept is not None and {each.n_pairs for each in kept.pairs} == {n_pairs}
+
+
 def test_where_one_round_takes_too_long_it_is_tried_twice() -> None:
     turns = Turns(lambda name: 1500.0)
     first, found = turns.gate(), turns.gate()
@@ -436,6 +463,38 @@ def test_the_nearest_verdict_serves_other_lengths_meanwhile() -> None:
     assert not ask(600, 32, refresh=True).near
     assert not ask(600, 32).near, "now it has its own"
     assert not ask(64, 32, 8192).near, "another context is another question"
+
+
+def test_ctrl_c_keeps_the_pairs_that_are_complete() -> None:
+    def seconds(name: str) -> float:
+        if len(turns.taken) == 9:  # in the second block
+            raise KeyboardInterrupt
+        return {"stock-cpu": 1.0, "split": 0.8, "oato": 1.0}[name]
+
+    turns = Turns(seconds)
+    with pytest.raises(KeyboardInterrupt):
+        turns.gate()
+    kept = read_kept(gate_key(FakePlacer(), LOAD))  # type: ignore[arg-type]
+    assert kept is not None and not kept.verdict.settled
+    assert {each.policy: each.n_pairs for each in kept.pairs} == {"split": 2, "oato": 2}
+
+
+def test_what_is_remembered_is_known_without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    placer: Any = FakePlacer()
+    assert remembered(placer, LOAD) is None
+    assert stock_at_once(placer, LOAD).policy == "cpu"
+    assert placer.planned == []
+    gate(placer, {"split": 1.5}, [])
+    found, near = remembered(placer, LOAD), remembered(placer, Workload(600, 32, 4096))
+    assert found is not None and (found.plan.policy, found.near) == ("split", False)
+    assert near is not None and (near.plan.policy, near.near) == ("split", True)
+    assert remembered(FakePlacer(is_profiled=False), LOAD) is None  # type: ignore[arg-type]
+
+
+def test_what_is_not_settled_is_not_remembered_as_a_verdict() -> None:
+    turns = Turns({"stock-cpu": 3.0, "split": 2.0, "oato": 3.0}.__getitem__)
+    assert not turns.gate().verdict.settled
+    assert remembered(FakePlacer(), LOAD) is None  # type: ignore[arg-type]
 
 
 def test_an_interval_that_says_nothing_is_measured_again() -> None:
