@@ -31,11 +31,18 @@ from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.place.affinity import FillRule
 from oallama.place.attention import AttentionRule, with_attention
+from oallama.place.budget import ledger
 from oallama.place.decide import decide, decide_as_given
 from oallama.place.oato import AffinityRule, affinities
 from oallama.place.placed import Placed
 from oallama.place.problem import Decision, LoadBytes, Problem
-from oallama.place.record import placed_as_named, placed_by_plan, plan_record, unmeasured_cpu_record
+from oallama.place.record import (
+    placed_as_named,
+    placed_by_plan,
+    plan_record,
+    unmeasured_cpu_record,
+    unmeasured_record,
+)
 from oallama.profile.emulate import resolved
 from oallama.run.dry_loads import DryLoads
 
@@ -136,6 +143,18 @@ class Placer:
                 progress,
                 type_k=self.attention.type_k,
                 type_v=self.attention.type_v,
+            )
+        return self._profile
+
+    @property
+    def known_profile(self) -> Profile | None:
+        """The profile where nothing has to be measured for it, else None. Raises DeviceError, BridgeError."""
+        if self._profile is None:
+            from oallama.profile.profiler import stored_profile
+
+            kv, device = self.attention, self.known_device
+            self._profile = stored_profile(
+                self.model, self.operators, device, self.threads, type_k=kv.type_k, type_v=kv.type_v
             )
         return self._profile
 
@@ -241,15 +260,19 @@ class Placer:
         n_ubatch: int | None = None,
         policy: str = "manual",
         stock_attention: bool = False,
+        priced: bool = True,
     ) -> Plan:
         """A plan of the caller's own: the names of the operators that go to the device, and how many layers (counted
         from the end, the output first) have their norms and KV there. Priced and probed, not changed.
-        stock_attention as in cpu_plan.
+        stock_attention as in cpu_plan. priced False: with llama.cpp's attention, and without a profile; such a plan
+        predicts nothing.
 
         Raises UsageError for unknown names or an operator in a layer that is not on the device.
         """
         placed = placed_as_named(self.model, self.operators, on_device, gpu_layers)
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
+        if not priced:
+            return self._unpriced(placed, load, policy)
 
         def given(flash_attn: FlashAttention) -> Decision:
             return decide_as_given(self._problem(flash_attn), placed, load, policy)
@@ -257,6 +280,17 @@ class Placer:
         if stock_attention:
             return self._plan_of(given(self.options.flash_attn), self.options.flash_attn)
         return self._plan_of(*self._attention_rule.decide(given, self.profile(), load))
+
+    def _unpriced(self, placed: Placed, load: Workload, policy: str) -> Plan:
+        from oallama.plan.plan import Plan
+
+        taken = self._load_bytes(load, placed, self.options.flash_attn)
+        capacity = taken.device_free if self.options.vram is None else self.options.vram
+        memory = ledger(
+            capacity, self.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
+        )
+        record = unmeasured_record(self.model, self.operators, load, placed, memory, policy, str(self.device))
+        return Plan(replace(record, attention=self._attention_rule.attention(self.options.flash_attn)))
 
     def what_if(
         self, cards: Sequence[Card], load: Workload, policy: str = "auto"
@@ -364,16 +398,9 @@ class Placer:
         return self._attention_rule.decide(made, self.profile(), load, attention_passes)
 
     def _unmeasured(self, load: Workload, attention_passes: Sequence[Pass] | None = None) -> FlashAttention:
-        from oallama.profile.profiler import stored_profile
-
         def known() -> Profile | None:
-            if self._profile is not None:
-                return self._profile
             with contextlib.suppress(DeviceError):  # what the CPU does alone needs no device
-                kv, device = self.attention, self.known_device
-                return stored_profile(
-                    self.model, self.operators, device, self.threads, type_k=kv.type_k, type_v=kv.type_v
-                )
+                return self.known_profile
             return None
 
         return self._attention_rule.unmeasured_on_cpu(load, known, attention_passes)

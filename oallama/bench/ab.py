@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from oallama.bench.deadline import Deadline
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import (
     ArmResult,
@@ -19,16 +20,16 @@ from oallama.bench.records import (
     Sample,
     Series,
 )
-from oallama.bench.schedule import measure_blocks
+from oallama.bench.schedule import Done, measure_blocks
 from oallama.bench.verify import findings, problems, same_as
-from oallama.core.errors import DeviceError, OallamaError
+from oallama.core.errors import DeviceError, OallamaError, OutOfTime
 from oallama.core.types import Operator
 from oallama.device.spec import parse_device
 
 MEMORY_SHARE = 0.9  # of the machine's available memory that the arms may fill together
 
 
-Start = Callable[[ArmSpec], ArmProcess]
+Start = Callable[[ArmSpec, Deadline | None], ArmProcess]
 
 
 class Progress(Protocol):
@@ -46,6 +47,7 @@ class Bench:
     """What to compare. n_blocks: palindromes of each test, so 2 * n_blocks samples of every arm.
 
     resident: False loads every arm anew for each of its turns; None does so only where they do not fit together.
+    deadline: when it ends, whatever is under way. done: which arms need no more blocks, asked after each.
     """
 
     arms: tuple[ArmSpec, ...]
@@ -56,6 +58,8 @@ class Bench:
     cap: Cap = field(default_factory=Cap)
     resident: bool | None = None
     delay_s: float = 0.0  # before each turn
+    deadline: Deadline | None = None
+    done: Done = lambda series: ()
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -67,9 +71,9 @@ def run_bench(
     available_memory: Callable[[], int] | None = None,
 ) -> BenchResult:
     """Measure. on_partial sees the result so far after every block. Ctrl-C ends it with what there is
-    (`interrupted`), or is raised again where there is nothing yet.
+    (`interrupted`), or is raised again where there is nothing yet; so does the deadline (`out_of_time`).
 
-    Raises what an arm raises that cannot load or compute.
+    Raises what an arm raises that cannot load or compute, and OutOfTime where nothing was measured by the deadline.
     """
     session = _Session(bench, progress, start, available_memory or _available_memory)
     try:
@@ -80,6 +84,11 @@ def run_bench(
         session.kill()
         if session.has_samples:
             return replace(session.result(), interrupted=True)
+        raise
+    except OutOfTime:
+        session.kill()
+        if session.has_samples:
+            return replace(session.result(), out_of_time=True)
         raise
     except BaseException:
         session.kill()
@@ -98,8 +107,8 @@ class _Arm:
     idle_cpu_s: float = 0.0  # CPU time that it used while others were measured
     others_s: float = 0.0  # that others were measured
 
-    def load(self, start: Start, operators: Sequence[str]) -> None:
-        process = start(self.spec)
+    def load(self, start: Start, operators: Sequence[str], deadline: Deadline | None) -> None:
+        process = start(self.spec, deadline)
         try:
             self.report = process.load(operators)
         except BaseException:
@@ -172,6 +181,7 @@ class _Session:
         for arm in self._arms:
             self._progress(f"warm up {arm.spec.name}" if self._resident else "", done=1)
             if self._resident:
+                self._check_time()
                 arm.warm_up(self._bench.tests)
 
     def measure(self, on_partial: Callable[[BenchResult], None]) -> None:
@@ -181,7 +191,8 @@ class _Session:
             self._series = tuple(series)
             on_partial(self.result())
 
-        made = measure_blocks(len(self._arms), self._bench.tests, self._bench.n_blocks, self._visit, on_block)
+        bench = self._bench
+        made = measure_blocks(len(self._arms), bench.tests, bench.n_blocks, self._visit, on_block, done=bench.done)
         if not any(series.kept for series in made):
             fault = made[0].discarded[-1].fault
             raise DeviceError(f"{fault}, in every block; close them, or run again when the machine is quiet")
@@ -222,6 +233,7 @@ class _Session:
             arm.kill()
 
     def _visit(self, index: int, tests: Sequence[BenchTest]) -> Mapping[BenchTest, Sample]:
+        self._check_time()
         arm = self._arms[index]
         self._progress(f"measure {arm.spec.name}", done=1)
         if not self._resident:
@@ -242,7 +254,12 @@ class _Session:
 
     def _load(self, arm: _Arm) -> None:
         self._progress(f"load {arm.spec.name}", done=int(arm.report is None))
-        arm.load(self._start, self._names)
+        self._check_time()
+        arm.load(self._start, self._names, self._bench.deadline)
+
+    def _check_time(self) -> None:
+        if self._bench.deadline is not None:
+            self._bench.deadline.check()
 
     def _has_room(self) -> bool:
         """Whether another arm as large as the largest so far fits into this machine's memory. What a worker process

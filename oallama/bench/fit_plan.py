@@ -41,16 +41,16 @@ def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
     return f"--fit chooses {taken}{calls}"
 
 
-def stock_plan(placer: Placer, load: Workload, placement: StockPlacement) -> Plan:
+def stock_plan(placer: Placer, load: Workload, placement: StockPlacement, priced: bool = True) -> Plan:
     """Stock llama.cpp's placement, attention and choice of host memory as a plan of ours, for the engine to load: the
     very configuration that the stock arm has, which is why the device stays open even with nothing on it (llama.cpp
-    computes large batches there)."""
+    computes large batches there). priced False: without a profile; such a plan predicts nothing."""
     if placer.device.is_pair:  # stock llama.cpp has no such device
         return placer.cpu_plan(**asdict(load), stock_attention=True)
     n_layer = placer.model.n_layer
     places = expected_places(placer.operators, n_layer, placement)
     on_device = [name for name, place in places.items() if place == "device"]
     gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
-    plan = placer.plan_of(on_device, gpu_layers, **asdict(load), policy=FIT, stock_attention=True)
+    plan = placer.plan_of(on_device, gpu_layers, **asdict(load), policy=FIT, stock_attention=True, priced=priced)
     operators = tuple(replace(operator, layout=None) for operator in plan.operators)
     return Plan(replace(plan.record, device=str(placer.device), operators=operators))

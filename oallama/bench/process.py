@@ -8,23 +8,25 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from ggml_bridge import BridgeError, ChildDied
+from ggml_bridge import BridgeError, ChildDied, ChildTimeout
 from ggml_bridge.child import Child, ChildError
 from oallama.bench.child import MODULE
+from oallama.bench.deadline import Deadline
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Sample
 from oallama.core.codec import from_json
-from oallama.core.errors import DeviceError, named_error
+from oallama.core.errors import DeviceError, OutOfTime, named_error
 
 PLUGIN_VARIABLES = ("GGML_BACKEND_PATH", "OALLAMA_PLAN")
 """What would load a backend into llama.cpp behind its back; taken out of every arm's environment."""
 
 
 class ArmProcess:
-    """Loads on `load`, ends on `close`. Methods raise what the arm's process raised, as the same error of ours, or
-    DeviceError where the process died."""
+    """Loads on `load`, ends on `close`. Methods raise what the arm's process raised, as the same error of ours,
+    DeviceError where the process died, or OutOfTime where the deadline passed before it answered: then kill it."""
 
-    def __init__(self, spec: ArmSpec) -> None:
+    def __init__(self, spec: ArmSpec, deadline: Deadline | None = None) -> None:
         self.spec = spec
+        self._deadline = deadline
         self._child = Child(MODULE, env=dict.fromkeys(PLUGIN_VARIABLES))
         self._family: list[Any] = []
 
@@ -69,8 +71,11 @@ class ArmProcess:
 
     def _ask(self, do: str, **request: Any) -> Mapping[str, Any]:
         arm = f"arm {self.spec.name}"
+        left_s = self._deadline.left_s if self._deadline else None
         try:
-            return self._child.ask({"do": do, **request})
+            return self._child.ask({"do": do, **request}, timeout_s=left_s)
+        except ChildTimeout:
+            raise OutOfTime(f"{arm} had not answered when its time was over") from None
         except ChildDied as error:
             how = f"ended with exit code {error.exit_code}"
             if error.signal is not None:

@@ -147,12 +147,12 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One palindrome A B C C B A of a test: for every arm its two samples, in time order.
+    """One palindrome A B C C B A of a test: for every arm its two samples, in time order; none of one that was done.
 
     drift: how much the machine changed meanwhile (stats.block_drift of the whole times).
     """
 
-    samples: tuple[tuple[Sample, Sample], ...]
+    samples: tuple[tuple[Sample, ...], ...]
     drift: float
 
     @property
@@ -170,7 +170,7 @@ class Series:
     discarded: tuple[Block, ...] = ()
 
     def samples(self, arm: int) -> list[Sample]:
-        """The kept samples of an arm, in time order; position i of every arm makes a pair."""
+        """The kept samples of an arm, in time order; position i of every arm that was never done makes a pair."""
         return [sample for block in self.kept for sample in block.samples[arm]]
 
 
@@ -187,7 +187,8 @@ class ArmResult:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """A whole comparison. `warnings` are sentences; `interrupted`: it was stopped, and what is there is complete."""
+    """A whole comparison. `warnings` are sentences; `interrupted`: it was stopped, and what is there is complete;
+    `out_of_time`: by its deadline."""
 
     operators: tuple[Operator, ...]
     arms: tuple[ArmResult, ...]
@@ -197,4 +198,5 @@ class BenchResult:
     resident: bool  # every arm stayed loaded; False: models were loaded anew for each turn
     warnings: tuple[str, ...] = ()
     interrupted: bool = False
+    out_of_time: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)

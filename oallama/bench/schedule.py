@@ -5,7 +5,7 @@ Knows neither processes nor the clock: `visit` measures one arm and returns its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from oallama.bench.records import BenchTest, Block, Sample, Series
@@ -13,6 +13,9 @@ from oallama.bench.stats import block_drift
 
 Visit = Callable[[int, Sequence[BenchTest]], Mapping[BenchTest, Sample]]
 """(position of the arm, tests) -> one sample of each test."""
+
+Done = Callable[[Sequence[Series]], Collection[int]]
+"""What was measured so far -> positions of the arms that need not be measured any more."""
 
 MAX_DRIFT = 0.10
 """A block in which the machine got slower or faster by more than this is measured again."""
@@ -28,26 +31,33 @@ def measure_blocks(
     visit: Visit,
     on_block: Callable[[Sequence[Series]], None] = lambda series: None,
     max_drift: float = MAX_DRIFT,
+    done: Done = lambda series: (),
 ) -> tuple[Series, ...]:
-    """Measure until every test has n_blocks calm blocks, or twice as many were measured in all.
+    """Measure until every test has n_blocks calm blocks, or twice as many were measured in all, or all arms but the
+    first are done.
 
     Then the calmest of the discarded ones fill up what is missing; one with a fault is never kept, and where the first
     MAX_FAULTY blocks all have one, nothing more is measured. on_block sees the state after every block, so that an
     interruption loses only the block under way.
     """
     series = {test: Series(test) for test in tests}
+    arms = list(range(n_arms))
     for _ in range(2 * n_blocks):
         missing = [test for test, made in series.items() if len(made.kept) < n_blocks and not hopeless(made)]
         if not missing:
             break
-        for test, block in _block(n_arms, missing, visit).items():
+        for test, block in _block(n_arms, arms, missing, visit).items():
             made = series[test]
             if block.drift <= max_drift and not block.fault:
                 series[test] = replace(made, kept=(*made.kept, block))
             else:
                 series[test] = replace(made, discarded=(*made.discarded, block))
         on_block(tuple(series.values()))
-    filled = tuple(_fill(made, n_blocks) for made in series.values())
+        over = done(tuple(series.values()))
+        arms = [arm for arm in arms if arm == 0 or arm not in over]
+        if n_arms > 1 and arms == [0]:
+            return tuple(series.values())
+    filled = tuple(filled_up(made, n_blocks) for made in series.values())
     on_block(filled)
     return filled
 
@@ -62,17 +72,20 @@ def unsteady(series: Series, max_drift: float = MAX_DRIFT) -> int:
     return sum(block.drift > max_drift for block in series.kept)
 
 
-def _block(n_arms: int, tests: Sequence[BenchTest], visit: Visit) -> dict[BenchTest, Block]:
-    there = [visit(arm, tests) for arm in range(n_arms)]
-    back = [visit(arm, tests) for arm in reversed(range(n_arms))][::-1]
+def _block(n_arms: int, arms: Sequence[int], tests: Sequence[BenchTest], visit: Visit) -> dict[BenchTest, Block]:
+    """Of the arms that are not done, out of n_arms."""
+    there = {arm: visit(arm, tests) for arm in arms}
+    back = {arm: visit(arm, tests) for arm in reversed(arms)}
     blocks = {}
     for test in tests:
-        samples = tuple((first[test], second[test]) for first, second in zip(there, back, strict=True))
-        blocks[test] = Block(samples, block_drift([(a.seconds, b.seconds) for a, b in samples]))
+        samples = {arm: (there[arm][test], back[arm][test]) for arm in arms}
+        drift = block_drift([(first.seconds, second.seconds) for first, second in samples.values()])
+        blocks[test] = Block(tuple(samples.get(arm, ()) for arm in range(n_arms)), drift)
     return blocks
 
 
-def _fill(series: Series, n_blocks: int) -> Series:
+def filled_up(series: Series, n_blocks: int) -> Series:
+    """With the calmest of the discarded blocks where fewer than n_blocks were kept; none with a fault."""
     lacking = n_blocks - len(series.kept)
     if lacking <= 0:
         return series

@@ -10,6 +10,9 @@ from typing import Any
 from oallama.bench.ab import Progress, quiet
 from oallama.cli.output import is_terminal
 
+PREPARING = "{elapsed} {desc}"
+MEASURING = "{percentage:3.0f}%|{bar:20}| turn {n_fmt} of {total_fmt}, {elapsed}: {desc}"
+
 
 @contextlib.contextmanager
 def bench_progress(wanted: bool | None) -> Iterator[Progress]:
@@ -19,20 +22,19 @@ def bench_progress(wanted: bool | None) -> Iterator[Progress]:
         return
     from tqdm import tqdm
 
-    # the bar's own estimate is of no use before all is loaded: turns take longer than steps of preparation
-    with tqdm(total=0, unit="turn", leave=False, file=sys.stderr, dynamic_ncols=True) as bar:
+    with tqdm(total=0, bar_format=PREPARING, leave=False, file=sys.stderr, dynamic_ncols=True) as bar:
         yield _shown_on(bar)
 
 
 def _shown_on(bar: Any) -> Progress:
+    """Words alone before the number of turns is known. Then that is the total, whatever is measured again."""
+
     def show(doing: str, done: int = 0, expect: int = 0) -> None:
         if expect:
-            bar.total = (bar.total or 0) + expect
-        if done and bar.n + done > bar.total:  # blocks that are measured again
-            bar.total = bar.n + done
+            bar.total, bar.n, bar.bar_format = expect, 0, MEASURING
         if doing:
             bar.set_description_str(doing, refresh=False)
-        bar.update(done)
+        bar.n = min(bar.n + done, bar.total)
         bar.refresh()
 
     return show

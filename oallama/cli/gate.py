@@ -1,24 +1,116 @@
-"""The gate as `oallama run` shows it: a bar while it measures, then its verdict in one line."""
+"""The gate as `oallama run` shows it: why it measures and how long, a bar meanwhile, then its verdict in one line."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from oallama.cli.bench_progress import bench_progress
-from oallama.cli.output import talk
+from oallama.bench.ab import Progress, quiet
+from oallama.cli.output import is_terminal, talk
+from oallama.core.errors import OallamaError
 
 if TYPE_CHECKING:
     from oallama.core.types import Workload
+    from oallama.gate.run import Gated
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+
+BAR = "measuring {percentage:3.0f}%|{bar:20}| {elapsed}, at most {total_fmt} s: {desc}"
 
 
 def gated(placer: Placer, load: Workload, refresh: bool = False) -> Plan:
     """The plan that the gate lets through, with its verdict told in a line."""
+    from oallama.gate.run import BUDGET_S
+
+    return measured(placer, load, BUDGET_S, refresh).plan
+
+
+def measured(
+    placer: Placer,
+    load: Workload,
+    budget_s: float,
+    refresh: bool = False,
+    near: bool = True,
+    aside: str = "--no-gate skips it",
+) -> Gated:
+    """What gated_plan finds, with a line before it measures and one with its verdict. aside: how to do without."""
     from oallama.gate.run import gated_plan
+
+    def begin() -> None:
+        talk(
+            "oallama: measuring the best plans against stock llama.cpp, so that none is used that is slower: at most "
+            f"about {budget_s:.0f} s, once for this model, device and context ({aside})"
+        )
+
+    with time_bar(budget_s) as shown:
+        found = gated_plan(placer, load, progress=shown, refresh=refresh, begin=begin, budget_s=budget_s, near=near)
+    tell(found)
+    return found
+
+
+def at_once(placer: Placer, load: Workload) -> tuple[Plan, bool]:
+    """A plan without measuring: what the gate lets through where it knows, else stock llama.cpp's own placement; and
+    whether there is something to measure then."""
+    from oallama.gate.run import remembered, stock_at_once
+
+    found = remembered(placer, load)
+    if found is None:
+        return stock_at_once(placer, load), True
+    tell(found)
+    return found.plan, False
+
+
+def tune_after(placer: Placer, load: Workload) -> None:
+    """Measure for the next run. The answer is there, so neither Ctrl-C nor a failure is one of the run."""
+    from oallama.gate.run import BUDGET_S
+
+    talk(
+        "oallama: this answer came from stock llama.cpp's placement; measuring now for the next ones; Ctrl-C ends it "
+        "and keeps what is done"
+    )
+    try:
+        measured(placer, load, BUDGET_S, aside="--tune never skips it")
+    except KeyboardInterrupt:
+        talk("oallama: measuring has ended; the next run or `oallama tune` goes on from here")
+    except OallamaError as error:
+        talk(f"warning: the next run uses stock llama.cpp's placement too, as measuring failed: {error}")
+
+
+def tell(found: Gated) -> None:
+    """The verdict in a line."""
     from oallama.gate.verdict import sentence
 
-    with bench_progress(None) as shown:
-        found = gated_plan(placer, load, progress=shown, refresh=refresh)
-    talk(sentence(found.verdict))
-    return found.plan
+    near = " (measured with another length of prompt or -n; `oallama tune` measures this one)" if found.near else ""
+    talk(f"{sentence(found.verdict)}{near}")
+
+
+@contextlib.contextmanager
+def time_bar(total_s: float, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
+    """A bar of the time that has passed, from the first thing that is done on, where stderr is a terminal; it never
+    gets longer, whatever is measured again."""
+    if not is_terminal(sys.stderr):
+        yield quiet
+        return
+    bars: list[Any] = []
+    started: list[float] = []
+
+    def show(doing: str, done: int = 0, expect: int = 0) -> None:
+        if not bars:
+            from tqdm import tqdm
+
+            started.append(clock())
+            bars.append(tqdm(total=round(total_s), bar_format=BAR, leave=False, file=sys.stderr, dynamic_ncols=True))
+        bar = bars[0]
+        if doing:
+            bar.set_description_str(doing, refresh=False)
+        bar.n = min(int(clock() - started[0]), bar.total)
+        bar.refresh()
+
+    try:
+        yield show
+    finally:
+        for bar in bars:
+            bar.close()

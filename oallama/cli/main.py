@@ -25,6 +25,7 @@ COMMANDS = {
     "affinity-report": "Show where each operator goes, and why.",
     "plan": "Decide the placement and write it as JSON.",
     "run": "Generate text with the weights placed by a plan.",
+    "tune": "Measure now what `run` otherwise measures after its first answer.",
     "what-if": "Predict a model on cards that are not here.",
     "bench": "Measure policies against stock llama.cpp.",
     "export": "Turn a plan into a command line of stock llama.cpp.",

@@ -154,13 +154,20 @@ CONTEXT = (context_option, batch_option, ubatch_option, *ATTENTION)
 
 gate_option = click.option(
     "--gate/--no-gate", default=True, show_default=True,
-    help="Policy auto: measure the best two plans against stock llama.cpp for some seconds, once, and use none that is "
+    help="Policy auto: measure the best two plans against stock llama.cpp, 20 s at most, once, and use none that is "
     "not faster.",
 )  # fmt: skip
 
 refresh_gate_option = click.option(
     "--refresh-gate", is_flag=True, help="Policy auto: measure although the verdict of an earlier time still holds."
 )
+
+tune_option = click.option(
+    "--tune", type=click.Choice(["before", "after", "never"]), default="after", show_default=True,
+    metavar="before|after|never",
+    help="Policy auto, where nothing was measured yet: answer with stock llama.cpp's own placement and measure after "
+    "it; or measure before; or answer so and never measure.",
+)  # fmt: skip
 
 profile_option = click.option(
     "--profile", type=click.Path(), metavar="FILE",

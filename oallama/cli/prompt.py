@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from oallama.cli.near_models import looks_like_model, near_text
 from oallama.cli.output import is_terminal
 from oallama.core.errors import UsageError
 
@@ -17,17 +18,25 @@ def model_and_prompt(words: Sequence[str], model: str | None, prompt: str | None
     """(MODEL, PROMPT) out of the positional words, -m and -p; None for what is not given.
 
     A single word is the model if a file of that name exists or it ends in .gguf, else the prompt. With -m every word is
-    the prompt; of two words the first is the model.
+    the prompt; of two words the first is the model. Raises UsageError for a single word that looks like a model and is
+    none, as the built-in model would continue it.
     """
     if len(words) > 2 or (len(words) == 2 and model is not None):
         raise UsageError(
             f"{len(words)} arguments where a MODEL and a PROMPT were expected; quote a prompt of several words"
         )
     if len(words) == 2 and not is_model(words[0]):
-        raise UsageError(f"{words[0]} is no GGUF file; name one before the prompt, and quote a prompt of several words")
+        raise UsageError(
+            f"{words[0]} is no GGUF file; name one before the prompt, and quote a prompt of several words "
+            f"({near_text(words[0])})"
+        )
     rest = list(words)
     if model is None and rest and is_model(rest[0]):
         model = rest.pop(0)
+    if model is None and rest and looks_like_model(rest[0]):
+        raise UsageError(
+            f"{rest[0]} looks like a model but is no GGUF file; {near_text(rest[0])}; a prompt like it goes by -p"
+        )
     if rest and prompt is not None:
         raise UsageError("the prompt is given twice, by position and by -p")
     return model, rest[0] if rest else prompt

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oallama.cli.chat import prompt_tokens
-from oallama.cli.default_model import default_model
-from oallama.cli.gate import gated
+from oallama.cli.default_model import NOTE, default_model
+from oallama.cli.gate import at_once, gated, tune_after
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
@@ -24,6 +24,7 @@ from oallama.cli.options import (
     parsed,
     profile_option,
     refresh_gate_option,
+    tune_option,
 )
 from oallama.cli.output import emit_json, is_terminal, talk
 from oallama.cli.policy import PolicyOptions, policy_options
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
     from oallama.run.generate import Generation
     from oallama.run.split import SplitRun
 
-BYTES_PER_TOKEN = 4  # of ordinary text; only sizes the plan, the engine counts for itself
-LEAST_BYTES_PER_TOKEN = 2  # below this a prompt may not fit the context that is chosen without -c
+BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which the engine counts for itself
 
 
 def parse_seed(text: str) -> int:
@@ -74,6 +74,7 @@ def parse_seed(text: str) -> int:
 @profile_option
 @gate_option
 @refresh_gate_option
+@tune_option
 @click.option(
     "-s",
     "--seed",
@@ -102,6 +103,7 @@ def command(
     profile: str | None,
     gate: bool,
     refresh_gate: bool,
+    tune: str,
     seed: int,
     temp: float,
     chat: bool | None,
@@ -109,8 +111,9 @@ def command(
 ) -> None:
     """Generate text. Without MODEL the small model that comes with oallama is used; without PROMPT stdin is read.
 
-    The first run of a model measures this machine (a minute or two) and plans; both are remembered. An argument that
-    is an existing file or ends in .gguf is the MODEL, else the PROMPT.
+    The first run of a model uses the placement of stock llama.cpp. After its answer it measures this machine (a minute
+    or two) and which plan is faster; later runs use that. An argument that is an existing file or ends in .gguf is the
+    MODEL, else the PROMPT; one that only looks like a model is refused.
 
     \b
       oallama run "Once upon a time"
@@ -121,14 +124,20 @@ def command(
     text = read_prompt(text)
     if plan_file is not None and policy.given:
         raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
-    n_bytes = len(text.encode())
     if plan_file is not None:
         placer, plan = planned(model, plan_file, policy, options, profile)
+        tokens = tokens_if_long(placer, text, chat, options.n_ctx or plan.workload.n_ctx)
+        load, to_tune = plan.workload, False
     else:
         from oallama.placer import Placer
 
-        placer = Placer.of_file(model or default_model(), options, profile)
-        plan = made_plan(placer, policy, run_workload(placer, n_bytes, n_gen), gate, refresh_gate)
+        if model is None:
+            model = default_model()
+            talk(NOTE)
+        placer = Placer.of_file(model, options, profile)
+        tokens = tokens_if_long(placer, text, chat, options.n_ctx, n_gen)
+        load = run_workload(placer, len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens), n_gen)
+        plan, to_tune = made_plan(placer, policy, load, gate, refresh_gate, tune)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
     with placer.engine(plan) as loaded:
         for warning in loaded.warnings:
@@ -136,7 +145,8 @@ def command(
         emulated = placer.device.emulated
         if emulated is not None:
             talk(f"note: {without_meaning(emulated)}")
-        tokens = prompt_tokens(loaded, placer.model.path, text, chat)
+        if tokens is None:
+            tokens = prompt_tokens(loaded, placer.model.path, text, chat)
         stream = loaded.stream(tokens, max_tokens=n_gen, temperature=temp, seed=seed)
         generation = write_stream(stream, show=not as_json)
         if as_json:
@@ -145,6 +155,8 @@ def command(
             talk(statistics(generation, loaded, placer))
             if loaded.split_stats is not None and loaded.split_stats.n_decoded:
                 talk(split_statistics(loaded.split_stats, loaded.device))
+    if to_tune:
+        tune_after(placer, load)
 
 
 def planned(
@@ -162,23 +174,48 @@ def planned(
     return Placer.of_file(model or plan.record.model_path, options, profile), plan
 
 
-def run_workload(placer: Placer, prompt_bytes: int, n_gen: int) -> Workload:
-    """For a prompt of so many bytes, whose tokens are not known yet: the context holds it however it is cut."""
-    n_prompt, most = prompt_bytes // BYTES_PER_TOKEN + 1, prompt_bytes // LEAST_BYTES_PER_TOKEN
-    load = placer.workload(n_prompt, n_gen)
-    if placer.options.n_ctx is None and load.n_ctx < most + n_gen:
-        return replace(load, n_ctx=most + n_gen + 1)
+def tokens_if_long(placer: Placer, text: str, chat: bool | None, n_ctx: int | None, n_gen: int = 0) -> list[int] | None:
+    """The tokens of a prompt whose length alone does not show that it and n_gen more fit the context; None of another.
+    n_ctx None: the context is yet to be chosen. Raises UsageError where n_ctx is too short for it."""
+    from oallama.run.vocabulary import LongestTokens, Vocabulary
+
+    path = placer.model.path
+    if len(prompt_tokens(LongestTokens(), path, text, chat)) + n_gen <= (n_ctx or placer.workload(1, 0).n_ctx):
+        return None
+    tokens = prompt_tokens(Vocabulary(path), path, text, chat)
+    if n_ctx is not None and len(tokens) > n_ctx:
+        raise UsageError(f"the prompt has {len(tokens)} tokens but the context holds {n_ctx}; shorten it or raise -c")
+    return tokens
+
+
+def run_workload(placer: Placer, n_prompt: int, n_gen: int) -> Workload:
+    """The workload of this prompt; a context beyond the trained one is said."""
+    load, trained = placer.workload(n_prompt, n_gen), placer.model.n_ctx_train
+    if 0 < trained < load.n_ctx:
+        talk(
+            f"warning: a context of {load.n_ctx} tokens is longer than the {trained} that this model was trained on; "
+            "what it writes behind them may make no sense"
+        )
     return load
 
 
-def made_plan(placer: Placer, policy: PolicyOptions, load: Workload, gate: bool, refresh_gate: bool) -> Plan:
-    """The plan that the policy makes; `auto` passes the gate."""
+def made_plan(
+    placer: Placer, policy: PolicyOptions, load: Workload, gate: bool, refresh_gate: bool, tune: str
+) -> tuple[Plan, bool]:
+    """The plan that the policy makes; `auto` passes the gate. And whether the gate is to measure after the answer."""
     if policy.keeps_to_cpu(placer):
-        return placer.cpu_plan(**asdict(load))
-    plan = gated(placer, load, refresh_gate) if gate and policy.is_auto else policy.plan(placer, load)
+        return placer.cpu_plan(**asdict(load)), False
+    to_tune = False
+    if not gate or not policy.is_auto:
+        plan = policy.plan(placer, load)
+    elif tune == "before" or refresh_gate:
+        plan = gated(placer, load, refresh_gate)
+    else:
+        plan, unknown = at_once(placer, load)
+        to_tune = unknown and tune == "after"
     for note in plan.record.notes:
         talk(f"note: {note}")
-    return plan
+    return plan, to_tune
 
 
 def write_stream(stream: Generator[str, None, Generation], show: bool) -> Generation:

@@ -44,6 +44,10 @@ class BridgeError(OallamaError):
     """The native libraries are missing, of another version, or failed to load."""
 
 
+class OutOfTime(OallamaError):
+    """A measurement had not ended when its time was over."""
+
+
 class DoesNotFit(OallamaError):
     """What must be on a device is larger than what the device may hold.
 

@@ -16,21 +16,28 @@ from oallama.place.decide import CANDIDATES
 from oallama.run.setup import only_splits
 
 if TYPE_CHECKING:
+    from oallama.bench.deadline import Deadline
     from oallama.core.types import Workload
     from oallama.cost.passes import Pass
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
-NAMES = (*CANDIDATES, STOCK_CPU)
-"""What may pass the gate: a plan by each policy, and the CPU alone with stock's own attention."""
+FIRST = (CPU_ALONE, "scheinfer")  # alone, and what has the most to choose from
+NAMES = (*FIRST, *(policy for policy in CANDIDATES if policy not in FIRST), STOCK_CPU)
+"""What may pass the gate: a plan by each policy, and the CPU alone with stock's own attention. The most promising ones
+first, as there may be no time for all."""
 
 
-def all_plans(placer: Placer, load: Workload, attention_passes: Sequence[Pass] | None) -> dict[str, Plan]:
-    """A plan by every policy that has one that can run here. Where the CPU's plan leaves flash attention off, which
-    stock llama.cpp would not, the CPU alone with stock's attention is among them as well: measured, whatever was
-    predicted."""
+def all_plans(
+    placer: Placer, load: Workload, attention_passes: Sequence[Pass] | None, deadline: Deadline | None = None
+) -> dict[str, Plan]:
+    """A plan by every policy that has one that can run here, of those that are begun before the deadline. Where the
+    CPU's plan leaves flash attention off, which stock llama.cpp would not, the CPU alone with stock's attention is
+    among them as well."""
     found: dict[str, Plan] = {}
     for policy in NAMES:
+        if found and deadline is not None and not deadline.left_s:
+            break
         if policy == STOCK_CPU and not (placer.options.flash_attn == "auto" and leaves_flash_off(found[CPU_ALONE])):
             continue
         with contextlib.suppress(DoesNotFit):
@@ -48,9 +55,11 @@ def plan_by(placer: Placer, load: Workload, attention_passes: Sequence[Pass] | N
 
 
 def candidate(policy: str, plan: Plan) -> Candidate:
-    """What the gate knows of a plan before it measures."""
+    """What the gate knows of a plan before it measures. Flash attention that is left to llama.cpp is on: it is off only
+    where it cannot be on."""
     document = plan.to_json()
-    placement = [document.get(key) for key in ("device", "n_gpu_layers", "operators", "attention")]
+    keys = ("device", "n_gpu_layers", "operators", "streaming", "token_assignment")
+    placement = [document.get(key) for key in keys] + [plan.workload.n_ubatch, leaves_flash_off(plan)]
     predicted = plan.predicted.total_s if plan.predicted is not None else float("inf")
     digest = hashlib.sha256(json.dumps(placement, sort_keys=True).encode()).hexdigest()
     return Candidate(policy, predicted, digest)

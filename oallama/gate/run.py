@@ -1,4 +1,4 @@
-"""The gate at work: plan by every policy, measure the best two against stock for some seconds, remember the verdict."""
+"""The gate at work: plan by every policy, measure the best two against stock within a time, remember what is found."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ from typing import TYPE_CHECKING
 from oallama import __version__
 from oallama.bench.ab import Bench, Progress, quiet, run_bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
+from oallama.bench.deadline import Deadline
 from oallama.bench.fit_plan import stock_plan
 from oallama.bench.prepare import memory_cap, setting_of
-from oallama.bench.records import ArmSpec, BenchResult, BenchTest
-from oallama.bench.rows import refusal
-from oallama.gate.plans import all_plans, candidate, leaves_flash_off, plan_by
-from oallama.gate.store import read_verdict, write_verdict
+from oallama.bench.records import ArmSpec, BenchResult, BenchTest, StockPlacement
+from oallama.bench.schedule import Done
+from oallama.gate.measure import Contest, gate_tests
+from oallama.gate.pairs import Trial, worth_keeping
+from oallama.gate.plans import all_plans, candidate, plan_by
+from oallama.gate.store import Kept, nearest_kept, read_kept, write_kept
 from oallama.gate.verdict import (
     Key,
-    Trial,
     Verdict,
     choose,
     decide,
     holds,
     length_class,
+    reweighed,
+    ruled_out,
     sentence,
     size_class,
-    together,
-    trial,
-    undecided,
 )
 
 if TYPE_CHECKING:
@@ -39,12 +40,9 @@ if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
-TURN_S = 1.0  # a turn's prompt, and its generation, are as long as the prediction says this takes
-LEAST_PROMPT, MOST_GEN, LEAST_GEN = 32, 16, 4
-N_BLOCKS = 3  # the fewest that give an interval
-LARGE_CTX = 8192  # contexts from here on are measured at a second depth
-DEPTH_S = 10.0  # which is as deep as the prediction says this takes to fill
-LEAST_DEPTH = 1024
+BUDGET_S = 20.0  # that a run may wait for the gate, by the wall clock
+PLANNING_SHARE = 0.5  # of it that plans may be begun in
+BENCH_BUDGET_S = 120.0  # where somebody came to measure
 
 TIMED = ("cases", "rest", "link", "boundary", "contention", "launch_s", "launch_issue_s", "sharing", "copy_wait")
 """Of a profile's JSON."""
@@ -59,6 +57,7 @@ class Gated:
     plan: Plan
     verdict: Verdict
     remembered: bool  # the verdict was measured before
+    near: bool = False  # for another length of prompt or generation
 
 
 def gated_plan(
@@ -69,51 +68,112 @@ def gated_plan(
     refresh: bool = False,
     cpus: tuple[int, ...] = (),
     attention_passes: Sequence[Pass] | None = None,
+    budget_s: float = BUDGET_S,
+    near: bool = True,
+    begin: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Gated:
     """The plan that is faster than stock llama.cpp beyond noise, or stock's own placement as a plan.
 
-    cpus: what the measured processes are pinned to. refresh: measure although a verdict is remembered.
-    attention_passes: as in Placer.plan. Takes some seconds, or one plan where the verdict is remembered. Needs a
-    device. Raises DoesNotFit where stock-fit does not fit, and what planning and measuring raise.
+    Takes one plan where a verdict is remembered, or (near) one for another length of prompt or generation; else at most
+    about budget_s by the clock, and what was measured by then counts the next time. begin: called where it will plan
+    and measure. cpus: what the measured processes are pinned to. refresh: begin anew whatever is remembered.
+    attention_passes: as in Placer.plan. Needs a device. Raises DoesNotFit where stock-fit does not fit, and what
+    planning and measuring raise.
     """
     setting = setting_of(placer, load.n_ctx, load.n_ubatch, cpus=cpus)
     cap = memory_cap(placer, setting)
     free = cap.device_bytes or 0
     key = gate_key(placer, load)
-    known = None if refresh else read_verdict(key)
-    if known is not None and holds(known[0], free):
-        verdict, placement = known
-        plan = (
-            plan_by(placer, load, attention_passes, verdict.winner)
-            if verdict.winner
-            else stock_plan(placer, load, placement)
-        )
-        return Gated(plan, verdict, True)
-    start = time.monotonic()
-    plans = all_plans(placer, load, attention_passes)
-    chosen = choose([candidate(policy, plan) for policy, plan in plans.items()])
+    kept = None if refresh else _still_valid(read_kept(key), free)
+    known = None if refresh else _remembered(placer, load, key, free, attention_passes, near)
+    if known is not None:
+        return known
+    begin()
+    start = clock()
     maker = ArmMaker(placer, setting, cap, progress=progress)
-    stock = maker.make(STOCK_CPU if placer.device.is_pair else STOCK_FIT)
-    tests = gate_tests(load, plans[chosen[0].policy] if chosen else None)
-    arms = (stock, *(maker.of_plan(each.policy, plans[each.policy]) for each in chosen if each.policy != stock.name))
-
-    def measured(arms: tuple[ArmSpec, ...]) -> BenchResult:
-        result = measure(Bench(arms, tests, placer.operators, placer.model.n_layer, N_BLOCKS, cap=cap), progress)
-        if result.interrupted:
-            raise KeyboardInterrupt
-        return result
-
-    first = measured(arms)
-    trials = _trials([first], load)
-    if doubtful := undecided(trials):
-        again = measured((stock, *(arm for arm in arms if arm.name in doubtful)))
-        trials = [*(each for each in trials if each.policy not in doubtful), *_trials([again, first], load)]
-    measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    verdict = decide(key, stock.name, trials, free, measured_at, time.monotonic() - start)
+    stock = maker.make(stock_name(placer))
     assert stock.stock is not None
-    write_verdict(verdict, stock.stock)
-    plan = plans[verdict.winner] if verdict.winner else stock_plan(placer, load, stock.stock)
-    return Gated(plan, verdict, False)
+    progress("plan")
+    plans = all_plans(placer, load, attention_passes, Deadline(start + PLANNING_SHARE * budget_s, clock))
+    stocks = stock_plan(placer, load, stock.stock)
+    as_stock = replace(candidate(stock.name, stocks), policy=stock.name)
+    candidates = [candidate(policy, plan) for policy, plan in plans.items()]
+    chosen = choose([each for each in candidates if not ruled_out(each, as_stock)])
+    names = [each.policy for each in chosen]
+    tests = gate_tests(load, plans[names[0]] if names else None, stocks)
+    contest = Contest(load, {each.policy: each.placement for each in chosen})
+    contest.know(kept.pairs if kept is not None and _same(kept.stock, stock.stock) else ())
+    deadline = Deadline(max(start + budget_s, clock() + (1 - PLANNING_SHARE) * budget_s), clock)
+
+    def ask(arms: tuple[ArmSpec, ...], test: BenchTest, n_blocks: int, done: Done) -> BenchResult:
+        bench = Bench(
+            arms, (test,), placer.operators, placer.model.n_layer, n_blocks, cap=cap, deadline=deadline, done=done
+        )
+        return measure(bench, progress)
+
+    contest.measure(stock, [maker.of_plan(name, plans[name]) for name in names], tests, ask)
+    stuck = (
+        contest.out_of_time and not contest.n_new
+    )  # not one round of turns; where it was so before, it will be again
+    settled = not contest.interrupted and ((stuck and kept is not None) or contest.settled(names, tests))
+    trials = contest.trials() or [Trial(each.policy, 0, None, ruled_out(each, as_stock)) for each in candidates]
+    if stuck and not contest.pairs:
+        trials = [Trial(name, tests[0].n_depth, None, f"a round takes longer than {budget_s:g} s") for name in names]
+    measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    verdict = decide(key, stock.name, trials, free, measured_at, clock() - start, settled)
+    lengths = load.n_prompt, max(load.n_gen, 1)
+    pairs = (each if settled else worth_keeping(each, *lengths) for each in contest.pairs.values())
+    write_kept(Kept(verdict, stock.stock, tuple(each for each in pairs if each is not None)))
+    if contest.interrupted:
+        raise KeyboardInterrupt
+    return Gated(plans[verdict.winner] if verdict.winner else stocks, verdict, False)
+
+
+def remembered(placer: Placer, load: Workload) -> Gated | None:
+    """What gated_plan returns where it need not measure; None where it would. Raises what planning raises."""
+    if placer.known_profile is None:
+        return None
+    free = memory_cap(placer, setting_of(placer, load.n_ctx, load.n_ubatch)).device_bytes or 0
+    return _remembered(placer, load, gate_key(placer, load), free, None, near=True)
+
+
+def stock_at_once(placer: Placer, load: Workload) -> Plan:
+    """Stock llama.cpp's own placement, which can do no harm, with nothing measured."""
+    setting = setting_of(placer, load.n_ctx, load.n_ubatch)
+    stock = ArmMaker(placer, setting, memory_cap(placer, setting)).make(stock_name(placer)).stock
+    assert stock is not None
+    return stock_plan(placer, load, stock, priced=False)
+
+
+def stock_name(placer: Placer) -> str:
+    """The arm that plans are measured against."""
+    return STOCK_CPU if placer.device.is_pair else STOCK_FIT
+
+
+def _remembered(
+    placer: Placer, load: Workload, key: Key, free: int, attention_passes: Sequence[Pass] | None, near: bool
+) -> Gated | None:
+    kept, apart = _still_valid(read_kept(key), free), False
+    if kept is None or not kept.verdict.settled:
+        kept, apart = _still_valid(nearest_kept(key) if near else None, free), True
+    if kept is None:
+        return None
+    verdict = kept.verdict
+    if apart:
+        verdict = reweighed(verdict, kept.pairs, key, load.n_prompt, max(load.n_gen, 1))
+    winner = verdict.winner
+    plan = plan_by(placer, load, attention_passes, winner) if winner else stock_plan(placer, load, kept.stock)
+    return Gated(plan, verdict, True, apart)
+
+
+def _same(one: StockPlacement, other: StockPlacement) -> bool:
+    """Whatever was free on the device when --fit was asked."""
+    return replace(one, fit_target_mib=0) == replace(other, fit_target_mib=0)
+
+
+def _still_valid(kept: Kept | None, free: int) -> Kept | None:
+    return kept if kept is not None and holds(kept.verdict, free) else None
 
 
 def gate_key(placer: Placer, load: Workload) -> Key:
@@ -145,54 +205,23 @@ def timings_digest(profile: Profile) -> str:
     return hashlib.sha256(json.dumps(timed, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def gate_tests(load: Workload, plan: Plan | None) -> tuple[BenchTest, ...]:
-    """The user's prompt and generation, shortened to what the plan's prediction says takes TURN_S each; and the same
-    at a depth where the context is large. A plan that leaves flash attention off for the depth of the workload is
-    measured near that depth. plan None or without a prediction: the shortest."""
-    predicted = plan.predicted if plan is not None else None
-    per_prompt_token = predicted.ttft_s / load.n_prompt if predicted else TURN_S
-    tpot = predicted.tpot_s if predicted else TURN_S
-
-    def within(seconds: float, each: float) -> int:
-        return int(seconds / each) if each > 0 else 1 << 30
-
-    n_prompt = min(load.n_prompt, load.n_ubatch, max(LEAST_PROMPT, within(TURN_S, per_prompt_token)))
-    n_gen = min(max(load.n_gen, 1), MOST_GEN, max(LEAST_GEN, within(TURN_S, tpot)))
-    off = plan is not None and leaves_flash_off(plan)
-    left_out = load.n_prompt - n_prompt + (load.n_gen - n_gen) // 2
-    tests = [BenchTest(n_prompt, n_gen, min(max(left_out, 0), within(DEPTH_S, per_prompt_token)) if off else 0)]
-    if load.n_ctx >= LARGE_CTX:
-        depth = min(load.n_ctx // 2, load.n_ctx - n_prompt - n_gen, within(DEPTH_S, per_prompt_token))
-        if depth >= max(LEAST_DEPTH, 2 * tests[0].n_depth):
-            tests.append(BenchTest(n_prompt, n_gen, depth))
-    return tuple(tests)
-
-
-def _trials(results: Sequence[BenchResult], load: Workload) -> list[Trial]:
-    """Of the candidates of the first result; measured again in the others, all pairs count together."""
-    first = results[0]
-    found = []
-    for position, made in enumerate(first.series):
-        for index, arm in enumerate(first.arms[1:], 1):
-            name = arm.spec.name
-            parts, refused = [(made, index)], refusal(first.arms, index, len(made.samples(index)))
-            for other in results[1:]:
-                there = [each.spec.name for each in other.arms].index(name)
-                parts.append((other.series[position], there))
-                refused = refused or refusal(other.arms, there, len(other.series[position].samples(there)))
-            found.append(trial(name, together(parts), 1, load.n_prompt, max(load.n_gen, 1), refused))
-    return found
-
-
 def gated_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
     """The arm `auto`: what the gate lets through, with its verdict for the reader."""
+
+    def words(doing: str, done: int = 0, expect: int = 0) -> None:
+        """The gate's turns are none of the comparison's."""
+        if doing:
+            maker.progress(f"the gate: {doing}")
+
     gated = gated_plan(
         maker.placer,
         maker.workload,
-        maker.progress,
+        words,
         refresh=refresh,
         cpus=maker.setting.cpus,
         attention_passes=maker.attention_passes,
+        budget_s=BENCH_BUDGET_S,
+        near=False,
     )
     spec, text = maker.of_plan("auto", gated.plan), sentence(gated.verdict).removeprefix("oallama: ")
     how = f"remembered, took {gated.verdict.seconds:.1f} s" if gated.remembered else f"in {gated.verdict.seconds:.1f} s"

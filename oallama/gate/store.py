@@ -1,20 +1,31 @@
-"""Verdicts of the gate in files, one for each key; a file that is no use is as good as none."""
+"""What the gate found, in files, one for each key; a file that is no use is as good as none."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from oallama.bench.records import StockPlacement
 from oallama.core.codec import from_json
 from oallama.core.files import write_whole
+from oallama.gate.pairs import Pairs
 from oallama.gate.plans import NAMES
-from oallama.gate.verdict import VERSION, Key, Verdict, verdict_from_json
+from oallama.gate.verdict import VERSION, Key, Verdict, distance, verdict_from_json
 from oallama.profile.store import cache_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A verdict, stock's placement beside it, and the pairs that were measured; files from before have none."""
+
+    verdict: Verdict
+    stock: StockPlacement
+    pairs: tuple[Pairs, ...] = ()
 
 
 def verdict_path(key: Key) -> Path:
@@ -22,22 +33,56 @@ def verdict_path(key: Key) -> Path:
     return cache_folder() / f"gate-v{VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def read_verdict(key: Key) -> tuple[Verdict, StockPlacement] | None:
-    """What was found, and stock's placement beside it; None where there is nothing, or nothing that can be used."""
+def read_kept(key: Key) -> Kept | None:
+    """What was found; None where there is nothing, or nothing that can be used."""
+    kept = _read(verdict_path(key))
+    return kept if kept is not None and kept.verdict.key == key else None
+
+
+def nearest_kept(key: Key) -> Kept | None:
+    """Of the settled verdicts for other lengths of prompt and generation the nearest one, of these the last."""
+    near = [
+        (apart, kept)
+        for kept in _all_kept()
+        if kept.verdict.settled and (apart := distance(key, kept.verdict.key)) is not None
+    ]
+    least = min((apart for apart, _ in near), default=0)
+    return max((kept for apart, kept in near if apart == least), key=lambda k: k.verdict.measured_at, default=None)
+
+
+def write_kept(kept: Kept) -> None:
+    """Remember it, whole or not at all; where the folder cannot be written, the next run measures again."""
+    document: dict[str, Any] = {
+        "verdict": asdict(kept.verdict), "stock": asdict(kept.stock), "pairs": [asdict(each) for each in kept.pairs]
+    }  # fmt: skip
+    with contextlib.suppress(OSError):
+        write_whole(verdict_path(kept.verdict.key), json.dumps(document, indent=1))
+
+
+def _all_kept() -> Iterator[Kept]:
+    for path in sorted(cache_folder().glob(f"gate-v{VERSION}-*.json")):
+        kept = _read(path)
+        if kept is not None:
+            yield kept
+
+
+def _read(path: Path) -> Kept | None:
     try:
-        document = json.loads(verdict_path(key).read_text(encoding="utf-8"))
-        verdict, stock = verdict_from_json(document["verdict"]), document["stock"]
-        placement = from_json(StockPlacement, stock, "the placement")
+        document = json.loads(path.read_text(encoding="utf-8"))
+        verdict = verdict_from_json(document["verdict"])
+        placement = from_json(StockPlacement, document["stock"], "the placement")
+        pairs = tuple(from_json(Pairs, each, "the pairs") for each in document.get("pairs", ()))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if verdict.key != key or verdict.winner not in (None, *NAMES):
+    if verdict.winner not in (None, *NAMES) or not all(_is_whole(each) for each in pairs):
         return None
-    return verdict, placement
+    return Kept(verdict, placement, pairs)
 
 
-def write_verdict(verdict: Verdict, stock: StockPlacement) -> None:
-    """Remember it, whole or not at all; where the folder cannot be written, the next run measures again."""
-    path = verdict_path(verdict.key)
-    document: dict[str, Any] = {"verdict": asdict(verdict), "stock": asdict(stock)}
-    with contextlib.suppress(OSError):
-        write_whole(path, json.dumps(document, indent=1))
+def _is_whole(pairs: Pairs) -> bool:
+    """Whether each block has both arms' samples, of times that can be compared."""
+    samples = [block.samples for block in pairs.series.kept]
+    return all(
+        len(block) == 2 and len(block[0]) == len(block[1]) == 2 and all(s.seconds > 0 for arm in block for s in arm)
+        for block in samples
+    )

@@ -1,25 +1,27 @@
 """The gate's decision: which measured plan may be used instead of stock llama.cpp, and how long that holds. Pure.
 
 A plan is used only if its whole 95 % interval lies above stock's speed, at every depth that was measured. Whatever the
-predictions say, a plan that does not get there loses to stock-fit's placement.
+predictions say, a plan that does not get there loses to stock-fit's placement. Where that cannot be said yet, stock's
+placement is used as well, and the pairs that were measured are kept for the next time.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oallama.bench.records import BenchTest, Block, Sample, Series
-from oallama.bench.stats import Ratio, geometric_mean, speed_ratio
+from oallama.bench.stats import geometric_mean
 from oallama.core.codec import from_json
+from oallama.gate.pairs import Pairs, Trial, trial
 
 VERSION = 1
 
 MOST_CANDIDATES = 2
 CPU_ALONE = "cpu"  # the policy
 ALWAYS = (CPU_ALONE, "stock-cpu")  # tried whatever is predicted for them
-WORTH = 1.02  # as many times as fast as stock is worth a second look
+HOPELESS_PREDICTED = 2.0  # predicted to take more than so many times as long as stock: not measured
 MEMORY_TOLERANCE = 0.05
 """Free device memory may differ by this share of what it was; beyond, other plans fit."""
 
@@ -38,23 +40,9 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """A candidate against stock at one depth, by the time of the user's own prompt and generation. ratio None:
-    there is none, for the reason in `refused`."""
-
-    policy: str
-    n_depth: int
-    ratio: Ratio | None
-    refused: str = ""
-
-    @property
-    def beats_stock(self) -> bool:
-        return self.ratio is not None and self.ratio.low > 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate found. winner None: stock's placement is used. winner_by_depth: what each depth alone would say."""
+    """What the gate found. winner None: stock's placement is used. winner_by_depth: what each depth alone would say.
+    settled False: there was no time to find out; what was measured counts the next time."""
 
     key: Key
     stock: str
@@ -65,6 +53,7 @@ class Verdict:
     measured_at: str  # RFC 3339, UTC
     seconds: float  # that the gate took
     version: int = VERSION
+    settled: bool = True
 
 
 def size_class(n_tokens: int) -> int:
@@ -77,35 +66,27 @@ def length_class(n_tokens: int) -> int:
     return size_class(n_tokens) // 3
 
 
+def ruled_out(candidate: Candidate, stock: Candidate) -> str:
+    """Why a candidate need not be measured against stock; "" where it must."""
+    if candidate.placement == stock.placement:
+        return f"{candidate.policy}'s plan is {stock.policy}'s own placement"
+    if math.isfinite(candidate.predicted_s) and candidate.predicted_s > HOPELESS_PREDICTED * stock.predicted_s:
+        times = candidate.predicted_s / stock.predicted_s
+        return f"{candidate.policy} is predicted to take {times:.1f} times as long as {stock.policy}"
+    return ""
+
+
 def choose(candidates: Sequence[Candidate], most: int = MOST_CANDIDATES) -> tuple[Candidate, ...]:
     """The candidates with the least predicted time, each placement once; ties by name, so that it is repeatable.
 
-    The CPU alone is tried besides, whatever is predicted for it: it is what stock llama.cpp does without the device,
-    and on a slow device the best there is. With stock's own way of attention too, where that is another.
+    The CPU alone is tried besides, whatever place its prediction has: it is what stock llama.cpp does without the
+    device, and on a slow device the best there is. With stock's own way of attention too, where that is another.
     """
     chosen: dict[str, Candidate] = {}
     for candidate in sorted(candidates, key=lambda c: (c.predicted_s, c.policy)):
         chosen.setdefault(candidate.placement, candidate)
     distinct = list(chosen.values())
     return tuple(c for i, c in enumerate(distinct) if i < most or c.policy in ALWAYS)
-
-
-def weighted_seconds(sample: Sample, measured: BenchTest, n_prompt: int, n_gen: int) -> float:
-    """Seconds of the user's prompt and generation, from a sample of a shorter test."""
-    prompt = sample.prompt_s * n_prompt / measured.n_prompt if measured.n_prompt else 0.0
-    return prompt + (sample.gen_s * n_gen / measured.n_gen if measured.n_gen else 0.0)
-
-
-def trial(policy: str, series: Series, arm: int, n_prompt: int, n_gen: int, refused: str | None = None) -> Trial:
-    """The candidate at position `arm` of a series whose first arm is stock; `refused`: why it has no ratio."""
-    if refused:
-        return Trial(policy, series.test.n_depth, None, refused)
-    stock, own = (
-        [weighted_seconds(sample, series.test, n_prompt, n_gen) for sample in series.samples(index)]
-        for index in (0, arm)
-    )
-    ratio = speed_ratio(stock, own)
-    return Trial(policy, series.test.n_depth, ratio, "" if ratio else "too few samples")
 
 
 def winner_of(trials: Sequence[Trial]) -> str | None:
@@ -122,32 +103,37 @@ def winner_of(trials: Sequence[Trial]) -> str | None:
     return max(means, key=lambda policy: means[policy]) if means else None
 
 
-def undecided(trials: Sequence[Trial]) -> tuple[str, ...]:
-    """Where no policy wins: those that seem worth it at every depth but for the noise. They are worth measuring again,
-    as stock's placement costs what they would gain."""
-    if winner_of(trials) is not None:
-        return ()
-    seconded = dict.fromkeys(each.policy for each in trials)
-    for each in trials:
-        if each.ratio is None or each.ratio.value < WORTH:
-            seconded.pop(each.policy, None)
-    return tuple(seconded)
-
-
-def together(parts: Sequence[tuple[Series, int]]) -> Series:
-    """One candidate's pairs with stock from several measurements of a test: parts are (series, position of its arm).
-    In the result stock is arm 0 and the candidate arm 1."""
-    blocks = tuple(
-        Block((block.samples[0], block.samples[arm]), block.drift) for series, arm in parts for block in series.kept
-    )
-    return Series(parts[0][0].test, blocks)
-
-
-def decide(key: Key, stock: str, trials: Sequence[Trial], free_bytes: int, measured_at: str, seconds: float) -> Verdict:
-    """The verdict of all trials."""
+def decide(
+    key: Key,
+    stock: str,
+    trials: Sequence[Trial],
+    free_bytes: int,
+    measured_at: str,
+    seconds: float,
+    settled: bool = True,
+) -> Verdict:
+    """The verdict of all trials; stock's where it is not settled."""
     depths = sorted({each.n_depth for each in trials})
     by_depth = tuple((depth, winner_of([each for each in trials if each.n_depth == depth])) for depth in depths)
+    if not settled:
+        return Verdict(key, stock, tuple(trials), None, (), free_bytes, measured_at, seconds, settled=False)
     return Verdict(key, stock, tuple(trials), winner_of(trials), by_depth, free_bytes, measured_at, seconds)
+
+
+def reweighed(verdict: Verdict, pairs: Sequence[Pairs], key: Key, n_prompt: int, n_gen: int) -> Verdict:
+    """What the pairs behind a verdict say of another prompt and generation."""
+    trials = [trial(each, n_prompt, n_gen) for each in pairs] or verdict.trials
+    return decide(key, verdict.stock, trials, verdict.free_bytes, verdict.measured_at, verdict.seconds)
+
+
+LENGTHS = ("prompt_class", "gen_class")
+
+
+def distance(key: Key, other: Key) -> int | None:
+    """How many classes of prompt and generation two keys are apart; None where they differ in anything else."""
+    if {**key, **dict.fromkeys(LENGTHS)} != {**other, **dict.fromkeys(LENGTHS)}:
+        return None
+    return sum(abs(int(key[name]) - int(other[name])) for name in LENGTHS)
 
 
 def holds(verdict: Verdict, free_bytes: int) -> bool:
@@ -157,7 +143,9 @@ def holds(verdict: Verdict, free_bytes: int) -> bool:
 
 def sentence(verdict: Verdict) -> str:
     """The line for the user: `oallama: split 1.34x stock (95 % 1.29-1.39), using it`."""
-    if verdict.winner is not None:
+    if not verdict.settled:
+        text = f"not settled in {verdict.seconds:.0f} s, using {verdict.stock}'s placement; the next run measures on"
+    elif verdict.winner is not None:
         text = f"{_told(verdict, verdict.winner)}, using it"
     elif best := _best(verdict):
         text = f"{_told(verdict, best)}: not beyond noise, using {verdict.stock}'s placement"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from oallama.core.errors import UsageError
-from oallama.core.types import ModelInfo, Operator, OperatorPlacement, PlanRecord, Workload
+from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Workload
 from oallama.cost.blocks import slice_memory
 from oallama.model.cut import cut_extent
 from oallama.place.budget import ledger
@@ -73,18 +73,31 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord
 def unmeasured_cpu_record(
     model: ModelInfo, operators: Sequence[Operator], load: Workload, weights_host: int
 ) -> PlanRecord:
-    """Everything on the CPU, without a profile: such a plan predicts nothing."""
+    """Everything on the CPU, without a profile."""
     nothing = nothing_there(len(operators), model.n_layer + 1)
+    return unmeasured_record(model, operators, load, nothing, ledger(0, 1.0, 0, weights_host, 0, 0), "cpu", "none")
+
+
+def unmeasured_record(
+    model: ModelInfo,
+    operators: Sequence[Operator],
+    load: Workload,
+    placed: Placed,
+    memory: MemoryLedger,
+    policy: str,
+    device: str,
+) -> PlanRecord:
+    """A placement without a profile: such a plan predicts nothing."""
     return PlanRecord(
         model_path=model.path,
         model_fingerprint=model.fingerprint,
         machine_fingerprint="",
-        device="none",
-        policy="cpu",
+        device=device,
+        policy=policy,
         workload=load,
-        operators=placements(operators, nothing),
-        n_gpu_layers=0,
-        memory=ledger(0, 1.0, 0, weights_host, 0, 0),
+        operators=placements(operators, placed),
+        n_gpu_layers=n_gpu_layers(model.n_layer, placed),
+        memory=memory,
         predicted=None,
     )
 

@@ -1,10 +1,12 @@
-"""A progress bar on a terminal; nothing where stderr is piped."""
+"""What is measured and for how long: a line anywhere, and a bar on a terminal."""
 
 from __future__ import annotations
 
 import sys
 from types import TracebackType
 from typing import Any
+
+WORTH_SAYING_S = 3.0
 
 
 class Progress:
@@ -16,6 +18,7 @@ class Progress:
         self._shown = wanted and sys.stderr.isatty()
         self._bar: Any = None
         self._left = 0.0
+        self._told = False
 
     def say(self, note: str) -> None:
         """A line on stderr, above the bar."""
@@ -27,7 +30,14 @@ class Progress:
             print(note, file=sys.stderr)
 
     def expect(self, weight: float) -> None:
-        """So much is to be done, in guessed seconds; a second call, after a crash, replaces what was left."""
+        """So much is to be done, in guessed seconds, which is said once; a second call, after a crash, replaces what
+        was left."""
+        if not self._told and weight >= WORTH_SAYING_S:
+            self.say(
+                f"measuring this machine's mul-mats and copies, which plans follow from: about {weight:.0f} s, once "
+                "for this model and device"
+            )
+        self._told = True
         if not self._shown:
             return
         if self._bar is None:

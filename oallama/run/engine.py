@@ -6,9 +6,10 @@ below becomes an error here.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from oallama.core.errors import UsageError
@@ -45,6 +46,7 @@ from oallama.run.setup import (
     runner_for,
 )
 from oallama.run.split import LoadedSplit, SplitMeter, SplitRun, open_split
+from oallama.run.turns import Turns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,7 +58,7 @@ T = TypeVar("T")
 
 
 class Engine:
-    """A loaded model. Use it in a `with` statement; one call at a time.
+    """A loaded model. Use it in a `with` statement. Calls of several threads wait for each other.
 
     model, plan: what to load and where; the attribute `plan` is the plan as it was loaded: where the device had less
     room than thought, more of the split operators is on the host, which `warnings` say. options: device, threads,
@@ -81,6 +83,7 @@ class Engine:
         progress: bool = True,
         stall_s: float = STALL_S,
     ) -> None:
+        self._turns = Turns()
         options = options or Options()
         if operators is None or tensor_names is None:
             operators, tensor_names = read_operators(model.path)
@@ -144,29 +147,30 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Free the model and the device; may be called twice."""
-        if self._running is not None:
-            try:
-                self._running.close()
-            except ValueError:  # it is executing
-                raise UsageError(
-                    "another thread is still using this engine; close it when that call has ended"
-                ) from None
+        """Free the model and the device, and end a stream whose reader is away; may be called twice. Raises UsageError
+        while another thread's call is under way."""
+        running, in_stream = self._running, False
+        if running is not None:
+            with contextlib.suppress(ValueError):  # it is executing
+                running.close()
+                in_stream = True
+        self._turns.close(in_stream)
         self._release()
 
     @property
     def llama(self) -> PlacedLlama:
         """A llama_cpp.Llama that behaves as usual, placed by the plan. It shares context and KV cache with generate,
         stream and logits, which start from an empty cache and leave none behind."""
+        self._turns.check_open()
         return self._llama
 
     @property
     def n_ctx(self) -> int:
-        return int(self._llama.n_ctx())
+        return int(self.llama.n_ctx())
 
     @property
     def n_vocab(self) -> int:
-        return int(self._llama.n_vocab())
+        return int(self.llama.n_vocab())
 
     def tokenize(self, text: str, add_special: bool = True) -> list[int]:
         """Token numbers of a text; add_special: with BOS and EOS as the model wants them."""
@@ -183,7 +187,8 @@ class Engine:
         """Continue a prompt (text, or token numbers) until the model ends, max_tokens, or the end of the context.
 
         temperature 0 is greedy; else the draw follows from seed. on_text gets every piece as it comes.
-        Raises UsageError for tokens outside the vocabulary or a prompt longer than the context, DeviceError.
+        Raises UsageError for tokens outside the vocabulary, a prompt longer than the context, or a closed engine,
+        DeviceError.
         """
         stream = self.stream(prompt, max_tokens, temperature, seed)
         while True:
@@ -200,28 +205,29 @@ class Engine:
     ) -> Generator[str, None, Generation]:
         """Pieces of text as they come, whole characters each; returns the Generation. Raises like generate."""
         start_s = time.perf_counter()
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        check_tokens(tokens, self.n_vocab, self.n_ctx)
-        if max_tokens < 0:
-            raise UsageError(f"{max_tokens} tokens cannot be generated; give 0 or more")
-        self._start()
-        sampler = Sampler(temperature, seed)
-        context, n_ubatch, beat = self._context, self._n_ubatch, self._runner.beat
-        meter = SplitMeter(self._split.stats, -(-len(tokens) // n_ubatch), beat) if self._split else None
-        running = self._runner.iterate(
-            lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, meter.beat if meter else beat)
-        )
-        self._running = running
-        made: list[Piece] = []
-        try:
-            for piece in running:
-                made.append(piece)
-                if piece.text:
-                    yield piece.text
-        finally:
-            running.close()
-            self.split_stats = meter.run() if meter else None
-            self._finish()
+        with self._turn():
+            tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+            check_tokens(tokens, self.n_vocab, self.n_ctx)
+            if max_tokens < 0:
+                raise UsageError(f"{max_tokens} tokens cannot be generated; give 0 or more")
+            sampler = Sampler(temperature, seed)
+            context, n_ubatch, beat = self._context, self._n_ubatch, self._runner.beat
+            meter = SplitMeter(self._split.stats, -(-len(tokens) // n_ubatch), beat) if self._split else None
+            step = meter.beat if meter else beat
+            running = self._runner.iterate(
+                lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, step)
+            )
+            self._running = running
+            made: list[Piece] = []
+            try:
+                for piece in running:
+                    made.append(piece)
+                    if piece.text:
+                        yield piece.text
+            finally:
+                running.close()
+                self._running = None
+                self.split_stats = meter.run() if meter else None
         return generation_of(made, len(tokens), start_s)
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -230,46 +236,40 @@ class Engine:
         Raises UsageError like generate, DeviceError.
         """
         checked = [int(token) for token in tokens]
-        check_tokens(checked, self.n_vocab, self.n_ctx)
-        self._start()
-        context, n_vocab, n_ubatch, beat = self._context, self.n_vocab, self._n_ubatch, self._runner.beat
-        try:
+        with self._turn():
+            check_tokens(checked, self.n_vocab, self.n_ctx)
+            context, n_vocab, n_ubatch, beat = self._context, self.n_vocab, self._n_ubatch, self._runner.beat
             return self._runner.call(lambda: teacher_forced_logits(context, checked, n_vocab, n_ubatch, beat))
-        finally:
-            self._finish()
 
     def call(self, function: Callable[[], T]) -> T:
         """function(), which may use `llama`'s model and context through llama.cpp's own interface, where this engine's
         calls run. Raises DeviceError when the device is lost meanwhile, and what function raises."""
-        self._start()
-        try:
+        with self._turn():
             return self._runner.call(function)
-        finally:
-            self._finish()
 
     @property
     def _context(self) -> int:
-        if not self._release.alive:
-            raise UsageError("this engine is closed; make another one")
-        address: int = self._llama.ctx
+        address: int = self.llama.ctx
         return address
 
     @property
     def _vocab(self) -> Any:
-        return self._llama._model.vocab
+        return self.llama._model.vocab
 
     @property
     def _n_ubatch(self) -> int:
         return int(self._llama.context_params.n_ubatch)
 
-    def _start(self) -> None:
-        if self._running is not None:
-            raise UsageError("this engine is still generating; finish or close that stream first")
-
-    def _finish(self) -> None:
-        self._running = None
-        self._llama.n_tokens = 0  # what its own book-keeping says of the KV cache
-        self._llama._requires_eval = True
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """This call's turn. Raises UsageError for a closed engine, and in the middle of a stream of this thread."""
+        turn = self._turns.take()
+        try:
+            yield
+        finally:
+            self._llama.n_tokens = 0  # what its own book-keeping says of the KV cache
+            self._llama._requires_eval = True
+            self._turns.give_back(turn)
 
     def _measure_memory(self) -> EngineMemory:
         bridge = load_bridge()

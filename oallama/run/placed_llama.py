@@ -12,9 +12,11 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_cpp as api
 
+from oallama.core.errors import UsageError
 from oallama.device.guard import Runner
 from oallama.device.load_params import LoadSettings, ModelParams, apply_context
 from oallama.run.chat_format import offer_templates, without_templates
+from oallama.run.turns import CLOSED
 
 
 class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
@@ -107,15 +109,27 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         context.kv_cache_clear = lambda: runner.call(clear)
 
     def close(self) -> None:
-        """Free model and context. What held them goes now, while an interrupt is held: all of it has a `__del__`."""
+        """Free the model; what is asked of it afterwards raises UsageError, where llama.cpp would read freed memory."""
         super().close()
-        for name in ("_batch", "_ctx", "_model"):
-            self.__dict__.pop(name, None)
+        self._forget()
 
     def abandon(self) -> None:
         """Forget the native model and context without freeing them: their device is gone and would be asked."""
         self._ctx.ctx = None
         self._model.model = None
+        self._forget()
+
+    def _forget(self) -> None:
+        for name in ("_ctx", "_model", "_batch", "tokenizer_"):
+            if name in self.__dict__:  # it has been made
+                self.__dict__[name] = _Freed()
 
     def __reduce__(self) -> Any:
         raise TypeError("a placed Llama cannot be pickled; save the plan and make another engine from it")
+
+
+class _Freed:
+    """In the place of what was freed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(CLOSED)

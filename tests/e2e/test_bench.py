@@ -34,7 +34,8 @@ from oallama.bench.verify import configuration
 from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError
 from oallama.core.types import Attention, Operator
 from oallama.device.load_params import LoadSettings
-from oallama.gate.verdict import trial, winner_of
+from oallama.gate.pairs import pairs_of, trial
+from oallama.gate.verdict import winner_of
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
 from oallama.placer import Placer
@@ -380,7 +381,8 @@ def test_a_planted_bad_plan_does_not_pass_the_gate(model: Path, ops: tuple[Opera
     )
     result = run_bench(Bench(specs, (BenchTest(8, 16),), ops, N_LAYER, n_blocks=3))
     assert [arm.problems for arm in result.arms] == [(), ()]
-    (tried,) = [trial("planted", series, 1, 64, 128, refusal(result.arms, 1, 6)) for series in result.series]
+    refused = refusal(result.arms, 1, 6) or ""
+    (tried,) = [trial(pairs_of("planted", "", series, 1), 64, 128, refused) for series in result.series]
     assert tried.ratio is not None
     assert tried.ratio.value < 1
     assert winner_of([tried]) is None

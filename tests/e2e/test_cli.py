@@ -234,6 +234,21 @@ def test_run_generates_on_the_worker_what_the_plan_says(plan_file):
 
 
 @needs_model
+def test_the_first_run_answers_with_stocks_placement_and_measures_afterwards(profile):
+    first = ("run", MODEL, "Once upon a time", "-n", "8", "--temp", "0", *HALF)
+    never = oallama(*first, "--tune", "never")
+    assert "measuring" not in never.stderr
+    after = oallama(*first)
+    assert after.stdout == never.stdout != ""
+    assert "measuring now for the next ones" in after.stderr
+    assert "--tune never" in after.stderr
+    assert after.stderr.splitlines()[-1].startswith("oallama: ")
+    told = document("tune", MODEL, "-p", "4", "-n", "8", *HALF, "--json")
+    assert told["stock"] == "stock-fit" and told["said"]
+    assert "--device" in oallama("tune", MODEL, "--device", "none", code=2).stderr
+
+
+@needs_model
 def test_the_prompt_may_come_from_a_pipe_and_the_model_may_be_left_out(cpu_plan):
     common = ("-n", "8", "--temp", "0", "--plan", cpu_plan)
     piped = oallama("run", *common, input="Once upon a time\n").stdout

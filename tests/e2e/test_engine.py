@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,33 @@ def test_a_closed_stream_leaves_the_engine_usable(cpu_engine: Engine) -> None:
         cpu_engine.generate("twice")
     stream.close()
     assert cpu_engine.generate("once", max_tokens=3, temperature=0).n_gen == 3
+
+
+def test_threads_on_one_engine_wait_for_each_other(cpu_engine: Engine) -> None:
+    alone = cpu_engine.generate("once", max_tokens=40, temperature=0).tokens
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda _: cpu_engine.generate("once", max_tokens=40, temperature=0).tokens, range(8)))
+    assert made == [alone] * 8
+
+
+@pytest.mark.parametrize("device", ["none", "rpc-worker"])
+def test_a_closed_engine_is_an_error_whatever_is_asked_of_it(device: str, f16: Path) -> None:
+    with engine_of(placed(f16, device)) as engine:
+        llama, abandoned = engine.llama, engine.stream("once", max_tokens=50, temperature=0)
+        next(abandoned)
+    asked: list[Callable[[], object]] = [
+        lambda: engine.generate("once"), lambda: next(engine.stream("once")), lambda: engine.logits([1]),
+        lambda: engine.tokenize("once"), lambda: engine.call(list), lambda: engine.n_ctx, lambda: engine.n_vocab,
+        lambda: engine.llama, lambda: llama.n_ctx(), lambda: llama.tokenize(b"once"),
+        lambda: llama("once", max_tokens=1), lambda: llama.eval([1]), lambda: llama.detokenize([1]),
+        llama.token_eos, lambda: llama.ctx,
+    ]  # fmt: skip
+    for ask in asked:
+        with pytest.raises(UsageError, match="this engine is closed"):
+            ask()
+    assert list(abandoned) == []
+    engine.close()
+    llama.close()
 
 
 @pytest.mark.parametrize(

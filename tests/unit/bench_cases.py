@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from oallama.bench.deadline import Deadline
 from oallama.bench.records import (
     ArmResult,
     ArmSpec,
@@ -106,6 +107,7 @@ class FakeArm:
 
     spec: ArmSpec
     world: World
+    deadline: Deadline | None = None
     closed: int = 0
 
     def load(self, operators: Sequence[str]) -> LoadReport:
@@ -123,6 +125,9 @@ class FakeArm:
         self.world.say("measure", self.spec.name)
         self.world.turn += 1
         seconds = self.world.seconds(self.spec.name, self.world.turn - 1)
+        self.world.pass_time(seconds)
+        if self.deadline is not None:
+            self.deadline.check()
         return {test: Sample(seconds if test.n_prompt else 0.0, seconds if test.n_gen else 0.0) for test in tests}
 
     def cpu_seconds(self) -> float:
@@ -146,9 +151,10 @@ class World:
     load_errors: dict[str, Exception] = field(default_factory=dict)
     grows: dict[str, int] = field(default_factory=dict)
     cpu: Callable[[str], float] = lambda name: 0.0
+    pass_time: Callable[[float], None] = lambda seconds: None  # a turn took so long
 
     def say(self, what: str, who: str) -> None:
         self.said.append((what, who))
 
-    def start(self, spec: ArmSpec) -> FakeArm:
-        return FakeArm(spec, self)
+    def start(self, spec: ArmSpec, deadline: Deadline | None = None) -> FakeArm:
+        return FakeArm(spec, self, deadline)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from bench_cases import N_LAYER, NAMES, OPERATORS, SETTING, World, report, stock
 
 from oallama.bench.ab import Bench, run_bench
+from oallama.bench.deadline import Deadline
+from oallama.bench.process import ArmProcess
 from oallama.bench.records import BenchResult, BenchTest
-from oallama.core.errors import DeviceError, ModelFileError
+from oallama.core.errors import DeviceError, ModelFileError, OutOfTime
 
 PP = BenchTest(64, 0)
 ARMS = (stock("stock-cpu", 0), stock("stock-ngl", 99))
@@ -157,3 +159,53 @@ def test_turns_wait_as_long_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     run(replace(BENCH, delay_s=2.5), world())
     assert slept == [2.5] * 8
     assert SETTING.cpus == ()
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_deadline_leaves_the_complete_blocks_and_ends_every_process() -> None:
+    clock = Clock()
+    made = world(pass_time=clock.sleep)  # turns of 1 and 0.5 s, blocks of 3 s
+    result = run(replace(BENCH, n_blocks=9, deadline=Deadline(4.2, clock)), made)
+    assert (result.out_of_time, result.interrupted) == (True, False)
+    assert [len(series.kept) for series in result.series] == [1]
+    assert clock.now == 4.5, "the turn under way is the last"
+    assert made.said[-2:] == [("kill", "stock-cpu"), ("kill", "stock-ngl")]
+
+
+def test_where_nothing_is_measured_by_the_deadline_there_is_no_result() -> None:
+    clock = Clock()
+    with pytest.raises(OutOfTime):
+        run(replace(BENCH, deadline=Deadline(2.0, clock)), world(pass_time=clock.sleep))
+    with pytest.raises(OutOfTime):
+        run(replace(BENCH, deadline=Deadline(0.0, clock)), world())
+
+
+def test_an_arm_that_is_done_takes_no_more_turns() -> None:
+    made = world()
+    result = run(replace(BENCH, n_blocks=5, done=lambda series: {1} if len(series[0].kept) == 2 else ()), made)
+    assert [who for what, who in made.said if what == "measure"] == [
+        "stock-cpu",
+        "stock-ngl",
+        "stock-ngl",
+        "stock-cpu",
+    ] * 2
+    assert len(result.series[0].kept) == 2
+
+
+def test_a_process_that_does_not_answer_in_time_is_out_of_time() -> None:
+    arm = ArmProcess(ARMS[0], Deadline(0.0, Clock()))
+    try:
+        with pytest.raises(OutOfTime, match="arm stock-cpu"):
+            arm.load(())
+    finally:
+        arm.kill()

@@ -144,3 +144,20 @@ def test_there_are_always_as_many_blocks_as_asked_for(n_arms: int, n_blocks: int
     assert len(made.kept) + len(made.discarded) <= 2 * n_blocks
     kept_by_need = [block for block in made.kept if block.drift > MAX_DRIFT]
     assert all(block.drift >= worst.drift for block in made.discarded for worst in kept_by_need)
+
+
+def test_a_done_arm_has_no_samples_in_later_blocks() -> None:
+    turns: list[int] = []
+    (made,) = measure_blocks(
+        3, [PP], 3, timed({arm: [1.0] * 6 for arm in range(3)}, turns), done=lambda series: {1} if turns else ()
+    )
+    assert turns == [0, 1, 2, 2, 1, 0, *([0, 2, 2, 0] * 2)]
+    assert [[len(samples) for samples in block.samples] for block in made.kept] == [[2, 2, 2], [2, 0, 2], [2, 0, 2]]
+
+
+def test_where_all_others_are_done_the_first_is_not_measured_alone_nor_are_blocks_made_up() -> None:
+    turns: list[int] = []
+    slow = [1.0, 1.5] * 6
+    (made,) = measure_blocks(2, [PP], 3, timed({0: slow, 1: slow}, turns), done=lambda series: {1})
+    assert turns == [0, 1, 1, 0]
+    assert (len(made.kept), len(made.discarded)) == (0, 1)

@@ -4,8 +4,10 @@ import io
 
 import pytest
 
+from oallama.cli.default_model import FILE
 from oallama.cli.output import is_terminal
 from oallama.cli.prompt import model_and_prompt, read_prompt
+from oallama.cli.run import command
 from oallama.core.errors import UsageError
 
 
@@ -20,9 +22,53 @@ def test_a_file_or_a_gguf_name_is_the_model_and_anything_else_the_prompt(model, 
     assert model_and_prompt([model], None, None) == (model, None)
     assert model_and_prompt(["missing.gguf"], None, None) == ("missing.gguf", None)
     assert model_and_prompt(["Once upon a time"], None, None) == (None, "Once upon a time")
-    assert model_and_prompt([str(tmp_path)], None, None) == (None, str(tmp_path))  # a folder is no model
     assert model_and_prompt(["x" * 5000], None, None) == (None, "x" * 5000)
     assert model_and_prompt(["a\0b"], None, None) == (None, "a\0b")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The folder of a user who has some models."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "models").mkdir()
+    for name in ("some.Q4_K_M.gguf", "dir/inside.gguf", "models/llama-3.2-1b.gguf", "models/notes.txt"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("word", "first"),
+    [
+        ("llama3", "models/llama-3.2-1b.gguf"), ("llama3:8b", "models/llama-3.2-1b.gguf"),
+        ("./dir", "dir/inside.gguf"), ("dir", "dir/inside.gguf"), ("some.Q4_K_M", "some.Q4_K_M.gguf"),
+        ("some", "some.Q4_K_M.gguf"), ("Qwen2-7B-Instruct", ""), ("models/nothing", "models/llama-3.2-1b.gguf"),
+        ("mistral", ""),
+    ],
+)  # fmt: skip
+def test_a_word_that_looks_like_a_model_is_no_prompt_and_models_near_by_are_named(folder, word, first):
+    for words in ([word], [word, "hello"]):
+        with pytest.raises(UsageError) as refused:
+            model_and_prompt(words, None, None)
+        said = str(refused.value)
+        assert said.startswith(f"{word} ") and "no GGUF file" in said
+        assert "GGUF files near by: " + first in said
+        assert "notes.txt" not in said
+    assert model_and_prompt([], None, word) == (None, word)  # by -p it is the prompt
+    assert model_and_prompt([word], "my.gguf", None) == ("my.gguf", word)
+
+
+@pytest.mark.parametrize(
+    "word", ["Hello", "Hi!", "Why?", "2+2=", "don't", "Hello.", "llama3 is what?", "philosophy", "hi", "éé", "...", ""]
+)
+def test_a_word_that_is_none_is_the_prompt(folder, word):
+    assert model_and_prompt([word], None, None) == (None, word)
+
+
+def test_where_there_is_no_model_near_by_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="there is no GGUF file near by"):
+        model_and_prompt(["llama3"], None, None)
 
 
 def test_model_and_prompt_in_every_spelling(model):
@@ -83,3 +129,18 @@ def test_a_dumb_or_closed_stream_is_no_terminal(monkeypatch):
     closed.close()
     assert not is_terminal(closed)
     assert not is_terminal(None)
+
+
+def test_the_built_in_model_is_named_when_it_is_used(capsys, monkeypatch):
+    class Found(Exception):
+        pass
+
+    def of_file(path, *_):
+        assert path.endswith(FILE)
+        raise Found
+
+    monkeypatch.setattr("oallama.cli.run.default_model", lambda: f"/models/{FILE}")
+    monkeypatch.setattr("oallama.placer.Placer.of_file", of_file)
+    with pytest.raises(Found):
+        command.main(["-p", "Once"], standalone_mode=False)
+    assert FILE in capsys.readouterr().err

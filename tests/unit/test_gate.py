@@ -13,21 +13,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.bench.ab import Bench, run_bench
-from oallama.bench.records import BenchTest, Sample
+from oallama.bench.records import BenchTest, Block, Sample, Series
 from oallama.bench.stats import Ratio
+from oallama.gate.pairs import (
+    Pairs,
+    Trial,
+    pairs_of,
+    settles,
+    standing,
+    together,
+    trial,
+    weighted_seconds,
+    worth_keeping,
+)
 from oallama.gate.verdict import (
     Candidate,
-    Trial,
     Verdict,
     choose,
     decide,
+    distance,
     holds,
     length_class,
+    reweighed,
+    ruled_out,
     sentence,
     size_class,
-    trial,
     verdict_from_json,
-    weighted_seconds,
     winner_of,
 )
 
@@ -56,7 +67,9 @@ def gate(
         Bench(arms, tests, OPERATORS, N_LAYER, n_blocks=3), start=world.start, available_memory=lambda: 1 << 40
     )
     trials = [
-        trial(policy, series, index + 1, 512, 128) for series in result.series for index, policy in enumerate(policies)
+        trial(pairs_of(policy, "", series, index), 512, 128)
+        for series in result.series
+        for index, policy in enumerate(policies, 1)
     ]
     return verdict(*trials)
 
@@ -153,6 +166,76 @@ def test_the_two_best_predictions_and_the_cpu_are_tried_each_placement_once() ->
     assert [each.policy for each in choose(candidates)] == ["scheinfer", "oato", "cpu"]
     assert [each.policy for each in choose(candidates[1:4])] == ["scheinfer", "oato"]
     assert choose([]) == ()
+
+
+def test_what_is_stocks_own_placement_or_hopeless_by_prediction_is_not_measured() -> None:
+    stock = Candidate("stock-fit", 1.0, "a")
+    assert "stock-fit's own placement" in ruled_out(Candidate("layers", 1.0, "a"), stock)
+    assert "cpu is predicted to take 3.0 times as long" in ruled_out(Candidate("cpu", 3.0, "b"), stock)
+    assert ruled_out(Candidate("cpu", 1.9, "b"), stock) == ""
+    assert ruled_out(Candidate("stock-cpu", float("inf"), "b"), stock) == "", "nothing is predicted for it"
+    assert ruled_out(Candidate("cpu", 3.0, "b"), Candidate("stock-cpu", float("inf"), "a")) == ""
+
+
+def pairs(*times_as_fast: float, drift: float = 0.0, test: BenchTest = SHORT) -> Pairs:
+    """Of a candidate so many times as fast as stock in each pair, prompt and generation alike."""
+    own = [Sample(1 / each, 1 / each) for each in times_as_fast]
+    blocks = (Block(((Sample(1.0, 1.0),) * 2, tuple(own[i : i + 2])), drift) for i in range(0, len(own), 2))
+    return Pairs("split", "a", Series(test, tuple(blocks)))
+
+
+@pytest.mark.parametrize(
+    ("ratios", "stands"),
+    [
+        ([], "open"), ([1.5] * 4, "open"), ([1.5] * 6, "won"), ([0.5, 0.6], "lost"), ([0.5, 1.0], "open"),
+        ([0.95] * 6, "lost"), ([1.0, 1.01] * 3, "lost"), ([1.3, 0.95] * 3, "open"), ([1.2, 1.02] * 6, "won"),
+        ([0.2, 2.3, 0.5] * 4, "open"), ([0.98, 1.06] * 6, "lost"),
+    ],
+)  # fmt: skip
+def test_a_candidate_wins_loses_or_needs_more_pairs(ratios: list[float], stands: str) -> None:
+    assert standing(pairs(*ratios), 512, 128) == stands
+
+
+def test_an_interval_that_says_nothing_is_not_kept() -> None:
+    assert not settles(Ratio(0.54, 0.12, 2.30, 6))
+    assert all(settles(each) for each in (Ratio(1, 0.97, 1.04, 6), Ratio(0.6, 0.2, 0.9, 6), Ratio(2, 1.1, 4.0, 6)))
+    assert worth_keeping(pairs(*[0.2, 2.3, 0.5] * 4), 512, 128) is None
+    some = pairs(1.5, 1.4)
+    assert worth_keeping(some, 512, 128) == some
+    assert worth_keeping(pairs(1.5, 1.4, drift=0.3), 512, 128) is None, "the machine changed meanwhile"
+    calm = worth_keeping(together(some, pairs(1.5, 1.4, drift=0.3)), 512, 128)
+    assert calm == some
+
+
+def test_what_is_not_settled_uses_stock_and_says_so() -> None:
+    found = decide(KEY, "stock-fit", [Trial("split", 0, ratio(1.5))], 8 * GIB, "2026-11-21T05:00:00Z", 20.4, False)
+    assert (found.winner, found.settled) == (None, False)
+    assert sentence(found) == ("oallama: not settled in 20 s, using stock-fit's placement; the next run measures on")
+    assert verdict_from_json(json.loads(json.dumps(asdict(found)))) == found
+
+
+def test_a_verdict_from_before_there_were_others_is_settled() -> None:
+    document = json.loads(json.dumps(asdict(verdict(Trial("split", 0, ratio(1.5))))))
+    del document["settled"]
+    assert verdict_from_json(document).settled
+
+
+def test_the_pairs_of_a_verdict_say_what_holds_for_other_lengths() -> None:
+    """Twice as fast at the prompt, half as fast at the generation."""
+    own = (Sample(0.5, 2.0),) * 2
+    made = Pairs("split", "a", Series(SHORT, (Block(((Sample(1.0, 1.0),) * 2, own), 0.0),) * 3))
+    found = verdict(trial(made, 4096, 16))
+    assert found.winner == "split"
+    assert reweighed(found, [made], KEY, 64, 512).winner is None
+    assert reweighed(found, [made], KEY, 8192, 16).winner == "split"
+    assert reweighed(found, [], KEY, 64, 512).winner == "split", "a file from before has none"
+
+
+def test_keys_are_as_far_apart_as_their_lengths() -> None:
+    key = {**KEY, "prompt_class": 2, "gen_class": 1}
+    assert distance(key, {**key, "prompt_class": 4, "gen_class": 0}) == 3
+    assert distance(key, key) == 0
+    assert distance(key, {**key, "n_threads": 4}) is None
 
 
 def test_short_tests_stand_for_the_users_workload() -> None:

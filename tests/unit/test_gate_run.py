@@ -13,7 +13,7 @@ from bench_cases import N_LAYER, NAMES, OPERATORS, World, report
 
 from oallama.bench.ab import Bench, Progress, run_bench
 from oallama.bench.fit_plan import stock_plan
-from oallama.bench.records import BenchResult, BenchTest, StockPlacement
+from oallama.bench.records import BenchResult, BenchTest, LoadReport, StockPlacement
 from oallama.core.errors import DoesNotFit
 from oallama.core.options import Options
 from oallama.core.types import (
@@ -27,10 +27,19 @@ from oallama.core.types import (
     Workload,
 )
 from oallama.device.spec import parse_device
+from oallama.gate.measure import DEPTH_S, LEAST_DEPTH, TURN_S, gate_tests
 from oallama.gate.plans import all_plans, candidate
-from oallama.gate.run import DEPTH_S, LEAST_DEPTH, Gated, gate_key, gate_tests, gated_plan, timings_digest
-from oallama.gate.store import verdict_path, write_verdict
-from oallama.gate.verdict import choose
+from oallama.gate.run import (
+    BUDGET_S,
+    Gated,
+    gate_key,
+    gated_plan,
+    remembered,
+    stock_at_once,
+    timings_digest,
+)
+from oallama.gate.store import Kept, read_kept, verdict_path, write_kept
+from oallama.gate.verdict import choose, sentence
 from oallama.plan.plan import Plan
 from oallama.profile.merge import empty
 
@@ -78,6 +87,7 @@ class FakePlacer:
     identity: dict[str, Any] | None = None  # what the device says of itself
     cpu_attention: str = "auto"  # of the plan cpu
     host_layout: str | None = None
+    is_profiled: bool = True
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
         return Workload(n_prompt, n_gen, n_ctx or 4096, n_ubatch)
@@ -88,6 +98,10 @@ class FakePlacer:
 
     def profile(self) -> Any:
         return replace(empty({"cpu": "a CPU", "n_threads": self.threads}), launch_s=self.launch_s)
+
+    @property
+    def known_profile(self) -> Any:
+        return self.profile() if self.is_profiled else None
 
     @property
     def machine(self) -> dict[str, Any]:
@@ -119,6 +133,7 @@ class FakePlacer:
         n_ubatch: int,
         policy: str,
         stock_attention: bool,
+        priced: bool,
     ) -> Plan:
         assert stock_attention
         made = plan(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), tuple(on_device), 1.0).record
@@ -137,11 +152,7 @@ def runner(speed: dict[str, float], seen: list[Bench]) -> Callable[[Bench, Progr
 
     def measure(bench: Bench, progress: Progress) -> BenchResult:
         seen.append(bench)
-        reports = {}
-        for index, arm in enumerate(bench.arms):
-            names = [row["name"] for row in arm.plan["operators"] if row["gg"]] if arm.plan else []
-            reports[arm.name] = report(*names, n_ubatch=index + 1)
-        world = World(reports, lambda name, turn: 1.0 / speed.get(name, 1.0))
+        world = World(reports_of(bench), lambda name, turn: 1.0 / speed.get(name, 1.0))
         return run_bench(bench, progress, start=world.start, available_memory=lambda: 1 << 40)
 
     return measure
@@ -154,7 +165,7 @@ def gate(placer: FakePlacer, speed: dict[str, float], seen: list[Bench], **optio
 def test_the_two_best_predictions_are_measured_against_stock_and_the_winner_is_used() -> None:
     seen: list[Bench] = []
     found = gate(FakePlacer(), {"split": 1.5, "oato": 1.2}, seen)
-    assert [arm.name for arm in seen[0].arms] == ["stock-cpu", "split", "oato", "cpu"]
+    assert [arm.name for arm in seen[0].arms] == ["stock-cpu", "split", "oato"]  # cpu is stock's own placement
     assert (found.plan.policy, found.remembered) == ("split", False)
     assert found.verdict.seconds > 0
 
@@ -168,7 +179,7 @@ def test_where_no_plan_is_faster_stocks_placement_is_used() -> None:
 def test_a_policy_that_does_not_fit_is_left_out() -> None:
     seen: list[Bench] = []
     gate(FakePlacer(too_big=("split",)), {}, seen)
-    assert [arm.name for arm in seen[0].arms] == ["stock-cpu", "oato", "layers", "cpu"]
+    assert [arm.name for arm in seen[0].arms] == ["stock-cpu", "oato", "layers"]
 
 
 def test_on_two_cpus_only_plans_that_can_run_there_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +225,7 @@ def test_a_longer_context_is_another_verdict_and_a_similar_prompt_is_not() -> No
     seen: list[Bench] = []
     measure = runner({}, seen)
     for n_prompt, n_ctx in ((64, 4096), (100, 4096), (64, 5000), (64, 16384), (600, 4096)):
-        gated_plan(FakePlacer(), Workload(n_prompt, 32, n_ctx), measure=measure)  # type: ignore[arg-type]
+        gated_plan(FakePlacer(), Workload(n_prompt, 32, n_ctx), measure=measure, near=False)  # type: ignore[arg-type]
     assert len(seen) == 3
 
 
@@ -239,23 +250,27 @@ def test_an_interrupted_measurement_decides_nothing() -> None:
     placer = FakePlacer()
     with pytest.raises(KeyboardInterrupt):
         gated_plan(placer, LOAD, measure=interrupted)  # type: ignore[arg-type]
-    assert not verdict_path(gate_key(placer, LOAD)).is_file()  # type: ignore[arg-type]
+    kept = read_kept(gate_key(placer, LOAD))  # type: ignore[arg-type]
+    assert kept is None or not kept.verdict.settled
+    assert not gate(placer, {"split": 1.5}, seen).remembered
 
 
-def test_turns_take_about_a_second_whatever_the_workload() -> None:
+def test_turns_take_about_as_long_whatever_the_workload() -> None:
     def tests(load: Workload, total_s: float) -> tuple[BenchTest, ...]:
         return gate_tests(load, plan("split", load, NAMES, total_s))
 
-    assert tests(Workload(64, 32, 4096), 1.0) == (BenchTest(64, 16),)  # ttft 0.5 s, tpot 16 ms
-    assert tests(Workload(4000, 32, 4096), 80.0) == (BenchTest(100, 4),)  # 100 tokens take a second
-    assert tests(Workload(8, 0, 4096), 1.0) == (BenchTest(8, 1),)
+    assert tests(Workload(64, 32, 4096), TURN_S) == (BenchTest(64, 16),)  # ttft TURN_S / 2, tpot TURN_S / 64
+    assert tests(Workload(4000, 32, 4096), 80.0 * TURN_S) == (BenchTest(100, 4),)  # 100 tokens take TURN_S
+    assert tests(Workload(8, 0, 4096), TURN_S) == (BenchTest(8, 1),)
+    slow, load = plan("fit", Workload(64, 32, 4096), NAMES, 8 * TURN_S), Workload(64, 32, 4096)
+    assert gate_tests(load, plan("split", load, NAMES, TURN_S), slow) == (BenchTest(32, 8),)  # stock takes turns too
     assert gate_tests(Workload(512, 128, 4096), None) == (BenchTest(32, 4),)
 
 
 def test_a_large_context_is_measured_at_a_second_depth_that_is_soon_filled() -> None:
     load = Workload(1000, 32, 32768)
     quick, deep = gate_tests(load, plan("split", load, NAMES, 2.0))  # 1 ms a token
-    assert deep == replace(quick, n_depth=10_000)
+    assert deep == replace(quick, n_depth=round(1000 * DEPTH_S))
     assert quick.n_depth == 0
     slow = gate_tests(load, plan("split", load, NAMES, 2.0 * DEPTH_S / LEAST_DEPTH * 1001))
     assert len(slow) == 1  # too slow to go there
@@ -270,37 +285,227 @@ def test_a_plan_made_for_a_depth_is_measured_near_it() -> None:
 
     deep = Workload(2000, 32, 4096)  # 0.5 ms a prompt token
     assert depths(deep, "on") == [0]
-    assert depths(deep, "off") == [2000 - 512 + 8]
-    assert depths(Workload(64, 1040, 4096), "off") == [512]  # the middle of the generation
-    assert depths(deep, "off", total_s=40.0) == [1000]  # as deep as DEPTH_S allows at 10 ms a token
-    assert depths(Workload(2000, 32, 32768), "off") == [1496, 16384]
+    assert depths(deep, "off") == [2000 - 500 + 12]
+    assert depths(Workload(64, 1040, 4096), "off", total_s=0.5) == [512]  # the middle of the generation
+    assert depths(deep, "off", total_s=40.0) == [round(100 * DEPTH_S)]  # as deep as it allows at 10 ms a token
+    assert depths(Workload(2000, 32, 32768), "off") == [1512, round(2000 * DEPTH_S)]
 
 
-def noisy(bench: Bench, progress: Progress, seen: list[Bench]) -> BenchResult:
-    """`split` is 1.2 times as fast as stock; the first measurement has a noise of a fifth, the others have none."""
-    seen.append(bench)
-    noise = 0.2 if len(seen) == 1 else 0.0
-
-    def seconds(name: str, turn: int) -> float:
-        return (1 + noise * (turn // len(bench.arms) % 2)) / 1.2 if name == "split" else 1.0
-
-    reports = {arm.name: report(*NAMES[:index], n_ubatch=index + 1) for index, arm in enumerate(bench.arms)}
-    for arm in bench.arms:
+def reports_of(bench: Bench) -> dict[str, LoadReport]:
+    """Of arms that did what they say."""
+    found = {}
+    for index, arm in enumerate(bench.arms):
         names = [row["name"] for row in arm.plan["operators"] if row["gg"]] if arm.plan else []
-        reports[arm.name] = report(*names, n_threads=len(reports[arm.name].places) + len(names))
-    return run_bench(bench, progress, start=World(reports, seconds).start, available_memory=lambda: 1 << 40)
+        found[arm.name] = report(*names, n_ubatch=index + 1)
+    return found
 
 
-def test_what_seems_faster_but_for_the_noise_is_measured_again_and_all_pairs_count() -> None:
+def test_what_seems_faster_but_for_the_noise_is_measured_longer_and_all_pairs_count() -> None:
+    """`split` is 1.2 times as fast as stock; the first three blocks have a noise of a fifth, the others none."""
     seen: list[Bench] = []
-    found = gated_plan(FakePlacer(), LOAD, measure=lambda bench, progress: noisy(bench, progress, seen))  # type: ignore[arg-type]
-    assert [[arm.name for arm in bench.arms] for bench in seen] == [
-        ["stock-cpu", "split", "oato", "cpu"], ["stock-cpu", "split"],
-    ]  # fmt: skip
+
+    def measure(bench: Bench, progress: Progress) -> BenchResult:
+        seen.append(bench)
+
+        def seconds(name: str, turn: int) -> float:
+            noise = 0.2 if turn < 6 * len(bench.arms) else 0.0
+            return (1 + noise * (turn // len(bench.arms) % 2)) / 1.2 if name == "split" else 1.0
+
+        world = World(reports_of(bench), seconds)
+        return run_bench(bench, progress, start=world.start, available_memory=lambda: 1 << 40)
+
+    found = gated_plan(FakePlacer(), LOAD, measure=measure)  # type: ignore[arg-type]
+    assert [[arm.name for arm in bench.arms] for bench in seen] == [["stock-cpu", "split", "oato"]]
     assert found.plan.policy == "split"
-    (split,) = [each.ratio for each in found.verdict.trials if each.policy == "split"]
-    assert split is not None and split.n_pairs == 12
-    assert {each.policy for each in found.verdict.trials} == {"split", "oato", "cpu"}
+    n_pairs = {each.policy: each.ratio.n_pairs for each in found.verdict.trials if each.ratio is not None}
+    assert n_pairs["oato"] == 6 < n_pairs["split"] <= 12
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@dataclass
+class Turns:
+    """Measures as run_bench does, by a clock of its own: a turn takes what `seconds` says of its arm."""
+
+    seconds: Callable[[str], float]
+    clock: Clock = field(default_factory=Clock)
+    taken: list[str] = field(default_factory=list)
+
+    def __call__(self, bench: Bench, progress: Progress) -> BenchResult:
+        def seconds(name: str, turn: int) -> float:
+            self.taken.append(name)
+            return self.seconds(name)
+
+        world = World(reports_of(bench), seconds, pass_time=self.clock.sleep)
+        return run_bench(bench, progress, start=world.start, available_memory=lambda: 1 << 40)
+
+    def gate(self, load: Workload = LOAD, placer: FakePlacer | None = None, **options: Any) -> Gated:
+        made: Any = placer or FakePlacer()
+        return gated_plan(made, load, measure=self, clock=self.clock, **options)
+
+
+def test_when_time_is_over_stock_is_used_and_the_next_run_goes_on() -> None:
+    turns = Turns({"stock-cpu": 3.0, "split": 2.0, "oato": 3.0}.__getitem__)
+    found = turns.gate()
+    assert (found.verdict.settled, found.verdict.winner, found.plan.policy) == (False, None, "cpu")
+    assert BUDGET_S <= found.verdict.seconds < BUDGET_S + 3.0, "no turn may begin afterwards"
+    kept = read_kept(gate_key(FakePlacer(), LOAD))  # type: ignore[arg-type]
+    assert kept is not None and {each.policy: each.n_pairs for each in kept.pairs} == {"split": 2, "oato": 2}
+    again, last = turns.gate(), turns.gate()
+    assert (again.verdict.settled, again.remembered) == (False, False)
+    assert (last.verdict.settled, last.plan.policy) == (True, "split")
+    assert [each.ratio.n_pairs for each in last.verdict.trials if each.ratio is not None] == [6, 6]
+    assert turns.gate().remembered
+    assert not turns.gate(refresh=True).verdict.settled, "begins anew"
+
+
+def test_pairs_of_another_placement_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns({"stock-cpu": 3.0, "split": 2.0, "oato": 3.0}.__getitem__)
+    turns.gate()
+    monkeypatch.setitem(COUNTS, "split", 5)
+    turns.gate()
+    kept = read_kept(gate_key(FakePlacer(), LOAD))  # type: ignore[arg-type]
+    assert kept is not None and {each.policy: each.n_pairs for each in kept.pairs} == {"split": 2, "oato": 4}
+
+
+def test_pairs_count_whatever_was_free_when_fit_was_asked_but_not_against_another_placement() -> None:
+    turns = Turns({"stock-cpu": 3.0, "split": 2.0, "oato": 3.0}.__getitem__)
+    key = gate_key(FakePlacer(), LOAD)  # type: ignore[arg-type]
+    for change, n_pairs in ({"fit_target_mib": 7}, 4), ({"n_gpu_layers": 1}, 2):
+        turns.gate(refresh=True)
+        kept = read_kept(key)
+        assert kept is not None
+        write_kept(replace(kept, stock=replace(kept.stock, **change)))
+        turns.gate()
+        kept = read_kept(key)
+        assert kept is not None and {each.n_pairs for each in kept.pairs} == {n_pairs}
+
+
+def test_where_one_round_takes_too_long_it_is_tried_twice() -> None:
+    turns = Turns(lambda name: 1500.0)
+    first, found = turns.gate(), turns.gate()
+    assert (first.verdict.settled, first.plan.policy) == (False, "cpu"), "the machine may have been busy"
+    assert (found.verdict.settled, found.plan.policy) == (True, "cpu")
+    assert f"a round takes longer than {BUDGET_S:g} s" in sentence(found.verdict)
+    assert turns.gate().remembered
+    assert len(turns.taken) == 2
+
+
+def test_planning_leaves_time_to_measure() -> None:
+    turns, placer = Turns(lambda name: 0.1), FakePlacer()
+    quick, placer.plan = placer.plan, lambda *args, **options: (turns.clock.sleep(6.0), quick(*args, **options))[1]  # type: ignore[method-assign]
+    assert turns.gate(placer=placer).verdict.settled
+    assert placer.planned == ["cpu", "scheinfer"], "no plan is begun in the second half"
+
+
+def test_hopeless_candidates_are_given_up_after_a_block() -> None:
+    turns = Turns({"stock-cpu": 0.1, "split": 0.3, "oato": 0.2}.__getitem__)
+    found = turns.gate()
+    assert (found.verdict.settled, found.plan.policy) == (True, "cpu")
+    assert sorted(turns.taken) == ["oato"] * 2 + ["split"] * 2 + ["stock-cpu"] * 2
+    assert "given up, at most 0.50× as fast" in {t.policy: t.refused for t in found.verdict.trials}["oato"]
+
+
+def test_the_deep_test_is_for_those_who_have_not_lost_before() -> None:
+    load, measured = Workload(1000, 32, 32768), []
+    turns = Turns(lambda name: {"stock-cpu": 0.1, "layers": 0.05}.get(name, 0.2))
+
+    def measure(bench: Bench, progress: Progress) -> BenchResult:
+        measured.append(([arm.name for arm in bench.arms], [test.n_depth > 0 for test in bench.tests]))
+        return turns(bench, progress)
+
+    placer = FakePlacer()
+    quick = placer.plan
+    placer.plan = lambda policy, **o: Plan(replace(quick(policy, **o).record, predicted=Predicted(1.0, 0.01, 2.0)))  # type: ignore[method-assign, assignment]
+    found = gated_plan(placer, load, measure=measure, clock=turns.clock)  # type: ignore[arg-type]
+    first, second = measured
+    assert first == (["stock-cpu", "layers", "oato"], [False])
+    assert second == (["stock-cpu", "layers"], [True])
+    assert found.verdict.winner == "layers"
+    assert {each.n_depth > 0 for each in found.verdict.trials if each.policy == "layers"} == {False, True}
+
+
+def test_plans_that_are_stocks_own_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for policy in ("cpu", "oato", "scheinfer", "split", "layers"):
+        monkeypatch.setitem(COUNTS, policy, 0)
+    seen: list[Bench] = []
+    found = gate(FakePlacer(), {}, seen)
+    assert (seen, found.verdict.settled, found.plan.policy) == ([], True, "cpu")
+    assert "stock-cpu's own placement" in sentence(found.verdict)
+    assert gate(FakePlacer(), {}, seen).remembered
+
+
+def test_the_nearest_verdict_serves_other_lengths_meanwhile() -> None:
+    seen: list[Bench] = []
+    measure, begun = runner({"split": 1.5}, seen), []
+
+    def ask(n_prompt: int, n_gen: int, n_ctx: int = 4096, **options: Any) -> Gated:
+        load = Workload(n_prompt, n_gen, n_ctx)
+        return gated_plan(FakePlacer(), load, measure=measure, begin=lambda: begun.append(load), **options)  # type: ignore[arg-type]
+
+    first = ask(64, 32)
+    assert (first.near, len(begun)) == (False, 1)
+    for lengths in ((600, 32), (64, 300), (2000, 1000)):
+        found = ask(*lengths)
+        assert (found.remembered, found.near, found.plan.policy) == (True, True, "split")
+        assert found.plan.workload.n_prompt == lengths[0]
+    assert (len(seen), len(begun)) == (1, 1)
+    assert not ask(600, 32, refresh=True).near
+    assert not ask(600, 32).near, "now it has its own"
+    assert not ask(64, 32, 8192).near, "another context is another question"
+
+
+def test_ctrl_c_keeps_the_pairs_that_are_complete() -> None:
+    def seconds(name: str) -> float:
+        if len(turns.taken) == 9:  # in the second block
+            raise KeyboardInterrupt
+        return {"stock-cpu": 1.0, "split": 0.8, "oato": 1.0}[name]
+
+    turns = Turns(seconds)
+    with pytest.raises(KeyboardInterrupt):
+        turns.gate()
+    kept = read_kept(gate_key(FakePlacer(), LOAD))  # type: ignore[arg-type]
+    assert kept is not None and not kept.verdict.settled
+    assert {each.policy: each.n_pairs for each in kept.pairs} == {"split": 2, "oato": 2}
+
+
+def test_what_is_remembered_is_known_without_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    placer: Any = FakePlacer()
+    assert remembered(placer, LOAD) is None
+    assert stock_at_once(placer, LOAD).policy == "cpu"
+    assert placer.planned == []
+    gate(placer, {"split": 1.5}, [])
+    found, near = remembered(placer, LOAD), remembered(placer, Workload(600, 32, 4096))
+    assert found is not None and (found.plan.policy, found.near) == ("split", False)
+    assert near is not None and (near.plan.policy, near.near) == ("split", True)
+    assert remembered(FakePlacer(is_profiled=False), LOAD) is None  # type: ignore[arg-type]
+
+
+def test_what_is_not_settled_is_not_remembered_as_a_verdict() -> None:
+    turns = Turns({"stock-cpu": 3.0, "split": 2.0, "oato": 3.0}.__getitem__)
+    assert not turns.gate().verdict.settled
+    assert remembered(FakePlacer(), LOAD) is None  # type: ignore[arg-type]
+
+
+def test_an_interval_that_says_nothing_is_measured_again() -> None:
+    wild = iter([0.3, 3.0, 0.5, 2.0, 1.2, 0.9] * 100)
+    turns = Turns(lambda name: next(wild) if name == "split" else 1.2 if name == "oato" else 1.0, Clock())
+    found = turns.gate(budget_s=1000.0)
+    assert not found.verdict.settled
+    kept = read_kept(gate_key(FakePlacer(), LOAD))  # type: ignore[arg-type]
+    assert kept is not None and "split" not in {each.policy for each in kept.pairs}
+    assert not turns.gate(budget_s=1000.0).remembered
 
 
 @pytest.mark.parametrize("speed", [{"split": 1.5}, {"split": 0.9}, {"split": 1.01}], ids=str)
@@ -325,10 +530,10 @@ def test_the_verdict_of_stocks_attention_on_the_cpu_is_remembered() -> None:
     placer, seen = FakePlacer(), []
     first = gate(placer, {}, seen)
     won = replace(first.verdict, winner="stock-cpu")
-    write_verdict(won, StockPlacement(0))
+    write_kept(Kept(won, StockPlacement(0)))
     found = gate(placer, {}, seen)
     assert (found.remembered, found.plan.policy, len(seen)) == (True, "cpu", 1)
-    write_verdict(replace(won, winner="nothing known"), StockPlacement(0))
+    write_kept(Kept(replace(won, winner="nothing known"), StockPlacement(0)))
     assert not gate(placer, {}, seen).remembered
 
 

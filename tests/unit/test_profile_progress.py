@@ -56,10 +56,22 @@ def test_a_terminal_gets_a_bar_and_notes_on_stderr_only(
     assert capsys.readouterr().out == ""
 
 
-def test_a_pipe_gets_the_notes_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pipe_gets_the_notes_and_is_told_once_what_is_measured_why_and_how_long(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     use(Progress(True))
     captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "a note\nanother note\n")
+    note, why, other = captured.err.splitlines()
+    assert (captured.out, note, other) == ("", "a note", "another note")
+    for part in ("measuring", "plans follow", "about 10 s", "once"):
+        assert part in why
+
+
+def test_a_moment_is_not_worth_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(True) as progress:
+        progress.expect(1.0)
+        progress.expect(60.0)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_nothing_is_shown_where_nothing_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:

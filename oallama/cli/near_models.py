@@ -1,0 +1,73 @@
+"""A word that looks like a model and is none: whether it does, and which GGUF files near by may be meant."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from pathlib import Path
+
+FAMILIES = (
+    "llama", "mistral", "mixtral", "qwen", "gemma", "phi", "deepseek", "falcon", "granite", "olmo", "starcoder",
+    "codellama", "tinyllama", "smollm", "vicuna", "gpt-oss", "command-r", "nemotron",
+)  # fmt: skip
+
+MOST_FILES = 5  # that are named
+LEAST_LETTERS = 4  # of a word that a file's name tells to be a model
+MOST_ENTRIES = 10_000  # of a folder that are looked at
+
+_NAMED_LIKE_A_FILE = re.compile(r"[/\\]|\w[.:]\w|[a-z][-_]?\d|\d[-_]?b\b", re.IGNORECASE)
+_OF_A_FAMILY = re.compile(rf"(?:{'|'.join(map(re.escape, FAMILIES))})(?:[-_].*)?", re.IGNORECASE)
+
+
+def looks_like_model(word: str, folders: Sequence[Path] | None = None) -> bool:
+    """Whether a single word is rather the name of a model than a prompt: a path, a folder, a name with a dot, a colon
+    or a number in it, of a known family, or as a part of the name of a GGUF file near by begins."""
+    if not word or any(character.isspace() for character in word) or not any(c.isalpha() for c in word):
+        return False
+    if _NAMED_LIKE_A_FILE.search(word) or _OF_A_FAMILY.fullmatch(word) or _is_folder(Path(word)):
+        return True
+    parts = (part for path in _ggufs(word, folders) for part in re.split(r"[-_.]", path.stem.lower()))
+    return len(word) >= LEAST_LETTERS and any(part.startswith(word.lower()) for part in parts)
+
+
+def near_models(word: str, folders: Sequence[Path] | None = None) -> tuple[str, ...]:
+    """GGUF files near by: those in the folder that the word names or is in, then those whose names are like it.
+    folders: where to look; None: these, this one, and `models` in it."""
+    named = Path(word)
+    own = {named} | ({named.parent} if len(named.parts) > 1 else set())
+
+    def likeness(path: Path) -> float:
+        name, wanted = path.stem.lower(), named.name.lower()
+        return (wanted in name) + SequenceMatcher(None, wanted, name).ratio()
+
+    found = sorted(_ggufs(word, folders), key=lambda path: (path.parent not in own, -likeness(path), str(path)))
+    return tuple(str(path) for path in found[:MOST_FILES])
+
+
+def near_text(word: str) -> str:
+    """`GGUF files near by: a.gguf, b.gguf`, or that there are none."""
+    found = near_models(word)
+    return f"GGUF files near by: {', '.join(found)}" if found else "there is no GGUF file near by"
+
+
+def _ggufs(word: str, folders: Sequence[Path] | None) -> list[Path]:
+    if folders is None:
+        named = Path(word)
+        folders = (named, named.parent, Path(), Path("models"))
+    found: dict[Path, Path] = {}
+    for folder in folders:
+        with contextlib.suppress(OSError, ValueError):  # not there, not ours to read, or no name of a folder
+            for path in itertools.islice(folder.iterdir(), MOST_ENTRIES):
+                if path.name.lower().endswith(".gguf") and path.is_file():
+                    found.setdefault(path.resolve(), path)
+    return list(found.values())
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # too long for a name, or a NUL in it
+        return False

@@ -1,0 +1,68 @@
+"""`oallama tune`: measure the machine and the best plans now, which `run` otherwise does after its first answer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from oallama.cli.gate import measured
+from oallama.cli.options import (
+    ATTENTION,
+    PLACEMENT,
+    WORKLOAD,
+    count,
+    gathered,
+    json_option,
+    model_argument,
+    profile_option,
+    refresh_gate_option,
+    ubatch_option,
+)
+from oallama.cli.output import emit_json
+from oallama.core.errors import UsageError
+from oallama.core.options import Options
+
+DEFAULT_S = 120
+
+
+@click.command("tune", short_help="Measure now what `run` otherwise measures after its first answer.")
+@model_argument
+@gathered(*PLACEMENT, *WORKLOAD, ubatch_option, *ATTENTION)
+@profile_option
+@click.option(
+    "--time", "seconds", type=count(1, 86_400), default=DEFAULT_S, show_default=True, metavar="SECONDS",
+    help="For plans against stock llama.cpp, at most; the profile of the machine takes what it takes.",
+)  # fmt: skip
+@refresh_gate_option
+@json_option
+def command(
+    model: str,
+    options: Options,
+    n_prompt: int,
+    n_gen: int,
+    profile: str | None,
+    seconds: int,
+    refresh_gate: bool,
+    as_json: bool,
+) -> None:
+    """Measure this machine with the model, then the best plans against stock llama.cpp, and remember which one to use
+    for prompts and generations of about these lengths. What is measured is kept also where Ctrl-C or the time ends it.
+
+    \b
+      oallama tune model.gguf
+      oallama tune model.gguf --device CUDA0 -p 4000 -n 200 -c 8192
+    """
+    from oallama.gate.verdict import sentence
+    from oallama.placer import Placer
+
+    placer = Placer.of_file(model, options, profile)
+    if not placer.has_device:
+        raise UsageError("there is nothing to tune without a device; name one with --device, such as rpc-worker")
+    load = placer.workload(n_prompt, n_gen)
+    found = measured(
+        placer, load, float(seconds), refresh_gate, near=False, aside="Ctrl-C ends it and keeps what is done"
+    )
+    if as_json:
+        said = sentence(found.verdict).removeprefix("oallama: ")
+        emit_json({**asdict(found.verdict), "said": said, "remembered": found.remembered})

@@ -1,0 +1,83 @@
+"""Prompts that may not fit: counted before anything is measured or loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from e2e.placed import placed
+from gguf_factory import write_gguf
+
+from oallama.cli import run as cli_run
+from oallama.cli.run import command, run_workload, tokens_if_long
+from oallama.core.errors import ModelFileError, UsageError
+from oallama.core.options import Options
+from oallama.placer import Placer
+from oallama.run.engine import Engine
+from oallama.run.vocabulary import LongestTokens, Vocabulary
+
+LONG = "once upon a time " * 600
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("models") / "f16.gguf", "llama", weight_type="F16")
+
+
+def placer(model: Path, **options: Any) -> Placer:
+    return Placer.of_file(str(model), Options(device="none", **options))
+
+
+def test_a_vocabulary_counts_as_the_engine_does(model: Path) -> None:
+    case = placed(model)
+    with Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False) as engine:
+        for text in ("once upon a time", "wörds and é\udcff bytes", ""):
+            for special in (True, False):
+                assert Vocabulary(str(model)).tokenize(text, special) == engine.tokenize(text, special)
+                assert len(LongestTokens().tokenize(text, special)) >= len(engine.tokenize(text, special))
+
+
+def test_a_file_that_is_no_model_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(40))
+    with pytest.raises(ModelFileError, match=r"bad\.gguf"):
+        Vocabulary(str(tmp_path / "bad.gguf")).tokenize("once")
+
+
+def test_the_context_follows_the_true_count_and_a_long_one_is_a_warning(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = placer(model)
+    tokens = tokens_if_long(one, LONG, False, None, 16)
+    assert tokens == Vocabulary(str(model)).tokenize(LONG)
+    load = run_workload(one, len(tokens), 16)
+    assert len(tokens) + 16 <= load.n_ctx < len(tokens) + 16 + 256
+    assert load.n_prompt == len(tokens)
+    said = capsys.readouterr().err
+    assert f"warning: a context of {load.n_ctx} tokens is longer than the {one.model.n_ctx_train}" in said
+    assert tokens_if_long(one, "once", False, None, 16) is None
+    run_workload(one, 4, 16)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_measured(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: Any) -> None:
+        raise AssertionError("something was measured or planned")
+
+    monkeypatch.setattr(cli_run, "made_plan", measured)
+    monkeypatch.setattr(Placer, "engine", measured)
+    with pytest.raises(UsageError, match=r"the prompt has \d+ tokens but the context holds 300"):
+        command.main([str(model), LONG, "-c", "300", "--device", "rpc-worker:1"], standalone_mode=False)
+    case = placed(model)
+    case.plan.save(tmp_path / "plan.json")
+    planned = case.plan.workload.n_ctx
+    with pytest.raises(UsageError, match=rf"tokens but the context holds {planned}"):
+        command.main([LONG, "--plan", str(tmp_path / "plan.json"), "-m", str(model)], standalone_mode=False)
+
+
+def test_a_short_prompt_costs_no_vocabulary(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Vocabulary, "tokenize", SimpleNamespace)
+    assert tokens_if_long(placer(model, n_ctx=300), "x" * 200, False, 300, 64) is None

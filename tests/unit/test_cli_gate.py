@@ -1,0 +1,139 @@
+"""What a user is told while the gate measures: what, why, how long, once, and how to skip it."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from oallama.cli import gate as cli_gate
+from oallama.cli.bench_progress import _shown_on
+from oallama.cli.run import made_plan
+from oallama.core.errors import DeviceError
+from oallama.gate.run import Gated
+from oallama.gate.verdict import decide
+
+
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], measures: bool, near: bool) -> list[str]:
+    verdict = decide({}, "stock-fit", [], 0, "2026-11-22T10:00:00Z", 12.0)
+    plan: Any = SimpleNamespace()
+
+    def gated_plan(placer: Any, load: Any, progress: Any, begin: Any, budget_s: float, **_: Any) -> Gated:
+        if measures:
+            begin()
+            for doing in ("plan", "load split", "measure split"):
+                progress(doing, done=1, expect=7)
+        return Gated(plan, verdict, not measures, near)
+
+    monkeypatch.setattr("oallama.gate.run.gated_plan", gated_plan)
+    assert cli_gate.gated(plan, plan) is plan
+    said = capsys.readouterr()
+    assert said.out == ""
+    return said.err.splitlines()
+
+
+def test_without_a_terminal_too_it_is_said_once_what_is_measured_and_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why, verdict = told(monkeypatch, capsys, measures=True, near=False)
+    for part in ("measuring the best plans against stock llama.cpp", "so that", "20 s", "once", "--no-gate"):
+        assert part in why
+    assert verdict.startswith("oallama: using stock-fit's placement")
+
+
+def test_a_remembered_verdict_is_one_line_and_a_near_one_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert len(told(monkeypatch, capsys, measures=False, near=False)) == 1
+    (near,) = told(monkeypatch, capsys, measures=False, near=True)
+    assert "`oallama tune` measures this one" in near
+
+
+def at_run(monkeypatch: pytest.MonkeyPatch, known: Gated | None, **changes: Any) -> tuple[str, bool, list[str]]:
+    """(plan, whether to measure after the answer, what was done) of a run."""
+    done: list[str] = []
+
+    def doing(name: str, result: Any) -> Any:
+        return lambda *_, **__: (done.append(name), result)[1]
+
+    plans = {name: SimpleNamespace(name=name, record=SimpleNamespace(notes=())) for name in ("stock", "gate", "policy")}
+    monkeypatch.setattr("oallama.gate.run.remembered", doing("remembered", known))
+    monkeypatch.setattr("oallama.gate.run.stock_at_once", doing("stock", plans["stock"]))
+    monkeypatch.setattr("oallama.cli.run.gated", doing("measured", plans["gate"]))
+    policy: Any = SimpleNamespace(
+        keeps_to_cpu=lambda placer: False, is_auto=True, plan=doing("planned", plans["policy"])
+    )
+    placer: Any = None
+    options: dict[str, Any] = {"gate": True, "refresh_gate": False, "tune": "after", **changes}
+    plan, to_tune = made_plan(placer, policy, placer, **options)
+    return plan.name, to_tune, done  # type: ignore[attr-defined]
+
+
+def test_without_a_verdict_the_answer_comes_first_and_measuring_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert at_run(monkeypatch, None) == ("stock", True, ["remembered", "stock"])
+    assert at_run(monkeypatch, None, tune="never") == ("stock", False, ["remembered", "stock"])
+    assert at_run(monkeypatch, None, tune="before") == ("gate", False, ["measured"])
+    assert at_run(monkeypatch, None, refresh_gate=True) == ("gate", False, ["measured"])
+    assert at_run(monkeypatch, None, gate=False) == ("policy", False, ["planned"])
+
+
+def test_with_a_verdict_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: Any = SimpleNamespace(name="known", record=SimpleNamespace(notes=()))
+    known = Gated(plan, decide({}, "stock-fit", [], 0, "2026-11-22T10:00:00Z", 12.0), True)
+    for tune in ("after", "never"):
+        assert at_run(monkeypatch, known, tune=tune) == ("known", False, ["remembered"])
+
+
+@pytest.mark.parametrize(
+    ("ends", "says"), [(KeyboardInterrupt(), "goes on from here"), (DeviceError("lost"), "measuring failed: lost")]
+)
+def test_whatever_ends_the_measuring_after_an_answer_the_answer_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ends: BaseException, says: str
+) -> None:
+    def raises(*_: Any, **__: Any) -> None:
+        raise ends
+
+    monkeypatch.setattr("oallama.gate.run.gated_plan", raises)
+    nothing: Any = None
+    cli_gate.tune_after(nothing, nothing)
+    first, last = capsys.readouterr().err.splitlines()
+    assert "Ctrl-C" in first
+    assert says in last
+
+
+def test_the_bar_shows_the_time_and_never_gets_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[Any] = []
+
+    def bar(**options: Any) -> Any:
+        bars.append(SimpleNamespace(total=options["total"], n=0, closed=False, seen=[]))
+        bars[0].set_description_str = lambda doing, refresh: bars[0].seen.append(doing)
+        bars[0].refresh = lambda: bars[0].seen.append((bars[0].n, bars[0].total))
+        bars[0].close = lambda: setattr(bars[0], "closed", True)
+        return bars[0]
+
+    monkeypatch.setattr("tqdm.tqdm", bar)
+    monkeypatch.setattr(cli_gate, "is_terminal", lambda stream: stream is sys.stderr)
+    times = iter([100.0, 100.0, 107.5, 130.0])
+    with cli_gate.time_bar(20.0, lambda: next(times)) as show:
+        show("plan")
+        show("load split", expect=24)
+        show("", done=42)
+    assert bars[0].seen == ["plan", (0, 20), "load split", (7, 20), (20, 20)]
+    assert bars[0].closed
+
+
+def test_the_bar_of_a_comparison_has_words_first_and_then_one_total() -> None:
+    shown: list[tuple[int, int]] = []
+    bar = SimpleNamespace(total=0, n=0, bar_format="words", set_description_str=lambda *_, **__: None)
+    bar.refresh = lambda: shown.append((bar.n, bar.total))
+    show = _shown_on(bar)
+    show("plan")
+    assert (shown, bar.bar_format) == ([(0, 0)], "words")
+    show("", expect=24)
+    assert "turn" in bar.bar_format
+    for _ in range(42):  # blocks that are measured again
+        show("measure split", done=1)
+    assert {total for _, total in shown[1:]} == {24}
+    assert max(n for n, _ in shown) == 24
