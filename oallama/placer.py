@@ -307,6 +307,7 @@ class Placer:
         """
         from oallama.run.engine import Engine
 
+        plan.check(self.model, self.operators)
         attention = self._attention_for(plan)
         asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
         options = replace(self.options, **asked)
