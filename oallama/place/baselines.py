@@ -1,0 +1,28 @@
+"""Was a plan worth it? What stock llama.cpp's --fit and the CPU alone are predicted to take for the same workload.
+
+Pure but for the problem's probe, which is asked what the policies asked it before.
+"""
+
+from __future__ import annotations
+
+from oallama.core.types import CPU_DEVICE, Baseline, Predicted, Workload
+from oallama.place.placed import cpu
+from oallama.place.problem import Problem, costs_of, device_memory, predicted_of
+from oallama.place.stock_fit import priced_stock_fit
+
+STOCK, CPU_ALONE = "stock --fit", "all CPU"
+
+
+def baselines(problem: Problem, load: Workload) -> tuple[Baseline, ...]:
+    """Priced with the attention that the problem's profile has. No stock where llama.cpp itself has no device."""
+    alone = Baseline(CPU_ALONE, _cpu_alone(problem, load))
+    if problem.profile.device == CPU_DEVICE or problem.slices_only:
+        return (alone,)
+    memory, load, _ = device_memory(problem, load, required=False)
+    stock = alone.predicted if memory is None else priced_stock_fit(problem, load, memory)[2]
+    return Baseline(STOCK, stock), alone
+
+
+def _cpu_alone(problem: Problem, load: Workload) -> Predicted:
+    costs = costs_of(problem, load, "mixed", llama_uses_device=False)
+    return predicted_of(problem, load, cpu(costs), costs.layouts)
