@@ -17,6 +17,7 @@ from oallama.core.types import (
     AffinityReport,
     Attention,
     FlashAttention,
+    Measured,
     ModelInfo,
     Operator,
     Phase,
@@ -31,6 +32,7 @@ from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.place.affinity import FillRule
 from oallama.place.attention import AttentionRule, with_attention
+from oallama.place.baselines import baselines
 from oallama.place.budget import ledger
 from oallama.place.decide import decide, decide_as_given
 from oallama.place.oato import AffinityRule, affinities
@@ -176,8 +178,9 @@ class Placer:
         affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises DoesNotFit, ProfileError,
         DeviceError.
         """
-        decision, _ = self._decide("oato", self.workload(n_prompt, n_gen, n_ctx), phase, affinity, fill)
-        placed = decision.placed
+        load = self.workload(n_prompt, n_gen, n_ctx)
+        decision, flash_attn = self._decide("oato", load, phase, affinity, fill)
+        placed, machine = decision.placed, self.profile().fingerprint
         return AffinityReport(
             self.model,
             self.profile().device,
@@ -188,6 +191,9 @@ class Placer:
             decision.memory,
             decision.predicted,
             decision.notes,
+            decision.workload,
+            baselines(self._problem(flash_attn), load),
+            Measured(*(str(machine.get(key) or "") for key in ("cpu", "device_description", "measured_at"))),
         )
 
     def plan(
@@ -347,6 +353,7 @@ class Placer:
         """
         from oallama.run.engine import Engine
 
+        plan.check(self.model, self.operators)
         attention = self._attention_for(plan)
         asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
         options = replace(self.options, **asked)

@@ -28,7 +28,7 @@ too are spelled as there.
 | exit code | |
 |---|---|
 | 0 | done |
-| 1 | the work failed: device lost, out of memory, a child process died, a check of `doctor` failed |
+| 1 | the work failed: device lost, out of memory, a child process died, a check of `doctor` failed, stdout is full |
 | 2 | wrong usage or unusable input: a bad GGUF, a bad plan |
 | 130 | interrupted |
 
@@ -42,7 +42,7 @@ Completion in the shell: put one of these lines into your shell's start-up file.
 
 | environment | |
 |---|---|
-| `OALLAMA_CACHE_DIR` | where profiles are kept; default: the user's cache folder |
+| `OALLAMA_CACHE_DIR` | where profiles are kept; default: the user's cache folder. Unwritable: measured each time |
 | `OALLAMA_DEBUG` | `1`: show tracebacks |
 | `LLAMA_CPP_LIB_PATH` | another folder of llama-cpp-python's libraries |
 | `NO_COLOR` | anything: no colours |

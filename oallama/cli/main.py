@@ -6,17 +6,22 @@ stdout carries the result and nothing else; whatever native libraries or childre
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from oallama import __version__
 from oallama.core.errors import OallamaError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 COMMANDS = {
     "devices": "List what can compute: ggml devices and the CPU.",
@@ -82,7 +87,9 @@ def cli(context: click.Context) -> None:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 work failed, 2 wrong usage or unusable input, 130 interrupted."""
     claim_stdout()
-    sys.exit(exit_code(argv))
+    code = exit_code(argv)
+    drop_unwritten()
+    sys.exit(code)
 
 
 def exit_code(argv: Sequence[str] | None = None) -> int:
@@ -114,21 +121,59 @@ def exit_code(argv: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
+class Results(io.FileIO):
+    """stdout unbuffered, whose failures say that it is stdout that failed."""
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            why = "it is closed" if error.errno == errno.EBADF else error.strerror
+            raise OSError(error.errno, f"cannot write the result to stdout: {why}") from None
+
+
 def claim_stdout() -> None:
     """Keep stdout for results: file descriptor 1 becomes stderr, and sys.stdout a private copy of what it was.
 
-    Native libraries and child processes write to descriptor 1 directly; this is the only way to hold them off.
+    Native libraries and child processes write to descriptor 1 directly; this is the only way to hold them off. A
+    descriptor from 0 to 2 that the caller has closed is opened to nowhere, else the next file opened would get its
+    number, and what is printed. A stdout that was closed fails when it is written to.
     """
+    closed = [number for number in range(3) if not _is_open(number)]
+    for _ in closed:
+        os.open(os.devnull, os.O_RDWR)  # the least number that is free
     try:
-        result, talk = sys.stdout.fileno(), sys.stderr.fileno()
-        private = os.dup(result)
-    except (AttributeError, OSError, ValueError):  # closed, or not a file at all
+        result = sys.stdout.fileno() if sys.stdout is not None else 1
+        talk = sys.stderr.fileno() if sys.stderr is not None else 2
+        private = os.open(os.devnull, os.O_RDONLY) if result in closed else os.dup(result)
+    except (AttributeError, OSError, ValueError):  # not a file at all
         return
-    line_buffered = 1 if sys.stdout.isatty() else -1
-    encoding = sys.stdout.encoding
-    sys.stdout.flush()
+    on_terminal = os.isatty(private)
+    encoding = sys.stdout.encoding if sys.stdout is not None else "utf-8"
+    if sys.stdout is not None:
+        sys.stdout.flush()
     os.dup2(talk, result)
-    sys.stdout = open(private, "w", buffering=line_buffered, encoding=encoding, errors="replace")  # noqa: PTH123, SIM115
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(Results(private, "w")), encoding, errors="replace", line_buffering=on_terminal
+    )
+
+
+def drop_unwritten() -> None:
+    """Let go of what stdout did not take: the failure has been said, and the interpreter would say it again."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        _reader_gone()
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def _unexpected(error: Exception) -> str:

@@ -140,7 +140,7 @@ def _show_rich(tables: Iterable[Table]) -> None:
     console = Console(file=sys.stdout, highlight=False)
     terminal_width = console.width
     for t in tables:
-        shown = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold underline")
+        shown = RichTable(box=None, padding=(0, t.gap, 0, 0), pad_edge=False, header_style="bold underline")
         for index, column in enumerate(t.columns):
             longest = max(len(text) for text in (column.heading, *(row[index] for row in t.rows)))
             right = column.align == "right"

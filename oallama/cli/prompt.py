@@ -64,6 +64,8 @@ def read_prompt(prompt: str | None, stdin: TextIO | None = None) -> str:
         prompt = _read(source)
     if not prompt:
         raise UsageError("the prompt is empty; give PROMPT or -p PROMPT, or pipe it in")
+    if any("\ud800" <= character <= "\udfff" for character in prompt):  # bytes that a locale such as C lets pass
+        raise UsageError("the prompt is not UTF-8 text; convert it, for example with iconv")
     return prompt
 
 

@@ -341,6 +341,23 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a plan is held against, priced by the same cost model."""
+
+    name: str  # "stock --fit", "all CPU"
+    predicted: Predicted
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a report's times were measured on, and when; empty where the profile does not say."""
+
+    cpu: str
+    device: str  # as ggml describes it
+    at: str  # ISO 8601, UTC
+
+
+@dataclass(frozen=True, slots=True)
 class AffinityReport:
     """`oallama affinity-report`: every operator's affinity and place, how the iteration went, and the ledger."""
 
@@ -353,6 +370,9 @@ class AffinityReport:
     memory: MemoryLedger
     predicted: Predicted
     notes: tuple[str, ...] = ()  # what was lowered or left out to make it fit, in sentences
+    workload: Workload | None = None  # of predicted and baselines
+    baselines: tuple[Baseline, ...] = ()
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from oallama.core.units import format_bytes
 from oallama.cost.placement import Costs
 from oallama.cost.timeline import Prefetch
 from oallama.place.affinity import GRANULARITIES, FillRule, Granularity, Transfers
-from oallama.place.baselines import BASELINES, Propose, baseline, baseline_notes
 from oallama.place.budget import DeviceMemory, Room
 from oallama.place.exchange import exchange, exchange_notes, whole_ffns
 from oallama.place.oato import AffinityRule, search
@@ -37,6 +36,7 @@ from oallama.place.problem import (
     predicted_of,
     with_layouts,
 )
+from oallama.place.published import PUBLISHED, Propose, published, published_notes
 from oallama.place.slicer import N_VALUES, SlicePlan, Slicer
 
 CANDIDATES = ("oato", "scheinfer", "split", "layers", "cpu")
@@ -45,7 +45,7 @@ CANDIDATES = ("oato", "scheinfer", "split", "layers", "cpu")
 FIT = "fit"
 """llama.cpp's own --fit, which only llama.cpp can answer (bench/fit_plan.py)."""
 
-POLICIES = ("auto", *CANDIDATES, *BASELINES)
+POLICIES = ("auto", *CANDIDATES, *PUBLISHED)
 LATER_POLICIES = {"twinpilots": "the comparison of policies"}
 """Policies of the contract that this version lacks, and what brings them."""
 
@@ -100,8 +100,8 @@ def decide(
         return on_cpu(problem, load, phase)
     if policy in ("split", "scheinfer"):
         return _Sliced(problem, load, phase, policy, Prefetch(prefetch), effort).decide()
-    if policy in BASELINES:
-        return _decide_baseline(problem, policy, load, phase, Prefetch(prefetch))
+    if policy in PUBLISHED:
+        return _decide_published(problem, policy, load, phase, Prefetch(prefetch))
     if policy != "auto":
         return _decide_whole(problem, policy, load, phase, affinity, fill, effort.exchanges, required=True)
     sliced = _Sliced(problem, load, phase, "scheinfer", Prefetch(prefetch), effort).decide()
@@ -156,11 +156,11 @@ def _decide_whole(
     return _verified(problem, policy, asked, phase, propose, reason, required)
 
 
-def _decide_baseline(problem: Problem, policy: str, load: Workload, phase: Phase, prefetch: Prefetch) -> Decision:
+def _decide_published(problem: Problem, policy: str, load: Workload, phase: Phase, prefetch: Prefetch) -> Decision:
     """A policy of another system, and what of that is not there."""
-    propose = baseline(problem, policy, phase, prefetch)
+    propose = published(problem, policy, phase, prefetch)
     decision = _verified(problem, policy, load, phase, propose, f"{policy} finds nothing that fits it", required=True)
-    notes = (*baseline_notes(problem, policy, decision.placed), *streaming_notes(problem, decision.placed))
+    notes = (*published_notes(problem, policy, decision.placed), *streaming_notes(problem, decision.placed))
     return replace(decision, notes=(*decision.notes, *notes))
 
 

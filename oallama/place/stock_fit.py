@@ -8,13 +8,28 @@ the real one, which needs the device.)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from oallama.core.types import Operator
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Predicted, Workload
 from oallama.cost.placement import Costs, placement_seconds
+from oallama.place.budget import DeviceMemory
 from oallama.place.placed import Budget, Placed, layers
+from oallama.place.problem import Problem, costs_of, predicted_of
 
 PARTS = (("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps",))
 """Of one more layer's experts, the largest part that fits: all but down, or up alone."""
+
+
+def priced_stock_fit(problem: Problem, load: Workload, memory: DeviceMemory) -> tuple[Costs, Placed, Predicted]:
+    """The placement in the device's memory (before any operator), and what it is predicted to take. What stays on the
+    host is computed in the plain layout, as stock llama.cpp does beside a GPU, and streamed there for large batches."""
+    cases = problem.profile.cases
+    plain = tuple(case for case in cases if case.device != CPU_DEVICE or case.layout == PLAIN_LAYOUT)
+    stock = replace(problem, profile=replace(problem.profile, cases=plain))
+    streams = memory.room(memory.n_layer) >= 0  # its buffers fit the device
+    costs = costs_of(stock, load, "mixed", streams)
+    placed = stock_fit(costs, problem.operators, memory.operator_room)
+    return costs, placed, predicted_of(stock, load, placed, costs.layouts, streams)
 
 
 def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Placed:

@@ -7,16 +7,16 @@ card's compute buffers are taken to be as large, its KV cache in proportion to t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from oallama.core.errors import DoesNotFit
-from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Workload
+from oallama.core.types import Operator, Workload
 from oallama.device.card import Card
 from oallama.place.budget import DeviceMemory
 from oallama.place.decide import FIT, QUICK, decide
 from oallama.place.placed import Placed, nothing_there
-from oallama.place.problem import Decision, LoadBytes, Probe, Problem, costs_of, measured, on_cpu, predicted_of
-from oallama.place.stock_fit import stock_fit
+from oallama.place.problem import Decision, LoadBytes, Probe, Problem, measured, on_cpu
+from oallama.place.stock_fit import priced_stock_fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +80,10 @@ def what_if(problem: Problem, card: Card, load: Workload, policy: str = "auto") 
 
 
 def stock_decision(problem: Problem, load: Workload) -> Decision:
-    """--fit's placement. What stays on the host is computed in the plain layout, as stock llama.cpp does beside a GPU,
-    and streamed to the card for large batches."""
-    cases = problem.profile.cases
-    plain = tuple(case for case in cases if case.device != CPU_DEVICE or case.layout == PLAIN_LAYOUT)
-    stock = replace(problem, profile=replace(problem.profile, cases=plain))
-    room = _memory(problem, load)
-    streams = room.room(room.n_layer) >= 0  # its buffers fit the card
-    costs = costs_of(stock, load, "mixed", streams)
-    placed = stock_fit(costs, problem.operators, room.operator_room)
+    """--fit's placement on the card, with its ledger."""
+    costs, placed, predicted = priced_stock_fit(problem, load, _memory(problem, load))
     memory = measured(problem, load, placed, problem.probe(load, placed).device_free)
-    return Decision(FIT, load, costs, placed, memory, predicted_of(stock, load, placed, costs.layouts, streams), ())
+    return Decision(FIT, load, costs, placed, memory, predicted, ())
 
 
 def _memory(problem: Problem, load: Workload) -> DeviceMemory:

@@ -174,6 +174,8 @@ class Plan:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan, whole or not at all. Raises PlanError where the file cannot be written."""
         target = Path(path)
+        if target.is_dir():
+            raise PlanError(f"cannot write the plan to {target}: it is a folder; name a file in it")
         temporary = target.with_name(f".{target.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
         try:
             try:

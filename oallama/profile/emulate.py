@@ -7,6 +7,7 @@ once and kept, so that every process and every later run has the same device.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -106,9 +107,10 @@ def this_host(n_threads: int) -> Host:
     path = cache_folder() / f"cpu-rates-v1-{key}.json"
     rates = _read_rates(path)
     if rates is None:
-        with measuring_lock(path.parent, lambda: None):
+        with measuring_lock(path.parent, lambda: None, lambda _: None):
             rates = _read_rates(path) or _measure_rates(n_threads)
-            write_in_cache(path, json.dumps({"machine": parts, **rates}, indent=1) + "\n")
+            with contextlib.suppress(ProfileError):  # measured again next time
+                write_in_cache(path, json.dumps({"machine": parts, **rates}, indent=1) + "\n")
     return Host(str(machine["cpu"]), rates["bytes_per_s"], rates["flops_per_s"], "measured here")
 
 

@@ -46,9 +46,10 @@ def profile_model(
     Each distinct (type, shape, batch size of `tokens`) is timed in every layout of the CPU, with n_threads threads, and
     on the device; beside them the rest of a layer, with flash attention and without, for a KV cache of type_k and
     type_v, and the link. What is in the cache is not measured again, unless refresh says so. An interrupted measurement
-    goes on where it was. progress: a bar and notes on stderr.
+    goes on where it was. Where the cache cannot be written, a note says so and the profile serves this call
+    alone. progress: a bar and notes on stderr.
 
-    Raises UsageError (tokens), ProfileError (cannot be measured or stored), DeviceError (unknown or lost), BridgeError.
+    Raises UsageError (tokens), ProfileError (cannot be measured), DeviceError (unknown or lost), BridgeError.
     """
     if not tokens or min(tokens) < 1:
         raise UsageError("--tokens needs batch sizes of at least 1, such as 1,32,512")
@@ -60,23 +61,34 @@ def profile_model(
     machine = machine_with(known_as, n_threads)
     want = wanted(model, operators, tokens, machine["llc_bytes"], type_k, type_v)
     path = store.profile_path(machine)
-    journal = store.Journal(path)
 
     with Progress(progress) as shown:
+        faults: list[ProfileError] = []
+
+        def unkept(fault: ProfileError) -> None:
+            if not faults:
+                shown.say(f"note: {fault}; what is measured now serves this run alone")
+            faults.append(fault)
+
+        journal = store.Journal(path, unkept)
         profile = None if refresh else _stored(path, journal, want, shown)
         if profile is None:
             waits = "another profile is being measured on this machine; waiting for it, as two would spoil each other"
-            with store.measuring_lock(path.parent, lambda: shown.say(waits)):
+            with store.measuring_lock(path.parent, lambda: shown.say(waits), unkept):
                 profile = None if refresh else _stored(path, journal, want, shown)
                 if profile is None:
                     if refresh:
                         journal.clear()
                         journal.append({_RESTART: True})
-                    known = _resumed(path, journal, machine, shown)
+                    known = empty(machine) if refresh else _resumed(path, journal, machine, shown)
                     request = Request(str(known_as.spec.timed), n_threads, want, known, policy)
                     profile = _Measurement(request, journal, shown).run()
-                    store.save(path, profile)
-                    journal.clear()
+                    try:
+                        store.save(path, profile)
+                    except ProfileError as fault:
+                        unkept(fault)
+                    else:
+                        journal.clear()
     part = select(profile, want)
     return replace(part, warnings=part.warnings + tuple(power_changes(profile.fingerprint, machine)))
 

@@ -131,9 +131,12 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def cache_folder() -> Path:
-    """`$OALLAMA_CACHE_DIR`, else the platform's cache folder of the user (`$XDG_CACHE_HOME/oallama` on Linux)."""
+    """`$OALLAMA_CACHE_DIR`, in which `~` is the user's home, else the platform's cache folder of the user
+    (`$XDG_CACHE_HOME/oallama` on Linux)."""
     override = os.environ.get(FOLDER_VARIABLE)
     if override:
+        with contextlib.suppress(RuntimeError):  # ~name of nobody here: a folder of that name
+            return Path(override).expanduser()
         return Path(override)
     import platformdirs
 
@@ -147,10 +150,12 @@ def profile_path(fingerprint: dict[str, Any], folder: Path | None = None) -> Pat
 
 def load(path: Path, warn: Callable[[str], None]) -> Profile | None:
     """The stored profile; None where there is none, or where it is damaged, which is said through `warn`."""
-    if not path.exists():
-        return None
     try:
+        if not path.exists():
+            return None
         return read_profile(path)
+    except OSError:  # the folder cannot be looked into
+        return None
     except ProfileError as error:
         warn(f"the cached profile is ignored and will be measured again: {error}")
         return None
@@ -168,16 +173,26 @@ def write_in_cache(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def measuring_lock(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+def measuring_lock(
+    folder: Path, on_wait: Callable[[], None], on_fault: Callable[[ProfileError], None] | None = None
+) -> Iterator[None]:
     """Hold the right to measure on this machine; `on_wait` is called once if another process has it.
 
-    The lock ends with the process, however that ends. Raises ProfileError where the folder cannot be written.
+    The lock ends with the process, however that ends. Where the folder cannot be written there is none: on_fault gets
+    the ProfileError, which is raised where there is no on_fault.
     """
     import fcntl  # not on Windows; nothing else here needs it
 
-    with _writing_in(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "measuring.lock").open("a")
+    try:
+        with _writing_in(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / "measuring.lock").open("a")
+    except ProfileError as fault:
+        if on_fault is None:
+            raise
+        on_fault(fault)
+        yield
+        return
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,14 +216,24 @@ def _writing_in(folder: Path) -> Iterator[None]:
 class Journal:
     """The fragments of a measurement that is under way, one JSON object a line, in the order they were finished."""
 
-    def __init__(self, path: Path) -> None:
-        """path: the profile's; the journal lies beside it."""
+    def __init__(self, path: Path, on_fault: Callable[[ProfileError], None] | None = None) -> None:
+        """path: the profile's; the journal lies beside it. on_fault: gets the ProfileError where the folder cannot be
+        written, from then on nothing is; None: it is raised."""
         self.path = path.with_suffix(".journal")
+        self._on_fault, self._lost = on_fault, False
 
     def append(self, fragment: dict[str, Any]) -> None:
         """Write one fragment through to the file."""
-        with _writing_in(self.path.parent), self.path.open("a", encoding="utf-8") as file:
-            file.write(f"\n{json.dumps(fragment, allow_nan=False)}\n")  # the line before may be cut off
+        if self._lost:
+            return
+        try:
+            with _writing_in(self.path.parent), self.path.open("a", encoding="utf-8") as file:
+                file.write(f"\n{json.dumps(fragment, allow_nan=False)}\n")  # the line before may be cut off
+        except ProfileError as fault:
+            if self._on_fault is None:
+                raise
+            self._lost = True
+            self._on_fault(fault)
 
     def read(self) -> list[dict[str, Any]]:
         """All fragments; a last line cut off by a kill, or anything else that is not a JSON object, is left out."""
@@ -226,4 +251,5 @@ class Journal:
 
     def clear(self) -> None:
         """Forget it: the measurement is stored, or is to be made afresh."""
-        self.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not there, or it cannot be written either
+            self.path.unlink()

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from statistics import median
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields, replace
+from itertools import zip_longest
 from typing import Any
 
-from oallama.core.types import Affinity, AffinityReport, Backend, MemoryLedger, Predicted, Shape
+from oallama.core.types import Affinity, AffinityReport, MemoryLedger, Predicted
 from oallama.core.units import MIB, format_bytes, format_seconds
+from oallama.report.compared import compared_table
+from oallama.report.fold import Fold, fold
 from oallama.report.inspect import model_document
-from oallama.report.table import Table, comma_separated, markdown, table
-from oallama.report.text import model_title, percent, plural, printable, ranges_text, shape_text, three_digits
+from oallama.report.table import WIDTH, Table, comma_separated, markdown, table
+from oallama.report.text import (
+    model_title,
+    percent,
+    plural,
+    printable,
+    ranges_text,
+    rate_text,
+    shape_text,
+    signed,
+    three_digits,
+)
 
 AFFINITY_KEYS = tuple(f.name for f in fields(Affinity))
 """Of one operator in the JSON, and the columns of the CSV."""
@@ -20,7 +33,41 @@ FOLD_ABOVE = 40
 """Reports with more operators than this are folded to one line per role and backend unless every row is asked for."""
 
 _LEGEND = "µs/MiB: what a MiB of device memory saves, (T_c - T_g - T') / bytes; affinity: that, scaled to 0..1."
-_AFFINITY_HEADINGS = "operator |type |>shape |>bytes |>T_c µs |>T_g µs |>T' µs |>µs/MiB |>affinity |backend"
+_TEXT_LEGEND = (
+    "T_c, T_g, T', saved: µs; saved: T_c - T_g - T', what the device saves; affinity: saved for each byte of its "
+    "memory, scaled to 0..1."
+)
+_AFFINITY_HEADINGS = "operator |type |>shape |>bytes |>T_c µs |>T_g µs |>T' µs |>saved µs |>µs/MiB |>affinity |backend"
+_TIMES = ">T_c |>T_g |>T' |>saved |>affinity"
+
+
+def saved_s(row: Affinity | Fold) -> float | None:
+    """T_c - T_g - T', seconds; None for what the device cannot compute."""
+    return None if row.t_gpu_s is None else row.t_cpu_s - row.t_gpu_s - row.t_transfer_s
+
+
+def saved_text(seconds: float | None) -> str:
+    """A saving in µs with its sign; `-` where there is none to speak of."""
+    return "-" if seconds is None else signed(seconds * 1e6)
+
+
+def zero_affinity(rows: Sequence[Affinity]) -> float | None:
+    """The affinity of an operator that would save nothing: where B is 0 on the scale, which may be outside of 0..1.
+    None where all have the same B."""
+    known = [row.benefit_s_per_byte for row in rows if row.benefit_s_per_byte is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    return -low / (high - low) if high > low else None
+
+
+def zero_text(rows: Sequence[Affinity]) -> str:
+    """Where the scale's zero is, as a sentence."""
+    zero = zero_affinity(rows)
+    if zero is not None and 0 <= zero < 1:
+        return f"An operator that saves nothing would have affinity {zero:.2f}: what is below is slower on the device."
+    gains = any(row.benefit_s_per_byte is not None and row.benefit_s_per_byte > 0 for row in rows)
+    if gains:
+        return "Every operator saves time on the device."
+    return "No operator saves time on the device, not even one of affinity 1."
 
 
 def benefit_text(benefit_s_per_byte: float | None) -> str:
@@ -30,7 +77,7 @@ def benefit_text(benefit_s_per_byte: float | None) -> str:
 
 def microseconds_text(seconds: float | None) -> str:
     """A time in µs, one unit for a whole column; `-` for an operator that the device cannot compute."""
-    return "-" if seconds is None else f"{seconds * 1e6:.1f}"
+    return "-" if seconds is None else f"{seconds * 1e6:,.1f}"
 
 
 def affinity_table(report: AffinityReport, every_row: bool = False) -> Table:
@@ -39,11 +86,56 @@ def affinity_table(report: AffinityReport, every_row: bool = False) -> Table:
         rows = [operator_cells(row) for row in report.operators]
         return table(_title(report), f">rank |{_AFFINITY_HEADINGS}", rows)
     folded = fold(report.operators)
-    footer = (
-        f"{plural(len(report.operators), 'operator')} in {plural(len(folded), 'line')}: bytes are sums, "
-        "T_c, T_g, T' and µs/MiB medians of one operator; --all shows every operator.",
+    headings = f"ranks |>count |layers |{_AFFINITY_HEADINGS}"
+    return table(_title(report), headings, map(_fold_row, folded), (_folded_text(report, folded),))
+
+
+def narrow_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
+    """The same for WIDTH characters, with fewer columns; where operators are folded a second table says which they
+    are."""
+    if every_row or len(report.operators) <= FOLD_ABOVE:
+        rows = [(str(o.rank), printable(o.name), o.backend, *_times(o), f"{o.affinity:.3f}") for o in report.operators]
+        return (table(_title(report), f">rank |operator |on |{_TIMES}", rows, width=WIDTH),)
+    folded = fold(report.operators)
+    of = [(line.backend, printable(line.role), printable(line.type)) for line in folded]
+    numbers = (
+        (*names, format_bytes(line.bytes), *_times(line), span_text(*(f"{value:.2f}" for value in line.affinity)))
+        for names, line in zip(of, folded, strict=True)
     )
-    return table(_title(report), f">rank |>count |layers |{_AFFINITY_HEADINGS}", map(_fold_row, folded), footer)
+    columns = [max(map(len, texts)) for texts in zip(("on", "operator", "type"), *of, strict=True)]
+    room = WIDTH - sum(columns) - len("count") - 2 * (len(columns) + 2)
+    which = [
+        cells
+        for names, line in zip(of, folded, strict=True)
+        for cells in _in_lines(
+            (*names, str(line.count)), ranges_text(line.layers) or "-", ranges_text(line.ranks), room
+        )
+    ]
+    footer = (_folded_text(report, folded),)
+    return (
+        table(_title(report), f"on |operator |type |>bytes |{_TIMES}", numbers, footer, WIDTH),
+        table("Which operators", "on |operator |type |>count |layers |ranks", which, width=WIDTH),
+    )
+
+
+def _in_lines(names: tuple[str, ...], layers: str, ranks: str, room: int) -> Iterator[tuple[str, ...]]:
+    """Rows of one line of folded operators: lists that are longer than their column go on in the next row."""
+    first = max(12, room // 3)
+    parts = (textwrap.wrap(layers, first), textwrap.wrap(ranks, max(12, room - first)))
+    for index, (some, others) in enumerate(zip_longest(*parts, fillvalue="")):
+        yield (*(names if index == 0 else ("",) * len(names)), some, others)
+
+
+def _times(row: Affinity | Fold) -> tuple[str, ...]:
+    times = (row.t_cpu_s, row.t_gpu_s, row.t_transfer_s)
+    return (*("-" if t is None else three_digits(t * 1e6) for t in times), saved_text(saved_s(row)))
+
+
+def _folded_text(report: AffinityReport, folded: Sequence[Fold]) -> str:
+    return (
+        f"{plural(len(report.operators), 'operator')} in {plural(len(folded), 'line')}: bytes are sums, "
+        "times medians of one operator; --all shows every operator."
+    )
 
 
 def _title(report: AffinityReport) -> str:
@@ -61,6 +153,7 @@ def operator_cells(row: Affinity) -> tuple[str, ...]:
         microseconds_text(row.t_cpu_s),
         microseconds_text(row.t_gpu_s),
         microseconds_text(row.t_transfer_s),
+        saved_text(saved_s(row)),
         benefit_text(row.benefit_s_per_byte),
         f"{row.affinity:.3f}",
         row.backend,
@@ -69,7 +162,7 @@ def operator_cells(row: Affinity) -> tuple[str, ...]:
 
 def _fold_row(line: Fold) -> tuple[str, ...]:
     return (
-        span_text(*map(str, line.rank)),
+        ranges_text(line.ranks),
         str(line.count),
         ranges_text(line.layers) or "-",
         printable(line.role),
@@ -79,6 +172,7 @@ def _fold_row(line: Fold) -> tuple[str, ...]:
         microseconds_text(line.t_cpu_s),
         microseconds_text(line.t_gpu_s),
         microseconds_text(line.t_transfer_s),
+        saved_text(saved_s(line)),
         benefit_text(line.benefit_s_per_byte),
         span_text(*(f"{value:.2f}" for value in line.affinity)),
         line.backend,
@@ -100,11 +194,21 @@ def convergence_text(report: AffinityReport) -> str:
 
 def predicted_text(predicted: Predicted) -> str:
     """TTFT, TPOT and the total as a sentence."""
-    rate = f" ({1 / predicted.tpot_s:.3g} tokens/s)" if predicted.tpot_s > 0 else ""
+    rate = f" ({rate_text(predicted.tpot_s)})" if predicted.tpot_s > 0 else ""
     return (
         f"Predicted: TTFT {format_seconds(predicted.ttft_s)}, TPOT {format_seconds(predicted.tpot_s)}{rate}, "
         f"total {format_seconds(predicted.total_s)}."
     )
+
+
+def measured_text(report: AffinityReport) -> str:
+    """On what and when the times were measured; empty where nobody says."""
+    known = report.measured
+    if known is None or not known.cpu:
+        return ""
+    device = printable(report.device) + (f" ({printable(known.device)})" if known.device else "")
+    beside = f" beside {device}" if report.memory.capacity > 0 else ""
+    return f"Measured on {printable(known.cpu)}{beside}" + (f", {known.at[:10]}." if known.at else ".")
 
 
 def ledger_items(memory: MemoryLedger) -> tuple[tuple[str, int], ...]:
@@ -127,28 +231,31 @@ def ledger_table(memory: MemoryLedger, device: str) -> Table:
         ("kept free", memory.capacity - memory.limit),
         ("= capacity", memory.capacity),
     ]
-    rows = [(name, f"{n_bytes / MIB:.2f}", str(n_bytes)) for name, n_bytes in entries]
+    rows = [(name, f"{n_bytes / MIB:,.2f}", f"{n_bytes:,}") for name, n_bytes in entries]
     weights = memory.weights_gpu + memory.weights_host
     footer = (
         f"Weights: {format_bytes(memory.weights_gpu)} on the device "
         f"({percent(memory.weights_gpu, weights)}), {format_bytes(memory.weights_host)} on the host.",
     )
-    return table(f"Memory of {printable(device)}", "item |>MiB |>bytes", rows, footer)
+    return table(f"Memory of {printable(device)}", "item |>MiB |>bytes", rows, footer, WIDTH)
 
 
-def report_tables(report: AffinityReport, every_row: bool = False) -> tuple[Table, ...]:
-    """The whole report: ranked operators, then the ledger (where there is a device) with the sentences below it."""
+def report_tables(report: AffinityReport, every_row: bool = False, wide: bool = False) -> tuple[Table, ...]:
+    """The whole report: ranked operators, whether it was worth it, then the ledger (where there is a device) with the
+    sentences below it. wide: with all columns, for what is not read in a terminal."""
     sentences = (
-        _LEGEND,
+        _LEGEND if wide else _TEXT_LEGEND,
+        zero_text(report.operators),
         convergence_text(report),
         predicted_text(report.predicted),
+        *filter(None, [measured_text(report)]),
         *map(printable_sentence, report.notes),
     )
-    ranked = affinity_table(report, every_row)
-    if report.memory.capacity <= 0:
-        return (replace(ranked, footer=ranked.footer + sentences),)
-    ledger = ledger_table(report.memory, report.device)
-    return ranked, replace(ledger, footer=ledger.footer + sentences)
+    ranked = (affinity_table(report, every_row),) if wide else narrow_tables(report, every_row)
+    tables = (*ranked, *([compared_table(report)] if report.baselines else []))
+    if report.memory.capacity > 0:
+        tables = (*tables, ledger_table(report.memory, report.device))
+    return (*tables[:-1], replace(tables[-1], footer=tables[-1].footer + sentences))
 
 
 def printable_sentence(note: str) -> str:
@@ -158,7 +265,7 @@ def printable_sentence(note: str) -> str:
 
 def affinity_markdown(report: AffinityReport, every_row: bool = False) -> str:
     """The report as Markdown."""
-    return "\n".join(markdown(t) for t in report_tables(report, every_row))
+    return "\n".join(markdown(t) for t in report_tables(report, every_row, wide=True))
 
 
 def affinity_csv(report: AffinityReport) -> str:
@@ -175,62 +282,3 @@ def affinity_csv(report: AffinityReport) -> str:
 def report_document(report: AffinityReport) -> dict[str, Any]:
     """`oallama affinity-report --format json`: bytes and seconds; operators in rank order."""
     return asdict(report) | {"model": model_document(report.model)}
-
-
-#
-# operators that are alike, in one line
-#
-
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """Operators of one role, type, shape and backend. Times are medians over them; spans are (least, greatest)."""
-
-    role: str
-    type: str
-    shape: Shape
-    backend: Backend
-    layers: tuple[int, ...]  # ascending; empty for an operator outside blocks
-    count: int
-    bytes: int  # together
-    t_cpu_s: float
-    t_gpu_s: float | None  # None: the device cannot compute it
-    t_transfer_s: float
-    benefit_s_per_byte: float | None
-    affinity: tuple[float, float]
-    rank: tuple[int, int]
-
-
-def fold(rows: Sequence[Affinity]) -> tuple[Fold, ...]:
-    """One Fold per (role, type, shape, backend), in the order of their best rank."""
-    groups: dict[tuple[str, str, Shape, Backend, bool], list[Affinity]] = {}
-    for row in rows:
-        groups.setdefault((row.role, row.type, row.shape, row.backend, row.layer is None), []).append(row)
-    folds = (_fold(group) for group in groups.values())
-    return tuple(sorted(folds, key=lambda f: (f.rank, f.role)))
-
-
-def _fold(group: Sequence[Affinity]) -> Fold:
-    first = group[0]
-    affinities = [row.affinity for row in group]
-    ranks = [row.rank for row in group]
-    return Fold(
-        role=first.role,
-        type=first.type,
-        shape=first.shape,
-        backend=first.backend,
-        layers=tuple(sorted(row.layer for row in group if row.layer is not None)),
-        count=len(group),
-        bytes=sum(row.bytes for row in group),
-        t_cpu_s=median(row.t_cpu_s for row in group),
-        t_gpu_s=_median(row.t_gpu_s for row in group),
-        t_transfer_s=median(row.t_transfer_s for row in group),
-        benefit_s_per_byte=_median(row.benefit_s_per_byte for row in group),
-        affinity=(min(affinities), max(affinities)),
-        rank=(min(ranks), max(ranks)),
-    )
-
-
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return median(known) if known else None

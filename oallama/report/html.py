@@ -14,7 +14,18 @@ from oallama import __version__
 from oallama.core.types import AffinityReport
 from oallama.core.units import MIB, format_bytes
 from oallama.report import colour, layout
-from oallama.report.affinity import benefit_text, convergence_text, fold, printable_sentence, span_text
+from oallama.report.affinity import (
+    benefit_text,
+    convergence_text,
+    measured_text,
+    printable_sentence,
+    saved_s,
+    saved_text,
+    span_text,
+    zero_text,
+)
+from oallama.report.compared import compared, compared_title
+from oallama.report.fold import fold
 from oallama.report.text import model_title, percent, printable, ranges_text
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -30,6 +41,8 @@ def affinity_html(report: AffinityReport) -> str:
         "ranges": lambda layers: (ranges_text(layers) or "-").split(", "),
         "bytes": format_bytes,
         "benefit": benefit_text,
+        "saved": lambda line: saved_text(saved_s(line)),
+        "exact": lambda n_bytes: f"{n_bytes:,}",
         "span": lambda values: span_text(*(f"{value:.2f}" for value in values)),
     }
     css = colour.stylesheet() + (_TEMPLATES / "affinity.css").read_text(encoding="utf-8")
@@ -48,7 +61,11 @@ def affinity_html(report: AffinityReport) -> str:
         tiles=layout.tiles(report),
         notes=[printable_sentence(note) for note in report.notes],
         map=layout.affinity_map(report.operators),
-        n_steps=colour.N_STEPS,
+        scale_marks=layout.scale_marks(report.operators),
+        zero=zero_text(report.operators),
+        compared=compared(report) if report.baselines else (),
+        compared_title=compared_title(report),
+        measured=measured_text(report),
         bar_width=layout.BAR_WIDTH,
         memory=memory,
         limit=f"{memory.limit / MIB:,.2f} MiB",
@@ -59,7 +76,8 @@ def affinity_html(report: AffinityReport) -> str:
         role_lines=fold(report.operators),
         convergence=convergence_text(report),
         headings=headings,
-        numeric={0, *range(headings.index("bytes"), headings.index("affinity") + 1)},
+        numeric={headings.index("rank"), *range(headings.index("bytes"), len(headings))},
+        name_column=headings.index("operator"),
         affinity_column=headings.index("affinity"),
         operators=layout.operator_rows(report.operators),
     )

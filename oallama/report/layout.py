@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from oallama.core.types import Affinity, AffinityReport, MemoryLedger
 from oallama.core.units import MIB, format_bytes, format_seconds
-from oallama.report.affinity import operator_cells
-from oallama.report.colour import step
-from oallama.report.text import percent, plural, printable
+from oallama.report.affinity import operator_cells, saved_s, zero_affinity
+from oallama.report.colour import N_STEPS, step
+from oallama.report.text import percent, plural, printable, rate_text
 
 BAR_WIDTH = 1000
 """Width of a bar's drawing in its own units."""
@@ -22,7 +22,7 @@ _ROLE_ORDER = (
     "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate", "ffn_up", "ffn_down",
 )
 OPERATOR_HEADINGS = (
-    "rank", "operator", "type", "shape", "bytes", "T_c µs", "T_g µs", "T′ µs", "µs/MiB", "affinity", "on",
+    "on", "rank", "operator", "type", "shape", "bytes", "T_c µs", "T_g µs", "T′ µs", "saved µs", "µs/MiB", "affinity",
 )
 # fmt: on
 
@@ -64,6 +64,7 @@ class Segment:
     width: float
     size: str
     n_bytes: int
+    exact: str
     share: str
 
 
@@ -107,6 +108,14 @@ def _row_id(row: Affinity) -> str:
     return f"op-{row.rank}"
 
 
+def scale_marks(rows: Sequence[Affinity]) -> tuple[bool, ...]:
+    """For each step of the colour scale whether an operator that saves nothing has its colour; none where the zero is
+    outside the scale."""
+    zero = zero_affinity(rows)
+    at = None if zero is None or not 0 <= zero <= 1 else step(zero)
+    return tuple(index == at for index in range(N_STEPS))
+
+
 def operator_rows(rows: Sequence[Affinity]) -> tuple[OperatorRow, ...]:
     """Every operator in rank order, cells as in OPERATOR_HEADINGS."""
     return tuple(_operator_row(row) for row in rows)
@@ -114,10 +123,12 @@ def operator_rows(rows: Sequence[Affinity]) -> tuple[OperatorRow, ...]:
 
 def _operator_row(row: Affinity) -> OperatorRow:
     n_weights = row.shape[0] * row.shape[1] * row.shape[2]
-    benefit, cells = _or_last(row.benefit_s_per_byte), operator_cells(row)
+    *texts, backend = operator_cells(row)
+    cells = (backend, *texts)
     keys = (
-        *(row.rank, cells[1], cells[2], n_weights, row.bytes, row.t_cpu_s, _or_last(row.t_gpu_s), row.t_transfer_s),
-        *(benefit, row.affinity, row.backend),
+        *(backend, row.rank, texts[1], texts[2], n_weights, row.bytes),
+        *(row.t_cpu_s, _or_last(row.t_gpu_s), row.t_transfer_s, _or_last(saved_s(row))),
+        *(_or_last(row.benefit_s_per_byte), row.affinity),
     )
     return OperatorRow(_row_id(row), row.backend, step(row.affinity), cells, tuple(map(str, keys)))
 
@@ -151,7 +162,8 @@ def _segments(parts: Sequence[tuple[str, str, int]]) -> tuple[Segment, ...]:
     for kind, name, n_bytes in parts:
         width = BAR_WIDTH * max(0, n_bytes) / total if total else 0.0
         size = f"{n_bytes / MIB:,.2f} MiB"
-        segments.append(Segment(kind, name, round(x, 2), round(width, 2), size, n_bytes, percent(n_bytes, total)))
+        share = percent(n_bytes, total)
+        segments.append(Segment(kind, name, round(x, 2), round(width, 2), size, n_bytes, f"{n_bytes:,}", share))
         x += width
     return tuple(segments)
 
@@ -161,7 +173,7 @@ def tiles(report: AffinityReport) -> tuple[tuple[str, str, str], ...]:
     predicted, memory = report.predicted, report.memory
     on_device = sum(row.backend == "GPU" for row in report.operators)
     weights = memory.weights_gpu + memory.weights_host
-    rate = f"{1 / predicted.tpot_s:.3g} tokens/s" if predicted.tpot_s > 0 else ""
+    rate = rate_text(predicted.tpot_s) if predicted.tpot_s > 0 else ""
     ended = "affinities stable" if report.converged else "cycle: least time kept"
     return (
         ("Time to first token", format_seconds(predicted.ttft_s), "predicted"),

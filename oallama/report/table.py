@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Align = Literal["left", "right"]
+
+WIDTH = 80
+"""Characters of a line of text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +31,27 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
     footer: tuple[str, ...] = ()  # sentences below the table
+    width: int | None = None  # in characters, that plain text keeps to where words and numbers let it
+
+    @property
+    def widths(self) -> list[int]:
+        """Of the columns, in characters."""
+        return [max(map(len, cells)) for cells in zip((c.heading for c in self.columns), *self.rows, strict=True)]
+
+    @property
+    def gap(self) -> int:
+        """Blanks between columns: two, or one where that is too wide."""
+        widths = self.widths
+        return 1 if self.width is not None and sum(widths) + 2 * (len(widths) - 1) > self.width else 2
+
+    def lines_of(self, sentence: str) -> list[str]:
+        """A sentence above or below the table in lines of its width."""
+        return textwrap.wrap(sentence, self.width, break_long_words=False) if self.width else [sentence]
 
 
-def table(title: str, headings: str, rows: Iterable[Sequence[str]], footer: Sequence[str] = ()) -> Table:
+def table(
+    title: str, headings: str, rows: Iterable[Sequence[str]], footer: Sequence[str] = (), width: int | None = None
+) -> Table:
     """Build a Table; `headings` are words separated by `|`, a leading `>` leans the column right."""
     columns = tuple(
         Column(heading.strip().removeprefix(">"), "right" if heading.strip().startswith(">") else "left")
@@ -39,25 +61,27 @@ def table(title: str, headings: str, rows: Iterable[Sequence[str]], footer: Sequ
     for row in cells:
         if len(row) != len(columns):
             raise ValueError(f"table {title!r}: a row has {len(row)} cells for {len(columns)} columns")
-    return Table(title, columns, cells, tuple(footer))
+    return Table(title, columns, cells, tuple(footer), width)
 
 
 def plain(t: Table) -> str:
-    """Aligned columns separated by two spaces, a line below the headings, no trailing blanks."""
+    """Aligned columns separated by two spaces (one where the table's width asks for it), a line below the headings, no
+    trailing blanks."""
     headings = tuple(column.heading for column in t.columns)
-    widths = [max(len(line[i]) for line in (headings, *t.rows)) for i in range(len(headings))]
+    widths, gap = t.widths, " " * t.gap
 
     def line(cells: Sequence[str]) -> str:
         padded = (
             cell.rjust(width) if column.align == "right" else cell.ljust(width)
             for cell, width, column in zip(cells, widths, t.columns, strict=True)
         )
-        return "  ".join(padded).rstrip()
+        return gap.join(padded).rstrip()
 
-    lines = [t.title] if t.title else []
-    lines += [line(headings), "  ".join("-" * width for width in widths)]
+    lines = t.lines_of(t.title) if t.title else []
+    lines += [line(headings), gap.join("-" * width for width in widths)]
     lines += [line(row) for row in t.rows]
-    lines += t.footer
+    for sentence in t.footer:
+        lines += t.lines_of(sentence)
     return "\n".join(lines) + "\n"
 
 

@@ -52,10 +52,23 @@ def percent(part: float, whole: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """About three significant digits without an exponent, so that a column can be compared by eye."""
+    """About three significant digits without an exponent, thousands apart, so that a column can be compared by eye."""
+    return f"{value:,.{_decimals(value)}f}"
+
+
+def signed(value: float) -> str:
+    """As three_digits, with its sign; zero has none."""
+    return f"{value:+,.{_decimals(value)}f}" if value else "0"
+
+
+def rate_text(seconds: float) -> str:
+    """Tokens/s at so many seconds for each; `-` where they are not known."""
+    return f"{three_digits(1 / seconds)} tokens/s" if seconds > 0 else "-"
+
+
+def _decimals(value: float) -> int:
     size = abs(value)
-    decimals = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
-    return f"{value:.{decimals}f}"
+    return 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
 
 
 def plural(count: int, noun: str) -> str:

@@ -301,6 +301,21 @@ def test_a_plan_of_another_model_is_refused(plan_file, tmp_path):
     assert "make a new plan" in oallama("run", "hi", "--plan", other, code=2).stderr
 
 
+@needs_model
+def test_a_plan_without_an_operator_or_with_another_one_is_refused(cpu_plan, tmp_path):
+    plan = json.loads(cpu_plan.read_text(encoding="utf-8"))
+    name, file = plan["operators"][3]["name"], tmp_path / "plan.json"
+    file.write_text(json.dumps({**plan, "operators": plan["operators"][:3]}), encoding="utf-8")
+    assert f"no place for operator {name}" in oallama("run", "hi", "--plan", file, code=2).stderr
+    plan["operators"][3]["name"] = "another"
+    file.write_text(json.dumps(plan), encoding="utf-8")
+    assert f"no place for operator {name}" in oallama("run", "hi", "--plan", file, code=2).stderr
+
+
+def test_what_is_no_text_and_what_is_no_file_are_said(cache):
+    assert "not UTF-8" in oallama("run", "a\udcff", "-n", "1", code=2).stderr
+
+
 def start(*arguments, **options):
     return subprocess.Popen([*COMMAND, *map(str, arguments)], cwd=ROOT, stdin=subprocess.DEVNULL, **options)
 

@@ -52,14 +52,16 @@ press("End"); seen.end = document.activeElement.getAttribute("aria-label");
 press("Escape"); seen.dismissed = tip.hidden;
 const all = (selector) => Array.from(document.querySelectorAll(selector));
 const column = (i) => all("#operators tbody tr:not([hidden])").map((row) => row.cells[i].textContent);
+const [name, affinity] = [2, 11];
+seen.place = column(0);
 const heading = (name) => all("#operators thead button").find((button) => button.textContent === name);
-heading("affinity").click(); seen.ascending = column(9);
-heading("affinity").click(); seen.descending = column(9);
-heading("operator").click(); seen.names = column(1);
+heading("affinity").click(); seen.ascending = column(affinity);
+heading("affinity").click(); seen.descending = column(affinity);
+heading("operator").click(); seen.names = column(name);
 const filter = document.getElementById("filter");
-filter.value = "blk.1."; filter.dispatchEvent(new Event("input")); seen.filtered = column(1);
+filter.value = "blk.1."; filter.dispatchEvent(new Event("input")); seen.filtered = column(name);
 seen.shown = document.getElementById("shown").textContent;
-document.querySelectorAll(".mark")[0].click(); seen.unfiltered = column(1).length;
+document.querySelectorAll(".mark")[0].click(); seen.unfiltered = column(name).length;
 seen.background = getComputedStyle(document.body).backgroundColor;
 seen.alerts = window.alerted || 0;
 document.body.dataset.seen = JSON.stringify(seen);
@@ -128,12 +130,13 @@ def test_script_and_style_pass_the_pages_own_policy_and_nothing_is_fetched(tmp_p
     page.write_text(affinity_html(records.moe(n_layer=4)), encoding="utf-8")
     done = chromium(page, tmp_path, "--dump-dom", "--enable-logging=stderr")
     assert "Content Security Policy" not in done.stderr
-    assert done.stdout.count("<button") == 11  # the script made the headings sortable
+    assert done.stdout.count("<button") == 12  # the script made the headings sortable
 
 
 def test_the_map_the_table_and_the_filter_work(tmp_path):
     seen = driven(records.dense(n_layer=3), tmp_path)
     assert seen["tabStops"] == 1
+    assert set(seen["place"]) <= {"CPU", "GPU"}
     assert seen["first"].startswith("blk.0.attn_q.weight: on the ")
     assert "blk.0.attn_q.weight" in seen["tip"]
     assert "T_c µs" in seen["tip"]

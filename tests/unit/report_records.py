@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oallama.core.types import Affinity, AffinityReport, MemoryLedger, ModelInfo, Predicted
+from oallama.core.types import (
+    Affinity,
+    AffinityReport,
+    Baseline,
+    Measured,
+    MemoryLedger,
+    ModelInfo,
+    Predicted,
+    Workload,
+)
 from oallama.core.units import GIB, MIB
 
 BITS = {"Q4_K": 4.5, "Q6_K": 6.5625, "F16": 16.0, "F32": 32.0}
@@ -142,4 +151,10 @@ def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport
         operators=tuple(placed),
         memory=ledger,
         predicted=Predicted(ttft_s=0.412, tpot_s=0.0318, total_s=4.45),
+        workload=Workload(512, 128, 4096),
+        baselines=(
+            Baseline("stock --fit", Predicted(0.5, 0.04, 5.34)),
+            Baseline("all CPU", Predicted(9.1, 0.000826, 8.9)),
+        ),
+        measured=Measured("Example CPU 1000", "Example GPU", "2026-11-21T01:49:11Z"),
     )

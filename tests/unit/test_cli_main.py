@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -201,6 +202,19 @@ def test_a_reader_that_leaves_early_is_no_failure():
     os.close(read)
     assert process.communicate(timeout=60)[1] == ""
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("stdout", "why"), [(">&-", "it is closed"), (">/dev/full", "No space left on device")])
+def test_a_result_that_cannot_be_written_is_one_line_and_exit_code_1(stdout, why):
+    line = f"exec {shlex.quote(sys.executable)} -m oallama --help {stdout}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (1, f"oallama: cannot write the result to stdout: {why}\n")
+
+
+def test_no_file_gets_the_number_of_a_stream_that_was_closed():
+    code = "import os; from oallama.cli.main import claim_stdout; claim_stdout(); print(os.open('/', os.O_RDONLY) > 2)"
+    line = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(code)} <&- 2>&-"
+    assert subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60).stdout == "True\n"
 
 
 def test_text_that_stdout_cannot_encode_is_replaced():

@@ -113,6 +113,8 @@ def test_the_prompt_comes_from_a_pipe_when_it_is_not_given():
         (None, io.StringIO(""), "the prompt is empty"),
         ("", io.StringIO("x"), "the prompt is empty"),
         (None, io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"), "not UTF-8"),
+        (None, io.TextIOWrapper(io.BytesIO(b"a\xff"), encoding="utf-8", errors="surrogateescape"), "not UTF-8"),
+        ("a\udcff", io.StringIO(""), "not UTF-8"),
     ],
 )
 def test_no_prompt_is_said(prompt, stdin, says):

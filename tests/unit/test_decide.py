@@ -12,6 +12,7 @@ from placement_cases import model, operators
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import LinearFit, MulMat, Operator, Profile, ProfileCase, Workload
 from oallama.cost.graph import build_graph
+from oallama.place.baselines import baselines
 from oallama.place.decide import LATER_POLICIES, decide
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem
@@ -186,6 +187,29 @@ def test_without_a_device_every_policy_is_the_cpu() -> None:
     alone = replace(made, profile=profile(device="CPU"))
     for policy in ("auto", "oato", "layers", "cpu"):
         assert decide(alone, policy, LOAD, "mixed").policy == "cpu"
+
+
+def test_a_plan_is_held_against_stock_and_the_cpu_at_the_same_prices() -> None:
+    made, probe = problem(free=10**6)
+    plan = decide(made, "oato", LOAD, "mixed")
+    asked = len(probe.asked)
+    stock, alone = baselines(made, LOAD)
+    assert (stock.name, alone.name) == ("stock --fit", "all CPU")
+    assert stock.predicted == plan.predicted, "all fits, so both have all on the device"
+    assert alone.predicted == decide(made, "cpu", LOAD, "mixed").predicted
+    assert alone.predicted.total_s > 5 * stock.predicted.total_s
+    assert all(question in probe.asked[:asked] for question in probe.asked[asked:-1]), "no dry load of their own"
+    half, _ = problem(free=16_000, gpu_weights=0.5)
+    stock, alone = baselines(half, LOAD)
+    assert decide(half, "oato", LOAD, "mixed").predicted.total_s <= stock.predicted.total_s < alone.predicted.total_s
+
+
+def test_without_a_device_a_plan_is_held_against_the_cpu() -> None:
+    made, _ = problem(free=10**6)
+    assert [one.name for one in baselines(replace(made, profile=profile(device="CPU")), LOAD)] == ["all CPU"]
+    assert [one.name for one in baselines(replace(made, slices_only=True), LOAD)] == ["all CPU"]
+    stock, alone = baselines(problem(free=0)[0], LOAD)
+    assert stock.predicted == alone.predicted
 
 
 def test_policies_of_later_versions_and_unknown_ones_are_refused_in_a_sentence() -> None:

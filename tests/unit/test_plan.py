@@ -111,6 +111,9 @@ def test_saving_replaces_an_older_plan_whole(tmp_path: Path) -> None:
 def test_saving_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot write"):
         Plan(record()).save(tmp_path / "missing" / "plan.json")
+    for folder in (tmp_path, "", ".", "/"):
+        with pytest.raises(PlanError, match="it is a folder"):
+            Plan(record()).save(folder)
 
 
 def test_the_stored_plan_of_version_1_stays_readable() -> None:

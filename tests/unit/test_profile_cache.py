@@ -55,6 +55,11 @@ def test_a_file_in_the_way_of_the_folder_is_one_clear_error(tmp_path: Path) -> N
 def test_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("OALLAMA_CACHE_DIR", "~/own")
+    assert cache_folder() == tmp_path / "own"
+    monkeypatch.setenv("OALLAMA_CACHE_DIR", "~nobody-of-this-name/own")
+    assert cache_folder() == Path("~nobody-of-this-name/own")
     monkeypatch.delenv("OALLAMA_CACHE_DIR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     if sys.platform == "linux":

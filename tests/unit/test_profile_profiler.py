@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,41 @@ def test_what_auto_stands_for_is_what_is_measured(tmp_path: Path, monkeypatch: p
         assert found.fingerprint["device_spec"] == "CUDA0"
         assert found.fingerprint["device_identity"] == known("CUDA0").identity
     assert asked == ["CUDA0"] * 3 and len(list(tmp_path.glob("profile-*.json"))) == 1
+
+
+def test_a_cache_that_cannot_be_written_costs_one_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+
+    def run_child(module: str, request: Mapping[str, Any], progress: Send) -> dict[str, Any]:
+        good(request, progress)
+        return {}
+
+    monkeypatch.setattr("ggml_bridge.child.run_in_child", run_child)
+    for refresh in (False, True):
+        found = profile_model(MODEL, [OPERATOR], known("CUDA0"), 1, refresh=refresh)
+        assert found.fingerprint["device_name"] == "none", "what was measured is there"
+        (note,) = capsys.readouterr().err.splitlines()
+        assert "OALLAMA_CACHE_DIR" in note and "this run alone" in note
+
+
+def test_a_disk_that_fills_up_while_measuring_costs_one_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("OALLAMA_CACHE_DIR", str(folder))
+
+    def run_child(module: str, request: Mapping[str, Any], progress: Send) -> dict[str, Any]:
+        shutil.rmtree(folder)
+        folder.write_text("no folder any more")
+        good(request, progress)
+        return {}
+
+    monkeypatch.setattr("ggml_bridge.child.run_in_child", run_child)
+    assert profile_model(MODEL, [OPERATOR], known("CUDA0"), 1).fingerprint["device_name"] == "none"
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_slow_link_is_spared_large_messages_but_has_a_line() -> None:

@@ -5,6 +5,7 @@ import io
 import json
 from dataclasses import replace
 
+import pytest
 import report_records as records
 
 from oallama.core.types import MemoryLedger
@@ -14,11 +15,14 @@ from oallama.report.affinity import (
     affinity_markdown,
     affinity_table,
     convergence_text,
-    fold,
     ledger_table,
     report_document,
     report_tables,
+    zero_affinity,
+    zero_text,
 )
+from oallama.report.compared import compared_table
+from oallama.report.fold import fold
 from oallama.report.table import plain
 
 
@@ -65,7 +69,7 @@ def test_an_operator_that_the_device_cannot_compute_shows_no_device_time():
 
 def test_the_ledger_adds_up_as_shown():
     memory = records.dense().memory
-    rows = {name: int(exact) for name, _, exact in ledger_table(memory, "CUDA0").rows}
+    rows = {name: int(exact.replace(",", "")) for name, _, exact in ledger_table(memory, "CUDA0").rows}
     items = [rows[name] for name in ("weights", "KV cache", "compute buffers", "staging", "spare")]
     limit = next(value for name, value in rows.items() if name.startswith("= limit"))
     assert sum(items) == limit == memory.limit
@@ -74,9 +78,63 @@ def test_the_ledger_adds_up_as_shown():
 
 def test_without_a_device_there_is_no_ledger_but_the_sentences_stay():
     empty = MemoryLedger(0, 0.9, 0, 0, 5, 0, 0, 0, 0)
-    tables = report_tables(replace(records.dense(n_layer=1), memory=empty))
+    tables = report_tables(replace(records.dense(n_layer=1), memory=empty, baselines=()))
     assert len(tables) == 1
     assert any(sentence.startswith("Predicted: TTFT 412 ms") for sentence in tables[0].footer)
+
+
+@pytest.mark.parametrize("every_row", [False, True])
+@pytest.mark.parametrize("make", [records.dense, records.moe])
+def test_the_text_fits_80_columns_and_loses_no_operator(make, every_row):
+    report = make()
+    tables = report_tables(report, every_row)
+    lines = "\n".join(plain(t) for t in tables).splitlines()
+    assert max(map(len, lines)) <= 80
+    if every_row:
+        assert [row[0] for row in tables[0].rows] == [str(row.rank) for row in report.operators]
+        return
+    ranks = ",".join(row[-1] for row in tables[1].rows).replace(" ", "").replace(",,", ",").split(",")
+    spans = [[int(end) for end in part.split("-")] for part in ranks]
+    named = [rank for span in spans for rank in range(span[0], span[-1] + 1)]
+    assert sorted(named) == [row.rank for row in report.operators], "a list of them, not the least and the greatest"
+
+
+def test_what_is_saved_has_its_sign_and_the_scale_its_zero():
+    report = records.dense(n_layer=2)
+    best, worst = report.operators[0], report.operators[-1]
+
+    def benefits(*values):
+        return [replace(best, benefit_s_per_byte=value) for value in values]
+
+    assert zero_affinity(benefits(3.0, -1.0)) == 0.25
+    assert "would have affinity 0.25" in zero_text(benefits(3.0, -1.0, None))
+    assert zero_text(benefits(-1.0, -2.0)) == "No operator saves time on the device, not even one of affinity 1."
+    assert zero_text(benefits(2.0, 1.0)) == "Every operator saves time on the device."
+    slow = replace(worst, t_cpu_s=1e-6, t_gpu_s=1500e-6, t_transfer_s=1e-6)
+    fast = replace(best, t_cpu_s=2000e-6, t_gpu_s=0.0, t_transfer_s=-1e-6)
+    table = report_tables(replace(report, operators=(fast, slow)))[0]
+    saved = [column.heading for column in table.columns].index("saved")
+    assert [row[saved] for row in table.rows] == ["+2,001", "-1,500"]
+
+
+def test_was_it_worth_it():
+    table = compared_table(records.dense())
+    assert [(row[0], row[-1]) for row in table.rows] == [
+        ("stock --fit", "1.20"),
+        ("all CPU", "2.00"),
+        ("this plan", "1.00"),
+    ]
+    assert table.rows[1][3] == "1,211 tokens/s"
+    assert table.title == "Was it worth it? Predicted for 512 + 128 tokens"
+    assert "this plan" in affinity_markdown(records.dense())
+    document = report_document(records.dense())
+    assert document["baselines"][0]["predicted"]["total_s"] == 5.34
+    assert document["measured"]["cpu"] == "Example CPU 1000"
+
+
+def test_what_it_was_measured_on_is_said():
+    (said,) = (s for t in report_tables(records.dense()) for s in t.footer if s.startswith("Measured"))
+    assert said == "Measured on Example CPU 1000 beside CUDA0 (Example GPU), 2026-11-21."
 
 
 def test_the_sentences_say_how_the_iteration_ended():

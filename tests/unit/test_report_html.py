@@ -11,7 +11,14 @@ import pytest
 import report_records as records
 
 from oallama.report.html import affinity_html
-from oallama.report.layout import BAR_WIDTH, affinity_map, memory_segments, role_order, weight_segments
+from oallama.report.layout import (
+    BAR_WIDTH,
+    affinity_map,
+    memory_segments,
+    role_order,
+    scale_marks,
+    weight_segments,
+)
 
 VOID = {"meta", "input", "br", "img", "link", "hr", "rect"}
 
@@ -91,8 +98,28 @@ def test_every_operator_is_marked_once_and_has_its_row(make):
 def test_the_page_shows_the_numbers_of_the_report():
     report = records.moe()
     text = Page(affinity_html(report)).text
-    for wanted in ("412 ms", "31.8 ms", "4.45 s", "Qwen3 30B A3B Instruct", *report.notes, str(report.memory.kv)):
+    for wanted in ("412 ms", "31.8 ms", "4.45 s", "Qwen3 30B A3B Instruct", *report.notes, f"{report.memory.kv:,}"):
         assert wanted in text
+    for wanted in ("Example CPU 1000", "Example GPU", "2026-11-21", "stock --fit", "all CPU", "1,211 tokens/s"):
+        assert wanted in text
+
+
+def test_where_an_operator_is_comes_first_and_zero_is_on_the_scale():
+    report = records.dense()
+    some = tuple(replace(row, benefit_s_per_byte=row.affinity - 0.4) for row in report.operators)
+    report = replace(report, operators=some)
+    page = Page(affinity_html(report))
+    assert page.text.count("saved µs") == 2
+    tables = affinity_html(report).split("<table")
+    for name in ("lines roles", 'id="operators"'):
+        head = next(part for part in tables if name in part[:60])
+        assert re.search(r"<th[^>]*>([^<]*)</th>", head)[1] == "on"
+    zero = [a for tag, a in page.elements if tag == "i" and "zero" in a.get("class", "").split()]
+    assert len(zero) == sum(scale_marks(report.operators)) == 1
+    assert "would have affinity" in page.text
+    none = [replace(row, benefit_s_per_byte=-1.0 - row.affinity) for row in report.operators]
+    assert not any(scale_marks(none))
+    assert "not even one of affinity 1" in Page(affinity_html(replace(report, operators=tuple(none)))).text
 
 
 def test_the_same_report_gives_the_same_page():

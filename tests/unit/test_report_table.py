@@ -15,6 +15,11 @@ def test_plain_tables_line_up():
     assert text == "Title\nname    bytes\n------  -----\na           1\nlonger   1000\nA sentence.\n"
 
 
+def test_a_table_of_a_width_closes_up_and_wraps_its_sentences():
+    text = plain(table("A title of it", "one |two", [("12345", "6789")], ["A sentence here."], width=10))
+    assert text == "A title of\nit\none   two\n----- ----\n12345 6789\nA sentence\nhere.\n"
+
+
 def test_a_row_of_the_wrong_length_is_refused():
     with pytest.raises(ValueError, match="1 cells for 2 columns"):
         table("t", "a |b", [("only",)])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.report.text import percent, plural, printable, ranges_text, shape_text, three_digits
+from oallama.report.text import percent, plural, printable, ranges_text, rate_text, shape_text, signed, three_digits
 
 
 @given(st.text())
@@ -46,12 +46,17 @@ def test_percent_never_claims_all_or_nothing_wrongly(part, whole, text):
 
 def test_numbers_keep_about_three_digits_and_no_exponent():
     assert [three_digits(x) for x in (12345.6, 45.25, -1.234, 0.01234, 0.0)] == [
-        "12346",
+        "12,346",
         "45.2",
         "-1.23",
         "0.012",
         "0.000",
     ]
+
+
+def test_signs_and_rates():
+    assert [signed(x) for x in (12345.6, -1.234, 0.0)] == ["+12,346", "-1.23", "0"]
+    assert [rate_text(x) for x in (0.000826, 0.0318, 0.0)] == ["1,211 tokens/s", "31.4 tokens/s", "-"]
 
 
 def test_shapes_and_plurals():

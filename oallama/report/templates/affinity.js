@@ -4,6 +4,7 @@
   const body = operators.tBodies[0];
   const headings = Array.from(operators.tHead.rows[0].cells);
   const rows = Array.from(body.rows);
+  const nameColumn = headings.findIndex((heading) => heading.textContent === "operator");
 
   // Sorting: every heading becomes a button. A column that holds numbers sorts by number.
   const key = (row, column) => row.cells[column].dataset.key ?? row.cells[column].textContent;
@@ -35,7 +36,7 @@
     const wanted = filter.value.toLowerCase();
     let count = 0;
     for (const row of rows) {
-      const visible = row.cells[1].textContent.toLowerCase().includes(wanted)
+      const visible = row.cells[nameColumn].textContent.toLowerCase().includes(wanted)
         && (!place.value || row.dataset.place === place.value);
       row.hidden = !visible;
       count += visible;
@@ -61,10 +62,10 @@
     hide();
     const row = document.getElementById(mark.hash.slice(1));
     const title = document.createElement("strong");
-    title.textContent = row.cells[1].textContent;
+    title.textContent = row.cells[nameColumn].textContent;
     const list = document.createElement("dl");
     names.forEach((name, column) => {
-      if (column === 1) return;
+      if (column === nameColumn) return;
       const term = document.createElement("dt");
       const value = document.createElement("dd");
       term.textContent = name;

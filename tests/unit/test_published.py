@@ -15,17 +15,17 @@ from oallama.core.errors import UsageError
 from oallama.core.types import LinearFit, Operator, Workload
 from oallama.cost.graph import build_graph
 from oallama.cost.slices import Cut
-from oallama.place.baselines import BASELINES
 from oallama.place.decide import decide
 from oallama.place.fiddler import token_table
 from oallama.place.flexgen import order
 from oallama.place.modules import Module
 from oallama.place.problem import Problem
+from oallama.place.published import PUBLISHED
 from oallama.plan.split import slice_counts
 
 SLOW = World(cpu_rate=2e8, device_rate=8e9, token_s_per_byte=5e-10, link=LinearFit(1e-6, 2e-9, 1.0))
 FAST_CPU = World(cpu_rate=1e10, device_rate=8e9, link=LinearFit(1e-4, 1e-8, 1.0))
-DENSE = tuple(policy for policy in BASELINES if policy != "fiddler")
+DENSE = tuple(policy for policy in PUBLISHED if policy != "fiddler")
 
 
 def with_experts(world: World, free: int) -> Problem:
@@ -46,7 +46,7 @@ def with_experts(world: World, free: int) -> Problem:
 
 @settings(deadline=None, max_examples=25)
 @given(
-    st.sampled_from(sorted(BASELINES)),
+    st.sampled_from(sorted(PUBLISHED)),
     st.sampled_from([SLOW, FAST_CPU, World()]),
     st.integers(5_000, 3_000_000),
     st.sampled_from([None, 0.0, 0.3]),
@@ -74,14 +74,14 @@ def test_with_room_for_all_everything_is_on_a_fast_device(policy: str) -> None:
     assert all(decision.placed.on_device) and decision.placed.slices is None
 
 
-@pytest.mark.parametrize("policy", sorted(BASELINES))
+@pytest.mark.parametrize("policy", sorted(PUBLISHED))
 def test_plans_say_what_of_the_published_system_is_not_there(policy: str) -> None:
     made = with_experts(SLOW, 10**8) if policy == "fiddler" else problem(SLOW, free=10**6)
     decision = decide(made, policy, LOAD, "mixed")
-    assert decision.policy == policy and BASELINES[policy] in decision.notes
+    assert decision.policy == policy and PUBLISHED[policy] in decision.notes
 
 
-@pytest.mark.parametrize("policy", sorted(BASELINES))
+@pytest.mark.parametrize("policy", sorted(PUBLISHED))
 def test_a_device_that_llama_cpp_cannot_use_is_refused(policy: str) -> None:
     made = replace(problem(SLOW, free=10**6), slices_only=True)
     with pytest.raises(UsageError, match="use split or scheinfer"):

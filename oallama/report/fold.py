@@ -1,0 +1,66 @@
+"""Operators that are alike, in one line of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from oallama.core.types import Affinity, Backend, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """Operators of one role, type, shape and backend. Times are medians over them; spans are (least, greatest)."""
+
+    role: str
+    type: str
+    shape: Shape
+    backend: Backend
+    layers: tuple[int, ...]  # ascending; empty for an operator outside blocks
+    count: int
+    bytes: int  # together
+    t_cpu_s: float
+    t_gpu_s: float | None  # None: the device cannot compute it
+    t_transfer_s: float
+    benefit_s_per_byte: float | None
+    affinity: tuple[float, float]
+    ranks: tuple[int, ...]  # ascending
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return self.ranks[0], self.ranks[-1]
+
+
+def fold(rows: Sequence[Affinity]) -> tuple[Fold, ...]:
+    """One Fold per (role, type, shape, backend), in the order of their best rank."""
+    groups: dict[tuple[str, str, Shape, Backend, bool], list[Affinity]] = {}
+    for row in rows:
+        groups.setdefault((row.role, row.type, row.shape, row.backend, row.layer is None), []).append(row)
+    folds = (_fold(group) for group in groups.values())
+    return tuple(sorted(folds, key=lambda f: (f.rank, f.role)))
+
+
+def _fold(group: Sequence[Affinity]) -> Fold:
+    first = group[0]
+    affinities = [row.affinity for row in group]
+    return Fold(
+        role=first.role,
+        type=first.type,
+        shape=first.shape,
+        backend=first.backend,
+        layers=tuple(sorted(row.layer for row in group if row.layer is not None)),
+        count=len(group),
+        bytes=sum(row.bytes for row in group),
+        t_cpu_s=median(row.t_cpu_s for row in group),
+        t_gpu_s=_median(row.t_gpu_s for row in group),
+        t_transfer_s=median(row.t_transfer_s for row in group),
+        benefit_s_per_byte=_median(row.benefit_s_per_byte for row in group),
+        affinity=(min(affinities), max(affinities)),
+        ranks=tuple(sorted(row.rank for row in group)),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
