@@ -62,7 +62,9 @@ class PolicyOptions:
                 raise UsageError(f"--prefetch says how weights are streamed; --policy {self.policy} streams none")
             return placer.plan(
                 self.policy or ("auto" if self.fill == "continue" else "oato"),
-                **asdict(load),
+                load.n_prompt,
+                load.n_gen,
+                load.n_ctx,
                 affinity=self.affinity,
                 fill=self.fill,
                 **given(prefetch=self.prefetch),

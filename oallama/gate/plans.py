@@ -43,16 +43,18 @@ def all_plans(placer: Placer, load: Workload, attention_passes: Sequence[Pass] |
 
 
 def plan_by(placer: Placer, load: Workload, attention_passes: Sequence[Pass] | None, name: str) -> Plan:
-    """The plan of that name, one of NAMES."""
+    """The plan of that name, one of NAMES. Its micro-batch may be larger than the workload's, where the user fixed
+    none."""
     if name == STOCK_CPU:
         return placer.cpu_plan(**asdict(load), stock_attention=True)
-    return placer.plan(name, **asdict(load), attention_passes=attention_passes)
+    return placer.plan(name, load.n_prompt, load.n_gen, load.n_ctx, attention_passes=attention_passes)
 
 
 def candidate(policy: str, plan: Plan) -> Candidate:
     """What the gate knows of a plan before it measures."""
     document = plan.to_json()
     placement = [document.get(key) for key in ("device", "n_gpu_layers", "operators", "attention")]
+    placement.append(plan.workload.n_ubatch)
     predicted = plan.predicted.total_s if plan.predicted is not None else float("inf")
     digest = hashlib.sha256(json.dumps(placement, sort_keys=True).encode()).hexdigest()
     return Candidate(policy, predicted, digest)

@@ -130,6 +130,8 @@ def gate_key(placer: Placer, load: Workload) -> Key:
         "prompt_class": length_class(load.n_prompt),
         "gen_class": length_class(load.n_gen),
         "n_ubatch": load.n_ubatch,
+        "ubatch_is_fixed": options.n_ubatch is not None,  # else plans may have a larger one, up to n_batch
+        "n_batch": options.n_batch,
         **asdict(placer.attention),
         **{name: getattr(options, name) for name in ("vram", "vram_fill", "gpu_weights")},
     }
@@ -145,9 +147,10 @@ def timings_digest(profile: Profile) -> str:
 
 
 def gate_tests(load: Workload, plan: Plan | None) -> tuple[BenchTest, ...]:
-    """The user's prompt and generation, shortened to what the plan's prediction says takes TURN_S each; and the same
-    at a depth where the context is large. A plan that leaves flash attention off for the depth of the workload is
-    measured near that depth. plan None or without a prediction: the shortest."""
+    """The user's prompt and generation, shortened to what the plan's prediction says takes TURN_S each, the prompt to
+    the plan's micro-batch at most; and the same at a depth where the context is large. A plan that leaves flash
+    attention off for the depth of the workload is measured near that depth. plan None or without a prediction: the
+    shortest."""
     predicted = plan.predicted if plan is not None else None
     per_prompt_token = predicted.ttft_s / load.n_prompt if predicted else TURN_S
     tpot = predicted.tpot_s if predicted else TURN_S
@@ -155,7 +158,8 @@ def gate_tests(load: Workload, plan: Plan | None) -> tuple[BenchTest, ...]:
     def within(seconds: float, each: float) -> int:
         return int(seconds / each) if each > 0 else 1 << 30
 
-    n_prompt = min(load.n_prompt, load.n_ubatch, max(LEAST_PROMPT, within(TURN_S, per_prompt_token)))
+    n_ubatch = load.n_ubatch if plan is None else plan.workload.n_ubatch
+    n_prompt = min(load.n_prompt, n_ubatch, max(LEAST_PROMPT, within(TURN_S, per_prompt_token)))
     n_gen = min(max(load.n_gen, 1), MOST_GEN, max(LEAST_GEN, within(TURN_S, tpot)))
     off = plan is not None and leaves_flash_off(plan)
     left_out = load.n_prompt - n_prompt + (load.n_gen - n_gen) // 2

@@ -15,7 +15,7 @@ from itertools import product
 from math import ceil
 from typing import Literal
 
-from oallama.core.types import PLAIN_LAYOUT, StreamSettings, Workload
+from oallama.core.types import PLAIN_LAYOUT, Phase, StreamSettings, Workload
 from oallama.cost.blocks import split_blocks, takes_n_g
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import Curve
@@ -59,6 +59,10 @@ class SlicePlan:
 
     def total_s(self, load: Workload) -> float:
         return self.prefill_s + load.n_gen * self.decode_s
+
+    def seconds(self, load: Workload, phase: Phase) -> float:
+        """Predicted, over the passes of a phase."""
+        return {"decode": self.decode_s, "prefill": self.prefill_s, "mixed": self.total_s(load)}[phase]
 
     @property
     def streams(self) -> bool:
@@ -260,11 +264,7 @@ class Slicer:
         With n_g every layer's block is in the split backend, and none as llama.cpp would run it whole; blocks whose CC
         is never streamed keep their layout.
         """
-        over = passes(self._load, "mixed")
-        fastest = tuple(
-            min(by_layout.values(), key=lambda of: (sum(p.count * of.cpu_s(1.0, p.n_tokens) for p in over), of.layout))
-            for by_layout in blocks
-        )
+        fastest = tuple(map(self._fastest, blocks))
         without = _Mode(fastest, False, False)
         if not self._streams:
             return [without]
@@ -275,6 +275,13 @@ class Slicer:
         )
         twice = [_Mode(held, True, True)] if plain != held else []
         return [without, _Mode(plain, True, False), *twice]
+
+    def _fastest(self, by_layout: Layouts) -> BlockCost:
+        """In the layout that takes the CPU the least time over the workload."""
+        over = passes(self._load, "mixed")
+        return min(
+            by_layout.values(), key=lambda of: (sum(p.count * of.cpu_s(1.0, p.n_tokens) for p in over), of.layout)
+        )
 
     def _solved(
         self, mode: _Mode, per_block: Sequence[Sequence[Choice]], room: int, weights_room: int
@@ -305,6 +312,25 @@ class Slicer:
     #
     # prices
     #
+
+    def again(self, placed: Placed) -> SlicePlan:
+        """The slices of `placed`, which may have been made for another workload, with the prices of this one; n_g is
+        solved anew where prompts have any. Bytes are those of `placed`."""
+        slices = placed.slices
+        assert slices is not None
+        with_n_g = bool(slices.token_assignment)
+        layers: list[tuple[BlockCost, Cut]] = []
+        for by_layout in self.blocks(placed):
+            of = self._fastest(by_layout)
+            i = of.block.operators[0]
+            of = by_layout.get(slices.layouts[i] or of.layout, of)
+            gg, cg = slices.gg[i], slices.cg[i]
+            held = with_n_g and of.takes_n_g
+            layers.append((_held(of) if held else of, Cut(of.block.extent - cg - gg, cg, gg)))
+        lengths = sorted({p.n_tokens for p in passes(self._load, "prefill")}) if with_n_g else []
+        table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
+        twice = slices.settings is not None and slices.settings.kept_twice
+        return self.exact(self.priced(layers, table, twice, slices.weights_bytes, slices.staging_bytes))
 
     def priced(self, layers: Layers, table: Table, twice: bool, weights_bytes: int, staging: int) -> SlicePlan:
         """Cuts with the times of their blocks, each as one among others like it."""
