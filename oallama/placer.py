@@ -35,6 +35,7 @@ from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.baselines import baselines
 from oallama.place.budget import ledger
 from oallama.place.decide import decide, decide_as_given
+from oallama.place.microbatch import larger_ubatches
 from oallama.place.oato import AffinityRule, affinities
 from oallama.place.placed import Placed
 from oallama.place.problem import Decision, LoadBytes, Problem
@@ -179,7 +180,8 @@ class Placer:
         DeviceError.
         """
         load = self.workload(n_prompt, n_gen, n_ctx)
-        decision, flash_attn = self._decide("oato", load, phase, affinity, fill)
+        larger = larger_ubatches(load, self.options)
+        decision, flash_attn = self._decide("oato", load, phase, affinity, fill, larger=larger)
         placed, machine = decision.placed, self.profile().fingerprint
         return AffinityReport(
             self.model,
@@ -210,12 +212,15 @@ class Placer:
     ) -> Plan:
         """A placement for n_prompt prompt and n_gen generated tokens, verified by a no_alloc load.
 
+        n_ubatch: None: what the options ask for; where they ask for nothing, 512 or what more is predicted to take less
+        time (place/microbatch.py).
         attention_passes: forward passes that attention is chosen for; None: those of the workload. prefetch: how far
         copies of streamed weights run ahead.
         Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
         """
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
-        return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attention_passes, prefetch))
+        larger = larger_ubatches(load, self.options) if n_ubatch is None else ()
+        return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attention_passes, prefetch, larger))
 
     @property
     def has_device(self) -> bool:
@@ -377,7 +382,8 @@ class Placer:
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None) -> Workload:
         """Token counts of a run. n_ctx, n_ubatch: None: what the options ask for. Without either, the context holds
-        prompt and generation, and at least 4096 tokens or what the model was trained on."""
+        prompt and generation, and at least 4096 tokens or what the model was trained on; the micro-batch is stock
+        llama.cpp's."""
         if n_prompt < 1 or n_gen < 0:
             raise UsageError("a workload needs at least one prompt token and no negative count; check -p and -n")
         needed = -(-(n_prompt + n_gen) // 256) * 256
@@ -398,9 +404,14 @@ class Placer:
         fill: FillRule,
         attention_passes: Sequence[Pass] | None = None,
         prefetch: PrefetchMode = "ahead",
+        larger: Sequence[int] = (),
     ) -> tuple[Decision, FlashAttention]:
+        """larger: micro-batches above the workload's that may be taken instead."""
+
         def made(flash_attn: FlashAttention) -> Decision:
-            return decide(self._problem(flash_attn), policy, load, phase, affinity, fill, prefetch)
+            sizes = [n for n in larger if self._attention_rule.allows(flash_attn, replace(load, n_ubatch=n))]
+            problem = self._problem(flash_attn)
+            return decide(problem, policy, load, phase, affinity, fill, prefetch, larger_ubatches=sizes)
 
         return self._attention_rule.decide(made, self.profile(), load, attention_passes)
 

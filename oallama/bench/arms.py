@@ -1,11 +1,13 @@
 """What each arm loads: plans of our policies, and stock llama.cpp at its strongest.
 
 Stock arms get what a user of llama.cpp could find out: `stock-ngl` the best -ngl of a measured search, `stock-ncmoe`
-the best -ncmoe, `stock-fit` llama.cpp's own --fit. All keep to the same memory cap.
+the best -ncmoe, `stock-fit` llama.cpp's own --fit. All keep to the same memory cap. A name with `-ubN` behind it is the
+same with micro-batches of N tokens.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -36,6 +38,8 @@ STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE = "stock-cpu", "stock-ngl", "stock-
 STOCK_ARMS = (STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE)
 STOCK_ARGS = "stock-args"  # arms of --stock-args are called so, the second stock-args-2
 
+_UBATCH = re.compile(r"(.+)-ub([1-9][0-9]{0,6})")
+
 SEARCH_GEN = 16  # generated tokens while searching; their time is scaled to the test's
 SEARCH_TURNS = 2  # of which the faster counts
 
@@ -57,13 +61,16 @@ class ArmMaker:
     auto: Callable[[ArmMaker], ArmSpec] | None = None
 
     def make(self, name: str) -> ArmSpec:
-        """The arm of that name: one of STOCK_ARMS, a policy, or a plan file (*.json).
+        """The arm of that name: one of STOCK_ARMS, with `-ubN` or without, a policy, or a plan file (*.json).
 
         Raises UsageError for a name that is none of these or needs a device where there is none, DoesNotFit, and what
         planning and probing raise.
         """
         if name in STOCK_ARMS:
             return self._stock(name)
+        larger = _UBATCH.fullmatch(name)
+        if larger and larger[1] in STOCK_ARMS:
+            return self._with_ubatch(larger[1], int(larger[2]))
         if name.endswith(".json"):
             return self.of_plan(Path(name).stem, Plan.load(name))
         if name not in (*POLICIES, FIT):
@@ -72,6 +79,17 @@ class ArmMaker:
         if name == "auto" and self.auto is not None and self.placer.has_device:
             return self.auto(self)
         return self.of_plan(name, self._plan(name))
+
+    def at_the_plans_ubatch(self, specs: Sequence[ArmSpec]) -> list[ArmSpec]:
+        """stock-fit once more for each larger micro-batch that a plan among these arms has, where stock-fit is one of
+        them: what of a plan's gain is the micro-batch alone."""
+        names = {spec.name for spec in specs}
+        if STOCK_FIT not in names:
+            return []
+        load = self.setting.load
+        sizes = {int(spec.plan["workload"]["n_ubatch"]) for spec in specs if spec.plan is not None}
+        larger = (n for n in sorted(sizes) if load.n_ubatch < n <= load.n_batch)
+        return [self._with_ubatch(STOCK_FIT, n) for n in larger if f"{STOCK_FIT}-ub{n}" not in names]
 
     def make_of_args(self, name: str, arguments: str) -> ArmSpec:
         """The arm of a user's own llama.cpp flags, as they are. Raises UsageError."""
@@ -113,7 +131,9 @@ class ArmMaker:
         if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
             return self.placer.cpu_plan(**asdict(self.workload), attention_passes=self.attention_passes)
         options = self.plan_options if policy in ("auto", "oato") else {}
-        return self.placer.plan(policy, **asdict(self.workload), attention_passes=self.attention_passes, **options)
+        load = self.workload
+        lengths = (load.n_prompt, load.n_gen, load.n_ctx)  # the micro-batch may be larger, unless the user fixed it
+        return self.placer.plan(policy, *lengths, attention_passes=self.attention_passes, **options)
 
     def _other_cache(self, plan: Plan) -> tuple[str, ...]:
         """A note where the plan was made for another KV cache than the arms share."""
@@ -135,6 +155,11 @@ class ArmMaker:
         if name == STOCK_NCMOE:
             return self._best_expert_layers(name)
         return self._fit(name)
+
+    def _with_ubatch(self, name: str, n_ubatch: int) -> ArmSpec:
+        n_batch = max(self.setting.load.n_batch, n_ubatch)  # llama.cpp takes the smaller of the two
+        made = replace(self, setting=self.setting.changed(n_ubatch=n_ubatch, n_batch=n_batch))._stock(name)
+        return replace(made, name=f"{name}-ub{n_ubatch}")
 
     def _fit(self, name: str) -> ArmSpec:
         self.progress(f"ask llama.cpp's --fit for {name}")

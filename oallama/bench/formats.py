@@ -57,20 +57,25 @@ def sql(rows: Sequence[Row]) -> str:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table for people: llama-bench's columns, then arm, ratio to the first arm and its interval, device MiB;
-    below it what was refused, searched, and warned of."""
+    below it what was refused, searched, and warned of. The micro-batch is shown where arms differ in it."""
     if not rows:
         return "nothing was measured\n"
-    lines = ["| " + " | ".join(name for name, _ in _COLUMNS) + " |"]
-    lines.append("| " + " | ".join("---:" if right else "---" for _, right in _COLUMNS) + " |")
-    lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
+    alike = len({row["n_ubatch"] for row in rows}) == 1
+    columns = [column for column in _COLUMNS if not (alike and column == _UBATCH)]
+    lines = ["| " + " | ".join(name for name, _ in columns) + " |"]
+    lines.append("| " + " | ".join("---:" if right else "---" for _, right in columns) + " |")
+    for row in rows:
+        cells = zip(_COLUMNS, _cells(row), strict=True)
+        lines.append("| " + " | ".join(cell for column, cell in cells if column in columns) + " |")
     for sentence in _sentences(rows):
         lines += ["", sentence]
     return "\n".join(lines) + "\n"
 
 
+_UBATCH = ("n_ubatch", True)
 _COLUMNS = (
     ("model", False), ("size", True), ("params", True), ("backend", False), ("ngl", True), ("threads", True),
-    ("fa", True), ("arm", False), ("test", True), ("t/s", True), ("ratio (95 %)", True), ("device MiB", True),
+    _UBATCH, ("fa", True), ("arm", False), ("test", True), ("t/s", True), ("ratio (95 %)", True), ("device MiB", True),
 )  # fmt: skip
 
 
@@ -87,6 +92,7 @@ def _cells(row: Row) -> list[str]:
         _cell(row["backends"]),
         str(row["n_gpu_layers"]),
         str(row["n_threads"]),
+        str(row["n_ubatch"]),
         str(row["flash_attn_used"]),
         _cell(row["arm"]),
         _test_label(row),

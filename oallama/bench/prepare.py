@@ -87,6 +87,7 @@ def prepare(maker: ArmMaker, arms: Sequence[str], stock_args: Sequence[str] = ()
     Raises UsageError, DoesNotFit, and what planning, searching and fitting raise.
     """
     specs = [maker.make(name) for name in arms]
+    specs += maker.at_the_plans_ubatch(specs)
     for index, text in enumerate(stock_args):
         specs.append(maker.make_of_args(f"{STOCK_ARGS}-{index + 1}" if index else STOCK_ARGS, text))
     if len({spec.name for spec in specs}) < len(specs):

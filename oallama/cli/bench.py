@@ -73,7 +73,8 @@ def parse_output(text: str) -> tuple[str, str | None]:
 @click.option(
     "--arms", type=parsed(parse_names), metavar="A,B,…",
     help="What is compared, the first being what ratios refer to: policies, plan files (*.json), and stock-cpu, "
-    "stock-ngl, stock-fit, stock-ncmoe.  [default: stock-fit,auto; without a device stock-cpu,auto]",
+    "stock-ngl, stock-fit, stock-ncmoe, with -ubN behind the name for micro-batches of N tokens.  "
+    "[default: stock-fit,auto; without a device stock-cpu,auto]",
 )  # fmt: skip
 @click.option(
     "--stock-args", "stock_args", multiple=True, metavar='"FLAGS"',

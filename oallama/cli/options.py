@@ -136,8 +136,9 @@ batch_option = click.option(
     "-b", "--batch-size", "n_batch", type=count(1), metavar="N", help="Tokens of a logical batch.  [default: 2048]"
 )
 ubatch_option = click.option(
-    "-ub", "--ubatch-size", "n_ubatch", type=count(1), metavar="N", help="Tokens of a micro-batch.  [default: 512]"
-)
+    "-ub", "--ubatch-size", "n_ubatch", type=count(1), metavar="N",
+    help="Tokens of a micro-batch.  [default: 512, or more where a plan is predicted to gain by it]",
+)  # fmt: skip
 type_k_option = click.option(
     "-ctk", "--cache-type-k", "type_k", type=CACHE_TYPE, metavar="TYPE", help="Type of K.  [default: f16]"
 )

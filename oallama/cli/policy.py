@@ -67,7 +67,9 @@ class PolicyOptions:
                 return _fit(placer, load)
             return placer.plan(
                 self.policy or ("auto" if self.fill == "continue" else "oato"),
-                **asdict(load),
+                load.n_prompt,
+                load.n_gen,
+                load.n_ctx,
                 affinity=self.affinity,
                 fill=self.fill,
                 **given(prefetch=self.prefetch),

@@ -115,8 +115,9 @@ class Contest:
 
 def gate_tests(load: Workload, plan: Plan | None, stock: Plan | None = None) -> tuple[BenchTest, ...]:
     """The user's prompt and generation, shortened to what the slower prediction, the plan's or stock's, says takes
-    TURN_S each; and the same at a depth where the context is large. A plan that leaves flash attention off for the
-    depth of the workload is measured near that depth. Without a prediction: the shortest."""
+    TURN_S each, the prompt to the plan's micro-batch at most; and the same at a depth where the context is large. A
+    plan that leaves flash attention off for the depth of the workload is measured near that depth. Without a
+    prediction: the shortest."""
     predicted = [each.predicted for each in (plan, stock) if each is not None and each.predicted is not None]
     per_prompt_token = max((each.ttft_s / load.n_prompt for each in predicted), default=TURN_S)
     tpot = max((each.tpot_s for each in predicted), default=TURN_S)
@@ -124,7 +125,8 @@ def gate_tests(load: Workload, plan: Plan | None, stock: Plan | None = None) -> 
     def within(seconds: float, each: float) -> int:
         return int(seconds / each) if each > 0 else 1 << 30
 
-    n_prompt = min(load.n_prompt, load.n_ubatch, max(LEAST_PROMPT, within(TURN_S, per_prompt_token)))
+    n_ubatch = load.n_ubatch if plan is None else plan.workload.n_ubatch
+    n_prompt = min(load.n_prompt, n_ubatch, max(LEAST_PROMPT, within(TURN_S, per_prompt_token)))
     n_gen = min(max(load.n_gen, 1), MOST_GEN, max(LEAST_GEN, within(TURN_S, tpot)))
     off = plan is not None and leaves_flash_off(plan)
     left_out = load.n_prompt - n_prompt + (load.n_gen - n_gen) // 2

@@ -48,10 +48,11 @@ def all_plans(
 
 
 def plan_by(placer: Placer, load: Workload, attention_passes: Sequence[Pass] | None, name: str) -> Plan:
-    """The plan of that name, one of NAMES."""
+    """The plan of that name, one of NAMES. Its micro-batch may be larger than the workload's, where the user fixed
+    none."""
     if name == STOCK_CPU:
         return placer.cpu_plan(**asdict(load), stock_attention=True)
-    return placer.plan(name, **asdict(load), attention_passes=attention_passes)
+    return placer.plan(name, load.n_prompt, load.n_gen, load.n_ctx, attention_passes=attention_passes)
 
 
 def candidate(policy: str, plan: Plan) -> Candidate:

@@ -191,6 +191,8 @@ def gate_key(placer: Placer, load: Workload) -> Key:
         "prompt_class": length_class(load.n_prompt),
         "gen_class": length_class(load.n_gen),
         "n_ubatch": load.n_ubatch,
+        "ubatch_is_fixed": options.n_ubatch is not None,  # else plans may have a larger one, up to n_batch
+        "n_batch": options.n_batch,
         **asdict(placer.attention),
         **{name: getattr(options, name) for name in ("vram", "vram_fill", "gpu_weights")},
     }

@@ -167,6 +167,11 @@ class AttentionRule:
             return (self.asked.flash_attn,)
         return attention_choices(profile, _passes(load, passes), self._plain_allowed(load)) or ("auto",)
 
+    def allows(self, flash_attn: FlashAttention, load: Workload) -> bool:
+        """Whether attention may have this workload's micro-batch: without flash attention the buffer of its scores must
+        stay small."""
+        return flash_attn != "off" or scores_fit(self.model, load)
+
     def _plain_allowed(self, load: Workload) -> bool:
         return self.attention("auto").type_v in PLAIN_V_TYPES and scores_fit(self.model, load)
 

@@ -19,6 +19,7 @@ from oallama.cost.timeline import Prefetch
 from oallama.place.affinity import GRANULARITIES, FillRule, Granularity, Transfers
 from oallama.place.budget import DeviceMemory, Room
 from oallama.place.exchange import exchange, exchange_notes, whole_ffns
+from oallama.place.microbatch import seconds_in, with_larger_ubatch
 from oallama.place.oato import AffinityRule, search
 from oallama.place.placed import Budget, Placed, cpu, layers
 from oallama.place.problem import (
@@ -71,7 +72,10 @@ class Effort:
 
 THOROUGH = Effort()
 QUICK = Effort((1.0, 0.5), (), 4, 4, ("block",), (0,), lowers_ubatch=False, exchanges=False)
-"""For questions that are asked of many devices at once."""
+"""For questions that are asked of many devices at once, and for a first look."""
+
+QUICK_MISSES = 0.05
+"""Of the seconds: by so much a quick look's placement may be slower than the thorough one's."""
 
 
 def decide(
@@ -83,9 +87,10 @@ def decide(
     fill: FillRule = "continue",
     prefetch: PrefetchMode = "ahead",
     effort: Effort = THOROUGH,
+    larger_ubatches: Sequence[int] = (),
 ) -> Decision:
     """The placement of a policy for a workload; "auto" takes the one with the least predicted time. prefetch: how far
-    copies of streamed weights run ahead.
+    copies of streamed weights run ahead. larger_ubatches: micro-batches above the workload's that may be taken instead.
 
     Raises UsageError for a policy this version does not have, DoesNotFit where the policy needs the device and not
     even KV and compute buffers of one layer fit.
@@ -98,23 +103,47 @@ def decide(
         raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICIES)}")
     if policy == "cpu" or problem.profile.device == CPU_DEVICE:
         return on_cpu(problem, load, phase)
-    if policy in ("split", "scheinfer"):
-        return _Sliced(problem, load, phase, policy, Prefetch(prefetch), effort).decide()
-    if policy in PUBLISHED:
-        return _decide_published(problem, policy, load, phase, Prefetch(prefetch))
-    if policy != "auto":
-        return _decide_whole(problem, policy, load, phase, affinity, fill, effort.exchanges, required=True)
-    sliced = _Sliced(problem, load, phase, "scheinfer", Prefetch(prefetch), effort).decide()
-    if sliced.placed.slices is not None and not sliced.placed.slices.streams:
-        sliced = replace(sliced, policy="split")
-    found = [on_cpu(problem, load, phase), sliced]
-    if not problem.slices_only:
-        whole = (
-            _decide_whole(problem, one, load, phase, affinity, fill, effort.exchanges, required=False)
-            for one in ("oato", "layers")
-        )
-        found = [*whole, *found]
-    return min(found, key=lambda decision: decision.placed.seconds)
+
+    def one(name: str, load: Workload, effort: Effort = effort) -> Decision:
+        if name == "cpu":
+            return on_cpu(problem, load, phase)
+        if name in ("split", "scheinfer"):
+            return _Sliced(problem, load, phase, name, Prefetch(prefetch), effort).decide()
+        if name in PUBLISHED:
+            return _decide_published(problem, name, load, phase, Prefetch(prefetch))
+        return _decide_whole(problem, name, load, phase, affinity, fill, effort.exchanges, required=policy != "auto")
+
+    n_layer = problem.graph.n_layer
+    policies: Sequence[str] = (policy,)
+    if policy == "auto":
+        policies = ("cpu", "scheinfer") if problem.slices_only else ("oato", "layers", "cpu", "scheinfer")
+    found = {name: one(name, load) for name in policies}
+
+    def promised(name: str, n_ubatch: int) -> float:
+        """Infinite for other systems' policies, where the memory was short already, and where nothing is streamed as
+        nothing is on the device."""
+        decision = found[name]
+        if name in PUBLISHED or decision.workload != load or not decision.placed.uses_device(n_layer):
+            return float("inf")
+        return seconds_in(problem, decision, n_ubatch, phase, Prefetch(prefetch))
+
+    def searched(name: str, n_ubatch: int, to_beat: float) -> Decision | None:
+        """Quickly first: often there is not the memory for what was promised."""
+        larger, found = replace(load, n_ubatch=n_ubatch), None
+        for look, at_most in ((QUICK, to_beat * (1 + QUICK_MISSES)), (effort, to_beat)):
+            try:
+                found = one(name, larger, replace(look, lowers_ubatch=False))
+            except DoesNotFit:
+                return None
+            if found.workload != larger or not found.placed.uses_device(n_layer) or found.placed.seconds >= at_most:
+                return None
+        return found
+
+    best = with_larger_ubatch(found, larger_ubatches, promised, searched)
+    slices = best.placed.slices
+    if policy == "auto" and best.policy == "scheinfer" and slices is not None and not slices.streams:
+        return replace(best, policy="split")
+    return best
 
 
 def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: str) -> Decision:

@@ -259,11 +259,7 @@ class Slicer:
 
     def fastest(self, blocks: Sequence[Layouts]) -> tuple[BlockCost, ...]:
         """Each block in the layout in which the CPU takes the least time over the workload."""
-        over = passes(self.load, "mixed")
-        return tuple(
-            min(by_layout.values(), key=lambda of: (sum(p.count * of.cpu_s(1.0, p.n_tokens) for p in over), of.layout))
-            for by_layout in blocks
-        )
+        return tuple(map(self._fastest, blocks))
 
     def _modes(self, blocks: Sequence[Layouts]) -> list[_Mode]:
         """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a
@@ -283,6 +279,12 @@ class Slicer:
         )
         twice = [_Mode(once, True, True)] if plain != once else []
         return [without, _Mode(plain, True, False), *twice]
+
+    def _fastest(self, by_layout: Layouts) -> BlockCost:
+        over = passes(self.load, "mixed")
+        return min(
+            by_layout.values(), key=lambda of: (sum(p.count * of.cpu_s(1.0, p.n_tokens) for p in over), of.layout)
+        )
 
     def _solved(
         self, mode: _Mode, per_block: Sequence[Sequence[Choice]], room: int, weights_room: int
@@ -313,6 +315,24 @@ class Slicer:
     #
     # prices
     #
+
+    def again(self, placed: Placed) -> SlicePlan:
+        """The slices of `placed`, which may have been made for another workload, with the prices of this one; n_g is
+        solved anew where prompts have any. Bytes are those of `placed`."""
+        slices = placed.slices
+        assert slices is not None
+        with_n_g = bool(slices.token_assignment)
+        layers: list[tuple[BlockCost, Cut]] = []
+        for by_layout in self.blocks(placed):
+            of = self._fastest(by_layout)
+            i = of.block.operators[0]
+            of = by_layout.get(slices.layouts[i] or of.layout, of)
+            gg, cg = slices.gg[i], slices.cg[i]
+            layers.append((held(of) if with_n_g and of.takes_n_g else of, Cut(of.block.extent - cg - gg, cg, gg)))
+        lengths = sorted({p.n_tokens for p in passes(self.load, "prefill")}) if with_n_g else []
+        table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
+        twice = slices.settings is not None and slices.settings.kept_twice
+        return self.exact(self.priced(layers, table, twice, slices.weights_bytes, slices.staging_bytes))
 
     def priced(self, layers: Layers, table: Table, twice: bool, weights_bytes: int, staging: int) -> SlicePlan:
         """Cuts with the times of their blocks, each as one among others like it."""

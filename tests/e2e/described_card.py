@@ -10,7 +10,7 @@ from oallama.placer import Placer
 from oallama.profile.described import described
 
 
-def slow_cpu_fast_card(model: Path, link_bytes_per_s: float) -> Profile:
+def slow_cpu_fast_card(model: Path, link_bytes_per_s: float, cpu_flops_per_s: float = 5e9) -> Profile:
     """A slow CPU beside a fast card on this link."""
     placer = Placer.load(model, device="none")
     card = Card("test", "a card", 1 << 30, 2e11, 1e13, 5e12, 1e-7, 5e-7, 1e-8, 5e-7, 1e-7, 1e-7,

@@ -129,6 +129,11 @@ def test_the_scores_may_not_be_larger_than_the_model() -> None:
     assert scores_fit(replace(small, file_bytes=3 * 10**9), Workload(1, 1, 16384))
 
 
+def test_a_larger_micro_batch_keeps_to_that() -> None:
+    allowed = [(way, n) for way in ("on", "off") for n in (512, 1024) if rule().allows(way, Workload(1, 1, 16384, n))]
+    assert allowed == [("on", 512), ("on", 1024), ("off", 512)]
+
+
 #
 # the rule: what the user asked for, and a placement for each way
 #

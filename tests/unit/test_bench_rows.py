@@ -7,9 +7,10 @@ import io
 import json
 import math
 import sqlite3
+from dataclasses import replace
 
 import pytest
-from bench_cases import NAMES, planned, report, result, series, stock
+from bench_cases import NAMES, SETTING, planned, report, result, series, stock
 
 from oallama.bench.formats import FORMATS, formatted
 from oallama.bench.records import ArmResult, BenchTest, Cap
@@ -205,3 +206,11 @@ def test_markdown_is_for_people() -> None:
     assert "it was \\| noisy" in text
     assert formatted([], "md") == "nothing was measured\n"
     assert set(FORMATS) == {"md", "csv", "json", "jsonl", "sql"}
+
+
+def test_markdown_shows_the_micro_batch_where_arms_differ_in_it() -> None:
+    large = ArmResult(replace(stock("stock-ngl", 99), setting=SETTING.changed(n_ubatch=1024)), report(*NAMES))
+    head, _, first, second = formatted(made(CPU, large), "md").splitlines()[:4]
+    at = head.split("|").index(" n_ubatch ")
+    assert [line.split("|")[at].strip() for line in (first, second)] == ["512", "1024"]
+    assert "n_ubatch" not in formatted(made(), "md")

@@ -108,7 +108,7 @@ class FakePlacer:
         return {"cpu": "a CPU", "n_threads": self.threads, "device_identity": self.identity}
 
     def plan(
-        self, policy: str, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int, attention_passes: Any = None
+        self, policy: str, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int = 512, attention_passes: Any = None
     ) -> Plan:
         self.planned.append(policy)
         if policy in self.too_big:
@@ -209,6 +209,8 @@ def test_a_verdict_is_remembered_and_only_its_plan_made() -> None:
         {"options": Options(vram=GIB, flash_attn="on")},
         {"options": Options(vram=GIB, type_k="q8_0")},
         {"options": Options(vram=GIB, gpu_weights=0.5)},
+        {"options": Options(vram=GIB, n_ubatch=512)},  # which plans keep to
+        {"options": Options(vram=GIB, n_batch=1024)},
         {"launch_s": 1e-5},
         {"identity": {"description": "the same name, another card"}},
     ],
@@ -265,6 +267,14 @@ def test_turns_take_about_as_long_whatever_the_workload() -> None:
     slow, load = plan("fit", Workload(64, 32, 4096), NAMES, 8 * TURN_S), Workload(64, 32, 4096)
     assert gate_tests(load, plan("split", load, NAMES, TURN_S), slow) == (BenchTest(32, 8),)  # stock takes turns too
     assert gate_tests(Workload(512, 128, 4096), None) == (BenchTest(32, 4),)
+
+
+def test_a_plan_with_a_larger_micro_batch_is_measured_in_it() -> None:
+    load = Workload(2000, 32, 4096)
+    raised = plan("scheinfer", replace(load, n_ubatch=1024), NAMES, 0.1)
+    assert gate_tests(load, raised) == (BenchTest(1024, 16),)
+    assert gate_tests(load, plan("scheinfer", load, NAMES, 0.1)) == (BenchTest(512, 16),)
+    assert candidate("oato", raised).placement != candidate("oato", plan("oato", load, NAMES, 0.1)).placement
 
 
 def test_a_large_context_is_measured_at_a_second_depth_that_is_soon_filled() -> None:
