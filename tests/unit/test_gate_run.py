@@ -437,7 +437,9 @@ def test_the_deep_test_is_for_those_who_have_not_lost_before() -> None:
 
     placer = FakePlacer()
     quick = placer.plan
-    placer.plan = lambda policy, **o: Plan(replace(quick(policy, **o).record, predicted=Predicted(1.0, 0.01, 2.0)))  # type: ignore[method-assign, assignment]
+    placer.plan = lambda policy, *given, **o: Plan(
+        replace(quick(policy, *given, **o).record, predicted=Predicted(1.0, 0.01, 2.0))
+    )  # type: ignore[method-assign, assignment]
     found = gated_plan(placer, load, measure=measure, clock=turns.clock)  # type: ignore[arg-type]
     first, second = measured
     assert first == (["stock-cpu", "layers", "oato"], [False])
