@@ -24,6 +24,7 @@ from oallama.gate.store import Kept, nearest_kept, read_kept, write_kept
 from oallama.gate.verdict import (
     Key,
     Verdict,
+    answers,
     choose,
     decide,
     holds,
@@ -86,7 +87,7 @@ def gated_plan(
     free = cap.device_bytes or 0
     key = gate_key(placer, load)
     kept = None if refresh else _still_valid(read_kept(key), free)
-    known = None if refresh else _remembered(placer, load, key, free, attention_passes, near)
+    known = None if refresh else _remembered(placer, load, key, free, attention_passes, near, budget_s)
     if known is not None:
         return known
     begin()
@@ -116,12 +117,14 @@ def gated_plan(
     stuck = (
         contest.out_of_time and not contest.n_new
     )  # not one round of turns; where it was so before, it will be again
-    settled = not contest.interrupted and ((stuck and kept is not None) or contest.settled(names, tests))
+    settled = not contest.interrupted and contest.settled(names, tests)
+    gave_up_s = budget_s if stuck and not settled and kept is not None and not contest.interrupted else 0.0
     trials = contest.trials() or [Trial(each.policy, 0, None, ruled_out(each, as_stock)) for each in candidates]
     if stuck and not contest.pairs:
-        trials = [Trial(name, tests[0].n_depth, None, f"a round takes longer than {budget_s:g} s") for name in names]
+        trials = [Trial(name, tests[0].n_depth, None, _too_slow(budget_s)) for name in names]
     measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    verdict = decide(key, stock.name, trials, free, measured_at, clock() - start, settled)
+    settled = settled or gave_up_s > 0
+    verdict = decide(key, stock.name, trials, free, measured_at, clock() - start, settled, gave_up_s)
     lengths = load.n_prompt, max(load.n_gen, 1)
     pairs = (each if settled else worth_keeping(each, *lengths) for each in contest.pairs.values())
     write_kept(Kept(verdict, stock.stock, tuple(each for each in pairs if each is not None)))
@@ -130,12 +133,16 @@ def gated_plan(
     return Gated(plans[verdict.winner] if verdict.winner else stocks, verdict, False)
 
 
+def _too_slow(budget_s: float) -> str:
+    return f"{budget_s:g} s were too short for one round of turns; `oallama tune` takes longer"
+
+
 def remembered(placer: Placer, load: Workload) -> Gated | None:
     """What gated_plan returns where it need not measure; None where it would. Raises what planning raises."""
     if placer.known_profile is None:
         return None
     free = memory_cap(placer, setting_of(placer, load.n_ctx, load.n_ubatch)).device_bytes or 0
-    return _remembered(placer, load, gate_key(placer, load), free, None, near=True)
+    return _remembered(placer, load, gate_key(placer, load), free, None, True, BUDGET_S)
 
 
 def stock_at_once(placer: Placer, load: Workload) -> Plan:
@@ -152,12 +159,18 @@ def stock_name(placer: Placer) -> str:
 
 
 def _remembered(
-    placer: Placer, load: Workload, key: Key, free: int, attention_passes: Sequence[Pass] | None, near: bool
+    placer: Placer,
+    load: Workload,
+    key: Key,
+    free: int,
+    attention_passes: Sequence[Pass] | None,
+    near: bool,
+    budget_s: float,
 ) -> Gated | None:
     kept, apart = _still_valid(read_kept(key), free), False
-    if kept is None or not kept.verdict.settled:
+    if kept is None or not answers(kept.verdict, budget_s):
         kept, apart = _still_valid(nearest_kept(key) if near else None, free), True
-    if kept is None:
+    if kept is None or not answers(kept.verdict, budget_s):
         return None
     verdict = kept.verdict
     if apart:

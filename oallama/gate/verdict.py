@@ -42,7 +42,8 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What the gate found. winner None: stock's placement is used. winner_by_depth: what each depth alone would say.
-    settled False: there was no time to find out; what was measured counts the next time."""
+    settled False: there was no time to find out; what was measured counts the next time. gave_up_s: so many seconds
+    were too short twice; it holds for those who have no more."""
 
     key: Key
     stock: str
@@ -54,6 +55,7 @@ class Verdict:
     seconds: float  # that the gate took
     version: int = VERSION
     settled: bool = True
+    gave_up_s: float = 0.0
 
 
 def size_class(n_tokens: int) -> int:
@@ -111,13 +113,15 @@ def decide(
     measured_at: str,
     seconds: float,
     settled: bool = True,
+    gave_up_s: float = 0.0,
 ) -> Verdict:
     """The verdict of all trials; stock's where it is not settled."""
     depths = sorted({each.n_depth for each in trials})
     by_depth = tuple((depth, winner_of([each for each in trials if each.n_depth == depth])) for depth in depths)
     if not settled:
         return Verdict(key, stock, tuple(trials), None, (), free_bytes, measured_at, seconds, settled=False)
-    return Verdict(key, stock, tuple(trials), winner_of(trials), by_depth, free_bytes, measured_at, seconds)
+    winner = winner_of(trials)
+    return Verdict(key, stock, tuple(trials), winner, by_depth, free_bytes, measured_at, seconds, gave_up_s=gave_up_s)
 
 
 def reweighed(verdict: Verdict, pairs: Sequence[Pairs], key: Key, n_prompt: int, n_gen: int) -> Verdict:
@@ -134,6 +138,11 @@ def distance(key: Key, other: Key) -> int | None:
     if {**key, **dict.fromkeys(LENGTHS)} != {**other, **dict.fromkeys(LENGTHS)}:
         return None
     return sum(abs(int(key[name]) - int(other[name])) for name in LENGTHS)
+
+
+def answers(verdict: Verdict, budget_s: float) -> bool:
+    """Whether it says what to use to somebody who has so much time to find out."""
+    return verdict.settled and (not verdict.gave_up_s or budget_s <= verdict.gave_up_s)
 
 
 def holds(verdict: Verdict, free_bytes: int) -> bool:
