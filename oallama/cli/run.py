@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Generator
 from dataclasses import asdict, replace
@@ -16,18 +15,19 @@ from oallama.cli.gate import gated
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
+    complete_file,
     count,
     gate_option,
     gathered,
     json_option,
     model_option,
-    parsed,
     profile_option,
     refresh_gate_option,
 )
 from oallama.cli.output import emit_json, is_terminal, talk
-from oallama.cli.policy import PolicyOptions, policy_options
-from oallama.cli.prompt import model_and_prompt, read_prompt
+from oallama.cli.policy import PolicyOptions, note_unused, policy_options
+from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
+from oallama.cli.sampling import SamplingOptions, sampling_options
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.types import SPLIT_LAYOUT, StreamSettings, Workload
@@ -44,28 +44,32 @@ BYTES_PER_TOKEN = 4  # of ordinary text; only sizes the plan, the engine counts 
 LEAST_BYTES_PER_TOKEN = 2  # below this a prompt may not fit the context that is chosen without -c
 
 
-def parse_seed(text: str) -> int:
-    """A seed from 0 to 2**32 - 1; -1 is a random one. Raises ValueError."""
-    if text.strip() == "-1":
-        return secrets.randbits(32)
-    if not text.strip().isdecimal() or int(text) >= 2**32:
-        raise ValueError(f"{text!r} is not a seed; give 0 to {2**32 - 1}, or -1 for a random one")
-    return int(text)
+DEFAULT_N_GEN = 128
+WITHOUT_END = -1  # -n: until the model ends or the context is full; planned for as DEFAULT_N_GEN
 
 
 @click.command("run", short_help="Generate text with the weights placed by a plan.")
-@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=complete_file)
 @model_option
 @click.option("-p", "--prompt", metavar="PROMPT", help="The prompt; `-` reads it from stdin, as does none in a pipe.")
+@click.option("-f", "--file", "prompt_file", type=click.Path(), metavar="FILE", help="The prompt, from a file.")
+@click.option(
+    "-sys",
+    "--system",
+    "--system-prompt",
+    "system",
+    metavar="TEXT",
+    help="What the model is told before the prompt, in its chat template.",
+)
 @click.option(
     "-n",
     "--predict",
     "n_gen",
-    type=count(0),
-    default=128,
+    type=count(WITHOUT_END),
+    default=DEFAULT_N_GEN,
     show_default=True,
     metavar="N",
-    help="Tokens to generate at most.",
+    help="Tokens to generate at most; -1: until the model ends or the context is full.",
 )
 @click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says.")
 @policy_options
@@ -73,16 +77,7 @@ def parse_seed(text: str) -> int:
 @profile_option
 @gate_option
 @refresh_gate_option
-@click.option(
-    "-s",
-    "--seed",
-    type=parsed(parse_seed),
-    default="0",
-    show_default=True,
-    metavar="SEED",
-    help="Seed of the draw; -1: random.",
-)
-@click.option("--temp", type=float, default=0.8, show_default=True, metavar="T", help="Temperature; 0: greedy.")
+@sampling_options
 @click.option(
     "--chat/--no-chat",
     default=None,
@@ -94,6 +89,8 @@ def command(
     words: tuple[str, ...],
     model_option: str | None,
     prompt: str | None,
+    prompt_file: str | None,
+    system: str | None,
     n_gen: int,
     plan_file: str | None,
     policy: PolicyOptions,
@@ -101,8 +98,7 @@ def command(
     profile: str | None,
     gate: bool,
     refresh_gate: bool,
-    seed: int,
-    temp: float,
+    sampling: SamplingOptions,
     chat: bool | None,
     as_json: bool,
 ) -> None:
@@ -116,8 +112,13 @@ def command(
       oallama run model.gguf "Why is the sky blue?" -n 256
       echo "Once upon a time" | oallama run model.gguf --device rpc-worker
     """
+    if prompt_file is not None:
+        if prompt is not None:
+            raise UsageError("the prompt is given twice, by -p and by -f")
+        prompt = prompt_of_file(prompt_file)
     model, text = model_and_prompt(words, model_option, prompt)
     text = read_prompt(text)
+    drawn = sampling.arguments()
     if plan_file is not None and policy.given:
         raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
     n_bytes = len(text.encode())
@@ -127,15 +128,18 @@ def command(
         from oallama.placer import Placer
 
         placer = Placer.of_file(model or default_model(), options, profile)
-        plan = made_plan(placer, policy, run_workload(placer, n_bytes, n_gen), gate, refresh_gate)
+        note_unused(placer)
+        expected = likely_answer(placer, n_bytes) if n_gen == WITHOUT_END else n_gen
+        plan = made_plan(placer, policy, run_workload(placer, n_bytes, expected), gate, refresh_gate)
     with placer.engine(plan) as loaded:
         for warning in loaded.warnings:
             talk(f"warning: {warning}")
         emulated = placer.device.emulated
         if emulated is not None:
             talk(f"note: {without_meaning(emulated)}")
-        tokens = prompt_tokens(loaded, placer.model.path, text, chat)
-        stream = loaded.stream(tokens, max_tokens=n_gen, temperature=temp, seed=seed)
+        tokens = prompt_tokens(loaded, placer.model.path, text, chat, system)
+        most = loaded.n_ctx if n_gen == WITHOUT_END else n_gen
+        stream = loaded.stream(tokens, max_tokens=most, **drawn)
         generation = write_stream(stream, show=not as_json)
         if as_json:
             emit_json(run_document(generation, loaded) | ({"emulated": True} if emulated is not None else {}))
@@ -167,6 +171,13 @@ def run_workload(placer: Placer, prompt_bytes: int, n_gen: int) -> Workload:
     if placer.options.n_ctx is None and load.n_ctx < most + n_gen:
         return replace(load, n_ctx=most + n_gen + 1)
     return load
+
+
+def likely_answer(placer: Placer, prompt_bytes: int) -> int:
+    """Tokens to plan for where nobody limits the answer."""
+    n_ctx = placer.options.n_ctx
+    room = DEFAULT_N_GEN if n_ctx is None else n_ctx - (prompt_bytes // BYTES_PER_TOKEN + 1)
+    return max(0, min(DEFAULT_N_GEN, room))
 
 
 def made_plan(placer: Placer, policy: PolicyOptions, load: Workload, gate: bool, refresh_gate: bool) -> Plan:
