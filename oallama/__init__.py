@@ -7,19 +7,50 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from oallama.core.errors import (
+        BridgeError,
+        DeviceError,
+        DoesNotFit,
+        ModelFileError,
+        OallamaError,
+        PlanError,
+        ProfileError,
+        UsageError,
+    )
     from oallama.core.types import Profile
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
-_EXPORTS = {"Placer": "oallama.placer", "Plan": "oallama.plan.plan", "Profile": "oallama.core.types"}
+__all__ = [
+    "BridgeError",
+    "DeviceError",
+    "DoesNotFit",
+    "ModelFileError",
+    "OallamaError",
+    "Placer",
+    "Plan",
+    "PlanError",
+    "Profile",
+    "ProfileError",
+    "UsageError",
+    "__version__",
+]
 
-__all__ = ["Placer", "Plan", "Profile", "__version__"]
+_OF = {"Placer": "oallama.placer", "Plan": "oallama.plan.plan", "Profile": "oallama.core.types"}
+"""The modules of public names that are no errors."""
 
 
 def __getattr__(name: str) -> Any:
     """Public names are loaded when they are first used, so that `import oallama` costs nothing."""
-    if name in _EXPORTS:
-        from importlib import import_module
+    from importlib import import_module
 
-        return getattr(import_module(_EXPORTS[name]), name)
+    errors = "oallama.core.errors"
+    if name == "errors":
+        return import_module(errors)
+    if name in __all__:
+        return getattr(import_module(_OF.get(name, errors)), name)
     raise AttributeError(f"module 'oallama' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "errors"})

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from oallama.core.errors import DeviceError, UsageError
 from oallama.core.options import STOCK_UBATCH, Options
@@ -78,7 +78,7 @@ class Placer:
         self.model = model
         self.operators = tuple(operators)
         self.tensor_names = tuple(tensor_names)
-        self.options = options
+        self.options = options if options.n_ctx != 0 else replace(options, n_ctx=model.n_ctx_train or None)
         self.device, self.threads = resolved(parse_device(options.device), options.threads)
         self.attention = options.attention()  # with the KV cache that is measured and planned for
         self._attention_rule = AttentionRule(model, options)
@@ -176,8 +176,8 @@ class Placer:
     ) -> AffinityReport:
         """OATO for one phase: where every operator goes, and why.
 
-        affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises DoesNotFit, ProfileError,
-        DeviceError.
+        affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises UsageError for a phase, affinity or
+        fill that there is not, DoesNotFit, ProfileError, DeviceError.
         """
         load = self.workload(n_prompt, n_gen, n_ctx)
         larger = larger_ubatches(load, self.options)
@@ -407,6 +407,14 @@ class Placer:
         larger: Sequence[int] = (),
     ) -> tuple[Decision, FlashAttention]:
         """larger: micro-batches above the workload's that may be taken instead."""
+        for name, value, known in (
+            ("phase", phase, Phase),
+            ("affinity", affinity, AffinityRule),
+            ("fill", fill, FillRule),
+            ("prefetch", prefetch, PrefetchMode),
+        ):
+            if value not in get_args(known):
+                raise UsageError(f"{name} is {value!r}; give one of {', '.join(get_args(known))}")
 
         def made(flash_attn: FlashAttention) -> Decision:
             sizes = [n for n in larger if self._attention_rule.allows(flash_attn, replace(load, n_ubatch=n))]

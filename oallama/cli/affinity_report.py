@@ -16,7 +16,7 @@ from oallama.cli.options import (
     profile_option,
 )
 from oallama.cli.output import deliver, json_text, show
-from oallama.cli.policy import affinity_option, fill_option
+from oallama.cli.policy import affinity_option, fill_option, note_unused
 
 if TYPE_CHECKING:
     from oallama.core.options import Options
@@ -72,6 +72,7 @@ def command(
 
     chosen = "json" if as_json else form or format_of(output)
     placer = Placer.of_file(model, options, profile)
+    note_unused(placer)
     report = placer.report(phase, n_prompt, n_gen, affinity, fill)
     if chosen == "table" and output is None:
         from oallama.report.affinity import report_tables

@@ -17,11 +17,18 @@ class Tokenizer(Protocol):
     def tokenize(self, text: str, add_special: bool = True) -> list[int]: ...
 
 
-def prompt_tokens(tokenizer: Tokenizer, path: str, prompt: str, chat: bool | None) -> list[int]:
+def prompt_tokens(
+    tokenizer: Tokenizer, path: str, prompt: str, chat: bool | None, system: str | None = None
+) -> list[int]:
     """Token numbers of the prompt, in the model's chat template if `chat` (None: if it has one and is not ours).
+    system: a message before it, which needs the template.
 
-    Raises UsageError for --chat without a template, ModelFileError for a template that cannot be used.
+    Raises UsageError for --chat or --system without a template, ModelFileError for a template that cannot be used.
     """
+    if system is not None:
+        if chat is False:
+            raise UsageError("--system is a message of a chat, so it does not go with --no-chat; leave one of them out")
+        chat = True
     if chat is None and Path(path).name == FILE:
         chat = False  # it tells stories; a question wants --chat
     template, bos, eos = (None, "", "") if chat is False else template_of(path)
@@ -32,7 +39,8 @@ def prompt_tokens(tokenizer: Tokenizer, path: str, prompt: str, chat: bool | Non
     from oallama.model.chat_template import render_chat
 
     try:
-        text = render_chat(template, [{"role": "user", "content": prompt}], bos, eos)
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        text = render_chat(template, [*messages, {"role": "user", "content": prompt}], bos, eos)
     except ModelFileError as error:
         raise ModelFileError(f"{error}; {_REMEDY}") from None
     begun = bool(bos) and text.startswith(bos)  # the template has put the BOS token there by itself

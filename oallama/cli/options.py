@@ -9,9 +9,10 @@ from functools import wraps
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from oallama.core.options import CACHE_TYPES, Options
-from oallama.core.units import parse_bytes, parse_share
+from oallama.core.units import parse_memory, parse_share
 
 Function = Callable[..., Any]
 
@@ -34,16 +35,21 @@ def count(least: int, most: int = 2**31 - 1) -> Callable[[Any], Any]:
     """A click type: a whole number from `least` to `most`."""
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"\s*[0-9]{1,10}\s*", text) or not least <= int(text) <= most:
+        if not re.fullmatch(r"\s*-?[0-9]{1,10}\s*", text) or not least <= int(text) <= most:
             raise ValueError(f"{text!r} is not a whole number from {least} to {most}")
         return int(text)
 
     return parsed(parse)
 
 
-SIZE = parsed(parse_bytes)
+SIZE = parsed(parse_memory)
 SHARE = parsed(parse_share)
 CACHE_TYPE = click.Choice(tuple(CACHE_TYPES))
+
+
+def complete_file(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """For the shell: file names."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 def given(**values: Any) -> dict[str, Any]:
@@ -120,8 +126,8 @@ gpu_weights_option = click.option(
 PLACEMENT = (device_option, vram_option, vram_fill_option, gpu_weights_option, threads_option)
 
 context_option = click.option(
-    "-c", "--ctx-size", "n_ctx", type=count(1), metavar="N",
-    help="Context length in tokens.  [default: what the workload needs]",
+    "-c", "--ctx-size", "n_ctx", type=count(0), metavar="N",
+    help="Context length in tokens; 0: what the model was trained on.  [default: what the workload needs]",
 )  # fmt: skip
 
 n_prompt_option = click.option(
@@ -186,7 +192,7 @@ def parse_chart(text: str) -> str:
 
 
 chart_option = click.option(
-    "--chart", type=parsed(parse_chart), metavar="FILE",
+    "--chart", type=parsed(parse_chart), metavar="FILE", shell_complete=complete_file,
     help="Draw the times as well, as .svg, or as .png where matplotlib is installed.",
 )  # fmt: skip
 

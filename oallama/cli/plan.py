@@ -15,7 +15,7 @@ from oallama.cli.options import (
     ubatch_option,
 )
 from oallama.cli.output import emit_json, talk
-from oallama.cli.policy import PolicyOptions, policy_options
+from oallama.cli.policy import PolicyOptions, note_unused, policy_options
 from oallama.core.options import Options
 
 
@@ -45,6 +45,7 @@ def command(
     from oallama.report.plan import plan_sentences
 
     placer = Placer.of_file(model, options, profile)
+    note_unused(placer)
     plan = policy.plan(placer, placer.workload(n_prompt, n_gen))
     if output is not None:
         plan.save(output)

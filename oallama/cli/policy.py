@@ -10,6 +10,7 @@ import click
 
 from oallama import __version__
 from oallama.cli.options import Function, count, given
+from oallama.cli.output import talk
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import CPU_DEVICE, Workload
 from oallama.place.decide import FIT, LATER_POLICIES, POLICIES
@@ -29,6 +30,11 @@ def _check_policy(_context: click.Context, _parameter: click.Parameter, value: s
 
 
 STREAMING_POLICIES = ("auto", "scheinfer", "hetegen", "flexgen", "fiddler")
+
+
+def _complete_policy(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Those there are: the type also knows later ones, to say when they come."""
+    return [policy for policy in (*POLICIES, FIT) if policy.startswith(incomplete)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,15 @@ class PolicyOptions:
         if self.n_gpu_layers and placer.profile().device == CPU_DEVICE:
             raise UsageError("-ngl needs a device, and there is none; name one with --device, such as rpc-worker")
         return whole_layers(placer, self.n_gpu_layers, load)
+
+
+def note_unused(placer: Placer) -> None:
+    """Say that --vram and --gpu-weights limit a device and there is none."""
+    asked = {"--vram": placer.options.vram, "--gpu-weights": placer.options.gpu_weights}
+    given = [option for option, value in asked.items() if value is not None]
+    if given and not placer.has_device:
+        verb = "limits" if len(given) == 1 else "limit"
+        talk(f"note: {' and '.join(given)} {verb} a device, and there is none; name one with --device")
 
 
 def _fit(placer: Placer, load: Workload) -> Plan:
@@ -139,7 +154,7 @@ fill_option = click.option(
 
 policy_option = click.option(
     "--policy", type=click.Choice([*POLICIES, FIT, *LATER_POLICIES]), metavar="POLICY",
-    callback=_check_policy,
+    callback=_check_policy, shell_complete=_complete_policy,
     help="oato: operators by GPU affinity; split: besides, operators computed by CPU and device at the same time; "
     "scheinfer: besides, weights streamed to the device; layers: whole layers, as llama.cpp's -ngl; cpu: nothing on "
     "the device; auto: whichever of these should be fastest. To compare with: fit, llama.cpp's own --fit; hetegen, "

@@ -79,3 +79,22 @@ def _read(stdin: TextIO | None) -> str:
     if len(text) > MAX_PROMPT_BYTES:
         raise UsageError(f"the prompt on stdin is longer than {MAX_PROMPT_BYTES} characters")
     return text.removesuffix("\n")
+
+
+def prompt_of_file(path: str) -> str:
+    """The text of a prompt file (-f), without its last line end, as llama.cpp reads it. Raises UsageError."""
+    return text_of_file(path, "prompt").removesuffix("\n")
+
+
+def text_of_file(path: str, what: str) -> str:
+    """A file of at most MAX_PROMPT_BYTES of UTF-8 text. what: names it in errors. Raises UsageError."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_PROMPT_BYTES + 1)
+        if len(data) > MAX_PROMPT_BYTES:
+            raise UsageError(f"the {what} in {path} is longer than {MAX_PROMPT_BYTES} bytes")
+        return data.decode()
+    except OSError as error:
+        raise UsageError(f"cannot read the {what} {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"the {what} in {path} is not UTF-8 text") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import sys
 from collections.abc import Generator
 from dataclasses import asdict, replace
@@ -16,19 +15,20 @@ from oallama.cli.gate import at_once, gated, tune_after
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
+    complete_file,
     count,
     gate_option,
     gathered,
     json_option,
     model_option,
-    parsed,
     profile_option,
     refresh_gate_option,
     tune_option,
 )
 from oallama.cli.output import emit_json, is_terminal, talk
-from oallama.cli.policy import PolicyOptions, policy_options
-from oallama.cli.prompt import model_and_prompt, read_prompt
+from oallama.cli.policy import PolicyOptions, note_unused, policy_options
+from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
+from oallama.cli.sampling import SamplingOptions, sampling_options
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.types import SPLIT_LAYOUT, StreamSettings, Workload
@@ -45,28 +45,32 @@ if TYPE_CHECKING:
 BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which the engine counts for itself
 
 
-def parse_seed(text: str) -> int:
-    """A seed from 0 to 2**32 - 1; -1 is a random one. Raises ValueError."""
-    if text.strip() == "-1":
-        return secrets.randbits(32)
-    if not text.strip().isdecimal() or int(text) >= 2**32:
-        raise ValueError(f"{text!r} is not a seed; give 0 to {2**32 - 1}, or -1 for a random one")
-    return int(text)
+DEFAULT_N_GEN = 128
+WITHOUT_END = -1  # -n: until the model ends or the context is full; planned for as DEFAULT_N_GEN
 
 
 @click.command("run", short_help="Generate text with the weights placed by a plan.")
-@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]")
+@click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=complete_file)
 @model_option
 @click.option("-p", "--prompt", metavar="PROMPT", help="The prompt; `-` reads it from stdin, as does none in a pipe.")
+@click.option("-f", "--file", "prompt_file", type=click.Path(), metavar="FILE", help="The prompt, from a file.")
+@click.option(
+    "-sys",
+    "--system",
+    "--system-prompt",
+    "system",
+    metavar="TEXT",
+    help="What the model is told before the prompt, in its chat template.",
+)
 @click.option(
     "-n",
     "--predict",
     "n_gen",
-    type=count(0),
-    default=128,
+    type=count(WITHOUT_END),
+    default=DEFAULT_N_GEN,
     show_default=True,
     metavar="N",
-    help="Tokens to generate at most.",
+    help="Tokens to generate at most; -1: until the model ends or the context is full.",
 )
 @click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says.")
 @policy_options
@@ -75,16 +79,7 @@ def parse_seed(text: str) -> int:
 @gate_option
 @refresh_gate_option
 @tune_option
-@click.option(
-    "-s",
-    "--seed",
-    type=parsed(parse_seed),
-    default="0",
-    show_default=True,
-    metavar="SEED",
-    help="Seed of the draw; -1: random.",
-)
-@click.option("--temp", type=float, default=0.8, show_default=True, metavar="T", help="Temperature; 0: greedy.")
+@sampling_options
 @click.option(
     "--chat/--no-chat",
     default=None,
@@ -96,6 +91,8 @@ def command(
     words: tuple[str, ...],
     model_option: str | None,
     prompt: str | None,
+    prompt_file: str | None,
+    system: str | None,
     n_gen: int,
     plan_file: str | None,
     policy: PolicyOptions,
@@ -104,8 +101,7 @@ def command(
     gate: bool,
     refresh_gate: bool,
     tune: str,
-    seed: int,
-    temp: float,
+    sampling: SamplingOptions,
     chat: bool | None,
     as_json: bool,
 ) -> None:
@@ -120,13 +116,18 @@ def command(
       oallama run model.gguf "Why is the sky blue?" -n 256
       echo "Once upon a time" | oallama run model.gguf --device rpc-worker
     """
+    if prompt_file is not None:
+        if prompt is not None:
+            raise UsageError("the prompt is given twice, by -p and by -f")
+        prompt = prompt_of_file(prompt_file)
     model, text = model_and_prompt(words, model_option, prompt)
     text = read_prompt(text)
+    drawn = sampling.arguments()
     if plan_file is not None and policy.given:
         raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
     if plan_file is not None:
         placer, plan = planned(model, plan_file, policy, options, profile)
-        tokens = tokens_if_long(placer, text, chat, options.n_ctx or plan.workload.n_ctx)
+        tokens = tokens_if_long(placer, text, chat, system, placer.options.n_ctx or plan.workload.n_ctx)
         load, to_tune = plan.workload, False
     else:
         from oallama.placer import Placer
@@ -135,8 +136,11 @@ def command(
             model = default_model()
             talk(NOTE)
         placer = Placer.of_file(model, options, profile)
-        tokens = tokens_if_long(placer, text, chat, options.n_ctx, n_gen)
-        load = run_workload(placer, len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens), n_gen)
+        note_unused(placer)
+        expected = likely_answer(placer, len(text.encode())) if n_gen == WITHOUT_END else n_gen
+        tokens = tokens_if_long(placer, text, chat, system, placer.options.n_ctx, expected)
+        n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
+        load = run_workload(placer, n_prompt, expected)
         plan, to_tune = made_plan(placer, policy, load, gate, refresh_gate, tune)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
     with placer.engine(plan) as loaded:
@@ -146,8 +150,9 @@ def command(
         if emulated is not None:
             talk(f"note: {without_meaning(emulated)}")
         if tokens is None:
-            tokens = prompt_tokens(loaded, placer.model.path, text, chat)
-        stream = loaded.stream(tokens, max_tokens=n_gen, temperature=temp, seed=seed)
+            tokens = prompt_tokens(loaded, placer.model.path, text, chat, system)
+        most = loaded.n_ctx if n_gen == WITHOUT_END else n_gen
+        stream = loaded.stream(tokens, max_tokens=most, **drawn)
         generation = write_stream(stream, show=not as_json)
         if as_json:
             emit_json(run_document(generation, loaded) | ({"emulated": True} if emulated is not None else {}))
@@ -174,15 +179,17 @@ def planned(
     return Placer.of_file(model or plan.record.model_path, options, profile), plan
 
 
-def tokens_if_long(placer: Placer, text: str, chat: bool | None, n_ctx: int | None, n_gen: int = 0) -> list[int] | None:
+def tokens_if_long(
+    placer: Placer, text: str, chat: bool | None, system: str | None, n_ctx: int | None, n_gen: int = 0
+) -> list[int] | None:
     """The tokens of a prompt whose length alone does not show that it and n_gen more fit the context; None of another.
     n_ctx None: the context is yet to be chosen. Raises UsageError where n_ctx is too short for it."""
     from oallama.run.vocabulary import LongestTokens, Vocabulary
 
     path = placer.model.path
-    if len(prompt_tokens(LongestTokens(), path, text, chat)) + n_gen <= (n_ctx or placer.workload(1, 0).n_ctx):
+    if len(prompt_tokens(LongestTokens(), path, text, chat, system)) + n_gen <= (n_ctx or placer.workload(1, 0).n_ctx):
         return None
-    tokens = prompt_tokens(Vocabulary(path), path, text, chat)
+    tokens = prompt_tokens(Vocabulary(path), path, text, chat, system)
     if n_ctx is not None and len(tokens) > n_ctx:
         raise UsageError(f"the prompt has {len(tokens)} tokens but the context holds {n_ctx}; shorten it or raise -c")
     return tokens
@@ -197,6 +204,13 @@ def run_workload(placer: Placer, n_prompt: int, n_gen: int) -> Workload:
             "what it writes behind them may make no sense"
         )
     return load
+
+
+def likely_answer(placer: Placer, prompt_bytes: int) -> int:
+    """Tokens to plan for where nobody limits the answer."""
+    n_ctx = placer.options.n_ctx
+    room = DEFAULT_N_GEN if n_ctx is None else n_ctx - (prompt_bytes // BYTES_PER_TOKEN + 1)
+    return max(0, min(DEFAULT_N_GEN, room))
 
 
 def made_plan(

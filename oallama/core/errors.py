@@ -5,13 +5,37 @@ Exit codes of the command line: usage and unusable input give 2, failed work giv
 
 from __future__ import annotations
 
+import re
+
 from oallama.core.units import format_bytes
+
+PYTHON_NAMES = {
+    "--affinity": "affinity", "--device": "device", "--fill": "fill", "--gpu-weights": "gpu_weights",
+    "--min-p": "min_p", "--policy": "policy", "--repeat-penalty": "repeat_penalty", "--stop": "stop",
+    "--temp": "temperature", "--threads": "threads", "--tokens": "tokens", "--top-k": "top_k", "--top-p": "top_p",
+    "--vram": "vram", "--vram-fill": "vram_fill", "-b": "n_batch", "-c": "n_ctx", "-ctk": "type_k", "-ctv": "type_v",
+    "-fa": "flash_attn", "-n": "n_gen", "-ngl": "gpu_layers", "-p": "n_prompt", "-ub": "n_ubatch",
+}  # fmt: skip
+"""Options of the command line, by which messages name things, and the arguments that they are in Python."""
+
+_OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
 
 class OallamaError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose.
+
+    The message names options as the command line does; a note below it, which tracebacks show, says what they are
+    called in Python.
+    """
 
     exit_code = 1
+
+    def __init__(self, *values: object) -> None:
+        super().__init__(*values)
+        options = dict.fromkeys(_OPTION.findall(str(self)))
+        named = [f"{PYTHON_NAMES[option]} for {option}" for option in options if option in PYTHON_NAMES]
+        if named:
+            self.__notes__ = [f"in Python: {', '.join(named)}"]  # as add_note does, which Python 3.10 lacks
 
 
 class ModelFileError(OallamaError):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from oallama.core.errors import UsageError
 from oallama.core.types import Attention, FlashAttention
-from oallama.core.units import parse_bytes, parse_share
+from oallama.core.units import parse_memory, parse_share
 
 T = TypeVar("T")
 
@@ -30,10 +30,11 @@ STOCK_BATCH, STOCK_UBATCH = 2048, 512
 class Options:
     """How a model is to be placed and loaded. None: nothing was asked for, and the plan or the machine decides.
 
-    device: `--device` text; None: the first GPU, or none. vram: bytes of the device's memory to plan with; None: what
-    is free. vram_fill: share of it that may be used. gpu_weights: cap on the share of the operators' weight bytes on
-    the device. threads: of the CPU; None: one per physical core. n_ctx, n_batch, n_ubatch: tokens. type_k, type_v: of
-    the KV cache. flash_attn "auto": whichever is predicted to be faster.
+    device: `--device` text; None: the first GPU, or none. vram: bytes of the device's memory to plan with; None:
+    what is free. vram_fill: share of it that may be used. gpu_weights: cap on the share of the operators' weight
+    bytes on the device. threads: of the CPU; None: one per physical core. n_ctx, n_batch, n_ubatch: tokens; n_ctx
+    0: what the model was trained on. type_k, type_v: of the KV cache. flash_attn "auto": whichever is predicted to
+    be faster.
 
     Raises UsageError for a value that cannot be, and for a V cache that needs flash attention with it off.
     """
@@ -68,9 +69,13 @@ class Options:
         """Of keywords as a caller of Placer.load may write them: sizes and shares as text too ("6GiB", "50%"), None for
         what is not given. Raises UsageError."""
         if "vram" in values:
-            values["vram"] = _parsed(parse_bytes, values["vram"], "--vram")
+            values["vram"] = _parsed(parse_memory, values["vram"], "--vram")
         if "gpu_weights" in values:
             values["gpu_weights"] = _parsed(parse_share, values["gpu_weights"], "--gpu-weights")
+        unknown = sorted(values.keys() - {field.name for field in fields(cls)})
+        if unknown:
+            known = ", ".join(field.name for field in fields(cls))
+            raise TypeError(f"{unknown[0]!r} is no option of a Placer; there are {known}")
         return cls(**{name: value for name, value in values.items() if value is not None})
 
     def attention(self, planned: Attention = STOCK_ATTENTION) -> Attention:

@@ -32,6 +32,15 @@ def parse_bytes(text: str) -> int:
     return int(float(number) * scale) if "." in number else int(number) * scale
 
 
+def parse_memory(text: str) -> int:
+    """A size of memory: as parse_bytes, but a number without a unit is no small one. Raises ValueError that names what
+    was probably meant."""
+    n_bytes = parse_bytes(text)
+    if 0 < n_bytes < MIB and text.strip().replace(".", "", 1).isdecimal():
+        raise ValueError(f"{text!r} is {n_bytes} bytes; write the unit, for example {text.strip()}GiB")
+    return n_bytes
+
+
 def parse_share(text: str) -> float:
     """`50%` or `0.5` as 0.5. Raises ValueError outside 0..1."""
     stripped = text.strip()

@@ -92,8 +92,10 @@ class DeviceSpec:
 
 
 def parse_device(text: str | None) -> DeviceSpec:
-    """`--device` text as a DeviceSpec; None and "" mean auto. Raises UsageError naming the accepted forms."""
+    """`--device` text as a DeviceSpec; None and "" mean auto, CPU none. Raises UsageError naming the accepted forms."""
     stripped = (text or "auto").strip()
+    if stripped.lower() == "cpu":  # as ggml calls what there is without a device
+        return DeviceSpec("none")
     if stripped in ("auto", "none", "cpu-pair"):
         return DeviceSpec(stripped)  # type: ignore[arg-type]
     if stripped.startswith("rpc://"):

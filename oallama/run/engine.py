@@ -27,7 +27,6 @@ from oallama.plan.plugin_text import split_text
 from oallama.run.generate import (
     Generation,
     Piece,
-    Sampler,
     check_tokens,
     generation_of,
     pieces,
@@ -35,6 +34,7 @@ from oallama.run.generate import (
     tokenize,
 )
 from oallama.run.load import EngineMemory, compare_memory, load_llama, usable_layouts
+from oallama.run.sampler import Sampler, Sampling
 from oallama.run.setup import (
     Held,
     check_device,
@@ -46,6 +46,7 @@ from oallama.run.setup import (
     runner_for,
 )
 from oallama.run.split import LoadedSplit, SplitMeter, SplitRun, open_split
+from oallama.run.stops import Stops
 from oallama.run.turns import Turns
 
 if TYPE_CHECKING:
@@ -183,14 +184,19 @@ class Engine:
         temperature: float = 0.8,
         seed: int = 0,
         on_text: Callable[[str], None] | None = None,
+        stop: Sequence[str] = (),
+        **sampling: Any,
     ) -> Generation:
-        """Continue a prompt (text, or token numbers) until the model ends, max_tokens, or the end of the context.
+        """Continue a prompt (text, or token numbers) until the model ends, max_tokens, the end of the context, or one
+        of the texts `stop`, which is not part of the answer.
 
-        temperature 0 is greedy; else the draw follows from seed. on_text gets every piece as it comes.
-        Raises UsageError for tokens outside the vocabulary, a prompt longer than the context, or a closed engine,
+        temperature 0 is greedy; else the draw follows from seed. sampling: the other fields of Sampling (top_k, top_p,
+        min_p, repeat_penalty, grammar). on_text gets every piece as it comes.
+        Raises UsageError for tokens outside the vocabulary, a prompt longer than the context, values that cannot be, or
+        a closed engine,
         DeviceError.
         """
-        stream = self.stream(prompt, max_tokens, temperature, seed)
+        stream = self.stream(prompt, max_tokens, temperature, seed, stop, **sampling)
         while True:
             try:
                 text = next(stream)
@@ -201,7 +207,13 @@ class Engine:
                 on_text(text)
 
     def stream(
-        self, prompt: str | Sequence[int], max_tokens: int = 128, temperature: float = 0.8, seed: int = 0
+        self,
+        prompt: str | Sequence[int],
+        max_tokens: int = 128,
+        temperature: float = 0.8,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+        **sampling: Any,
     ) -> Generator[str, None, Generation]:
         """Pieces of text as they come, whole characters each; returns the Generation. Raises like generate."""
         start_s = time.perf_counter()
@@ -210,12 +222,12 @@ class Engine:
             check_tokens(tokens, self.n_vocab, self.n_ctx)
             if max_tokens < 0:
                 raise UsageError(f"{max_tokens} tokens cannot be generated; give 0 or more")
-            sampler = Sampler(temperature, seed)
+            stops, sampler = Stops(stop), Sampler(Sampling(temperature, seed, **sampling), self._vocab)
             context, n_ubatch, beat = self._context, self._n_ubatch, self._runner.beat
             meter = SplitMeter(self._split.stats, -(-len(tokens) // n_ubatch), beat) if self._split else None
             step = meter.beat if meter else beat
             running = self._runner.iterate(
-                lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, step)
+                lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, step, stops)
             )
             self._running = running
             made: list[Piece] = []

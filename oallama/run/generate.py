@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from oallama.core.errors import DeviceError, UsageError
 from oallama.device.interrupt import held_interrupt
+from oallama.run.stops import Stops
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-TOP_K, TOP_P, MIN_P = 40, 0.95, 0.05  # llama.cpp's defaults
+    from oallama.run.sampler import Sampler
 
 Wanted = Literal["none", "last", "all"]
 
-_SEED_BITS = 0xFFFFFFFF
 _PIECE_BYTES = 256
 
 
@@ -153,38 +153,6 @@ def clear_memory(context: Any) -> None:
     api.llama_memory_clear(memory, True)
 
 
-class Sampler:
-    """llama.cpp's sampler chain: greedy at temperature 0, else top-k, top-p, min-p, temperature and a seeded draw."""
-
-    def __init__(self, temperature: float, seed: int) -> None:
-        from llama_cpp import llama_cpp as api
-
-        if not 0 <= temperature <= 100:
-            raise UsageError(f"--temp {temperature} is no temperature; give 0 (greedy) to 2")
-        self._api = api
-        self._chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
-        if temperature == 0:
-            samplers = [api.llama_sampler_init_greedy()]
-        else:
-            samplers = [
-                api.llama_sampler_init_top_k(TOP_K),
-                api.llama_sampler_init_top_p(TOP_P, 1),
-                api.llama_sampler_init_min_p(MIN_P, 1),
-                api.llama_sampler_init_temp(temperature),
-                api.llama_sampler_init_dist(seed & _SEED_BITS),
-            ]
-        for sampler in samplers:
-            api.llama_sampler_chain_add(self._chain, sampler)
-
-    def sample(self, context: Any) -> int:
-        """The next token, from the logits of the last decode."""
-        token: int = self._api.llama_sampler_sample(self._chain, context, -1)
-        return token
-
-    def free(self) -> None:
-        self._api.llama_sampler_free(self._chain)
-
-
 def token_bytes(vocab: Any, token: int, special: bool = False) -> bytes:
     """The bytes a token stands for; b"" for a special token unless `special`, and without a vocabulary."""
     from llama_cpp import llama_cpp as api
@@ -207,8 +175,10 @@ def pieces(
     sampler: Sampler,
     n_ubatch: int,
     beat: Callable[[], None] = lambda: None,
+    stops: Stops | None = None,
 ) -> Generator[Piece, None, None]:
-    """Generate from an empty KV cache until the model ends, max_tokens, or the end of the context.
+    """Generate from an empty KV cache until the model or the grammar ends, max_tokens, the end of the context, or one
+    of `stops`, which is left out.
 
     The prompt goes in by micro-batches, as llama.cpp would cut it anyway, so that an interrupt is seen between them;
     beat is called after each, and after each token's decode. The sampler is freed at the end.
@@ -216,7 +186,7 @@ def pieces(
     from llama_cpp import llama_cpp as api
 
     batch = Batch(n_ubatch)
-    characters = codecs.getincrementaldecoder("utf-8")("replace")
+    characters, stops = codecs.getincrementaldecoder("utf-8")("replace"), stops or Stops(())
     try:
         clear_memory(context)
         for start in range(0, len(prompt), n_ubatch):
@@ -224,19 +194,20 @@ def pieces(
             last = start + len(chunk) == len(prompt)
             batch.decode(context, chunk, start, "last" if last else "none")
             beat()
+        sampler.begin(prompt)
         n_past, n_ctx = len(prompt), api.llama_n_ctx(context)
         for index in range(max_tokens):
             token = sampler.sample(context)
-            if api.llama_vocab_is_eog(vocab, token):
+            if token is None or api.llama_vocab_is_eog(vocab, token):
                 break
-            yield Piece(token, characters.decode(token_bytes(vocab, token)), time.perf_counter())
-            if index + 1 == max_tokens or n_past == n_ctx:
+            yield Piece(token, stops.shown(characters.decode(token_bytes(vocab, token))), time.perf_counter())
+            if stops.reached or index + 1 == max_tokens or n_past == n_ctx:
                 break
             batch.decode(context, (token,), n_past, "last")
             beat()
             n_past += 1
         api.llama_synchronize(context)  # nothing may be under way on a device when nobody watches it
-        yield Piece(None, characters.decode(b"", final=True), time.perf_counter())
+        yield Piece(None, stops.shown(characters.decode(b"", final=True)) + stops.rest(), time.perf_counter())
     finally:
         batch.free()
         sampler.free()

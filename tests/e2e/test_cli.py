@@ -257,6 +257,24 @@ def test_the_prompt_may_come_from_a_pipe_and_the_model_may_be_left_out(cpu_plan)
 
 
 @needs_model
+def test_an_answer_without_a_limit_ends_with_the_model_or_the_context(cpu_plan):
+    common = ("Once upon a time", "-n", "-1", "--temp", "1", "--plan", cpu_plan, "--json")
+    story = document("run", *common)
+    assert 128 < story["n_gen"] < 4096 - story["n_prompt"]
+    short = document("run", *common, "-c", "256", "--grammar", 'root ::= [a-z ]+ "\\x07"')  # which nobody ends
+    assert short["n_prompt"] + short["n_gen"] == 257  # the last token needs no room
+    assert document("run", *common, "--stop", " ")["n_gen"] < 5
+
+
+@needs_model
+def test_what_limits_a_device_is_not_ignored_silently(cpu_plan, tmp_path):
+    common = ("run", "hi", "-n", "1", "--policy", "cpu", "-dev", "CPU")
+    said = oallama(*common, "--vram", "6GiB", "--gpu-weights", "50%").stderr
+    assert "note: --vram and --gpu-weights limit a device, and there is none" in said
+    assert "note" not in oallama(*common).stderr
+
+
+@needs_model
 def test_a_chat_begins_with_the_models_template(cpu_plan):
     common = ("-n", "4", "--temp", "0", "--plan", cpu_plan, "--json")
     raw, chat = (document("run", MODEL, "What is 2 + 3?", *common, *way) for way in ([], ["--chat"]))

@@ -195,6 +195,36 @@ def test_the_seed_decides_the_draw(cpu_engine: Engine) -> None:
     assert cpu_engine.generate("once", max_tokens=24, temperature=1.5, seed=8).tokens != first.tokens
 
 
+def test_one_candidate_is_the_greedy_one_and_a_penalty_moves_the_choice(cpu_engine: Engine) -> None:
+    greedy = cpu_engine.generate("once", max_tokens=24, temperature=0)
+    assert cpu_engine.generate("once", max_tokens=24, temperature=1.5, top_k=1).tokens == greedy.tokens
+    assert cpu_engine.generate("once", max_tokens=24, temperature=1.5, min_p=1.0).tokens == greedy.tokens
+    penalised = cpu_engine.generate("once", max_tokens=24, temperature=0, repeat_penalty=10.0)
+    assert len(set(penalised.tokens)) > len(set(greedy.tokens))
+    wide = [cpu_engine.generate("once", max_tokens=24, top_k=0, top_p=1.0, min_p=0.0, seed=s).tokens for s in (1, 2)]
+    assert wide[0] != wide[1]
+
+
+def test_a_stop_text_ends_the_answer_and_is_left_out(cpu_engine: Engine) -> None:
+    whole = cpu_engine.generate("once", max_tokens=40, temperature=1.5, seed=3).text
+    stop = whole[10:13]
+    cut = cpu_engine.generate("once", max_tokens=40, temperature=1.5, seed=3, stop=[stop])
+    assert cut.text == whole[: whole.index(stop)]
+    assert cut.n_gen < 40
+    assert "".join(cpu_engine.stream("once", max_tokens=40, temperature=1.5, seed=3, stop=(stop,))) == cut.text
+
+
+def test_a_grammar_allows_only_its_own(cpu_engine: Engine) -> None:
+    for temperature in (0, 1.5):
+        made = cpu_engine.generate("once", max_tokens=60, temperature=temperature, grammar='root ::= [ab]+ "!"')
+        assert set(made.text) <= {"a", "b", "!"} and "!" not in made.text[:-1]
+    yes = cpu_engine.generate("once", max_tokens=60, temperature=1.5, grammar='root ::= "yes"')
+    assert yes.text == "yes", "it ends where the grammar does"
+    with pytest.raises(UsageError, match="cannot parse the grammar"):
+        cpu_engine.generate("once", grammar="root ::= [a")
+    assert cpu_engine.generate("once", max_tokens=3, temperature=0).n_gen == 3
+
+
 def test_stream_gives_whole_characters_and_the_same_text(cpu_engine: Engine) -> None:
     heard: list[str] = []
     whole = cpu_engine.generate("once", max_tokens=80, temperature=1.5, seed=3, on_text=heard.append)

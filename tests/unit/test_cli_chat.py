@@ -44,6 +44,19 @@ def test_the_default_model_tells_stories_unless_asked_to_chat(tmp_path):
     assert asked(path, True) == ["<user>hi<answer>", True]
 
 
+def test_a_system_message_comes_first_and_needs_a_template(chatty, tmp_path):
+    def told(path, chat):
+        return prompt_tokens(Recorder(), str(path), "hi", chat, "be brief")
+
+    assert told(chatty, None) == told(chatty, True) == ["<system>be brief<user>hi<answer>", True]
+    ours = write_gguf(tmp_path / FILE, "llama", chat_template=TEMPLATE)
+    assert told(ours, None) == ["<system>be brief<user>hi<answer>", True]
+    with pytest.raises(UsageError, match="does not go with --no-chat"):
+        told(chatty, False)
+    with pytest.raises(UsageError, match="no chat template"):
+        told(write_gguf(tmp_path / "plain.gguf", "llama"), None)
+
+
 def test_the_begin_token_is_not_added_to_a_template_that_writes_it(tmp_path):
     path = write_gguf(
         tmp_path / "bos.gguf",

@@ -139,6 +139,23 @@ def test_the_groups_help_is_a_tutorial_of_three_steps(capsys, arguments):
     assert all(name in text for name in cli_main.COMMANDS)
 
 
+def completed(monkeypatch, capsys, *words):
+    """What the shell would offer for the last word: (kind, text)."""
+    monkeypatch.setenv("_OALLAMA_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", shlex.join(["oallama", *words]))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    assert cli_main.exit_code([]) == 0
+    return [tuple(line.split(",", 1)) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_shell_is_offered_policies_that_there_are_and_files(monkeypatch, capsys):
+    offered = completed(monkeypatch, capsys, "plan", "--policy", "")
+    assert [name for _, name in offered] == ["auto", "oato", "scheinfer", "split", "layers", "cpu"]
+    for line in (("run", "mod"), ("run", "-f", "mod"), ("plan", "mod"), ("run", "--profile", "mod")):
+        assert completed(monkeypatch, capsys, *line) == [("file", "mod")]
+    assert completed(monkeypatch, capsys, "what-if", "--chart", "mod") == [("file", "mod")]
+
+
 def test_json_has_no_nan_and_steers_no_terminal():
     text = output.json_text({"a": [math.nan, math.inf, 1.5], "b": ("\x1b\u202e\u009b", -math.inf)})
     assert json.loads(text) == {"a": [None, None, 1.5], "b": ["\x1b\u202e\u009b", None]}

@@ -19,6 +19,8 @@ from oallama.device.spec import DeviceSpec, parse_cpus, parse_device
         ("auto", DeviceSpec("auto")),
         ("none", DeviceSpec("none")),
         ("cpu-pair", DeviceSpec("cpu-pair")),
+        ("CPU", DeviceSpec("none")),
+        ("cpu", DeviceSpec("none")),
         ("CUDA0", DeviceSpec("ggml", name="CUDA0")),
         (" Vulkan1 ", DeviceSpec("ggml", name="Vulkan1")),
         ("rpc://127.0.0.1:50052", DeviceSpec("rpc", endpoint="127.0.0.1:50052")),

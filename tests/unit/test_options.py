@@ -12,6 +12,7 @@ from oallama.core.codec import from_json
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.types import Attention
+from oallama.core.units import parse_bytes, parse_memory
 from oallama.device.load_params import LoadSettings
 
 
@@ -21,9 +22,18 @@ def test_sizes_and_shares_may_be_text_and_none_asks_for_nothing() -> None:
     assert Options.given(vram=123, gpu_weights=0.25) == Options(vram=123, gpu_weights=0.25)
 
 
+def test_a_size_without_a_unit_is_not_taken_for_bytes() -> None:
+    for text in ("0", "1048576", "12B", "12KiB", "6442450944"):
+        assert parse_memory(text) == parse_bytes(text)
+    for text in ("12", " 6 ", "1.5"):
+        with pytest.raises(ValueError, match=f"write the unit, for example {text.strip()}GiB"):
+            parse_memory(text)
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
+        ({"vram": "12"}, "--vram: '12' is 12 bytes; write the unit, for example 12GiB"),
         ({"vram_fill": 0.0}, "--vram-fill is 0; give a share above 0 and up to 1"),
         ({"gpu_weights": 1.5}, "--gpu-weights is 1.5; give a share from 0 to 1"),
         ({"vram": -1}, "--vram is negative"),

@@ -1,0 +1,119 @@
+"""Options of `oallama run` that decide which token comes next, and where the text ends.
+
+Spelled as in llama.cpp.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import asdict, dataclass
+from functools import wraps
+from typing import Any
+
+import click
+
+from oallama.cli.options import Function, count, parsed
+from oallama.cli.prompt import text_of_file
+from oallama.core.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """What the options said."""
+
+    seed: int
+    temp: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    stop: tuple[str, ...]
+    grammar: str | None
+    grammar_file: str | None
+    json_schema: str | None
+    json_schema_file: str | None
+
+    def arguments(self) -> dict[str, Any]:
+        """Keywords for Engine.stream. Raises UsageError for values that cannot be, or files that cannot be read."""
+        from oallama.run.sampler import Sampling
+        from oallama.run.stops import Stops
+
+        sampling = Sampling(
+            self.temp, self.seed, self.top_k, self.top_p, self.min_p, self.repeat_penalty, self._grammar_text()
+        )
+        Stops(self.stop)
+        return {**asdict(sampling), "stop": self.stop}
+
+    def _grammar_text(self) -> str | None:
+        given = (self.grammar, self.grammar_file, self.json_schema, self.json_schema_file)
+        if sum(value is not None for value in given) > 1:
+            raise UsageError("a grammar is given twice; choose one of --grammar, --grammar-file and --json-schema")
+        if self.grammar_file is not None:
+            return text_of_file(self.grammar_file, "grammar")
+        schema = self.json_schema
+        if self.json_schema_file is not None:
+            schema = text_of_file(self.json_schema_file, "JSON schema")
+        if schema is None:
+            return self.grammar
+        from oallama.run.grammar import grammar_of_schema
+
+        return grammar_of_schema(schema)
+
+
+def parse_seed(text: str) -> int:
+    """A seed from 0 to 2**32 - 1; -1 is a random one. Raises ValueError."""
+    if text.strip() == "-1":
+        return secrets.randbits(32)
+    if not text.strip().isdecimal() or int(text) >= 2**32:
+        raise ValueError(f"{text!r} is not a seed; give 0 to {2**32 - 1}, or -1 for a random one")
+    return int(text)
+
+
+def sampling_options(function: Function) -> Function:
+    """The command gets `sampling`, a SamplingOptions."""
+
+    @wraps(function)
+    def gathered(*args: Any, **values: Any) -> Any:
+        told = {name: values.pop(name) for name in SamplingOptions.__dataclass_fields__}
+        return function(*args, sampling=SamplingOptions(**told), **values)
+
+    decorated: Function = gathered
+    for option in reversed(OPTIONS):
+        decorated = option(decorated)
+    return decorated
+
+
+OPTIONS = (
+    click.option(
+        "-s", "--seed", type=parsed(parse_seed), default="0", show_default=True, metavar="SEED",
+        help="Seed of the draw; -1: random.",
+    ),
+    click.option("--temp", type=float, default=0.8, show_default=True, metavar="T", help="Temperature; 0: greedy."),
+    click.option(
+        "--top-k", type=count(0), default=40, show_default=True, metavar="N",
+        help="Draw among the N likeliest tokens; 0: all.",
+    ),
+    click.option(
+        "--top-p", type=float, default=0.95, show_default=True, metavar="P",
+        help="Draw among the likeliest tokens that together have this probability; 1: all.",
+    ),
+    click.option(
+        "--min-p", type=float, default=0.05, show_default=True, metavar="P",
+        help="Leave out tokens less likely than this share of the likeliest one; 0: none.",
+    ),
+    click.option(
+        "--repeat-penalty", type=float, default=1.0, show_default=True, metavar="X",
+        help="Make the last 64 tokens less likely to come again; 1: off.",
+    ),
+    click.option(
+        "-r", "--stop", "--reverse-prompt", "stop", multiple=True, metavar="TEXT",
+        help="End before this text; may be given more than once.",
+    ),
+    click.option("--grammar", metavar="GBNF", help="Generate only what this grammar allows (llama.cpp's GBNF)."),
+    click.option("--grammar-file", type=click.Path(), metavar="FILE", help="The same, from a file."),
+    click.option(
+        "-j", "--json-schema", metavar="SCHEMA",
+        help="Generate only JSON of this schema; {} is any JSON object.",
+    ),
+    click.option("-jf", "--json-schema-file", type=click.Path(), metavar="FILE", help="The same, from a file."),
+)  # fmt: skip
