@@ -171,6 +171,7 @@ bool           ggml_is_contiguous(const ggml_tensor * tensor);
 //
 
 ggml_tensor * ggml_add(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
+ggml_tensor * ggml_add_inplace(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor * ggml_mul(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor * ggml_scale(ggml_context * ctx, ggml_tensor * a, float s);
 ggml_tensor * ggml_rms_norm(ggml_context * ctx, ggml_tensor * a, float eps);
@@ -194,6 +195,7 @@ ggml_tensor * ggml_view_4d(ggml_context * ctx, ggml_tensor * a, int64_t ne0, int
                            size_t nb1, size_t nb2, size_t nb3, size_t offset);
 ggml_tensor * ggml_cast(ggml_context * ctx, ggml_tensor * a, ggml_type type);
 ggml_tensor * ggml_cont(ggml_context * ctx, ggml_tensor * a);
+ggml_tensor * ggml_cpy(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor * ggml_permute(ggml_context * ctx, ggml_tensor * a, int axis0, int axis1, int axis2, int axis3);
 bool          ggml_prec_set_acc(ggml_tensor * a, ggml_prec prec);
 
@@ -314,10 +316,11 @@ ggml_backend_sched_t ggml_backend_sched_new(ggml_backend_t * backends, ggml_back
 void                 ggml_backend_sched_free(ggml_backend_sched_t sched);
 void ggml_backend_sched_set_tensor_backend(ggml_backend_sched_t sched, ggml_tensor * node, ggml_backend_t backend);
 ggml_backend_t ggml_backend_sched_get_tensor_backend(ggml_backend_sched_t sched, ggml_tensor * node);
-bool           ggml_backend_sched_alloc_graph(ggml_backend_sched_t sched, ggml_cgraph * graph);
-ggml_status    ggml_backend_sched_graph_compute_async(ggml_backend_sched_t sched, ggml_cgraph * graph);
-void           ggml_backend_sched_synchronize(ggml_backend_sched_t sched);
-int            ggml_backend_sched_get_n_splits(ggml_backend_sched_t sched);
+void ggml_backend_sched_set_tensor_backend(ggml_backend_sched_t sched, ggml_tensor * node, ggml_backend_t backend);
+bool ggml_backend_sched_alloc_graph(ggml_backend_sched_t sched, ggml_cgraph * graph);
+ggml_status ggml_backend_sched_graph_compute_async(ggml_backend_sched_t sched, ggml_cgraph * graph);
+void        ggml_backend_sched_synchronize(ggml_backend_sched_t sched);
+int         ggml_backend_sched_get_n_splits(ggml_backend_sched_t sched);
 
 //
 // CPU

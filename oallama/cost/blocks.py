@@ -88,9 +88,30 @@ def takes_n_g(operator: Operator) -> bool:
     return operator.layer is not None and can_split(operator)
 
 
+def is_router(operator: Operator) -> bool:
+    """Whether its result says which experts a token is routed to."""
+    return operator.role == "ffn_gate_inp"
+
+
 def is_ffn(operator: Operator) -> bool:
     """Whether it belongs to a feed-forward network, its router apart."""
     return _FFN_ROLE.fullmatch(operator.role) is not None
+
+
+def residents(operators: Sequence[Operator], on_device: Sequence[bool], first_device_layer: int) -> tuple[bool, ...]:
+    """For each operator, whether what a mul-mat by it reads and gives is on the device where it is split: the norms and
+    the KV of its layer are there, and what routes tokens to its experts. The output's logits are read on the host.
+
+    on_device and first_device_layer: as graph.node_sides takes them.
+    """
+    routed_on_host = {o.layer for o, there in zip(operators, on_device, strict=True) if is_router(o) and not there}
+    return tuple(
+        can_split(o)
+        and o.layer is not None
+        and o.layer >= first_device_layer
+        and not (o.op == "MUL_MAT_ID" and o.layer in routed_on_host)
+        for o in operators
+    )
 
 
 def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[SplitBlock, ...]:

@@ -1,7 +1,7 @@
 """Predicted seconds of a placement of whole operators: ggml runs the splits of a graph one after another,
 so a forward pass takes the sum of its operators where they are, of what is no operator in each layer, and of the
-crossings. Sliced blocks are priced in cost/slices.py; their inputs and outputs are in host memory, so for the crossings
-they are the host's."""
+crossings. Sliced blocks are priced in cost/slices.py. For the crossings they are where their inputs and outputs are: in
+host memory, or on the device with their neighbours (cost/blocks.py, `residents`)."""
 
 from __future__ import annotations
 

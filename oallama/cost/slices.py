@@ -104,6 +104,7 @@ class BlockCost:
     gap_cpu: Curve = NO_TIME  # of these, in which the CPU works
     whole: Curve | None = None  # seconds by batch size as llama.cpp runs it on the host; None: as the gemms say
     outputs_only: bool = False  # behind the last attention: of a prompt it sees only tokens whose logits are wanted
+    resident: bool = False  # its inputs and results are in the device's memory
     takes_n_g: bool = True  # CC may be streamed for some tokens: it is held in the plain layout too
     kind: Hashable = None  # of two blocks that cost the same it is the same; None: the block is like no other
 
@@ -221,6 +222,9 @@ def slice_times(
     prime = cut.cc > 0 and n_g > 0
     if cut.is_whole and not prime:
         whole_s = of.cpu_s(1.0, rows) if of.whole is None else interpolate(of.whole, n_tokens)
+        if of.resident:
+            link = rates.transfer
+            gap_s += _fetch_s(of.block, link, rows) + _lift_s(of.block, link, cut.cc, rows) + link.split_s
         return BlockTimes(gap_s, 0.0, whole_s, (), 0.0, gap_cpu_s=gap_cpu_s,
                           interference=interference_at(rates.interference, n_tokens))  # fmt: skip
     if rows <= 0:
@@ -245,7 +249,12 @@ def slice_times(
     if cg > 0 or prime:
         steps.append(Step(copied(rates.weights), of.gpu_s(cg, rows) + of.gpu_s(cc, n_g)))
     send_s = join_s = 0.0
-    if gg < 1:
+    if gg < 1 and of.resident:
+        # the device reads its input where it is; two launches: it adds what the thread sends, and llama.cpp goes on
+        send_s = _fetch_s(block, link, rows) + len(steps) * link.launch_issue_s
+        join_s = _lift_s(block, link, cut.cc, rows - n_g) + 2 * link.split_s
+        steps[0] = replace(steps[0], launch_s=link.launch_s)
+    elif gg < 1:
         elements = extent if prime else cut.cg + cut.gg
         there = n_g if cut.is_whole else rows  # tokens that the device computes something of
         joined = (block.returned + block.returned_each * elements) * there * JOIN_BYTES
@@ -274,6 +283,16 @@ def slice_times(
         gap_cpu_s=gap_cpu_s,
         interference=interference_at(rates.interference, rows),
     )
+
+
+def _fetch_s(block: SplitBlock, link: TransferRates, n_tokens: int) -> float:
+    """Of the input of a block whose neighbours are on the device, to the host."""
+    return link.copy_out.seconds(block.upload_bytes(block.extent, n_tokens))
+
+
+def _lift_s(block: SplitBlock, link: TransferRates, cc: int, n_tokens: int) -> float:
+    """Of what so many elements of CC make of it, back."""
+    return link.copy_in.seconds(block.download_bytes(cc, n_tokens))
 
 
 @dataclass(slots=True)

@@ -31,6 +31,7 @@ from oallama.device.spec import parse_device
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
     from ggml_bridge.child import Child
+    from oallama.device.opening import OpenDevice
 
 
 Part = Literal["model", "context", "compute"]
@@ -213,7 +214,7 @@ class _Loader:
         bridge = load_bridge()
         with (
             open_device(parse_device(settings.device)) as device,
-            bridge.split().plan(settings.split_text) if settings.split_text else nullcontext() as split,
+            bridge.split().plan(_with_device(settings, device)) if settings.split_text else nullcontext() as split,
             native_log() as log,
         ):
             placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
@@ -275,6 +276,11 @@ def _prepare() -> None:
 
     import_interface_only()
     load_bridge()
+
+
+def _with_device(settings: LoadSettings, device: OpenDevice) -> str:
+    """The split backend's plan with the name of the device that blocks live on, where there is one."""
+    return settings.split_text if device.info is None else f"{settings.split_text}device {device.name}\n"
 
 
 def _as_host(row: BufferBytes) -> BufferBytes:

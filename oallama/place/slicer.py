@@ -16,7 +16,7 @@ from math import ceil
 from typing import Literal
 
 from oallama.core.types import PLAIN_LAYOUT, Phase, StreamSettings, Workload
-from oallama.cost.blocks import split_blocks, takes_n_g
+from oallama.cost.blocks import F32, residents, split_blocks, takes_n_g
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import Curve
 from oallama.cost.passes import Pass, passes
@@ -114,7 +114,10 @@ class Slicer:
             return []
         uses = placed.first_device_layer <= self._problem.graph.n_layer
         inside = frozenset(i for block in found for i in block.operators)
-        at = (placed.on_device, placed.first_device_layer)
+        on_device, first_layer = placed.on_device, placed.first_device_layer
+        resident = residents(operators, on_device, first_layer)
+        # the slices of these are between neighbours on the device, which they cross to and from by themselves
+        at = (tuple(there or lives for there, lives in zip(on_device, resident, strict=True)), first_layer)
         gap = self._curve(uses, lambda costs: placement_seconds(costs, *at, inside) / len(found))
         gap_cpu = self._curve(uses, lambda costs: cpu_seconds(costs, *at, inside) / len(found))
         made: list[Layouts] = []
@@ -124,7 +127,8 @@ class Slicer:
             outputs_only = computes_outputs_only(first, self._problem.graph.n_layer)
             by_layout = block_costs(self._problem.kernels, operators, block)
             streamable = takes_n_g(first) and PLAIN_LAYOUT in by_layout  # which the device can read
-            kind = (*(operators[i].mul_mat for i in block.operators), block.extent, outputs_only, streamable)
+            lives = resident[block.operators[0]]
+            kind = (*(operators[i].mul_mat for i in block.operators), block.extent, outputs_only, streamable, lives)
             if kind not in whole:
                 whole[kind] = self._curve(
                     uses,
@@ -134,7 +138,7 @@ class Slicer:
                 {
                     layout: replace(
                         cost, gap=gap, gap_cpu=gap_cpu, whole=whole[kind], outputs_only=outputs_only,
-                        takes_n_g=streamable, kind=self._kind(layout, kind),
+                        resident=lives, takes_n_g=streamable, kind=self._kind(layout, kind),
                     )
                     for layout, cost in by_layout.items()
                 }
@@ -425,7 +429,8 @@ def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -
             slot = max(slot, ceil(of.block.bytes * streamed / of.block.extent) + padding)
         if streamed or 0 < cut.gg < of.block.extent:
             computed = cut.cg + ceil(primed * n_g / n_ubatch)
-            activations = max(activations, of.block.staging_bytes(cut.gg, n_ubatch, computed))
+            sent = of.block.returned_each * cut.cc * n_ubatch * F32 if of.resident else 0  # by the host, beside it
+            activations = max(activations, sent + of.block.staging_bytes(cut.gg, n_ubatch, computed))
     n_slots = 2 if prefetch.n_slots is None else prefetch.n_slots
     return n_slots * slot + activations
 

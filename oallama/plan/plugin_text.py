@@ -4,11 +4,11 @@ lies where. The engine hands it over in memory, stock binaries read it from the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from oallama.core.errors import PlanError
 from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, PlanRecord, StreamSettings
-from oallama.cost.blocks import takes_n_g
+from oallama.cost.blocks import residents, takes_n_g
 from oallama.model.cut import cut_axis
 from oallama.plan.patterns import is_split, split_names
 from oallama.plan.plan import Plan
@@ -40,24 +40,28 @@ def plugin_text(
     lines += _stream_lines(record)
     split = split_names(record, operators)
     for operator in operators:
-        placement = by_name.get(operator.name)
-        if placement is None:
+        if operator.name not in by_name:
             raise PlanError(f"the plan has no place for operator {operator.name}; make a new plan for this model")
+    for operator, resident in zip(operators, _residents(operators, by_name, record.n_gpu_layers), strict=True):
         if every_operator or operator.name in split:
-            line = _tensor_line(operator, placement)
+            line = _tensor_line(operator, by_name[operator.name], resident)
             lines.append(line if takes_n_g(operator) or not record.token_assignment else f"{line} n_g=0")
     return "\n".join(lines) + "\n"
 
 
 def split_text(
-    operators: Sequence[Operator], placements: Sequence[OperatorPlacement], streams_tokens: bool = False
+    operators: Sequence[Operator],
+    placements: Sequence[OperatorPlacement],
+    n_gpu_layers: int,
+    streams_tokens: bool = False,
 ) -> str:
     """Which tensors are split and along which axis, as a plan text that leaves all of them on the host; "" where none
-    is. A no_alloc load needs no more to give the plugin what it would get, and no device. Raises PlanError."""
+    is. A no_alloc load needs no more to give the plugin what it would get but the device's line, where it has one.
+    Raises PlanError."""
     by_name = {placement.name: placement for placement in placements}
     lines = [
-        _tensor_line(operator, OperatorPlacement(operator.name, 0.0, 0.0, 1.0))
-        for operator in operators
+        _tensor_line(operator, OperatorPlacement(operator.name, 0.0, 0.0, 1.0), resident)
+        for operator, resident in zip(operators, _residents(operators, by_name, n_gpu_layers), strict=True)
         if is_split(operator, by_name[operator.name], streams_tokens)
     ]
     return "\n".join([FORMAT, *lines]) + "\n" if lines else ""
@@ -77,11 +81,20 @@ def _stream_lines(record: PlanRecord) -> list[str]:
     return lines + [f"tokens {n_tokens} {n_g}" for n_tokens, n_g in record.token_assignment]
 
 
-def _tensor_line(operator: Operator, placement: OperatorPlacement) -> str:
+def _residents(
+    operators: Sequence[Operator], by_name: Mapping[str, OperatorPlacement], n_gpu_layers: int
+) -> tuple[bool, ...]:
+    n_layer = 1 + max((o.layer for o in operators if o.layer is not None), default=-1)
+    on_device = [by_name[operator.name].gg == 1 for operator in operators]
+    return residents(operators, on_device, n_layer + 1 - n_gpu_layers)
+
+
+def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: bool) -> str:
     cc, cg, gg = slice_counts(operator, placement)
     shape = "x".join(str(extent) for extent in operator.shape)
     layout = _word(placement.layout or CPU_DEVICE) if cc else _NO_LAYOUT
-    return f"tensor {_word(operator.name)} {operator.type} {shape} {cut_axis(operator)} {cc} {cg} {gg} {layout}"
+    line = f"tensor {_word(operator.name)} {operator.type} {shape} {cut_axis(operator)} {cc} {cg} {gg} {layout}"
+    return f"{line} resident" if resident else line
 
 
 def _word(name: str) -> str:

@@ -108,7 +108,7 @@ class Engine:
             n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
             n_gpu_layers=plan.n_gpu_layers,
             host_patterns=patterns,
-            split_text=split_text(operators, placements, streams_tokens),
+            split_text=split_text(operators, placements, plan.n_gpu_layers, streams_tokens),
             attention=self.attention,
             n_threads=self.n_threads,
         )

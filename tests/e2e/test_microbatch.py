@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from gguf_factory import write_llama_shape
 
 from oallama.bench.arms import ArmMaker
 from oallama.bench.prepare import memory_cap, prepare, shared_setting
+from oallama.bench.process import ArmProcess
 from oallama.bench.records import BenchTest
+from oallama.bench.verify import problems
 from oallama.core.units import KIB
 from oallama.device.load_params import load_bridge
 from oallama.placer import Placer
@@ -58,14 +61,22 @@ def test_a_long_prompt_that_streams_gets_a_larger_micro_batch(policy: str, model
     assert abs(memory.limit - memory.spare - held) <= max(SHARE * held, SLACK)
 
 
-def test_stock_is_measured_in_that_micro_batch_as_well(model: Path, tmp_path: Path) -> None:
+def test_stock_is_measured_in_that_micro_batch_as_well_under_the_same_cap(model: Path, tmp_path: Path) -> None:
     placer = placer_of(model)
     placer.plan("oato", n_prompt=N_PROMPT, n_gen=1).save(tmp_path / "ours.json")
     tests = (BenchTest(N_PROMPT, 1),)
     setting = shared_setting(placer, tests)
     maker = ArmMaker(placer, setting, memory_cap(placer, setting), tests)
     made = prepare(maker, ["stock-fit", str(tmp_path / "ours.json")])
-    loads = {arm.name: arm.setting.load for arm in made.arms}
-    assert list(loads) == ["stock-fit", "ours", f"stock-fit-ub{N_PROMPT}"]
-    assert loads["stock-fit"].n_ubatch == 512
-    assert loads[f"stock-fit-ub{N_PROMPT}"].n_ubatch == N_PROMPT
+    seen = {}
+    for spec in made.arms:
+        arm = ArmProcess(spec)
+        try:
+            report = arm.load([operator.name for operator in placer.operators])
+            device_bytes, host_bytes = arm.warm_up(tests)
+        finally:
+            arm.close()
+        held = replace(report, device_bytes=device_bytes, host_bytes=host_bytes)
+        assert problems(spec, held, placer.operators, placer.model.n_layer, maker.cap) == ()
+        seen[spec.name] = report.n_ubatch
+    assert seen == {"stock-fit": 512, "ours": N_PROMPT, f"stock-fit-ub{N_PROMPT}": N_PROMPT}

@@ -32,10 +32,11 @@ constexpr int64_t   row_padding  = 512;                // elements; what CUDA's 
 //
 
 struct State {
-    std::mutex            mutex;
-    Options               options;
-    std::atomic<int64_t>  device_bytes{0}, pinned_bytes{0}, n_streams{0}, n_events{0};
-    std::atomic<int64_t>  n_allocs{0}, n_graphs{0}, n_copies_in{0}, bytes_in{0}, graphs_left{-1};
+    std::mutex           mutex;
+    Options              options;
+    std::atomic<int64_t> device_bytes{0}, pinned_bytes{0}, n_streams{0}, n_events{0};
+    std::atomic<int64_t> n_allocs{0}, n_graphs{0}, n_copies_in{0}, bytes_in{0}, n_copies_out{0}, n_blocking{0},
+        graphs_left{-1};
     std::atomic<uint64_t> n_random{0};
 };
 
@@ -119,10 +120,12 @@ void memset_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, s
 }
 
 void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    state().n_blocking++;
     std::memcpy(memory_of(tensor, offset, size), data, size);
 }
 
 void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    state().n_blocking++;
     std::memcpy(data, memory_of(tensor, offset, size), size);
 }
 
@@ -130,6 +133,7 @@ bool copy_tensor(ggml_backend_buffer_t dst_buffer, const ggml_tensor * src, ggml
     if (src->buffer->buft != dst_buffer->buft) {
         return false;
     }
+    state().n_blocking++;
     const size_t size = ggml_nbytes(src);
     std::memcpy(memory_of(dst, 0, size), memory_of(src, 0, size), size);
     return true;
@@ -256,6 +260,7 @@ void set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void *
 
 void get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
     const char * const from = memory_of(tensor, offset, size);
+    state().n_copies_out++;
     stream_of(backend).submit([from, data, size] { std::memcpy(data, from, size); });
 }
 
@@ -350,8 +355,10 @@ void set_up_device(ggml_backend_reg_t reg) {
     iface.get_buffer_type         = [](ggml_backend_dev_t) { return &device_buft; };
     iface.get_host_buffer_type    = [](ggml_backend_dev_t) { return &pinned_buft; };
     iface.supports_op             = supports_op;
-    iface.supports_buft = [](ggml_backend_dev_t, ggml_backend_buffer_type_t buft) { return buft == &device_buft; };
-    iface.event_new     = [](ggml_backend_dev_t device) {
+    iface.supports_buft           = [](ggml_backend_dev_t, ggml_backend_buffer_type_t buft) {
+        return buft->iface.get_name == device_buft_name; // as ggml's own devices know theirs
+    };
+    iface.event_new = [](ggml_backend_dev_t device) {
         if (options().refuse_events) {
             return static_cast<ggml_backend_event_t>(nullptr);
         }
@@ -397,8 +404,8 @@ void set_options(const Options & wanted) {
 
 Counters counters() {
     const State & now = state();
-    return {now.device_bytes, now.pinned_bytes, now.n_streams,   now.n_events,
-            now.n_allocs,     now.n_graphs,     now.n_copies_in, now.bytes_in};
+    return {now.device_bytes, now.pinned_bytes, now.n_streams, now.n_events,     now.n_allocs,
+            now.n_graphs,     now.n_copies_in,  now.bytes_in,  now.n_copies_out, now.n_blocking};
 }
 
 } // namespace async_device

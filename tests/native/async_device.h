@@ -42,6 +42,8 @@ struct Counters {
     int64_t n_graphs     = 0;
     int64_t n_copies_in  = 0; // set_tensor_async
     int64_t bytes_in     = 0;
+    int64_t n_copies_out = 0; // get_tensor_async
+    int64_t n_blocking   = 0; // copies that the caller waits for
 };
 
 // Registers TEST0 with ggml, once a process.

@@ -68,7 +68,10 @@ Launch::Launch(const ggml_cgraph * original, const std::function<void *(const gg
     graph_ = ggml_new_graph_custom(ctx_.get(), n_most, false);
     for (size_t i = 0; i < n_nodes; i++) {
         const ggml_tensor * node = original->nodes[i];
-        ggml_tensor *       own  = copy(node, memory_of(node));
+        if (is_view(node)) { // of anything: nothing is computed
+            continue;
+        }
+        ggml_tensor * own = copy(node, memory_of(node));
         for (int j = 0; j < GGML_MAX_SRC; j++) {
             const ggml_tensor * src = node->src[j];
             if (src == nullptr) {

@@ -134,6 +134,8 @@ enum class Streamed { none, half, all };
 // n_g of every plan: for how many tokens of a batch the device computes CC as well (CG').
 enum class Late { none, one, half, all };
 
+extern bool resident; // every plan that names TEST0: blocks live there, and in sessions so does what is around them
+
 extern Late     late;
 extern Streamed streamed;
 extern int      n_slots;
@@ -211,6 +213,7 @@ class Session {
     static bool on_node(ggml_tensor * tensor, bool ask, void * self);
 
     bool                                     reuse_;
+    ggml_backend_t                           gpu_ = nullptr; // TEST0's, where it is one of them
     std::vector<BackendPtr>                  backends_;
     SchedPtr                                 sched_;
     ggml_status                              status_ = GGML_STATUS_SUCCESS;
@@ -264,6 +267,7 @@ void test_trace();
 void test_loading();
 void test_programs();
 void test_faults();
+void test_resident();
 void test_threads();
 void test_leaks();
 

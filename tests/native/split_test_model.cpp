@@ -43,6 +43,7 @@ Data make_data(const Block & block) {
 
 Streamed streamed = Streamed::none;
 Late     late     = Late::none;
+bool     resident = false;
 int      n_slots  = 2;
 
 const std::vector<Cut> all_cuts = {Cut::none, Cut::one, Cut::half, Cut::most, Cut::all};
@@ -117,7 +118,7 @@ std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const 
                     (cc == 0 ? "-"
                      : holds ? layout
                              : "CPU") +
-                    "\n";
+                    (resident && device == async_device::device_name ? " resident\n" : "\n");
         }
     }
     return text;

@@ -26,6 +26,17 @@ void set_threads(ggml_backend_t backend) {
     }
 }
 
+// Whether a device of ours computes the node.
+bool is_ours(const ggml_tensor * node) {
+    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+        ggml_backend_dev_t device = ggml_backend_dev_get(i);
+        if (type_of(device) == GGML_BACKEND_DEVICE_TYPE_ACCEL && ggml_backend_dev_supports_op(device, node)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 } // namespace
 
 Session::Session(const SessionOptions & options) : reuse_(options.reuse) {
@@ -39,14 +50,16 @@ Session::Session(const SessionOptions & options) : reuse_(options.reuse) {
             check(false, std::string(ggml_backend_dev_name(device)) + " makes a backend");
             return;
         }
-        const bool is_cpu = type_of(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        const bool      is_cpu = type_of(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        const BufferPtr pinned(ggml_backend_buft_alloc_buffer(ggml_backend_dev_host_buffer_type(gpu), 64));
         backends_.emplace_back(backend);
         backends.push_back(backend);
-        bufts.push_back(is_cpu && options.gpu ? ggml_backend_dev_host_buffer_type(gpu)
-                                              : ggml_backend_get_default_buffer_type(backend));
+        bufts.push_back(is_cpu && gpu_ != nullptr && pinned ? ggml_backend_dev_host_buffer_type(gpu)
+                                                            : ggml_backend_get_default_buffer_type(backend));
+        gpu_ = device == gpu ? backend : gpu_;
         set_threads(backend);
     };
-    if (options.gpu) {
+    if (options.gpu || (resident && options.split)) {
         add(gpu);
     }
     for (size_t i = 0; options.split && i < ggml_backend_dev_count(); i++) {
@@ -72,6 +85,11 @@ Outputs Session::compute(const Model & model, int64_t n_tokens, uint64_t seed) {
     model.block().build(graph);
 
     ggml_backend_sched_reset(sched_.get());
+    for (int i = 0; resident && gpu_ != nullptr && i < ggml_graph_n_nodes(graph.gf); i++) {
+        if (!is_ours(ggml_graph_node(graph.gf, i))) {
+            ggml_backend_sched_set_tensor_backend(sched_.get(), ggml_graph_node(graph.gf, i), gpu_);
+        }
+    }
     status_ = GGML_STATUS_ALLOC_FAILED;
     if (!ggml_backend_sched_alloc_graph(sched_.get(), graph.gf)) {
         return {};

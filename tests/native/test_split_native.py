@@ -33,6 +33,7 @@ TESTS = [
     "stream",
     "tokens",
     "trace",
+    "resident",
     "faults",
     "threads",
     "leaks",
@@ -50,6 +51,8 @@ STREAMS = [
     "--late one --streamed half --slots 1",
     "--late all --streamed half",
 ]
+# blocks live on the device; what its memory does to ggml's own allocator is not ours to test
+RESIDENT = ["device", "types-dense", "types-moe", "types-lone", "graphs", "partial", "threads", "leaks"]
 
 
 def run_tests(program: Path, tests: list[str], threads: int = 1, options: str = "") -> None:
@@ -109,11 +112,17 @@ def test_split_backend_that_streams(streaming: dict[str, Future[None]], options:
     streaming[options].result()
 
 
+@pytest.mark.parametrize("options", ["", "--streamed half --late half", "--streamed all --slots 1 --late one"])
+def test_split_backend_where_blocks_live_on_the_device(bridge: ggml_bridge.Bridge, options: str) -> None:
+    run_tests(build_native("split_test", bridge.libraries.folder), RESIDENT, options=f"--resident {options}")
+
+
 def test_split_backend_under_address_sanitizer(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> None:
     program = build_native("split_test", bridge.libraries.folder, "address,undefined")
     half = len(TESTS) // 2
     streamed = ([*THREADED, "graphs", "tokens"], "--streamed half --late half")
-    run_all(pool, program, [(TESTS[:half], ""), streamed, (TESTS[half:], "")])
+    resident = (["types-lone", "graphs", "partial", "leaks"], "--resident --streamed half --late half")
+    run_all(pool, program, [(TESTS[:half], ""), streamed, resident, (TESTS[half:], "")])
 
 
 def test_split_backend_under_thread_sanitizer(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> None:

@@ -58,7 +58,7 @@ PLACEMENTS = (
 def record(placements: tuple[OperatorPlacement, ...] = PLACEMENTS) -> PlanRecord:
     ledger = MemoryLedger(6000, 0.9, 5400, 3000, 2000, 512, 256, 0, 1632)
     workload = Workload(64, 32, 512)
-    return PlanRecord("m.gguf", "ab" * 32, "cd" * 32, "rpc://h:1", "split", workload, placements, 999, ledger, None)
+    return PlanRecord("m.gguf", "ab" * 32, "cd" * 32, "rpc://h:1", "split", workload, placements, 0, ledger, None)
 
 
 def test_the_text_of_version_1() -> None:
@@ -78,6 +78,22 @@ def test_every_operator_is_listed_on_request_with_no_layout_where_nothing_is_on_
     assert [line.split()[1] for line in lines[3:]] == [operator.name for operator in OPERATORS]
     assert "tensor blk.0.attn_q.weight Q4_0 2048x2048x1 rows 0 0 2048 -" in lines
     assert "tensor blk.1.ffn_gate_exps.weight Q8_0 256x512x8 rows 512 0 0 CPU_REPACK" in lines
+
+
+def test_blocks_live_on_the_device_where_the_norms_of_their_layer_do() -> None:
+    router = operator("blk.1.ffn_gate_inp.weight", "F32", (256, 8, 1))
+    operators = (*OPERATORS, router)
+
+    def residents(n_gpu_layers: int, router_gg: float) -> list[str]:
+        made = dataclasses.replace(record((*PLACEMENTS, split(router.name, router_gg))), n_gpu_layers=n_gpu_layers)
+        text = plugin_text(made, operators, "RPC0", every_operator=True)
+        return [line.split()[1] for line in text.splitlines() if line.endswith(" resident")]
+
+    experts = ["blk.1.ffn_gate_exps.weight", "blk.1.ffn_down_exps.weight"]
+    assert residents(0, 1.0) == residents(1, 1.0) == [], "the output's result is read on the host"
+    assert residents(2, 1.0) == ["blk.1.ffn_up.weight", *experts]
+    assert residents(2, 0.0) == ["blk.1.ffn_up.weight"], "experts are chosen on the host"
+    assert residents(3, 1.0) == [o.name for o in OPERATORS if o.layer is not None]
 
 
 def streamed_record() -> PlanRecord:
@@ -158,7 +174,7 @@ def test_counts_are_those_of_the_placement_and_fill_the_extent(cut: tuple[Operat
 
 
 def test_a_load_without_its_plan_is_told_what_is_split_and_along_which_axis() -> None:
-    lines = split_text(OPERATORS, PLACEMENTS).splitlines()
+    lines = split_text(OPERATORS, PLACEMENTS, 0).splitlines()
     assert lines[0] == "oallama-plan 1"
     assert [line.split()[1:] for line in lines[1:4]] == [
         ["blk.0.ffn_gate.weight", "Q4_0", "2048x8192x1", "rows", "8192", "0", "0", "CPU"],
@@ -166,8 +182,9 @@ def test_a_load_without_its_plan_is_told_what_is_split_and_along_which_axis() ->
         ["blk.0.ffn_down.weight", "Q4_K", "8192x2048x1", "cols", "8192", "0", "0", "CPU"],
     ]
     assert not any("attn_q" in line or "device" in line for line in lines), "it is whole; and there is no device"
-    assert split_text(OPERATORS, PLACEMENTS) == split_text(
+    assert split_text(OPERATORS, PLACEMENTS, 0) == split_text(
         OPERATORS,
         PLACEMENTS[:1] + tuple(dataclasses.replace(p, gg=0.5, cc=0.5) if 0 < p.gg < 1 else p for p in PLACEMENTS[1:]),
+        0,
     ), "wherever they are cut"
-    assert split_text(OPERATORS[:1], PLACEMENTS) == ""
+    assert split_text(OPERATORS[:1], PLACEMENTS, 0) == ""

@@ -27,6 +27,7 @@ from oallama.cost.slices import (
     slice_times,
 )
 from oallama.cost.timeline import Prefetch, timeline
+from oallama.cost.transfer import TransferRates
 
 SIZE = 147456  # bytes of one of an FFN's weights
 
@@ -205,6 +206,24 @@ def test_whole_blocks_are_llama_cpps() -> None:
         assert times.send_s == times.join_s == 0
         assert times.cpu_s + sum(step.gpu_s for step in times.steps) > 0
     assert slice_times(of, rates, Cut(0, FF, 0), 1).join_s > 0
+
+
+def test_a_block_whose_neighbours_are_on_the_device_crosses_twice() -> None:
+    """Its input once to the host, CC's part of the result once back; the device waits for no upload."""
+    down, up = LinearFit(3e-6, 2e-9, 1.0), LinearFit(5e-6, 1e-9, 1.0)
+    of, rates, _ = one_ffn(World())
+    rates = replace(rates, transfer=TransferRates(up, down, split_s=8e-6, launch_issue_s=2e-6), staged=True)
+    cut, n_bytes = Cut(512, 0, FF - 512), 7 * EMBD * 4
+    there, here = (slice_times(replace(of, resident=resident), rates, cut, 7) for resident in (True, False))
+    assert there.send_s == pytest.approx(down.seconds(n_bytes) + 2e-6)
+    assert there.join_s == pytest.approx(up.seconds(n_bytes) + 8e-6 + 8e-6), "the join, and what follows, are launched"
+    assert there.steps[0].launch_s == pytest.approx(6e-6)
+    assert here.steps[0].launch_s > there.steps[0].launch_s
+    assert there.cpu_s == here.cpu_s and there.steps[0].gpu_s < here.steps[0].gpu_s, "nothing is fetched from it"
+    whole = Cut(FF, 0, 0)
+    moved_s = down.seconds(n_bytes) + up.seconds(n_bytes) + 8e-6
+    gaps = [slice_times(replace(of, resident=resident), rates, whole, 7).gap_s for resident in (True, False)]
+    assert gaps[0] - gaps[1] == pytest.approx(moved_s), "as llama.cpp crosses to a block on the host"
 
 
 def test_of_experts_only_the_routed_ones_are_streamed_and_not_before_they_are_known() -> None:

@@ -2,17 +2,21 @@
 //
 // Two devices are registered. OALLAMA computes; its buffer type is plain host memory, so results lie where llama.cpp's
 // CPU backend reads them. OALLAMA_Split computes nothing: it only makes the split buffer type known by name, because
-// `-ot` looks among the default buffer types of devices.
+// `-ot` looks among the default buffer types of devices. For a device that blocks live on, one more is registered when
+// a plan names it: it computes as OALLAMA does, but its results lie where that device computes what comes next.
 
 #include "ggml-oallama.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "abi_check.h"
+#include "resident_buft.h"
 #include "split_backend.h"
 
 using namespace oallama;
@@ -28,8 +32,10 @@ namespace {
 //
 
 struct BackendContext {
-    std::unique_ptr<SplitBackend> split; // NULL: of the device that computes nothing
+    std::shared_ptr<SplitBackend> split; // NULL: of the device that computes nothing
 };
+
+ggml_backend_dev_t memory_of(ggml_backend_dev_t dev);
 
 SplitBackend & split_of(ggml_backend_t backend) {
     return *static_cast<BackendContext *>(backend->context)->split;
@@ -46,7 +52,7 @@ void oallama_backend_free(ggml_backend_t backend) {
 
 ggml_status oallama_backend_graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     ggml_status computed = GGML_STATUS_FAILED;
-    const int   status   = logged([&] { computed = split_of(backend).compute(graph); });
+    const int   status   = logged([&] { computed = split_of(backend).compute(graph, memory_of(backend->device)); });
     return status == OALLAMA_OK          ? computed
            : status == OALLAMA_NO_MEMORY ? GGML_STATUS_ALLOC_FAILED
                                          : GGML_STATUS_FAILED;
@@ -67,7 +73,8 @@ bool oallama_backend_cpy_tensor_async(ggml_backend_t backend_src, ggml_backend_t
 
 void oallama_backend_graph_optimize(ggml_backend_t backend, ggml_cgraph * graph,
                                     ggml_backend_graph_optimize_params * params) {
-    guarded([&] { split_of(backend).prepare(graph, params); }); // graph_compute meets the same, and can say so
+    // graph_compute meets the same, and can say so
+    guarded([&] { split_of(backend).prepare(graph, memory_of(backend->device), params); });
 }
 
 const ggml_backend_i oallama_backend_i = {
@@ -114,11 +121,16 @@ void oallama_backend_set_abort_callback(ggml_backend_t backend, ggml_abort_callb
 enum DeviceIndex { device_compute = 0, device_split = 1, n_devices = 2 };
 
 struct DeviceContext {
-    const char * name;
-    const char * description;
+    std::string        name;
+    std::string        description;
+    ggml_backend_dev_t memory = nullptr; // whose memory its results are in; NULL: the host's
 };
 
 ggml_backend_dev_t device_at(size_t index);
+
+bool computes(ggml_backend_dev_t dev) {
+    return dev != device_at(device_split);
+}
 
 // What `-ot` finds by name: the plan of OALLAMA_PLAN, or an empty one.
 std::shared_ptr<LoadedPlan> & default_plan() {
@@ -130,12 +142,42 @@ const DeviceContext & context_of(ggml_backend_dev_t dev) {
     return *static_cast<DeviceContext *>(dev->context);
 }
 
+// Whether the device is one of ggml's still: those of tests come and go.
+bool is_known(ggml_backend_dev_t device) {
+    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+        if (ggml_backend_dev_get(i) == device) {
+            return true;
+        }
+    }
+    return false;
+}
+
+ggml_backend_dev_t memory_of(ggml_backend_dev_t dev) {
+    return context_of(dev).memory;
+}
+
+// The backends of a llama_context are made one after another in a thread, the one for host memory first: what computes
+// is the same behind them, with one stream of weights and one memory for activations.
+std::shared_ptr<SplitBackend> shared_split(ggml_backend_dev_t dev) {
+    thread_local std::weak_ptr<SplitBackend>     last;
+    thread_local std::vector<ggml_backend_dev_t> sharing;
+    const bool                                   begins = memory_of(dev) == nullptr;
+    std::shared_ptr<SplitBackend>                split  = begins ? nullptr : last.lock();
+    if (split == nullptr || std::find(sharing.begin(), sharing.end(), dev) != sharing.end()) {
+        split = std::make_shared<SplitBackend>();
+        last  = split;
+        sharing.clear();
+    }
+    sharing.push_back(dev);
+    return split;
+}
+
 const char * oallama_device_get_name(ggml_backend_dev_t dev) {
-    return context_of(dev).name;
+    return context_of(dev).name.c_str();
 }
 
 const char * oallama_device_get_description(ggml_backend_dev_t dev) {
-    return context_of(dev).description;
+    return context_of(dev).description.c_str();
 }
 
 void oallama_device_get_memory(ggml_backend_dev_t /*dev*/, size_t * free, size_t * total) {
@@ -158,8 +200,8 @@ ggml_backend_t oallama_device_init_backend(ggml_backend_dev_t dev, const char * 
     ggml_backend_t backend = nullptr;
     logged([&] {
         auto context = std::make_unique<BackendContext>();
-        if (dev == device_at(device_compute)) {
-            context->split = std::make_unique<SplitBackend>();
+        if (computes(dev)) {
+            context->split = shared_split(dev);
         }
         backend          = new ggml_backend{oallama_backend_guid(), oallama_backend_i, dev, nullptr};
         backend->context = context.release();
@@ -168,17 +210,25 @@ ggml_backend_t oallama_device_init_backend(ggml_backend_dev_t dev, const char * 
 }
 
 ggml_backend_buffer_type_t oallama_device_get_buffer_type(ggml_backend_dev_t dev) {
-    return dev == device_at(device_compute) ? ggml_backend_cpu_buffer_type() : default_plan()->buft();
+    if (!computes(dev)) {
+        return default_plan()->buft();
+    }
+    const bool resident = memory_of(dev) != nullptr && is_known(memory_of(dev));
+    return resident ? resident_buft(memory_of(dev)) : ggml_backend_cpu_buffer_type();
 }
 
 bool oallama_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
     bool claimed = false;
-    logged([&] { claimed = dev == device_at(device_compute) && claims(op); });
+    logged([&] { claimed = computes(dev) && claims(op, memory_of(dev)); });
     return claimed;
 }
 
 bool oallama_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
-    return is_split_buft(buft) || (dev == device_at(device_compute) && ggml_backend_buft_is_host(buft));
+    if (is_split_buft(buft) || (computes(dev) && ggml_backend_buft_is_host(buft))) {
+        return true;
+    }
+    ggml_backend_dev_t memory = memory_of(dev);
+    return memory != nullptr && is_known(memory) && memory->iface.supports_buft(memory, buft);
 }
 
 const ggml_backend_device_i oallama_device_i = {
@@ -238,8 +288,8 @@ ggml_backend_reg the_reg = {
 };
 
 DeviceContext device_contexts[n_devices] = {
-    {"OALLAMA", "CPU and a partner device computing one operator together"},
-    {"OALLAMA_Split", "names the split buffer type; computes nothing"},
+    {"OALLAMA", "CPU and a partner device computing one operator together", nullptr},
+    {"OALLAMA_Split", "names the split buffer type; computes nothing", nullptr},
 };
 
 ggml_backend_device devices[n_devices] = {
@@ -277,6 +327,72 @@ const LoadedPlan & loaded_of(const oallama_plan * plan) {
 }
 
 } // namespace
+
+//
+// blocks that live on a device
+//
+
+namespace {
+
+// A device of ours for another's memory. Backends that llama.cpp made of it may outlive the plans that it is
+// registered for.
+struct ResidentDevice {
+    DeviceContext       context;
+    ggml_backend_reg    reg;
+    ggml_backend_device device;
+    int                 n_plans = 0; // in use
+};
+
+ResidentDevice & resident_of(ggml_backend_reg_t reg) {
+    return *static_cast<ResidentDevice *>(reg->context);
+}
+
+const ggml_backend_reg_i resident_reg_i = {
+    /* .get_name         = */ [](ggml_backend_reg_t reg) { return resident_of(reg).context.name.c_str(); },
+    /* .get_device_count = */ [](ggml_backend_reg_t) { return size_t{1}; },
+    /* .get_device       = */ [](ggml_backend_reg_t reg, size_t) { return &resident_of(reg).device; },
+    /* .get_proc_address = */ oallama_reg_get_proc_address,
+};
+
+struct ResidentDevices {
+    std::mutex                                                    mutex;
+    std::map<ggml_backend_dev_t, std::unique_ptr<ResidentDevice>> by_memory;
+};
+
+ResidentDevices & residents() {
+    static auto * the_residents = new ResidentDevices; // as long as ggml's registry, which is gone last
+    return *the_residents;
+}
+
+} // namespace
+
+// llama.cpp makes a backend of every device for every context, and can have sixteen: so it is taken out again.
+bool oallama::add_resident_device(ggml_backend_dev_t device) {
+    const std::lock_guard<std::mutex> lock(residents().mutex);
+    if (resident_buft(device) == nullptr) {
+        return false;
+    }
+    std::unique_ptr<ResidentDevice> & known = residents().by_memory[device];
+    if (known == nullptr) {
+        const std::string name = ggml_backend_dev_name(device);
+        known                  = std::make_unique<ResidentDevice>();
+        known->context = {"OALLAMA_" + name, "the same, with inputs and results in the memory of " + name, device};
+        known->reg     = {GGML_BACKEND_API_VERSION, resident_reg_i, known.get()};
+        known->device  = {oallama_device_i, &known->reg, &known->context};
+    }
+    if (known->n_plans++ == 0) {
+        ggml_backend_register(&known->reg);
+    }
+    return true;
+}
+
+void oallama::remove_resident_device(ggml_backend_dev_t device) {
+    const std::lock_guard<std::mutex> lock(residents().mutex);
+    ResidentDevice &                  known = *residents().by_memory.at(device);
+    if (--known.n_plans == 0) {
+        ggml_backend_unload(&known.reg);
+    }
+}
 
 //
 // C interface

@@ -32,12 +32,14 @@
 //     tensor blk.0.ffn_down.weight Q4_0 8192x2048x1 cols 5120 0 3072 CPU_REPACK
 //     tensor output.weight Q4_0 2048x32000x1 rows 5120 0 26880 CPU_REPACK n_g=0
 //            name                  type KxNxE       axis CC  CG GG   layout
+//     tensor blk.9.attn_q.weight Q4_0 2048x2048x1 rows 1024 0 1024 CPU resident
 //
 // axis: rows cuts ne[1] (gate, up, any lone mul-mat), cols cuts ne[0] (down), halves cuts both halves of ne[1] alike
 // (a fused gate_up). CC + CG + GG is the extent: ne[1], ne[0], or ne[1] / 2. CC comes first, GG last along the axis;
 // cuts are at multiples of oallama_granularity. layout: the host buffer type of CC (CPU_REPACK, AMX, CPU); - where CC
-// is 0. n_g=0: whatever the table of tokens says, the device computes nothing of CC. Gate, up and down of one FFN run
-// as one block when their counts are equal.
+// is 0. n_g=0: whatever the table of tokens says, the device computes nothing of CC. resident: what the mul-mat reads
+// and what it gives lie in the device's memory, where llama.cpp computes what comes before and after; else in host
+// memory. Gate, up and down of one FFN run as one block when their counts are equal.
 //
 // Python's cffi reads the part between the two "cdef" lines. Functions return an oallama_status; on failure
 // oallama_last_error() of the same thread says in one sentence what went wrong. No exception crosses this boundary.

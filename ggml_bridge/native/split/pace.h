@@ -55,11 +55,12 @@ struct Pace {
     Interval rest;                 // from its end to the next phase's activations
     Interval device;               // from an input that the device still computes to the next phase's activations
     bool     feeds_device = false; // llama.cpp sends its result to the device as soon as it has ended
+    bool     lifts        = false; // its result is sent to the device when the host has computed it
 
     // When the next small copy is due, seen from where its own were sent.
     Time after_send() const {
         const Time end = compute.due();
-        return feeds_device || end == Time::max() ? end : rest.known() ? end + rest.length() : Time::max();
+        return feeds_device || lifts || end == Time::max() ? end : rest.known() ? end + rest.length() : Time::max();
     }
 };
 

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "split_join.h"
+#include "split_resident.h"
 #include "trace.h"
 
 namespace oallama {
@@ -109,8 +110,8 @@ void SplitBackend::set_abort_callback(ggml_abort_callback callback, void * data)
     }
 }
 
-Program & SplitBackend::find(const ggml_cgraph * graph) {
-    make_signature(graph, scratch_);
+Program & SplitBackend::find(const ggml_cgraph * graph, ggml_backend_dev_t memory) {
+    make_signature(graph, memory, scratch_);
     const uint64_t key   = hash_of(scratch_);
     const auto     found = programs_.find(key);
     if (found != programs_.end()) {
@@ -121,13 +122,13 @@ Program & SplitBackend::find(const ggml_cgraph * graph) {
             }
         }
     }
-    return build(graph, key);
+    return build(graph, memory, key);
 }
 
-Program & SplitBackend::build(const ggml_cgraph * graph, uint64_t key) {
-    std::unique_ptr<Program> program = build_program(graph, scratch_);
+Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memory, uint64_t key) {
+    std::unique_ptr<Program> program = build_program(graph, memory, scratch_);
     stats().n_built++;
-    reserve_host(program->host_bytes);
+    reserve_host(*program);
     if (program->device != nullptr) {
         if (!partner_ || partner_->device() != program->device) {
             if (partner_) {
@@ -157,13 +158,19 @@ Program & SplitBackend::build(const ggml_cgraph * graph, uint64_t key) {
     return *slot.back();
 }
 
-// Programs are given their place in it before each run.
-void SplitBackend::reserve_host(size_t bytes) {
-    const size_t held = host_ ? ggml_backend_buffer_get_size(host_.get()) : 0;
-    if (bytes <= held) {
+// Programs are given their place in it before each run. Pinned where the device's copies begin and end there.
+void SplitBackend::reserve_host(const Program & program) {
+    const size_t               held   = host_ ? ggml_backend_buffer_get_size(host_.get()) : 0;
+    const size_t               bytes  = std::max(program.host_bytes, held);
+    ggml_backend_buffer_type_t pinned = program.resident ? ggml_backend_dev_host_buffer_type(program.device) : nullptr;
+    const bool                 moves  = pinned != nullptr && (held == 0 || host_->buft != pinned);
+    if (program.host_bytes == 0 || (program.host_bytes <= held && !moves)) {
         return;
     }
-    BufferPtr larger(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), bytes));
+    BufferPtr larger(pinned == nullptr ? nullptr : ggml_backend_buft_alloc_buffer(pinned, bytes));
+    if (!larger) {
+        larger.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), bytes));
+    }
     if (!larger) {
         throw std::bad_alloc();
     }
@@ -205,8 +212,9 @@ void SplitBackend::evict() {
     n_programs_ = left;
 }
 
-void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
-    const Program & program = find(graph);
+void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
+                           ggml_backend_graph_optimize_params * params) {
+    const Program & program = find(graph, memory);
     if (params == nullptr || params->add_alloc_dep == nullptr || program.device == nullptr) {
         return;
     }
@@ -267,7 +275,7 @@ void SplitBackend::device_computes() {
 // running
 //
 
-ggml_status SplitBackend::compute(ggml_cgraph * graph) {
+ggml_status SplitBackend::compute(ggml_cgraph * graph, ggml_backend_dev_t memory) {
     Stopwatch total;
     stats().n_graphs++;
     for (int i = 0; i < graph->n_nodes; i++) {
@@ -278,7 +286,7 @@ ggml_status SplitBackend::compute(ggml_cgraph * graph) {
                             ": what was loaded with it failed; the plan's problems and the log say why");
         }
     }
-    const ggml_status status = run(find(graph), graph);
+    const ggml_status status = run(find(graph, memory), graph);
     total.lap(stats().total_ns);
     return status;
 }
@@ -289,14 +297,15 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
         binding.tensor->data       = origin->data;
         binding.tensor->buffer     = origin->buffer;
     }
-    for (ggml_tensor * view : program.host_views) {
-        view->data   = static_cast<char *>(view->view_src->data) + view->view_offs;
-        view->buffer = view->view_src->buffer;
-    }
     for (const Staged & staged : program.host_staged) {
         staged.tensor->data   = static_cast<char *>(ggml_backend_buffer_get_base(host_.get())) + staged.at;
         staged.tensor->buffer = host_.get();
     }
+    for (ggml_tensor * view : program.host_views) {
+        view->data   = static_cast<char *>(view->view_src->data) + view->view_offs;
+        view->buffer = view->view_src->buffer;
+    }
+    bind_residents(program, graph);
     Stopwatch watch;
     for (Phase & phase : program.phases) {
         stats().n_phases++;
@@ -305,7 +314,7 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
                                      static_cast<int32_t>(program.n_tokens));
         }
         Step       step;
-        const bool on_device = phase.device_end > phase.device_begin;
+        const bool on_device = phase.device_end > phase.device_begin || program.resident;
         if (on_device) {
             try {
                 launch(program, phase, graph);
@@ -322,6 +331,10 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
             status            = ggml_backend_graph_compute(cpu_.get(), &range);
             watch.lap(stats().host_ns);
             step.done(OALLAMA_HOST);
+        }
+        if (program.resident && status == GGML_STATUS_SUCCESS) {
+            lift(program, phase);
+            watch.lap(stats().join_ns);
         }
         if (on_device) {
             ggml_backend_synchronize(partner_->backend()); // whatever became of the host side: the device must be idle
@@ -357,6 +370,9 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     const auto last_of = [&program](int begin, int end) {
         return begin < end ? ggml_graph_node(program.device_graph, end - 1) : nullptr;
     };
+    if (program.resident) {
+        stats().bytes_out.fetch_add(fetch_inputs(phase, graph, device), std::memory_order_relaxed);
+    }
     const int64_t sent = send(phase, graph); // before weights are asked for, which it would wait for
     begin(phase);
     traced(OALLAMA_SEND, phase.uploads.empty() ? nullptr : phase.uploads.back().tensor, sent);
@@ -370,13 +386,26 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
         }
         traced(OALLAMA_STALL, phase.streamed.empty() ? nullptr : phase.streamed.back().tensor);
     }
-    start(program, phase.stream_begin, phase.device_end);
+    start(program, phase.stream_begin, phase.lift_begin);
     if (streams) {
-        traced(OALLAMA_STREAMED, last_of(phase.stream_begin, phase.device_end));
+        traced(OALLAMA_STREAMED, last_of(phase.stream_begin, phase.lift_begin));
     }
     traced(OALLAMA_FETCH, nullptr, fetch(phase, graph));
     if (partner_->streams()) {
         partner_->stream().prefetch(slot, phase.pace.after_send());
+    }
+}
+
+// Results become whole in device memory: what the host has of them is sent there, behind what the device computes.
+void SplitBackend::lift(Program & program, Phase & phase) {
+    phase.pace.lifts = true;
+    phase.pace.compute.end();
+    try {
+        stats().bytes_in.fetch_add(send_lifts(phase, partner_->backend()), std::memory_order_relaxed);
+        start(program, phase.lift_begin, phase.device_end);
+    } catch (...) {
+        ggml_backend_synchronize(partner_->backend());
+        throw;
     }
 }
 
@@ -430,7 +459,7 @@ size_t SplitBackend::acquire(const Phase & phase, const ggml_cgraph * graph) {
     if (!phase.routed) {
         return partner_->stream().acquire(*phase.block, nullptr);
     }
-    const ggml_tensor * ids = phase.ids.of(graph);
+    const ggml_tensor * ids = phase.host_ids == nullptr ? phase.ids.of(graph) : phase.host_ids;
     experts_.resize(static_cast<size_t>(ids->ne[0] * ids->ne[1]));
     gather(ids, 0, ids->ne[0], {0, n_rows(ids)}, reinterpret_cast<char *>(experts_.data()));
     return partner_->stream().acquire(*phase.block, &experts_);

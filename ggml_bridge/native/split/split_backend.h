@@ -35,10 +35,11 @@ class SplitBackend {
     void set_n_threads(int n_threads);
     void set_abort_callback(ggml_abort_callback callback, void * data);
 
-    // Prepares a sub-graph before llama.cpp allocates its tensors, and keeps alive what the device still reads.
-    void prepare(ggml_cgraph * graph, ggml_backend_graph_optimize_params * params);
+    // Prepares a sub-graph before llama.cpp allocates its tensors, and keeps alive what the device still reads. memory:
+    // the device's that they are in; NULL: the host's.
+    void prepare(ggml_cgraph * graph, ggml_backend_dev_t memory, ggml_backend_graph_optimize_params * params);
 
-    ggml_status compute(ggml_cgraph * graph);
+    ggml_status compute(ggml_cgraph * graph, ggml_backend_dev_t memory);
 
     // Called where llama.cpp asks for an input that another device has been told to compute.
     void device_computes();
@@ -46,8 +47,8 @@ class SplitBackend {
   private:
     using Programs = std::unordered_map<uint64_t, std::vector<std::unique_ptr<Program>>>;
 
-    Program &   find(const ggml_cgraph * graph);
-    Program &   build(const ggml_cgraph * graph, uint64_t key);
+    Program &   find(const ggml_cgraph * graph, ggml_backend_dev_t memory);
+    Program &   build(const ggml_cgraph * graph, ggml_backend_dev_t memory, uint64_t key);
     void        forget();
     void        evict();
     ggml_status run(Program & program, ggml_cgraph * graph);
@@ -56,7 +57,8 @@ class SplitBackend {
     void        ask_ahead(const Phase & phase);
     void        launch(Program & program, Phase & phase, const ggml_cgraph * graph);
     void        start(Program & program, int begin, int end);
-    void        reserve_host(size_t bytes);
+    void        lift(Program & program, Phase & phase);
+    void        reserve_host(const Program & program);
     size_t      acquire(const Phase & phase, const ggml_cgraph * graph);
     int64_t     send(const Phase & phase, const ggml_cgraph * graph);
     int64_t     fetch(const Phase & phase, const ggml_cgraph * graph);

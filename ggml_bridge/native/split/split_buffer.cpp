@@ -258,9 +258,16 @@ ggml_backend_dev_t LoadedPlan::device() const {
         }
         require(device->iface.get_name != buft_.device->iface.get_name,
                 "the plan's device " + spec_.device + " is the split backend itself; name a GPU");
-        device_ = device;
+        device_              = device;
+        const bool residents = std::any_of(spec_.slices.begin(), spec_.slices.end(),
+                                           [](const SliceSpec & slice) { return slice.resident; });
+        resident_            = residents && add_resident_device(device) ? device : nullptr;
     }
     return device_;
+}
+
+ggml_backend_dev_t LoadedPlan::memory_of(const SliceSpec & slice) const {
+    return slice.resident && device() != nullptr ? resident_ : nullptr;
 }
 
 LoadedPlan::LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner)
@@ -268,6 +275,12 @@ LoadedPlan::LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner)
     placed_.reserve(spec_.slices.size());
     for (const SliceSpec & slice : spec_.slices) {
         placed_.push_back(as_planned(slice));
+    }
+}
+
+LoadedPlan::~LoadedPlan() {
+    if (resident_ != nullptr) {
+        remove_resident_device(resident_);
     }
 }
 

@@ -29,6 +29,11 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     // owner: the inert device that the buffer type belongs to.
     static std::shared_ptr<LoadedPlan> make(PlanSpec spec, ggml_backend_dev_t owner);
 
+    ~LoadedPlan();
+
+    LoadedPlan(const LoadedPlan &)             = delete;
+    LoadedPlan & operator=(const LoadedPlan &) = delete;
+
     const PlanSpec & spec() const { return spec_; }
 
     ggml_backend_buffer_type_t buft() { return &buft_; }
@@ -36,6 +41,10 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     // The device that holds GG; NULL without any. Looked up when it is first needed: stock programs load their plugins
     // before they connect to RPC servers. Throws OALLAMA_INVALID where it is missing.
     ggml_backend_dev_t device() const;
+
+    // The device whose memory has what a mul-mat by this weight reads and gives; NULL: it is in host memory. Throws as
+    // device().
+    ggml_backend_dev_t memory_of(const SliceSpec & slice) const;
 
     // What the plan says of a tensor; a tensor it does not name is kept whole on the host.
     SliceSpec slice_of(const ggml_tensor * tensor) const; // throws OALLAMA_INVALID for another type or shape
@@ -62,7 +71,8 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     PlanSpec                   spec_;
     ggml_backend_buffer_type   buft_;
     mutable std::mutex         mutex_;
-    mutable ggml_backend_dev_t device_ = nullptr;
+    mutable ggml_backend_dev_t device_   = nullptr;
+    mutable ggml_backend_dev_t resident_ = nullptr; // the device where blocks can live there
     std::vector<oallama_slice> placed_;
     std::vector<Problem>       problems_;
     std::set<uint64_t>         loads_; // that have not ended
@@ -70,6 +80,11 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
 };
 
 bool is_split_buft(ggml_backend_buffer_type_t buft);
+
+// Makes a device of ours known to ggml whose results are in this device's memory (ggml-oallama.cpp), until it has been
+// removed as often; false where there can be none.
+bool add_resident_device(ggml_backend_dev_t device);
+void remove_resident_device(ggml_backend_dev_t device);
 
 // The plan of a tensor in a split buffer; NULL for any other tensor. Views of one are not in it themselves.
 LoadedPlan * plan_of(const ggml_tensor * tensor);

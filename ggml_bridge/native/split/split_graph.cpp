@@ -17,31 +17,37 @@ const SliceSpec * planned(const ggml_tensor * weight) {
 
 constexpr int max_depth = 8; // operations between a mul-mat and the last one that keeps its cut
 
-// A value that a mul-mat of ours, cut by rows, leads to by operations that keep the cut.
-bool stays_cut(const ggml_tensor * tensor, int depth = 0) {
+// Whose memory a mul-mat by this weight works in; NULL: the host's.
+ggml_backend_dev_t memory_of(const ggml_tensor * weight) {
+    const SliceSpec * slice = planned(weight);
+    return slice == nullptr ? nullptr : plan_of(weight)->memory_of(*slice);
+}
+
+// A value that a mul-mat of ours, cut by rows, in this memory leads to by operations that keep the cut.
+bool stays_cut(const ggml_tensor * tensor, ggml_backend_dev_t memory, int depth = 0) {
     if (tensor == nullptr || depth > max_depth) {
         return false;
     }
     if (is_mul_mat(tensor->op)) {
         const SliceSpec * slice = planned(tensor->src[0]);
-        return slice != nullptr && slice->axis != Axis::cols;
+        return slice != nullptr && slice->axis != Axis::cols && memory_of(tensor->src[0]) == memory;
     }
     if (tensor->op == GGML_OP_VIEW) {
-        return is_half_view(tensor, tensor->view_src) && stays_cut(tensor->view_src, depth + 1);
+        return is_half_view(tensor, tensor->view_src) && stays_cut(tensor->view_src, memory, depth + 1);
     }
     if (is_unary(tensor->op)) {
-        return stays_cut(tensor->src[0], depth + 1);
+        return stays_cut(tensor->src[0], memory, depth + 1);
     }
     if (tensor->op == GGML_OP_GLU) {
-        return stays_cut(tensor->src[0], depth + 1) &&
-               (tensor->src[1] == nullptr || stays_cut(tensor->src[1], depth + 1));
+        return stays_cut(tensor->src[0], memory, depth + 1) &&
+               (tensor->src[1] == nullptr || stays_cut(tensor->src[1], memory, depth + 1));
     }
     if (is_binary(tensor->op)) {
         const ggml_tensor * other  = tensor->src[1];
         const bool          weight = other->op == GGML_OP_NONE && other->buffer != nullptr &&
                                      ggml_backend_buffer_get_usage(other->buffer) == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
-        return stays_cut(tensor->src[0], depth + 1) &&
-               ((weight && is_parameter(other, tensor->ne[0])) || stays_cut(other, depth + 1));
+        return stays_cut(tensor->src[0], memory, depth + 1) &&
+               ((weight && is_parameter(other, tensor->ne[0])) || stays_cut(other, memory, depth + 1));
     }
     return false;
 }
@@ -99,15 +105,21 @@ bool is_half_view(const ggml_tensor * view, const ggml_tensor * whole) {
             view->view_offs == whole->view_offs + static_cast<size_t>(view->ne[0]) * whole->nb[0]);
 }
 
-bool claims(const ggml_tensor * op) {
+bool claims(const ggml_tensor * op, ggml_backend_dev_t memory) {
     if (is_view(op->op)) {
         return true;
     }
     if (is_mul_mat(op->op)) {
         const ggml_tensor * x = op->src[1];
-        return plan_of(op->src[0]) != nullptr && (x->type == GGML_TYPE_F32 || x->type == GGML_TYPE_F16);
+        return plan_of(op->src[0]) != nullptr && memory_of(op->src[0]) == memory &&
+               (x->type == GGML_TYPE_F32 || x->type == GGML_TYPE_F16);
     }
-    return stays_cut(op);
+    return stays_cut(op, memory);
+}
+
+bool is_on_host(const ggml_tensor * tensor) {
+    const ggml_backend_buffer_t buffer = tensor->view_src == nullptr ? tensor->buffer : tensor->view_src->buffer;
+    return buffer != nullptr && (is_split_buft(buffer->buft) || ggml_backend_buffer_is_host(buffer));
 }
 
 //
@@ -150,8 +162,9 @@ ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end) {
     return range;
 }
 
-void make_signature(const ggml_cgraph * graph, Signature & signature) {
+void make_signature(const ggml_cgraph * graph, ggml_backend_dev_t memory, Signature & signature) {
     signature.clear();
+    signature.push_back(reinterpret_cast<uintptr_t>(memory));
     std::vector<const ggml_tensor *> outside; // by the number that the signature has for them
 
     const auto add        = [&](uint64_t value) { signature.push_back(value); };
@@ -187,6 +200,7 @@ void make_signature(const ggml_cgraph * graph, Signature & signature) {
                 if (known == outside.end()) {
                     outside.push_back(src);
                     add_tensor(src);
+                    add(memory != nullptr && is_on_host(src) ? 1U : 0U);
                 }
             }
         }

@@ -19,8 +19,12 @@ bool is_parameter(const ggml_tensor * tensor, int64_t n);
 // A half of a fused gate_up's result, as llama.cpp views it.
 bool is_half_view(const ggml_tensor * view, const ggml_tensor * whole);
 
-// Whether the split backend computes this operation (supports_op of ggml's device interface).
-bool claims(const ggml_tensor * op);
+// Whether the split backend computes this operation in this device's memory, or, NULL, in the host's (supports_op of
+// ggml's device interface).
+bool claims(const ggml_tensor * op, ggml_backend_dev_t memory);
+
+// Whether a tensor lies in host memory. What llama.cpp has not allocated yet does not.
+bool is_on_host(const ggml_tensor * tensor);
 
 // The last node before `before` that is this tensor; -1: none, it comes from outside.
 int find_node(const ggml_cgraph * graph, const ggml_tensor * tensor, int before);
@@ -35,7 +39,9 @@ ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end);
 // and which of the tensors from outside are the same one.
 using Signature = std::vector<uint64_t>;
 
-void     make_signature(const ggml_cgraph * graph, Signature & signature);
+// memory: whose; NULL: the host's. In a device's, which of the tensors from outside are on the host all the same is
+// part of it.
+void     make_signature(const ggml_cgraph * graph, ggml_backend_dev_t memory, Signature & signature);
 uint64_t hash_of(const Signature & signature);
 
 } // namespace oallama

@@ -131,12 +131,15 @@ SliceSpec read_slice(Line & line) {
     slice.cg     = line.count(line.word("CG"), "CG");
     slice.gg     = line.count(line.word("GG"), "GG");
     slice.layout = line.word("layout");
-    if (line.more()) {
+    while (line.more()) {
         const std::string word = line.word("word");
-        if (word != "n_g=0") {
-            line.fail("ends with " + word + "; n_g=0 or nothing may follow the layout");
+        if (word == "n_g=0" && slice.takes_n_g) {
+            slice.takes_n_g = false;
+        } else if (word == "resident" && !slice.resident) {
+            slice.resident = true;
+        } else {
+            line.fail("ends with " + word + "; n_g=0 and resident may follow the layout, each once, or nothing");
         }
-        slice.takes_n_g = false;
     }
     line.end();
     if (slice.name.size() >= OALLAMA_NAME_BYTES || slice.name.size() >= GGML_MAX_NAME) {
@@ -269,6 +272,8 @@ PlanSpec parse_plan(const std::string & text) {
     require(started, "the plan is empty: its first line must be oallama-plan 1");
     require(plan.tokens.empty() || !plan.device.empty(), "the plan gives tokens to the device but names no device");
     for (const SliceSpec & slice : plan.slices) {
+        require(!slice.resident || !plan.device.empty(),
+                "the plan says that " + slice.name + " is resident but names no device");
         require((slice.gg == 0 && slice.cg == 0) || !plan.device.empty(),
                 "the plan gives " + slice.name + " a part for the device but names no device");
     }

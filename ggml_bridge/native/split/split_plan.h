@@ -24,8 +24,9 @@ struct SliceSpec {
     int64_t     cc   = 0; // elements along the axis
     int64_t     cg   = 0;
     int64_t     gg   = 0;
-    std::string layout;           // host buffer type of CC
-    bool        takes_n_g = true; // CC is for the device too, for n_g tokens
+    std::string layout;            // host buffer type of CC
+    bool        takes_n_g = true;  // CC is for the device too, for n_g tokens
+    bool        resident  = false; // inputs and results are in the device's memory, not the host's
 
     int64_t extent() const { return axis == Axis::cols ? k : axis == Axis::rows ? n : n / 2; }
 };

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "split_sides.h"
+#include "split_resident.h"
 
 namespace oallama {
 
@@ -17,11 +17,12 @@ constexpr std::array<Side, n_sides> all_sides = {side_host, side_stream, side_de
 // Second pass: tensors of both sides.
 class Builder {
   public:
-    Builder(const ggml_cgraph * graph, const Values & values, Program & program)
-        : graph_(graph), values_(values), sides_(values.nodes.size()), program_(program) {
+    Builder(const ggml_cgraph * graph, const Values & values, ggml_backend_dev_t memory, Program & program)
+        : graph_(graph), values_(values), sides_(values.nodes.size()), program_(program), resident_(graph, program) {
         // at most: each node, its weight and each of its sources on every side, and a slice of it
         const int64_t n_tensors = graph->n_nodes * int64_t{n_sides * (3 + GGML_MAX_SRC)} + 8;
-        program.device          = values.device;
+        program.device          = memory == nullptr ? values.device : memory;
+        program.resident        = memory != nullptr;
         program.ctx             = new_context(n_tensors, 2, n_tensors);
         program.device_graph    = ggml_new_graph_custom(program.ctx.get(), static_cast<size_t>(n_tensors), false);
         program.host_graph      = ggml_new_graph_custom(program.ctx.get(), static_cast<size_t>(n_tensors), false);
@@ -66,7 +67,8 @@ class Builder {
             return;
         }
         if (has(v, side_host)) {
-            sides(i)[side_host] = bind(compute(i, side_host), {i, -1}, v.packed ? nullptr : node);
+            ggml_tensor * out   = compute(i, side_host);
+            sides(i)[side_host] = program_.resident ? stage(out) : bind(out, {i, -1}, v.packed ? nullptr : node);
             ggml_build_forward_expand(program_.host_graph, side_of(i, side_host));
         }
         for (const Side side : {side_stream, side_device, side_prime}) {
@@ -87,7 +89,12 @@ class Builder {
         for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
             out->src[s] = full_on_host(i, s);
         }
-        sides(i)[side_host] = bind(out, {i, -1}, node);
+        if (program_.resident) {
+            sides(i)[side_host] = stage(out);
+            resident_.put_whole(i, out);
+        } else {
+            sides(i)[side_host] = bind(out, {i, -1}, node);
+        }
         ggml_build_forward_expand(program_.host_graph, out);
     }
 
@@ -181,6 +188,7 @@ class Builder {
             chosen_by_     = ids;
             n_expert_      = n_expert;
             ids_           = from >= 0 ? Origin{from, -1} : Origin{i, 2};
+            host_ids_      = ids != nullptr && program_.resident ? full_on_host(i, 2) : nullptr;
         } else if (ids != chosen_by_ || n_expert != n_expert_) {
             chosen_by_ = nullptr;
         }
@@ -254,6 +262,9 @@ class Builder {
         if (from >= 0 && value(from).state == State::full && side_of(from, side_host) != nullptr) {
             return side_of(from, side_host);
         }
+        if (program_.resident && !is_on_host(src)) {
+            return input(src, from >= 0 ? Origin{from, -1} : Origin{i, s});
+        }
         for (const Binding & bound : program_.bindings) { // gate and up share one
             if (bound.tensor->op == GGML_OP_NONE && bound.origin.of(graph_) == src) {
                 return bound.tensor;
@@ -263,13 +274,42 @@ class Builder {
         return bind(out, from >= 0 ? Origin{from, -1} : Origin{i, s}, src);
     }
 
+    // A full value that is in device memory: fetched when the phase begins, or a view of what the host computes.
+    ggml_tensor * input(const ggml_tensor * src, Origin origin) {
+        const int root = src->view_src == nullptr ? -1 : find_node(graph_, src->view_src, graph_->n_nodes);
+        if (root >= 0 && value(root).state == State::full && side_of(root, side_host) != nullptr) {
+            program_.host_views.push_back(ggml_view_4d(ctx(), side_of(root, side_host), src->ne[0], src->ne[1],
+                                                       src->ne[2], src->ne[3], src->nb[1], src->nb[2], src->nb[3],
+                                                       src->view_offs));
+            return program_.host_views.back();
+        }
+        const auto known = [&](const Input & one) { return one.origin.of(graph_) == src; };
+        for (const Phase & phase : program_.phases) {
+            const auto found = std::find_if(phase.inputs.begin(), phase.inputs.end(), known);
+            if (found != phase.inputs.end()) {
+                return found->tensor;
+            }
+        }
+        const auto found = std::find_if(inputs_.begin(), inputs_.end(), known);
+        if (found != inputs_.end()) {
+            return found->tensor;
+        }
+        ggml_tensor * out = ggml_new_tensor(ctx(), src->type, GGML_MAX_DIMS, src->ne);
+        std::copy(std::begin(src->nb), std::end(src->nb), std::begin(out->nb));
+        inputs_.push_back({stage(out), origin});
+        return out;
+    }
+
     // A full value on the device: elements [begin, begin + count) of each row of some tokens, sent when the phase
-    // begins.
+    // begins unless it is there.
     ggml_tensor * full_on_device(int i, int s, int64_t begin, int64_t count, Tokens tokens) {
-        const ggml_tensor * src       = graph_->nodes[i]->src[s];
-        const int           from      = inside(i, s);
-        const auto          ne        = tokens.shape(src, count);
-        const int64_t       first_row = first_row_of(src, tokens);
+        const ggml_tensor * src  = graph_->nodes[i]->src[s];
+        const int           from = inside(i, s);
+        if (program_.resident && !is_on_host(src)) {
+            return resident_.part(src, from >= 0 ? Origin{from, -1} : Origin{i, s}, begin, count, tokens);
+        }
+        const auto    ne        = tokens.shape(src, count);
+        const int64_t first_row = first_row_of(src, tokens);
         for (const Upload & upload : uploads_) {
             if (upload.origin.of(graph_) != src || upload.begin != begin || upload.count != count) {
                 continue;
@@ -305,6 +345,10 @@ class Builder {
     // How node i becomes whole in its original memory when its phase ends.
     void join(int i) {
         const Value & v = value(i);
+        if (program_.resident) {
+            lift(i, v);
+            return;
+        }
         if (v.state == State::partial) {
             join_partial(i, v);
             return;
@@ -329,6 +373,32 @@ class Builder {
         if (prime != nullptr) {
             fetch(i, add(prime, sum == nullptr ? nullptr : view(sum, 0, sum->ne[0], last, false)), Download::Join::copy,
                   0, v.extent, last);
+        }
+    }
+
+    // The same in device memory.
+    void lift(int i, const Value & v) {
+        if (v.state == State::shard) {
+            for (const Side side : all_sides) {
+                if (side_of(i, side) != nullptr) {
+                    resident_.put(i, v, side, side_of(i, side));
+                }
+            }
+            return;
+        }
+        ggml_tensor * host  = side_of(i, side_host);
+        ggml_tensor * prime = side_of(i, side_prime);
+        ggml_tensor * sum   = add(side_of(i, side_device), side_of(i, side_stream));
+        const auto    of    = [&](Tokens tokens) {
+            return sum == nullptr ? nullptr : view(sum, 0, sum->ne[0], tokens, false);
+        };
+        if (prime == nullptr || host != nullptr) {
+            const Tokens tokens = tokens_of(v, prime == nullptr ? side_device : side_host);
+            resident_.add(i, host, of(tokens), tokens);
+        }
+        if (prime != nullptr) {
+            const Tokens last = tokens_of(v, side_prime);
+            resident_.add(i, nullptr, add(prime, of(last)), last);
         }
     }
 
@@ -389,8 +459,14 @@ class Builder {
         for (ggml_tensor * node : on_stream_) {
             ggml_build_forward_expand(program_.device_graph, node);
         }
+        phase.lift_begin = ggml_graph_n_nodes(program_.device_graph);
+        for (ggml_tensor * node : resident_.take_nodes()) {
+            ggml_build_forward_expand(program_.device_graph, node);
+        }
         phase.device_end = ggml_graph_n_nodes(program_.device_graph);
         phase.host_end   = ggml_graph_n_nodes(program_.host_graph);
+        phase.inputs     = std::move(inputs_);
+        phase.lifts      = resident_.take_lifts();
         phase.uploads    = std::move(uploads_);
         phase.downloads  = std::move(downloads_);
         if (phase.host_end > phase.host_begin) { // what the host still computes may lie where a result belongs
@@ -401,6 +477,8 @@ class Builder {
         phase.streamed = std::move(streamed_);
         phase.routed   = chosen_by_ != nullptr;
         phase.ids      = ids_;
+        phase.host_ids = host_ids_;
+        inputs_        = {};
         uploads_       = {};
         downloads_     = {};
         streamed_      = {};
@@ -432,7 +510,9 @@ class Builder {
     const Values &             values_;
     std::vector<Sides>         sides_;
     Program &                  program_;
-    std::vector<Upload>        uploads_; // of the phase at hand, like all that follow
+    Resident                   resident_;
+    std::vector<Input>         inputs_; // of the phase at hand, like all that follow
+    std::vector<Upload>        uploads_;
     std::vector<Download>      downloads_;
     std::vector<Streamed>      streamed_;
     std::vector<ggml_tensor *> on_device_;           // results in GG
@@ -440,7 +520,8 @@ class Builder {
     const ggml_tensor *        chosen_by_ = nullptr; // the ids of the experts that are streamed; NULL: all are
     int64_t                    n_expert_  = 0;       // of each streamed weight, where there are such ids
     Origin                     ids_;
-    int                        phase_ = 0; // of the node at hand
+    ggml_tensor *              host_ids_ = nullptr;
+    int                        phase_    = 0; // of the node at hand
 };
 
 // The first node of the device side that the device has no kernel for; NULL: it can compute all of them.
@@ -456,7 +537,8 @@ const ggml_tensor * refused_by_device(const Program & program) {
 
 } // namespace
 
-std::unique_ptr<Program> build_program(const ggml_cgraph * graph, const Signature & signature) {
+std::unique_ptr<Program> build_program(const ggml_cgraph * graph, ggml_backend_dev_t memory,
+                                       const Signature & signature) {
     for (int i = 0; i < graph->n_nodes; i++) {
         for (const ggml_tensor * src : graph->nodes[i]->src) {
             if (plan_of(src) != nullptr && !ensure_placed(src)) {
@@ -468,7 +550,7 @@ std::unique_ptr<Program> build_program(const ggml_cgraph * graph, const Signatur
         auto program        = std::make_unique<Program>();
         program->signature  = signature;
         const Values values = find_values(graph, fuse);
-        Builder(graph, values, *program).build();
+        Builder(graph, values, memory, *program).build();
         const ggml_tensor * refused = refused_by_device(*program);
         if (refused == nullptr) {
             return program;

@@ -33,6 +33,25 @@ struct Staged {
     size_t        at; // bytes into that memory
 };
 
+// A device tensor that is to get the data pointer of a tensor of llama.cpp's in device memory before each run.
+struct DeviceBinding {
+    ggml_tensor *       tensor;
+    Origin              origin;
+    const ggml_tensor * like; // when the program was built
+};
+
+// A tensor of llama.cpp's in device memory, and where the host gets it when a phase begins.
+struct Input {
+    ggml_tensor * tensor; // on the host
+    Origin        origin;
+};
+
+// What the host has computed, and where on the device it is sent when a phase ends.
+struct Lift {
+    ggml_tensor * from;
+    ggml_tensor * to;
+};
+
 // A full value to send: elements [begin, begin + count) of each row of the tensor's, the first of which is first_row.
 struct Upload {
     ggml_tensor * tensor; // on the device
@@ -73,15 +92,19 @@ struct Streamed {
 };
 
 struct Phase {
+    std::vector<Input>    inputs; // only where llama.cpp's tensors are in device memory, as lifts
+    std::vector<Lift>     lifts;
     std::vector<Upload>   uploads;
     std::vector<Download> downloads;
     std::vector<Streamed> streamed;
-    StreamBlock *         block = nullptr; // of the streamed weights; NULL: none
-    Origin                ids;             // which experts are used, where routed
-    bool                  routed = false;
+    StreamBlock *         block = nullptr;    // of the streamed weights; NULL: none
+    Origin                ids;                // which experts are used, where routed
+    ggml_tensor *         host_ids = nullptr; // the same on the host, where llama.cpp's tensors are in device memory
+    bool                  routed   = false;
     Pace                  pace;
     int device_begin = 0; // nodes of the device graph: GG up to stream_begin, then CG, CG' and their sums
     int stream_begin = 0;
+    int lift_begin   = 0; // nodes that make results whole in device memory, up to device_end
     int device_end   = 0;
     int host_begin   = 0; // nodes of the host graph
     int host_end     = 0;
@@ -95,9 +118,12 @@ struct Program {
     ggml_cgraph *              device_graph = nullptr;
     ggml_cgraph *              host_graph   = nullptr;
     ggml_backend_dev_t         device       = nullptr; // NULL: nothing runs there
+    bool                       resident     = false;   // llama.cpp's tensors are in its memory
     StreamSpec                 stream;                 // how CG is copied
     std::vector<Binding>       bindings;
-    std::vector<ggml_tensor *> host_views; // of bound tensors; their data pointers follow, in this order
+    std::vector<DeviceBinding> device_bindings;
+    std::vector<ggml_tensor *> device_views; // of these
+    std::vector<ggml_tensor *> host_views;   // of bound and staged tensors; their data pointers follow, in this order
     std::vector<Staged>        host_staged;
     std::vector<Phase>         phases;
     size_t                     staging_bytes = 0; // of what is packed for the device, and of what comes back
@@ -105,7 +131,9 @@ struct Program {
     uint64_t                   last_used     = 0;
 };
 
-// Prepares a sub-graph; device memory is not allocated yet. Throws OALLAMA_UNSUPPORTED, OALLAMA_NO_MEMORY.
-std::unique_ptr<Program> build_program(const ggml_cgraph * graph, const Signature & signature);
+// Prepares a sub-graph; device memory is not allocated yet. memory: the device's that llama.cpp's tensors are in; NULL:
+// the host's. Throws OALLAMA_UNSUPPORTED, OALLAMA_NO_MEMORY.
+std::unique_ptr<Program> build_program(const ggml_cgraph * graph, ggml_backend_dev_t memory,
+                                       const Signature & signature);
 
 } // namespace oallama

@@ -1,0 +1,38 @@
+#include "resident_buft.h"
+
+#include <map>
+#include <mutex>
+
+namespace oallama {
+
+namespace {
+
+struct ResidentBuft {
+    ggml_backend_buffer_type   buft; // first: ggml is given its address
+    ggml_backend_buffer_type_t original;
+};
+
+ggml_backend_buffer_t alloc_original(ggml_backend_buffer_type_t buft, size_t size) {
+    return ggml_backend_buft_alloc_buffer(reinterpret_cast<ResidentBuft *>(buft)->original, size);
+}
+
+} // namespace
+
+ggml_backend_buffer_type_t resident_buft(ggml_backend_dev_t device) {
+    static std::mutex                                         mutex;
+    static std::map<ggml_backend_buffer_type_t, ResidentBuft> known; // never freed: schedulers keep the addresses
+
+    const ggml_backend_buffer_type_t original = ggml_backend_dev_buffer_type(device);
+    if (original == nullptr || ggml_backend_buft_is_host(original)) {
+        return nullptr;
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto [found, made] = known.try_emplace(original, ResidentBuft{*original, original});
+    if (made) {
+        found->second.buft.iface.alloc_buffer = alloc_original;
+    }
+    ggml_backend_buffer_type_t ours = &found->second.buft;
+    return device->iface.supports_buft(device, ours) ? ours : nullptr;
+}
+
+} // namespace oallama

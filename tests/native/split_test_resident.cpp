@@ -1,0 +1,99 @@
+// Blocks whose neighbours are on the device: what crosses, and that nothing else does.
+
+#include "split_test.h"
+
+namespace split_test {
+
+namespace {
+
+constexpr ggml_type q4_0 = static_cast<ggml_type>(2);
+
+// x goes to the host, the host's part of the result comes back: two crossings, and the scheduler makes none.
+void check_crossings(const Block & block, int64_t n_inputs, Cut cut, int64_t n_tokens) {
+    const std::string what = block.name + ", " + cut_name(cut) + ", " + std::to_string(n_tokens) + " tokens";
+    const Data        data = make_data(block);
+    const PlanPtr     plan = new_plan(plan_text({&block}, cut, async_device::device_name, "CPU"));
+    if (plan == nullptr) {
+        return;
+    }
+    const Model   model(block, data, plan.get());
+    const Model   whole(block, data, host_layouts().front());
+    Session       cpu({/*split=*/false, /*gpu=*/false});
+    Session       session;
+    const Outputs expected = cpu.compute(whole, n_tokens);
+    session.compute(model, n_tokens);
+    const async_device::Counters before = async_device::counters();
+    check_ok(oallama_reset_stats(), "statistics are reset");
+    const double                 error = nmse(expected, session.compute(model, n_tokens));
+    const async_device::Counters after = async_device::counters();
+    check(error <= summation_bound, what + ": NMSE " + text(error));
+
+    const int64_t results   = static_cast<int64_t>(expected.size());
+    const bool    both      = cut != Cut::all;
+    const int64_t copies_in = after.n_copies_in - before.n_copies_in;
+    const int64_t fetched   = after.n_copies_out - before.n_copies_out;
+    const int64_t blocking  = after.n_blocking - before.n_blocking;
+    check(fetched == (both ? n_inputs : 0), what + ": " + std::to_string(fetched) + " copies to the host");
+    check(copies_in == (both ? results : 0), what + ": " + std::to_string(copies_in) + " copies to the device");
+    check(blocking == 1 + results, what + ": " + std::to_string(blocking) +
+                                       " copies that the caller waits for; the model's input and the results are " +
+                                       std::to_string(1 + results));
+    check(stats().n_built == 0, what + ": built once");
+    check(stats().bytes_out == (both ? n_tokens * block.n_embd * int64_t{sizeof(float)} : 0) || n_inputs > 1,
+          what + ": " + std::to_string(stats().bytes_out) + " bytes are fetched");
+}
+
+// A block beside the device's own work, which must be done when the block begins, and wait for its end.
+Block chain_block(const Block & ffn) {
+    Block block = ffn;
+    block.name  = "a chain of " + ffn.name;
+    block.build = [ffn](Graph & g) {
+        ffn.build(g);
+        for (ggml_tensor *& out : g.outputs) {
+            for (int i = 0; i < 3; i++) {
+                out = ggml_rms_norm(g.ctx, out, 1e-5F);
+            }
+            ggml_set_output(out);
+            ggml_build_forward_expand(g.gf, out);
+        }
+    };
+    return block;
+}
+
+} // namespace
+
+void test_resident() {
+    const bool     kept_resident = resident;
+    const Streamed kept_streamed = streamed;
+    const Late     kept_late     = late;
+    resident                     = true;
+    streamed                     = Streamed::none;
+    late                         = Late::none;
+    for (const Cut cut : {Cut::half, Cut::one, Cut::all}) {
+        for (const int64_t n_tokens : {1, 7}) {
+            check_crossings(ffn_block(q4_0, q4_0), 1, cut, n_tokens);
+            check_crossings(ffn_block(GGML_TYPE_F32, GGML_TYPE_F32, {Ffn::gelu, Gate::none}), 1, cut, n_tokens);
+        }
+    }
+    done("crossings of blocks that live on the device");
+
+    // with delays before each step of a stream, what does not wait for another shows
+    async_device::Options slow;
+    slow.max_delay_us = 200;
+    async_device::set_options(slow);
+    for (const Streamed how : {Streamed::none, Streamed::half}) {
+        streamed = how;
+        check_block(chain_block(ffn_block(q4_0, q4_0)), {1, 7}, Same::sides);
+        check_block(chain_block(moe_block(q4_0, q4_0)), {1, 7}, Same::sides);
+        late = Late::half;
+        check_block(chain_block(ffn_block(q4_0, q4_0)), {7}, Same::sides);
+        late = Late::none;
+    }
+    async_device::set_options({});
+    done("the order of what the device does");
+    resident = kept_resident;
+    streamed = kept_streamed;
+    late     = kept_late;
+}
+
+} // namespace split_test
