@@ -24,7 +24,7 @@ from oallama.cli.options import (
     refresh_gate_option,
 )
 from oallama.cli.output import emit, talk, write_chart, write_file
-from oallama.cli.policy import affinity_option, fill_option
+from oallama.cli.policy import affinity_option, fill_option, note_unused
 from oallama.core.options import Options
 from oallama.device.spec import parse_cpus
 
@@ -165,6 +165,7 @@ def command(
     format, file = ("json", output[1]) if as_json else output
     tests = bench_tests(n_prompt, n_gen, pairs, n_depth)
     placer = Placer.of_file(model, options, profile)
+    note_unused(placer)
     setting = shared_setting(placer, tests, cpus or (), seed)
     plan_options = {"affinity": affinity, "fill": fill}
     auto = partial(gated_arm, refresh=refresh_gate) if gate else None

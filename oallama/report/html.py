@@ -15,7 +15,6 @@ from oallama.core.types import AffinityReport
 from oallama.core.units import MIB, format_bytes
 from oallama.report import colour, layout
 from oallama.report.affinity import (
-    benefit_text,
     convergence_text,
     measured_text,
     printable_sentence,
@@ -40,7 +39,6 @@ def affinity_html(report: AffinityReport) -> str:
         "printable": printable,
         "ranges": lambda layers: (ranges_text(layers) or "-").split(", "),
         "bytes": format_bytes,
-        "benefit": benefit_text,
         "saved": lambda line: saved_text(saved_s(line)),
         "exact": lambda n_bytes: f"{n_bytes:,}",
         "span": lambda values: span_text(*(f"{value:.2f}" for value in values)),
