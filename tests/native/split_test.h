@@ -137,6 +137,7 @@ enum class Late { none, one, half, all };
 extern Late     late;
 extern Streamed streamed;
 extern int      n_slots;
+extern bool     sums; // experts' results are added up before they come back, however few they are
 
 std::string cut_name(Cut cut);
 
