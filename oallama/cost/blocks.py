@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oallama.core.types import Operator
+from oallama.core.units import KIB
 from oallama.model.cut import cut_axis, cut_extent, cut_granularity, runs_alone
 
 F32 = 4  # bytes of one activation element
@@ -23,6 +24,10 @@ LONE_ROLES = frozenset({"attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output",
 HELD_PER_HIDDEN = 3
 """Activations that the device holds for each hidden value of its slice: gate, up, and what the GLU makes of them."""
 
+SUM_BYTES = 256 * KIB
+"""Of results that need not come back: from here on the split backend weights and adds up what each side has of a
+token's experts before it is joined (`sum` in ggml-oallama.h, and its default)."""
+
 
 @dataclass(frozen=True, slots=True)
 class SplitBlock:
@@ -34,29 +39,42 @@ class SplitBlock:
     bytes: int  # of all their weights
     sent: int  # input that the device needs whatever its slice
     sent_each: int
-    returned: int  # output that the device gives back whatever its slice
+    returned: int  # output that the device makes whatever its slice
     returned_each: int
     held_each: int
+    summed: int = 1  # experts of a token whose results are partial sums, and may be added up before they come back
 
     def weight_bytes(self, gg: int) -> int:
         """Bytes of the device's slice; gg is the number of its elements."""
         return self.bytes * gg // self.extent
 
-    def upload_bytes(self, gg: int, n_tokens: int) -> int:
-        return (self.sent + self.sent_each * gg) * n_tokens * F32
+    def n_summed(self, n_batch: int) -> int:
+        """Experts whose results each side adds up before they are joined, in a batch of so many tokens; 1: it does
+        not."""
+        saved = (self.returned - self.returned // self.summed) * n_batch * F32
+        return self.summed if saved >= SUM_BYTES else 1
 
-    def download_bytes(self, gg: int, n_tokens: int) -> int:
-        return (self.returned + self.returned_each * gg) * n_tokens * F32
+    def upload_bytes(self, gg: int, n_tokens: int, n_batch: int | None = None) -> int:
+        """For n_tokens tokens of a batch of n_batch (None: of as many). To add up takes the routing weights."""
+        n_summed = self.n_summed(n_batch or n_tokens)
+        return (self.sent + (n_summed if n_summed > 1 else 0) + self.sent_each * gg) * n_tokens * F32
+
+    def download_bytes(self, gg: int, n_tokens: int, n_batch: int | None = None) -> int:
+        """Of n_tokens tokens of a batch of n_batch (None: of as many)."""
+        n_summed = self.n_summed(n_batch or n_tokens)
+        return (self.returned // n_summed + self.returned_each * gg) * n_tokens * F32
 
     def staging_bytes(self, gg: int, n_tokens: int, streamed: int = 0) -> int:
         """Activations on the device while it computes gg and then the streamed elements for so many tokens, as ggml's
         allocator lays them out: an FFN's hidden values are gone when the next part begins, and its result takes their
-        place where it fits. What the device gives back otherwise stays until the block ends."""
+        place where it fits; a sum of experts' results lies beside these. What the device gives back otherwise stays
+        until the block ends."""
         parts = [elements for elements in (gg, streamed) if elements]
         if not self.held_each:
             returned = sum(self.download_bytes(elements, n_tokens) for elements in parts)
             return self.upload_bytes(gg + streamed, n_tokens) + returned
-        sent, result = self.upload_bytes(0, n_tokens), self.download_bytes(0, n_tokens)
+        sent, result = self.upload_bytes(0, n_tokens), self.returned * n_tokens * F32
+        joined = self.download_bytes(0, n_tokens)
         peak = kept = 0  # beside what was sent
         for i, elements in enumerate(parts):
             hidden = self.held_each * elements * n_tokens * F32
@@ -64,7 +82,9 @@ class SplitBlock:
             if i == len(parts) - 1:
                 free = free + sent if not kept else max(free, sent)
             peak = max(peak, kept + hidden + (result if result > free else 0))
-            kept += result
+            if joined < result:
+                peak = max(peak, kept + result + joined)
+            kept += joined
         return sent + peak
 
     def cuts(self) -> range:
@@ -167,6 +187,7 @@ def _ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBl
         returned=down.shape[1] * used,
         returned_each=0,
         held_each=HELD_PER_HIDDEN * used,
+        summed=used,
     )
 
 
@@ -187,6 +208,7 @@ def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
         returned=n * operator.n_expert_used if through_k else 0,
         returned_each=0 if through_k else n // cut_extent(operator) * operator.n_expert_used,
         held_each=0,
+        summed=operator.n_expert_used if through_k else 1,
     )
 
 

@@ -257,10 +257,9 @@ def slice_times(
     elif gg < 1:
         elements = extent if prime else cut.cg + cut.gg
         there = n_g if cut.is_whole else rows  # tokens that the device computes something of
-        joined = (block.returned + block.returned_each * elements) * there * JOIN_BYTES
-        n_up, n_down = block.upload_bytes(elements, there), block.download_bytes(elements, there)
+        n_up, n_down = block.upload_bytes(elements, there, rows), block.download_bytes(elements, there, rows)
         send_s = rates.staging_s(n_up) + len(steps) * link.launch_issue_s
-        join_s = joined * rates.join_s_per_byte
+        join_s = n_down // F32 * JOIN_BYTES * rates.join_s_per_byte
         first, last = steps[0], steps[-1]
         if rates.staged:
             steps[0] = replace(first, launch_s=link.launch_s + link.copy_in.seconds(n_up))

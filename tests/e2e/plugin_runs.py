@@ -106,16 +106,20 @@ def with_plugin(
     given: Sequence[str],
     device: str,
     n_seq: int = 1,
+    sum_bytes: int | None = 0,
     **params: Any,
 ) -> Iterator[Any]:
     """A llama_context whose operators `given` are the split backend's, cut as the placements of all operators say.
 
     device: a ggml device that is open. Host slices without a named layout are in the one llama.cpp would choose.
+    sum_bytes: `sum` of the plan text. With 0 the few results of a tiny model's experts are added up too; None: the
+    back end's default.
     """
     operators = [operator for operator in case.operators if operator.name in given]
     by_name = {placement.name: placement for placement in placements}
     chosen = [_with_layout(operator, by_name[operator.name]) for operator in operators]
     text = plugin_text(replace(case.plan.record, operators=tuple(chosen)), operators, device, every_operator=True)
+    text += "" if sum_bytes is None else f"sum {sum_bytes}\n"
     with load_bridge().split().plan(text) as plan:
         overrides = [(pattern_of(given), plan.buft)]
         params["load_mode"] = api.LLAMA_LOAD_MODE_NONE

@@ -139,6 +139,7 @@ extern bool resident; // every plan that names TEST0: blocks live there, and in 
 extern Late     late;
 extern Streamed streamed;
 extern int      n_slots;
+extern bool     sums; // experts' results are added up before they come back, however few they are
 
 std::string cut_name(Cut cut);
 

@@ -1,6 +1,7 @@
 // Every shape of block that llama.cpp builds, and llama.cpp's habits with graphs: reading nodes one by one, outputs in
 // the middle, a GPU backend beside ours.
 
+#include <algorithm>
 #include <set>
 
 #include "split_test.h"
@@ -105,6 +106,66 @@ void check_experts() {
             }
         }
     }
+}
+
+int64_t bytes_back(const Block & block, int64_t n_tokens) {
+    const Data    data = make_data(block);
+    const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+    if (plan == nullptr) {
+        return -1;
+    }
+    const Model model(block, data, plan.get());
+    Session     session;
+    check_ok(oallama_reset_stats(), "statistics are reset");
+    session.compute(model, n_tokens);
+    return stats().bytes_out;
+}
+
+// Each side weights and adds up what it has of the experts' results, where that many bytes need not come back.
+void check_sums() {
+    constexpr int64_t n_tokens = 512; // enough for the default
+    const int64_t     n_embd   = moe_block(q4_0, q4_0).n_embd;
+    for (const int n_used : {1, 2, 4}) {
+        for (const bool before : {false, true}) {
+            MoeOptions options;
+            options.n_used          = n_used;
+            options.before          = before;
+            const Block       block = moe_block(q4_0, q4_0, options);
+            const std::string what =
+                std::to_string(n_used) + " experts" + (before ? ", weighted before" : "") + ": bytes that come back";
+            check(bytes_back(block, 7) == 7 * n_embd * 4, what);
+            sums = false;
+            check(bytes_back(block, 7) == 7 * n_used * n_embd * 4, what + " of a small batch");
+            const bool large = (n_used - 1) * n_embd * 4 * n_tokens >= 256 << 10;
+            check(bytes_back(block, n_tokens) == n_tokens * (large ? 1 : n_used) * n_embd * 4,
+                  what + " of a large batch");
+            sums = true;
+        }
+    }
+    MoeOptions biased;
+    biased.bias = true;
+    check(bytes_back(moe_block(q4_0, q4_0, biased), 7) > 7 * n_embd * 4, "results with biases are not added up");
+    done("bytes of experts' results");
+}
+
+// Tokens whose experts are equally probable: all routing weights are the same.
+void check_ties() {
+    const Block block = moe_block(q4_0, q4_0);
+    Data        data  = make_data(block);
+    std::fill(data["gate_inp"].begin(), data["gate_inp"].end(), uint8_t{0});
+    const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+    if (plan == nullptr) {
+        return;
+    }
+    const Model model(block, data, plan.get());
+    const Model whole(block, data, host_layouts().front());
+    Session     cpu({/*split=*/false, /*gpu=*/false});
+    Session     session;
+    for (const int64_t n_tokens : {1, 7}) {
+        const double error = nmse(cpu.compute(whole, n_tokens), session.compute(model, n_tokens));
+        check(error <= summation_bound, "tied experts: NMSE " + text(error));
+    }
+    done("tied experts");
 }
 
 void check_mul_mats() {
@@ -326,6 +387,8 @@ void test_graphs() {
     check_mixed_experts();
     check_ffns();
     check_experts();
+    check_sums();
+    check_ties();
     check_mul_mats();
     check_sessions();
     check_uneven();

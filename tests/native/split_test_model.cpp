@@ -45,6 +45,7 @@ Streamed streamed = Streamed::none;
 Late     late     = Late::none;
 bool     resident = false;
 int      n_slots  = 2;
+bool     sums     = true;
 
 const std::vector<Cut> all_cuts = {Cut::none, Cut::one, Cut::half, Cut::most, Cut::all};
 
@@ -95,7 +96,7 @@ static std::string link_lines() {
 
 std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
                       const std::string & layout) {
-    std::string text = "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\n";
+    std::string text = "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\n" + (sums ? "sum 0\n" : "");
     if (!device.empty()) {
         text += "device " + device + "\n" + link_lines() + token_lines();
     }

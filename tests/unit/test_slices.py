@@ -12,7 +12,7 @@ from split_cases import EMBD, FF, World, ffn, llama, operator
 
 from oallama.core.errors import ProfileError
 from oallama.core.types import LinearFit, Operator, Profile, Sharing
-from oallama.cost.blocks import SplitBlock, can_split, slice_memory, split_blocks
+from oallama.cost.blocks import SUM_BYTES, SplitBlock, can_split, slice_memory, split_blocks
 from oallama.cost.kernels import Kernels
 from oallama.cost.slices import (
     BYTES_PER_WAIT,
@@ -106,6 +106,18 @@ def test_activations_and_weights_of_a_block() -> None:
     assert block.staging_bytes(512, 7, 32) == (EMBD + 3 * 512) * 7 * 4
     (routed,) = split_blocks(experts(), [32] * 3)
     assert (routed.upload_bytes(256, 7), routed.download_bytes(256, 7)) == (7 * (EMBD + 2) * 4, 7 * 2 * EMBD * 4)
+    assert routed.n_summed(7) == 1, "too few bytes would be saved"
+    large = SUM_BYTES // (EMBD * 4)  # one of two results of each token need not come back
+    assert (routed.n_summed(large - 1), routed.n_summed(large)) == (1, 2)
+    assert routed.upload_bytes(256, large) == large * (EMBD + 2 + 2) * 4, "ids and routing weights"
+    assert routed.download_bytes(256, large) == large * EMBD * 4
+    assert routed.download_bytes(256, 3, large) == 3 * EMBD * 4, "of a large batch a few tokens (n_g)"
+    assert routed.staging_bytes(1, large) == routed.upload_bytes(1, large) + large * 3 * EMBD * 4, "the sum lies beside"
+    assert routed.staging_bytes(FF, large) == routed.upload_bytes(1, large) + large * 3 * 2 * FF * 4
+    (down,) = split_blocks(experts()[2:], [32])
+    assert down.download_bytes(256, large) == large * EMBD * 4
+    (biased,) = split_blocks(experts(biased=True)[2:], [32])
+    assert biased.download_bytes(32, large) == large * 2 * 32 * 4, "biases are added first"
     (rows,) = split_blocks([operator("output", EMBD, 3200, None)], [32])
     assert (rows.upload_bytes(320, 7), rows.download_bytes(320, 7)) == (7 * EMBD * 4, 7 * 320 * 4)
     assert rows.staging_bytes(320, 7, 64) == (EMBD + 320 + 64) * 7 * 4

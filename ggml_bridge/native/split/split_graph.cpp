@@ -52,6 +52,36 @@ bool stays_cut(const ggml_tensor * tensor, ggml_backend_dev_t memory, int depth 
     return false;
 }
 
+// Experts' results, weighted or not, of which each side has a part, and which are many enough to be added up before
+// they come back: that costs the device kernels, and the routing weights are sent to it.
+bool is_worth_adding(const ggml_tensor * experts, ggml_backend_dev_t memory) {
+    const ggml_tensor * down = is_weighting(experts) ? experts->src[0] : experts;
+    if (down->op != GGML_OP_MUL_MAT_ID) {
+        return false;
+    }
+    const SliceSpec * slice = planned(down->src[0]);
+    const int64_t     saved = down->ne[0] * (down->ne[1] - 1) * down->ne[2] * static_cast<int64_t>(sizeof(float));
+    return slice != nullptr && slice->axis == Axis::cols && memory_of(down->src[0]) == memory && saved > 0 &&
+           saved >= plan_of(down->src[0])->spec().sum_bytes;
+}
+
+// The weighting of such results, or a step of their sum: ((rank 0 + rank 1) + rank 2) and so on.
+bool adds_experts(const ggml_tensor * op, ggml_backend_dev_t memory) {
+    if (is_weighting(op)) {
+        return is_worth_adding(op, memory);
+    }
+    if (op->op != GGML_OP_ADD || op->src[1]->op != GGML_OP_VIEW) {
+        return false;
+    }
+    const ggml_tensor * experts = op->src[1]->src[0];
+    for (; op->op == GGML_OP_ADD; op = op->src[0]) {
+        if (!is_rank_view(op->src[1], experts)) {
+            return false;
+        }
+    }
+    return is_rank_view(op, experts) && is_worth_adding(experts, memory);
+}
+
 size_t hash_slot(const ggml_cgraph * graph, const ggml_tensor * node) {
     const ggml_hash_set & set   = graph->visited_hash_set;
     const size_t          first = (reinterpret_cast<uintptr_t>(node) >> 4U) % set.size;
@@ -105,6 +135,22 @@ bool is_half_view(const ggml_tensor * view, const ggml_tensor * whole) {
             view->view_offs == whole->view_offs + static_cast<size_t>(view->ne[0]) * whole->nb[0]);
 }
 
+bool is_weighting(const ggml_tensor * op) {
+    if (op->op != GGML_OP_MUL) {
+        return false;
+    }
+    const ggml_tensor * experts = op->src[0];
+    const ggml_tensor * weights = op->src[1];
+    return weights->type == GGML_TYPE_F32 && weights->ne[0] == 1 && weights->ne[1] == experts->ne[1] &&
+           weights->ne[2] == experts->ne[2] && weights->ne[3] == 1 && experts->ne[3] == 1;
+}
+
+bool is_rank_view(const ggml_tensor * view, const ggml_tensor * experts) {
+    return view->op == GGML_OP_VIEW && view->src[0] == experts && experts->view_src == nullptr && experts->ne[3] == 1 &&
+           view->ne[0] == experts->ne[0] && view->ne[1] == experts->ne[2] && view->ne[2] == 1 && view->ne[3] == 1 &&
+           view->nb[0] == experts->nb[0] && view->nb[1] == experts->nb[2] && view->view_offs % experts->nb[1] == 0;
+}
+
 bool claims(const ggml_tensor * op, ggml_backend_dev_t memory) {
     if (is_view(op->op)) {
         return true;
@@ -114,7 +160,7 @@ bool claims(const ggml_tensor * op, ggml_backend_dev_t memory) {
         return plan_of(op->src[0]) != nullptr && memory_of(op->src[0]) == memory &&
                (x->type == GGML_TYPE_F32 || x->type == GGML_TYPE_F16);
     }
-    return stays_cut(op, memory);
+    return stays_cut(op, memory) || adds_experts(op, memory);
 }
 
 bool is_on_host(const ggml_tensor * tensor) {

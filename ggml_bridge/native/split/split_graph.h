@@ -19,6 +19,12 @@ bool is_parameter(const ggml_tensor * tensor, int64_t n);
 // A half of a fused gate_up's result, as llama.cpp views it.
 bool is_half_view(const ggml_tensor * view, const ggml_tensor * whole);
 
+// Results of the experts that each token uses, [n, n_used, n_tokens], times the routing weights.
+bool is_weighting(const ggml_tensor * op);
+
+// The results of every token's expert of one rank, [n, n_tokens], as llama.cpp views them to add them up.
+bool is_rank_view(const ggml_tensor * view, const ggml_tensor * experts);
+
 // Whether the split backend computes this operation in this device's memory, or, NULL, in the host's (supports_op of
 // ggml's device interface).
 bool claims(const ggml_tensor * op, ggml_backend_dev_t memory);

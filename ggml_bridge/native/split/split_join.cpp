@@ -68,6 +68,10 @@ int64_t n_rows(const ggml_tensor * tensor) {
 void gather(const ggml_tensor * src, int64_t begin, int64_t count, Rows rows, char * out) {
     const char * data  = host_data(src) + static_cast<size_t>(begin) * src->nb[0];
     const size_t bytes = static_cast<size_t>(count) * src->nb[0];
+    if (count == src->ne[0] && ggml_is_contiguous(src)) { // routing weights are rows of one number
+        std::memcpy(out, data + static_cast<size_t>(rows.first) * bytes, static_cast<size_t>(rows.count) * bytes);
+        return;
+    }
     for_rows(src, rows, false, [&](int64_t row, size_t offset) {
         std::memcpy(out + static_cast<size_t>(row) * bytes, data + offset, bytes);
     });

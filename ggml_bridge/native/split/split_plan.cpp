@@ -249,6 +249,9 @@ PlanSpec parse_plan(const std::string & text) {
             if (plan.stream.link_bytes_per_s < 1) {
                 line.fail("has a link that copies nothing");
             }
+        } else if (item == "sum") {
+            plan.sum_bytes = line.count(line.word("bytes of results"), "the bytes of results");
+            line.end();
         } else if (item == "twice") {
             const int64_t twice = line.count(line.word("number"), "twice");
             line.end();
@@ -265,8 +268,9 @@ PlanSpec parse_plan(const std::string & text) {
             }
             plan.slices.push_back(std::move(slice));
         } else {
-            line.fail("begins with " + item +
-                      "; known are model, device, staging, slots, prefetch, piece, link, twice, tokens and tensor");
+            line.fail(
+                "begins with " + item +
+                "; known are model, device, staging, slots, prefetch, piece, link, sum, twice, tokens and tensor");
         }
     }
     require(started, "the plan is empty: its first line must be oallama-plan 1");

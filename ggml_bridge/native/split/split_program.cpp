@@ -51,9 +51,12 @@ class Builder {
         const ggml_tensor * node = graph_->nodes[i];
         const Value &       v    = value(i);
         if (is_view(node->op)) {
-            if (v.state == State::shard) {
+            if (v.state != State::full) {
                 for (const Side side : all_sides) {
-                    sides(i)[side] = half(side_of(inside(i, 0), side), node, count_of(v, side), side == side_host);
+                    ggml_tensor * whole = side_of(inside(i, 0), side);
+                    sides(i)[side]      = v.state == State::partial
+                                              ? rank(whole, node, side == side_host)
+                                              : half(whole, node, count_of(v, side), side == side_host);
                 }
             }
             return; // any other's memory is its source's, and llama.cpp has set its address
@@ -99,7 +102,21 @@ class Builder {
     }
 
     ggml_tensor * compute(int i, Side side) {
-        return is_mul_mat(graph_->nodes[i]->op) ? mul_mat(i, side) : elementwise(i, side);
+        return is_mul_mat(graph_->nodes[i]->op)   ? mul_mat(i, side)
+               : value(i).state == State::partial ? of_partial(i, side)
+                                                  : elementwise(i, side);
+    }
+
+    // Experts' partial results times the routing weights, or two of them added.
+    ggml_tensor * of_partial(int i, Side side) {
+        const ggml_tensor * node    = graph_->nodes[i];
+        const Tokens        tokens  = tokens_of(value(i), side);
+        const int           second  = inside(i, 1);
+        const bool          partial = second >= 0 && value(second).state == State::partial;
+        ggml_tensor *       out     = copy_header(node, tokens.shape(node, node->ne[0]).data());
+        out->src[0]                 = side_of(inside(i, 0), side);
+        out->src[1]                 = partial ? side_of(second, side) : full_on(side, i, 1, tokens);
+        return out;
     }
 
     ggml_tensor * mul_mat(int i, Side side) {
@@ -224,6 +241,19 @@ class Builder {
         }
         const bool second = node->view_offs != node->src[0]->view_offs;
         return view(whole, second ? n : 0, n, {}, on_host);
+    }
+
+    // One rank of experts' results, of the tokens of a side; NULL where that side has nothing of them.
+    ggml_tensor * rank(ggml_tensor * experts, const ggml_tensor * node, bool on_host) {
+        if (experts == nullptr) {
+            return nullptr;
+        }
+        const size_t  at  = node->view_offs / node->src[0]->nb[1] * experts->nb[1];
+        ggml_tensor * out = ggml_view_2d(ctx(), experts, experts->ne[0], experts->ne[2], experts->nb[2], at);
+        if (on_host) {
+            program_.host_views.push_back(out);
+        }
+        return out;
     }
 
     // Elements [begin, begin + n) of each row of some tokens.

@@ -20,9 +20,9 @@ class Finder {
             v.phase   = phase_; // never an earlier one, so that memory ggml reuses is free by then
             classify(i, v);
         }
-        // a shard's half is in full only if the shard is
+        // a view is in full only if what it is a view of is
         for (int i = graph_->n_nodes - 1; i >= 0; i--) {
-            if (is_view(graph_->nodes[i]->op) && value(i).state == State::shard && value(i).wanted) {
+            if (is_view(graph_->nodes[i]->op) && value(i).state != State::full && value(i).wanted) {
                 value(inside(i, 0)).wanted = true;
             }
         }
@@ -68,7 +68,7 @@ class Finder {
             classify_view(i, v);
         } else if (is_mul_mat(node->op) && weight_of(node->src[0]) != nullptr) {
             classify_mul_mat(i, v);
-        } else if (!keeps_cut(i, v)) {
+        } else if (!keeps_cut(i, v) && !keeps_partial(i, v)) {
             for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
                 want_full(i, s, v, false);
             }
@@ -80,8 +80,8 @@ class Finder {
         }
     }
 
-    // A half of a shard is a shard; any other view is of a full value, and computes nothing, so that it never begins a
-    // phase.
+    // A half of a shard is a shard, and one rank of partial experts' results is partial; any other view is of a full
+    // value, and computes nothing, so that it never begins a phase.
     void classify_view(int i, Value & v) {
         const ggml_tensor * node = graph_->nodes[i];
         const int           from = node->src[0] == nullptr ? -1 : inside(i, 0);
@@ -95,6 +95,12 @@ class Finder {
             is_half_view(node, node->src[0])) {
             take_cut(v, source);
             v.phase = source.phase;
+            return;
+        }
+        if (fuse_ && source.state == State::partial && is_rank_view(node, node->src[0])) {
+            take_partial(v, source);
+            v.token_dim = 1;
+            v.phase     = source.phase;
             return;
         }
         source.wanted = source.wanted || source.state != State::full;
@@ -144,6 +150,12 @@ class Finder {
         v.group     = source.group;
     }
 
+    // A partial value of which each side has as much as of another.
+    static void take_partial(Value & v, const Value & source) {
+        take_cut(v, source);
+        v.state = State::partial;
+    }
+
     // n_g of a mul-mat: by the plan's table where the device can be sent CC, and ne[] has a dimension of tokens.
     static void assign_tokens(const ggml_tensor * node, Value & v) {
         const bool routed = node->op == GGML_OP_MUL_MAT_ID;
@@ -189,6 +201,29 @@ class Finder {
             }
         }
         take_cut(v, value(first));
+        return true;
+    }
+
+    // Experts' partial results times the routing weights, or two of them added.
+    bool keeps_partial(int i, Value & v) {
+        const ggml_tensor * node  = graph_->nodes[i];
+        const int           first = node->src[0] == nullptr ? -1 : inside(i, 0);
+        if (!fuse_ || first < 0 || value(first).state != State::partial || value(first).phase != v.phase) {
+            return false;
+        }
+        const Value & a      = value(first);
+        const int     second = node->src[1] == nullptr ? -1 : inside(i, 1);
+        if (is_weighting(node)) {
+            if (a.token_dim != 2 || (second >= 0 && value(second).sent_ready > v.phase)) {
+                return false;
+            }
+        } else if (node->op != GGML_OP_ADD || second < 0 || value(second).state != State::partial ||
+                   value(second).phase != v.phase || !value(second).cut_like(a) ||
+                   value(second).token_dim != a.token_dim ||
+                   !std::equal(std::begin(node->ne), std::end(node->ne), node->src[1]->ne)) {
+            return false;
+        }
+        take_partial(v, a);
         return true;
     }
 

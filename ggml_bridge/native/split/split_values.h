@@ -5,7 +5,8 @@
 //     full     whole, in host memory
 //     shard    cut along ne[0]: the first CC elements of each row on the host, the others on the device. A mul-mat by a
 //              weight cut by rows makes one; element-wise operations keep it (gate, up, GLU)
-//     partial  whole on both sides, to be added: a mul-mat by a weight cut along K makes one out of a shard (down)
+//     partial  whole on both sides, to be added: a mul-mat by a weight cut along K makes one out of a shard (down), and
+//              what is linear keeps it: experts' results times the routing weights, and their sum
 //
 // Of a shard's or partial's last n_g tokens the host computes nothing: the device has all of it, in CG' what the host
 // has of the others.
