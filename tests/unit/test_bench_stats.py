@@ -53,6 +53,19 @@ def test_the_interval_holds_the_truth_in_about_95_of_100_cases(truth: float, n: 
     assert 0.91 <= inside / runs <= 0.99
 
 
+def test_the_interval_of_few_pairs_is_as_wide_as_students() -> None:
+    """Of six normal pairs: the percentile interval alone would be narrower by sqrt(5/6) for the bootstrap's spread, and
+    by 1.96/2.57 for the quantile."""
+    n, widths = 6, []
+    for seed in range(40):
+        a, b = noisy(1.0, n, 2 * seed), noisy(1.0, n, 2 * seed + 1)
+        ratio = speed_ratio(a, b, resamples=2000, seed=seed)
+        assert ratio is not None
+        spread = float(np.std(np.log(a) - np.log(b), ddof=1))
+        widths.append(math.log(ratio.high / ratio.low) / (2 * student_t(0.975, n - 1) * spread / math.sqrt(n)))
+    assert 0.92 < float(np.mean(widths)) < 1.05
+
+
 def test_more_samples_make_the_interval_narrower() -> None:
     few, many = (speed_ratio(noisy(1.0, n, 3), noisy(1.0, n, 4)) for n in (6, 40))
     assert few is not None
