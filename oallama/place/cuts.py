@@ -101,11 +101,13 @@ def token_table(layers: Layers, on: Pricing, most: int, also: Collection[int] = 
 
 
 def n_g_at(table: Table, n_tokens: int) -> int:
-    """n_g of a pass: none below the first length of the table, linear between two, the same share above the last."""
+    """n_g of a pass: none below the first length of the table, linear between two (a half is rounded up), the same
+    share above the last. In whole numbers, as n_g_at of split_plan.cpp computes it."""
     if not table or n_tokens < table[0][0]:
         return 0
     for (n0, g0), (n1, g1) in pairwise(table):
         if n_tokens <= n1:
-            return round(g0 + (g1 - g0) * (n_tokens - n0) / (n1 - n0))
+            twice, span = 2 * (g0 * (n1 - n_tokens) + g1 * (n_tokens - n0)), n1 - n0
+            return (twice + span) // (2 * span)
     last, n_g = table[-1]
     return n_g * n_tokens // last

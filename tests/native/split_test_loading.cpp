@@ -246,6 +246,44 @@ void check_loading_again() {
     done("loading again");
 }
 
+// What the plan says of staging is left free on the device while weights take the rest.
+void check_staging() {
+    if (late != Late::none || streamed != Streamed::none) {
+        return; // of resident weights
+    }
+    const Block block = ffn_block(q4_0, q4_0);
+    const Data  data  = make_data(block);
+    const auto  held  = [&](int64_t staging, int64_t capacity, bool * told) {
+        const std::string text = plan_text({&block}, Cut::all, async_device::device_name, "CPU");
+        const size_t      at   = text.find("tensor ");
+        const PlanPtr     plan =
+            new_plan(text.substr(0, at) + "staging " + std::to_string(staging) + "\n" + text.substr(at));
+        if (plan == nullptr) {
+            return int64_t{0};
+        }
+        const int64_t         before = async_device::counters().device_bytes;
+        async_device::Options options;
+        options.capacity_bytes = static_cast<size_t>(before + capacity);
+        async_device::set_options(options);
+        const Model   model(block, data, plan.get());
+        const int64_t bytes = async_device::counters().device_bytes - before;
+        async_device::set_options({});
+        bool usable = false;
+        *told       = !problems(plan.get(), &usable).empty();
+        check(model.loaded() && usable, "a model is loaded beside staging");
+        return bytes;
+    };
+    bool          told    = false;
+    const int64_t all     = held(0, int64_t{1} << 29, &told);
+    const int64_t staging = all / 4;
+    check(all > 0 && !told, "all of the weights are on a device with room");
+    check(held(0, all, &told) == all && !told, "without staging they may take all of it");
+    check(held(staging, all + staging, &told) == all && !told, "the room for staging is not taken for good");
+    const int64_t fewer = held(staging, all, &told);
+    check(fewer > 0 && fewer <= all - staging && told, "weights that leave no room for staging are fewer");
+    done("staging");
+}
+
 // What no memory holds is a problem of the load, not the end of the process.
 void check_too_large() {
     const PlanPtr plan = new_plan("oallama-plan 1\n");
@@ -311,6 +349,7 @@ void check_reads() {
 void test_loading() {
     check_granularity();
     check_loading_again();
+    check_staging();
     check_too_large();
     check_reads();
     check_pieces();

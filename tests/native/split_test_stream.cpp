@@ -115,6 +115,41 @@ void check_pieces() {
     done("pieces");
 }
 
+// Of two slots the one that was used longest ago goes: a block that was asked for again since stays.
+void check_eviction() {
+    const AllStreamed all;
+    n_slots                         = 2;
+    const std::vector<Block> blocks = {ffn_block(q4_0, q4_0), lone_block(q4_0), moe_block(q4_0, q4_0)};
+    const std::string        text =
+        plan_text({&blocks[0], &blocks[1], &blocks[2]}, Cut::half, async_device::device_name, "CPU");
+    const size_t  at   = text.find("tensor ");
+    const PlanPtr plan = new_plan(text.substr(0, at) + "prefetch layer\n" + text.substr(at));
+    if (plan == nullptr) {
+        return;
+    }
+    std::vector<std::unique_ptr<Model>> models;
+    for (const Block & block : blocks) {
+        models.push_back(std::make_unique<Model>(block, make_data(block), plan.get()));
+        check(models.back()->loaded(), block.name + " is loaded");
+    }
+    Session    session;
+    const auto copied = [&](size_t block) {
+        check_ok(oallama_reset_stats(), "statistics are reset");
+        check(!session.compute(*models[block], 3).empty(), "a block is computed");
+        return stats().bytes_streamed;
+    };
+    for (size_t i = 0; i < 3; i++) { // the ring grows
+        copied(i);
+    }
+    copied(0);
+    copied(1);
+    check(copied(0) == 0, "a block that is in the ring is not copied again");
+    check(copied(2) > 0, "a third block takes a slot");
+    check(copied(0) == 0, "not that of the block that was used last");
+    check(copied(1) > 0, "but that of the other");
+    done("eviction");
+}
+
 } // namespace
 
 void test_stream() {
@@ -123,6 +158,7 @@ void test_stream() {
     }
     check_ahead();
     check_pieces();
+    check_eviction();
 }
 
 } // namespace split_test

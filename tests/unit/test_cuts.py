@@ -235,3 +235,25 @@ def test_starting_a_copy_can_cost_more_than_it_gains() -> None:
     late = replace(on, rates=replace(on.rates, weights=LinearFit(10.0, 1e-9, 1.0)))
     assert solve_n_g(layers, on, 512)[0] > 0
     assert solve_n_g(layers, late, 512)[0] == 0
+
+
+def test_between_two_lengths_n_g_is_rounded_and_a_half_goes_up() -> None:
+    """As the split backend does (tests/native/split_test_tokens.cpp)."""
+    table = ((16, 3), (48, 16), (50, 15))
+    assert [n_g_at(table, n) for n in (15, 16, 17, 19, 32, 48, 49, 50)] == [0, 3, 3, 4, 10, 16, 16, 15]
+    assert [n_g_at(((1, 0), (3, 1), (5, 2), (7, 3)), n) for n in (2, 4, 6)] == [1, 2, 3]
+
+
+def test_the_last_step_of_an_odd_extent_is_a_part_of_one() -> None:
+    block = streamed([gemm(1.0, 1e-6)], extent=1000, step=32)
+    seen: set[Cut] = set()
+
+    def seconds(cut: Cut) -> float:
+        seen.add(cut)
+        return abs(cut.cg - 500)
+
+    assert best_cg(block, 0, seconds)[0] == Cut(512, 488, 0)
+    assert all(cut.extent == 1000 and (cut.cc % 32 == 0 or cut.cg == 0) and cut.cc >= 0 for cut in seen)
+    assert best_cg(block, 0, lambda cut: -cut.cg)[0] == Cut(0, 1000, 0)
+    assert best_cg(block, 0, lambda cut: cut.cg)[0] == Cut(1000, 0, 0)
+    assert best_cg(block, 0, lambda cut: abs(cut.cg - 8))[0] == Cut(992, 8, 0)

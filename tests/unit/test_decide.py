@@ -13,6 +13,7 @@ from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import LinearFit, MulMat, Operator, Profile, ProfileCase, Workload
 from oallama.cost.graph import build_graph
 from oallama.place.baselines import baselines
+from oallama.place.budget import DeviceMemory, Room, ledger
 from oallama.place.decide import LATER_POLICIES, decide
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem
@@ -117,6 +118,20 @@ def test_what_is_a_little_too_large_again_and_again_is_shrunk_until_it_fits(poli
     made, _ = problem(free=20_000, hidden=lambda placed_bytes: max(0, 17_000 - placed_bytes) * (placed_bytes > 9_000))
     decision = decide(made, policy, LOAD, "mixed")
     assert decision.memory.spare >= 0 and any(decision.placed.on_device)
+
+
+def test_overruns_of_two_looks_add_up() -> None:
+    """3,000 bytes more than expected, then 500 more beside what that took off: 3,500 in all, whatever is proposed."""
+    first = DeviceMemory(capacity=20_000, fill=0.9, kv=400, compute=100, other_weights=40, n_layer=N_LAYER)
+    room = Room(first)
+    for hidden in (3_000, 3_500):
+        own = room.memory.operator_room(0)
+        real = ledger(first.capacity, first.fill, own + 40, 0, 400, 100 + hidden)
+        assert real.spare < 0
+        assert room.learn(0, own, real)
+    assert room.memory.compute >= 100 + 3_500
+    own = room.memory.operator_room(0)
+    assert ledger(first.capacity, first.fill, own + 40, 0, 400, 100 + 3_500).spare >= 0
 
 
 def test_a_placement_is_verified_with_the_layouts_that_its_plan_names() -> None:

@@ -139,6 +139,12 @@ def test_it_must_win_at_every_depth_and_says_where_the_answer_differs() -> None:
     )
 
 
+def test_no_gain_at_one_depth_makes_up_for_a_loss_at_another() -> None:
+    torn = [Trial("split", 0, ratio(3.0)), Trial("split", 4096, ratio(0.9))]
+    assert winner_of(torn) is None
+    assert winner_of([*torn, Trial("oato", 0, ratio(1.1, 1.05)), Trial("oato", 4096, ratio(1.1, 1.05))]) == "oato"
+
+
 def test_a_plan_that_was_not_tried_everywhere_does_not_win() -> None:
     assert (
         winner_of([Trial("split", 0, ratio(2.0)), Trial("oato", 0, ratio(1.2)), Trial("oato", 9, ratio(1.2))]) == "oato"

@@ -70,3 +70,9 @@ def test_memory_is_shared_out_where_the_device_is_hidden_behind_the_cpu() -> Non
 
 def test_what_gains_nothing_stays_off_the_device() -> None:
     assert assign([((0, 1.0), (10, 2.0))], 100).chosen == (0,)
+
+
+def test_a_larger_slice_costs_what_it_adds_to_the_one_that_is_there() -> None:
+    """From 4 bytes to 5 is one byte more, which fits; nothing beyond it does."""
+    found = assign([((0, 10.0), (4, 5.0), (5, 4.96), (6, 4.9))], 5)
+    assert (found.chosen, found.bytes, found.seconds) == ((2,), 5, pytest.approx(4.96))

@@ -18,6 +18,7 @@ from oallama.place.problem import Problem, costs_over
 from oallama.profile.described import described
 
 ONE, SMALL, LARGE = Pass(1, 4096, 1), Pass(31, 4096, 1), Pass(512, 4096, 1)
+LEAST = Pass(32, 4096, 1)  # that ggml offloads
 
 
 def profile() -> Profile:
@@ -41,13 +42,19 @@ def test_a_small_batch_stays_on_the_host(over: Pass) -> None:
     assert costs(of, over).rest_cpu_s == on(CPU_DEVICE, of, over)
 
 
-def test_a_large_batch_is_computed_on_the_device_and_the_cache_sent_there() -> None:
+@pytest.mark.parametrize("over", [LEAST, LARGE])
+def test_a_large_batch_is_computed_on_the_device_and_the_cache_sent_there(over: Pass) -> None:
     of = profile()
     per_position = 2 * 2 * 2 * 128  # keys and values of two heads, f16
     up, down = of.link["h2d_pageable"], of.link["d2h_pinned"]
     there = 2 * up.alpha_s + 4096 * per_position * up.beta_s_per_byte
-    back = 2 * down.alpha_s + 512 * per_position * down.beta_s_per_byte
-    assert costs(of, LARGE).rest_cpu_s == pytest.approx(on("card", of, LARGE) + there + back)
+    back = 2 * down.alpha_s + over.n_tokens * per_position * down.beta_s_per_byte
+    assert costs(of, over).rest_cpu_s == pytest.approx(on("card", of, over) + there + back)
+    assert costs(of, over).rest_cpu_s != pytest.approx(on(CPU_DEVICE, of, over))
+
+
+def test_a_large_batch_is_faster_there() -> None:
+    of = profile()
     assert costs(of, LARGE).rest_cpu_s < on(CPU_DEVICE, of, LARGE)
 
 

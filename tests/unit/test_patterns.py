@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from oallama.core.errors import PlanError
 from oallama.core.types import SPLIT_LAYOUT, Operator, OperatorPlacement
-from oallama.plan.patterns import Pattern, escape, host_patterns
+from oallama.plan.patterns import Pattern, escape, host_patterns, is_split
 
 ROLES = ("attn_q", "attn_k", "attn_output", "ffn_gate", "ffn_up", "ffn_down", "ffn_up_exps")
 
@@ -145,3 +145,18 @@ def test_tied_embeddings_are_not_split() -> None:
 def test_escaped_text_matches_itself_only(text: str) -> None:
     assert re.fullmatch(escape(text), text)
     assert not re.fullmatch(escape(text), text + "x")
+
+
+def test_with_tokens_assigned_what_is_whole_on_the_device_stays_llama_cpps() -> None:
+    """CG' is of CC, and there is none; on the host every layer's weight is the plugin's, but not the output."""
+    names = ["blk.0.ffn_up.weight", "blk.1.ffn_up.weight", "output.weight"]
+    operators = [operator(name) for name in names]
+    placements = [device(names[0]), host(names[1]), host(names[2])]
+    assert [is_split(o, p, streams_tokens=True) for o, p in zip(operators, placements, strict=True)] == [
+        False, True, False
+    ]  # fmt: skip
+    assert not any(is_split(o, p, streams_tokens=False) for o, p in zip(operators, placements, strict=True))
+    assert host_patterns(operators, placements, names, streams_tokens=True) == (
+        (r"^blk\.1\.ffn_up\.weight$", SPLIT_LAYOUT),
+        (r"^output\.weight$", None),
+    )

@@ -67,6 +67,12 @@ def test_a_runner_slower_than_the_cap_gets_min_repeats_only_up_to_the_hard_cap()
     assert timing.samples == (3.0,)  # warm-up 3 s, one sample 3 s: beyond 4 times the cap
 
 
+def test_beyond_the_cap_a_slow_runner_still_gets_min_repeats() -> None:
+    machine = FakeMachine(chain.from_iterable(repeat((0.4, 0.6))))
+    timing = measure(machine.run, machine.clock, Policy(min_repeats=5, warmup_runs=0, time_cap_s=1.0, hard_cap=4.0))
+    assert len(timing.samples) == 5
+
+
 def test_short_runs_are_asked_for_in_batches_never_beyond_max_repeats() -> None:
     machine = FakeMachine(chain.from_iterable(repeat((1e-6, 3e-6))))
     measure(machine.run, machine.clock, Policy(min_repeats=10, max_repeats=32, time_cap_s=1.0))

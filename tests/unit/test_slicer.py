@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from slicing_cases import SHARED_MACHINES, STREAMED, gemm, machine, streamed
 from split_cases import FF, World, ffn, llama, model
 
-from oallama.core.types import LinearFit, Operator, PlanRecord, Sharing, Workload
+from oallama.core.types import LinearFit, Operator, PlanRecord, RestCase, Sharing, Workload
 from oallama.cost.graph import build_graph
-from oallama.cost.passes import passes
-from oallama.cost.placement import placement_seconds
+from oallama.cost.kernels import interpolate
+from oallama.cost.passes import Pass, passes
+from oallama.cost.placement import cpu_seconds, placement_seconds
 from oallama.cost.slices import BlockCost, Cut, Pricing
 from oallama.cost.timeline import Prefetch
 from oallama.place.budget import ledger
@@ -205,6 +206,32 @@ def test_with_nothing_streamed_the_price_is_the_sum_of_blocks_and_all_else(
             for p in over for of, cut in layers if not cut.is_whole
         )  # fmt: skip
         assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("first_device_layer", [0, 1, 2, 3])
+def test_blocks_are_of_what_is_on_the_host_and_know_what_lies_between_them(first_device_layer: int) -> None:
+    """Layers from some on on the device, their FFNs left out: what is in no block takes its time where it is."""
+    ops = llama(2)
+    profile = SLOW_CPU.profile(ops)
+    rest = tuple(
+        RestCase(device, n_tokens, 512, seconds, (seconds,))
+        for device, seconds in (("CPU", 1e-3), ("RPC0", 1e-4))
+        for n_tokens in (1, 512)
+    )
+    made = replace(problem(SLOW_CPU, ops), profile=replace(profile, rest=rest))
+    there = tuple((2 if op.layer is None else op.layer) >= first_device_layer and "ffn" not in op.role for op in ops)
+    whole = Placed(there, first_device_layer)
+    found = Slicer(made, LOAD).blocks(whole)
+    members = [i for by_layout in found for i in by_layout["CPU"].block.operators]
+    assert sorted(members) == [i for i, on in enumerate(there) if not on]
+    over = (Pass(1, 512 + 16, 1),)
+    for uses in (True, False):
+        costs = costs_over(made, over, uses)
+        expected = placement_seconds(costs, there, first_device_layer, frozenset(members))
+        gaps = sum(interpolate(by_layout["CPU"].gap, 1) for by_layout in found)
+        assert gaps == pytest.approx(expected)
+        on_cpu = cpu_seconds(costs, there, first_device_layer, frozenset(members))
+        assert sum(interpolate(by_layout["CPU"].gap_cpu, 1) for by_layout in found) == pytest.approx(on_cpu)
 
 
 def test_what_is_on_the_device_stays_there() -> None:

@@ -166,6 +166,20 @@ def test_a_streamed_block_by_hand() -> None:
     assert times.join_s == pytest.approx(1e-5 + EMBD * 4e-9 + EMBD * 12e-9)
 
 
+def test_each_step_is_launched_by_itself() -> None:
+    """The thread starts one graph for GG and one for what was streamed."""
+    world = World(launch_s=3e-5, link=LinearFit(1e-5, 1e-9, 1.0))
+    of, _, _ = one_ffn(world)
+    rates = slice_rates(replace(world.profile(llama(1)), launch_issue_s=4e-6))
+    upload_s = 1e-5 + EMBD * 4e-9
+    cuts = {Cut(768, 0, 256): 1, Cut(768, 256, 0): 1, Cut(512, 256, 256): 2}
+    for cut, n_steps in cuts.items():
+        times = slice_times(of, rates, cut, 1)
+        assert len(times.steps) == n_steps
+        assert times.send_s == pytest.approx(upload_s + n_steps * 4e-6)
+        assert times.steps[0].launch_s == pytest.approx(3e-5 - 4e-6)
+
+
 @given(
     st.floats(1e8, 1e11), st.floats(1e8, 1e11), st.floats(0, 1e-4), st.floats(0, 1e-4), st.floats(0, 1e-9),
     st.sampled_from([1, 7, 32, 100, 512]), st.integers(1, 31),

@@ -177,6 +177,16 @@ def test_a_cycle_is_what_a_long_run_takes_for_each_round(blocks: list[BlockTimes
     assert cycle_seconds(blocks, prefetch) == pytest.approx(long_run(blocks, prefetch, 100), rel=0.02)
 
 
+def test_equal_rounds_that_leave_the_link_more_and_more_to_do_are_not_a_steady_cycle() -> None:
+    """Copies that a block does not wait for: the thread takes 1 ms a round, the link 4, which the thread feels once the
+    ring is empty."""
+    blocks = [BlockTimes(0.0, 0.0, 1e-3, (Step(4e-3, 0.0),), 0.0)]
+    for n_slots in (1, 2, 3, 8, 30):
+        prefetch = Prefetch("ahead", n_slots)
+        assert cycle_seconds(blocks, prefetch) == pytest.approx(4e-3, rel=0.01)
+        assert long_run(blocks, prefetch, 100) == pytest.approx(4e-3, rel=0.01)
+
+
 def test_the_link_works_on_during_attention_when_it_may_run_ahead() -> None:
     block = BlockTimes(2.0, 0.0, 1.0, (Step(3.0, 0.1),), 0.0)
     assert cycle_seconds([block], Prefetch("layer", 2)) == pytest.approx(2.0 + 3.0 + 0.1)

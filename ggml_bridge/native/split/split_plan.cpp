@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cmath>
 #include <limits>
 #include <numeric>
 #include <sstream>
@@ -182,9 +181,10 @@ int64_t n_g_at(const std::vector<TokenSplit> & tokens, int64_t n_tokens) {
         const TokenSplit & low  = tokens[i - 1];
         const TokenSplit & high = tokens[i];
         if (n_tokens <= high.n_tokens) {
-            const double share =
-                static_cast<double>(n_tokens - low.n_tokens) / static_cast<double>(high.n_tokens - low.n_tokens);
-            return std::llround(static_cast<double>(low.n_g) + share * static_cast<double>(high.n_g - low.n_g));
+            // a half up, in whole numbers: max_tokens keeps them inside of int64_t
+            const int64_t span  = high.n_tokens - low.n_tokens;
+            const int64_t twice = 2 * (low.n_g * (high.n_tokens - n_tokens) + high.n_g * (n_tokens - low.n_tokens));
+            return (twice + span) / (2 * span);
         }
     }
     return tokens.back().n_g * n_tokens / tokens.back().n_tokens;

@@ -64,7 +64,8 @@ struct PlanSpec {
 // rows of every host layout (CPU_REPACK interleaves up to 16, AMX takes tiles of 32).
 int64_t granularity(ggml_type type, Axis axis);
 
-// n_g for a batch: 0 below the first entry, linear between two, the same share above the last (ScheInfer, Eq. 15).
+// n_g for a batch: 0 below the first entry, linear between two (rounded, a half up), the same share above the last
+// (ScheInfer, Eq. 15).
 int64_t n_g_at(const std::vector<TokenSplit> & tokens, int64_t n_tokens);
 
 // Throws OALLAMA_INVALID naming the line.

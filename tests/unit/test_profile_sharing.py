@@ -1,0 +1,73 @@
+"""Work at the same time: what is asked of the bridge, and where its four rates go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from split_cases import World, ffn
+
+from ggml_bridge.timing import Sharing as Rates
+from oallama.core.types import Profile
+from oallama.profile.link import sharing_tasks
+from oallama.profile.tasks import Session
+from oallama.profile.timing import Policy
+from oallama.profile.wanted import wanted
+
+RATES = Rates(first_alone=11e9, second_alone=7e9, first_with_second=5e9, second_with_first=3e9)
+
+
+class Bridge:
+    """Answers every question with the same rates, all four different."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+
+    def cpu_layouts(self) -> list[str]:
+        return ["CPU"]
+
+    def mul_mat_case(self, device: str, *of: Any) -> str:
+        return device
+
+    def share_link(self, first: str, device: str, chunk_bytes: int, seconds: float) -> Rates:
+        self.asked.append((first, "link"))
+        return RATES
+
+    def share_compute(self, first: str, second: str, seconds: float) -> Rates:
+        self.asked.append((first, second))
+        return RATES
+
+
+def session(bridge: Bridge) -> Session:
+    from split_cases import model
+
+    ops = ffn(0)
+    want = wanted(model(1), ops, (1, 32), 1 << 20)
+    timed: Profile = World(device="TEST0").profile(ops)
+    sizes = {(mul_mat, n): size for mul_mat, n, size in want.mul_mats}
+    cases = tuple(
+        replace(case, working_set_bytes=sizes[case.mul_mat, case.n_tokens])
+        for case in timed.cases
+        if (case.mul_mat, case.n_tokens) in sizes
+    )
+    return Session(bridge, "TEST0", replace(timed, cases=cases), want, 1, Policy(), lambda: 0.0)  # type: ignore[arg-type]
+
+
+def test_each_rate_is_stored_as_what_it_is() -> None:
+    bridge = Bridge()
+    found = [task.run()["sharing"][0] for task in sharing_tasks(session(bridge))]
+    assert {(row["first"], row["second"]) for row in found} == {("cpu", "device"), ("cpu", "link"), ("device", "link")}
+    for row in found:
+        assert row["first_alone_gb_per_s"] == pytest.approx(11)
+        assert row["second_alone_gb_per_s"] == pytest.approx(7)
+        assert row["first_with_second_gb_per_s"] == pytest.approx(5)
+        assert row["second_with_first_gb_per_s"] == pytest.approx(3)
+
+
+def test_each_worker_is_asked_for_where_it_works() -> None:
+    bridge = Bridge()
+    made = session(bridge)
+    rows = [(row["first"], row["second"]) for task in sharing_tasks(made) for row in task.run()["sharing"]]
+    where = {"cpu": "CPU", "device": "TEST0", "link": "link"}
+    assert bridge.asked == [(where[first], where[second]) for first, second in rows]
