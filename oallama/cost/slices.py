@@ -105,6 +105,7 @@ class BlockCost:
     whole: Curve | None = None  # seconds by batch size as llama.cpp runs it on the host; None: as the gemms say
     outputs_only: bool = False  # behind the last attention: of a prompt it sees only tokens whose logits are wanted
     resident: bool = False  # its inputs and results are in the device's memory
+    away: Curve = NO_TIME  # of such a block: seconds by batch size that llama.cpp's crossings take where it stays whole
     takes_n_g: bool = True  # CC may be streamed for some tokens: it is held in the plain layout too
     kind: Hashable = None  # of two blocks that cost the same it is the same; None: the block is like no other
 
@@ -223,8 +224,7 @@ def slice_times(
     if cut.is_whole and not prime:
         whole_s = of.cpu_s(1.0, rows) if of.whole is None else interpolate(of.whole, n_tokens)
         if of.resident:
-            link = rates.transfer
-            gap_s += _fetch_s(of.block, link, rows) + _lift_s(of.block, link, cut.cc, rows) + link.split_s
+            gap_s += interpolate(of.away, n_tokens)
         return BlockTimes(gap_s, 0.0, whole_s, (), 0.0, gap_cpu_s=gap_cpu_s,
                           interference=interference_at(rates.interference, n_tokens))  # fmt: skip
     if rows <= 0:

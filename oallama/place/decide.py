@@ -18,7 +18,7 @@ from oallama.cost.placement import Costs
 from oallama.cost.timeline import Prefetch
 from oallama.place.affinity import GRANULARITIES, FillRule, Granularity, Transfers
 from oallama.place.budget import DeviceMemory, Room
-from oallama.place.exchange import exchange, exchange_notes, whole_ffns
+from oallama.place.exchange import attention, exchange, exchange_notes, whole_ffns
 from oallama.place.microbatch import seconds_in, with_larger_ubatch
 from oallama.place.oato import AffinityRule, search
 from oallama.place.placed import Budget, Placed, cpu, layers
@@ -52,6 +52,9 @@ LATER_POLICIES = {"twinpilots": "the comparison of policies"}
 
 VERIFY_ROUNDS = 6
 
+NO_SHARE = 0.0
+"""Of what OATO was not asked for."""
+
 MUCH_STAGING = 0.1
 """Of the device's memory: where staging takes more, a smaller micro-batch may leave more for weights than it costs."""
 
@@ -62,6 +65,7 @@ class Effort:
 
     shares: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25, 0.125)  # of the room for whole operators that OATO may fill
     refinements: tuple[float, ...] = (0.125, 0.0625)  # steps in which the neighbours of the best share are tried
+    attention_layers: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25)  # the last ones, whose attention is tried whole there
     coarse_values: int = 4  # of r_GG while shares are compared
     fine_values: int = N_VALUES  # of r_GG at the best one
     granularities: tuple[Granularity, ...] = GRANULARITIES  # of OATO
@@ -71,7 +75,7 @@ class Effort:
 
 
 THOROUGH = Effort()
-QUICK = Effort((1.0, 0.5), (), 4, 4, ("block",), (0,), lowers_ubatch=False, exchanges=False)
+QUICK = Effort((1.0, 0.5), (), (1.0,), 4, 4, ("block",), (0,), lowers_ubatch=False, exchanges=False)
 """For questions that are asked of many devices at once, and for a first look."""
 
 QUICK_MISSES = 0.05
@@ -355,12 +359,19 @@ class _Sliced:
                 best = min(sliced, key=lambda share: sliced[share].seconds)
                 look(best - step)
                 look(best + step)
-        if not sliced:
-            return []
-        best = min(sliced, key=lambda share: sliced[share].seconds)
-        found = [*((share, whole[share]) for share in sliced), (best, sliced[best])]
-        beside = {whole[best].on_device: (best, whole[best])}
-        if effort.exchanges:
+        found: list[tuple[float, Placed]] = []
+        beside: dict[tuple[bool, ...], tuple[float, Placed]] = {}
+        if sliced:
+            best = min(sliced, key=lambda share: sliced[share].seconds)
+            found += [*((share, whole[share]) for share in sliced), (best, sliced[best])]
+            beside[whole[best].on_device] = (best, whole[best])
+        held = self._attention(costs, memory)
+        if held:
+            cut = [self._with_slices(load, one, memory, effort.coarse_values) for one in held]
+            chosen = min(range(len(cut)), key=lambda i: cut[i].seconds)
+            found.append((NO_SHARE, cut[chosen]))
+            beside.setdefault(held[chosen].on_device, (NO_SHARE, held[chosen]))
+        if sliced and effort.exchanges:
             for share in {1.0: None, best: None}:
                 exchanged = exchange(costs, problem.operators, budget_of(share), whole[share])
                 found.append((share, exchanged))
@@ -371,6 +382,13 @@ class _Sliced:
                 (share, self._with_slices(load, one, memory, effort.fine_values)) for share, one in beside.values()
             )
         return found
+
+    def _attention(self, costs: Costs, memory: DeviceMemory) -> list[Placed]:
+        """Attention whole on the device, of all layers and of the last ones, where it fits."""
+        n_layer = self._problem.graph.n_layer
+        firsts = {n_layer - round(part * n_layer) for part in self._effort.attention_layers}
+        held = (attention(costs, self._problem.operators, first) for first in sorted(firsts))
+        return [one for one in held if own_bytes(self._problem, one) <= memory.operator_room(one.first_device_layer)]
 
     def _with_slices(self, load: Workload, placed: Placed, memory: DeviceMemory, n_values: int) -> Placed:
         """`placed` with slices in what it leaves of the device's memory."""

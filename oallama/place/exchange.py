@@ -99,6 +99,19 @@ def whole_ffns(costs: Costs, operators: Sequence[Operator], filled: Placed) -> P
     return replace(filled, on_device=on_device, seconds=seconds, filled=filled)
 
 
+def attention(costs: Costs, operators: Sequence[Operator], first_device_layer: int) -> Placed:
+    """Of the layers from this one on, what is no FFN is whole on the device, norms and KV with it, whatever memory that
+    takes. FFNs that are then sliced live there too (cost/blocks.py, residents): one block a layer is left to join."""
+    on_device = tuple(
+        operator.layer is not None
+        and operator.layer >= first_device_layer
+        and cost.t_gpu_s is not None
+        and not is_ffn(operator)
+        for operator, cost in zip(operators, costs.operators, strict=True)
+    )
+    return Placed(on_device, first_device_layer, placement_seconds(costs, on_device, first_device_layer), 1)
+
+
 def exchange_notes(placed: Placed) -> tuple[str, ...]:
     """What was changed after OATO's fill."""
     if placed.filled is None:

@@ -15,12 +15,12 @@ from itertools import product
 from math import ceil
 from typing import Literal
 
-from oallama.core.types import PLAIN_LAYOUT, Phase, StreamSettings, Workload
-from oallama.cost.blocks import F32, residents, split_blocks, takes_n_g
+from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, StreamSettings, Workload
+from oallama.cost.blocks import F32, SplitBlock, is_ffn, residents, split_blocks, takes_n_g
 from oallama.cost.graph import computes_outputs_only
-from oallama.cost.kernels import Curve
+from oallama.cost.kernels import NO_TIME, Curve
 from oallama.cost.passes import Pass, passes
-from oallama.cost.placement import Costs, cpu_seconds, placement_seconds
+from oallama.cost.placement import Costs, cpu_seconds, placement_seconds, transfer_seconds
 from oallama.cost.slices import BlockCost, Cut, Pricing, block_costs, slice_rates
 from oallama.cost.timeline import BlockTimes, Prefetch, Timeline, cycle_seconds, timeline
 from oallama.place.cuts import Layers, Table, best_cg, n_g_at, pass_seconds, solve_n_g, token_table
@@ -120,6 +120,7 @@ class Slicer:
         at = (tuple(there or lives for there, lives in zip(on_device, resident, strict=True)), first_layer)
         gap = self._curve(uses, lambda costs: placement_seconds(costs, *at, inside) / len(found))
         gap_cpu = self._curve(uses, lambda costs: cpu_seconds(costs, *at, inside) / len(found))
+        away = self._away(placed, resident, found)
         made: list[Layouts] = []
         whole: dict[Hashable, Curve] = {}
         for block in found:
@@ -128,7 +129,9 @@ class Slicer:
             by_layout = block_costs(self._problem.kernels, operators, block)
             streamable = takes_n_g(first) and PLAIN_LAYOUT in by_layout  # which the device can read
             lives = resident[block.operators[0]]
-            kind = (*(operators[i].mul_mat for i in block.operators), block.extent, outputs_only, streamable, lives)
+            crossings = away.get(_part(first), NO_TIME) if lives else NO_TIME
+            kind = (*(operators[i].mul_mat for i in block.operators), block.extent, outputs_only, streamable, lives,
+                    crossings)  # fmt: skip
             if kind not in whole:
                 whole[kind] = self._curve(
                     uses,
@@ -138,12 +141,41 @@ class Slicer:
                 {
                     layout: replace(
                         cost, gap=gap, gap_cpu=gap_cpu, whole=whole[kind], outputs_only=outputs_only,
-                        resident=lives, takes_n_g=streamable, kind=self._kind(layout, kind),
+                        resident=lives, away=crossings, takes_n_g=streamable, kind=self._kind(layout, kind),
                     )
                     for layout, cost in by_layout.items()
                 }
             )  # fmt: skip
         return made
+
+    def _away(
+        self, placed: Placed, resident: Sequence[bool], found: Sequence[SplitBlock]
+    ) -> dict[tuple[int | None, bool], Curve]:
+        """By the part of a layer, attention or FFN: what crossings take, for each of its blocks, where these stay whole
+        on the host between neighbours on the device."""
+        operators, first_layer = self._problem.operators, placed.first_device_layer
+        uses = first_layer <= self._problem.graph.n_layer
+        lives = [there or one for there, one in zip(placed.on_device, resident, strict=True)]
+        inside = frozenset(i for block in found for i in block.operators)
+        parts: dict[tuple[int | None, bool], list[SplitBlock]] = defaultdict(list)
+        for block in found:
+            if resident[block.operators[0]]:
+                parts[_part(operators[block.operators[0]])].append(block)
+
+        def of_part(layer: int, blocks: Sequence[SplitBlock]) -> Callable[[Costs], float]:
+            members = {i for block in blocks for i in block.operators}
+            host = tuple(there and i not in members for i, there in enumerate(lives))
+            window = (layer - 1, layer + 2)  # it changes nothing further away
+
+            def seconds(costs: Costs) -> float:
+                without = transfer_seconds(costs, host, first_layer, window, inside - members)
+                return (without - transfer_seconds(costs, tuple(lives), first_layer, window, inside)) / len(blocks)
+
+            return seconds
+
+        return {
+            part: self._curve(uses, of_part(part[0], blocks)) for part, blocks in parts.items() if part[0] is not None
+        }
 
     def _kind(self, *of: Hashable) -> int:
         """A number for it, which is quicker to look up."""
@@ -399,6 +431,11 @@ class _Mode:
     blocks: tuple[BlockCost, ...]
     with_n_g: bool
     twice: bool
+
+
+def _part(operator: Operator) -> tuple[int | None, bool]:
+    """Of which layer it is, and whether of its FFN."""
+    return operator.layer, is_ffn(operator)
 
 
 def held(of: BlockCost) -> BlockCost:

@@ -16,6 +16,7 @@ from oallama.model.cut import cut_extent, cut_granularity
 from oallama.model.memory import probe_memory
 from oallama.plan.patterns import host_patterns, is_split
 from oallama.plan.plan import Plan
+from oallama.plan.plugin_text import split_text
 
 Share = Callable[[Operator], float | None]
 """Share of an operator that goes to the device; None: not split, it stays in host memory."""
@@ -75,10 +76,12 @@ def split_case(path: Path, device: str, share: Share, layout: str | None = None,
         OperatorPlacement(operator.name, 1.0, 0.0, 0.0) if whole is not None and whole(operator) else placement
         for operator, placement in zip(case.operators, split_placements(case.operators, share, layout), strict=True)
     )
+    n_gpu_layers = ALL_LAYERS if whole is not None else 0
     settings: LoadSettings = replace(
         case.request,
         device=device,
-        n_gpu_layers=ALL_LAYERS if whole is not None else 0,
+        n_gpu_layers=n_gpu_layers,
+        split_text="" if whole is None else split_text(case.operators, placements, n_gpu_layers),
         host_patterns=host_patterns(case.operators, placements, case.tensor_names),
     )
     probed = probe_memory(settings)

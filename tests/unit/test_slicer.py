@@ -163,7 +163,10 @@ def test_a_solved_plan_is_a_record_that_can_be_written_and_run() -> None:
 
 def test_with_nothing_sliced_the_price_is_the_one_of_whole_operators() -> None:
     far = replace(SLOW_CPU, link=LinearFit(1.0, 1.0, 1.0))
-    ops, plan, placed = solved(far, 0)
+    ops = llama(2)
+    found = sliced(problem(far, ops), nothing_there(len(ops), 3), 10**8, 0)
+    assert found is not None
+    plan, placed = found
     assert plan.is_empty
     expected = predicted_of(problem(far, ops), LOAD, replace(placed, slices=None), ("CPU",) * len(ops))
     assert plan.prefill_s == pytest.approx(expected.ttft_s)
@@ -199,9 +202,10 @@ def test_with_nothing_streamed_the_price_is_the_sum_of_blocks_and_all_else(
         layers.append((of, Cut(of.block.extent - there, 0, there)))
     plan = slicer.priced(layers, (), False, 0, 0)
     inside = frozenset(i for of, cut in layers if not cut.is_whole for i in of.block.operators)
+    there = [on or i in inside for i, on in enumerate(whole.on_device)]  # slices live with norms and KV
     for phase, found in (("prefill", plan.prefill_s), ("decode", plan.decode_s)):
         over = passes(load, phase)
-        expected = placement_seconds(costs_over(made, over), whole.on_device, 0, inside) + sum(
+        expected = placement_seconds(costs_over(made, over), there, 0, inside) + sum(
             p.count * slicer.on.seconds(replace(of, gap=((1, 0.0),)), cut, p.n_tokens, 0, p.n_outputs)
             for p in over for of, cut in layers if not cut.is_whole
         )  # fmt: skip
@@ -297,7 +301,8 @@ def test_a_slow_link_streams_nothing_and_a_fast_one_more() -> None:
         amounts.append(sum(cut.cg for _, cut in solved(world, 0)[1].layers))
     assert amounts == sorted(amounts) and amounts[0] < amounts[-1]
     dead = replace(SLOW_CPU, link=LinearFit(1.0, 1e-6, 1.0))
-    assert solved(dead, 0)[1].is_empty
+    found = sliced(problem(dead, llama(2)), nothing_there(len(llama(2)), 3), 10**8, 0)
+    assert found is not None and found[0].is_empty
 
 
 def test_without_streaming_nothing_is_copied() -> None:

@@ -246,10 +246,9 @@ def test_a_block_whose_neighbours_are_on_the_device_crosses_twice() -> None:
     assert there.steps[0].launch_s == pytest.approx(6e-6)
     assert here.steps[0].launch_s > there.steps[0].launch_s
     assert there.cpu_s == here.cpu_s and there.steps[0].gpu_s < here.steps[0].gpu_s, "nothing is fetched from it"
-    whole = Cut(FF, 0, 0)
-    moved_s = down.seconds(n_bytes) + up.seconds(n_bytes) + 8e-6
-    gaps = [slice_times(replace(of, resident=resident), rates, whole, 7).gap_s for resident in (True, False)]
-    assert gaps[0] - gaps[1] == pytest.approx(moved_s), "as llama.cpp crosses to a block on the host"
+    lives = replace(of, resident=True, away=((1, 3e-5),))
+    assert slice_times(lives, rates, Cut(FF, 0, 0), 1).gap_s == pytest.approx(3e-5), "whole, llama.cpp crosses to it"
+    assert slice_times(lives, rates, cut, 7).gap_s == 0
 
 
 def test_of_experts_only_the_routed_ones_are_streamed_and_not_before_they_are_known() -> None:
