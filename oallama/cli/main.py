@@ -26,6 +26,7 @@ COMMANDS = {
     "plan": "Decide the placement and write it as JSON.",
     "run": "Generate text with the weights placed by a plan.",
     "what-if": "Predict a model on cards that are not here.",
+    "simulate": "Show what CPU, GPU and copies do while a plan runs.",
     "bench": "Measure policies against stock llama.cpp.",
     "export": "Turn a plan into a command line of stock llama.cpp.",
     "doctor": "Check the installation and say how to repair it.",

@@ -35,6 +35,7 @@ CONTRACT = {
     "plan": "--policy --device --vram --vram-fill --gpu-weights --threads -p -n --profile -o -m -c",
     "run": "-p -n --plan --policy --seed --temp --json -m -c -b -ub -t -ctk -ctv -fa --device --vram --gpu-weights",
     "what-if": "--gpu --policy --json --chart -p -n -c -m --vram-fill --threads --profile",
+    "simulate": "-m --model --machine --policy --device --profile -p -n --json --chart",
     "bench": "--arms -p -n -d -r -o --device --vram --vram-fill --gpu-weights --threads --json -m -c -b -ub -fa",
     "export": "--to -o",
     "doctor": "--json",
