@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
@@ -51,11 +52,16 @@ from oallama.run.dry_loads import DryLoads
 
 if TYPE_CHECKING:
     from oallama.device.card import Card
+    from oallama.device.machines import Machine
     from oallama.model.memory import Prober
+    from oallama.place.simulate import Simulation
     from oallama.place.what_if import WhatIf
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
 
+
+DESCRIBED_TOKENS = (1, 8, 32, 128, 512)
+"""Batch sizes of a described profile: rates change between them where memory no longer limits."""
 
 HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
@@ -337,6 +343,68 @@ class Placer:
             )
             made.append(what_if(problem, card, load, policy))
         return alone, tuple(made)
+
+    def plan_for(
+        self, machine: Machine, load: Workload, policy: str | None = None, prefetch: PrefetchMode | None = None
+    ) -> Plan:
+        """As `plan`, for a machine that is described and need not be here; policy None: auto. Also `fit`, which is then
+        predicted as what_if does. Raises UsageError, DoesNotFit."""
+        from oallama.place.decide import FIT
+        from oallama.place.what_if import stock_decision
+        from oallama.plan.plan import Plan
+
+        problem = self._described(machine)
+        if policy == FIT:
+            decision = stock_decision(problem, load)
+        else:
+            decision = decide(problem, policy or "auto", load, "mixed", prefetch=prefetch or "ahead")
+        record = plan_record(decision, self.model, self.operators, machine.card.name, "")
+        return Plan(replace(record, attention=self._attention_rule.attention("on")))
+
+    def simulate(self, plan: Plan, load: Workload | None = None, machine: Machine | None = None) -> Simulation:
+        """What the streams of a machine do while the plan runs (place/simulate.py). load: None: the plan's; machine:
+        None: this one, as it was measured.
+
+        Raises PlanError for a plan of another model or device, ProfileError.
+        """
+        from oallama.core.errors import PlanError
+        from oallama.core.types import CPU_DEVICE
+        from oallama.place.simulate import simulate
+
+        plan.check(self.model, self.operators)
+        placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
+        if machine is None:
+            planned = plan.record.attention
+            problem = self._problem(planned.flash_attn if planned else self.options.flash_attn)
+        else:
+            problem = self._described(machine)
+        if placed.uses_device(self.model.n_layer) and problem.profile.device == CPU_DEVICE:
+            raise PlanError(f"the plan is for {plan.device}, and there is no device; name one with --device")
+        return simulate(problem, load or plan.workload, placed)
+
+    def _described(self, machine: Machine) -> Problem:
+        """This model on a machine of which nothing was measured. What llama.cpp takes is that of dry loads on the CPU,
+        as in what_if; host memory is taken to be enough."""
+        from oallama.place.what_if import HostLoad, probe_of
+        from oallama.profile.described import described
+
+        attention = self._attention_rule.attention("on")
+
+        def probe(load: Workload, placed: Placed) -> LoadBytes:
+            host = HostLoad(*self._dry_loads.on_host(load, attention))
+            return probe_of(host, self.operators, self.model.n_layer, machine.card.memory_bytes)(load, placed)
+
+        profile = described(machine.host, machine.card, self.model, self.operators, DESCRIBED_TOKENS)
+        return Problem(
+            self.operators,
+            self._graph,
+            with_attention(profile, "on"),
+            probe,
+            self.options.vram,
+            self.options.vram_fill,
+            self.options.gpu_weights,
+            host_room=sys.maxsize,
+        )
 
     def _plan_of(self, decision: Decision, flash_attn: FlashAttention) -> Plan:
         from oallama.plan.plan import Plan

@@ -32,6 +32,7 @@ COMMANDS = {
     "run": "Generate text with the weights placed by a plan.",
     "tune": "Measure now what `run` otherwise measures after its first answer.",
     "what-if": "Predict a model on cards that are not here.",
+    "simulate": "Show what CPU, GPU and copies do while a plan runs.",
     "bench": "Measure policies against stock llama.cpp.",
     "export": "Turn a plan into a command line of stock llama.cpp.",
     "doctor": "Check the installation and say how to repair it.",

@@ -16,7 +16,7 @@ import click
 from oallama.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from oallama.report.chart import TimesChart
+    from oallama.report.chart import Picture
     from oallama.report.table import Table
 
 
@@ -90,7 +90,7 @@ def deliver(text: str, path: str | None) -> None:
         talk(f"wrote {path}")
 
 
-def write_chart(path: str, chart: TimesChart) -> None:
+def write_chart(path: str, chart: Picture) -> None:
     """Write a chart, as PNG where the name says so, else as SVG. Raises UsageError where that cannot be done."""
     if path.lower().endswith(".png"):
         picture = chart.png()

@@ -98,7 +98,7 @@ class Graph:
 
 _ATTENTION_IN = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_q_a", "attn_kv_a_mqa")
 _ATTENTION_MIDDLE = {"attn_q_b": "attn_q_a", "attn_kv_b": "attn_kv_a_mqa", "attn_k_b": "attn_q_b"}
-_AFTER_ATTENTION = ("attn_v_b", "attn_output", "attn_out", "attn_gate")
+AFTER_ATTENTION = ("attn_v_b", "attn_output", "attn_out", "attn_gate")
 _NORM_AFTER = {
     "attn_q": "attn_q_norm",
     "attn_k": "attn_k_norm",
@@ -211,7 +211,7 @@ class _Builder:
                 source = made.get(_ATTENTION_MIDDLE[role], norm)
                 made[role] = self.add((source,), n_bytes, operator=index)
                 heads = [h for h in heads if h != source] + [made[role]]
-            elif role in _AFTER_ATTENTION:
+            elif role in AFTER_ATTENTION:
                 if attention is None:
                     attention = self.add(heads or (norm,), _attention_bytes(operator), follows_layer=layer)
                 source = made.get("after_attention", attention)

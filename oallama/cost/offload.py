@@ -30,9 +30,13 @@ class HostCache:
     download: LinearFit
     bytes_per_position: float
 
+    def upload_seconds(self, n_kv: int) -> float:
+        """Of one layer's cache to the device."""
+        return KEYS_AND_VALUES * self.upload.alpha_s + n_kv * self.bytes_per_position * self.upload.beta_s_per_byte
+
     def seconds(self, n_tokens: int, n_kv: int) -> float:
         """Of one layer in one pass: the cache to the device, new positions back."""
-        to_device = KEYS_AND_VALUES * self.upload.alpha_s + n_kv * self.bytes_per_position * self.upload.beta_s_per_byte
+        to_device = self.upload_seconds(n_kv)
         back = KEYS_AND_VALUES * self.download.alpha_s
         return to_device + back + n_tokens * self.bytes_per_position * self.download.beta_s_per_byte
 

@@ -23,6 +23,7 @@ class OperatorCost:
     t_cpu_s: float  # T_c, in the fastest layout
     t_gpu_s: float | None  # T_g
     layout: str  # CPU layout that gave t_cpu_s
+    streamed_s: float = 0.0  # of t_cpu_s: the weight is copied to the device, which computes for the rest of that pass
 
 
 def operator_cost(
@@ -46,11 +47,13 @@ def operator_cost(
         takes = stream is not None and gpu is not None and at == PLAIN_LAYOUT
         streamed = [p for p in over if takes and p.n_tokens >= OFFLOAD_MIN_TOKENS]
         seconds = _seconds(cpu, [p for p in over if p not in streamed])
+        copied_s = 0.0
         if stream is not None and gpu is not None and streamed:
-            seconds += sum(p.count for p in streamed) * stream.seconds(operator.bytes) + _seconds(gpu, streamed)
-        timed.append((seconds, at))
-    t_cpu_s, found = min(timed)
-    return OperatorCost(operator.name, operator.bytes, t_cpu_s, _seconds(gpu, over) if gpu else None, found)
+            copied_s = sum(p.count for p in streamed) * stream.seconds(operator.bytes)
+            seconds += copied_s + _seconds(gpu, streamed)
+        timed.append((seconds, at, copied_s))
+    t_cpu_s, found, copied_s = min(timed)
+    return OperatorCost(operator.name, operator.bytes, t_cpu_s, _seconds(gpu, over) if gpu else None, found, copied_s)
 
 
 def _seconds(kernel: Kernel, over: Iterable[Pass]) -> float:

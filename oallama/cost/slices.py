@@ -248,7 +248,8 @@ def slice_times(
         steps.append(Step(0.0, of.gpu_s(gg, rows)))
     if cg > 0 or prime:
         steps.append(Step(copied(rates.weights), of.gpu_s(cg, rows) + of.gpu_s(cc, n_g)))
-    send_s = join_s = 0.0
+    send_s = join_s = in_s = out_s = 0.0
+    waited: tuple[Step, ...] = ()
     if gg < 1 and of.resident:
         # the device reads its input where it is; two launches: it adds what the thread sends, and llama.cpp goes on
         send_s = _fetch_s(block, link, rows) + len(steps) * link.launch_issue_s
@@ -261,16 +262,18 @@ def slice_times(
         send_s = rates.staging_s(n_up) + len(steps) * link.launch_issue_s
         join_s = n_down // F32 * JOIN_BYTES * rates.join_s_per_byte
         first, last = steps[0], steps[-1]
+        copy_in_s, copy_out_s = link.copy_in.seconds(n_up), link.copy_out.seconds(n_down)
         if rates.staged:
-            steps[0] = replace(first, launch_s=link.launch_s + link.copy_in.seconds(n_up))
-            steps[-1] = replace(steps[-1], gpu_s=last.gpu_s + link.copy_out.seconds(n_down))
+            steps[0] = replace(first, launch_s=link.launch_s + copy_in_s, in_s=copy_in_s)
+            steps[-1] = replace(steps[-1], gpu_s=last.gpu_s + copy_out_s, out_s=copy_out_s)
         else:
-            send_s += link.copy_in.seconds(n_up)
-            join_s += link.copy_out.seconds(n_down)
+            in_s, out_s = copy_in_s, copy_out_s
+            send_s += in_s
+            join_s += out_s
             steps[0] = replace(first, launch_s=link.launch_s)
     if rates.blocking:
         send_s += sum(step.copy_s + step.launch_s + step.gpu_s for step in steps)
-        steps = []
+        steps, waited = [], tuple(steps)
     return BlockTimes(
         gap_s=gap_s,
         send_s=send_s,
@@ -281,6 +284,9 @@ def slice_times(
         issue_s=asked_s(),
         gap_cpu_s=gap_cpu_s,
         interference=interference_at(rates.interference, rows),
+        in_s=in_s,
+        waited=waited,
+        out_s=out_s,
     )
 
 

@@ -184,11 +184,12 @@ class Slicer:
     def _curve(self, llama_uses_device: bool, seconds: Callable[[Costs], float]) -> Curve:
         """Seconds of one pass by its batch size; where the workload has several of one size, their mean."""
         return tuple(
-            (n_tokens, seconds(self._costs_at(n_tokens, llama_uses_device)) / sum(p.count for p in over))
+            (n_tokens, seconds(self.costs_at(n_tokens, llama_uses_device)) / sum(p.count for p in over))
             for n_tokens, over in sorted(self._over.items())
         )
 
-    def _costs_at(self, n_tokens: int, llama_uses_device: bool) -> Costs:
+    def costs_at(self, n_tokens: int, llama_uses_device: bool) -> Costs:
+        """Of the workload's passes over so many tokens together."""
         key = (n_tokens, llama_uses_device)
         if key not in self._costs:
             layouts = self._layouts(llama_uses_device)
@@ -383,18 +384,19 @@ class Slicer:
         """The plan with the times of its timeline, in which blocks of different kinds follow one another."""
         if not plan.streams:
             return plan  # nothing runs ahead, so these are exact
-        prompt = [times for p in passes(self.load, "prefill") for times in self._pass_times(plan, p)]
-        token = self._pass_times(plan, Pass(1, self.load.n_prompt, 1))
+        prompt = [times for p in passes(self.load, "prefill") for times in self.pass_times(plan, p)]
+        token = self.pass_times(plan, Pass(1, self.load.n_prompt, 1))
         decode_s = cycle_seconds(token, self.on.prefetch, MODEL_ROUNDS)
-        return replace(plan, prefill_s=timeline(prompt, self.on.prefetch).end_s, decode_s=decode_s)
+        return replace(plan, prefill_s=timeline(prompt, self.on.prefetch, draws=False).end_s, decode_s=decode_s)
 
-    def _pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
+    def pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
+        """Of the blocks in order."""
         n_g = n_g_at(plan.token_assignment, p.n_tokens)
         return [self.on.block_times(of, cut, p.n_tokens, n_g, p.n_outputs) for of, cut in plan.layers]
 
     def timeline(self, plan: SlicePlan, n_tokens: int, n_rounds: int = 1) -> Timeline:
         """Passes one after another over all blocks in order, with the plan's n_g."""
-        return timeline(self._pass_times(plan, Pass(n_tokens, 0, 1)) * n_rounds, self.on.prefetch)
+        return timeline(self.pass_times(plan, Pass(n_tokens, 0, 1)) * n_rounds, self.on.prefetch)
 
     def placed(self, placed: Placed, plan: SlicePlan, seconds: float = 0.0) -> Placed:
         """`placed` with the plan's slices; seconds: predicted over the passes of a phase."""

@@ -1,9 +1,10 @@
-"""Bar charts of times: to the first token, and for each one more. As SVG that needs nothing else, or PNG with
-matplotlib."""
+"""Pictures as SVG that needs nothing else, or PNG with matplotlib; bar charts of times: to the first token, and for
+each one more."""
 
 from __future__ import annotations
 
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,6 +22,96 @@ FIGURE = 120  # behind the longest bar
 TOP, GAP = 106, 46  # above the first group, between groups
 BAR, BAR_STEP, LINE_GAP = 15, 17, 9
 PANELS = ("time to the first token", "time for each one more")
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A filled rectangle, pixels from the top left."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text that begins, or ends, at x; y is its baseline."""
+
+    x: float
+    y: float
+    text: str
+    size: float = FONT
+    colour: str = INK
+    ends_at_x: bool = False
+
+
+class Picture(ABC):
+    """Rectangles and text on white, WIDTH pixels wide: as SVG, or as PNG with matplotlib."""
+
+    __slots__ = ()
+
+    label: str  # what it shows, for those who do not see it
+
+    @property
+    @abstractmethod
+    def height(self) -> int:
+        """Pixels."""
+
+    @abstractmethod
+    def shapes(self) -> Iterator[Bar | Text]:
+        """In the order in which they are drawn."""
+
+    def svg(self) -> str:
+        """The chart as a file."""
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" width="{WIDTH}" '
+            f'height="{self.height}" font-family="system-ui, sans-serif" role="img" aria-label="{escape(self.label)}">',
+            f'<rect width="{WIDTH}" height="{self.height}" fill="#ffffff"/>',
+        ]
+        for shape in self.shapes():
+            if isinstance(shape, Bar):
+                lines.append(
+                    f'<rect x="{shape.x:.1f}" y="{shape.y:.1f}" width="{shape.width:.1f}" height="{shape.height:.1f}" '
+                    f'fill="{shape.colour}"/>'
+                )
+            else:
+                anchor = ' text-anchor="end"' if shape.ends_at_x else ""
+                lines.append(
+                    f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" fill="{shape.colour}"'
+                    f"{anchor}>{escape(shape.text)}</text>"
+                )
+        return "\n".join([*lines, "</svg>"]) + "\n"
+
+    def png(self) -> bytes:
+        """The same in pixels. Raises UsageError without matplotlib."""
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+            from matplotlib.patches import Rectangle
+        except ImportError:
+            raise UsageError(
+                "a chart in PNG needs matplotlib: pip install 'oallama[plots]', or name an .svg file"
+            ) from None
+        dots_per_inch = 100
+        figure = Figure(figsize=(WIDTH / dots_per_inch, self.height / dots_per_inch), dpi=dots_per_inch)
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_xlim(0, WIDTH)
+        axes.set_ylim(self.height, 0)
+        axes.set_axis_off()
+        for shape in self.shapes():
+            if isinstance(shape, Bar):
+                bar = Rectangle((shape.x, shape.y), shape.width, shape.height, color=shape.colour, linewidth=0)
+                axes.add_patch(bar)
+            else:
+                axes.text(
+                    shape.x, shape.y, shape.text.replace("$", r"\$"), fontsize=shape.size * 72 / dots_per_inch,
+                    color=shape.colour, ha="right" if shape.ends_at_x else "left", va="baseline",
+                )  # fmt: skip
+        file = io.BytesIO()
+        FigureCanvasAgg(figure).print_png(file)
+        return file.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +145,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class TimesChart:
+class TimesChart(Picture):
     """label: what the chart shows, for those who do not see it. legend: (colour, meaning)."""
 
     title: str
@@ -67,111 +158,38 @@ class TimesChart:
     def height(self) -> int:
         return TOP + sum(sum(line.height for line in group.lines) + GAP for group in self.groups)
 
-    def svg(self) -> str:
-        """The chart as a file."""
-        lines = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" width="{WIDTH}" '
-            f'height="{self.height}" font-family="system-ui, sans-serif" role="img" aria-label="{escape(self.label)}">',
-            f'<rect width="{WIDTH}" height="{self.height}" fill="#ffffff"/>',
-        ]
-        for shape in self._shapes():
-            if isinstance(shape, _Bar):
-                lines.append(
-                    f'<rect x="{shape.x:.1f}" y="{shape.y:.1f}" width="{shape.width:.1f}" height="{shape.height:.1f}" '
-                    f'fill="{shape.colour}"/>'
-                )
-            else:
-                anchor = ' text-anchor="end"' if shape.ends_at_x else ""
-                lines.append(
-                    f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" font-size="{shape.size:g}" fill="{shape.colour}"'
-                    f"{anchor}>{escape(shape.text)}</text>"
-                )
-        return "\n".join([*lines, "</svg>"]) + "\n"
-
-    def png(self) -> bytes:
-        """The same in pixels. Raises UsageError without matplotlib."""
-        try:
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
-            from matplotlib.patches import Rectangle
-        except ImportError:
-            raise UsageError(
-                "a chart in PNG needs matplotlib: pip install 'oallama[plots]', or name an .svg file"
-            ) from None
-        dots_per_inch = 100
-        figure = Figure(figsize=(WIDTH / dots_per_inch, self.height / dots_per_inch), dpi=dots_per_inch)
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_xlim(0, WIDTH)
-        axes.set_ylim(self.height, 0)
-        axes.set_axis_off()
-        for shape in self._shapes():
-            if isinstance(shape, _Bar):
-                bar = Rectangle((shape.x, shape.y), shape.width, shape.height, color=shape.colour, linewidth=0)
-                axes.add_patch(bar)
-            else:
-                axes.text(
-                    shape.x, shape.y, shape.text.replace("$", r"\$"), fontsize=shape.size * 72 / dots_per_inch,
-                    color=shape.colour, ha="right" if shape.ends_at_x else "left", va="baseline",
-                )  # fmt: skip
-        file = io.BytesIO()
-        FigureCanvasAgg(figure).print_png(file)
-        return file.getvalue()
-
-    def _shapes(self) -> Iterator[_Bar | _Text]:
-        yield _Text(MARGIN, 32, self.title, 18)
-        yield _Text(MARGIN, 52, self.subtitle, 12, GREY)
+    def shapes(self) -> Iterator[Bar | Text]:
+        yield Text(MARGIN, 32, self.title, 18)
+        yield Text(MARGIN, 52, self.subtitle, 12, GREY)
         for index, (colour, meaning) in enumerate(self.legend):
             x = WIDTH - MARGIN - 230 + 130 * index
-            yield from (_Bar(x, 22, 12, 12, colour), _Text(x + 18, 33, meaning))
+            yield from (Bar(x, 22, 12, 12, colour), Text(x + 18, 33, meaning))
         y = TOP
         for group in self.groups:
             if group.label:
-                yield _Text(MARGIN, y - 14, group.label, colour=GREY)
+                yield Text(MARGIN, y - 14, group.label, colour=GREY)
             for number, title in enumerate(PANELS):
-                yield _Text(MARGIN + NAMES + number * PANEL, y - 14, title, colour=GREY)
+                yield Text(MARGIN + NAMES + number * PANEL, y - 14, title, colour=GREY)
             longest = [_longest(group.lines, number) for number in range(len(PANELS))]
             for line in group.lines:
-                yield _Text(MARGIN + NAMES - 12, y + 13, line.name, ends_at_x=True)
+                yield Text(MARGIN + NAMES - 12, y + 13, line.name, ends_at_x=True)
                 if line.remark:
-                    yield _Text(MARGIN + NAMES - 12, y + 28, line.remark, 11, GREY, ends_at_x=True)
+                    yield Text(MARGIN + NAMES - 12, y + 28, line.remark, 11, GREY, ends_at_x=True)
                 for number, bars in enumerate(line.bars):
                     yield from _bars(bars, MARGIN + NAMES + number * PANEL, y, longest[number])
                 y += line.height
             y += GAP
 
 
-@dataclass(frozen=True, slots=True)
-class _Bar:
-    """A filled rectangle, pixels from the top left."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    colour: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """Text that begins, or ends, at x; y is its baseline."""
-
-    x: float
-    y: float
-    text: str
-    size: float = FONT
-    colour: str = INK
-    ends_at_x: bool = False
-
-
 def _longest(lines: Sequence[Line], number: int) -> float:
     return max((bar.seconds or 0.0 for line in lines for bar in line.bars[number]), default=0.0)
 
 
-def _bars(bars: Sequence[TimeBar], left: float, top: float, longest: float) -> Iterator[_Bar | _Text]:
+def _bars(bars: Sequence[TimeBar], left: float, top: float, longest: float) -> Iterator[Bar | Text]:
     for index, bar in enumerate(bars):
         if not bar.seconds:
             continue
         y = top + index * BAR_STEP
         width = max(1.0, (PANEL - FIGURE) * bar.seconds / longest)
-        yield _Bar(left, y, width, BAR, bar.colour)
-        yield _Text(left + width + 6, y + BAR - 3, bar.text, 12)
+        yield Bar(left, y, width, BAR, bar.colour)
+        yield Text(left + width + 6, y + BAR - 3, bar.text, 12)

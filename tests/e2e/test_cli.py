@@ -160,6 +160,24 @@ def test_what_if_predicts_cards_that_are_not_here(profile, tmp_path):
 
 
 @needs_model
+def test_simulate_shows_a_plan_on_machines_that_are_not_here(tmp_path):
+    plan, chart = tmp_path / "plan.json", tmp_path / "streams.svg"
+    on = ("--machine", "scheinfer-c", "-p", 64, "-n", 16)
+    made = document("simulate", MODEL, *on, "--policy", "hetegen", "--vram", "8MiB", "--json", "-", "--chart", chart)
+    assert made["simulated"] is True and made["policy"] == "hetegen" and made["machine"]["name"]
+    assert chart.read_text(encoding="utf-8").endswith("</svg>\n")
+    assert {span["stream"] for span in made["token"]["spans"]} <= {"cpu", "gpu", "in", "out"}
+    oallama("plan", MODEL, *HALF, "-o", plan)
+    again = document("simulate", MODEL, plan, *on, "--json", "-")
+    assert 0 < again["tpot_s"] < again["ttft_s"] and again["workload"]["n_prompt"] == 64
+    assert "nothing was run" in oallama("simulate", MODEL, plan, *on).stdout
+    changed = json.loads(plan.read_text(encoding="utf-8"))
+    changed["model"]["fingerprint"] = "0" * 64
+    plan.write_text(json.dumps(changed), encoding="utf-8")
+    assert "made for" in oallama("simulate", MODEL, plan, *on, code=2).stderr
+
+
+@needs_model
 def test_affinity_report_in_every_format(profile, tmp_path):
     report = document("affinity-report", MODEL, *HALF, "--format", "json")
     assert {"model", "device", "phase", "iterations", "converged", "operators", "memory"} <= report.keys()

@@ -36,6 +36,7 @@ CONTRACT = {
     "run": "-p -n --plan --policy --seed --temp --json -m -c -b -ub -t -ctk -ctv -fa --device --vram --gpu-weights",
     "tune": "-p -n -c -m --device --vram --profile --json",
     "what-if": "--gpu --policy --json --chart -p -n -c -m --vram-fill --threads --profile",
+    "simulate": "-m --model --machine --policy --device --profile -p -n --json --chart",
     "bench": "--arms -p -n -d -r -o --device --vram --vram-fill --gpu-weights --threads --json -m -c -b -ub -fa",
     "export": "--to -o",
     "doctor": "--json",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from placement_cases import model, operators, rates
+from placement_cases import costs, model, operators, rates
 
 from oallama.core.errors import ProfileError
 from oallama.core.types import LinearFit, Operator, Profile, ProfileCase, RestCase, RestShape, Workload
@@ -15,6 +15,7 @@ from oallama.cost.graph import build_graph, computes_outputs_only, crossings, no
 from oallama.cost.kernels import Kernels, interpolate
 from oallama.cost.operators import operator_cost, operator_costs
 from oallama.cost.passes import Pass, passes
+from oallama.cost.placement import placement_seconds
 from oallama.cost.rest import index_rest, interpolate_depth, rest_of
 from oallama.cost.transfer import transfer_rates, weight_stream
 
@@ -205,3 +206,11 @@ def test_a_window_prices_a_move_exactly_as_the_whole_graph_does(sides: list[bool
     whole = [price.seconds(crossings(graph, s, first), 3, 1) for s in (sides, other)]
     local = [price.seconds(crossings(graph, s, first, window), 3, 1) for s in (sides, other)]
     assert local[1] - local[0] == pytest.approx(whole[1] - whole[0])
+
+
+@pytest.mark.parametrize(("first", "seconds"), [(0, 0.75), (1, 1.5), (2, 2.25), (3, 3.0), (4, 3.0)])
+def test_norms_and_attention_are_where_their_layer_is(first: int, seconds: float) -> None:
+    """Of three layers, 1 s each on the host and 0.25 s on the device; 3: only the output, 4: nothing is there."""
+    ops = operators(3)
+    problem = replace(costs(ops, 3, [(0.0, 0.0)] * len(ops), rates(0.0)), rest_cpu_s=1.0, rest_device_s=0.25)
+    assert placement_seconds(problem, (False,) * len(ops), first) == pytest.approx(seconds)

@@ -194,6 +194,13 @@ def test_the_link_works_on_during_attention_when_it_may_run_ahead() -> None:
     assert cycle_seconds([block], Prefetch("ahead", 1)) == pytest.approx(3.1)  # the slot is in use for a while
 
 
+def test_a_slot_is_free_once_its_block_has_run() -> None:
+    """With one, the second block's copy follows the first block; with two, the first copy."""
+    blocks = [BlockTimes(0.0, 0.0, 0.0, (Step(copy_s, gpu_s),), 0.0) for copy_s, gpu_s in ((2.0, 3.0), (4.0, 1.0))]
+    assert timeline(blocks, Prefetch("ahead", 1)).end_s == pytest.approx(2 + 3 + 4 + 1)
+    assert timeline(blocks, Prefetch("ahead", 2)).end_s == pytest.approx(2 + 4 + 1)
+
+
 def test_routed_weights_are_not_copied_before_the_router_has_run() -> None:
     block = BlockTimes(2.0, 0.0, 1.0, (Step(3.0, 0.1),), 0.0, routed=True)
     assert cycle_seconds([block], Prefetch("ahead", 2)) == pytest.approx(5.1)

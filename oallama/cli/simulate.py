@@ -1,0 +1,117 @@
+"""`oallama simulate`: what CPU, GPU and copies do while a plan runs, on a machine that need not be here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from oallama.cli.options import PLACEMENT, chart_option, context_option, count, gathered, model_argument, profile_option
+from oallama.cli.output import json_text, show, talk, write_chart, write_file
+from oallama.cli.policy import PolicyOptions, policy_option, prefetch_option
+from oallama.core.errors import UsageError
+from oallama.device.machines import MACHINES, machine_of
+
+if TYPE_CHECKING:
+    from oallama.core.options import Options
+    from oallama.core.types import PrefetchMode, Workload
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+
+
+@click.command("simulate", short_help="Show what CPU, GPU and copies do while a plan runs.")
+@model_argument
+@click.argument("plan_path", metavar="[PLAN.json]", required=False, type=click.Path())
+@click.option(
+    "--machine", metavar="NAME|FILE.json",
+    help=f"Simulate on this machine, of which nothing need be here: {', '.join(MACHINES)}, or a file that describes "
+    "one (docs/simulate.md).  [default: this machine, as it was measured]",
+)  # fmt: skip
+@policy_option
+@prefetch_option
+@click.option(
+    "-p", "--n-prompt", type=count(1), metavar="N_PROMPT", help="Tokens of the prompt.  [default: the plan's, else 512]"
+)
+@click.option(
+    "-n", "--n-gen", type=count(0), metavar="N_GEN", help="Tokens to generate.  [default: the plan's, else 128]"
+)
+@gathered(*PLACEMENT, context_option)
+@profile_option
+@click.option("--json", "json_path", type=click.Path(), metavar="FILE", help="Write every span as JSON; -: to stdout.")
+@chart_option
+def command(
+    model: str,
+    plan_path: str | None,
+    machine: str | None,
+    policy: str | None,
+    prefetch: PrefetchMode | None,
+    n_prompt: int | None,
+    n_gen: int | None,
+    options: Options,
+    profile: str | None,
+    json_path: str | None,
+    chart: str | None,
+) -> None:
+    """What do CPU, GPU and the copies between them do while a plan runs? Shows how long a prompt and a token are
+    predicted to take, how busy the four streams are meanwhile, and what the time is made of: for a plan that
+    `oallama plan` wrote, or for one that a policy makes here.
+
+    It is the timeline that plans are made by, from this machine's measured times or from the described rates of another
+    one. Nothing is run.
+
+    \b
+      oallama simulate model.gguf --machine pc-12gb --chart streams.svg
+      oallama simulate model.gguf plan.json --json spans.json
+    """
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+    from oallama.report.simulate import Setting, memory_note, simulate_chart, simulate_document, simulate_tables
+
+    if plan_path is not None and (policy is not None or prefetch is not None):
+        raise UsageError("a plan says what goes where already; leave out --policy and --prefetch, or the plan")
+    found = None if machine is None else machine_of(machine)
+    if found is not None:
+        if options.device is not None or profile is not None:
+            raise UsageError("--machine brings its own device and times; leave out --device and --profile")
+        options = replace(options, device="none")
+    placer = Placer.of_file(model, options, profile)
+    if plan_path is not None:
+        plan = Plan.load(plan_path)
+        plan.check(placer.model, placer.operators)
+        load = _workload(placer, plan, n_prompt, n_gen, options.n_ctx)
+    else:
+        load = placer.workload(n_prompt or 512, 128 if n_gen is None else n_gen)
+        chosen = PolicyOptions(policy, None, prefetch=prefetch)
+        plan = chosen.plan(placer, load) if found is None else placer.plan_for(found, load, policy, prefetch)
+        load = plan.workload
+    simulation = placer.simulate(plan, load, found)
+    notes = plan.record.notes
+    device = placer.profile().device if found is None else found.card.name
+    used = plan.memory.limit - plan.memory.spare
+    if found is not None and used > found.card.memory_bytes:
+        notes = (*notes, memory_note(used, found.card.memory_bytes, device))
+    setting = Setting(
+        placer.model,
+        plan.policy,
+        device,
+        f"this machine with {device}" if found is None else found.description,
+        () if found is None else found.sources,
+        notes,
+    )
+    if chart is not None:
+        write_chart(chart, simulate_chart(setting, simulation))
+    if json_path is not None:
+        write_file(json_path, json_text(simulate_document(setting, simulation)))
+        if json_path != "-":
+            talk(f"wrote {json_path}")
+    if json_path != "-":
+        show(simulate_tables(setting, simulation))
+
+
+def _workload(placer: Placer, plan: Plan, n_prompt: int | None, n_gen: int | None, n_ctx: int | None) -> Workload:
+    """The plan's, with what was asked for in its place."""
+    asked = (n_prompt or plan.workload.n_prompt, plan.workload.n_gen if n_gen is None else n_gen)
+    if n_ctx is None and sum(asked) <= plan.workload.n_ctx:
+        n_ctx = plan.workload.n_ctx
+    return placer.workload(*asked, n_ctx, plan.workload.n_ubatch)

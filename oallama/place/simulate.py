@@ -1,0 +1,295 @@
+"""What the four streams of a machine (CPU, GPU, copies in and out) do while a placement runs, as the cost model has it.
+
+Whole operators follow one another in graph order (cost/tasks.py). Sliced blocks run as cost/timeline.py says; what lies
+between them, which it knows as so many seconds before each block, is drawn as whole operators in graph order again, as
+much of it before one block as before another, the device's part first. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from oallama.core.errors import PlanError
+from oallama.core.types import Operator, Predicted, Workload
+from oallama.cost.offload import HostCache, host_cache
+from oallama.cost.passes import Pass, passes
+from oallama.cost.slices import BlockCost, Cut
+from oallama.cost.tasks import Engine, Task, whole_tasks
+from oallama.cost.timeline import BlockTimes, Prefetch, Span, Timeline, cycle_timeline, timeline
+from oallama.place.placed import Placed
+from oallama.place.problem import Problem, costs_of, costs_over
+from oallama.place.slicer import MODEL_ROUNDS, SlicePlan, Slicer, held
+
+ENGINES: tuple[Engine, ...] = ("cpu", "gpu", "in", "out")
+
+KINDS = ("operator", "slice", "rest", "stream", "weights", "cache", "activations", "launch", "ask", "join")
+"""operator: whole; slice: a block's CC, or its GG and CG; rest: what a layer computes beside operators; stream: CG and
+CG' are copied; weights, cache: llama.cpp's own copies for a large batch; launch: of graphs on the device; ask: the
+thread sends inputs and asks for copies; join: it adds partial sums."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one stream does for a while."""
+
+    stream: Engine
+    kind: str
+    name: str
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A phase from 0 s on. Works are sorted by stream and start; no two of one stream overlap."""
+
+    works: tuple[Work, ...]
+    seconds: float
+
+    def busy_s(self, stream: Engine) -> float:
+        return sum(work.seconds for work in self.works if work.stream == stream)
+
+    def parts(self) -> dict[tuple[Engine, str], tuple[float, int]]:
+        """(seconds, works) by stream and kind, the longest first."""
+        found: dict[tuple[Engine, str], tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+        for work in self.works:
+            seconds, n = found[work.stream, work.kind]
+            found[work.stream, work.kind] = (seconds + work.seconds, n + 1)
+        return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A prompt, and one token at the mean depth of the generation."""
+
+    load: Workload
+    prompt: Course
+    token: Course
+
+    @property
+    def predicted(self) -> Predicted:
+        ttft_s, tpot_s = self.prompt.seconds, self.token.seconds
+        return Predicted(ttft_s, tpot_s, ttft_s + self.load.n_gen * tpot_s)
+
+
+def simulate(problem: Problem, load: Workload, placed: Placed, llama_uses_device: bool | None = None) -> Simulation:
+    """A placement for a workload. llama_uses_device: as predicted_of.
+
+    Raises PlanError for slices that are no blocks of ours, ProfileError where the profile has no link.
+    """
+    if placed.slices is not None:
+        return _sliced(problem, load, placed)
+    if llama_uses_device is None:
+        llama_uses_device = placed.first_device_layer <= problem.graph.n_layer
+    layouts = _layouts(problem, load, placed, llama_uses_device)
+    cache = host_cache(problem.profile)
+
+    def course(phase: str) -> Course:
+        tasks: list[Task] = []
+        for p in passes(load, phase):
+            costs = costs_over(problem, (p,), llama_uses_device, layouts)
+            tasks += whole_tasks(costs, problem.operators, placed.on_device, placed.first_device_layer, cache)
+        ends = list(accumulate(task.seconds for task in tasks))
+        starts = [0.0, *ends]
+        works = (_work(task, start, end) for task, start, end in zip(tasks, starts, ends, strict=False))
+        return Course(_in_order(works), ends[-1] if ends else 0.0)
+
+    return Simulation(load, course("prefill"), course("decode"))
+
+
+def _layouts(problem: Problem, load: Workload, placed: Placed, llama_uses_device: bool) -> tuple[str, ...]:
+    """In which the host holds each operator: as the placement says, where this machine has it so."""
+    empty = not placed.uses_device(problem.graph.n_layer)
+    fastest = costs_of(problem, load, "mixed", llama_uses_device or not empty).layouts
+    if empty or not placed.layouts:
+        return fastest
+    return tuple(
+        named if named is not None and named in problem.kernels.on_host(operator) else own
+        for named, own, operator in zip(placed.layouts, fastest, problem.operators, strict=True)
+    )
+
+
+def _work(task: Task, start_s: float, end_s: float) -> Work:
+    return Work(task.stream, "activations" if task.kind == "crossing" else task.kind, task.name, start_s, end_s)
+
+
+def _in_order(works: Iterator[Work]) -> tuple[Work, ...]:
+    return tuple(sorted((w for w in works if w.end_s > w.start_s), key=lambda w: (ENGINES.index(w.stream), w.start_s)))
+
+
+#
+# slices
+#
+
+
+def _sliced(problem: Problem, load: Workload, placed: Placed) -> Simulation:
+    assert placed.slices is not None
+    settings = placed.slices.settings
+    prefetch = Prefetch() if settings is None else Prefetch(settings.prefetch, settings.n_slots)
+    slicer = Slicer(problem, load, prefetch)
+    plan = slice_plan(slicer, placed, problem.operators)
+    names = [_block_name([problem.operators[i] for i in of.block.operators]) for of, _ in plan.layers]
+    gaps = _Gaps(problem, slicer, placed, plan, host_cache(problem.profile))
+
+    def course(over: Sequence[Pass], ran: Timeline, times: Sequence[BlockTimes]) -> Course:
+        drawn = (work for span in ran.spans for work in _works(span, over, times, names, gaps))
+        return Course(_in_order(_apart(drawn)), ran.end_s)
+
+    prompt = passes(load, "prefill")
+    of_prompt = [times for p in prompt for times in slicer.pass_times(plan, p)]
+    token = Pass(1, load.n_prompt, 1)
+    of_token = slicer.pass_times(plan, token)
+    return Simulation(
+        load,
+        course(prompt, timeline(of_prompt, prefetch), of_prompt),
+        course((token,), cycle_timeline(of_token, prefetch, MODEL_ROUNDS), of_token),
+    )
+
+
+def slice_plan(slicer: Slicer, placed: Placed, operators: Sequence[Operator]) -> SlicePlan:
+    """The slices of a placement as the solver's record, without prices. Raises PlanError where the mul-mats of one
+    block are cut at different elements, or one that cannot be cut here is."""
+    slices = placed.slices
+    assert slices is not None
+    blocks = slicer.blocks(placed)
+    layers: list[tuple[BlockCost, Cut]] = []
+    left = {i for i, (gg, cg) in enumerate(zip(slices.gg, slices.cg, strict=True)) if gg or cg}
+    for by_layout, fastest in zip(blocks, slicer.fastest(blocks), strict=True):
+        members, extent = fastest.block.operators, fastest.block.extent
+        found = {(slices.gg[i], slices.cg[i]) for i in members}
+        if len(found) > 1:
+            raise PlanError(f"the plan cuts {operators[members[0]].name} and the rest of its FFN at different elements")
+        gg, cg = found.pop()
+        of = by_layout.get(slices.layouts[members[0]] or "", fastest)
+        layers.append((held(of) if slices.token_assignment and of.takes_n_g else of, Cut(extent - cg - gg, cg, gg)))
+        left.difference_update(members)
+    if left:
+        raise PlanError(f"the plan splits {operators[min(left)].name}, which the device of this profile cannot compute")
+    twice = slices.settings is not None and slices.settings.kept_twice
+    table = slices.token_assignment
+    return SlicePlan(tuple(layers), table, twice, slices.weights_bytes, slices.staging_bytes, 0.0, 0.0)
+
+
+def _block_name(members: Sequence[Operator]) -> str:
+    return members[0].name if len(members) == 1 else f"layer {members[0].layer}: FFN"
+
+
+class _Gaps:
+    """What lies between blocks, by the tokens of a pass: (tasks of the others, tasks of the host), and how many blocks
+    share them."""
+
+    def __init__(
+        self, problem: Problem, slicer: Slicer, placed: Placed, plan: SlicePlan, cache: HostCache | None
+    ) -> None:
+        self._problem, self._slicer, self._placed, self._cache = problem, slicer, placed, cache
+        self._inside = frozenset(i for of, _ in plan.layers for i in of.block.operators)
+        self._known: dict[int, tuple[list[Task], list[Task]]] = {}
+        self.n_blocks = len(plan.layers)
+
+    def _tasks(self, n_tokens: int) -> tuple[list[Task], list[Task]]:
+        if n_tokens not in self._known:
+            placed, graph = self._placed, self._problem.graph
+            costs = self._slicer.costs_at(n_tokens, placed.first_device_layer <= graph.n_layer)
+            at = (placed.on_device, placed.first_device_layer)
+            made = whole_tasks(costs, self._problem.operators, *at, self._cache, self._inside)
+            self._known[n_tokens] = ([t for t in made if not t.of_host], [t for t in made if t.of_host])
+        return self._known[n_tokens]
+
+    def works(self, n_tokens: int, of_host: bool, number: int, start_s: float, end_s: float) -> Iterator[Work]:
+        """The part before block `number`, laid out from start_s to end_s."""
+        tasks = self._tasks(n_tokens)[of_host]
+        ends = list(accumulate(task.seconds for task in tasks))
+        if not ends:
+            return
+        share = ends[-1] / self.n_blocks
+        low, high = number * share, (number + 1) * share
+        scale = (end_s - start_s) / share
+        for task, end in zip(tasks, ends, strict=True):
+            first, last = max(low, end - task.seconds), min(high, end)
+            if last > first:
+                yield _work(task, start_s + (first - low) * scale, start_s + (last - low) * scale)
+
+
+def _works(
+    span: Span, over: Sequence[Pass], times: Sequence[BlockTimes], names: Sequence[str], gaps: _Gaps
+) -> Iterator[Work]:
+    """A span of the timeline on the streams it takes; activations lie over the send, join or gpu span that holds
+    them."""
+    number = span.block % len(times)
+    n_tokens, block = over[number // len(names)].n_tokens, times[number]
+    number %= len(names)
+    name, start, end = names[number], span.start_s, span.end_s
+    match span.stream:
+        case "gap" | "gap cpu":
+            yield from gaps.works(n_tokens, span.stream == "gap cpu", number, start, end)
+        case "cpu":
+            alone = not block.steps and not block.waited and not block.join_s
+            yield Work("cpu", "operator" if alone else "slice", name, start, end)
+        case "gpu":
+            yield Work("gpu", "slice", name, start, end)
+        case "copy":
+            yield Work("in", "stream", name, start, end)
+        case "in" | "out":
+            yield Work(span.stream, "activations", name, start, end)
+        case "ask":
+            yield Work("cpu", "ask", name, start, end)
+        case "join":
+            back = min(end, start + block.out_s)
+            yield Work("out", "activations", name, start, back)
+            yield Work("cpu", "join", name, back, end)
+        case "send":
+            yield from _sent(block, name, start, end)
+
+
+def _sent(block: BlockTimes, name: str, start_s: float, end_s: float) -> Iterator[Work]:
+    """A send: the thread's own work, the inputs' copy, and what it waits for."""
+    parts: list[tuple[Engine, str, float]] = [("in", "activations", block.in_s)]
+    for step in block.waited:
+        parts += [
+            ("in", "stream", step.copy_s),
+            ("cpu", "launch", step.launch_s),
+            ("gpu", "slice", step.gpu_s),
+        ]
+    at = max(start_s, end_s - sum(seconds for *_, seconds in parts))
+    yield Work("cpu", "ask", name, start_s, at)
+    for stream, kind, seconds in parts:
+        until = min(end_s, at + seconds)
+        yield Work(stream, kind, name, at, until)
+        at = until
+
+
+def _apart(drawn: Iterator[Work]) -> Iterator[Work]:
+    """A stream does one thing at a time, but the timeline lets other copies pass those of streamed weights, and counts
+    results with the slice on the device that makes them: weights and slices are drawn around these."""
+    works = sorted(drawn, key=lambda w: w.start_s)
+    passing = [w for w in works if w.stream == "in" and w.kind != "stream"]
+    returned = [w for w in works if w.stream == "out"]
+    for work in works:
+        if work.stream == "in" and work.kind == "stream":
+            yield from _around(work, passing)
+        elif work.stream == "gpu":
+            yield from _around(work, returned)
+        else:
+            yield work
+
+
+def _around(work: Work, others: Sequence[Work]) -> Iterator[Work]:
+    """What of it is left beside others, which are sorted and apart."""
+    start_s = work.start_s
+    for other in others:
+        if other.end_s <= start_s:
+            continue
+        if other.start_s >= work.end_s:
+            break
+        if other.start_s > start_s:
+            yield Work(work.stream, work.kind, work.name, start_s, other.start_s)
+        start_s = max(start_s, other.end_s)
+    if start_s < work.end_s:
+        yield Work(work.stream, work.kind, work.name, start_s, work.end_s)

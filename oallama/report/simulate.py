@@ -1,0 +1,231 @@
+"""The report of `oallama simulate`: JSON document, tables and picture of the four streams. Everything in it is
+predicted."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oallama.core.types import ModelInfo
+from oallama.core.units import format_bytes, format_seconds
+from oallama.place.simulate import ENGINES, KINDS, Course, Simulation, Work
+from oallama.report.chart import FONT, GREY, MARGIN, WIDTH, Bar, Picture, Text
+from oallama.report.table import Table, table
+from oallama.report.text import model_title
+
+STREAMS = {"cpu": "CPU", "gpu": "GPU", "in": "copy in", "out": "copy out"}
+MEANINGS = {
+    "operator": "operators, whole",
+    "slice": "slices",
+    "rest": "attention and rest",
+    "stream": "streamed slices",
+    "weights": "weights of a batch",
+    "cache": "KV cache of a batch",
+    "activations": "activations",
+    "launch": "launches",
+    "ask": "sends",
+    "join": "joins",
+}
+COLOURS = {
+    "operator": "#0b5cad",
+    "slice": "#2a9d8f",
+    "rest": "#9aa7b4",
+    "stream": "#e07a1f",
+    "weights": "#b3541e",
+    "cache": "#7b5ea7",
+    "activations": "#d4a017",
+    "launch": "#b23a48",
+    "ask": "#5b6875",
+    "join": "#3f7d20",
+}
+TEXT_WIDTH = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What was simulated. machine: its name, or the profile's devices; sources: (figure, where it is from), none of a
+    measured profile."""
+
+    model: ModelInfo
+    policy: str
+    device: str
+    machine: str
+    sources: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def simulate_document(setting: Setting, simulation: Simulation) -> dict[str, Any]:
+    """Seconds, each phase from 0."""
+    model, load, predicted = setting.model, simulation.load, simulation.predicted
+    return {
+        "simulated": True,
+        "model": {"path": model.path, "arch": model.arch, "n_layer": model.n_layer, "file_bytes": model.file_bytes},
+        "machine": {"name": setting.machine, "device": setting.device, "sources": dict(setting.sources)},
+        "policy": setting.policy,
+        "workload": {"n_prompt": load.n_prompt, "n_gen": load.n_gen, "n_ctx": load.n_ctx, "n_ubatch": load.n_ubatch},
+        "ttft_s": predicted.ttft_s,
+        "tpot_s": predicted.tpot_s,
+        "total_s": predicted.total_s,
+        "prompt": _phase(simulation.prompt),
+        "token": _phase(simulation.token),
+        "notes": list(setting.notes),
+    }
+
+
+def _phase(course: Course) -> dict[str, Any]:
+    return {
+        "seconds": course.seconds,
+        "busy": {stream: _share(course.busy_s(stream), course) for stream in ENGINES},
+        "parts": [
+            {"stream": stream, "kind": kind, "seconds": seconds, "spans": n}
+            for (stream, kind), (seconds, n) in course.parts().items()
+        ],
+        "spans": [
+            {"stream": w.stream, "kind": w.kind, "name": w.name, "start_s": w.start_s, "end_s": w.end_s}
+            for w in course.works
+        ],
+    }
+
+
+def _share(seconds: float, course: Course) -> float:
+    return min(1.0, seconds / course.seconds) if course.seconds else 0.0
+
+
+def simulate_tables(setting: Setting, simulation: Simulation) -> list[Table]:
+    """How busy each stream is, and what a prompt and a token are made of."""
+    load, predicted = simulation.load, simulation.predicted
+    prompt, token = simulation.prompt, simulation.token
+    title = (
+        f"{model_title(setting.model)}, {load.n_prompt} + {load.n_gen} tokens, policy {setting.policy}\n"
+        f"on {setting.machine}: simulated, nothing was run\n"
+        f"TTFT {format_seconds(predicted.ttft_s)}, TPOT {format_seconds(predicted.tpot_s)}, "
+        f"together {format_seconds(predicted.total_s)}"
+    )
+    busy = [
+        (STREAMS[s], f"{_share(prompt.busy_s(s), prompt):.0%}", f"{_share(token.busy_s(s), token):.0%}")
+        for s in ENGINES
+    ]
+    of_prompt, of_token = prompt.parts(), token.parts()
+    made = [
+        (
+            STREAMS[key[0]],
+            MEANINGS[key[1]],
+            *(format_seconds(of[key][0]) if key in of else "" for of in (of_prompt, of_token)),
+        )
+        for key in sorted({*of_prompt, *of_token}, key=lambda key: (ENGINES.index(key[0]), KINDS.index(key[1])))
+    ]
+    footer = [line for note in setting.notes for line in textwrap.wrap(f"Note: {note}.", TEXT_WIDTH)]
+    for figure, source in setting.sources:
+        footer += textwrap.wrap(f"{figure}: {source}.", TEXT_WIDTH, subsequent_indent="  ")
+    return [
+        table(title, "busy |>prompt |>token", busy),
+        table("Made of, of which streams do some at the same time:", "stream |what |>prompt |>token", made, footer),
+    ]
+
+
+def memory_note(needed: int, capacity: int, device: str) -> str:
+    """That a plan takes more than the device has."""
+    return f"the plan takes {format_bytes(needed)} of device memory, and {device} has {format_bytes(capacity)}"
+
+
+#
+# the picture
+#
+
+LANE, LANE_GAP, NAME = 26, 8, 80  # pixels: of a stream's row, between rows, left of them
+TOP, TITLE, AXIS = 92, 26, 40  # above the first phase, of a phase's title, below its streams
+LEGEND_STEP = 20
+LEGEND_WIDTH = 170
+NEAR = 0.3  # pixels between works of one kind that are drawn as one
+
+
+@dataclass(frozen=True, slots=True)
+class StreamsChart(Picture):
+    """A row for each stream, of a prompt and of a token, each in its own scale."""
+
+    title: str
+    subtitle: str
+    phases: tuple[tuple[str, Course], ...]
+    label: str
+
+    @property
+    def height(self) -> int:
+        per_row = (WIDTH - 2 * MARGIN) // LEGEND_WIDTH
+        n_rows = -(-len(self._kinds()) // per_row)
+        return TOP + len(self.phases) * _phase_height() + n_rows * LEGEND_STEP + MARGIN
+
+    def _kinds(self) -> list[str]:
+        used = {work.kind for _, course in self.phases for work in course.works}
+        return [kind for kind in KINDS if kind in used]
+
+    def shapes(self) -> Iterator[Bar | Text]:
+        yield Text(MARGIN, 32, self.title, 18)
+        yield Text(MARGIN, 52, self.subtitle, 12, GREY)
+        y = float(TOP)
+        for name, course in self.phases:
+            yield from _phase_shapes(name, course, y)
+            y += _phase_height()
+        per_row = (WIDTH - 2 * MARGIN) // LEGEND_WIDTH
+        for number, kind in enumerate(self._kinds()):
+            row, column = divmod(number, per_row)
+            x, at = MARGIN + column * LEGEND_WIDTH, y + row * LEGEND_STEP
+            yield from (Bar(x, at - 10, 12, 12, COLOURS[kind]), Text(x + 18, at, MEANINGS[kind]))
+
+
+def _phase_height() -> int:
+    return TITLE + len(ENGINES) * (LANE + LANE_GAP) + AXIS
+
+
+def _phase_shapes(name: str, course: Course, top: float) -> Iterator[Bar | Text]:
+    left, width = MARGIN + NAME, WIDTH - 2 * MARGIN - NAME
+    yield Text(MARGIN, top, f"{name}: {format_seconds(course.seconds)}")
+    y = top + TITLE - FONT
+    for stream in ENGINES:
+        yield Text(left - 12, y + LANE - 8, STREAMS[stream], ends_at_x=True)
+        yield Bar(left, y, width, LANE, "#eef1f4")
+        scale = width / course.seconds if course.seconds else 0.0
+        for kind, start, end in _merged([w for w in course.works if w.stream == stream], scale):
+            yield Bar(left + start, y, max(0.3, end - start), LANE, COLOURS[kind])
+        y += LANE + LANE_GAP
+    for quarter in range(5):
+        yield Text(
+            left + width * quarter / 4, y + 8, format_seconds(course.seconds * quarter / 4), 11, GREY, quarter > 0
+        )
+
+
+def _merged(works: Sequence[Work], scale: float) -> Iterator[tuple[str, float, float]]:
+    """(kind, from, to) in pixels; neighbours of one kind, and what is too small to be seen, as one."""
+    now: tuple[str, float, float] | None = None
+    for work in works:
+        start, end = work.start_s * scale, work.end_s * scale
+        if now is not None and start - now[2] < NEAR and (work.kind == now[0] or end - start < NEAR):
+            now = (now[0], now[1], end)
+            continue
+        if now is not None:
+            yield now
+        now = (work.kind, start, end)
+    if now is not None:
+        yield now
+
+
+def simulate_chart(setting: Setting, simulation: Simulation) -> StreamsChart:
+    """Both phases."""
+    load, predicted = simulation.load, simulation.predicted
+    title = model_title(setting.model)
+    phases = (
+        (f"a prompt of {load.n_prompt} tokens", simulation.prompt),
+        ("one token more", simulation.token),
+    )
+    busy = "; ".join(
+        f"{name}: " + ", ".join(f"{STREAMS[s]} {_share(course.busy_s(s), course):.0%}" for s in ENGINES)
+        for name, course in phases
+    )
+    return StreamsChart(
+        title=f"{title}: policy {setting.policy}",
+        subtitle=f"on {setting.machine}; simulated, nothing was run",
+        phases=phases,
+        label=f"What CPU, GPU and copies of {title} do on {setting.machine}, simulated. Time to the first token "
+        f"{format_seconds(predicted.ttft_s)}, for each one more {format_seconds(predicted.tpot_s)}. Busy: {busy}",
+    )

@@ -1,0 +1,340 @@
+"""`oallama simulate`: spans of the four streams against what is predicted, the machines, the report, the command."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from described_cases import model, operators
+from test_baselines import SLOW, with_experts
+from test_scheinfer_policy import STREAMS
+from test_split_policy import LOAD, PAIR
+from test_split_policy import problem as small_problem
+
+from oallama.cli.main import exit_code
+from oallama.core.errors import PlanError, UsageError
+from oallama.core.options import Options
+from oallama.core.types import LinearFit, PrefetchMode, Profile, Workload
+from oallama.core.units import MIB
+from oallama.cost.graph import build_graph
+from oallama.device.card import Card
+from oallama.device.cards import CARDS, USUAL_PC
+from oallama.device.machines import MACHINES, machine_of
+from oallama.place.attention import with_attention
+from oallama.place.decide import POLICIES, decide
+from oallama.place.problem import Decision, Problem
+from oallama.place.record import placed_by_plan, plan_record
+from oallama.place.simulate import ENGINES, KINDS, Course, Simulation, simulate
+from oallama.place.what_if import HostLoad, probe_of, stock_decision
+from oallama.placer import Placer
+from oallama.plan.plan import Plan
+from oallama.profile.described import described, host_profile
+from oallama.report.simulate import COLOURS, MEANINGS, Setting, simulate_chart, simulate_document, simulate_tables
+from oallama.report.table import plain
+
+TOKENS = (1, 8, 32, 128, 512)
+ROUNDING = 1e-9
+
+
+def described_problem(machine: str, share: float, n_expert: int = 0) -> Problem:
+    """Of a small model, on a card that has room for a share of it."""
+    of = model(n_expert=n_expert, n_expert_used=2 if n_expert else 0)
+    ops = tuple(operators(of, "Q4_0"))
+    weights = sum(op.bytes for op in ops)
+    on = machine_of(machine)
+    profile = with_attention(described(on.host, on.card, of, ops, TOKENS), "on")
+    probe = probe_of(HostLoad(weights, 4 * MIB, MIB), ops, of.n_layer, int(share * weights) + 6 * MIB)
+    return Problem(ops, build_graph(of, ops), profile, probe, None, 0.9, None, host_room=2**40)
+
+
+def simulated(problem: Problem, decision: Decision) -> Simulation:
+    """As from the decision's plan."""
+    of = model(problem.graph.n_layer)
+    record = plan_record(decision, of, problem.operators, "a card", "")
+    return simulate(problem, decision.workload, placed_by_plan(of.n_layer, problem.operators, record))
+
+
+def check(problem: Problem, decision: Decision) -> Simulation:
+    made = simulated(problem, decision)
+    assert made.predicted.ttft_s == pytest.approx(decision.predicted.ttft_s, rel=ROUNDING)
+    assert made.predicted.tpot_s == pytest.approx(decision.predicted.tpot_s, rel=ROUNDING)
+    for course in (made.prompt, made.token):
+        check_course(course, one_after_another=decision.placed.slices is None)
+    return made
+
+
+def check_course(course: Course, one_after_another: bool) -> None:
+    tolerance = ROUNDING * course.seconds
+    for stream in ENGINES:
+        works = [work for work in course.works if work.stream == stream]
+        assert all(a.end_s <= b.start_s + tolerance for a, b in pairwise(works)), stream
+        assert course.busy_s(stream) <= course.seconds + tolerance
+    assert all(0 <= w.start_s < w.end_s <= course.seconds + tolerance and w.kind in KINDS for w in course.works)
+    if one_after_another:
+        assert sum(work.seconds for work in course.works) == pytest.approx(course.seconds, rel=ROUNDING)
+    # never is nothing going on for longer than a launch takes
+    until = 0.0
+    for work in sorted(course.works, key=lambda w: w.start_s):
+        assert work.start_s <= until + 1e-4
+        until = max(until, work.end_s)
+    assert until == pytest.approx(course.seconds, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("share", "load"), [(0.4, Workload(700, 64, 1024)), (0.4, Workload(16, 8, 512)), (0.8, Workload(64, 8, 512))]
+)
+@pytest.mark.parametrize("policy", [p for p in POLICIES if p != "fiddler"])
+def test_spans_add_up_to_what_a_policy_predicts(policy: str, share: float, load: Workload) -> None:
+    problem = described_problem("pc-12gb", share)
+    check(problem, decide(problem, policy, load, "mixed"))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_spans_add_up_for_experts(policy: str) -> None:
+    problem = described_problem("scheinfer-c", 0.5, n_expert=8)
+    check(problem, decide(problem, policy, Workload(128, 32, 512), "mixed"))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 2.0])
+def test_spans_add_up_for_stock_fit(share: float) -> None:
+    problem = described_problem("pc-24gb", share)
+    decision = stock_decision(problem, Workload(512, 64, 1024))
+    if decision.placed.uses_device(problem.graph.n_layer):
+        check(problem, decision)
+
+
+@pytest.mark.parametrize("policy", ["split", "scheinfer", "hetegen"])
+def test_spans_add_up_on_a_device_that_slices_pay_on(policy: str) -> None:
+    problem = small_problem(PAIR, 700_000)
+    decision = decide(problem, policy, LOAD, "mixed")
+    assert decision.placed.slices is not None
+    made = check(problem, decision)
+    assert {("gpu", "slice"), ("cpu", "join")} <= made.token.parts().keys()
+
+
+@pytest.mark.parametrize("prefetch", ["ahead", "layer"])
+def test_spans_add_up_where_tokens_of_a_prompt_go_to_the_device(prefetch: PrefetchMode) -> None:
+    load = Workload(n_prompt=512, n_gen=1, n_ctx=1024, n_ubatch=512)
+    problem = small_problem(replace(STREAMS, cpu_rate=1e9, token_s_per_byte=1e-9), free=10**7, gpu_weights=0.2)
+    decision = decide(problem, "scheinfer", load, "mixed", prefetch=prefetch)
+    assert decision.placed.slices is not None and decision.placed.slices.token_assignment
+    made = check(problem, decision)
+    assert ("in", "stream") in made.prompt.parts()
+
+
+def test_a_device_that_does_nothing_by_itself_works_while_the_thread_waits() -> None:
+    problem = small_problem(PAIR, 700_000)
+    blocking = replace(problem, profile=replace(problem.profile, fingerprint={"device_asynchronous": False}))
+    decision = decide(blocking, "hetegen", LOAD, "mixed")
+    assert decision.placed.slices is not None and any(decision.placed.slices.cg)
+    token = check(blocking, decision).token
+    assert {("in", "stream"), ("gpu", "slice"), ("cpu", "slice")} <= token.parts().keys()
+    both = sorted((w.start_s, w.end_s) for w in token.works)
+    assert all(end <= start + ROUNDING for (_, end), (start, _) in pairwise(both)), "nothing at the same time"
+
+
+def test_spans_add_up_where_the_link_falls_behind() -> None:
+    world = replace(SLOW, link=LinearFit(1e-6, 2e-8, 1.0))
+    problem = small_problem(world, 700_000)
+    decision = decide(problem, "hetegen", LOAD, "mixed")
+    assert decision.placed.slices is not None
+    check(problem, decision)
+    check(with_experts(world, 10**6), decide(with_experts(world, 10**6), "fiddler", LOAD, "mixed"))
+
+
+def test_streamed_slices_are_copied_while_both_sides_compute() -> None:
+    problem = described_problem("scheinfer-a", 0.3)
+    made = check(problem, decide(problem, "flexgen", Workload(64, 32, 512), "mixed"))
+    copies = [w for w in made.token.works if w.kind == "stream"]
+    assert copies and all(w.stream == "in" for w in copies)
+    beside = [w for w in made.token.works if w.stream in ("cpu", "gpu")]
+    assert any(a.start_s < b.end_s and b.start_s < a.end_s for a in copies for b in beside)
+
+
+def test_whole_operators_run_in_graph_order_where_they_are() -> None:
+    problem = described_problem("pc-12gb", 0.5)
+    decision = decide(problem, "layers", Workload(64, 8, 256), "mixed")
+    made = check(problem, decision)
+    found = [w for w in sorted(made.token.works, key=lambda w: w.start_s) if w.kind == "operator"]
+    assert [w.name for w in found] == [o.name for o in problem.operators]
+    sides = dict(zip((o.name for o in problem.operators), decision.placed.on_device, strict=True))
+    assert {w.stream for w in found} == {"cpu", "gpu"}
+    assert all((w.stream == "gpu") == sides[w.name] for w in found)
+
+
+def test_a_host_layer_of_a_large_prompt_is_streamed_and_computed_on_the_card() -> None:
+    problem = described_problem("pc-24gb", 0.4)
+    decision = decide(problem, "layers", Workload(512, 8, 1024), "mixed")
+    made = check(problem, decision)
+    name = problem.operators[0].name
+    assert not decision.placed.on_device[0]
+    assert {(w.stream, w.kind) for w in made.prompt.works if w.name == name} == {("in", "weights"), ("gpu", "operator")}
+    assert {"cache", "weights"} <= {w.kind for w in made.prompt.works} and "weights" not in {
+        w.kind for w in made.token.works
+    }
+
+
+def test_a_plan_that_splits_what_the_device_cannot_compute_is_refused() -> None:
+    problem = small_problem(PAIR, 700_000)
+    decision = decide(problem, "split", LOAD, "mixed")
+    check(problem, decision)
+    assert decision.placed.slices is not None
+    on_cpu = tuple(case for case in problem.profile.cases if case.device == "CPU")
+    without = replace(problem, profile=replace(problem.profile, cases=on_cpu))
+    assert on_cpu
+    with pytest.raises(PlanError, match="cannot compute"):
+        simulated(without, decision)
+
+
+def placer(profile: Profile | None = None) -> Placer:
+    return Placer(model(), operators(model(), "Q4_0"), (), Options.given(device="none"), profile)
+
+
+def plan_on(machine: str) -> Plan:
+    problem = described_problem(machine, 0.5)
+    decision = decide(problem, "layers", Workload(64, 8, 256), "mixed")
+    return Plan(plan_record(decision, model(), problem.operators, "a card", ""))
+
+
+def test_a_plan_is_simulated_on_any_machine_without_a_load() -> None:
+    plan = plan_on("pc-12gb")
+    small, large = (placer().simulate(plan, machine=MACHINES[name]) for name in ("pc-12gb", "scheinfer-a"))
+    assert plan.predicted is not None
+    assert small.predicted.tpot_s == pytest.approx(plan.predicted.tpot_s, rel=1e-6)
+    assert large.predicted.tpot_s < small.predicted.tpot_s
+    longer = placer().simulate(plan, replace(plan.workload, n_prompt=128), MACHINES["pc-12gb"])
+    assert longer.predicted.ttft_s > small.predicted.ttft_s
+
+
+def test_a_plan_of_another_model_is_refused() -> None:
+    other = Plan(replace(plan_on("pc-12gb").record, model_fingerprint="e" * 64))
+    with pytest.raises(PlanError, match="made for"):
+        placer().simulate(other, machine=MACHINES["pc-12gb"])
+
+
+def test_a_plan_for_a_device_needs_one() -> None:
+    profile = host_profile(USUAL_PC, model(), operators(model(), "Q4_0"), TOKENS)
+    with pytest.raises(PlanError, match="name one with --device"):
+        placer(profile).simulate(plan_on("pc-12gb"))
+
+
+#
+# machines
+#
+
+
+def test_machines_are_plausible_and_every_figure_has_a_source() -> None:
+    assert {"scheinfer-a", "scheinfer-b", "scheinfer-c", "hetegen", "oato", "atsinfer-3060", "atsinfer-4090",
+            "pc-12gb", "pc-24gb"} == set(MACHINES)  # fmt: skip
+    for name, machine in MACHINES.items():
+        assert machine.name == name
+        assert 20e9 < machine.host.bytes_per_s < 200e9 < machine.card.bytes_per_s < 1e12
+        assert 0.3e12 < machine.host.flops_per_s < 4e12 < machine.card.flops_per_s
+        assert machine.card.pageable_bytes_per_s < machine.card.pinned_bytes_per_s <= 31.5e9
+        figures = " ".join(figure for figure, _ in machine.sources)
+        assert "CPU" in figures and "GPU" in figures and "link" in figures
+        assert all(len(source) > 20 for _, source in machine.sources)
+
+
+def test_an_unknown_machine_is_named_with_those_that_exist() -> None:
+    with pytest.raises(UsageError, match=r"'pdp-11'.*scheinfer-a.*pc-24gb"):
+        machine_of("pdp-11")
+
+
+def test_a_machine_may_come_from_a_file(tmp_path) -> None:
+    host = {"name": "two cores", "bytes_per_s": 2e10, "flops_per_s": 1e11, "source": "STREAM"}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"name": "mine", "host": host, "card": "rtx3060"}))
+    machine = machine_of(str(path))
+    assert machine.card is CARDS["rtx3060-12"] and machine.host.bytes_per_s == 2e10
+    card = {f: getattr(CARDS["h100"], f) for f in Card.__dataclass_fields__}
+    path.write_text(json.dumps({"name": "mine", "host": host, "card": card}))
+    assert machine_of(str(path)).card == CARDS["h100"]
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ("{", "not JSON"),
+        ("[]", "needs name, host and card"),
+        ('{"name": "m", "host": {"name": "h"}, "card": "rtx3060"}', "bytes_per_s is missing"),
+        ('{"name": "m", "host": {"name": "h", "bytes_per_s": 0, "flops_per_s": 1, "source": ""}, "card": "rtx3060"}',
+         r"host.bytes_per_s is 0"),
+        ('{"name": "m", "host": {"name": "h", "bytes_per_s": 1, "flops_per_s": 1, "source": ""}, "card": "pdp"}',
+         "there is no card"),
+    ],
+)  # fmt: skip
+def test_a_bad_machine_file_is_refused(tmp_path, document: str, said: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(document)
+    with pytest.raises(UsageError, match=said):
+        machine_of(str(path))
+    with pytest.raises(UsageError, match="cannot read"):
+        machine_of(str(tmp_path / "none.json"))
+
+
+#
+# report
+#
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[Setting, Simulation]:
+    problem = described_problem("scheinfer-a", 0.3)
+    simulation = simulated(problem, decide(problem, "flexgen", Workload(64, 32, 512), "mixed"))
+    machine = MACHINES["scheinfer-a"]
+    return Setting(model(), "flexgen", machine.card.name, machine.description, machine.sources, ("a note",)), simulation
+
+
+def test_the_document_says_all_of_it(made) -> None:
+    setting, simulation = made
+    document = json.loads(json.dumps(simulate_document(setting, simulation)))
+    assert {"simulated", "model", "machine", "policy", "workload", "ttft_s", "tpot_s", "total_s", "prompt", "token",
+            "notes"} == document.keys()  # fmt: skip
+    assert document["total_s"] == pytest.approx(document["ttft_s"] + 32 * document["tpot_s"])
+    assert document["ttft_s"] == document["prompt"]["seconds"] and document["tpot_s"] == document["token"]["seconds"]
+    for phase in (document["prompt"], document["token"]):
+        assert {"seconds", "busy", "parts", "spans"} == phase.keys() and set(phase["busy"]) == set(ENGINES)
+        for span in phase["spans"]:
+            assert {"stream", "kind", "name", "start_s", "end_s"} == span.keys()
+        for stream in ENGINES:
+            seconds = sum(s["end_s"] - s["start_s"] for s in phase["spans"] if s["stream"] == stream)
+            assert phase["busy"][stream] == pytest.approx(seconds / phase["seconds"], abs=1e-9)
+            assert seconds == pytest.approx(sum(p["seconds"] for p in phase["parts"] if p["stream"] == stream))
+
+
+def test_the_tables_are_narrow_and_name_the_sources(made) -> None:
+    text = "\n".join(plain(t) for t in simulate_tables(*made))
+    assert "TTFT" in text and "copy out" in text and "Table I" in text and "a note" in text and "streamed" in text
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_the_picture_is_legible_on_any_background_and_keeps_inside(made) -> None:
+    root = ElementTree.fromstring(simulate_chart(*made).svg())
+    width, height = int(root.attrib["width"]), int(root.attrib["height"])
+    space = "{http://www.w3.org/2000/svg}"
+    first, *bars = root.findall(f"{space}rect")
+    assert (first.attrib["fill"], first.attrib["width"], first.attrib["height"]) == ("#ffffff", str(width), str(height))
+    for bar in bars:
+        assert float(bar.attrib["x"]) >= 0 and float(bar.attrib["x"]) + float(bar.attrib["width"]) <= width
+        assert float(bar.attrib["y"]) + float(bar.attrib["height"]) <= height
+    texts = [text.text or "" for text in root.findall(f"{space}text")]
+    assert {"CPU", "GPU", "copy in", "copy out"} <= set(texts) and "streamed slices" in texts
+    assert set(COLOURS) == set(MEANINGS) == set(KINDS) and len(set(COLOURS.values())) == len(COLOURS)
+
+
+#
+# command
+#
+
+
+def test_the_command_refuses_what_does_not_go_together(tmp_path, capsys) -> None:
+    assert exit_code(["simulate", "m.gguf", "--machine", "pdp-11"]) == 2
+    assert "scheinfer-a" in capsys.readouterr().err
+    assert exit_code(["simulate", "m.gguf", "p.json", "--policy", "oato"]) == 2
+    assert "--policy" in capsys.readouterr().err
+    assert exit_code(["simulate", "m.gguf", "--machine", "oato", "--device", "CUDA0"]) == 2
+    assert "--device" in capsys.readouterr().err
