@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from described_cases import model, operators
-from test_baselines import SLOW, with_experts
+from test_published import SLOW, with_experts
 from test_scheinfer_policy import STREAMS
 from test_split_policy import LOAD, PAIR
 from test_split_policy import problem as small_problem

@@ -12,6 +12,7 @@ from slicing_cases import SHARED_MACHINES, STREAMED, gemm, machine, streamed
 from split_cases import FF, World, ffn, llama, model
 
 from oallama.core.types import LinearFit, Operator, PlanRecord, RestCase, Sharing, Workload
+from oallama.cost.blocks import residents
 from oallama.cost.graph import build_graph
 from oallama.cost.kernels import interpolate
 from oallama.cost.passes import Pass, passes
@@ -229,12 +230,14 @@ def test_blocks_are_of_what_is_on_the_host_and_know_what_lies_between_them(first
     members = [i for by_layout in found for i in by_layout["CPU"].block.operators]
     assert sorted(members) == [i for i, on in enumerate(there) if not on]
     over = (Pass(1, 512 + 16, 1),)
+    lives = residents(ops, there, first_device_layer)  # slices live with norms and KV
+    beside = [on or lives[i] for i, on in enumerate(there)]
     for uses in (True, False):
         costs = costs_over(made, over, uses)
-        expected = placement_seconds(costs, there, first_device_layer, frozenset(members))
+        expected = placement_seconds(costs, beside, first_device_layer, frozenset(members))
         gaps = sum(interpolate(by_layout["CPU"].gap, 1) for by_layout in found)
         assert gaps == pytest.approx(expected)
-        on_cpu = cpu_seconds(costs, there, first_device_layer, frozenset(members))
+        on_cpu = cpu_seconds(costs, beside, first_device_layer, frozenset(members))
         assert sum(interpolate(by_layout["CPU"].gap_cpu, 1) for by_layout in found) == pytest.approx(on_cpu)
 
 
