@@ -14,7 +14,7 @@ from placement_cases import ROLES, best_by_brute_force, costs, operators, rates
 from oallama.core.types import Operator
 from oallama.cost.placement import Costs, placement_seconds
 from oallama.place import exchange as module
-from oallama.place.exchange import exchange, exchange_notes, whole_ffns
+from oallama.place.exchange import attention, exchange, exchange_notes, whole_ffns
 from oallama.place.oato import search
 from oallama.place.placed import Placed, cpu
 
@@ -148,3 +148,15 @@ def test_ffns_that_are_torn_apart_leave_the_device_whole() -> None:
     assert whole.seconds == pytest.approx(placement_seconds(problem, whole.on_device, 0))
     assert whole.filled == torn
     assert whole_ffns(problem, ops, whole) is whole
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_attention_is_all_of_a_layer_but_its_ffn(first: int) -> None:
+    ops = operators(2, ROLES, True)
+    problem = costs(ops, 2, [(1e-3, 1e-4)] * len(ops), rates(0.0, 0.0, 0.0), (1e-3, 1e-4))
+    found = attention(problem, ops, first)
+    assert [o.name for o, there in zip(ops, found.on_device, strict=True) if there] == [
+        o.name for o in ops if o.layer is not None and o.layer >= first and "ffn" not in o.role
+    ]
+    assert found.first_device_layer == first
+    assert found.seconds == pytest.approx(placement_seconds(problem, found.on_device, first))

@@ -131,6 +131,16 @@ def test_the_quick_search_is_near_the_long_one(n_expert):
     assert long.predicted.total_s * 0.999 <= quick.predicted.total_s <= 1.3 * long.predicted.total_s
 
 
+@pytest.mark.parametrize("n_expert", [0, 8])
+def test_to_try_attention_whole_on_the_device_makes_no_plan_slower(n_expert):
+    """The corpus has the plans that take it (tests/golden)."""
+    card = sized(10 if not n_expert else 50)
+    of, load = problem(card, n_expert), replace(LOAD, n_gen=1)
+    without, found = (decide(of, "scheinfer", load, "mixed", effort=effort)
+                      for effort in (replace(THOROUGH, attention_layers=()), THOROUGH))  # fmt: skip
+    assert found.predicted.total_s <= without.predicted.total_s * (1 + 1e-9)
+
+
 def test_the_ledger_is_in_proportion_to_the_layers_there():
     of = problem(sized(1000))
     row = what_if(of, sized(1000), LOAD)
