@@ -65,7 +65,7 @@ def test_fit_asks_llama_cpp_under_the_placers_cap(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(("policy", "allowed"), [("hetegen", True), ("flexgen", True), ("atsinfer", False)])
 def test_prefetch_is_for_policies_that_stream(policy: str, allowed: bool) -> None:
     class Planning(Known):
-        def plan(self, name: str, **asked: Any) -> Any:
+        def plan(self, name: str, *load: int, **asked: Any) -> Any:
             return name, asked["prefetch"]
 
     placer: Any = Planning()
