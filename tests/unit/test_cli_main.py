@@ -16,7 +16,7 @@ import pytest
 from oallama.cli import main as cli_main
 from oallama.cli import output
 from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError, PlanError, ProfileError, UsageError
-from oallama.place.decide import LATER_POLICIES, POLICIES
+from oallama.place.decide import FIT, LATER_POLICIES, POLICIES
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def completed(monkeypatch, capsys, *words):
 
 def test_the_shell_is_offered_policies_that_there_are_and_files(monkeypatch, capsys):
     offered = completed(monkeypatch, capsys, "plan", "--policy", "")
-    assert [name for _, name in offered] == list(POLICIES)
+    assert [name for _, name in offered] == [*POLICIES, FIT]
     assert not LATER_POLICIES.keys() & set(POLICIES)
     for line in (("run", "mod"), ("run", "-f", "mod"), ("plan", "mod"), ("run", "--profile", "mod")):
         assert completed(monkeypatch, capsys, *line) == [("file", "mod")]
