@@ -1,7 +1,8 @@
-"""Whether `oallama run` chats or continues, and the tokens it then starts from."""
+"""Whether `oallama run` chats or continues, and the text it then starts from."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -17,11 +18,20 @@ class Tokenizer(Protocol):
     def tokenize(self, text: str, add_special: bool = True) -> list[int]: ...
 
 
-def prompt_tokens(
-    tokenizer: Tokenizer, path: str, prompt: str, chat: bool | None, system: str | None = None
-) -> list[int]:
-    """Token numbers of the prompt, in the model's chat template if `chat` (None: if it has one and is not ours).
-    system: a message before it, which needs the template.
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the model is given: a text, in its chat template or as it is."""
+
+    text: str
+    add_special: bool = True  # False: the template has written the BOS token itself
+
+    def tokens(self, tokenizer: Tokenizer) -> list[int]:
+        return tokenizer.tokenize(self.text, add_special=self.add_special)
+
+
+def prompt_of(path: str, prompt: str, chat: bool | None, system: str | None = None) -> Prompt:
+    """The prompt in the model's chat template if `chat` (None: if it has one and is not ours). A template is
+    rendered by a child process, so ask once. system: a message before it, which needs the template.
 
     Raises UsageError for --chat or --system without a template, ModelFileError for a template that cannot be used.
     """
@@ -35,7 +45,7 @@ def prompt_tokens(
     if template is None:
         if chat:
             raise UsageError(f"this model has no chat template; {_REMEDY}")
-        return tokenizer.tokenize(prompt)
+        return Prompt(prompt)
     from oallama.model.chat_template import render_chat
 
     try:
@@ -43,8 +53,7 @@ def prompt_tokens(
         text = render_chat(template, [*messages, {"role": "user", "content": prompt}], bos, eos)
     except ModelFileError as error:
         raise ModelFileError(f"{error}; {_REMEDY}") from None
-    begun = bool(bos) and text.startswith(bos)  # the template has put the BOS token there by itself
-    return tokenizer.tokenize(text, add_special=not begun)
+    return Prompt(text, add_special=not (bos and text.startswith(bos)))
 
 
 def template_of(path: str) -> tuple[str | None, str, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oallama.cli.chat import prompt_tokens
+from oallama.cli.chat import Prompt, prompt_of
 from oallama.cli.default_model import NOTE, default_model
 from oallama.cli.gate import at_once, gated, tune_after
 from oallama.cli.options import (
@@ -127,7 +127,8 @@ def command(
         raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
     if plan_file is not None:
         placer, plan = planned(model, plan_file, policy, options, profile)
-        tokens = tokens_if_long(placer, text, chat, system, placer.options.n_ctx or plan.workload.n_ctx)
+        given = prompt_of(placer.model.path, text, chat, system)
+        tokens = tokens_if_long(placer, given, placer.options.n_ctx or plan.workload.n_ctx)
         load, to_tune = plan.workload, False
     else:
         from oallama.placer import Placer
@@ -138,7 +139,8 @@ def command(
         placer = Placer.of_file(model, options, profile)
         note_unused(placer)
         expected = likely_answer(placer, len(text.encode())) if n_gen == WITHOUT_END else n_gen
-        tokens = tokens_if_long(placer, text, chat, system, placer.options.n_ctx, expected)
+        given = prompt_of(placer.model.path, text, chat, system)
+        tokens = tokens_if_long(placer, given, placer.options.n_ctx, expected)
         n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
         load = run_workload(placer, n_prompt, expected)
         plan, to_tune = made_plan(placer, policy, load, gate, refresh_gate, tune)
@@ -150,7 +152,7 @@ def command(
         if emulated is not None:
             talk(f"note: {without_meaning(emulated)}")
         if tokens is None:
-            tokens = prompt_tokens(loaded, placer.model.path, text, chat, system)
+            tokens = given.tokens(loaded)
         most = loaded.n_ctx if n_gen == WITHOUT_END else n_gen
         stream = loaded.stream(tokens, max_tokens=most, **drawn)
         generation = write_stream(stream, show=not as_json)
@@ -179,17 +181,14 @@ def planned(
     return Placer.of_file(model or plan.record.model_path, options, profile), plan
 
 
-def tokens_if_long(
-    placer: Placer, text: str, chat: bool | None, system: str | None, n_ctx: int | None, n_gen: int = 0
-) -> list[int] | None:
+def tokens_if_long(placer: Placer, prompt: Prompt, n_ctx: int | None, n_gen: int = 0) -> list[int] | None:
     """The tokens of a prompt whose length alone does not show that it and n_gen more fit the context; None of another.
     n_ctx None: the context is yet to be chosen. Raises UsageError where n_ctx is too short for it."""
     from oallama.run.vocabulary import LongestTokens, Vocabulary
 
-    path = placer.model.path
-    if len(prompt_tokens(LongestTokens(), path, text, chat, system)) + n_gen <= (n_ctx or placer.workload(1, 0).n_ctx):
+    if len(prompt.tokens(LongestTokens())) + n_gen <= (n_ctx or placer.workload(1, 0).n_ctx):
         return None
-    tokens = prompt_tokens(Vocabulary(path), path, text, chat, system)
+    tokens = prompt.tokens(Vocabulary(placer.model.path))
     if n_ctx is not None and len(tokens) > n_ctx:
         raise UsageError(f"the prompt has {len(tokens)} tokens but the context holds {n_ctx}; shorten it or raise -c")
     return tokens

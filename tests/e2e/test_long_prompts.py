@@ -11,6 +11,7 @@ from e2e.placed import placed
 from gguf_factory import write_gguf
 
 from oallama.cli import run as cli_run
+from oallama.cli.chat import Prompt
 from oallama.cli.run import command, run_workload, tokens_if_long
 from oallama.core.errors import ModelFileError, UsageError
 from oallama.core.options import Options
@@ -49,14 +50,14 @@ def test_the_context_follows_the_true_count_and_a_long_one_is_a_warning(
     model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = placer(model)
-    tokens = tokens_if_long(one, LONG, False, None, None, 16)
+    tokens = tokens_if_long(one, Prompt(LONG), None, 16)
     assert tokens == Vocabulary(str(model)).tokenize(LONG)
     load = run_workload(one, len(tokens), 16)
     assert len(tokens) + 16 <= load.n_ctx < len(tokens) + 16 + 256
     assert load.n_prompt == len(tokens)
     said = capsys.readouterr().err
     assert f"warning: a context of {load.n_ctx} tokens is longer than the {one.model.n_ctx_train}" in said
-    assert tokens_if_long(one, "once", False, None, None, 16) is None
+    assert tokens_if_long(one, Prompt("once"), None, 16) is None
     run_workload(one, 4, 16)
     assert capsys.readouterr().err == ""
 
@@ -80,4 +81,4 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_measured(
 
 def test_a_short_prompt_costs_no_vocabulary(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Vocabulary, "tokenize", SimpleNamespace)
-    assert tokens_if_long(placer(model, n_ctx=300), "x" * 200, False, None, 300, 64) is None
+    assert tokens_if_long(placer(model, n_ctx=300), Prompt("x" * 200), 300, 64) is None

@@ -3,7 +3,7 @@
 import pytest
 from gguf_factory.write import write_gguf
 
-from oallama.cli.chat import prompt_tokens, template_of
+from oallama.cli.chat import prompt_of, template_of
 from oallama.cli.default_model import FILE
 from oallama.core.errors import ModelFileError, UsageError
 
@@ -18,7 +18,7 @@ class Recorder:
 
 
 def asked(path, chat):
-    return prompt_tokens(Recorder(), str(path), "hi", chat)
+    return prompt_of(str(path), "hi", chat).tokens(Recorder())
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_the_default_model_tells_stories_unless_asked_to_chat(tmp_path):
 
 def test_a_system_message_comes_first_and_needs_a_template(chatty, tmp_path):
     def told(path, chat):
-        return prompt_tokens(Recorder(), str(path), "hi", chat, "be brief")
+        return prompt_of(str(path), "hi", chat, "be brief").tokens(Recorder())
 
     assert told(chatty, None) == told(chatty, True) == ["<system>be brief<user>hi<answer>", True]
     ours = write_gguf(tmp_path / FILE, "llama", chat_template=TEMPLATE)
