@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.placed import ALL_LAYERS, Placed, Where, placed
+from gguf_factory import write_gguf
 
 from oallama.core.types import Operator, OperatorPlacement
 from oallama.device.load_params import LoadSettings
@@ -17,6 +18,13 @@ from oallama.model.memory import probe_memory
 from oallama.plan.patterns import host_patterns, is_split
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import split_text
+
+
+def written(models: Path, arch: str, **shape: Any) -> Path:
+    """The model of that shape (as gguf_factory takes it), made once in the folder."""
+    path = models / f"{'-'.join([arch, *map(str, shape.values())])}.gguf"
+    return path if path.is_file() else write_gguf(path, arch, **shape)
+
 
 Share = Callable[[Operator], float | None]
 """Share of an operator that goes to the device; None: not split, it stays in host memory."""

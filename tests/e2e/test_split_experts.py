@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.placed import Placed, placed
+from e2e.placed import placed
 from e2e.plugin_runs import loaded, logits_of, logits_of_sequences, with_plugin
-from e2e.split_cases import ffn, is_ffn, split_placements
+from e2e.split_cases import ffn, is_ffn, split_placements, written
 from e2e.test_engine import nmse
-from gguf_factory import write_gguf
+from e2e.test_split_logits import EXACT_NMSE
 
 from ggml_bridge.split import SplitStats
 from oallama.cost.blocks import split_blocks
@@ -23,8 +23,6 @@ from oallama.plan.split import slice_counts
 ARCHITECTURES = ("llama-moe", "qwen3moe", "qwen2moe", "deepseek2", "deepseek2-fused", "granitemoe", "gpt-oss")
 DEVICES = ("cpu-pair", "emulated:vram=2GiB,scale=1,values=real")
 PROMPT = [int(token) for token in np.random.default_rng(7).integers(0, 300, 64)]  # one micro-batch
-
-EXACT_NMSE = 1e-6  # as in test_split_logits.py: F16 weights, sums in another order
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -38,16 +36,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-def model(models: Path, arch: str, n_used: int) -> Placed:
-    path = models / f"{arch}-{n_used}.gguf"
-    return placed(path if path.is_file() else write_gguf(path, arch, n_expert_used=n_used))
-
-
 @pytest.mark.parametrize(
     ("arch", "n_used"), [*((arch, 2) for arch in ARCHITECTURES), ("llama-moe", 1), ("llama-moe", 8), ("qwen3moe", 5)]
 )
 def test_experts_compute_the_same(arch: str, n_used: int, device: str, models: Path) -> None:
-    case = model(models, arch, n_used)
+    case = placed(written(models, arch, n_expert_used=n_used))
     given = [operator.name for operator in case.operators if is_ffn(operator)]
     with loaded(Path(case.model.path)) as context:
         decode, prompt = logits_of_sequences(context, [PROMPT[:12]]), logits_of(context, PROMPT)
@@ -60,7 +53,7 @@ def test_experts_compute_the_same(arch: str, n_used: int, device: str, models: P
 @pytest.mark.parametrize("n_tokens", [1, 64])
 def test_as_many_bytes_come_back_as_are_priced(n_tokens: int, n_used: int, device: str, models: Path) -> None:
     """With 8 experts the sum of 64 tokens is worth it, else it is not."""
-    case = model(models, "qwen3moe", n_used)
+    case = placed(written(models, "qwen3moe", n_expert_used=n_used))
     placements = split_placements(case.operators, ffn(0.5))
     pairs = list(zip(case.operators, placements, strict=True))
     gg = [slice_counts(o, p)[2] if is_ffn(o) else 0 for o, p in pairs]

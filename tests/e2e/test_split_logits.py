@@ -21,10 +21,9 @@ import numpy as np
 import pytest
 from e2e.placed import Placed, placed
 from e2e.plugin_runs import context_of, loaded, logits_of, logits_of_sequences, pattern_of, with_plugin
-from e2e.split_cases import everything, ffn, is_ffn, split_placements
+from e2e.split_cases import everything, ffn, is_ffn, split_placements, written
 from e2e.test_engine import nmse
 from gguf_factory import ARCHITECTURES as KNOWN
-from gguf_factory import write_gguf
 from llama_cpp import llama_cpp as api
 
 from oallama.core.types import Operator
@@ -56,8 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def model(models: Path, arch: str, weight_type: str) -> Placed:
-    path = models / f"{arch}-{weight_type}.gguf"
-    return placed(path if path.is_file() else write_gguf(path, arch, weight_type=weight_type))
+    return placed(written(models, arch, weight_type=weight_type))
 
 
 def movable(operator: Operator) -> bool:

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from e2e.split_cases import ffn, is_ffn, split_case, streaming_case
+from e2e.split_cases import ffn, is_ffn, split_case, streaming_case, written
 from e2e.test_engine import QUANTISED_NMSE, TOKENS, engine_of, nmse, stock_logits
-from gguf_factory import write_gguf
 
 from oallama.core.types import Operator
 from oallama.device.load_params import load_bridge
@@ -29,11 +28,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield tmp_path_factory.mktemp("models")
 
 
-def written(models: Path, arch: str, weight_type: str) -> Path:
-    path = models / f"{arch}-{weight_type}.gguf"
-    return path if path.is_file() else write_gguf(path, arch, weight_type=weight_type)
-
-
 def beside_the_ffns(operator: Operator) -> bool:
     """Whole on the device: all that is no FFN, and routers."""
     return not is_ffn(operator)
@@ -46,7 +40,7 @@ def beside_the_ffns(operator: Operator) -> bool:
 def test_a_block_computes_the_same_where_its_neighbours_are(
     device: str, arch: str, weight_type: str, models: Path
 ) -> None:
-    path = written(models, arch, weight_type)
+    path = written(models, arch, weight_type=weight_type)
     with engine_of(split_case(path, device, ffn(0.5), whole=beside_the_ffns)) as engine:
         found = engine.logits(TOKENS)
         assert nmse(found, stock_logits(path, TOKENS, n_ubatch=N_UBATCH)) <= BOUNDS[weight_type]
@@ -55,7 +49,7 @@ def test_a_block_computes_the_same_where_its_neighbours_are(
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_crosses_for_a_token(device: str, models: Path) -> None:
     """The input of each block comes to the host once, and what the host has made of it goes back once."""
-    case = split_case(written(models, "llama", "Q4_0"), device, ffn(0.5), whole=beside_the_ffns)
+    case = split_case(written(models, "llama", weight_type="Q4_0"), device, ffn(0.5), whole=beside_the_ffns)
     backend = load_bridge().split()
     with engine_of(case) as engine:
         engine.logits(TOKENS[:2])
@@ -69,7 +63,7 @@ def test_what_crosses_for_a_token(device: str, models: Path) -> None:
 
 def test_a_dry_load_makes_the_splits_of_the_real_one(models: Path) -> None:
     """Of a layer: the device's, ours, the device's; and nothing on the CPU between them."""
-    case = split_case(written(models, "llama", "Q4_0"), "rpc-worker", ffn(0.5), whole=beside_the_ffns)
+    case = split_case(written(models, "llama", weight_type="Q4_0"), "rpc-worker", ffn(0.5), whole=beside_the_ffns)
     assert case.request.split_text.count(" resident\n") == 3 * case.model.n_layer
     assert case.probed.n_splits_decode == 2 * case.model.n_layer + 2, "and the embedding on the CPU"
     on_host = probe_memory(replace(case.request, split_text=case.request.split_text.replace(" resident", "")))
@@ -80,7 +74,7 @@ def test_a_dry_load_makes_the_splits_of_the_real_one(models: Path) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_streamed_parts_and_tokens(device: str, arch: str, models: Path) -> None:
     """CG, and CG' for some tokens of a prompt."""
-    path = written(models, arch, "F16")
+    path = written(models, arch, weight_type="F16")
     whole = split_case(path, device, ffn(0.5), whole=beside_the_ffns)
     case = streaming_case(path, device, lambda _: (0.25, 0.25), "CPU", token_assignment=((32, 0), (64, 20)))
     streamed = {p.name: p for p in case.plan.operators}
