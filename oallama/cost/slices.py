@@ -34,9 +34,6 @@ MIN_PIECE_BYTES, MAX_PIECE_BYTES = 64 * KIB, 8 * MIB
 BYTES_PER_WAIT = 32 * MIB
 """Of weights that are copied for each activation that waits for a piece; pieces grow with its root only."""
 
-ONE_SECOND_A_BYTE = LinearFit(0.0, 1.0, 1.0)
-"""Of copies priced with it, the seconds are their bytes."""
-
 
 @dataclass(frozen=True, slots=True)
 class Cut:
@@ -75,13 +72,19 @@ class Gemm:
     def gpu_s(self, share: float, n_tokens: int) -> float:
         return _seconds(self.gpu, share, n_tokens)
 
-    def copy_s(self, line: LinearFit, share: float, n_tokens: int) -> float:
-        """Of the share of a weight that n_tokens tokens need: one copy, of experts one for each that is routed to."""
+    def read_bytes(self, share: float, n_tokens: int) -> float:
+        """Of the share of the weight, what n_tokens tokens need."""
+        return share * self.bytes * self.mul_mat.share_read(n_tokens) if share > 0 and n_tokens > 0 else 0.0
+
+    def n_copies(self, share: float, n_tokens: int) -> float:
+        """In which that is copied: one, of experts one for each that is routed to."""
         if share <= 0 or n_tokens <= 0:
             return 0.0
-        read = self.mul_mat.share_read(n_tokens)
-        n_copies = self.mul_mat.shape[2] * read if self.routed else 1.0
-        return n_copies * line.alpha_s + share * self.bytes * read * line.beta_s_per_byte
+        return self.mul_mat.shape[2] * self.mul_mat.share_read(n_tokens) if self.routed else 1.0
+
+    def copy_s(self, line: LinearFit, share: float, n_tokens: int) -> float:
+        """Of these copies, one after the other."""
+        return self.n_copies(share, n_tokens) * line.alpha_s + self.read_bytes(share, n_tokens) * line.beta_s_per_byte
 
 
 def _seconds(kernel: Kernel, share: float, n_tokens: int) -> float:
@@ -120,8 +123,11 @@ class BlockCost:
     def gpu_s(self, share: float, n_tokens: int) -> float:
         return sum(gemm.gpu_s(share, n_tokens) for gemm in self.gemms)
 
-    def copy_s(self, line: LinearFit, share: float, n_tokens: int) -> float:
-        return sum(gemm.copy_s(line, share, n_tokens) for gemm in self.gemms)
+    def read_bytes(self, share: float, n_tokens: int) -> float:
+        return sum(gemm.read_bytes(share, n_tokens) for gemm in self.gemms)
+
+    def n_copies(self, share: float, n_tokens: int) -> float:
+        return sum(gemm.n_copies(share, n_tokens) for gemm in self.gemms)
 
 
 def block_costs(kernels: Kernels, operators: Sequence[Operator], block: SplitBlock) -> dict[str, BlockCost]:
@@ -233,21 +239,21 @@ def slice_times(
     cc, cg, gg = cut.cc / extent, cut.cg / extent, cut.gg / extent
     block, link = of.block, rates.transfer
 
-    def copied(line: LinearFit) -> float:
-        return of.copy_s(line, cg, rows) + of.copy_s(line, cc, n_g)
+    streamed = of.read_bytes(cg, rows) + of.read_bytes(cc, n_g)
 
     def asked_s() -> float:
         """Of the thread, to ask for the copies: each of them once, and once for each further piece."""
-        if rates.blocking or rates.issue is None:
+        if rates.blocking or rates.issue is None or not streamed:
             return 0.0
-        n_pieces = copied(ONE_SECOND_A_BYTE) / rates.piece_bytes
-        return copied(rates.issue) + max(0.0, n_pieces - 1) * rates.issue.alpha_s
+        n_asked = of.n_copies(cg, rows) + of.n_copies(cc, n_g) + max(0.0, streamed / rates.piece_bytes - 1)
+        return n_asked * rates.issue.alpha_s + streamed * rates.issue.beta_s_per_byte
 
     steps = []
     if gg > 0:
         steps.append(Step(0.0, of.gpu_s(gg, rows)))
     if cg > 0 or prime:
-        steps.append(Step(copied(rates.weights), of.gpu_s(cg, rows) + of.gpu_s(cc, n_g)))
+        # one is queued behind the other, so that the link's latency is waited for once
+        steps.append(Step(rates.weights.seconds(streamed), of.gpu_s(cg, rows) + of.gpu_s(cc, n_g)))
     send_s = join_s = in_s = out_s = 0.0
     waited: tuple[Step, ...] = ()
     if gg < 1 and of.resident:

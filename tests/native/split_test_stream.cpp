@@ -1,5 +1,9 @@
 // Streamed weights: in pieces, ahead of their block's turn, and never more of them than the link has time for.
 
+#include <chrono>
+#include <thread>
+
+#include "pace.h"
 #include "split_test.h"
 
 namespace split_test {
@@ -96,6 +100,28 @@ void check_ahead() {
     done("copies ahead");
 }
 
+// When the next small copy is due is what passed the last time between the same two.
+void check_turns() {
+    using namespace oallama;
+    Pace  first, second;
+    Turns turns;
+    check(turns.due() == Time::min(), "before the first small copy the next one is due at any moment");
+    turns.made(&first.sent);
+    check(turns.due() == Time::max(), "nothing is known of what comes after it");
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    turns.made(&second.lifted);
+    check(turns.due() == Time::max() && turns.is_last(second.lifted), "nor of what comes after the second");
+    const Time begun = Clock::now();
+    turns.made(&first.sent);
+    check(turns.due() >= begun + std::chrono::milliseconds(2), "it is due when as much time has passed again");
+    turns.made(nullptr);
+    check(turns.due() == Time::min(), "a copy that is about to be made may come at any moment");
+    turns.made(&second.lifted);
+    turns.forget();
+    check(turns.due() == Time::min(), "what is forgotten says nothing");
+    done("turns");
+}
+
 // Small copies get through between two pieces.
 void check_pieces() {
     constexpr int64_t piece       = 4096;
@@ -156,6 +182,7 @@ void test_stream() {
     if (late != Late::none || streamed != Streamed::none) {
         return; // plans of its own
     }
+    check_turns();
     check_ahead();
     check_pieces();
     check_eviction();

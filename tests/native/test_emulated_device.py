@@ -95,6 +95,16 @@ def test_an_asynchronous_copy_holds_up_its_caller_for_its_call_only(
     assert pageable >= 0.99 * n_bytes / 1e9, "memory that is not pinned is copied while the caller waits"
 
 
+def test_the_latency_of_a_copy_does_not_hold_up_those_queued_behind_it(bridge: ggml_bridge.Bridge) -> None:
+    """The least of some tries, as a busy machine takes longer."""
+    device, n_copies, latency_s = bridge.emulated(), 16, 0.05
+    rates = RATES.replace("copy_s 2e-4", f"copy_s {latency_s}")
+    device.register(f"name {NAME}\nvalues drawn\ncpu {own_core()}\n{rates}")
+    samples = bridge.copy_beside(NAME, True, n_copies << 10, 1 << 10, 1 << 10, 9)
+    device.unregister()
+    assert latency_s <= min(sample.queue_s + sample.small_s + sample.rest_s for sample in samples) < 8 * latency_s
+
+
 def test_copies_of_one_stream_do_not_wait_for_results_of_another(
     bridge: ggml_bridge.Bridge, timed: EmulatedDevice
 ) -> None:

@@ -267,7 +267,8 @@ void Timekeeper::pass_markers(Stream & stream) {
             item.point->end     = stream.ready_;
             item.point->reached = true;
         } else if (item.point->reached.load()) {
-            stream.ready_ = std::max(stream.ready_, item.point->end);
+            stream.ready_  = std::max(stream.ready_, item.point->end);
+            stream.queued_ = std::max(stream.queued_, item.point->end);
         } else {
             return;
         }
@@ -288,7 +289,8 @@ void Timekeeper::start_what_is_due(Nanoseconds at) {
                 continue;
             }
             const Item &      item  = stream->queue_.front();
-            const Nanoseconds ready = std::max(item.submitted, stream->ready_);
+            const bool        same  = item.engine == stream->engine_;
+            const Nanoseconds ready = std::max(item.submitted, same ? stream->queued_ : stream->ready_);
             const Nanoseconds start = std::max(ready, free_[item.engine]);
             if (start < chosen_start || (start == chosen_start && ready < chosen_ready)) {
                 chosen = stream.get(), chosen_start = start, chosen_ready = ready;
@@ -347,6 +349,8 @@ bool Timekeeper::work_on(Stream & stream, Nanoseconds at) {
         ends_.busy_s[item.engine] += 1e-9 * static_cast<double>(item.duration);
     }
     stream.ready_  = flight.end;
+    stream.queued_ = flight.engine_end;
+    stream.engine_ = item.engine;
     stream.flying_ = false;
     stream.queue_.pop_front();
     stream.n_done_++;

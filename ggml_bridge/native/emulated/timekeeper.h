@@ -77,6 +77,8 @@ class Stream {
     // the rest is the thread's
     std::deque<Item> queue_;
     Nanoseconds      ready_  = 0; // end of all that was done, and of what was waited for
+    Nanoseconds      queued_ = 0; // the same for the engine that did the last, which the latency does not hold up
+    Engine           engine_ = engine_compute; // that did the last
     bool             flying_ = false;
     Flight           flight_;
 };

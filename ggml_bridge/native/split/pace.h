@@ -1,6 +1,6 @@
 // When the next small copy is due: copies of weights that were asked for before would hold it up (stream.h).
 //
-// Tokens are alike: what passed the last times between two moments of a phase is what will pass this time.
+// Tokens are alike: what passed the last times between two small copies is what will pass this time.
 
 #pragma once
 
@@ -15,30 +15,19 @@ inline Clock::duration to_duration(double seconds) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-// From one moment to another, which come round in turns.
+// From one small copy to the next.
 class Interval {
   public:
-    void begin() {
-        begun_   = Clock::now();
-        running_ = true;
-    }
+    void begin() { begun_ = Clock::now(); }
 
     void end() {
-        if (!running_) {
-            return;
-        }
         const double seconds = std::chrono::duration<double>(Clock::now() - begun_).count();
         seconds_             = known_ ? seconds_ + (seconds - seconds_) / n_remembered : seconds;
         known_               = true;
-        running_             = false;
     }
 
-    bool known() const { return known_; }
-
-    Clock::duration length() const { return to_duration(seconds_); }
-
-    // When it will end that has begun.
-    Time due() const { return known_ ? begun_ + length() : Time::max(); }
+    // When it will end that has begun; the first time, never.
+    Time due() const { return known_ ? begun_ + to_duration(seconds_) : Time::max(); }
 
   private:
     static constexpr double n_remembered = 4; // the last times weigh as much as the ones before together
@@ -46,22 +35,40 @@ class Interval {
     Time   begun_;
     double seconds_ = 0.0;
     bool   known_   = false;
-    bool   running_ = false;
 };
 
-// The moments of a phase after which nothing small is sent for a while.
+// After each small copy of a phase, until the next one.
 struct Pace {
-    Interval compute;              // from its own activations to its end
-    Interval rest;                 // from its end to the next phase's activations
-    Interval device;               // from an input that the device still computes to the next phase's activations
-    bool     feeds_device = false; // llama.cpp sends its result to the device as soon as it has ended
-    bool     lifts        = false; // its result is sent to the device when the host has computed it
+    Interval sent;                 // its activations
+    Interval lifted;               // what the host computed, where the result is made whole on the device
+    Interval fed;                  // its result, by llama.cpp, which has told the device since to compute with it
+    bool     feeds_device = false; // the last one is sent as soon as the phase has ended
+};
 
-    // When the next small copy is due, seen from where its own were sent.
-    Time after_send() const {
-        const Time end = compute.due();
-        return feeds_device || lifts || end == Time::max() ? end : rest.known() ? end + rest.length() : Time::max();
+// Which small copy was the last one.
+class Turns {
+  public:
+    // It has been made; NULL: the next one is about to be.
+    void made(Interval * after) {
+        if (after_ != nullptr) {
+            after_->end();
+        }
+        after_ = after;
+        if (after_ != nullptr) {
+            after_->begin();
+        }
     }
+
+    // Nothing is learnt from the last one.
+    void forget() { after_ = nullptr; }
+
+    bool is_last(const Interval & after) const { return after_ == &after; }
+
+    // When the next one is due; where nothing is known of the last one, at any moment.
+    Time due() const { return after_ != nullptr ? after_->due() : Time::min(); }
+
+  private:
+    Interval * after_ = nullptr;
 };
 
 } // namespace oallama

@@ -180,7 +180,7 @@ void SplitBackend::reserve_host(const Program & program) {
 }
 
 void SplitBackend::forget() {
-    last_ = nullptr;
+    forget_turns();
     counters().n_programs -= static_cast<int64_t>(n_programs_);
     n_programs_ = 0;
     programs_.clear();
@@ -188,7 +188,7 @@ void SplitBackend::forget() {
 
 // Drops the half that was not used for longest.
 void SplitBackend::evict() {
-    last_ = nullptr;
+    forget_turns();
     std::vector<uint64_t> used;
     for (const auto & [key, slot] : programs_) {
         for (const auto & program : slot) {
@@ -231,44 +231,40 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
 }
 
 //
-// moments, between which copies of weights may be asked for
+// small copies, between which copies of weights may be asked for
 //
 
-// A phase's activations were sent.
-void SplitBackend::begin(Phase & phase) {
-    if (last_ != nullptr) {
-        last_->pace.rest.end();
-        last_->pace.device.end();
-        last_->pace.feeds_device = fed_device_;
-        last_                    = nullptr;
-    }
-    phase.pace.compute.begin();
+void SplitBackend::forget_turns() {
+    turns_.forget();
+    last_ = nullptr;
 }
 
 // All of a phase is computed.
 void SplitBackend::end(Phase & phase) {
-    phase.pace.compute.end();
-    phase.pace.rest.begin();
-    last_       = &phase;
-    fed_device_ = false;
+    if (phase.pace.feeds_device) {
+        turns_.made(nullptr);
+    }
+    phase.pace.feeds_device = false;
+    last_                   = &phase;
+    slot_                   = no_slot;
 }
 
-void SplitBackend::ask_ahead(const Phase & phase) {
-    if (!phase.pace.feeds_device) {
-        partner_->stream().prefetch(no_slot, phase.pace.rest.due());
+// As far as the link comes before the next small copy is due.
+void SplitBackend::ask_ahead() {
+    if (partner_->streams()) {
+        partner_->stream().prefetch(slot_, turns_.due());
     }
 }
 
 // The device has been given what it computes between two phases: until it has done that, nothing is sent to it.
 void SplitBackend::device_computes() {
-    if (last_ == nullptr || fed_device_) {
-        return;
+    if (last_ == nullptr || last_->pace.feeds_device || turns_.is_last(last_->pace.lifted)) {
+        return; // or computes with what was there already
     }
-    fed_device_ = true;
-    last_->pace.device.begin();
-    if (partner_->streams()) {
-        partner_->stream().prefetch(no_slot, last_->pace.device.due());
-    }
+    turns_.forget(); // the first time: it has gone on for longer, until llama.cpp had sent the result
+    last_->pace.feeds_device = true;
+    turns_.made(&last_->pace.fed);
+    ask_ahead();
 }
 
 //
@@ -342,7 +338,7 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
             step.done(OALLAMA_WAIT);
             end(phase);
             if (partner_->streams()) { // the slot that was computed with is free now
-                ask_ahead(phase);
+                ask_ahead();
                 watch.lap(stats().launch_ns);
                 step.done(OALLAMA_AHEAD);
             }
@@ -373,16 +369,19 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     if (program.resident) {
         stats().bytes_out.fetch_add(fetch_inputs(phase, graph, device), std::memory_order_relaxed);
     }
+    last_              = nullptr;
     const int64_t sent = send(phase, graph); // before weights are asked for, which it would wait for
-    begin(phase);
+    if (sent > 0) {
+        turns_.made(&phase.pace.sent);
+    }
     traced(OALLAMA_SEND, phase.uploads.empty() ? nullptr : phase.uploads.back().tensor, sent);
     start(program, phase.device_begin, phase.stream_begin);
     traced(OALLAMA_RESIDENT, last_of(phase.device_begin, phase.stream_begin));
-    const size_t slot = streams ? acquire(phase, graph) : no_slot;
+    slot_ = streams ? acquire(phase, graph) : no_slot;
     if (streams) {
-        partner_->stream().ready(device, slot);
+        partner_->stream().ready(device, slot_);
         for (size_t i = 0; i < phase.streamed.size(); i++) {
-            partner_->stream().bind(phase.streamed[i].tensor, *phase.block, i, slot);
+            partner_->stream().bind(phase.streamed[i].tensor, *phase.block, i, slot_);
         }
         traced(OALLAMA_STALL, phase.streamed.empty() ? nullptr : phase.streamed.back().tensor);
     }
@@ -391,18 +390,19 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
         traced(OALLAMA_STREAMED, last_of(phase.stream_begin, phase.lift_begin));
     }
     traced(OALLAMA_FETCH, nullptr, fetch(phase, graph));
-    if (partner_->streams()) {
-        partner_->stream().prefetch(slot, phase.pace.after_send());
-    }
+    ask_ahead();
 }
 
 // Results become whole in device memory: what the host has of them is sent there, behind what the device computes.
 void SplitBackend::lift(Program & program, Phase & phase) {
-    phase.pace.lifts = true;
-    phase.pace.compute.end();
     try {
-        stats().bytes_in.fetch_add(send_lifts(phase, partner_->backend()), std::memory_order_relaxed);
+        const int64_t sent = send_lifts(phase, partner_->backend());
+        stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
+        if (sent > 0) {
+            turns_.made(&phase.pace.lifted);
+        }
         start(program, phase.lift_begin, phase.device_end);
+        ask_ahead();
     } catch (...) {
         ggml_backend_synchronize(partner_->backend());
         throw;

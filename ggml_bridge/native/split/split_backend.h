@@ -50,11 +50,11 @@ class SplitBackend {
     Program &   find(const ggml_cgraph * graph, ggml_backend_dev_t memory);
     Program &   build(const ggml_cgraph * graph, ggml_backend_dev_t memory, uint64_t key);
     void        forget();
+    void        forget_turns();
     void        evict();
     ggml_status run(Program & program, ggml_cgraph * graph);
-    void        begin(Phase & phase);
     void        end(Phase & phase);
-    void        ask_ahead(const Phase & phase);
+    void        ask_ahead();
     void        launch(Program & program, Phase & phase, const ggml_cgraph * graph);
     void        start(Program & program, int begin, int end);
     void        lift(Program & program, Phase & phase);
@@ -74,8 +74,9 @@ class SplitBackend {
     size_t                   n_programs_ = 0;
     uint64_t                 clock_      = 0;
     Signature                scratch_;
-    Phase *                  last_       = nullptr; // that ended, until the next one begins
-    bool                     fed_device_ = false;   // since then
+    Turns                    turns_;          // of small copies to the device
+    Phase *                  last_ = nullptr; // that ended, until the next one is launched
+    size_t                   slot_ = no_slot; // that the device computes with
     std::vector<int32_t>     experts_;
 };
 
