@@ -264,8 +264,7 @@ def node_sides(graph: Graph, on_device: Sequence[bool], first_device_layer: int,
 
 
 def _expanded(sides: list[bool | None]) -> list[bool]:
-    """Pass 2 of the scheduler: a node without a side (None) follows a device neighbour before it, then behind it, else the
-    CPU."""
+    """Pass 2 of the scheduler: a node without a side (None) follows a device neighbour, the one before it first."""
     for order in (range(len(sides)), range(len(sides) - 1, -1, -1)):
         near_device = False
         for i in order:
