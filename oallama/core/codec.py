@@ -7,6 +7,7 @@ float and str. `Annotated` adds checks and says how a field is written (see the 
 
 from __future__ import annotations
 
+import reprlib
 import sys
 import types
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ class Mark(Enum):
     NOT_NEGATIVE = "not negative"
     ABOVE_ZERO = "above 0"
     NOT_EMPTY = "not empty"
+    BITS_32 = "32 bits"  # of a whole number that goes to llama.cpp as int32_t; others have 64
+    PRINTABLE = "printable"  # text in one line, without what steers a terminal
     FLAT = "flat"  # a dataclass whose keys lie beside those of the outer one; None where its first key is absent
     OMIT_DEFAULT = "omit default"  # not written where the value is the field's default
     REQUIRED = "required"  # must be there, though the field has a default
@@ -38,6 +41,9 @@ class Expect:
 
 Count = Annotated[int, Mark.NOT_NEGATIVE]
 Size = Annotated[int, Mark.ABOVE_ZERO]
+Count32 = Annotated[int, Mark.NOT_NEGATIVE, Mark.BITS_32]
+Size32 = Annotated[int, Mark.ABOVE_ZERO, Mark.BITS_32]
+Line = Annotated[str, Mark.PRINTABLE]
 NotNegative = Annotated[float, Mark.NOT_NEGATIVE]
 Positive = Annotated[float, Mark.ABOVE_ZERO]
 
@@ -157,7 +163,7 @@ def _decoded(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: st
 
 def _shown(value: Any) -> str:
     """A value as an error shows it, shortened."""
-    text = repr(value)
+    text = reprlib.repr(value) if isinstance(value, (dict, list)) else repr(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
@@ -207,6 +213,10 @@ def _value(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str)
             raise wrong("a number")
     elif not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise wrong(_KINDS[hint])
+    elif hint is int and value.bit_length() >= (bits := 32 if Mark.BITS_32 in marks else 64):
+        raise wrong(f"a whole number of {bits} bits")
+    elif Mark.PRINTABLE in marks and not value.isprintable():
+        raise wrong("printable text in one line")
     if Mark.NOT_NEGATIVE in marks and value < 0:
         raise wrong("at least 0")
     if Mark.ABOVE_ZERO in marks and value <= 0:

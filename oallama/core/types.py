@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from oallama.core.codec import Count, Expect, Mark, NotNegative, Positive, Size
+from oallama.core.codec import Count, Count32, Expect, Line, Mark, NotNegative, Positive, Size, Size32
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 
 Shape = tuple[int, int, int]  # [K, N, E]: ne[0], ne[1], ne[2] of a weight
@@ -379,12 +379,12 @@ class AffinityReport:
 class OperatorPlacement:
     """Fractions of one operator's weight; gg + cg + cc == 1."""
 
-    name: str
+    name: Line
     gg: float
     cg: float
     cc: float
     # CPU buffer type of the cc part; None: llama.cpp's own choice
-    layout: Annotated[str | None, Mark.OMIT_DEFAULT] = None
+    layout: Annotated[Line | None, Mark.OMIT_DEFAULT] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,10 +406,10 @@ class MemoryLedger:
 class Workload:
     """What a plan is made for, in tokens."""
 
-    n_prompt: Count
-    n_gen: Count
-    n_ctx: Count
-    n_ubatch: Size = 512
+    n_prompt: Count32
+    n_gen: Count32
+    n_ctx: Count32
+    n_ubatch: Size32 = 512
 
 
 FlashAttention = Literal["auto", "on", "off"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Any
 
-from oallama.core.codec import CodecError, Count, Mark, from_json, to_json
+from oallama.core.codec import CodecError, Count, Line, Mark, from_json, to_json
 from oallama.core.errors import PlanError
 from oallama.core.types import (
     Attention,
@@ -33,12 +33,12 @@ _UNPREDICTED = dict.fromkeys(field.name for field in fields(Predicted))
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
     path: str
-    fingerprint: str
+    fingerprint: Line
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedMachine:
-    fingerprint: str
+    fingerprint: Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ class PlanDocument:
     version: int
     model: PlannedModel
     machine: PlannedMachine
-    device: str
-    policy: str
+    device: Line
+    policy: Line
     workload: Workload
     operators: tuple[OperatorPlacement, ...]
     token_assignment: tuple[DeviceTokens, ...]
     streaming: Annotated[StreamSettings | None, Mark.OMIT_DEFAULT, Mark.NOT_NULL] = None
     attention: Annotated[Attention | None, Mark.OMIT_DEFAULT] = None
     notes: Annotated[tuple[str, ...], Mark.OMIT_DEFAULT] = ()
-    n_gpu_layers: int
+    n_gpu_layers: Annotated[int, Mark.BITS_32]
     memory: MemoryLedger
     predicted: Annotated[Predicted | None, Mark.REQUIRED]
 

@@ -216,6 +216,14 @@ def test_a_broken_plan_is_refused_in_one_sentence(path: str, value: Any) -> None
         ("token_assignment", [[512, 1]], "it.json: plan.token_assignment[0] must be an object, not [512, 1]"),
         ("streaming", None, "it.json: plan.streaming must be an object, not None"),
         ("notes", [5], "it.json: plan: notes[0] must be text, not 5"),
+        ("policy", "x\x1b[2J", r"it.json: plan: policy must be printable text in one line, not 'x\x1b[2J'"),
+        (
+            "operators/0/layout",
+            "a\nb",
+            r"it.json: plan.operators[0]: layout must be printable text in one line, not 'a\nb'",
+        ),
+        ("workload/n_ctx", 1 << 31, "it.json: plan.workload: n_ctx must be a whole number of 32 bits, not 2147483648"),
+        ("memory/kv", 1 << 63, "it.json: plan.memory: kv must be a whole number of 64 bits, not 9223372036854775808"),
         ("predicted/ttft_s", None, "it.json: plan.predicted: ttft_s must be a number, not None"),
     ],
 )
