@@ -7,6 +7,7 @@ float and str. `Annotated` adds checks and says how a field is written (see the 
 
 from __future__ import annotations
 
+import reprlib
 import sys
 import types
 from collections.abc import Mapping
@@ -23,9 +24,12 @@ class Mark(Enum):
     NOT_NEGATIVE = "not negative"
     ABOVE_ZERO = "above 0"
     NOT_EMPTY = "not empty"
+    BITS_32 = "32 bits"  # of a whole number that goes to llama.cpp as int32_t; others have 64
+    PRINTABLE = "printable"  # text in one line, without what steers a terminal
     FLAT = "flat"  # a dataclass whose keys lie beside those of the outer one; None where its first key is absent
     OMIT_DEFAULT = "omit default"  # not written where the value is the field's default
     REQUIRED = "required"  # must be there, though the field has a default
+    NOT_NULL = "not null"  # left out where it is None, which null does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +41,16 @@ class Expect:
 
 Count = Annotated[int, Mark.NOT_NEGATIVE]
 Size = Annotated[int, Mark.ABOVE_ZERO]
+Count32 = Annotated[int, Mark.NOT_NEGATIVE, Mark.BITS_32]
+Size32 = Annotated[int, Mark.ABOVE_ZERO, Mark.BITS_32]
+Line = Annotated[str, Mark.PRINTABLE]
 NotNegative = Annotated[float, Mark.NOT_NEGATIVE]
 Positive = Annotated[float, Mark.ABOVE_ZERO]
 
 
 class CodecError(ValueError):
-    """A JSON document does not describe the dataclass. The message names the path: `cases[3]: seconds must be …`."""
+    """A JSON document does not describe the dataclass. The message names the path, what was expected and what is there:
+    `profile.cases[3]: seconds must be a number, not 'fast'`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +121,7 @@ def from_json(cls: type[_T], document: Any, where: str) -> _T:
     """The dataclass of a JSON object. Unknown keys are ignored; a key may be missing where its field has a default or
     may be None. where: how the document is named in errors. Raises CodecError."""
     if not isinstance(document, Mapping):
-        raise CodecError(f"{where} is not an object")
+        raise CodecError(f"{where} must be an object, not {_shown(document)}")
     values = {}
     for field in _fields_of(cls):
         if Mark.FLAT in field.marks:
@@ -150,12 +158,21 @@ def _decoded(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: st
     except CodecError:
         if expected is None:
             raise
-        raise CodecError(f"{where}: {name} {expected.what}") from None
+        raise CodecError(f"{where}: {name} {expected.what}, not {_shown(value)}") from None
+
+
+def _shown(value: Any) -> str:
+    """A value as an error shows it, shortened."""
+    text = reprlib.repr(value) if isinstance(value, (dict, list)) else repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+_KINDS = {str: "text", int: "a whole number", bool: "true or false"}
 
 
 def _value(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str) -> Any:
     def wrong(what: str) -> CodecError:
-        return CodecError(f"{where}: {name} {what}")
+        return CodecError(f"{where}: {name} must be {what}, not {_shown(value)}")
 
     def inside(inner: Any, item: Any, at: str) -> Any:
         """The item of a list or a dictionary; `at` is its name after the field's."""
@@ -165,7 +182,9 @@ def _value(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str)
     inner = _without_none(hint)
     if inner is not hint:
         inner, more = _split(inner)
-        return None if value is None else _decoded(inner, (*marks, *more), value, where, name)
+        if value is None and Mark.NOT_NULL not in marks:
+            return None
+        return _decoded(inner, (*marks, *more), value, where, name)
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
@@ -173,29 +192,33 @@ def _value(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str)
         return from_json(hint, value, f"{where}.{name}")  # type: ignore[arg-type]
     if origin is Literal:
         if not any(type(value) is type(arg) and value == arg for arg in args):
-            raise wrong(f"must be one of {', '.join(map(str, args))}")
+            raise wrong(f"one of {', '.join(map(str, args))}")
         return value
     if origin is tuple:
         if not isinstance(value, list):
-            raise wrong("must be list")
+            raise wrong("a list")
         if Mark.NOT_EMPTY in marks and not value:
-            raise wrong("is empty")
+            raise wrong("a list with something in it")
         if args[-1] is ...:
             return tuple(inside(args[0], item, f"[{i}]") for i, item in enumerate(value))
         if len(value) != len(args):
-            raise wrong(f"must be a list of {len(args)}")
+            raise wrong(f"a list of {len(args)}")
         return tuple(inside(arg, item, f"[{i}]") for i, (arg, item) in enumerate(zip(args, value, strict=True)))
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
-            raise wrong("must be dict")
+            raise wrong("an object")
         return {str(key): inside(args[1], item, f".{key}") for key, item in value.items()}
     if hint is float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < sys.float_info.max:
-            raise wrong("must be a number")
+            raise wrong("a number")
     elif not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise wrong(f"must be {hint.__name__}")
+        raise wrong(_KINDS[hint])
+    elif hint is int and value.bit_length() >= (bits := 32 if Mark.BITS_32 in marks else 64):
+        raise wrong(f"a whole number of {bits} bits")
+    elif Mark.PRINTABLE in marks and not value.isprintable():
+        raise wrong("printable text in one line")
     if Mark.NOT_NEGATIVE in marks and value < 0:
-        raise wrong("is negative" if hint is int else "must be above 0")
+        raise wrong("at least 0")
     if Mark.ABOVE_ZERO in marks and value <= 0:
-        raise wrong("must be above 0")
+        raise wrong("above 0")
     return float(value) if hint is float else value

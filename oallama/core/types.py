@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
-from oallama.core.codec import Count, Expect, Mark, NotNegative, Positive, Size
+from oallama.core.codec import Count, Count32, Expect, Line, Mark, NotNegative, Positive, Size, Size32
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 
 Shape = tuple[int, int, int]  # [K, N, E]: ne[0], ne[1], ne[2] of a weight
@@ -379,11 +379,12 @@ class AffinityReport:
 class OperatorPlacement:
     """Fractions of one operator's weight; gg + cg + cc == 1."""
 
-    name: str
+    name: Line
     gg: float
     cg: float
     cc: float
-    layout: str | None = None  # CPU buffer type of the cc part; None: llama.cpp's own choice
+    # CPU buffer type of the cc part; None: llama.cpp's own choice
+    layout: Annotated[Line | None, Mark.OMIT_DEFAULT] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,10 +406,10 @@ class MemoryLedger:
 class Workload:
     """What a plan is made for, in tokens."""
 
-    n_prompt: int
-    n_gen: int
-    n_ctx: int
-    n_ubatch: int = 512
+    n_prompt: Count32
+    n_gen: Count32
+    n_ctx: Count32
+    n_ubatch: Size32 = 512
 
 
 FlashAttention = Literal["auto", "on", "off"]
@@ -419,9 +420,9 @@ class Attention:
     """How attention runs in a llama_context, and the types of its KV cache. flash_attn "auto": llama.cpp decides, which
     turns it on where every device has it."""
 
-    flash_attn: FlashAttention = "auto"
-    type_k: str = "f16"  # as llama.cpp's -ctk names it
-    type_v: str = "f16"
+    flash_attn: Annotated[FlashAttention, Mark.REQUIRED] = "auto"
+    type_k: Annotated[str, Mark.REQUIRED] = "f16"  # as llama.cpp's -ctk names it
+    type_v: Annotated[str, Mark.REQUIRED] = "f16"
 
 
 PrefetchMode = Literal["ahead", "layer"]
@@ -431,11 +432,13 @@ PrefetchMode = Literal["ahead", "layer"]
 class StreamSettings:
     """How a plan's streamed slices (cg > 0, n_g > 0) are held and copied."""
 
-    n_slots: int = 2  # of the ring of blocks in device memory that copies go to
-    prefetch: PrefetchMode = "ahead"  # copy as soon as a slot is free, or only within a layer (ScheInfer's pipeline)
-    kept_twice: bool = False  # CC lies in its layout, and a second time in plain memory, which is streamed for n_g
-    piece_bytes: int = 0  # asked for at once at most, so that other copies get through; 0: any number
-    link_bytes_per_s: int = 0  # no more is asked for ahead than the link copies meanwhile; 0: no limit
+    n_slots: Annotated[int, Mark.REQUIRED] = 2  # of the ring of blocks in device memory that copies go to
+    # copy as soon as a slot is free, or only within a layer (ScheInfer's pipeline)
+    prefetch: Annotated[PrefetchMode, Mark.REQUIRED] = "ahead"
+    # CC lies in its layout, and a second time in plain memory, which is streamed for n_g
+    kept_twice: Annotated[bool, Mark.REQUIRED] = False
+    piece_bytes: Count = 0  # asked for at once at most, so that other copies get through; 0: any number
+    link_bytes_per_s: Count = 0  # no more is asked for ahead than the link copies meanwhile; 0: no limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import pairwise
 
 from oallama.core.types import ModelInfo, Operator
@@ -53,6 +54,15 @@ Counts = tuple[int, ...]
 """The fields of Crossings, of one layer."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """The nodes of a layer, and the one before them; nodes and operators are counted from the layer's first. Layers
+    that are alike are one object."""
+
+    nodes: tuple[Node, ...]
+    before: Node | None
+
+
 @dataclass(frozen=True, slots=True)
 class Graph:
     """The nodes in execution order. Every layer begins with a norm and ends with the output that the next one reads."""
@@ -63,37 +73,33 @@ class Graph:
     # the embedding counts with the first layer
     n_layer: int
     layer_operators: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)  # as layer_nodes
-    layer_kinds: tuple[int, ...] = field(init=False, compare=False, repr=False)  # the same for layers that are alike
-    known: dict[Hashable, tuple[Counts, bool]] = field(
-        init=False, compare=False, repr=False, default_factory=dict
-    )  # what was counted for a kind of layer
+    layers: tuple[Layer, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         parts = range(self.n_layer + 1)
-        kinds: dict[Hashable, int] = {}
+        alike: dict[Hashable, Layer] = {}
         object.__setattr__(self, "layer_operators", tuple(self.operators_of((at, at + 1)) for at in parts))
-        object.__setattr__(self, "layer_kinds", tuple(kinds.setdefault(self._relative(at), len(kinds)) for at in parts))
+        made = [self._layer(at) for at in parts]
+        found = tuple(alike.setdefault((layer.nodes, layer.before), layer) for layer in made)
+        object.__setattr__(self, "layers", found)
 
     def operators_of(self, window: tuple[int, int]) -> tuple[int, int]:
         """[first, last) operator of the layers [window[0], window[1]); operators are in the order of layers."""
         return bisect_left(self.operator_layer, window[0]), bisect_left(self.operator_layer, window[1])
 
-    def _relative(self, layer: int) -> Hashable:
-        """A layer's nodes, and the one before them, with everything counted from the layer's first."""
+    def _layer(self, layer: int) -> Layer:
         (first, last), first_operator = self.layer_nodes[layer], self.layer_operators[layer][0]
         nodes = tuple(
-            (
-                tuple(source - first for source in node.inputs),
-                node.bytes_per_token,
-                None if node.operator is None else node.operator - first_operator,
-                None if node.follows_layer is None else node.follows_layer - layer,
-                node.host,
-                node.outputs_only,
+            replace(
+                node,
+                inputs=tuple(source - first for source in node.inputs),
+                operator=None if node.operator is None else node.operator - first_operator,
+                follows_layer=None if node.follows_layer is None else node.follows_layer - layer,
             )
             for node in self.nodes[first:last]
         )
-        before = self.nodes[first - 1] if first else None
-        return nodes, before and (before.bytes_per_token, before.outputs_only)
+        before = replace(self.nodes[first - 1], inputs=(), operator=None, follows_layer=None) if first else None
+        return Layer(nodes, before)
 
 
 _ATTENTION_IN = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_q_a", "attn_kv_a_mqa")
@@ -254,7 +260,12 @@ def node_sides(graph: Graph, on_device: Sequence[bool], first_device_layer: int,
             sides.append(node.follows_layer >= first_device_layer)
         else:
             sides.append(False if node.host else None)
-    for order in (range(len(sides)), range(len(sides) - 1, -1, -1)):  # pass 2: expand the device down, then up
+    return _expanded(sides)
+
+
+def _expanded(sides: list[bool | None]) -> list[bool]:
+    """Pass 2 of the scheduler: a node without a side (None) follows a device neighbour, the one before it first."""
+    for order in (range(len(sides)), range(len(sides) - 1, -1, -1)):
         near_device = False
         for i in order:
             if sides[i] is None:
@@ -279,43 +290,45 @@ def crossings(
     for layer in range(low, high):
         first, last = graph.layer_operators[layer]
         after = layer + 1 >= first_device_layer if layer + 1 < high else None
-        key = (graph.layer_kinds[layer], bytes(on_device[first:last]), layer >= first_device_layer, before, after)
-        if key not in graph.known:
-            graph.known[key] = _of_layer(graph, layer, on_device, first_device_layer, before, after is not None)
-        counts, before = graph.known[key]
+        here = layer >= first_device_layer
+        counts, before = _of_layer(graph.layers[layer], bytes(on_device[first:last]), here, before, after)
         found.append(counts)
     splits, *others = map(sum, zip(*found, strict=True))
     return Crossings(1 + splits, *others)
 
 
+@lru_cache(maxsize=2**16)
 def _of_layer(
-    graph: Graph,
-    layer: int,
-    on_device: Sequence[bool],
-    first_device_layer: int,
-    before: bool | None,
-    goes_on: bool,
+    layer: Layer, on_device: bytes, here: bool, before: bool | None, after: bool | None
 ) -> tuple[Counts, bool]:
-    """(what a layer adds to the counts, the side that it ends on). before: the side that the layer before ended on;
-    None: there is none, and what comes from there is not counted. goes_on: another layer comes after it."""
-    first, last = graph.layer_nodes[layer]
-    sides = node_sides(graph, on_device, first_device_layer, first, last + goes_on)[: last - first]
+    """(what a layer adds to the counts, the side that it ends on). on_device: 1 for each operator that is there. here:
+    whether its norms and KV are. before: the side that the layer before ended on; None: there is none, and what comes
+    from there is not counted. after: the side that the next layer begins on, if there is one."""
+    sides = _expanded(
+        [
+            bool(on_device[node.operator]) if node.operator is not None
+            else here if node.follows_layer is not None
+            else False if node.host
+            else None
+            for node in layer.nodes
+        ]
+        + ([] if after is None else [after])
+    )[: len(layer.nodes)]  # fmt: skip
     earlier = [] if before is None else [before]
-    computed = [s for s, node in zip(sides, graph.nodes[first:last], strict=True) if node.bytes_per_token]
+    computed = [s for s, node in zip(sides, layer.nodes, strict=True) if node.bytes_per_token]
     splits = sum(a != b for a, b in pairwise([*earlier, *computed]))
     device_splits = sum(b and not a for a, b in pairwise([bool(before), *sides]))
     copied: set[tuple[int, bool]] = set()
     counts = [0, 0]  # by side of the reader: [out, in]
     n_bytes = [0, 0]
     output_bytes = [0, 0]
-    for i, side in enumerate(sides):
-        for source in graph.nodes[first + i].inputs:
-            there = before if source < first else sides[source - first]
-            if there is None or there == side or (source, side) in copied:
+    for side, reader in zip(sides, layer.nodes, strict=True):
+        for source in reader.inputs:
+            there, node = (before, layer.before) if source < 0 else (sides[source], layer.nodes[source])
+            if node is None or there is None or there == side or (source, side) in copied:
                 continue
             copied.add((source, side))
             counts[side] += 1
-            node = graph.nodes[source]
             if node.outputs_only:
                 output_bytes[side] += node.bytes_per_token
             else:

@@ -88,7 +88,7 @@ class Prober:
 
         self._child: Child | None = Child(MODULE)
         self._asked: list[LoadSettings] = []  # and not answered
-        self._answers: dict[LoadSettings, ProbeResult | OallamaError] = {}
+        self._answers: dict[LoadSettings, ProbeResult | OallamaError] = {}  # and not taken yet
 
     def __enter__(self) -> Prober:
         return self
@@ -109,11 +109,11 @@ class Prober:
         self._asked.append(request)
 
     def answer(self, request: LoadSettings, timeout_s: float = TIMEOUT_S) -> ProbeResult:
-        """What the load would take. Raises as probe_memory."""
+        """What the load would take; asked again, it is made again. Raises as probe_memory."""
         while request not in self._answers:
             self.ask(request)
             self._receive(timeout_s)
-        found = self._answers[request]
+        found = self._answers.pop(request)
         if isinstance(found, OallamaError):
             raise found
         return found

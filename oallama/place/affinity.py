@@ -137,7 +137,7 @@ class Transfers:
         low, high = max(0, min(own) - 1), max(own) + 2
         first, last = graph.operators_of((low, high))
         members = tuple(i - first for i in unit)
-        kind = (graph.layer_kinds[low:high], self._costs.offloaded[first:last], members)
+        kind = (graph.layers[low:high], self._costs.offloaded[first:last], members)
         alike = self._alike.setdefault(kind, len(self._alike))
         self._units[unit] = _Window((low, high), first, last, members, alike)
         return self._units[unit]

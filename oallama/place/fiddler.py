@@ -18,7 +18,8 @@ from oallama.cost.slices import BlockCost, Cut, Pricing
 from oallama.place.affinity import fill
 from oallama.place.cuts import Layers, Table, pass_seconds
 from oallama.place.placed import Placed, cpu
-from oallama.place.slicer import Slicer, held, staging_bytes
+from oallama.place.slicer import Slicer, held
+from oallama.place.staging import staging_bytes
 
 
 def experts_last(costs: Costs, operators: Sequence[Operator], first: int, room: int) -> Placed:

@@ -17,7 +17,8 @@ from oallama.cost.slices import BlockCost, Cut
 from oallama.place.affinity import fill
 from oallama.place.cuts import Layers
 from oallama.place.placed import Placed
-from oallama.place.slicer import STAGING_ROUNDS, Slicer, staging_bytes
+from oallama.place.slicer import STAGING_ROUNDS, Slicer
+from oallama.place.staging import staging_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ class _Gaps:
     def _tasks(self, n_tokens: int) -> tuple[list[Task], list[Task]]:
         if n_tokens not in self._known:
             placed, graph = self._placed, self._problem.graph
-            costs = self._slicer.costs_at(n_tokens, placed.first_device_layer <= graph.n_layer)
+            costs = self._slicer.sliceable.costs_at(n_tokens, placed.first_device_layer <= graph.n_layer)
             at = (placed.on_device, placed.first_device_layer)
             made = whole_tasks(costs, self._problem.operators, *at, self._cache, self._inside)
             self._known[n_tokens] = ([t for t in made if not t.of_host], [t for t in made if t.of_host])

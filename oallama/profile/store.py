@@ -93,7 +93,7 @@ def profile_from_json(document: Any) -> Profile:
 def _assumed_sharing(contention: Any) -> tuple[Sharing, ...]:
     """The rows of a file that has `contention` alone: as measured in decode, and unhindered in large batches."""
     if not isinstance(contention, Mapping):
-        raise CodecError("profile.contention is not an object")
+        raise CodecError("profile.contention must be an object")
     rates = {field: contention[key] for key, field in _CONTENTION_KEYS.items() if key in contention}
     pair = {"first": "cpu", "second": "link", "n_tokens": 1, "assumed": True}
     decode = from_json(Sharing, {**pair, **rates}, "profile.contention")

@@ -92,8 +92,9 @@ class DryLoads:
 
     def begin_on_host(self, load: Workload, attention: Attention) -> None:
         """Have what on_host will ask for made meanwhile, where there is a process for it."""
-        if self._prober is not None:
-            self._prober.ask(self.settings(load, self._nothing, attention))
+        settings = self.settings(load, self._nothing, attention)
+        if self._prober is not None and settings not in self._results:
+            self._prober.ask(settings)
 
     def on_host(self, load: Workload, attention: Attention) -> tuple[int, int, int]:
         """Bytes of weights, KV cache and compute buffers with everything on the CPU."""

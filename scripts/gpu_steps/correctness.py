@@ -52,9 +52,10 @@ def compare(path: Path, device: str, mode: str) -> dict[str, Any]:
     import numpy as np
     from e2e.placed import placed
     from e2e.plugin_runs import loaded, logits_of, with_plugin
-    from e2e.split_cases import ffn, is_ffn, split_placements
+    from e2e.split_cases import ffn, split_placements
 
     from oallama.core.types import StreamSettings
+    from oallama.cost.blocks import is_ffn
     from oallama.device.load_params import load_bridge
     from oallama.plan.plan import Plan
 

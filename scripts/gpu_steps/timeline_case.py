@@ -79,6 +79,7 @@ def made_plans(placer: Any, share: float, n_prompt: int, n_gen: int) -> dict[str
     """Attention, output and KV on the device, and of every FFN `share` as well: GG, in `split`; half of it CG, in
     `streamed`. The rest is CC, in the layout that llama.cpp would choose."""
     from oallama.core.types import OperatorPlacement
+    from oallama.cost.blocks import is_ffn
     from oallama.model.cut import cut_extent
     from oallama.plan.plan import Plan
 
@@ -86,10 +87,9 @@ def made_plans(placer: Any, share: float, n_prompt: int, n_gen: int) -> dict[str
     made: dict[str, list[OperatorPlacement]] = {"split": [], "streamed": []}
     for operator in placer.operators:
         extent = cut_extent(operator)
-        is_ffn = operator.role.startswith("ffn") and "gate_inp" not in operator.role
-        there = max(1, round(share * extent / CUT)) * CUT if is_ffn else extent
+        there = max(1, round(share * extent / CUT)) * CUT if is_ffn(operator) else extent
         for name, placements in made.items():
-            cg = there // 2 // CUT * CUT if name == "streamed" and is_ffn else 0
+            cg = there // 2 // CUT * CUT if name == "streamed" and is_ffn(operator) else 0
             cc = extent - there
             layout = best_layout(operator, cc) if cc else None
             placements.append(OperatorPlacement(operator.name, (there - cg) / extent, cg / extent, cc / extent, layout))

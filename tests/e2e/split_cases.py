@@ -12,6 +12,7 @@ from e2e.placed import ALL_LAYERS, Placed, Where, placed
 from gguf_factory import write_gguf
 
 from oallama.core.types import Operator, OperatorPlacement
+from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import LoadSettings
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.model.memory import probe_memory
@@ -28,10 +29,6 @@ def written(models: Path, arch: str, **shape: Any) -> Path:
 
 Share = Callable[[Operator], float | None]
 """Share of an operator that goes to the device; None: not split, it stays in host memory."""
-
-
-def is_ffn(operator: Operator) -> bool:
-    return operator.role.startswith("ffn") and "gate_inp" not in operator.role
 
 
 def ffn(share: float) -> Share:

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from e2e.placed import Placed, placed, with_ledger
-from e2e.split_cases import ffn, is_ffn, split_case
+from e2e.split_cases import ffn, split_case
 from e2e.test_engine import (
     QUANTISED_NMSE,
     TOKENS,
@@ -37,6 +37,7 @@ from ggml_bridge.rpc import RpcServer
 from oallama.core.errors import DeviceError, PlanError
 from oallama.core.options import Options
 from oallama.core.types import SPLIT_LAYOUT
+from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine

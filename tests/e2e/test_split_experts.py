@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from e2e.placed import placed
 from e2e.plugin_runs import loaded, logits_of, logits_of_sequences, with_plugin
-from e2e.split_cases import ffn, is_ffn, split_placements, written
+from e2e.split_cases import ffn, split_placements, written
 from e2e.test_engine import nmse
 from e2e.test_split_logits import EXACT_NMSE
 
 from ggml_bridge.split import SplitStats
-from oallama.cost.blocks import split_blocks
+from oallama.cost.blocks import is_ffn, split_blocks
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
 from oallama.plan.split import slice_counts

@@ -21,12 +21,13 @@ import numpy as np
 import pytest
 from e2e.placed import Placed, placed
 from e2e.plugin_runs import context_of, loaded, logits_of, logits_of_sequences, pattern_of, with_plugin
-from e2e.split_cases import everything, ffn, is_ffn, split_placements, written
+from e2e.split_cases import everything, ffn, split_placements, written
 from e2e.test_engine import nmse
 from gguf_factory import ARCHITECTURES as KNOWN
 from llama_cpp import llama_cpp as api
 
 from oallama.core.types import Operator
+from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import device_pointer, open_device
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from e2e.split_cases import ffn, is_ffn, split_case, streaming_case, written
+from e2e.split_cases import ffn, split_case, streaming_case, written
 from e2e.test_engine import QUANTISED_NMSE, TOKENS, engine_of, nmse, stock_logits
 
 from oallama.core.types import Operator
+from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.model.memory import probe_memory
 from oallama.plan.plan import Plan

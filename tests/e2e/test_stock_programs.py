@@ -20,7 +20,8 @@ from e2e.stock import RpcServer, environment, free_port, needs_programs, program
 from ggml_bridge.errors import BridgeError
 from ggml_bridge.library import GGML_VERSION, find_plugin
 from oallama.cli.default_model import FILE
-from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, Workload
+from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, Workload
+from oallama.cost.blocks import is_ffn
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
 from oallama.model.operators import operators
@@ -49,10 +50,6 @@ pytestmark = [
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RpcServer]:
     with rpc_server(tmp_path_factory.mktemp("rpc")) as made:
         yield made
-
-
-def is_ffn(operator: Operator) -> bool:
-    return operator.role.startswith("ffn")
 
 
 def split_plan(path: Path, device: str) -> Plan:

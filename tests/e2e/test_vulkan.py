@@ -25,12 +25,13 @@ import psutil
 import pytest
 from e2e.placed import Placed, placed
 from e2e.plugin_runs import context_of, loaded, logits_of, logits_of_sequences, pattern_of, with_plugin
-from e2e.split_cases import everything, ffn, is_ffn, split_case, split_placements, streaming_case
+from e2e.split_cases import everything, ffn, split_case, split_placements, streaming_case
 from e2e.test_engine import engine_of, nmse
 from gguf_factory import write_gguf
 from llama_cpp import llama_cpp as api
 
 from oallama.core.types import CPU_DEVICE, Operator, StreamSettings
+from oallama.cost.blocks import is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.placer import Placer
 from oallama.profile.store import profile_to_json

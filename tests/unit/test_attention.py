@@ -246,10 +246,13 @@ def test_an_older_plan_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("off", "flash_attn is None"),
-        ({"flash_attn": "maybe", "type_k": "f16", "type_v": "f16"}, "flash_attn is 'maybe', but one of auto, off, on"),
+        ("off", r"plan\.attention must be an object, not 'off'"),
+        (
+            {"flash_attn": "maybe", "type_k": "f16", "type_v": "f16"},
+            "flash_attn must be one of auto, on, off, not 'maybe'",
+        ),
         ({"flash_attn": "on", "type_k": "q3", "type_v": "f16"}, "type_k is 'q3'"),
-        ({"flash_attn": "on", "type_k": "f16"}, "type_v is None"),
+        ({"flash_attn": "on", "type_k": "f16"}, "type_v is missing"),
     ],
 )
 def test_nonsense_in_a_plan_is_one_sentence(said: object, message: str) -> None:

@@ -30,6 +30,7 @@ class Outer:
     near: Inner | None = None
     note: Annotated[str | None, Mark.OMIT_DEFAULT] = None
     listed: Annotated[tuple[str, ...], Mark.REQUIRED] = ()
+    absent: Annotated[Inner | None, Mark.OMIT_DEFAULT, Mark.NOT_NULL] = None
 
     JSON_KEYS: ClassVar = (
         "n",
@@ -43,6 +44,7 @@ class Outer:
         "near",
         "note",
         "listed",
+        "absent",
     )
 
     @property
@@ -56,10 +58,12 @@ outers = st.builds(
     Outer,
     st.text(),
     inners,
-    st.integers(0),
+    st.integers(0, 2**63 - 1),
     st.lists(st.floats(1e-9, 1e9), min_size=1).map(tuple),
     st.dictionaries(st.text(), inners),
-    st.lists(st.tuples(st.integers(), st.floats(allow_nan=False, allow_infinity=False, width=32))).map(tuple),
+    st.lists(
+        st.tuples(st.integers(1 - 2**63, 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False, width=32))
+    ).map(tuple),
     st.none() | inners,
     st.none() | st.text(),
     st.lists(st.text()).map(tuple),
@@ -87,22 +91,24 @@ def test_defaults_and_unknown_keys() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"name": None}, "it: name must be str"),
+        ({"name": None}, "it: name must be text, not None"),
         ({"name": ...}, "it: name is missing"),
         ({"listed": ...}, "it: listed is missing"),
-        ({"n": -1}, "it: n is negative"),
-        ({"n": True}, "it: n must be int"),
-        ({"kind": "c"}, "it: kind must be one of a, b"),
-        ({"size": [1]}, "it: size must be two sizes"),
-        ({"size": [1, 0]}, "it: size must be two sizes"),
-        ({"seconds": []}, "it: seconds is empty"),
-        ({"seconds": [1.0, 0.0]}, r"it: seconds[1] must be above 0"),
-        ({"seconds": [1.0, float("nan")]}, r"it: seconds[1] must be a number"),
-        ({"others": []}, "it: others must be dict"),
-        ({"others": {"k": 5}}, "it.others.k is not an object"),
-        ({"others": {"k": {"kind": 1, "size": [1, 1]}}}, "it.others.k: kind must be one of a, b"),
-        ({"pairs": [[1, 2.0], [1]]}, "it: pairs[1] must be a list of 2"),
-        ({"near": []}, "it.near is not an object"),
+        ({"n": -1}, "it: n must be at least 0, not -1"),
+        ({"n": True}, "it: n must be a whole number, not True"),
+        ({"kind": "c"}, "it: kind must be one of a, b, not 'c'"),
+        ({"size": [1]}, "it: size must be two sizes, not [1]"),
+        ({"size": [1, 0]}, "it: size must be two sizes, not [1, 0]"),
+        ({"seconds": []}, "it: seconds must be a list with something in it, not []"),
+        ({"seconds": [1.0, 0.0]}, r"it: seconds[1] must be above 0, not 0.0"),
+        ({"seconds": [1.0, float("nan")]}, r"it: seconds[1] must be a number, not nan"),
+        ({"others": []}, "it: others must be an object, not []"),
+        ({"others": {"k": 5}}, "it.others.k must be an object, not 5"),
+        ({"others": {"k": {"kind": 1, "size": [1, 1]}}}, "it.others.k: kind must be one of a, b, not 1"),
+        ({"pairs": [[1, 2.0], [1]]}, "it: pairs[1] must be a list of 2, not [1]"),
+        ({"near": []}, "it.near must be an object, not []"),
+        ({"absent": None}, "it.absent must be an object, not None"),
+        ({"n": "x" * 99}, f"it: n must be a whole number, not '{'x' * 36}..."),
     ],
 )
 def test_faults_name_their_path(changes: dict[str, Any], message: str) -> None:

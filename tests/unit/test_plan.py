@@ -128,6 +128,7 @@ def test_the_stored_plan_of_version_1_stays_readable() -> None:
     written = json.loads((GOLDEN / "plan_v1.json").read_text())
     written["workload"]["n_ubatch"] = 512
     assert plan.to_json() == written
+    assert list(plan.to_json()) == list(written)
 
 
 def test_the_contract_keys_are_there() -> None:
@@ -202,6 +203,34 @@ def test_a_broken_plan_is_refused_in_one_sentence(path: str, value: Any) -> None
     with pytest.raises(PlanError) as caught:
         Plan.from_json(broken(path, value))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("version", "1", "it.json is not a plan: an object with a whole number as its version is needed"),
+        ("device", ..., "it.json: plan: device is missing"),
+        ("model", [], "it.json: plan.model must be an object, not []"),
+        ("operators/0/gg", "1", "it.json: plan.operators[0]: gg must be a number, not '1'"),
+        ("workload/n_ubatch", 0, "it.json: plan.workload: n_ubatch must be above 0, not 0"),
+        ("token_assignment", [[512, 1]], "it.json: plan.token_assignment[0] must be an object, not [512, 1]"),
+        ("streaming", None, "it.json: plan.streaming must be an object, not None"),
+        ("notes", [5], "it.json: plan: notes[0] must be text, not 5"),
+        ("policy", "x\x1b[2J", r"it.json: plan: policy must be printable text in one line, not 'x\x1b[2J'"),
+        (
+            "operators/0/layout",
+            "a\nb",
+            r"it.json: plan.operators[0]: layout must be printable text in one line, not 'a\nb'",
+        ),
+        ("workload/n_ctx", 1 << 31, "it.json: plan.workload: n_ctx must be a whole number of 32 bits, not 2147483648"),
+        ("memory/kv", 1 << 63, "it.json: plan.memory: kv must be a whole number of 64 bits, not 9223372036854775808"),
+        ("predicted/ttft_s", None, "it.json: plan.predicted: ttft_s must be a number, not None"),
+    ],
+)
+def test_the_key_and_what_was_expected_are_named(path: str, value: Any, said: str) -> None:
+    with pytest.raises(PlanError) as caught:
+        Plan.from_json(broken(path, value), "it.json")
+    assert str(caught.value) == f"{said}; make it again with `oallama plan`"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", "nonsense", "[" * 100_000, '{"version": 1}'])
