@@ -47,8 +47,6 @@ FIT = "fit"
 """llama.cpp's own --fit, which only llama.cpp can answer (bench/fit_plan.py)."""
 
 POLICIES = ("auto", *CANDIDATES, *PUBLISHED)
-LATER_POLICIES = {"twinpilots": "the comparison of policies"}
-"""Policies of the contract that this version lacks, and what brings them."""
 
 VERIFY_ROUNDS = 6
 
@@ -96,13 +94,11 @@ def decide(
     """The placement of a policy for a workload; "auto" takes the one with the least predicted time. prefetch: how far
     copies of streamed weights run ahead. larger_ubatches: micro-batches above the workload's that may be taken instead.
 
-    Raises UsageError for a policy this version does not have, DoesNotFit where the policy needs the device and not
+    Raises UsageError for a policy that there is not, DoesNotFit where the policy needs the device and not
     even KV and compute buffers of one layer fit.
     """
     if policy == FIT:
         raise UsageError("policy fit is llama.cpp's own choice; ask it with bench.fit_plan.fit_plan, or `oallama plan`")
-    if policy in LATER_POLICIES:
-        raise UsageError(f"policy {policy} is not in this version; choose one of {', '.join(POLICIES)}")
     if policy not in POLICIES:
         raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICIES)}")
     if policy == "cpu" or problem.profile.device == CPU_DEVICE:

@@ -14,7 +14,7 @@ from oallama.core.types import LinearFit, MulMat, Operator, Profile, ProfileCase
 from oallama.cost.graph import build_graph
 from oallama.place.baselines import baselines
 from oallama.place.budget import DeviceMemory, Room, ledger
-from oallama.place.decide import LATER_POLICIES, decide
+from oallama.place.decide import decide
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem
 
@@ -227,8 +227,7 @@ def test_without_a_device_a_plan_is_held_against_the_cpu() -> None:
     assert stock.predicted == alone.predicted
 
 
-def test_policies_of_later_versions_and_unknown_ones_are_refused_in_a_sentence() -> None:
+def test_an_unknown_policy_is_refused_in_a_sentence() -> None:
     made, _ = problem(free=10**6)
-    for policy in (*LATER_POLICIES, "magic"):
-        with pytest.raises(UsageError, match="choose one of auto, oato, scheinfer, split, layers, cpu"):
-            decide(made, policy, LOAD, "mixed")
+    with pytest.raises(UsageError, match="choose one of auto, oato, scheinfer, split, layers, cpu"):
+        decide(made, "magic", LOAD, "mixed")
