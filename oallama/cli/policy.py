@@ -57,7 +57,7 @@ class PolicyOptions:
             if self.policy == FIT:
                 return _fit(placer, load)
             return placer.plan(
-                self.policy or ("auto" if self.fill == "continue" else "oato"),
+                self.policy or "auto",
                 load.n_prompt,
                 load.n_gen,
                 load.n_ctx,
@@ -124,7 +124,8 @@ affinity_option = click.option(
     type=click.Choice(["default", "paper"]),
     default="default",
     show_default=True,
-    help="default: T' is the marginal cost of the edges; paper: Algorithm 1 as published.",
+    help="default: T' is the marginal cost of the edges; paper: Algorithm 1 as published, with the placement that it "
+    "converges to. Either this or --fill without a --policy is oato.",
 )
 
 fill_option = click.option(

@@ -189,6 +189,19 @@ def test_paper_rules_fill_regardless_of_gain_and_stop_at_the_first_that_does_not
     assert all(decide(slow, "oato", LOAD, "mixed", affinity="paper", fill="paper").placed.on_device)
 
 
+@pytest.mark.parametrize("told", [{"affinity": "paper"}, {"fill": "paper"}, {"fill": "full"}])
+def test_auto_with_rules_of_oato_is_oato_whatever_would_be_faster(told: dict[str, Any]) -> None:
+    made, _ = problem(free=10**6)
+    slow = replace(made, profile=profile(t_gpu_s=5.0))
+    assert decide(slow, "auto", LOAD, "mixed").policy == "split"
+    decision = decide(slow, "auto", LOAD, "mixed", **told)
+    assert decision.policy == "oato"
+    assert decision.placed == decide(slow, "oato", LOAD, "mixed", **told).placed
+    for policy in ("layers", "scheinfer", "cpu", "hetegen"):
+        with pytest.raises(UsageError, match=f"say how oato places; policy {policy} does not"):
+            decide(slow, policy, LOAD, "mixed", **told)
+
+
 def test_full_uses_a_slow_device_up() -> None:
     made, _ = problem(free=16_000)
     slow = replace(made, profile=profile(t_gpu_s=5.0))
