@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
 
-MOST_NODES = 30_000
+MOST_NODES = 1_000
 """Of each search. Where they are not enough, the best placement that was found comes with a bound."""
 
 SLACKS = (1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 1e-1, inf)

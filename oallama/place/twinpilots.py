@@ -79,8 +79,8 @@ def _operation(
 def makespan_note(made: Makespan, seconds: float) -> str:
     """The makespan beside the plan's own time, both over the workload."""
     sides = f"CPU {format_seconds(made.cpu_s)}, device with its loading {format_seconds(made.device_s)}"
-    known = "" if made.is_least else f"; a better one could be found, of no less than {format_seconds(made.bound_s)}"
+    known = "" if made.is_least else f", at most {format_seconds(made.seconds - made.bound_s)} above the least there is"
     return (
-        f"makespan {format_seconds(made.seconds)} if neither side waited for the other ({sides}){known}; "
+        f"makespan {format_seconds(made.seconds)} if neither side waited for the other ({sides}{known}); "
         f"operators run in graph order, which is predicted to take {format_seconds(seconds)}"
     )
