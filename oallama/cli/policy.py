@@ -1,4 +1,4 @@
-"""--policy, --affinity, --fill, --prefetch and -ngl: how a placement is chosen; when policies not there yet come."""
+"""--policy, --affinity, --fill, --prefetch and -ngl: how a placement is chosen."""
 
 from __future__ import annotations
 
@@ -8,33 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oallama import __version__
 from oallama.cli.options import Function, count, given
 from oallama.cli.output import talk
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import CPU_DEVICE, Workload
-from oallama.place.decide import FIT, LATER_POLICIES, POLICIES
+from oallama.place.decide import FIT, POLICIES
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
 
-def _check_policy(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    if value in LATER_POLICIES:
-        raise UsageError(
-            f"policy {value} is not in oallama {__version__}, it comes with {LATER_POLICIES[value]}; "
-            f"choose one of {', '.join((*POLICIES, FIT))}"
-        )
-    return value
-
-
-STREAMING_POLICIES = ("auto", "scheinfer", "hetegen", "flexgen", "fiddler")
-
-
-def _complete_policy(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Those there are: the type also knows later ones, to say when they come."""
-    return [policy for policy in (*POLICIES, FIT) if policy.startswith(incomplete)]
+STREAMING_POLICIES = ("auto", "scheinfer", "hetegen", "twinpilots", "flexgen", "fiddler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +57,7 @@ class PolicyOptions:
             if self.policy == FIT:
                 return _fit(placer, load)
             return placer.plan(
-                self.policy or ("auto" if self.fill == "continue" else "oato"),
+                self.policy or "auto",
                 load.n_prompt,
                 load.n_gen,
                 load.n_ctx,
@@ -139,7 +124,8 @@ affinity_option = click.option(
     type=click.Choice(["default", "paper"]),
     default="default",
     show_default=True,
-    help="default: T' is the marginal cost of the edges; paper: Algorithm 1 as published.",
+    help="default: T' is the marginal cost of the edges; paper: Algorithm 1 as published, with the placement that it "
+    "converges to. Either this or --fill without a --policy is oato.",
 )
 
 fill_option = click.option(
@@ -153,12 +139,11 @@ fill_option = click.option(
 
 
 policy_option = click.option(
-    "--policy", type=click.Choice([*POLICIES, FIT, *LATER_POLICIES]), metavar="POLICY",
-    callback=_check_policy, shell_complete=_complete_policy,
+    "--policy", type=click.Choice([*POLICIES, FIT]), metavar="POLICY",
     help="oato: operators by GPU affinity; split: besides, operators computed by CPU and device at the same time; "
     "scheinfer: besides, weights streamed to the device; layers: whole layers, as llama.cpp's -ngl; cpu: nothing on "
     "the device; auto: whichever of these should be fastest. To compare with: fit, llama.cpp's own --fit; hetegen, "
-    "flexgen, fiddler and atsinfer, as other systems place weights (docs/policies.md).  [default: auto]",
+    "twinpilots, flexgen, fiddler and atsinfer, as other systems place weights (docs/policies.md).  [default: auto]",
 )  # fmt: skip
 
 prefetch_option = click.option(

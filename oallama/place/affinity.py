@@ -1,10 +1,14 @@
 """GPU affinity and the smart operator scheduling algorithm (OATO, section 3.3 and Algorithm 1).
 
 B_i = (T_ci - T_gi - T'_i) / M_i seconds saved per byte of device memory; G_i is B_i min-max normalised to 0..1.
-The published loop repeats rank -> T' -> rank until the affinities are stable and then fills. It leaves open what T'
-is; ours is the marginal cost of the edges: what the crossings cost with operator i on the device less what they cost
-with it on the CPU, everything else being where the last fill put it. T' is negative where i joins its neighbours
-there.
+The published loop repeats rank -> T' -> rank until the affinities are stable and then fills (lines 6-15, 16-31). It
+leaves open what T' is; ours is the marginal cost of the edges: what the crossings cost with operator i on the device
+less what they cost with it on the CPU, everything else being where the last fill put it. T' is negative where i joins
+its neighbours there.
+
+That T' needs a placement is an interpretation. Lines 6-15 have none yet, as only lines 16-31 make one, and a T' of the
+operator alone would leave nothing to repeat; but the loop is said to follow whether operators pass data between CPU and
+device. So the ranking of every round is filled by lines 16-31 at once, and T' is taken from that.
 """
 
 from __future__ import annotations
@@ -175,13 +179,15 @@ def iterate(
     rule: FillRule = "continue",
     start: Sequence[bool] | None = None,
     max_iterations: int = 50,
+    published: bool = False,
 ) -> Search:
     """Algorithm 1 over units: rank by B without T', fill, then rank with T' of that placement, fill, until the
-    affinities are stable. A placement met before is a cycle: it ends the loop unconverged. The placement with the
-    least predicted time of all that were met is returned.
+    affinities are stable. A placement met before is a cycle, in which Algorithm 1 would run for ever: it ends the loop
+    unconverged. The placement with the least predicted time of all that were met is returned.
 
     budget: bytes for the weights of operators. rule: see fill.FillRule. start: a placement to compute the first T'
-    from, in place of the one filled without T'.
+    from, in place of the one filled without T'. published: as Algorithm 1 has it, the placement of the stable
+    affinities is returned, whatever is predicted of it; of a cycle, the one in it with the least predicted time.
     """
     transfers = transfers or Transfers(costs)
     n = len(costs.operators)
@@ -198,17 +204,19 @@ def iterate(
         return tuple(on_device)
 
     placement = tuple(start) if start is not None else place([benefit(costs, unit, 0.0) for unit in units])
-    best, best_seconds = placement, placement_seconds(costs, placement, first_device_layer)
-    seen = {placement}
+    met = {placement: placement_seconds(costs, placement, first_device_layer)}
+
+    def ended(last: tuple[bool, ...], iteration: int, converged: bool) -> Search:
+        """last: the placement that the loop came to, or came back to."""
+        found = list(met)
+        looped = found[found.index(last) :] if published else found
+        kept = min(looped, key=lambda one: met[one])
+        return Search(kept, iteration, converged, met[kept])
+
     for iteration in range(1, max_iterations + 1):
         following = place([benefit(costs, u, transfers.of(placement, first_device_layer, u)) for u in units])
-        if following == placement:  # same neighbours, same T': the affinities are stable
-            return Search(best, iteration, True, best_seconds)
-        seconds = placement_seconds(costs, following, first_device_layer)
-        if seconds < best_seconds:
-            best, best_seconds = following, seconds
-        if following in seen:
-            return Search(best, iteration, False, best_seconds)
-        seen.add(following)
+        if following in met:  # the one before again: same neighbours, same T', so the affinities are stable
+            return ended(following, iteration, following == placement)
+        met[following] = placement_seconds(costs, following, first_device_layer)
         placement = following
-    return Search(best, max_iterations, False, best_seconds)
+    return ended(placement, max_iterations, False)

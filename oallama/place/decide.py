@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.core.types import CPU_DEVICE, Phase, PrefetchMode, Workload
+from oallama.core.types import CPU_DEVICE, MemoryLedger, Phase, PrefetchMode, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.placement import Costs
 from oallama.cost.timeline import Prefetch
@@ -47,8 +47,6 @@ FIT = "fit"
 """llama.cpp's own --fit, which only llama.cpp can answer (bench/fit_plan.py)."""
 
 POLICIES = ("auto", *CANDIDATES, *PUBLISHED)
-LATER_POLICIES = {"twinpilots": "the comparison of policies"}
-"""Policies of the contract that this version lacks, and what brings them."""
 
 VERIFY_ROUNDS = 6
 
@@ -96,15 +94,19 @@ def decide(
     """The placement of a policy for a workload; "auto" takes the one with the least predicted time. prefetch: how far
     copies of streamed weights run ahead. larger_ubatches: micro-batches above the workload's that may be taken instead.
 
-    Raises UsageError for a policy this version does not have, DoesNotFit where the policy needs the device and not
-    even KV and compute buffers of one layer fit.
+    "auto" with an affinity or a fill of the caller's choice is OATO, which they are for.
+
+    Raises UsageError for a policy that there is not, or that knows no affinity and fill where these are chosen,
+    DoesNotFit where the policy needs the device and not even KV and compute buffers of one layer fit.
     """
     if policy == FIT:
         raise UsageError("policy fit is llama.cpp's own choice; ask it with bench.fit_plan.fit_plan, or `oallama plan`")
-    if policy in LATER_POLICIES:
-        raise UsageError(f"policy {policy} is not in this version; choose one of {', '.join(POLICIES)}")
     if policy not in POLICIES:
         raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICIES)}")
+    if (affinity, fill) != ("default", "continue"):
+        if policy not in ("auto", "oato"):
+            raise UsageError(f"affinity and fill say how oato places; policy {policy} does not use them")
+        policy = "oato"
     if policy == "cpu" or problem.profile.device == CPU_DEVICE:
         return on_cpu(problem, load, phase)
 
@@ -186,7 +188,7 @@ def _decide_whole(
 
     nothing = f"with crossings counted, no operator is predicted to be faster on {problem.profile.device}"
     reason = "no layer fits the device" if policy == "layers" else f"{nothing} (--fill full uses it anyway)"
-    return _verified(problem, policy, asked, phase, propose, reason, required)
+    return _verified(problem, policy, asked, phase, propose, reason, required, fullest=affinity == "paper")
 
 
 def _decide_published(problem: Problem, policy: str, load: Workload, phase: Phase, prefetch: Prefetch) -> Decision:
@@ -198,13 +200,20 @@ def _decide_published(problem: Problem, policy: str, load: Workload, phase: Phas
 
 
 def _verified(
-    problem: Problem, policy: str, asked: Workload, phase: Phase, propose: Propose, reason: str, required: bool
+    problem: Problem,
+    policy: str,
+    asked: Workload,
+    phase: Phase,
+    propose: Propose,
+    reason: str,
+    required: bool,
+    fullest: bool = False,
 ) -> Decision:
     """Propose a placement, ask what it really takes, and correct the budget by that until it fits and fills the device.
     A placement that leaves the device empty is for the workload as it was asked for.
 
     reason: why that is so. required: raise DoesNotFit where not even the buffers fit, else leave everything on the CPU
-    and say so.
+    and say so. fullest: of placements that fit the one that uses the device best is kept, not the fastest.
     """
     memory, load, notes = device_memory(problem, asked, required)
     if memory is None:
@@ -212,13 +221,17 @@ def _verified(
     costs = costs_of(problem, load, phase)
     room = Room(memory)
     best: Decision | None = None
+
+    def better(real: MemoryLedger, placed: Placed, than: Decision) -> bool:
+        return real.spare < than.memory.spare if fullest else placed.seconds < than.placed.seconds
+
     for _ in range(VERIFY_ROUNDS):
         placed = propose(load, costs, room.memory)
         if not placed.uses_device(problem.graph.n_layer):
             return best or nothing_placed(problem, policy, asked, phase, memory.capacity, reason)
         placed = with_layouts(problem, costs, placed)
         real = measured(problem, load, placed, memory.capacity)
-        if real.spare >= 0 and (best is None or placed.seconds < best.placed.seconds):
+        if real.spare >= 0 and (best is None or better(real, placed, best)):
             predicted = predicted_of(problem, load, placed, costs.layouts)
             best = Decision(policy, load, costs, placed, real, predicted, (*notes, *exchange_notes(placed)))
         if not room.learn(placed.first_device_layer, own_bytes(problem, placed), real):

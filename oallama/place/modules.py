@@ -3,12 +3,13 @@ HeteGen's scheduler (section 4.5) and FlexGen's shares of weights have in common
 
 A module is what is moved at once: a linear operator of attention, a whole FFN (gate, up and down are cut at the same
 element, so that both sides go on with their own part), or an operator that cannot be cut. What lies outside the
-layers, the output, is no module: it is on the device before all others, or on the CPU.
+layers, the output, is no module: it is on the device before all others, or on the CPU. TwinPilots (twinpilots.py) takes
+the same modules, and chooses by itself which lie where.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.types import Operator, Phase
@@ -81,9 +82,9 @@ def place_modules(
     def filled(staging: int) -> tuple[frozenset[int], int]:
         """(modules on the device with so many bytes taken off the room, the staging that the others then need)."""
         there = fill(ranked, sizes, min(room - staging, weights_room))
-        return there, _staging(slicer, [module for i, module in enumerate(found) if i not in there])
+        return there, staging_of(slicer, [module for i, module in enumerate(found) if i not in there])
 
-    staging = _staging(slicer, found)
+    staging = staging_of(slicer, found)
     there, needed = filled(0)
     if sum(sizes[i] for i in there) + needed > room:
         there, needed = filled(staging)
@@ -92,6 +93,19 @@ def place_modules(
             if sum(sizes[i] for i in more) + then > room or more == there:
                 break
             there, needed = more, then
+    return placed_modules(slicer, found, there, base, costs, phase, needed)
+
+
+def placed_modules(
+    slicer: Slicer,
+    found: Sequence[Module],
+    there: Collection[int],
+    base: Placed,
+    costs: Costs,
+    phase: Phase,
+    staging: int,
+) -> Placed:
+    """These modules whole on the device beside `base`, and the others as they are cut; staging: bytes that takes."""
     inside = {i for n in there for i in found[n].operators}
     on_device = tuple(whole or i in inside for i, whole in enumerate(base.on_device))
     whole = Placed(on_device, base.first_device_layer, placement_seconds(costs, on_device, base.first_device_layer), 1)
@@ -101,26 +115,28 @@ def place_modules(
     layers = [
         (of, cuts.get(of.block.operators, Cut(of.block.extent, 0, 0))) for of in slicer.fastest(slicer.blocks(whole))
     ]
-    plan = slicer.exact(slicer.priced(layers, (), False, 0, needed))
+    plan = slicer.exact(slicer.priced(layers, (), False, 0, staging))
     return slicer.placed(whole, plan, plan.seconds(slicer.load, phase))
 
 
 def _with_slots(slicer: Slicer, found: Sequence[Module], room: int) -> Sequence[Module]:
     """The modules, those with the largest parts left whole until the ring fits."""
-    while _staging(slicer, found) > max(0, room):
+    while staging_of(slicer, found) > max(0, room):
         streamed = [module for module in found if module.cut is not None and not module.cut[1].is_whole]
-        alone = {id(module): _staging(slicer, [module]) for module in streamed}
+        alone = {id(module): staging_of(slicer, [module]) for module in streamed}
         most = max(alone.values())
-        found = [_on_cpu(module) if alone.get(id(module)) == most else module for module in found]
+        found = [on_cpu(module) if alone.get(id(module)) == most else module for module in found]
     return found
 
 
-def _on_cpu(module: Module) -> Module:
+def on_cpu(module: Module) -> Module:
+    """The module, none of it streamed."""
     assert module.cut is not None
     of, cut = module.cut
     return replace(module, cut=(of, Cut(cut.extent, 0, 0)))
 
 
-def _staging(slicer: Slicer, found: Sequence[Module]) -> int:
+def staging_of(slicer: Slicer, found: Sequence[Module]) -> int:
+    """Bytes of the device that the cuts of these modules need beside weights."""
     layers: Layers = [module.cut for module in found if module.cut is not None]
     return staging_bytes(layers, slicer.on.prefetch, slicer.load.n_ubatch, 0)

@@ -44,13 +44,15 @@ def search(
     granularities: Sequence[Granularity] = GRANULARITIES,
     transfers: Transfers | None = None,
 ) -> Placed:
-    """The placement with the least predicted time over the passes of `costs`.
+    """The placement with the least predicted time over the passes of `costs`, but for what is published.
 
     transfers: of these costs, where several budgets are searched. first_layers: from which layers on norms and KV may
     be on the device; None: those of device_layer_choices.
 
-    affinity "paper" ranks as published: single operators, T' never negative; norms and KV of all layers are on the
-    device, or of as many as fit. rule "full" takes the least predicted time among placements that leave no room there.
+    affinity "paper" is Algorithm 1 as published: single operators, T' (see affinity.py for what is an interpretation of
+    it) never negative, the placement that the loop converged to, whatever it is predicted to take; norms and KV of all
+    layers are on the device, or of as many as fit. rule "full" takes the least predicted time among placements that
+    leave no room there.
     """
     n_layer = costs.graph.n_layer
     if first_layers is None:
@@ -98,7 +100,7 @@ def _searches(
 
     singles = groups("operator")
     if affinity == "paper":
-        yield iterate(costs, singles, room, first, transfers=transfers, rule=rule)
+        yield iterate(costs, singles, room, first, transfers=transfers, rule=rule, published=True)
         return
     for granularity in granularities:
         found = iterate(costs, groups(granularity), room, first, transfers=transfers, rule=rule)

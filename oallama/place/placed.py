@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from oallama.core.types import StreamSettings
 from oallama.cost.placement import Costs, placement_seconds
+from oallama.place.makespan import Makespan
 
 Budget = Callable[[int], int]
 """first_device_layer -> bytes left for operators on the device once KV, compute buffers and the other tensors of those
@@ -46,6 +47,7 @@ class Placed:
     # host layout of each operator's part in host memory; None, and of no operator: llama.cpp's choice
     layouts: tuple[str | None, ...] = ()
     filled: Placed | None = None  # OATO's fill, where exchanges changed it
+    makespan: Makespan | None = None  # that TwinPilots' modules were placed for
 
     def uses_device(self, n_layer: int) -> bool:
         """Whether anything is on the device: llama.cpp's part of it, or slices."""

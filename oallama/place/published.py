@@ -18,9 +18,11 @@ from oallama.place.modules import modules, place_modules
 from oallama.place.placed import Placed, nothing_there
 from oallama.place.problem import Problem, costs_of
 from oallama.place.slicer import Slicer
+from oallama.place.twinpilots import makespan_note, twinpilots
 
 PUBLISHED = {
     "hetegen": "HeteGen's shares and promotion alone: weights are pinned for good, not while it runs",
+    "twinpilots": "TwinPilots' plan for one workload: no history is kept, and nothing is planned anew while it runs",
     "flexgen": "FlexGen's place of weights alone: not its attention on the CPU, its schedule of batches or its linear "
     "program",
     "fiddler": "Fiddler's choice by tokens holds for all experts of a batch at once, not for each by its own",
@@ -56,8 +58,10 @@ def published(problem: Problem, policy: str, phase: Phase, prefetch: Prefetch) -
             return fiddler(slicer, costs, operators, first, room, weights_room, phase)
         base = nothing_there(len(operators), first)
         of_token = costs_of(problem, load, "decode")
-        if policy == "flexgen":
+        if policy in ("flexgen", "twinpilots"):
             found = modules(slicer, of_token, operators, base, flexgen.streamed)
+            if policy == "twinpilots":
+                return twinpilots(slicer, found, base, costs, phase, room, weights_room)
             order = flexgen.order(found)
         else:
             found = modules(slicer, of_token, operators, base, partial(hetegen.cut, on=slicer.on))
@@ -69,7 +73,9 @@ def published(problem: Problem, policy: str, phase: Phase, prefetch: Prefetch) -
 
 def published_notes(problem: Problem, policy: str, placed: Placed) -> tuple[str, ...]:
     """What of the published system is not there, and how many operators it would stream and cannot."""
-    notes = (PUBLISHED[policy],)
+    notes: tuple[str, ...] = (PUBLISHED[policy],)
+    if placed.makespan is not None:
+        notes = (*notes, makespan_note(placed.makespan, placed.seconds))
     if policy not in ("hetegen", "flexgen"):
         return notes
     cg = placed.slices.cg if placed.slices else (0,) * len(problem.operators)

@@ -26,8 +26,9 @@ from oallama.profile.store import profile_to_json
 
 CARD = "emulated:vram=1GiB,scale=1,values=real"
 EXACT_NMSE = 1e-6  # F16 weights: both sides multiply the same numbers (test_split_logits.py)
+STREAMING = ("hetegen", "twinpilots", "flexgen")
 CASES = [
-    *((policy, arch) for policy in ("hetegen", "flexgen", "atsinfer") for arch in ("llama", "phi3", "qwen3moe")),
+    *((policy, arch) for policy in (*STREAMING, "atsinfer") for arch in ("llama", "phi3", "qwen3moe")),
     *(("fiddler", arch) for arch in ("llama-moe", "qwen2moe", "qwen3moe")),
 ]
 
@@ -56,14 +57,14 @@ def test_a_plan_runs_as_planned_and_computes_what_stock_does(policy: str, arch: 
     there = sum(o.bytes * p.gg for o, p in zip(placer.operators, plan.operators, strict=True))
     streamed = sum(o.bytes * p.cg for o, p in zip(placer.operators, plan.operators, strict=True))
     assert 0 < there <= 0.4 * sum(o.bytes for o in placer.operators)
-    assert (streamed > 0) == (policy in ("hetegen", "flexgen"))
+    assert (streamed > 0) == (policy in STREAMING)
     with placer.engine(plan, progress=False) as engine:
         assert engine.warnings == ()
         assert engine.plan.operators == plan.operators
         assert nmse(engine.logits(TOKENS), stock_logits(path, TOKENS)) <= EXACT_NMSE
         assert engine.generate(list(range(1, 70)), max_tokens=2, temperature=0).n_gen == 2
         done = engine.split_stats
-    if policy in ("hetegen", "flexgen"):
+    if policy in STREAMING:
         assert done is not None and done.decode.bytes_streamed > 0
     if policy == "fiddler":
         assert plan.record.token_assignment and done is not None

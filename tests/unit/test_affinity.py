@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from placement_cases import best_by_brute_force, costs, operators, rates
 
 from oallama.cost.graph import crossings
-from oallama.cost.placement import placement_seconds
+from oallama.cost.placement import Costs, placement_seconds
 from oallama.place.affinity import GRANULARITIES, Transfers, benefit, fill, iterate, normalise, rank, units
 from oallama.place.oato import affinities, search
 from oallama.place.placed import cpu, layers
@@ -61,6 +63,70 @@ def test_transfer_does_not_depend_on_what_was_asked_before(data: st.DataObject) 
             for sign, sides in ((1, there), (-1, back))
         )
         assert transfers.of(on_device, first, unit) == pytest.approx(expected)
+
+
+def algorithm_1(problem: Costs, memory_limit: int) -> tuple[list[bool], int] | None:
+    """OATO's Algorithm 1 line by line, with T' from the crossings around each operator where the last ranking would
+    have been filled. (backends, iterations); None: the loop does not end."""
+    ops, n = problem.operators, len(problem.operators)
+    transfers = Transfers(problem, paper=True)
+
+    def normalize_and_sort(b: list[float]) -> tuple[list[int], list[float]]:
+        return sorted(range(n), key=lambda i: -b[i]), list(normalise(b))
+
+    def backends(order: list[int]) -> list[bool]:
+        total, on_gpu = 0, [False] * n
+        for i in order:
+            total += ops[i].bytes
+            if total > memory_limit:
+                break
+            on_gpu[i] = True
+        return on_gpu
+
+    order, affinity = normalize_and_sort([(op.t_cpu_s - (op.t_gpu_s or 0.0)) / op.bytes for op in ops])
+    for iteration in range(1, 51):
+        before, prev_affinities = backends(order), affinity
+        t = [transfers.of(before, 0, (i,)) for i in range(n)]
+        order, affinity = normalize_and_sort(
+            [(op.t_cpu_s - (op.t_gpu_s or 0.0) - t[i]) / op.bytes for i, op in enumerate(ops)]
+        )
+        if affinity == prev_affinities or backends(order) == before:
+            return backends(order), iteration
+    return None
+
+
+@given(st.data(), st.integers(1, 2))
+@settings(max_examples=60, deadline=None)
+def test_the_published_rules_are_algorithm_1_to_the_letter(data: st.DataObject, n_layer: int) -> None:
+    ops = operators(n_layer)
+    times = [(data.draw(st.floats(1e-4, 1e-2)), data.draw(st.floats(1e-5, 1e-2))) for _ in ops]
+    problem = costs(ops, n_layer, times, rates(data.draw(st.floats(0, 3e-3))))
+    budget = 1000 * data.draw(st.integers(0, len(ops)))
+    found = search(problem, ops, lambda first: budget, affinity="paper", rule="paper")
+    wanted = algorithm_1(problem, budget)
+    assert found.converged == (wanted is not None)
+    if wanted is not None:
+        assert (list(found.on_device), found.iterations) == wanted
+
+
+def test_the_published_loop_keeps_what_it_converged_to_though_it_met_something_faster() -> None:
+    """Where the fill stops at the first that does not fit, another order may leave more of the memory unused."""
+    slower = 0
+    for seed in range(400):
+        chance = random.Random(seed)
+        ops = [replace(op, bytes=1000 * chance.randint(1, 5)) for op in operators(2)]
+        times = [(chance.randint(1, 20) / 2, chance.randint(0, 12) / 2) for _ in ops]
+        problem = costs(ops, 2, times, rates(chance.randint(0, 20) / 5))
+        room, singles = 1000 * chance.randint(1, 3 * len(ops)), units(ops, "operator")
+        paper = Transfers(problem, paper=True)
+        fastest = iterate(problem, singles, room, 0, transfers=paper, rule="paper")
+        published = iterate(problem, singles, room, 0, transfers=paper, rule="paper", published=True)
+        assert published.seconds >= fastest.seconds
+        if published.converged:
+            again = iterate(problem, singles, room, 0, transfers=paper, rule="paper", start=published.on_device)
+            assert (again.iterations, again.on_device) == (1, published.on_device)
+            slower += published.seconds > fastest.seconds
+    assert slower > 0
 
 
 def test_transfer_of_a_lone_ffn_operator_is_an_excursion_and_of_a_closing_one_is_negative() -> None:

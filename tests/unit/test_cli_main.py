@@ -16,7 +16,7 @@ import pytest
 from oallama.cli import main as cli_main
 from oallama.cli import output
 from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError, PlanError, ProfileError, UsageError
-from oallama.place.decide import FIT, LATER_POLICIES, POLICIES
+from oallama.place.decide import FIT, POLICIES
 
 
 @pytest.fixture
@@ -114,15 +114,6 @@ def test_a_missing_model_is_unusable_input(capsys, tmp_path, command):
     assert "no.gguf" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("policy", ["twinpilots"])
-def test_policies_of_later_releases_say_when_they_come(capsys, policy):
-    assert cli_main.exit_code(["plan", "a.gguf", "--policy", policy]) == 2
-    said = capsys.readouterr().err
-    assert f"policy {policy} is not in oallama" in said
-    assert "it comes with the comparison" in said
-    assert "choose one of auto, oato, scheinfer, split, layers, cpu" in said
-
-
 @pytest.mark.parametrize("name", cli_main.COMMANDS)
 def test_every_command_has_help_and_its_line_in_the_list(capsys, name):
     assert cli_main.exit_code([name, "--help"]) == 0
@@ -152,7 +143,6 @@ def completed(monkeypatch, capsys, *words):
 def test_the_shell_is_offered_policies_that_there_are_and_files(monkeypatch, capsys):
     offered = completed(monkeypatch, capsys, "plan", "--policy", "")
     assert [name for _, name in offered] == [*POLICIES, FIT]
-    assert not LATER_POLICIES.keys() & set(POLICIES)
     for line in (("run", "mod"), ("run", "-f", "mod"), ("plan", "mod"), ("run", "--profile", "mod")):
         assert completed(monkeypatch, capsys, *line) == [("file", "mod")]
     assert completed(monkeypatch, capsys, "what-if", "--chart", "mod") == [("file", "mod")]

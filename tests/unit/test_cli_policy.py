@@ -62,7 +62,9 @@ def test_fit_asks_llama_cpp_under_the_placers_cap(monkeypatch: pytest.MonkeyPatc
     assert asked == [(LOAD, (512, 128), "cap")]
 
 
-@pytest.mark.parametrize(("policy", "allowed"), [("hetegen", True), ("flexgen", True), ("atsinfer", False)])
+@pytest.mark.parametrize(
+    ("policy", "allowed"), [("hetegen", True), ("twinpilots", True), ("flexgen", True), ("atsinfer", False)]
+)
 def test_prefetch_is_for_policies_that_stream(policy: str, allowed: bool) -> None:
     class Planning(Known):
         def plan(self, name: str, *load: int, **asked: Any) -> Any:

@@ -14,7 +14,7 @@ from oallama.core.types import LinearFit, MulMat, Operator, Profile, ProfileCase
 from oallama.cost.graph import build_graph
 from oallama.place.baselines import baselines
 from oallama.place.budget import DeviceMemory, Room, ledger
-from oallama.place.decide import LATER_POLICIES, decide
+from oallama.place.decide import decide
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem
 
@@ -189,6 +189,19 @@ def test_paper_rules_fill_regardless_of_gain_and_stop_at_the_first_that_does_not
     assert all(decide(slow, "oato", LOAD, "mixed", affinity="paper", fill="paper").placed.on_device)
 
 
+@pytest.mark.parametrize("told", [{"affinity": "paper"}, {"fill": "paper"}, {"fill": "full"}])
+def test_auto_with_rules_of_oato_is_oato_whatever_would_be_faster(told: dict[str, Any]) -> None:
+    made, _ = problem(free=10**6)
+    slow = replace(made, profile=profile(t_gpu_s=5.0))
+    assert decide(slow, "auto", LOAD, "mixed").policy == "split"
+    decision = decide(slow, "auto", LOAD, "mixed", **told)
+    assert decision.policy == "oato"
+    assert decision.placed == decide(slow, "oato", LOAD, "mixed", **told).placed
+    for policy in ("layers", "scheinfer", "cpu", "hetegen"):
+        with pytest.raises(UsageError, match=f"say how oato places; policy {policy} does not"):
+            decide(slow, policy, LOAD, "mixed", **told)
+
+
 def test_full_uses_a_slow_device_up() -> None:
     made, _ = problem(free=16_000)
     slow = replace(made, profile=profile(t_gpu_s=5.0))
@@ -227,8 +240,7 @@ def test_without_a_device_a_plan_is_held_against_the_cpu() -> None:
     assert stock.predicted == alone.predicted
 
 
-def test_policies_of_later_versions_and_unknown_ones_are_refused_in_a_sentence() -> None:
+def test_an_unknown_policy_is_refused_in_a_sentence() -> None:
     made, _ = problem(free=10**6)
-    for policy in (*LATER_POLICIES, "magic"):
-        with pytest.raises(UsageError, match="choose one of auto, oato, scheinfer, split, layers, cpu"):
-            decide(made, policy, LOAD, "mixed")
+    with pytest.raises(UsageError, match="choose one of auto, oato, scheinfer, split, layers, cpu"):
+        decide(made, "magic", LOAD, "mixed")

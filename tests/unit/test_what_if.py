@@ -267,7 +267,7 @@ def test_only_cpu_times_of_the_profile_count():
     assert {case.device for case in again.cases} == {CPU_DEVICE, "rtx3060-12"}
 
 
-@pytest.mark.parametrize("policy", ["hetegen", "flexgen", "atsinfer"])
+@pytest.mark.parametrize("policy", ["hetegen", "twinpilots", "flexgen", "atsinfer"])
 def test_a_policy_of_choice_is_compared_whether_it_is_faster_or_not(policy):
     card = sized(8)
     row = what_if(problem(card), card, LOAD, policy)

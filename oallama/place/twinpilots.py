@@ -1,0 +1,86 @@
+"""The `twinpilots` policy, to compare with: whole operations on the CPU or on the device, their weights loaded there
+for each pass, so that the side that takes longer takes the least (Yu and Jiang, TwinPilots, SYSTOR 2024: S_cpu, S_gpu
+and the makespan λ of a plan D).
+
+Ours are modules: a linear operator of attention, a whole FFN, whatever cannot be cut. Their times are those of the
+profile over the passes of the workload, each side alone; TwinPilots takes them from its history of the same batch size
+and length. A module whose weights stay in the device's memory has nothing to load, which is a third choice while memory
+lasts. The makespan says when both sides would be done if neither waited for the other. Operators run in graph order, so
+a plan's own time is what the timeline says, and norms, attention and joins come on top. Only its copies may run beside
+the device's own work, which S_gpu counts one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from oallama.core.types import Phase
+from oallama.core.units import format_seconds
+from oallama.cost.placement import Costs
+from oallama.place.makespan import CPU, RESIDENT, STREAMED, Makespan, Operation, least_makespan
+from oallama.place.modules import Module, on_cpu, placed_modules, staging_of
+from oallama.place.placed import Placed, cpu
+from oallama.place.slicer import Slicer
+
+
+def twinpilots(
+    slicer: Slicer, found: Sequence[Module], base: Placed, costs: Costs, phase: Phase, room: int, weights_room: int
+) -> Placed:
+    """The modules on their sides: the least makespan within `room` bytes for modules and the ring that others are
+    streamed through, of them weights_room for modules. The larger what may be streamed, the less may stay."""
+    inside = {i for module in found for i in module.operators}
+    of_host = [Operation(0, cost.t_cpu_s, None, None) for i, cost in enumerate(costs.operators) if i not in inside]
+    alone = [0 if module.cut is None else staging_of(slicer, [module]) for module in found]
+    best: Makespan | None = None
+    for largest in sorted({0, *alone}):
+        may_be_streamed = [m.cut is not None and size <= largest for m, size in zip(found, alone, strict=True)]
+        staging = staging_of(slicer, [module for module, may in zip(found, may_be_streamed, strict=True) if may])
+        if staging > max(0, room):
+            break
+        operations = [
+            _operation(slicer, costs, module, may, base.first_device_layer)
+            for module, may in zip(found, may_be_streamed, strict=True)
+        ]
+        made = least_makespan([*operations, *of_host], min(room - staging, weights_room))
+        best = made if best is None else min(best, made, key=lambda one: one.seconds)
+    if best is None or set(best.sides) == {CPU}:
+        return cpu(costs)
+    chosen = [
+        module if side == STREAMED or module.cut is None else on_cpu(module)
+        for module, side in zip(found, best.sides, strict=False)
+    ]
+    there = [i for i, side in enumerate(best.sides) if side == RESIDENT]
+    staging = staging_of(slicer, [module for i, module in enumerate(chosen) if i not in there])
+    return replace(placed_modules(slicer, chosen, there, base, costs, phase, staging), makespan=best)
+
+
+def _operation(
+    slicer: Slicer, costs: Costs, module: Module, may_be_streamed: bool, first_device_layer: int
+) -> Operation:
+    """A module over the passes of `costs`: gpu_i with loading, and without."""
+    own = [costs.operators[i] for i in module.operators]
+    device_s = sum(cost.t_gpu_s for cost in own if cost.t_gpu_s is not None)
+    loaded_s = 0.0
+    if module.cut is not None:
+        of, line = module.cut[0], slicer.on.rates.weights
+        for p in costs.passes:
+            rows = p.n_outputs if of.outputs_only else p.n_tokens
+            loaded_s += p.count * of.copy_s(line, 1.0, rows)
+    layer = costs.graph.n_layer if module.layer is None else module.layer
+    return Operation(
+        module.bytes,
+        sum(cost.t_cpu_s for cost in own),
+        device_s + loaded_s if may_be_streamed else None,
+        device_s if layer >= first_device_layer else None,
+    )
+
+
+def makespan_note(made: Makespan, seconds: float) -> str:
+    """The makespan beside the plan's own time, both over the workload."""
+    sides = f"CPU {format_seconds(made.cpu_s)}, device with its loading {format_seconds(made.device_s)}"
+    known = "" if made.is_least else f", at most {format_seconds(made.seconds - made.bound_s)} above the least there is"
+    return (
+        f"makespan {format_seconds(made.seconds)} if neither side waited for the other ({sides}{known}); "
+        f"operators run in graph order, which is predicted to take {format_seconds(seconds)}"
+    )
