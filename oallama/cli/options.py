@@ -116,14 +116,29 @@ threads_option = click.option(
     "-t", "--threads", type=count(1, 1024), metavar="N", help="CPU threads.  [default: physical cores]"
 )
 
-device_option = click.option(
-    "-dev",
-    "--device",
-    metavar="NAME",
-    help="Device: a name of `oallama devices`, rpc://host:port, rpc-worker[:threads[:cpus]] (a local worker process), "
-    "emulated[:card][,key=value…] (a GPU whose timing is emulated), cpu-pair or none.  "
-    "[default: the first GPU, else none]",
-)
+
+def _use_backend(_context: click.Context, _parameter: click.Parameter, path: str | None) -> None:
+    if path is not None:
+        from oallama.device.user_backend import use_backend
+
+        use_backend(path)
+
+
+backend_option = click.option(
+    "--backend", type=click.Path(), metavar="FILE", expose_value=False, is_eager=True, callback=_use_backend,
+    help="Load this ggml back end: the library of one that was built for this ggml.  [default: GGML_BACKEND_PATH]",
+)  # fmt: skip
+
+
+def device_option(function: Function) -> Function:
+    """--device, and --backend, which may bring it."""
+    by_name = click.option(
+        "-dev", "--device", metavar="NAME",
+        help="Device: a name of `oallama devices`, rpc://host:port, rpc-worker[:threads[:cpus]] (a local worker "
+        "process), emulated[:card][,key=value…] (a GPU whose timing is emulated), cpu-pair or none.  "
+        "[default: the first GPU, else none]",
+    )  # fmt: skip
+    return by_name(backend_option(function))
 
 
 vram_option = click.option(

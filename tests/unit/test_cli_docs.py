@@ -28,7 +28,7 @@ def test_every_option_is_in_it(name):
 
 
 CONTRACT = {
-    "devices": "--json",
+    "devices": "--json --backend",
     "inspect": "--json -m -hf --hf-repo",
     "profile": "--device --tokens --refresh --json -m --threads",
     "affinity-report": "--device --vram --vram-fill --gpu-weights --threads --phase -p -n --profile --format -o -m -c",
