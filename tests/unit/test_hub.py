@@ -144,6 +144,13 @@ def test_hf_downloads_what_is_not_there_and_needs_no_network_for_what_is(hub, ca
     assert len(hub.asked) == asked
 
 
+def test_run_takes_a_prompt_beside_hf(hub, capfd):
+    code, out, _ = said(capfd, "run", "-hf", f"{REPO}:Q8_0", "hello", "-n", "2", "--device", "none")
+    assert code == 0
+    assert out
+    assert hub.downloads()
+
+
 def test_a_name_with_a_host_is_downloaded_and_one_without_is_not(hub, capfd):
     code, _, line = said(capfd, "inspect", REPO)
     assert code == 2
