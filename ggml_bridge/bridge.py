@@ -26,6 +26,7 @@ from ggml_bridge.timing import (
     share_link,
 )
 
+NAME_BYTES = 128
 WORKING_SET_BYTES = 256 << 20
 """Default set of weights a timer rotates through: beyond the last-level cache of common machines."""
 
@@ -140,6 +141,15 @@ class Bridge:
         number = self.type_info(type).number
         self.native.call("gb_layout_supports", encode(layout), number, K, N, E, n_expert_used, supported)
         return bool(supported[0])
+
+    def load_backend(self, path: str) -> str:
+        """Loads a ggml back end from a library of the user's, for the rest of the process; the name of its registry.
+
+        Raises ValueError for what is no such library, or is of another ggml.
+        """
+        name = ffi.new("char[]", NAME_BYTES)
+        self.native.call("gb_backend_load", encode(path), name, NAME_BYTES)
+        return decode(name)
 
     def rpc_add(self, endpoint: str, timeout_s: float = 5.0) -> list[str]:
         """Connects to the ggml RPC server at host:port; returns the names of its devices, new or known.

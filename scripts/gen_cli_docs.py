@@ -28,7 +28,7 @@ too are spelled as there.
 | exit code | |
 |---|---|
 | 0 | done |
-| 1 | the work failed: device lost, out of memory, a child process died, a check of `doctor` failed, stdout is full |
+| 1 | the work failed: device lost, no memory, no network, a child process died, `doctor` found faults, stdout full |
 | 2 | wrong usage or unusable input: a bad GGUF, a bad plan |
 | 130 | interrupted |
 
@@ -44,6 +44,9 @@ Completion in the shell: put one of these lines into your shell's start-up file.
 |---|---|
 | `OALLAMA_CACHE_DIR` | where profiles are kept; default: the user's cache folder. Unwritable: measured each time |
 | `OALLAMA_DEBUG` | `1`: show tracebacks |
+| `GGML_BACKEND_PATH` | a ggml back end to load, as `--backend` |
+| `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` | as huggingface_hub reads them |
+| `LLAMA_CACHE`, `OLLAMA_MODELS` | where llama.cpp and ollama keep models, which are found by name |
 | `LLAMA_CPP_LIB_PATH` | another folder of llama-cpp-python's libraries |
 | `NO_COLOR` | anything: no colours |
 """

@@ -166,14 +166,19 @@ def write_shape(
             blocks = np.resize(blocks, (n_blocks, block_bytes))
         return blocks.reshape(*reversed(ne[1:]), ne[0] // block_size * block_bytes)
 
-    layer: dict[str, npt.NDArray[Any]] = {}
-    for role, ne in shape.matrices.items():
-        router = role == ROUTER
-        layer[f"{role}.weight"] = (
-            (rng.standard_normal(ne[::-1]) * ne[0] ** -0.5).astype(np.float32) if router else matrix(ne)
-        )
+    def parts(shapes: dict[str, tuple[int, ...]]) -> dict[str, npt.NDArray[Any]]:
+        return {
+            f"{role}.weight": (rng.standard_normal(ne[::-1]) * ne[0] ** -0.5).astype(np.float32)
+            if role == ROUTER
+            else matrix(ne)
+            for role, ne in shapes.items()
+        }
+
+    layer = parts(shape.matrices)
     layer |= {f"{role}.weight": np.ones(n, np.float32) for role, n in shape.vectors.items()}
-    layer |= {f"{role}.bias": np.zeros(n, np.float32) for role, n in shape.biases.items()}
+    layer |= {f"{role}.bias": zeros(n) for role, n in shape.biases.items()}
+    experts = [name for name in layer if name.startswith(EXPERTS) and name != "ffn_norm.weight"]
+    dense = {name: data for name, data in layer.items() if name not in experts} | parts(shape.dense)
     embedding, ones = matrix((shape.n_embd, shape.n_vocab)), np.ones(shape.n_embd, np.float32)
 
     def tensors() -> Iterator[tuple[str, npt.NDArray[Any]]]:
@@ -181,10 +186,11 @@ def write_shape(
         for name, n in shape.factors.items():
             yield f"{name}.weight", np.ones(n, np.float32)
         for i in range(shape.n_layer):
-            for name, data in layer.items():
+            for name, data in (dense if i < shape.n_dense else layer).items():
                 yield f"blk.{i}.{name}", data
         yield "output_norm.weight", ones
-        yield "output.weight", embedding
+        if not shape.tied:
+            yield "output.weight", embedding
         for role, n in shape.last_biases.items():
             yield f"{role}.bias", np.zeros(n, np.float32)
 
@@ -207,6 +213,20 @@ def write_shape(
 
 
 ROUTER = "ffn_gate_inp"
+EXPERTS = ("ffn_", "exp_probs_b")
+"""What layers with another FFN have in its place; ffn_norm is of every layer's."""
+
+
+def zeros(n: int | tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Of ne `n`."""
+    return np.zeros(n if isinstance(n, int) else n[::-1], np.float32)
+
+
+ADD = {
+    float: gguf.GGUFWriter.add_float32, int: gguf.GGUFWriter.add_uint32, str: gguf.GGUFWriter.add_string,
+    bool: gguf.GGUFWriter.add_bool,
+}  # fmt: skip
+"""How a value of metadata is stored."""
 
 
 def _add_sizes(writer: gguf.GGUFWriter, shape: ModelShape) -> None:
@@ -219,8 +239,7 @@ def _add_sizes(writer: gguf.GGUFWriter, shape: ModelShape) -> None:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.n_vocab)
     for key, value in shape.metadata.items():
-        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-        add(f"{shape.arch}.{key}", value)
+        ADD[type(value)](writer, f"{shape.arch}.{key}", value)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -12,7 +12,8 @@ Ne = tuple[int, ...]  # ne[0] first, as ggml counts
 class ModelShape:
     """What a model with random weights is made from. Per layer: matrices by role, vectors of ones, biases of zeros.
 
-    Outside layers: `factors` of ones, `last_biases` of zeros behind the last one. metadata: keys without the
+    dense: the FFN of the first n_dense layers, where only later ones have experts. Outside layers: `factors` of ones,
+    `last_biases` of zeros behind the last one; tied: the embedding is the output too. metadata: keys without the
     architecture's prefix, beside the sizes that every model has.
     """
 
@@ -26,10 +27,13 @@ class ModelShape:
     n_ctx: int
     matrices: dict[str, Ne]
     vectors: dict[str, int]
-    biases: dict[str, int] = field(default_factory=dict)
+    biases: dict[str, int | Ne] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     factors: dict[str, int] = field(default_factory=dict)
     last_biases: dict[str, int] = field(default_factory=dict)
+    dense: dict[str, Ne] = field(default_factory=dict)
+    n_dense: int = 0
+    tied: bool = False
 
     def with_layers(self, n_layer: int | None) -> ModelShape:
         """The same with another number of layers."""
@@ -139,6 +143,143 @@ def minicpm3() -> ModelShape:
     )  # fmt: skip
 
 
+def attention_and_ffn(
+    n_embd: int, n_ff: int, n_head: int, n_head_kv: int, head_dim: int, n_expert: int = 0, n_ff_expert: int = 0
+) -> dict[str, Ne]:
+    """Matrices of a layer whose heads need not add up to its width; its FFN is n_expert experts, if there are any."""
+    matrices: dict[str, Ne] = {
+        "attn_q": (n_embd, n_head * head_dim),
+        "attn_k": (n_embd, n_head_kv * head_dim),
+        "attn_v": (n_embd, n_head_kv * head_dim),
+        "attn_output": (n_head * head_dim, n_embd),
+    }
+    if n_expert:
+        return matrices | {"ffn_gate_inp": (n_embd, n_expert)} | {
+            f"{role}_exps": (*ne, n_expert) for role, ne in gated_ffn(n_embd, n_ff_expert).items()
+        }  # fmt: skip
+    return matrices | gated_ffn(n_embd, n_ff)
+
+
+def gated_ffn(n_embd: int, n_ff: int, suffix: str = "") -> dict[str, Ne]:
+    """Gate, up and down."""
+    return {
+        f"ffn_gate{suffix}": (n_embd, n_ff),
+        f"ffn_up{suffix}": (n_embd, n_ff),
+        f"ffn_down{suffix}": (n_ff, n_embd),
+    }
+
+
+def head_sizes(head_dim: int, rope_base: float) -> dict[str, Any]:
+    """Metadata of heads whose size is stated."""
+    return {"attention.key_length": head_dim, "attention.value_length": head_dim, "rope.freq_base": rope_base}
+
+
+def qwen3(
+    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int, rope_base: float,
+    *, head_dim: int = 128, n_expert: int = 0, n_expert_used: int = 0, n_ff_expert: int = 0,
+) -> ModelShape:  # fmt: skip
+    """Norms of each head's q and k; with experts Qwen3-MoE, all of whose layers have them (n_ff is unused then)."""
+    metadata = head_sizes(head_dim, rope_base)
+    if n_expert:
+        metadata |= {
+            "expert_count": n_expert, "expert_used_count": n_expert_used, "expert_feed_forward_length": n_ff_expert,
+        }  # fmt: skip
+    return ModelShape(
+        "qwen3moe" if n_expert else "qwen3", n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx,
+        matrices=attention_and_ffn(n_embd, n_ff, n_head, n_head_kv, head_dim, n_expert, n_ff_expert),
+        vectors={"attn_norm": n_embd, "ffn_norm": n_embd, "attn_q_norm": head_dim, "attn_k_norm": head_dim},
+        metadata=metadata,
+    )  # fmt: skip
+
+
+def gpt_oss(
+    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int,
+    *, head_dim: int, n_expert: int, n_expert_used: int, window: int,
+) -> ModelShape:  # fmt: skip
+    """Experts with biases, attention with biases and sinks, every other layer with a window."""
+    matrices = attention_and_ffn(n_embd, n_ff, n_head, n_head_kv, head_dim, n_expert, n_ff)
+    return ModelShape(
+        "gpt-oss", n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx,
+        matrices=matrices,
+        vectors={"attn_norm": n_embd, "post_attention_norm": n_embd, "attn_sinks": n_head},
+        biases={role: ne[1:] for role, ne in matrices.items()},
+        metadata={
+            **head_sizes(head_dim, 150000.0), "attention.sliding_window": window, "expert_count": n_expert,
+            "expert_used_count": n_expert_used, "expert_feed_forward_length": n_ff, "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096,
+        },
+    )  # fmt: skip
+
+
+def glm4moe(
+    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int, rope_base: float,
+    *, head_dim: int, n_expert: int, n_expert_used: int, n_ff_expert: int, n_dense: int = 1,
+) -> ModelShape:  # fmt: skip
+    """Experts and one that every token uses besides, but for the first layers; without the layer that predicts the
+    token after next. Half of each head is rotated."""
+    matrices = attention_and_ffn(n_embd, n_ff, n_head, n_head_kv, head_dim, n_expert, n_ff_expert)
+    biases: dict[str, int | Ne] = {role: matrices[role][1] for role in ("attn_q", "attn_k", "attn_v")}
+    return ModelShape(
+        "glm4moe", n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx,
+        matrices=matrices | gated_ffn(n_embd, n_ff_expert, "_shexp"),
+        vectors={"attn_norm": n_embd, "post_attention_norm": n_embd},
+        biases={**biases, "exp_probs_b": n_expert},
+        dense=gated_ffn(n_embd, n_ff), n_dense=n_dense,
+        metadata={
+            **head_sizes(head_dim, rope_base), "rope.dimension_count": head_dim // 2, "expert_count": n_expert,
+            "expert_used_count": n_expert_used, "expert_feed_forward_length": n_ff_expert, "expert_shared_count": 1,
+            "leading_dense_block_count": n_dense, "expert_gating_func": 2, "expert_weights_norm": True,
+            "expert_weights_scale": 1.0, "nextn_predict_layers": 0,
+        },
+    )  # fmt: skip
+
+
+def gemma3(
+    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int,
+    *, head_dim: int, window: int,
+) -> ModelShape:  # fmt: skip
+    """Norms on both sides of attention and FFN, five layers with a window to one without, tied embeddings."""
+    return ModelShape(
+        "gemma3", n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx,
+        matrices=attention_and_ffn(n_embd, n_ff, n_head, n_head_kv, head_dim),
+        vectors={
+            "attn_norm": n_embd, "post_attention_norm": n_embd, "ffn_norm": n_embd, "post_ffw_norm": n_embd,
+            "attn_q_norm": head_dim, "attn_k_norm": head_dim,
+        },
+        metadata={
+            **head_sizes(head_dim, 1e6), "attention.sliding_window": window, "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+        tied=True,
+    )  # fmt: skip
+
+
+def llama3_long(shape: ModelShape) -> ModelShape:
+    """Llama 3.1 and later: a long context by factors of its RoPE."""
+    return replace(shape, factors={"rope_freqs": shape.n_embd // shape.n_head // 2})
+
+
+# The figures of these are those of config.json in the repositories of the same name on huggingface.co: Qwen/Qwen3-32B,
+# Qwen/Qwen3-30B-A3B, openai/gpt-oss-20b and -120b, zai-org/GLM-4.5-Air, google/gemma-3-27b-it (text_config, and the
+# vocabulary of its GGUFs, which leave out 64 tokens for images), meta-llama/Llama-3.3-70B-Instruct.
+TODAY: dict[str, ModelShape] = {
+    "qwen3-32b": qwen3(64, 5120, 25600, 64, 8, 151936, 40960, 1e6),
+    "qwen3-30b-a3b": qwen3(
+        48, 2048, 6144, 32, 4, 151936, 40960, 1e6, n_expert=128, n_expert_used=8, n_ff_expert=768
+    ),
+    "gpt-oss-20b": gpt_oss(
+        24, 2880, 2880, 64, 8, 201088, 131072, head_dim=64, n_expert=32, n_expert_used=4, window=128
+    ),
+    "gpt-oss-120b": gpt_oss(
+        36, 2880, 2880, 64, 8, 201088, 131072, head_dim=64, n_expert=128, n_expert_used=4, window=128
+    ),
+    "glm-4.5-air": glm4moe(
+        46, 4096, 10944, 96, 8, 151552, 131072, 1e6, head_dim=128, n_expert=128, n_expert_used=8, n_ff_expert=1408
+    ),
+    "gemma-3-27b": gemma3(62, 5376, 21504, 32, 16, 262144, 131072, head_dim=128, window=1024),
+    "llama-3.3-70b": llama3_long(llama(80, 8192, 28672, 64, 8, 128256, 131072, rope_base=500000.0)),
+}  # fmt: skip
+
 KNOWN: dict[str, ModelShape] = {
     "llama3-8b": llama(32, 4096, 14336, 32, 8, 128256, 8192, rope_base=500000.0),
     "llama2-13b": llama(40, 5120, 13824, 40, 40, 32000),
@@ -158,5 +299,6 @@ KNOWN: dict[str, ModelShape] = {
     "moe-2.7b": llama(12, 2048, 4096, 32, 8, 32000, n_expert=8),
     "llama-mini": llama(8, 768, 2048, 12, 4, 8192),
     "moe-mini": llama(8, 512, 1024, 8, 4, 8192, n_expert=8),
+    **TODAY,
 }  # fmt: skip
 """By the names that --like takes. The 1b, 2.7b and mini ones are nobody's: small ones for machines without a GPU."""

@@ -19,7 +19,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 6
+#define GB_ABI 7
 #define GB_NAME_BYTES 128
 
 typedef enum gb_status {
@@ -94,6 +94,9 @@ int gb_cpu_layouts(char * text, int64_t capacity);
 int gb_layout_buft(const char * layout, void ** buft);
 int gb_layout_supports(const char * layout, int32_t type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used,
                        int32_t * supported);
+
+// Loads a ggml back end from a library of the user's and registers its devices; name: that of its registry.
+int gb_backend_load(const char * path, char * name, int64_t capacity);
 
 // Connects to a ggml RPC server and registers its devices; names: the devices' names. ggml aborts the process when
 // the server does not answer its handshake: probe first.

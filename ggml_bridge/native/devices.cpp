@@ -25,6 +25,14 @@ std::string shortened(const char * text, size_t capacity) {
     return text == nullptr ? std::string() : std::string(text).substr(0, capacity - 1);
 }
 
+// ggml checks the file's ggml_backend_init and its API version, and logs what is wrong.
+std::string backend_load(const char * path) {
+    require(path != nullptr && *path != '\0', "a back end is the path of a library");
+    ggml_backend_reg_t reg = ggml_backend_load(path);
+    require(reg != nullptr, std::string(path) + " is no back end of ggml " + GGML_ABI_VERSION_STRING + ggml_reason());
+    return ggml_backend_reg_name(reg);
+}
+
 template <typename F> F rpc_function(const char * name) {
     ggml_backend_reg_t reg = ggml_backend_reg_by_name("RPC");
     F                  fn  = reg == nullptr ? nullptr : proc_address<F>(reg, name);
@@ -153,6 +161,10 @@ int gb_layout_supports(const char * layout, int32_t type, int64_t k, int64_t n, 
         require(supported != nullptr, "no room for the result");
         *supported = layout_supports(layout, static_cast<ggml_type>(type), k, n, e, n_expert_used) ? 1 : 0;
     });
+}
+
+int gb_backend_load(const char * path, char * name, int64_t capacity) {
+    return guarded([&] { copy_text(backend_load(path), name, capacity); });
 }
 
 int gb_rpc_add(const char * endpoint, char * names, int64_t capacity) {

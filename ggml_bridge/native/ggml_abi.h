@@ -300,6 +300,7 @@ size_t                     ggml_backend_reg_dev_count(ggml_backend_reg_t reg);
 ggml_backend_dev_t         ggml_backend_reg_dev_get(ggml_backend_reg_t reg, size_t index);
 void *                     ggml_backend_reg_get_proc_address(ggml_backend_reg_t reg, const char * name);
 void                       ggml_backend_register(ggml_backend_reg_t reg);
+ggml_backend_reg_t         ggml_backend_load(const char * path);
 void                       ggml_backend_unload(ggml_backend_reg_t reg);
 ggml_backend_reg_t         ggml_backend_reg_by_name(const char * name);
 size_t                     ggml_backend_dev_count(void);

@@ -15,9 +15,11 @@ from oallama.bench.deadline import Deadline
 from oallama.bench.records import ArmSpec, BenchTest, LoadReport, Sample
 from oallama.core.codec import from_json
 from oallama.core.errors import DeviceError, OutOfTime, named_error
+from oallama.device.user_backend import VARIABLE, user_backend
 
-PLUGIN_VARIABLES = ("GGML_BACKEND_PATH", "OALLAMA_PLAN")
-"""What would load a backend into llama.cpp behind its back; taken out of every arm's environment."""
+PLUGIN_VARIABLES = (VARIABLE, "OALLAMA_PLAN")
+"""What would load our plugin into llama.cpp behind its back; taken out of every arm's environment. A back end of the
+user's stays: every arm may use its device."""
 
 
 class ArmProcess:
@@ -27,7 +29,7 @@ class ArmProcess:
     def __init__(self, spec: ArmSpec, deadline: Deadline | None = None) -> None:
         self.spec = spec
         self._deadline = deadline
-        self._child = Child(MODULE, env=dict.fromkeys(PLUGIN_VARIABLES))
+        self._child = Child(MODULE, env={**dict.fromkeys(PLUGIN_VARIABLES), VARIABLE: user_backend()})
         self._family: list[Any] = []
 
     @property

@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
-from oallama.cli.options import json_option
+from oallama.cli.options import backend_option, json_option
 from oallama.cli.output import emit_json, show, talk
 
 
 @click.command("devices", short_help="List what can compute: ggml devices and the CPU.")
+@backend_option
 @json_option
 def command(as_json: bool) -> None:
     """List what can compute: ggml's devices with their memory, and the CPU.

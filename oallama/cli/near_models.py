@@ -19,6 +19,7 @@ LEAST_LETTERS = 4  # of a word that a file's name tells to be a model
 MOST_ENTRIES = 10_000  # of a folder that are looked at
 
 _NAMED_LIKE_A_FILE = re.compile(r"[/\\]|\w[.:]\w|[a-z][-_]?\d|\d[-_]?b\b", re.IGNORECASE)
+_OF_THE_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(?::[\w.-]+)?", re.ASCII)
 _OF_A_FAMILY = re.compile(rf"(?:{'|'.join(map(re.escape, FAMILIES))})(?:[-_].*)?", re.IGNORECASE)
 
 
@@ -39,18 +40,35 @@ def near_models(word: str, folders: Sequence[Path] | None = None) -> tuple[str, 
     named = Path(word)
     own = {named} | ({named.parent} if len(named.parts) > 1 else set())
 
-    def likeness(path: Path) -> float:
-        name, wanted = path.stem.lower(), named.name.lower()
-        return (wanted in name) + SequenceMatcher(None, wanted, name).ratio()
+    def unlikeness(path: Path) -> float:
+        return -_likeness(named.name.lower(), path.stem.lower())
 
-    found = sorted(_ggufs(word, folders), key=lambda path: (path.parent not in own, -likeness(path), str(path)))
+    found = sorted(_ggufs(word, folders), key=lambda path: (path.parent not in own, unlikeness(path), str(path)))
     return tuple(str(path) for path in found[:MOST_FILES])
 
 
 def near_text(word: str) -> str:
-    """`GGUF files near by: a.gguf, b.gguf`, or that there are none."""
+    """`GGUF files near by: a.gguf, b.gguf`, or that there are none; then downloaded models, and how one is."""
     found = near_models(word)
-    return f"GGUF files near by: {', '.join(found)}" if found else "there is no GGUF file near by"
+    parts = [f"GGUF files near by: {', '.join(found)}" if found else "there is no GGUF file near by"]
+    stored = near_names(word)
+    if stored:
+        parts.append(f"downloaded: {', '.join(stored)}")
+    if _OF_THE_HUB.fullmatch(word):
+        parts.append(f"-hf {word} downloads it from Hugging Face")
+    return "; ".join(parts)
+
+
+def near_names(word: str) -> tuple[str, ...]:
+    """The names of downloaded models, those first that are most like the word."""
+    from oallama.stores.find import stored_models
+
+    names = dict.fromkeys(model.name for model in stored_models()[0])
+    return tuple(sorted(names, key=lambda name: -_likeness(word.lower(), name.lower()))[:MOST_FILES])
+
+
+def _likeness(wanted: str, name: str) -> float:
+    return (wanted in name) + SequenceMatcher(None, wanted, name).ratio()
 
 
 def _ggufs(word: str, folders: Sequence[Path] | None) -> list[Path]:

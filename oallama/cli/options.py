@@ -11,8 +11,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from oallama.cli.model_file import model_file
 from oallama.core.options import CACHE_TYPES, Options
 from oallama.core.units import parse_memory, parse_share
+from oallama.stores.hub_name import HubName, parse_hub_name
 
 Function = Callable[..., Any]
 
@@ -76,37 +78,67 @@ def gathered(*options: Callable[[Function], Function]) -> Callable[[Function], F
 
 
 def model_argument(function: Function) -> Function:
-    """MODEL, positional or as -m; the command gets `model`."""
+    """MODEL, positional or by -m or -hf; the command gets `model`, the path of its GGUF."""
 
     @wraps(function)
     def merged(*args: Any, model_position: str | None, model_option: str | None, **values: Any) -> Any:
         context = click.get_current_context()
         if model_position and model_option:
-            raise click.UsageError("MODEL is given twice, by position and by -m", context)
+            raise click.UsageError("MODEL is given twice, by position and by -m or -hf", context)
         if not (model_position or model_option):
             raise click.UsageError("no MODEL: name a GGUF file", context)
-        return function(*args, model=model_position or model_option, **values)
+        return function(*args, model=model_file(model_position or model_option or ""), **values)
 
     positional = click.argument("model_position", metavar="MODEL", required=False, type=click.Path())
     return positional(model_option(merged))
 
 
-model_option = click.option(
-    "-m", "--model", "model_option", type=click.Path(), metavar="MODEL", help="MODEL, as llama.cpp spells it."
-)
+def model_option(function: Function) -> Function:
+    """MODEL as -m or -hf; the command gets `model_option`, which model_file makes a path of."""
+
+    @wraps(function)
+    def merged(*args: Any, model_option: str | None, hf_repo: HubName | None, **values: Any) -> Any:
+        if model_option and hf_repo:
+            raise click.UsageError("MODEL is given twice, by -m and by -hf", click.get_current_context())
+        return function(*args, model_option=hf_repo.model if hf_repo else model_option, **values)
+
+    by_file = click.option(
+        "-m", "--model", "model_option", type=click.Path(), metavar="MODEL", help="MODEL, as llama.cpp spells it."
+    )
+    by_hub = click.option(
+        "-hf", "--hf-repo", "hf_repo", type=parsed(parse_hub_name), metavar="USER/REPO[:QUANT]",
+        help="MODEL: that of the Hugging Face hub, downloaded where it is not yet.",
+    )  # fmt: skip
+    return by_file(by_hub(merged))
+
 
 threads_option = click.option(
     "-t", "--threads", type=count(1, 1024), metavar="N", help="CPU threads.  [default: physical cores]"
 )
 
-device_option = click.option(
-    "-dev",
-    "--device",
-    metavar="NAME",
-    help="Device: a name of `oallama devices`, rpc://host:port, rpc-worker[:threads[:cpus]] (a local worker process), "
-    "emulated[:card][,key=value…] (a GPU whose timing is emulated), cpu-pair or none.  "
-    "[default: the first GPU, else none]",
-)
+
+def _use_backend(_context: click.Context, _parameter: click.Parameter, path: str | None) -> None:
+    if path is not None:
+        from oallama.device.user_backend import use_backend
+
+        use_backend(path)
+
+
+backend_option = click.option(
+    "--backend", type=click.Path(), metavar="FILE", expose_value=False, is_eager=True, callback=_use_backend,
+    help="Load this ggml back end: the library of one that was built for this ggml.  [default: GGML_BACKEND_PATH]",
+)  # fmt: skip
+
+
+def device_option(function: Function) -> Function:
+    """--device, and --backend, which may bring it."""
+    by_name = click.option(
+        "-dev", "--device", metavar="NAME",
+        help="Device: a name of `oallama devices`, rpc://host:port, rpc-worker[:threads[:cpus]] (a local worker "
+        "process), emulated[:card][,key=value…] (a GPU whose timing is emulated), cpu-pair or none.  "
+        "[default: the first GPU, else none]",
+    )  # fmt: skip
+    return by_name(backend_option(function))
 
 
 vram_option = click.option(

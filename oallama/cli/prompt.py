@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from oallama.cli.model_file import is_file
 from oallama.cli.near_models import looks_like_model, near_text
 from oallama.cli.output import is_terminal
 from oallama.core.errors import UsageError
+from oallama.stores.hub_name import names_the_hub
 
 MAX_PROMPT_BYTES = 64 * 1024 * 1024
 
@@ -17,9 +19,9 @@ MAX_PROMPT_BYTES = 64 * 1024 * 1024
 def model_and_prompt(words: Sequence[str], model: str | None, prompt: str | None) -> tuple[str | None, str | None]:
     """(MODEL, PROMPT) out of the positional words, -m and -p; None for what is not given.
 
-    A single word is the model if a file of that name exists or it ends in .gguf, else the prompt. With -m every word is
-    the prompt; of two words the first is the model. Raises UsageError for a single word that looks like a model and is
-    none, as the built-in model would continue it.
+    A single word is the model if it names one, else the prompt. With -m every word is the prompt; of two words the
+    first is the model. Raises UsageError for a single word that looks like a model and is none, as the built-in model
+    would continue it.
     """
     if len(words) > 2 or (len(words) == 2 and model is not None):
         raise UsageError(
@@ -43,11 +45,13 @@ def model_and_prompt(words: Sequence[str], model: str | None, prompt: str | None
 
 
 def is_model(word: str) -> bool:
-    """Whether a positional word names a model rather than a prompt."""
-    try:
-        return word.endswith(".gguf") or Path(word).is_file()
-    except (OSError, ValueError):  # too long for a file name, or a NUL in it
-        return False
+    """Whether a positional word names a model rather than a prompt: it is a file or ends in .gguf, is one of the hub's
+    (hf.co/…), or a downloaded one's name. Raises ModelFileError for a downloaded one that cannot be used."""
+    if is_file(word) or names_the_hub(word):
+        return True
+    from oallama.stores.find import find_model
+
+    return find_model(word) is not None
 
 
 def read_prompt(prompt: str | None, stdin: TextIO | None = None) -> str:

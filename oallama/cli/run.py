@@ -12,6 +12,7 @@ import click
 from oallama.cli.chat import Prompt, prompt_of
 from oallama.cli.default_model import NOTE, default_model
 from oallama.cli.gate import at_once, gated, tune_after
+from oallama.cli.model_file import model_file
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
@@ -108,8 +109,8 @@ def command(
     """Generate text. Without MODEL the small model that comes with oallama is used; without PROMPT stdin is read.
 
     The first run of a model uses the placement of stock llama.cpp. After its answer it measures this machine (a minute
-    or two) and which plan is faster; later runs use that. An argument that is an existing file or ends in .gguf is the
-    MODEL, else the PROMPT; one that only looks like a model is refused.
+    or two) and which plan is faster; later runs use that. An argument that is an existing file, ends in .gguf or is the
+    name of a downloaded model (`oallama list`) is the MODEL, else the PROMPT; one that only looks like it is refused.
 
     \b
       oallama run "Once upon a time"
@@ -123,6 +124,7 @@ def command(
     model, text = model_and_prompt(words, model_option, prompt)
     text = read_prompt(text)
     drawn = sampling.arguments()
+    model = None if model is None else model_file(model)
     if plan_file is not None and policy.given:
         raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
     if plan_file is not None:

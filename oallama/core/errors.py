@@ -72,6 +72,10 @@ class OutOfTime(OallamaError):
     """A measurement had not ended when its time was over."""
 
 
+class DownloadError(OallamaError):
+    """A model cannot be fetched: no network, no room on the disk, or the hub fails."""
+
+
 class DoesNotFit(OallamaError):
     """What must be on a device is larger than what the device may hold.
 

@@ -7,7 +7,6 @@ or loaded later would lack, and a driver that crashes must not take the caller w
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from oallama.core.types import DeviceInfo
 from oallama.device.child import ask_child
 from oallama.device.emulated import parameters_of
 from oallama.device.spec import DeviceSpec, parse_device
+from oallama.device.user_backend import user_backend
 
 if TYPE_CHECKING:
     from oallama.device.opening import OpenDevice
@@ -100,7 +100,7 @@ def _has_gpu_backend() -> bool:
         files = library_folder().glob("libggml-*")
     except ggml_bridge.BridgeError as error:
         raise BridgeError(str(error)) from None
-    return "GGML_BACKEND_PATH" in os.environ or not all(_NO_GPU.fullmatch(file.name) for file in files)
+    return user_backend() is not None or not all(_NO_GPU.fullmatch(file.name) for file in files)
 
 
 def _asked(spec: DeviceSpec) -> KnownDevice:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from oallama.core.errors import BridgeError
 from oallama.core.options import FLASH_ATTENTION, STOCK_ATTENTION, STOCK_BATCH, STOCK_UBATCH, cache_type
 from oallama.core.types import PLAIN_LAYOUT, SPLIT_LAYOUT, Attention
+from oallama.device.user_backend import load_user_backend
 
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
@@ -115,10 +116,13 @@ def apply_context(settings: LoadSettings, n_threads: int, params: Any) -> None:
 
 
 def load_bridge() -> Bridge:
-    """The native bridge. Raises oallama's BridgeError."""
+    """The native bridge, with the user's back end in ggml's registry. Raises oallama's BridgeError, UsageError for a
+    back end that cannot be loaded."""
     import ggml_bridge
 
     try:
-        return ggml_bridge.load()
+        bridge = ggml_bridge.load()
     except ggml_bridge.BridgeError as error:
         raise BridgeError(str(error)) from None
+    load_user_backend(bridge)
+    return bridge

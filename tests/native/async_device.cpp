@@ -378,7 +378,7 @@ void set_up_device(ggml_backend_reg_t reg) {
 
 } // namespace
 
-ggml_backend_dev_t add() {
+ggml_backend_reg_t registry() {
     static ggml_backend_reg * reg = [] {
         auto * made                  = new ggml_backend_reg{};
         made->api_version            = GGML_BACKEND_API_VERSION;
@@ -387,8 +387,15 @@ ggml_backend_dev_t add() {
         made->iface.get_device       = [](ggml_backend_reg_t, size_t) { return &the_device; };
         made->iface.get_proc_address = [](ggml_backend_reg_t, const char *) -> void * { return nullptr; };
         set_up_device(made);
-        ggml_backend_register(made);
         return made;
+    }();
+    return reg;
+}
+
+ggml_backend_dev_t add() {
+    static ggml_backend_reg_t reg = [] {
+        ggml_backend_register(registry());
+        return registry();
     }();
     return ggml_backend_reg_dev_get(reg, 0);
 }

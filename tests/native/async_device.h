@@ -46,6 +46,9 @@ struct Counters {
     int64_t n_blocking   = 0; // copies that the caller waits for
 };
 
+// The registry that TEST0 is in, not yet registered with ggml.
+ggml_backend_reg_t registry();
+
 // Registers TEST0 with ggml, once a process.
 ggml_backend_dev_t add();
 

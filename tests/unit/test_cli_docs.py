@@ -28,12 +28,14 @@ def test_every_option_is_in_it(name):
 
 
 CONTRACT = {
-    "devices": "--json",
-    "inspect": "--json -m",
+    "devices": "--json --backend",
+    "inspect": "--json -m -hf --hf-repo",
     "profile": "--device --tokens --refresh --json -m --threads",
     "affinity-report": "--device --vram --vram-fill --gpu-weights --threads --phase -p -n --profile --format -o -m -c",
     "plan": "--policy --device --vram --vram-fill --gpu-weights --threads -p -n --profile -o -m -c",
-    "run": "-p -n --plan --policy --seed --temp --json -m -c -b -ub -t -ctk -ctv -fa --device --vram --gpu-weights",
+    "run": "-hf -p -n --plan --policy --seed --temp --json -m -c -b -ub -t -ctk -ctv -fa --device --vram --gpu-weights",
+    "pull": "--json",
+    "list": "--json",
     "tune": "-p -n -c -m --device --vram --profile --json",
     "what-if": "--gpu --policy --json --chart -p -n -c -m --vram-fill --threads --profile",
     "simulate": "-m --model --machine --policy --device --profile -p -n --json --chart",

@@ -1,7 +1,7 @@
 """The rooms' import direction, read from the sources: arrows point right and never back.
 
-cli -> gate -> bench -> placer -> {run, report} -> {plan, place} -> cost -> {profile, model} -> device -> core, and
-ggml_bridge, which knows nothing of oallama, is for the rooms that touch native code.
+cli -> gate -> bench -> placer -> {run, report} -> {plan, place} -> {cost, stores} -> {profile, model} -> device ->
+core, and ggml_bridge, which knows nothing of oallama, is for the rooms that touch native code.
 """
 
 import ast
@@ -19,7 +19,7 @@ ROOMS = (
     ("placer",),  # the front door for Python: ties the rooms, so it is not one of them
     ("run", "report"),
     ("plan", "place"),
-    ("cost",),
+    ("cost", "stores"),
     ("profile", "model"),
     ("device",),
     ("core",),
@@ -188,6 +188,7 @@ def test_importing_costs_nothing_heavy(module):
         "matplotlib",
         "torch",
         "platformdirs",
+        "huggingface_hub",
     ]
     code = f"import sys, {module}; print(*[name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

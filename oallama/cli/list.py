@@ -1,0 +1,31 @@
+"""`oallama list`: the models that have been downloaded."""
+
+from __future__ import annotations
+
+import click
+
+from oallama.cli.options import json_option
+from oallama.cli.output import emit_json, show, talk
+
+
+@click.command("list", short_help="List the models that have been downloaded.")
+@json_option
+def command(as_json: bool) -> None:
+    """List the GGUF models that have been downloaded: by huggingface_hub (`oallama pull`), by llama.cpp and by ollama.
+    Any of these names can be given as MODEL. Nothing there is changed.
+    """
+    from oallama.report.stored import models_document, models_table
+    from oallama.report.text import printable
+    from oallama.stores.find import stored_models
+    from oallama.stores.stored import described
+
+    found, faults = described(*stored_models())
+    if as_json:
+        emit_json(models_document(found, faults))
+        return
+    if found:
+        show([models_table(found)])
+    for fault in faults:
+        talk(f"warning: {printable(fault.why, 500)}")
+    if not found:
+        talk("no model has been downloaded; `oallama pull USER/REPO` gets one from Hugging Face")

@@ -1,0 +1,39 @@
+"""`oallama pull`: a model of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import click
+
+from oallama.cli.model_file import hub_name, pulled
+from oallama.cli.output import emit, emit_json
+from oallama.core.errors import UsageError
+
+
+@click.command("pull", short_help="Download a model of the Hugging Face hub.")
+@click.argument("name", metavar="USER/REPO[:QUANT]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(name: str, as_json: bool) -> None:
+    """Download a model, and print the path of its GGUF. It lies in Hugging Face's cache, which other programs use too;
+    what is there already is not fetched again.
+
+    QUANT is the quantisation, such as Q4_K_M or Q8_0, capitals aside. Without it: Q4_K_M, else Q8_0, else the first
+    file, as llama.cpp chooses. All parts of a split model are fetched, and no vision projector (mmproj).
+
+    \b
+      oallama pull ggml-org/gemma-3-4b-it-GGUF
+      oallama run -hf ggml-org/gemma-3-4b-it-GGUF "Why is the sky blue?"
+    """
+    from oallama.stores.find import find_model
+    from oallama.stores.hub import is_offline
+
+    if "/" not in name:
+        raise UsageError(
+            f"{name} is no model of the hub; write it like USER/REPO or USER/REPO:Q4_K_M. Models of ollama are "
+            f"downloaded by `ollama pull {name}`, and then found by that name"
+        )
+    wanted = hub_name(name)
+    found = (find_model(wanted.model) if is_offline() else None) or pulled(wanted)
+    if as_json:
+        emit_json({"name": found.name, "path": str(found.path), "files": [str(file) for file in found.files]})
+    else:
+        emit(str(found.path))

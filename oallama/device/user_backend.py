@@ -1,0 +1,45 @@
+"""A ggml back end of the user's: the library that GGML_BACKEND_PATH names, which the wheel's ggml ignores.
+
+The variable is how `--backend` reaches every process of ours.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oallama.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from ggml_bridge import Bridge
+
+VARIABLE = "GGML_BACKEND_PATH"
+
+_loaded: set[str] = set()
+
+
+def user_backend() -> str | None:
+    """The path of the user's back end; None without one. Our own plugin is none: llama.cpp's programs load it by that
+    variable too, and the bridge loads it when it needs it."""
+    path = os.environ.get(VARIABLE)
+    return None if not path or Path(path).name.startswith("libggml-oallama.") else path
+
+
+def use_backend(path: str) -> None:
+    """Have this process and its children load that library. Raises UsageError where there is no such file."""
+    if not Path(path).is_file():
+        raise UsageError(f"--backend {path}: there is no such file; name the library of a ggml back end")
+    os.environ[VARIABLE] = str(Path(path).resolve())
+
+
+def load_user_backend(bridge: Bridge) -> None:
+    """Load the user's back end, once a process. Raises UsageError for a library that is none, or of another ggml."""
+    path = user_backend()
+    if path is None or path in _loaded:
+        return
+    try:
+        bridge.load_backend(path)
+    except ValueError as error:
+        raise UsageError(f"--backend (or {VARIABLE}): {error}; name a back end that was built for this ggml") from None
+    _loaded.add(path)

@@ -1,0 +1,47 @@
+"""All stores at once: which models have been downloaded, and the one that a name means."""
+
+from __future__ import annotations
+
+from oallama.stores.hub_cache import cached_models, find_cached, hub_cache
+from oallama.stores.hub_name import parse_hub_name
+from oallama.stores.llama_cache import llama_cache, llama_models
+from oallama.stores.ollama import find_in_ollama, ollama_models, ollama_stores
+from oallama.stores.stored import Fault, StoredModel
+
+
+def stored_models() -> tuple[list[StoredModel], list[Fault]]:
+    """Every model that was downloaded, store by store, and those of ollama that cannot be used."""
+    found = [*cached_models(hub_cache()), *llama_models(llama_cache())]
+    if llama_cache() != hub_cache():
+        found += cached_models(llama_cache())  # where LLAMA_CACHE names it, later versions of llama.cpp write so
+    faults: list[Fault] = []
+    for store in ollama_stores():
+        models, broken = ollama_models(store)
+        found += models
+        faults += broken
+    return found, faults
+
+
+def find_model(text: str) -> StoredModel | None:
+    """The downloaded model of that name: USER/REPO[:QUANT] of Hugging Face (hf.co/ before it or not), the name of a
+    file in llama.cpp's cache, or what ollama calls it. None where there is none.
+
+    Raises ModelFileError for one of ollama's that cannot be used.
+    """
+    try:
+        name = parse_hub_name(text)
+    except ValueError:
+        pass
+    else:
+        for cache in dict.fromkeys((hub_cache(), llama_cache())):
+            found = find_cached(name, cache)
+            if found is not None:
+                return found
+    for model in llama_models(llama_cache()):
+        if model.name == text:
+            return model
+    for store in ollama_stores():
+        found = find_in_ollama(text, store)
+        if found is not None:
+            return found
+    return None

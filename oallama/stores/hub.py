@@ -1,0 +1,153 @@
+"""Models of the Hugging Face hub, downloaded by huggingface_hub into its cache; what goes wrong said in one sentence.
+
+Endpoint, token, proxies and cache are huggingface_hub's own: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE, …
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from oallama.core.errors import DownloadError, OallamaError, UsageError
+from oallama.core.units import format_bytes
+from oallama.stores.hub_cache import STORE, hub_cache
+from oallama.stores.hub_name import HubName, choose, quant_of
+from oallama.stores.stored import StoredModel
+
+DEFAULT_ENDPOINT = "https://huggingface.co"
+TRUE = ("1", "ON", "YES", "TRUE")  # as huggingface_hub reads them
+
+
+@dataclass(frozen=True, slots=True)
+class HubFiles:
+    """What is to be downloaded: the files of one model, in order, with their bytes."""
+
+    name: HubName
+    sizes: dict[str, int]
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(self.sizes.values())
+
+
+def is_offline() -> bool:
+    """Whether the user forbids huggingface_hub the network."""
+    return any(os.environ.get(name, "").upper() in TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+
+
+def endpoint() -> str:
+    """Where the hub is."""
+    return os.environ.get("HF_ENDPOINT", DEFAULT_ENDPOINT).rstrip("/")
+
+
+def look_up(name: HubName) -> HubFiles:
+    """Ask the hub which files a name means. Raises UsageError where there is no such repository or file, DownloadError
+    where the hub cannot be asked."""
+    _require_package()
+    if is_offline():
+        raise DownloadError(f"{name} is not downloaded, and HF_HUB_OFFLINE is set; unset it to download it")
+    from huggingface_hub import HfApi
+
+    try:
+        tree = list(HfApi(endpoint=endpoint()).list_repo_tree(name.repo, recursive=True))
+    except Exception as error:  # of any of its HTTP libraries
+        raise _failure(error, name) from error
+    sizes: dict[str, int] = {entry.path: entry.size for entry in tree if getattr(entry, "size", None) is not None}
+    files = choose(name, sizes)
+    return HubFiles(HubName(name.repo, quant_of(files[0])), {file: sizes[file] for file in files})
+
+
+def download(wanted: HubFiles) -> StoredModel:
+    """Fetch what of these files is not in the cache yet, with huggingface_hub's bar. A connection that breaks is made
+    anew and goes on where it stopped, some times. Raises DownloadError, UsageError."""
+    from huggingface_hub import hf_hub_download
+
+    cache = hub_cache()
+    _check_room(wanted, cache)
+    fetched = []
+    for file in wanted.sizes:
+        try:
+            path = hf_hub_download(wanted.name.repo, file, cache_dir=cache, endpoint=endpoint())
+        except Exception as error:  # of any of its HTTP libraries
+            raise _failure(error, wanted.name, wanted.n_bytes) from error
+        fetched.append(Path(path))
+    return StoredModel(str(wanted.name), STORE, tuple(fetched))
+
+
+def _require_package() -> None:
+    try:
+        import huggingface_hub  # noqa: F401
+    except ImportError:
+        raise UsageError(
+            "models of the hub need huggingface_hub: pip install 'oallama[hf]', or download the GGUF and name the file"
+        ) from None
+
+
+def _failure(error: Exception, name: HubName, n_bytes: int = 0) -> OallamaError:
+    """What an error of huggingface_hub, or of what it builds on, is to a user."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return UsageError(
+            f"{name.repo} is gated: accept its terms at {endpoint()}/{name.repo}, then log in with `hf auth login` or "
+            "set HF_TOKEN"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return UsageError(
+            f"{endpoint()} has no repository {name.repo}, or it is private; check the name, or log in with "
+            "`hf auth login` or HF_TOKEN"
+        )
+    chain = _chain(error)
+    if any(getattr(one, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for one in chain):
+        return _no_room(name, n_bytes, hub_cache())
+    status = next((status for one in chain if (status := _status(one)) is not None), None)
+    if status is not None:
+        return DownloadError(f"{endpoint()} answers {status} for {name.repo}; try again later")
+    if isinstance(error, PermissionError):
+        return DownloadError(f"cannot write to {error.filename or hub_cache()}; name another folder in HF_HUB_CACHE")
+    why = " ".join(str(chain[-1]).split()) or type(chain[-1]).__name__
+    if n_bytes:
+        return DownloadError(
+            f"the download of {name} from {endpoint()} was cut ({why}); run the command again, it keeps whole files"
+        )
+    return DownloadError(f"cannot reach {endpoint()} ({why}); check the network, or HF_ENDPOINT and your proxy")
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error and what caused it, the first cause last."""
+    found = [error]
+    while (cause := found[-1].__cause__ or found[-1].__context__) is not None and cause not in found:
+        found.append(cause)
+    return found
+
+
+def _status(error: BaseException) -> int | None:
+    """Of an HTTP answer."""
+    found: int | None = getattr(getattr(error, "response", None), "status_code", None)
+    return found
+
+
+def _check_room(wanted: HubFiles, cache: Path) -> None:
+    """Raise DownloadError where the disk cannot take what is missing: huggingface_hub only notices when it is full."""
+    from huggingface_hub import try_to_load_from_cache
+
+    repo = wanted.name.repo
+    there = [file for file in wanted.sizes if isinstance(try_to_load_from_cache(repo, file, cache_dir=cache), str)]
+    missing = wanted.n_bytes - sum(wanted.sizes[file] for file in there)
+    if missing > _free_bytes(cache):
+        raise _no_room(wanted.name, missing, cache)
+
+
+def _no_room(name: HubName, n_bytes: int, cache: Path) -> DownloadError:
+    return DownloadError(
+        f"the disk of {cache} has no room for {name}: {format_bytes(n_bytes)} are needed, "
+        f"{format_bytes(_free_bytes(cache))} free; make room, or name another folder in HF_HUB_CACHE"
+    )
+
+
+def _free_bytes(cache: Path) -> int:
+    folder = next(folder for folder in (cache.absolute(), *cache.absolute().parents) if folder.is_dir())
+    return shutil.disk_usage(folder).free

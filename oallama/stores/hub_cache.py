@@ -1,0 +1,89 @@
+"""Hugging Face's cache: models--USER--REPO/snapshots/COMMIT/FILE, as huggingface_hub and llama.cpp write it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from oallama.core.errors import UsageError
+from oallama.stores.hub_name import HubName, choose, models, parse_hub_name, quant_of
+from oallama.stores.stored import StoredModel
+
+STORE = "Hugging Face"
+MAX_ENTRIES = 100_000  # of the cache that are looked at
+
+_FOLDER = "models--"
+
+
+def hub_cache() -> Path:
+    """Where huggingface_hub keeps its files."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if os.environ.get(variable):
+            return Path(os.path.expandvars(os.environ[variable])).expanduser()
+    home = os.environ.get("HF_HOME") or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    return Path(os.path.expandvars(home)).expanduser() / "hub"
+
+
+def cached_models(cache: Path) -> list[StoredModel]:
+    """Every whole model in a cache, by name. Of several commits the current one (refs/main) counts, then the newest."""
+    return [
+        StoredModel(str(HubName(repo, quant_of(files[0].name))), STORE, files)
+        for repo, snapshots in sorted(_repositories(cache))
+        for files in _whole(snapshots).values()
+    ]
+
+
+def find_cached(name: HubName, cache: Path) -> StoredModel | None:
+    """The model that a name means among those of its repository that were downloaded; None where there is none."""
+    for repo, snapshots in _repositories(cache):
+        if repo.lower() == name.repo.lower():
+            whole = _whole(snapshots)
+            with contextlib.suppress(UsageError):  # others of that repository are there
+                chosen = choose(name, [file for parts in whole for file in parts])
+                return StoredModel(str(HubName(repo, quant_of(chosen[0]))), STORE, whole[chosen])
+    return None
+
+
+def _repositories(cache: Path) -> Iterator[tuple[str, list[Path]]]:
+    """(USER/REPO, its snapshots, the current one first)."""
+    for folder in _entries(cache):
+        repo = folder.name.removeprefix(_FOLDER).replace("--", "/")
+        if not folder.name.startswith(_FOLDER):
+            continue
+        with contextlib.suppress(OSError, ValueError):
+            parse_hub_name(repo)
+            newest_first = sorted(_entries(folder / "snapshots"), key=lambda snapshot: -snapshot.stat().st_mtime)
+            current = _current(folder)
+            yield repo, sorted(newest_first, key=lambda snapshot: snapshot.name != current)
+
+
+def _current(folder: Path) -> str:
+    try:
+        return (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _whole(snapshots: list[Path]) -> dict[tuple[str, ...], tuple[Path, ...]]:
+    """Whole models by their files' names in the repository."""
+    found: dict[tuple[str, ...], tuple[Path, ...]] = {}
+    for snapshot in snapshots:
+        ggufs = itertools.islice(snapshot.rglob("*"), MAX_ENTRIES)
+        names = [path.relative_to(snapshot).as_posix() for path in ggufs if _is_gguf(path)]
+        for parts in models(names):
+            found.setdefault(parts, tuple(snapshot / part for part in parts))
+    return found
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.name.lower().endswith(".gguf") and path.is_file()
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(itertools.islice(folder.iterdir(), MAX_ENTRIES))
+    except OSError:  # not there, or not ours to read
+        return []

@@ -1,0 +1,98 @@
+"""Models of the Hugging Face hub by name, and which files of a repository such a name means. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from oallama.core.errors import UsageError
+
+HOSTS = ("hf.co", "huggingface.co")
+DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")
+"""What a name without QUANT means, the first there is; else the first model (find_best_model of llama.cpp)."""
+
+_ACCESSORIES = ("mmproj", "imatrix", "mtp-")  # in names of GGUF files that go beside a model (llama.cpp)
+_WORD = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
+_NAME = re.compile(rf"({_WORD}/{_WORD})(?::({_WORD}))?")
+_HOST = re.compile(rf"(?:https?://)?(?:{'|'.join(map(re.escape, HOSTS))})/", re.IGNORECASE)
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
+_QUANT = re.compile(r"[-.]([A-Z0-9_]+)\Z", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """USER/REPO[:QUANT]. quant "": none is named."""
+
+    repo: str
+    quant: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.repo}:{self.quant}" if self.quant else self.repo
+
+    @property
+    def model(self) -> str:
+        """It as a MODEL of the command line."""
+        return f"{HOSTS[0]}/{self}"
+
+
+def parse_hub_name(text: str) -> HubName:
+    """`USER/REPO[:QUANT]`, with or without hf.co/ before it. Raises ValueError."""
+    match = _NAME.fullmatch(_HOST.sub("", text.strip(), count=1))
+    if match is None or "--" in match[1] or ".." in match[1]:  # which the hub does not allow
+        raise ValueError(f"{text!r} is no model of the hub; write it like USER/REPO or USER/REPO:Q4_K_M")
+    return HubName(match[1], match[2] or "")
+
+
+def names_the_hub(text: str) -> bool:
+    """Whether a MODEL says that it is one of the hub: hf.co/…"""
+    return _HOST.match(text) is not None
+
+
+def quant_of(file: str) -> str:
+    """The quantisation that a file's name ends in, in capitals; "" where there is none."""
+    part = _PART.fullmatch(file)
+    match = _QUANT.search(part[1] if part else file.removesuffix(".gguf"))
+    return match[1].upper() if match else ""
+
+
+def models(files: Iterable[str]) -> list[tuple[str, ...]]:
+    """The models among files of a repository, in order: each its file, or all its parts. A model that lacks a part is
+    left out, as are names that lead out of the repository."""
+    names = sorted(file for file in files if _is_model(file))
+    found: list[tuple[str, ...]] = []
+    for name in names:
+        part = _PART.fullmatch(name)
+        if part is None:
+            found.append((name,))
+        elif int(part[2]) == 1:
+            n_parts = int(part[3])
+            parts = tuple(f"{part[1]}-{i:05d}-of-{part[3]}{name[-5:]}" for i in range(1, min(n_parts, len(names)) + 1))
+            if len(parts) == n_parts and set(parts) <= set(names):
+                found.append(parts)
+    return found
+
+
+def choose(name: HubName, files: Iterable[str]) -> tuple[str, ...]:
+    """The files of the model that a name means, as llama.cpp chooses them: the first in whose path QUANT stands before
+    a dot or a dash, capitals aside. Raises UsageError where there is none."""
+    found = models(files)
+    if not found:
+        raise UsageError(f"{name.repo} has no GGUF model; name a repository that has, such as one that ends in -GGUF")
+    for quant in [name.quant] if name.quant else DEFAULT_QUANTS:
+        pattern = re.compile(rf"{re.escape(quant)}[.-]", re.IGNORECASE)
+        for model in found:
+            if pattern.search(model[0]):
+                return model
+    if not name.quant:
+        return found[0]
+    there = ", ".join(dict.fromkeys(filter(None, (quant_of(model[0]) for model in found)))) or "none that is named"
+    raise UsageError(f"{name.repo} has no {name.quant}; there is: {there}")
+
+
+def _is_model(file: str) -> bool:
+    path = PurePosixPath(file)
+    inside = not path.is_absolute() and ".." not in path.parts and "\\" not in file and "\0" not in file
+    is_gguf = path.name.lower().endswith(".gguf")
+    return inside and is_gguf and not any(word in path.name for word in _ACCESSORIES)

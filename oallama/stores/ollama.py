@@ -1,0 +1,151 @@
+"""ollama's store, read only: manifests/HOST/NAMESPACE/MODEL/TAG names, by digest, a GGUF in blobs/.
+
+What a manifest says is checked: a digest that is none, a blob that is missing or cut, and whatever lies outside of the
+store is a fault of that model.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oallama.core.errors import ModelFileError
+from oallama.stores.hub_cache import MAX_ENTRIES
+from oallama.stores.stored import Fault, StoredModel
+
+STORE = "ollama"
+HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
+MODEL_LAYER = "application/vnd.ollama.image.model"
+MAX_MANIFEST_BYTES = 1 << 20
+
+_SERVICE = Path("/usr/share/ollama/.ollama/models")  # of the user that ollama's installer makes on Linux
+_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaName:
+    """[HOST/][NAMESPACE/]MODEL[:TAG], with ollama's defaults in place of what is left out."""
+
+    host: str
+    namespace: str
+    model: str
+    tag: str
+
+    def __str__(self) -> str:
+        """As short as ollama writes it."""
+        name = f"{self.model}:{self.tag}"
+        if self.host != HOST:
+            return f"{self.host}/{self.namespace}/{name}"
+        return name if self.namespace == NAMESPACE else f"{self.namespace}/{name}"
+
+    def means(self, other: OllamaName) -> bool:
+        """Whether both are the same, capitals aside."""
+        return str(self).lower() == str(other).lower()
+
+
+def ollama_stores() -> tuple[Path, ...]:
+    """Where ollama keeps models: OLLAMA_MODELS, else the user's folder and its service's."""
+    named = os.environ.get("OLLAMA_MODELS")
+    return (Path(named).expanduser(),) if named else (Path.home() / ".ollama" / "models", _SERVICE)
+
+
+def parse_ollama_name(text: str) -> OllamaName | None:
+    """None for what cannot be a name."""
+    *before, last = text.split("/")
+    model, colon, tag = last.partition(":")
+    parts = [*[HOST, NAMESPACE][: 2 - len(before)], *before, model, tag if colon else TAG]
+    if len(parts) != 4 or not all(_PART.fullmatch(part) for part in parts):
+        return None
+    return OllamaName(*parts)
+
+
+def ollama_models(store: Path) -> tuple[list[StoredModel], list[Fault]]:
+    """Every model of a store, and those that cannot be used. Models that are no GGUF are in neither."""
+    found, faults = [], []
+    for name, manifest in _manifests(store):
+        try:
+            blob = _blob(store, name, manifest)
+        except ModelFileError as error:
+            faults.append(Fault(str(name), str(error)))
+            continue
+        if blob is not None:
+            found.append(StoredModel(str(name), STORE, (blob,)))
+    return found, faults
+
+
+def find_in_ollama(text: str, store: Path) -> StoredModel | None:
+    """The model of that name; None where the store has none. Raises ModelFileError for one that cannot be used."""
+    wanted = parse_ollama_name(text)
+    for name, manifest in _manifests(store) if wanted is not None else ():
+        if wanted is not None and name.means(wanted):
+            blob = _blob(store, name, manifest)
+            if blob is None:
+                raise ModelFileError(f"{name} of ollama is no GGUF; pull another model")
+            return StoredModel(str(name), STORE, (blob,))
+    return None
+
+
+def _manifests(store: Path) -> Iterator[tuple[OllamaName, Path]]:
+    root = store / "manifests"
+    try:
+        paths = sorted(itertools.islice(root.glob("*/*/*/*"), MAX_ENTRIES))
+    except OSError:  # not ours to read
+        return
+    for path in paths:
+        parts = path.relative_to(root).parts
+        if all(_PART.fullmatch(part) for part in parts):
+            yield OllamaName(*parts), path
+
+
+def _blob(store: Path, name: OllamaName, manifest: Path) -> Path | None:
+    """The GGUF that a manifest names; None for a model without one. Raises ModelFileError."""
+    again = f"`ollama pull {name}` gets it again"
+    layers = [layer for layer in _layers(store, name, manifest, again) if layer.get("mediaType") == MODEL_LAYER]
+    if not layers:
+        return None
+    if len(layers) > 1:
+        raise ModelFileError(f"{name} of ollama is in {len(layers)} blobs, which llama.cpp cannot load")
+    digest, size = layers[0].get("digest"), layers[0].get("size")
+    match = _DIGEST.fullmatch(digest) if isinstance(digest, str) else None
+    if match is None:
+        raise ModelFileError(f"{manifest}: the digest of {name} is none; {again}")
+    blobs = (store / "blobs" / f"sha256{sign}{match[1]}" for sign in "-:")  # the second: old stores
+    blob = next((blob for blob in blobs if _inside(store, blob)), None)
+    if blob is None:
+        raise ModelFileError(
+            f"the blob sha256-{match[1]} of {name} is missing from {store}, or is no file of it; {again}"
+        )
+    if blob.stat().st_size != size:
+        raise ModelFileError(f"{blob}: the blob of {name} has not the size that its manifest says; {again}")
+    return blob
+
+
+def _layers(store: Path, name: OllamaName, manifest: Path, again: str) -> list[dict[str, Any]]:
+    if not _inside(store, manifest):
+        raise ModelFileError(f"{manifest}: the manifest of {name} is no file of the store; {again}")
+    try:
+        with manifest.open("rb") as file:
+            document = json.loads(file.read(MAX_MANIFEST_BYTES + 1))
+        layers = document["layers"]
+    except (ValueError, RecursionError, LookupError, TypeError):
+        raise ModelFileError(f"{manifest}: the manifest of {name} is broken; {again}") from None
+    except OSError as error:
+        raise ModelFileError(f"{manifest}: {error.strerror or error}") from None
+    if not isinstance(layers, list) or not all(isinstance(layer, dict) for layer in layers):
+        raise ModelFileError(f"{manifest}: the manifest of {name} is broken; {again}")
+    return layers
+
+
+def _inside(store: Path, path: Path) -> bool:
+    """Whether it is a regular file that lies in the store, links followed."""
+    try:
+        return path.is_file() and path.resolve().is_relative_to(store.resolve())
+    except OSError:
+        return False

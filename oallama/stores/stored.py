@@ -1,0 +1,85 @@
+"""A model that lies in a store, and what is told of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from oallama.core.errors import ModelFileError
+from oallama.model.gguf_header import Header, read_header
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """name: what MODEL may be called. store: whose it is. files: the GGUF, or its parts in order."""
+
+    name: str
+    store: str
+    files: tuple[Path, ...]
+
+    @property
+    def path(self) -> Path:
+        """What is loaded: the first part."""
+        return self.files[0]
+
+    @property
+    def n_bytes(self) -> int:
+        """Raises OSError."""
+        return sum(file.stat().st_size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A model of a store that cannot be used, and why, as a sentence."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedModel:
+    """A model of a store, its bytes, and how its weights are quantised."""
+
+    model: StoredModel
+    n_bytes: int
+    quantisation: str
+
+
+def described(models: Iterable[StoredModel], faults: Iterable[Fault]) -> tuple[list[DescribedModel], list[Fault]]:
+    """Models with what their headers say, and the faults, those of headers among them."""
+    found, all_faults = [], list(faults)
+    for model in models:
+        try:
+            found.append(DescribedModel(model, model.n_bytes, quantisation(model.path)))
+        except ModelFileError as error:
+            all_faults.append(Fault(model.name, str(error)))
+        except OSError as error:  # gone meanwhile
+            all_faults.append(Fault(model.name, f"{model.path}: {error.strerror or error}"))
+    return found, all_faults
+
+
+def quantisation(path: Path) -> str:
+    """What the header says (general.file_type), else the type of most of its bytes. Raises ModelFileError."""
+    header = read_header(str(path))
+    return _named(header) or _of_most_bytes(header)
+
+
+def _named(header: Header) -> str:
+    from gguf import LlamaFileType
+
+    entry = header.entries.get("general.file_type")
+    try:
+        return LlamaFileType(entry.value).name.removeprefix("MOSTLY_").removeprefix("ALL_") if entry else ""
+    except ValueError:  # a later one, or no number
+        return ""
+
+
+def _of_most_bytes(header: Header) -> str:
+    n_bytes: Counter[str] = Counter()
+    for tensor in header.tensors:
+        n_bytes[tensor.type] += tensor.n_bytes
+    if not n_bytes:
+        raise ModelFileError(f"{header.file.path}: there is no tensor in it")
+    return n_bytes.most_common(1)[0][0]

@@ -1,0 +1,87 @@
+"""A ggml back end of the user's, by --backend and GGML_BACKEND_PATH: TEST0 in a library of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from native_helpers import build_native
+
+import ggml_bridge
+from ggml_bridge.library import find_bridge, find_plugin
+from oallama.cli.default_model import default_model
+from oallama.device.user_backend import VARIABLE
+
+pytestmark = pytest.mark.timeout(600)  # building
+
+
+@pytest.fixture(scope="module")
+def library(bridge: ggml_bridge.Bridge) -> Path:
+    return build_native("ggml-test", bridge.libraries.folder).with_name("libggml-test.so")
+
+
+def run(*arguments: object, **environment: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "oallama", *map(str, arguments)]
+    variables = {**os.environ, **{name: str(value) for name, value in environment.items()}}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=variables)
+
+
+def device_names(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    assert done.returncode == 0, done.stderr
+    return {device["name"]: device["backend"] for device in json.loads(done.stdout)["devices"]}
+
+
+def test_its_device_is_listed(library: Path) -> None:
+    assert device_names(run("devices", "--json")) == {"CPU": "CPU"}
+    expected = {"CPU": "CPU", "TEST0": "TEST"}
+    assert device_names(run("devices", "--backend", library, "--json")) == expected
+    assert device_names(run("devices", "--json", **{VARIABLE: library})) == expected
+
+
+def test_it_computes(library: Path) -> None:
+    arguments = ["run", default_model(), "Once upon a time", "-n", "4", "--tune", "never", "--json"]
+    done = run(*arguments, "--backend", library, "--device", "TEST0")
+    assert done.returncode == 0, done.stderr
+    there, here = json.loads(done.stdout), json.loads(run(*arguments, "--device", "none").stdout)
+    assert there["device"] == "TEST0"
+    assert there["memory"]["device_bytes"] > 0
+    assert there["text"][:8] == here["text"][:8]
+
+
+def test_every_arm_of_a_comparison_may_use_it(library: Path) -> None:
+    arguments = ["-p", "16", "-n", "0", "-r", "2", "--arms", "stock-cpu,stock-ngl", "-o", "json", "--no-progress"]
+    done = run("bench", default_model(), *arguments, "--device", "TEST0", "--backend", library)
+    assert done.returncode == 0, done.stderr
+    assert "TEST0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda folder: folder / "missing.so", "there is no such file"),
+        (lambda folder: folder, "there is no such file"),
+        (lambda folder: write(folder / "text.so"), "is no back end of ggml 0.25.3"),
+        (lambda folder: find_bridge(), "is no back end of ggml 0.25.3"),
+    ],
+    ids=["missing", "a folder", "no library", "another library"],
+)
+def test_a_wrong_file_is_one_sentence(wrong, says: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    for command in (["devices"], ["run", default_model(), "hello", "-n", "1"]):
+        done = run(*command, "--backend", wrong(tmp_path))
+        assert done.returncode == 2
+        assert done.stdout == ""
+        assert says in done.stderr
+        assert done.stderr.count("\n") == 1, done.stderr
+
+
+def test_our_own_plugin_in_the_variable_is_left_to_us() -> None:
+    assert device_names(run("devices", "--json", **{VARIABLE: find_plugin()})) == {"CPU": "CPU"}
+
+
+def write(path: Path) -> Path:
+    path.write_text("no library")
+    return path
