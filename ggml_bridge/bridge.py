@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
-from ggml_bridge.devices import Device, TypeInfo, list_devices, list_types
+from ggml_bridge.devices import Device, TypeInfo, device_at, list_devices, list_types
 from ggml_bridge.emulated import EmulatedDevice
 from ggml_bridge.ffi import Native, decode, encode, ffi
 from ggml_bridge.library import Libraries, find_emulated, find_plugin, open_libraries
@@ -96,16 +96,17 @@ class Bridge:
     # devices, buffer types, layouts
     #
 
-    def devices(self) -> list[Device]:
-        """Every device, memory figures fresh. For an RPC device this asks its server, which must be alive."""
-        return list_devices(self.native)
+    def devices(self, ask_servers: bool = True) -> list[Device]:
+        """Every device, memory figures fresh. For an RPC device this asks its server, which must be alive; where
+        ask_servers is False, it has only name, backend, type and pointer."""
+        return list_devices(self.native, ask_servers)
 
     def device(self, name: str) -> Device:
-        """The device of that name; raises ValueError."""
-        devices = self.devices()
-        for device in devices:
+        """The device of that name, memory figures fresh: an RPC device's server is asked. Raises ValueError."""
+        devices = self.devices(ask_servers=False)
+        for index, device in enumerate(devices):
             if device.name.lower() == name.lower():
-                return device
+                return device_at(self.native, index, ask_server=True)
         raise ValueError(f"no ggml device is called {name}; there are: {', '.join(d.name for d in devices)}")
 
     def device_ptr(self, name: str) -> int:

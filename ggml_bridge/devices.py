@@ -36,27 +36,27 @@ class TypeInfo:
     mul_mat: bool  # ggml's CPU has a kernel for weights of this type
 
 
-def list_devices(native: Native) -> list[Device]:
-    """Every registered device, in ggml's order."""
-    devices = []
-    for index in range(native.lib.gb_device_count()):
-        info = ffi.new("gb_device_info *")
-        native.call("gb_get_device_info", index, info)
-        devices.append(
-            Device(
-                name=decode(info.name),
-                description=decode(info.description),
-                backend=decode(info.backend),
-                type=decode(info.type),
-                memory_total=info.memory_total,
-                memory_free=info.memory_free,
-                asynchronous=bool(info.asynchronous),
-                host_buffer=bool(info.host_buffer),
-                events=bool(info.events),
-                pointer=int(ffi.cast("uintptr_t", info.device)),
-            )
-        )
-    return devices
+def list_devices(native: Native, ask_servers: bool) -> list[Device]:
+    """Every registered device, in ggml's order; without asking servers, of an RPC one only name, backend and type."""
+    return [device_at(native, index, ask_servers) for index in range(native.lib.gb_device_count())]
+
+
+def device_at(native: Native, index: int, ask_server: bool) -> Device:
+    """The device at that place of ggml's order."""
+    info = ffi.new("gb_device_info *")
+    native.call("gb_get_device_info", index, int(ask_server), info)
+    return Device(
+        name=decode(info.name),
+        description=decode(info.description),
+        backend=decode(info.backend),
+        type=decode(info.type),
+        memory_total=info.memory_total,
+        memory_free=info.memory_free,
+        asynchronous=bool(info.asynchronous),
+        host_buffer=bool(info.host_buffer),
+        events=bool(info.events),
+        pointer=int(ffi.cast("uintptr_t", info.device)),
+    )
 
 
 def list_types(native: Native) -> dict[str, TypeInfo]:

@@ -82,7 +82,9 @@ typedef struct gb_device_info {
 } gb_device_info;
 
 int gb_device_count(void);
-int gb_get_device_info(int index, gb_device_info * info);
+// ask_server 0: an RPC device gets its name, backend and type only. The rest is its server's to say, and ggml waits for
+// ever or aborts where that is gone.
+int gb_get_device_info(int index, int32_t ask_server, gb_device_info * info);
 int gb_cpu_features(char * text, int64_t capacity);
 
 // Buffer types (ggml_backend_buffer_type_t): the device's own, and its pinned host memory (NULL: it has none).

@@ -88,17 +88,20 @@ int gb_device_count(void) {
     return static_cast<int>(ggml_backend_dev_count());
 }
 
-int gb_get_device_info(int index, gb_device_info * info) {
+int gb_get_device_info(int index, int32_t ask_server, gb_device_info * info) {
     return guarded([&] {
         require(info != nullptr && index >= 0 && index < gb_device_count(), "there is no device of this index");
-        ggml_backend_dev_t     device = ggml_backend_dev_get(static_cast<size_t>(index));
-        ggml_backend_dev_props props  = {};
-        ggml_backend_dev_get_props(device, &props);
+        ggml_backend_dev_t device  = ggml_backend_dev_get(static_cast<size_t>(index));
+        const char *       backend = ggml_backend_reg_name(ggml_backend_dev_backend_reg(device));
 
+        ggml_backend_dev_props props = {};
+        if (ask_server != 0 || std::strcmp(backend, "RPC") != 0) {
+            ggml_backend_dev_get_props(device, &props);
+        }
         *info = {};
-        copy_text(props.name, info->name, sizeof info->name);
+        copy_text(ggml_backend_dev_name(device), info->name, sizeof info->name);
         copy_text(shortened(props.description, sizeof info->description), info->description, sizeof info->description);
-        copy_text(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)), info->backend, sizeof info->backend);
+        copy_text(backend, info->backend, sizeof info->backend);
         copy_text(type_name(device), info->type, sizeof info->type);
         info->memory_total = static_cast<int64_t>(props.memory_total);
         info->memory_free  = static_cast<int64_t>(props.memory_free);

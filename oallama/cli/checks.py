@@ -126,7 +126,7 @@ def check_split_backend() -> str:
 
     bridge = _bridge()
     path = bridge.split().path
-    names = [device.name for device in bridge.devices() if device.backend == SPLIT_BACKEND]
+    names = [device.name for device in bridge.devices(ask_servers=False) if device.backend == SPLIT_BACKEND]
     if not names:
         raise BridgeError(f"{path} was loaded but ggml does not list it")
     return f"{path.name} registers {', '.join(names)}"

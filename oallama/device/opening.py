@@ -48,8 +48,7 @@ class OpenDevice:
 
 
 def list_devices() -> list[DeviceInfo]:
-    """Every device ggml found in this process, the CPU included, in ggml's order. Raises BridgeError,
-    DeviceError where the server of an open RPC device goes while it is asked."""
+    """Every device ggml found in this process, the CPU included, in ggml's order. Raises BridgeError."""
     return [device_info(device) for device in list_with_links(load_bridge())]
 
 

@@ -2,8 +2,8 @@
 
 Holding it matters twice. ggml connects whenever nothing of the device is in use, and a failing connect leaves a lock of
 its client taken for good; while a connection is held, nothing connects again. And a server has one client at a time:
-nobody takes our place between two calls. The device is in ggml's registry for as long only, because whoever lists
-devices asks its server, and ggml aborts the process when that one is gone.
+nobody takes our place between two calls. The device is in ggml's registry for as long only, because whoever asks ggml
+for a device's memory asks its server, and waits for ever or aborts the process when that one is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oallama.core.errors import DeviceError
@@ -23,6 +23,7 @@ from oallama.device.spec import DeviceSpec
 if TYPE_CHECKING:
     from ggml_bridge import Bridge, Device
 
+RPC = "RPC"  # registry name of ggml's RPC devices
 CONNECT_S = 20.0  # a server that greeted must have told its devices after so long
 
 _lock = threading.Lock()  # of ggml's registry and of what follows
@@ -31,14 +32,17 @@ _stuck = ""  # why this process can connect no more
 
 
 class RpcLink:
-    """A held connection. info, pointer: the server's first device, and its ggml_backend_dev_t. Made by `connect`."""
+    """A held connection to the server of a device. registry: its ggml_backend_reg_t. Made by `connect`."""
 
-    def __init__(self, endpoint: str, info: DeviceInfo, pointer: int, backend: int, alive: Callable[[], bool]) -> None:
-        self.endpoint = endpoint
-        self.info = info
-        self.pointer = pointer
+    def __init__(self, device: Device, registry: int, backend: int, alive: Callable[[], bool]) -> None:
+        self.device = device
+        self.registry = registry
         self.alive = alive
         self._backend: int | None = backend
+
+    @property
+    def info(self) -> DeviceInfo:
+        return device_info(self.device)
 
     def abandon(self) -> None:
         """The server is lost: take its devices out of ggml's registry, and leave the connection as it is, since ggml's
@@ -60,22 +64,16 @@ class RpcLink:
 def linked_pointer(name: str) -> int | None:
     """ggml_backend_dev_t of a connected device, without asking its server; None where no such one is connected."""
     with _lock:
-        return next((link.pointer for link in _links if link.info.name.lower() == name.lower()), None)
+        return next((link.device.pointer for link in _links if link.device.name.lower() == name.lower()), None)
 
 
 def list_with_links(bridge: Bridge) -> list[Device]:
-    """Every device, including those connected. Guarded where there are any, since ggml asks their servers.
-
-    Raises DeviceError where a server goes right then.
-    """
+    """Every device; those connected as they were when they were. Asks no server, which might be gone."""
     _forget_dead()
-    if not _links:
-        return bridge.devices()
-    guard = Guard("list of devices", lambda: all(link.alive() for link in list(_links)), stall_s=CONNECT_S)
-    try:
-        return guard.call(bridge.devices)
-    finally:
-        guard.close(lambda: None)
+    with _lock:
+        connected = {link.device.name: link.device for link in _links}
+    found = bridge.devices(ask_servers=False)
+    return [connected.get(device.name, device) for device in found if device.backend != RPC or device.name in connected]
 
 
 def _forget_dead() -> None:
@@ -89,21 +87,22 @@ def _forget_dead() -> None:
 def _unregister(link: RpcLink) -> None:
     if link in _links:
         _links.remove(link)
-        _register_only(_links, [*_links, link])
+        _Client(load_bridge()).unload(link.registry)
+        _register_links()
 
 
-def _register_only(links: Sequence[RpcLink], registered: Sequence[RpcLink]) -> None:
-    """Leave the devices of these links in ggml's registry, of those registered now.
+def _register_links() -> None:
+    """Have the devices of these links in ggml's registry, and of no other server.
 
     ggml drops devices by registry, and files all RPC devices under one. So that one is taken out, and what stays is put
-    back. Nothing is sent."""
+    back. Nothing is sent, and no lock is taken that a failed connect may hold."""
     client = _Client(load_bridge())
-    for link in registered:
-        client.unload(client.registry(link.endpoint.encode()))
+    for link in _links:
+        client.unload(link.registry)
     client.unload(client.all_rpc())
     client.register(client.all_rpc())
-    for link in links:
-        client.register(client.registry(link.endpoint.encode()))
+    for link in _links:
+        client.register(link.registry)
 
 
 def connection_broke(endpoint: str) -> bool:
@@ -135,32 +134,28 @@ def connect(spec: DeviceSpec, endpoint: str, alive: Callable[[], bool]) -> RpcLi
     _forget_dead()
 
     def make() -> RpcLink:
-        _register_only([], _links)  # the bridge asks every server there is when it looks for a device
         try:
             names = bridge.rpc_add(endpoint)
         except ggml_bridge.BridgeError as error:
-            _register_only(_links, _links)
             raise DeviceError(str(error)) from None
         client = _Client(bridge)
         client.buffer_type(endpoint.encode(), 0)  # asks the server once; the answer is kept
         backend = client.init(endpoint.encode(), 0)
-        device = bridge.device(names[0])
-        link = RpcLink(endpoint, device_info(device), device.pointer, backend, alive)
-        _links.append(link)
-        _register_only(_links, _links)
-        return link
+        return RpcLink(bridge.device(names[0]), client.registry(endpoint.encode()), backend, alive)
 
     with _lock:
         if _stuck:
             raise DeviceError(f"cannot connect to {spec}: {_stuck}")
         guard = Guard(str(spec), alive, stall_s=CONNECT_S)
         try:
-            return guard.call(make)
+            _links.append(guard.call(make))
+            return _links[-1]
         except DeviceError:
             if guard.lost:
                 _stuck = f"the server at {endpoint} went while this process connected to it; start oallama again"
             raise
         finally:
+            _register_links()
             guard.close(lambda: None)
 
 

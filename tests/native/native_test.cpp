@@ -105,9 +105,9 @@ void test_types_and_devices() {
 
     gb_device_info device = {};
     for (int index = 0; index < gb_device_count(); index++) {
-        check(gb_get_device_info(index, &device) == GB_OK, std::string("device ") + device.name);
+        check(gb_get_device_info(index, 1, &device) == GB_OK, std::string("device ") + device.name);
     }
-    check(gb_get_device_info(1000, &device) == GB_INVALID, "an index of no device is refused");
+    check(gb_get_device_info(1000, 1, &device) == GB_INVALID, "an index of no device is refused");
 
     char text[4096];
     check(gb_cpu_features(text, sizeof text) == GB_OK, "the CPU has features");
