@@ -25,6 +25,7 @@ import ggml_bridge.errors as errors
 from ggml_bridge.errors import BridgeError, ChildDied, ChildTimeout
 
 FD_VARIABLE = "GGML_BRIDGE_CHILD_FD"
+PARENT_VARIABLE = "GGML_BRIDGE_PARENT_PID"
 
 Message = dict[str, Any]
 Handler = Callable[[Message, Callable[[Message], None]], Message]
@@ -87,7 +88,7 @@ class Child:
             **os.environ,
             **(env or {}),
             FD_VARIABLE: str(write_fd),
-            "GGML_BRIDGE_PARENT_PID": str(os.getpid()),
+            PARENT_VARIABLE: str(os.getpid()),
         }
         try:
             self._process = subprocess.Popen(
@@ -258,6 +259,6 @@ def die_with_parent() -> None:
     """Asks Linux to kill this process when the thread that started it ends; leaves at once if it has ended already."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    parent = os.environ.get("GGML_BRIDGE_PARENT_PID")
+    parent = os.environ.get(PARENT_VARIABLE)
     if parent is not None and os.getppid() != int(parent):
         os._exit(1)

@@ -32,6 +32,7 @@ COMMANDS = {
     "run": "Generate text with the weights placed by a plan.",
     "pull": "Download a model of the Hugging Face hub.",
     "list": "List the models that have been downloaded.",
+    "serve": "Serve the placed model over HTTP, as OpenAI's API.",
     "tune": "Measure now what `run` otherwise measures after its first answer.",
     "what-if": "Predict a model on cards that are not here.",
     "simulate": "Show what CPU, GPU and copies do while a plan runs.",

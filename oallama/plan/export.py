@@ -46,6 +46,11 @@ def stock_device(plan: Plan) -> str:
         )
     if spec.is_pair:
         raise PlanError("llama.cpp has no second CPU device; plan for a GPU or rpc://host:port and export that")
+    if spec.is_emulated:
+        raise PlanError(
+            "the plan's device is emulated, which no other program can do; plan for a GPU or rpc://host:port and "
+            "export that"
+        )
     return {"none": "none", "rpc": "RPC0"}.get(spec.kind, spec.name)
 
 
@@ -56,9 +61,22 @@ def export_command(
     target: Target = "llama-server",
     plugin: Plugin | None = None,
 ) -> str:
-    """The shell-quoted command line. `-ot` knows CPU as the only plain host buffer type, so layouts of whole operators
-    are left to llama.cpp, which repacks what it can; `--fit off` keeps it from changing the rest. Attention and KV
-    types are the plan's.
+    """The shell-quoted command line of stock_command. Raises PlanError as that does."""
+    settings, arguments = stock_command(plan, operators, all_tensor_names, target, plugin)
+    # A quoted NAME=value would be the name of a program; only the value may be quoted.
+    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in settings.items()), shlex.join(arguments)])
+
+
+def stock_command(
+    plan: Plan,
+    operators: Sequence[Operator],
+    all_tensor_names: Iterable[str],
+    target: Target = "llama-server",
+    plugin: Plugin | None = None,
+) -> tuple[dict[str, str], list[str]]:
+    """(environment variables to set, arguments with the program first). `-ot` knows CPU as the only plain host buffer
+    type, so layouts of whole operators are left to llama.cpp, which repacks what it can; `--fit off` keeps it from
+    changing the rest. Attention and KV types are the plan's.
 
     A plan that splits operators needs `plugin`; one that does not runs without. Raises PlanError for a device that no
     other program has, and where a stock program cannot do what the plan says.
@@ -69,16 +87,13 @@ def export_command(
         raise PlanError("the plan splits operators, so it needs a device and the plugin's library and plan file")
     arguments = [target, "-m", plan.record.model_path, *_workload(plan, target), *_attention(plan.record.attention)]
     if device == "none":
-        return shlex.join([*arguments, "--device", "none", "-ngl", "0"])
+        return {}, [*arguments, "--device", "none", "-ngl", "0"]
     arguments += ["--rpc", spec.endpoint] if spec.kind == "rpc" else []
     arguments += ["--device", device, "-ngl", str(plan.n_gpu_layers)]
     arguments += _overrides(plan, operators, all_tensor_names, target)
-    command = shlex.join(arguments)
     if plugin is None or not needs_plugin:
-        return command
-    # A quoted NAME=value would be the name of a program; only the value may be quoted.
-    settings = {LIBRARY_VARIABLE: plugin.library, PLAN_VARIABLE: plugin.plan_file}
-    return " ".join([*(f"{name}={shlex.quote(value)}" for name, value in settings.items()), command])
+        return {}, arguments
+    return {LIBRARY_VARIABLE: plugin.library, PLAN_VARIABLE: plugin.plan_file}, arguments
 
 
 def _workload(plan: Plan, target: Target) -> list[str]:

@@ -3,7 +3,7 @@ them down, so everything that could be wrong is here and tested."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from oallama.core.types import Affinity, AffinityReport, MemoryLedger
@@ -32,7 +32,7 @@ class Mark:
     """One operator in the map."""
 
     row_id: str  # of its row in the operator table
-    letter: str  # G or C
+    letter: str  # G or C; S: both compute
     step: int  # of the colour scale
     label: str  # for people who cannot see the map
 
@@ -86,13 +86,18 @@ def role_order(role: str) -> tuple[int, str]:
 
 def affinity_map(rows: Sequence[Affinity]) -> AffinityMap:
     """Arrange operators by layer and role."""
+    return arranged((row.layer, row.role, _mark(row)) for row in rows)
+
+
+def arranged(marks: Iterable[tuple[int | None, str, Mark]]) -> AffinityMap:
+    """The map of marks with their layer and role."""
     inside: dict[tuple[int, str], list[Mark]] = {}
     outside = []
-    for row in rows:
-        if row.layer is None:
-            outside.append(MapRow(printable(row.role, 40), ((_mark(row),),)))
+    for layer, role, mark in marks:
+        if layer is None:
+            outside.append(MapRow(printable(role, 40), ((mark,),)))
         else:
-            inside.setdefault((row.layer, row.role), []).append(_mark(row))
+            inside.setdefault((layer, role), []).append(mark)
     roles = sorted({role for _, role in inside}, key=role_order)
     layers = sorted({layer for layer, _ in inside})
     grid = tuple(MapRow(str(layer), tuple(tuple(inside.get((layer, role), ())) for role in roles)) for layer in layers)

@@ -36,6 +36,7 @@ CONTRACT = {
     "run": "-hf -p -n --plan --policy --seed --temp --json -m -c -b -ub -t -ctk -ctv -fa --device --vram --gpu-weights",
     "pull": "--json",
     "list": "--json",
+    "serve": "--host --port --api-key -m -c -b -ub -t -ctk -ctv -fa --device --vram --gpu-weights --plan --policy",
     "tune": "-p -n -c -m --device --vram --profile --json",
     "what-if": "--gpu --policy --json --chart -p -n -c -m --vram-fill --threads --profile",
     "simulate": "-m --model --machine --policy --device --profile -p -n --json --chart",

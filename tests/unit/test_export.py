@@ -131,6 +131,8 @@ def test_devices_that_no_stock_program_has_are_refused() -> None:
         stock_device(plan(device="rpc-worker:1"))
     with pytest.raises(PlanError, match="second CPU"):
         stock_device(plan(device="cpu-pair"))
+    with pytest.raises(PlanError, match="emulated"):
+        stock_device(plan(device="emulated"))
 
 
 @pytest.mark.parametrize(("target", "character"), [("llama-server", ","), ("llama-cli", "="), ("llama-bench", ";")])

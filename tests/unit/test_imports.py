@@ -1,7 +1,7 @@
 """The rooms' import direction, read from the sources: arrows point right and never back.
 
-cli -> gate -> bench -> placer -> {run, report} -> {plan, place} -> {cost, stores} -> {profile, model} -> device ->
-core, and ggml_bridge, which knows nothing of oallama, is for the rooms that touch native code.
+cli -> serve -> gate -> bench -> placer -> {run, report} -> {plan, place} -> {cost, stores} -> {profile, model} ->
+device -> core, and ggml_bridge, which knows nothing of oallama, is for the rooms that touch native code.
 """
 
 import ast
@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     ("cli",),
+    ("serve",),  # runs llama-server with a plan that the commands made
     ("gate",),  # measures plans against stock before one is used
     ("bench",),  # its arms are what users run: plans of the placer, in engines
     ("placer",),  # the front door for Python: ties the rooms, so it is not one of them
@@ -33,6 +34,9 @@ TOUCH_NATIVE = (
 TOUCH_NATIVE_TOO = {
     "oallama.cli.checks": "doctor checks the bridge itself",
     "oallama.cli.export": "names the file of the plugin",
+    "oallama.serve.launch": "asks Linux to end llama-server with us, as the bridge's own children do",
+    "oallama.serve.program": "llama-server must be of the ggml that the plug-in was made for",
+    "oallama.serve.supervisor": "names signals and the parent, as the bridge does",
     "oallama.model.chat_template": "templates are rendered in a child process, which the bridge knows how to run",
 }
 PURE = (

@@ -1,0 +1,237 @@
+"""`oallama serve`: an OpenAI-compatible server over the placed model, and a page that shows the placement."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from oallama.cli.options import (
+    CONTEXT,
+    PLACEMENT,
+    count,
+    gate_option,
+    gathered,
+    model_argument,
+    n_gen_option,
+    n_prompt_option,
+    profile_option,
+    refresh_gate_option,
+)
+from oallama.cli.output import talk
+from oallama.cli.policy import PolicyOptions, note_unused, policy_options
+from oallama.cli.run import made_plan, planned
+from oallama.core.errors import OallamaError, UsageError
+from oallama.core.options import Options
+
+if TYPE_CHECKING:
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+    from oallama.report.placement import Served
+    from oallama.serve.supervisor import Launch
+
+KEY_VARIABLE = "OALLAMA_API_KEY"
+PROGRAM_VARIABLE = "OALLAMA_LLAMA_SERVER"
+NEEDED = ("httpx", "starlette", "uvicorn")
+POOLINGS = ("model", "mean", "cls", "last", "none")
+
+
+@click.command("serve", short_help="Serve the placed model over HTTP, as OpenAI's API.")
+@model_argument
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+              help="Address to listen at; one that other machines reach needs --api-key.")  # fmt: skip
+@click.option("--port", type=count(0, 65535), default=8080, show_default=True, metavar="PORT",
+              help="Port to listen at; 0: any that is free.")  # fmt: skip
+@click.option("--api-key", envvar=KEY_VARIABLE, metavar="KEY",
+              help=f"Key that requests must bring; {KEY_VARIABLE} says it unseen by who lists processes.")  # fmt: skip
+@click.option("-np", "--parallel", "n_parallel", type=count(1, 256), default=4, show_default=True, metavar="N",
+              help="Requests computed at the same time; they share the context.")  # fmt: skip
+@click.option("--pooling", type=click.Choice(POOLINGS), default="mean", show_default=True, metavar="|".join(POOLINGS),
+              help="How /v1/embeddings makes one vector; model: as the GGUF says; none: not at all.")  # fmt: skip
+@click.option("--llama-server", "program", envvar=PROGRAM_VARIABLE, metavar="FILE",
+              help="llama-server to run.  [default: what scripts/stock_binaries built, else that of PATH]")  # fmt: skip
+@click.option("--log", "log_file", type=click.Path(dir_okay=False), metavar="FILE",
+              help="Add what llama-server writes to this file.")  # fmt: skip
+@click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says.")
+@policy_options
+@gathered(*PLACEMENT, n_prompt_option, n_gen_option, *CONTEXT)
+@profile_option
+@gate_option
+@refresh_gate_option
+@click.option("--tune", type=click.Choice(["before", "never"]), default="never", show_default=True,
+              metavar="before|never", help="Policy auto, where nothing was measured yet: serve with stock llama.cpp's "
+              "own placement, or measure before.")  # fmt: skip
+def command(
+    model: str,
+    host: str,
+    port: int,
+    api_key: str | None,
+    n_parallel: int,
+    pooling: str,
+    program: str | None,
+    log_file: str | None,
+    plan_file: str | None,
+    policy: PolicyOptions,
+    options: Options,
+    n_prompt: int,
+    n_gen: int,
+    profile: str | None,
+    gate: bool,
+    refresh_gate: bool,
+    tune: str,
+) -> None:
+    """Run stock llama-server with the placement that `oallama run` would use, and keep it running:
+    /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health, /metrics and the rest of its API.
+    GET /placement tells who computes what, /placement.html shows it.
+
+    \b
+      oallama serve model.gguf
+      oallama serve model.gguf --device CUDA0 -c 16384 --port 9000
+      OALLAMA_API_KEY=secret oallama serve model.gguf --host 0.0.0.0
+    """
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"serve needs {', '.join(missing)}; install them: pip install 'oallama[serve]'")
+    if api_key is not None and not api_key.strip():
+        raise UsageError("the API key is empty; give one, or leave --api-key out")
+    from oallama.placer import Placer
+    from oallama.serve.program import Settings, find_program, launch
+    from oallama.serve.server import Placements, listen, serve
+
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(listen(host, port, api_key))
+        found = find_program(program)
+        if plan_file is not None:
+            if policy.given:
+                raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
+            placer, plan = planned(model, plan_file, policy, options, profile)
+            plan.check(placer.model, placer.operators)
+            said = f"the plan of {plan_file}, by policy {plan.policy}"
+        else:
+            placer = Placer.of_file(model, options, profile)
+            _check_device(placer)
+            note_unused(placer)
+            load = placer.workload(n_prompt, n_gen)
+            plan, unknown = made_plan(
+                placer, policy, load, gate, refresh_gate, "before" if tune == "before" else "after"
+            )
+            said = _said(placer, policy, plan, gate, unknown, model)
+        _check_device(placer)
+        wanted = _timed(placer, plan, said)
+        endpoint, device_lost = stack.enter_context(_device(placer, wanted.plan))
+        wanted = replace(wanted, plan=endpoint)
+        settings = Settings(
+            n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
+            None if pooling == "none" else pooling,
+        )  # fmt: skip
+
+        def started(served: Served, socket_path: Path) -> Launch:
+            return launch(found, served.plan, placer.operators, placer.tensor_names, settings, socket_path, os.environ)
+
+        log = stack.enter_context(_log(log_file))
+        talk(f"oallama: {wanted.said}")
+        placements = Placements(wanted, _on_cpu(placer, wanted), started, device_lost)
+        serve(sock, api_key, placements, lambda sentence: talk(sentence), log)
+    talk("oallama: the server has ended")
+
+
+def _check_device(placer: Placer) -> None:
+    if placer.device.is_emulated or placer.device.is_pair:
+        raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port, rpc-worker or none")
+
+
+def _said(placer: Placer, policy: PolicyOptions, plan: Plan, gate: bool, unknown: bool, model: str) -> str:
+    """What is served and why."""
+    if policy.keeps_to_cpu(placer):
+        why = "there is no device" if not placer.has_device else "that was asked for"
+        return f"everything is on the CPU, as {why}"
+    if unknown:
+        return (
+            f"this is stock llama.cpp's own placement, as nothing was measured yet; `oallama tune {model}` measures "
+            "whether another one is faster"
+        )
+    if gate and policy.is_auto:
+        return f"this is what the gate let through after measuring: {plan.policy}"
+    return f"this is the placement of policy {plan.policy}, not measured against stock llama.cpp's"
+
+
+def _timed(placer: Placer, plan: Plan, said: str) -> Served:
+    """With predicted times, where the machine was measured."""
+    from oallama.plan.plan import Plan as PlanOf
+    from oallama.report.placement import Served, work_times
+
+    served = Served(placer.model, placer.operators, plan, said)
+    try:
+        if placer.known_profile is None:
+            return served
+        simulation = placer.simulate(plan)
+    except OallamaError:  # nothing is priced that the server does not need
+        return served
+    predicted = plan.predicted or simulation.predicted
+    return replace(served, plan=PlanOf(replace(plan.record, predicted=predicted)), times=work_times(simulation))
+
+
+@contextlib.contextmanager
+def _device(placer: Placer, plan: Plan) -> Iterator[tuple[Plan, Callable[[], str | None]]]:
+    """The plan for a device as another program knows it, and why it is known to be lost, if so. A worker is started
+    for the block."""
+    from oallama.device.rpc_worker import RpcWorker
+    from oallama.plan.plan import Plan as PlanOf
+
+    spec = placer.device
+    if plan.device == "none" or plan.n_gpu_layers == 0:
+        yield PlanOf(replace(plan.record, device="none")), lambda: None
+    elif spec.is_worker:
+        worker = RpcWorker(spec)
+        try:
+            device = f"rpc://{worker.endpoint}"
+            yield (
+                PlanOf(replace(plan.record, device=device)),
+                lambda: None if worker.alive() else "its worker process does not answer",
+            )
+        finally:
+            worker.kill()
+    else:
+        known = str(placer.known_device.spec) if spec.kind == "auto" else plan.device
+        yield PlanOf(replace(plan.record, device=known)), lambda: None
+
+
+def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
+    """The same model without its device; None where it has none."""
+    from oallama.place.record import unmeasured_cpu_record
+    from oallama.plan.plan import Plan as PlanOf
+
+    if wanted.plan.device == "none":
+        return None
+    memory = wanted.plan.memory
+    weights = memory.weights_gpu + memory.weights_host
+    record = unmeasured_cpu_record(placer.model, placer.operators, wanted.plan.workload, weights)
+    plan = PlanOf(replace(record, attention=wanted.plan.record.attention))
+    return replace(wanted, plan=plan, said="everything is on the CPU, as the device was lost", times=())
+
+
+@contextlib.contextmanager
+def _log(path: str | None) -> Iterator[Callable[[bytes], None]]:
+    """Where llama-server's lines go. Raises UsageError."""
+    if path is None:
+        yield lambda line: None
+        return
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"cannot write the log {path}: {error.strerror}") from None
+
+    def write(line: bytes) -> None:
+        with contextlib.suppress(OSError):  # a full disk does not end the server
+            os.write(descriptor, line)
+
+    try:
+        yield write
+    finally:
+        os.close(descriptor)

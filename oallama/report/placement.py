@@ -1,0 +1,236 @@
+"""What a server serves: who computes what, predicted times beside measured ones, memory; as JSON and as an html page
+that asks for the JSON again and again. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from oallama import __version__
+from oallama.core.types import ModelInfo, Operator, OperatorPlacement
+from oallama.core.units import format_bytes, format_seconds
+from oallama.place.simulate import Simulation
+from oallama.plan.plan import Plan
+from oallama.report import layout, page
+from oallama.report.affinity import printable_sentence
+from oallama.report.colour import step
+from oallama.report.inspect import model_document
+from oallama.report.plan import weights_on_device
+from oallama.report.text import model_title, percent, printable, rate_text
+
+Seconds = Mapping[str, float]
+"""By stream: cpu, gpu, in, out."""
+
+HEADINGS = ("on", "layer", "operator", "type", "bytes", "on the device", "streamed", "µs/token", "of a token")
+_NAME, _NUMERIC = 2, range(4, len(HEADINGS))
+
+
+@dataclass(frozen=True, slots=True)
+class WorkTime:
+    """What one operator, block or other work takes as the cost model has it, for one token and for the prompt."""
+
+    name: str
+    kind: str
+    token_s: Seconds
+    prompt_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A placement that is served. said: what it is and why, in one line. times: empty where nothing was measured."""
+
+    model: ModelInfo
+    operators: tuple[Operator, ...]
+    plan: Plan
+    said: str
+    times: tuple[WorkTime, ...] = ()
+
+
+def work_times(simulation: Simulation) -> tuple[WorkTime, ...]:
+    """Seconds by name and kind, in the order in which a token meets them."""
+    found: dict[tuple[str, str], tuple[dict[str, float], dict[str, float]]] = defaultdict(
+        lambda: (defaultdict(float), defaultdict(float))
+    )
+    for course, index in ((simulation.token, 0), (simulation.prompt, 1)):
+        for work in sorted(course.works, key=lambda work: work.start_s):
+            found[work.name, work.kind][index][work.stream] += work.seconds
+    return tuple(WorkTime(name, kind, dict(token), dict(prompt)) for (name, kind), (token, prompt) in found.items())
+
+
+def placement_document(served: Served, state: Mapping[str, Any], live: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`GET /placement`. state: of the program that serves; live: what it measured, None while it does not say."""
+    plan = served.plan
+    own = {operator.name for operator in served.operators}
+    times = _by_name(served)
+    return {
+        "model": model_document(served.model),
+        "served": served.said,
+        "state": dict(state),
+        "device": plan.device,
+        "policy": plan.policy,
+        "plan_fingerprint": plan.fingerprint,
+        "plan": plan.to_json(),
+        "memory": asdict(plan.memory),
+        "predicted": asdict(plan.predicted) if plan.predicted else None,
+        "operators": [
+            {
+                **{key: getattr(operator, key) for key in ("name", "layer", "role", "type", "bytes")},
+                "on": place_of(placement),
+                **{key: getattr(placement, key) for key in ("gg", "cg", "cc")},
+                "predicted": times.get(operator.name),
+            }
+            for operator, placement in _placed(served)
+        ],
+        "other_work": [asdict(work) for work in served.times if work.name not in own],
+        "live": None if live is None else dict(live),
+    }
+
+
+def place_of(placement: OperatorPlacement) -> str:
+    """GPU, CPU, or both, which compute parts of it at the same time."""
+    return "GPU" if placement.gg == 1 else "CPU" if placement.cc == 1 else "both"
+
+
+def placement_html(served: Served) -> str:
+    """The page. What changes while the server runs is filled in by its script."""
+    rows = _rows(served)
+    memory = served.plan.memory
+    css, js = page.stylesheet(), page.script("affinity.js") + page.script("placement.js")
+    return (
+        page.environment()
+        .get_template("placement.html.j2")
+        .render(
+            css=Markup(css),
+            js=Markup(js),
+            version=__version__,
+            title=model_title(served.model),
+            subtitle=_subtitle(served),
+            said=printable(served.said, 1000),
+            notes=[printable_sentence(note) for note in served.plan.record.notes],
+            tiles=_tiles(served),
+            map=layout.arranged(_marks(served)),
+            timed=bool(served.times),
+            bar_width=layout.BAR_WIDTH,
+            device=printable(served.plan.device),
+            memory=memory,
+            memory_segments=layout.memory_segments(memory),
+            weight_segments=layout.weight_segments(memory),
+            headings=HEADINGS,
+            numeric=_NUMERIC,
+            name_column=_NAME,
+            rows=rows,
+            others=_others(served),
+            fingerprint=served.plan.fingerprint,
+        )
+    )
+
+
+def page_policy() -> str:
+    """The Content-Security-Policy of placement_html, as a header."""
+    css, js = page.stylesheet(), page.script("affinity.js") + page.script("placement.js")
+    return page.content_security_policy(css, js, "'self'") + "; frame-ancestors 'none'"
+
+
+def _placed(served: Served) -> list[tuple[Operator, OperatorPlacement]]:
+    by_name = {placement.name: placement for placement in served.plan.operators}
+    return [(operator, by_name[operator.name]) for operator in served.operators]
+
+
+def _by_name(served: Served) -> dict[str, dict[str, Any]]:
+    """Seconds of each operator that is timed by itself; a block of several has its own work."""
+    own = {operator.name for operator in served.operators}
+    made: dict[str, dict[str, dict[str, float]]] = {}
+    for work in served.times:
+        if work.name in own:
+            known = made.setdefault(work.name, {"token_s": {}, "prompt_s": {}})
+            for phase, seconds in (("token_s", work.token_s), ("prompt_s", work.prompt_s)):
+                for stream, value in seconds.items():
+                    known[phase][stream] = known[phase].get(stream, 0.0) + value
+    return made
+
+
+def _token_s(times: Mapping[str, Any] | None) -> float | None:
+    return None if times is None else sum(times["token_s"].values())
+
+
+def _marks(served: Served) -> list[tuple[int | None, str, layout.Mark]]:
+    """Colours: the share of the slowest operator's time, or of the weight on the device where nothing was measured."""
+    times = _by_name(served)
+    longest = max((_token_s(known) or 0.0 for known in times.values()), default=0.0)
+    made = []
+    for index, (operator, placement) in enumerate(_placed(served)):
+        place, seconds = place_of(placement), _token_s(times.get(operator.name))
+        value = (seconds or 0.0) / (longest or 1.0) if served.times else placement.gg
+        took = f", {format_seconds(seconds)} a token" if seconds else ""
+        shares = "" if place != "both" else f", {placement.gg:.0%} there, {placement.cg:.0%} streamed"
+        label = f"{printable(operator.name)}: {_WHERE[place]}{shares}{took}"
+        letter = {"both": "S"}.get(place, place[0])
+        made.append((operator.layer, operator.role, layout.Mark(f"op-{index}", letter, step(value), label)))
+    return made
+
+
+_WHERE = {"GPU": "on the device", "CPU": "on the CPU", "both": "split between device and CPU"}
+
+
+def _rows(served: Served) -> list[layout.OperatorRow]:
+    times = _by_name(served)
+    token_s = served.plan.predicted.tpot_s if served.plan.predicted else 0.0
+    rows = []
+    for index, (operator, placement) in enumerate(_placed(served)):
+        place, seconds = place_of(placement), _token_s(times.get(operator.name))
+        layer = "-" if operator.layer is None else str(operator.layer)
+        cells = (
+            place,
+            layer,
+            printable(operator.name),
+            printable(operator.type),
+            format_bytes(operator.bytes),
+            f"{placement.gg:.0%}",
+            f"{placement.cg:.0%}",
+            "-" if seconds is None else f"{seconds * 1e6:,.1f}",
+            "-" if seconds is None else percent(seconds, token_s),
+        )
+        last = -1.0 if seconds is None else seconds
+        order = -1 if operator.layer is None else operator.layer
+        keys = (*(place, order, cells[2], cells[3], operator.bytes, placement.gg, placement.cg), last, last)
+        rows.append(layout.OperatorRow(f"op-{index}", place, 0, cells, tuple(map(str, keys))))
+    return rows
+
+
+def _others(served: Served) -> list[tuple[str, str, str]]:
+    """(what, stream, time per token) of all that is no operator by itself."""
+    own = {operator.name for operator in served.operators}
+    return [
+        (printable(work.name), stream, format_seconds(seconds))
+        for work in served.times
+        if work.name not in own
+        for stream, seconds in work.token_s.items()
+    ]
+
+
+def _tiles(served: Served) -> list[tuple[str, str, str, str]]:
+    """(what, value, remark, key by which the script fills it in; empty for what does not change)."""
+    predicted = served.plan.predicted
+    on_device, total = weights_on_device(served.plan.record, served.operators)
+    rate = rate_text(predicted.tpot_s) if predicted else "-"
+    load = served.plan.workload
+    prompt = rate_text(predicted.ttft_s / load.n_prompt) if predicted and load.n_prompt else "-"
+    return [
+        ("Server", "…", "", "state"),
+        ("Generation", "…", f"measured; predicted {rate}", "generation"),
+        ("Prompt", "…", f"measured; predicted {prompt}", "prompt"),
+        ("Requests now", "…", "answered, waiting", "requests"),
+        ("Weights on the device", percent(on_device, total), format_bytes(on_device), ""),
+        ("Context", f"{load.n_ctx:,}", "tokens, of all requests together", ""),
+    ]
+
+
+def _subtitle(served: Served) -> str:
+    return (
+        f"{printable(served.model.arch)} · {served.model.n_layer} layers · {format_bytes(served.model.file_bytes)} · "
+        f"{printable(served.plan.policy)} on {printable(served.plan.device)}"
+    )

@@ -1,0 +1,20 @@
+"""`python -m oallama.serve.launch PROGRAM ARGUMENT…`: becomes the program, having asked Linux to kill it when the
+thread that started it ends. The request survives exec; the program itself knows nothing of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ggml_bridge.child import PARENT_VARIABLE, die_with_parent
+
+
+def main(command: list[str]) -> None:
+    """Raises OSError where the program cannot be run."""
+    die_with_parent()
+    os.environ.pop(PARENT_VARIABLE, None)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,155 @@
+"""llama-server: where it is, whether it is of the ggml that our plug-in was made for, and how it is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, find_plugin, soname
+from oallama.core.errors import BridgeError
+from oallama.core.types import Operator
+from oallama.plan.export import LIBRARY_VARIABLE, PLAN_VARIABLE, Plugin, splits, stock_command, stock_device
+from oallama.plan.plan import Plan
+from oallama.plan.plugin_text import plugin_text
+from oallama.profile.store import cache_folder
+from oallama.serve.supervisor import Launch
+
+NAME: Literal["llama-server"] = "llama-server"
+BUILD = "scripts/stock_binaries builds it (about 10 minutes on two cores)"
+_ASK_VERSION = (
+    "import ctypes, sys; base = ctypes.CDLL(sys.argv[1]); base.ggml_version.restype = ctypes.c_char_p; "
+    "print(base.ggml_version().decode())"
+)
+_LINKED = re.compile(r"libggml-base\S* => (\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a user may ask of llama-server beside the placement. name: of the model, in answers; None: its file's.
+    pooling: of embeddings; None: none are offered."""
+
+    n_parallel: int
+    threads: int
+    n_batch: int | None
+    name: str
+    pooling: str | None
+
+
+def find_program(asked: str | None) -> Path:
+    """The llama-server to use: the one that was asked for, else the newest that scripts/stock_binaries built, else that
+    of PATH. Raises BridgeError where there is none, or it is of another ggml."""
+    for program in _candidates(asked):
+        version = ggml_version(program)
+        if version == GGML_VERSION:
+            return program
+        said = f"its ggml is {version}" if version else "it does not tell the version of its ggml"
+        raise BridgeError(f"{program} cannot be used: {said}, and only {GGML_VERSION} works here; {BUILD}")
+    if asked is not None:
+        raise BridgeError(f"there is no program {asked}; {BUILD}")
+    raise BridgeError(f"{NAME} is neither in the cache nor on PATH; {BUILD}")
+
+
+def _candidates(asked: str | None) -> Iterator[Path]:
+    if asked is not None:
+        found = shutil.which(asked)
+        yield from [Path(found).absolute()] if found else []
+        return
+    notes = cache_folder().glob("stock/*/recipe.json")
+    for note in sorted(notes, key=lambda path: path.stat().st_mtime, reverse=True):
+        program = note.parent / "bin" / NAME
+        if _built_version(note) == LLAMA_CPP_PYTHON_VERSION and os.access(program, os.X_OK):
+            yield program
+    found = shutil.which(NAME)
+    yield from [Path(found).absolute()] if found else []
+
+
+def _built_version(note: Path) -> str | None:
+    try:
+        recipe = json.loads(note.read_text(encoding="utf-8"))
+        return str(recipe["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def ggml_version(program: Path) -> str | None:
+    """Of the library that the program is linked with; None where that cannot be found or does not say. A program with
+    ggml inside cannot run plug-ins."""
+    library = _ggml_base(program)
+    if library is None:
+        return None
+    done = _output([sys.executable, "-c", _ASK_VERSION, str(library)])
+    return done.strip() if done else None
+
+
+def _ggml_base(program: Path) -> Path | None:
+    for folder in (program.resolve().parent, program.resolve().parent.parent / "lib"):
+        if (folder / soname("ggml-base")).is_file():
+            return folder / soname("ggml-base")
+    linked = _LINKED.search(_output(["ldd", str(program)]) or "")
+    return Path(linked[1]) if linked else None
+
+
+def _output(command: Sequence[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def launch(
+    program: Path,
+    plan: Plan,
+    operators: Sequence[Operator],
+    tensor_names: Sequence[str],
+    settings: Settings,
+    socket_path: Path,
+    environment: Mapping[str, str],
+) -> Launch:
+    """How to start it with a plan, listening at a Unix socket beside which the plug-in's plan is written.
+
+    Raises PlanError for a plan that llama-server cannot run, BridgeError where the plug-in is not built.
+    """
+    plugin = None
+    if splits(plan, operators):
+        text_file = socket_path.with_name("plan.oallama")
+        text_file.write_text(plugin_text(plan, operators, stock_device(plan)), encoding="utf-8")
+        plugin = Plugin(str(find_plugin()), str(text_file))
+    added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin)
+    arguments = [
+        str(program),
+        *arguments[1:],
+        *_arguments(settings, plan.workload.n_ubatch),
+        "--host",
+        str(socket_path),
+    ]
+    return Launch(tuple(arguments), {**clean_environment(environment), **added}, stock_device(plan) != "none")
+
+
+def _arguments(settings: Settings, n_ubatch: int) -> list[str]:
+    """Requests share one KV cache, so that one of them may use all of the context."""
+    arguments = ["--parallel", str(settings.n_parallel), "--kv-unified", "--threads", str(settings.threads)]
+    arguments += ["--metrics", "--alias", settings.name, "--cors-origins", "localhost"]
+    if settings.pooling is not None:
+        arguments += ["--embeddings", "--batch-size", str(n_ubatch)]  # what embeds takes one pass
+        arguments += ["--pooling", settings.pooling] if settings.pooling != "model" else []
+    elif settings.n_batch is not None:
+        arguments += ["--batch-size", str(settings.n_batch)]
+    return arguments
+
+
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without what would change the placement, the address or the key behind our back."""
+    dropped = (LIBRARY_VARIABLE, PLAN_VARIABLE, "AIP_MODE", "LLAMA_API_KEY", "OALLAMA_API_KEY")
+    kept = {
+        name: value for name, value in environment.items() if name not in dropped and not name.startswith("LLAMA_ARG_")
+    }
+    return {**kept, "GGML_NO_BACKTRACE": "1"}

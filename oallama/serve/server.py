@@ -1,0 +1,204 @@
+"""One process that serves: the port, the application on it, llama-server behind it, and how all of it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from oallama.core.errors import DeviceError, UsageError
+from oallama.report.placement import Served
+from oallama.serve.access import Access, is_local
+from oallama.serve.app import answers, application, why_not
+from oallama.serve.proxy import Proxy
+from oallama.serve.supervisor import PATIENCE, Launch, Patience, Supervisor
+
+MOST_CONNECTIONS = 512
+REQUEST_S = 20.0  # that a client may take over the headers of a request
+LONGEST_SOCKET_PATH = 100  # bytes that every system takes
+LONGEST_NAME = len("/oallama-serve-12345678/llama-server.sock")
+GRACE_S = 3.0  # that requests get to end when the server is asked to
+
+
+@dataclass(frozen=True, slots=True)
+class Placements:
+    """What is served: as wanted, and on the CPU alone for when its device is lost; None where it has none.
+
+    launch: how to start each, given the path of the socket to listen at. device_lost: as Supervisor.
+    """
+
+    wanted: Served
+    on_cpu: Served | None
+    launch: Callable[[Served, Path], Launch]
+    device_lost: Callable[[], str | None] = lambda: None
+
+
+def listen(host: str, port: int, key: str | None) -> socket.socket:
+    """The server's socket; port 0: any that is free. Raises UsageError for an address that others reach without a key,
+    or that is none of this machine; DeviceError where it is in use."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    except (OSError, UnicodeError):
+        raise UsageError(f"--host {host} is no address; give one of this machine, such as 127.0.0.1") from None
+    if key is None and not is_local(str(address[0])):
+        raise UsageError(
+            f"--host {host} lets other machines in; give --api-key KEY (or OALLAMA_API_KEY), which they must send"
+        )
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(1024)
+    except OSError as error:
+        sock.close()
+        raise DeviceError(f"cannot listen at {host}:{port}: {error.strerror}; choose another --port") from None
+    return sock
+
+
+def url_of(sock: socket.socket) -> str:
+    """Where it is reached from this machine."""
+    host, port = sock.getsockname()[:2]
+    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    return f"http://{shown}:{port}"
+
+
+def serve(
+    sock: socket.socket,
+    key: str | None,
+    placements: Placements,
+    talk: Callable[[str], None],
+    log: Callable[[bytes], None] = lambda line: None,
+    patience: Patience = PATIENCE,
+) -> None:
+    """Until SIGINT or SIGTERM. talk: sentences for people; log: what llama-server writes.
+
+    Raises DeviceError where llama-server does not start, or again and again not.
+    """
+    longest = len(tempfile.gettempdir()) + LONGEST_NAME
+    parent = None if longest <= LONGEST_SOCKET_PATH else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="oallama-serve-", dir=parent) as folder:  # of this user alone
+        asyncio.run(_serve(sock, key, placements, Path(folder) / "llama-server.sock", talk, log, patience))
+
+
+async def _serve(
+    sock: socket.socket,
+    key: str | None,
+    placements: Placements,
+    path: Path,
+    talk: Callable[[str], None],
+    log: Callable[[bytes], None],
+    patience: Patience,
+) -> None:
+    def launch(served: Served) -> Launch:
+        made = placements.launch(served, path)
+
+        def fresh() -> None:
+            path.unlink(missing_ok=True)  # of one that was killed: nobody could bind to it again
+
+        return Launch(made.command, made.environment, made.uses_device, fresh)
+
+    def why() -> str:
+        return why_not(supervisor)
+
+    proxy = Proxy(str(path), why)
+    on_cpu = placements.on_cpu
+    supervisor = Supervisor(
+        launch(placements.wanted),
+        None if on_cpu is None else launch(on_cpu),
+        answers(proxy),
+        placements.device_lost,
+        talk,
+        log,
+        patience,
+    )
+
+    def served() -> Served:
+        return placements.wanted if on_cpu is None or supervisor.state.on_device else on_cpu
+
+    app = Access(application(supervisor, proxy, served), key)
+    server = Server(_config(app))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.handle_exit, number, None)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    supervising = asyncio.create_task(supervisor.run())
+    ready = asyncio.create_task(_say_when_ready(supervisor, url_of(sock), talk))
+    try:
+        await asyncio.wait({serving, supervising}, return_when=asyncio.FIRST_COMPLETED)
+        if supervising.done():
+            supervising.result()
+    finally:
+        server.should_exit = True
+        ready.cancel()
+        await asyncio.wait({serving})
+        supervising.cancel()
+        with contextlib.suppress(asyncio.CancelledError, DeviceError):
+            await supervising
+        await proxy.close()
+
+
+async def _say_when_ready(supervisor: Supervisor, url: str, talk: Callable[[str], None]) -> None:
+    await supervisor.ready.wait()
+    talk(f"oallama: serving at {url}/v1, placement at {url}/placement.html; Ctrl-C ends it")
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=int(GRACE_S),
+    )
+
+
+class Server(uvicorn.Server):
+    """uvicorn, whose signals are handled by us: they end llama-server too."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Connection(H11Protocol):
+    """One of no more than MOST_CONNECTIONS, closed where it takes longer than REQUEST_S to say what it wants."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._late: asyncio.TimerHandle | None = None
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.close()
+        else:
+            self._wait_for_request()
+
+    def data_received(self, data: bytes) -> None:
+        self._wait_for_request()
+        super().data_received(data)
+        if self._is_answering() and self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        super().connection_lost(exc)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _wait_for_request(self) -> None:
+        if self._late is None and not self._is_answering():
+            self._late = self.loop.call_later(REQUEST_S, self.transport.close)

@@ -1,0 +1,322 @@
+"""`oallama serve` as a user starts it: over a stand-in for llama-server, and over llama-server where it is built."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+from e2e.stock import PROGRAMS, needs_programs, program
+from stub_llama_server import __file__ as STUB
+
+from ggml_bridge.library import library_folder, soname
+from oallama.cli.default_model import FILE
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / FILE
+START_S = 120.0
+
+pytestmark = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> str:
+    """The stand-in beside the ggml that it would be linked with."""
+    made = tmp_path / "bin" / "llama-server"
+    made.parent.mkdir()
+    made.write_text(f"#!{sys.executable}\n" + Path(STUB).read_text(encoding="utf-8"), encoding="utf-8")
+    made.chmod(0o755)
+    (made.parent / soname("ggml-base")).symlink_to(library_folder() / soname("ggml-base"))
+    return str(made)
+
+
+class Serving:
+    """A running `oallama serve`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process, self._log = process, log
+        self.url = ""
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def wait(self) -> None:
+        deadline = time.monotonic() + START_S
+        while not (found := re.search(r"serving at (http://\S+)/v1", self.said)):
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline, self.said
+            time.sleep(0.05)
+        self.url = found[1]
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = httpx.get(f"{self.url}/placement", timeout=30).json()["state"]
+        return state
+
+    def until(self, condition: Any) -> dict[str, Any]:
+        deadline = time.monotonic() + START_S
+        while not condition(state := self.state()):
+            assert time.monotonic() < deadline, (state, self.said)
+            time.sleep(0.05)
+        return state
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, timeout=60)
+
+
+@contextlib.contextmanager
+def serving(tmp_path: Path, server: str, *options: object, **settings: str) -> Iterator[Serving]:
+    log = tmp_path / "serve.log"
+    command = [sys.executable, "-m", "oallama", "serve", str(MODEL), "--port", "0", "--llama-server", server]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, *map(str, options)], cwd=ROOT, stdout=out, stderr=out, env={**os.environ, **settings}
+        )
+        try:
+            made = Serving(process, log)
+            made.wait()
+            yield made
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait(30)
+
+
+def refused(*options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "oallama", "serve", str(MODEL), *map(str, options)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+
+
+def gone(pid: int, seconds: float = 30) -> bool:
+    deadline = time.monotonic() + seconds
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+#
+# without llama-server
+#
+
+
+def test_an_address_for_other_machines_needs_a_key(stub: str) -> None:
+    done = refused("--host", "0.0.0.0", "--llama-server", stub)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and "--api-key" in done.stderr
+
+
+def test_an_empty_key_is_none(stub: str) -> None:
+    done = refused("--host", "0.0.0.0", "--api-key", "", "--llama-server", stub)
+    assert done.returncode == 2 and "empty" in done.stderr
+
+
+def test_a_port_in_use_is_one_sentence(stub: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = refused("--port", port, "--llama-server", stub)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1 and f"127.0.0.1:{port}" in done.stderr and "--port" in done.stderr
+
+
+def test_an_address_that_is_none_is_wrong_usage(stub: str) -> None:
+    done = refused("--host", "no.such.host.invalid", "--llama-server", stub)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+
+
+def test_without_llama_server_it_says_how_to_build_it(tmp_path: Path) -> None:
+    done = refused("--port", 0, "--llama-server", tmp_path / "llama-server")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1 and "scripts/stock_binaries" in done.stderr
+
+
+def test_a_llama_server_of_another_ggml_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "llama-server"
+    other.write_text("#!/bin/sh\n", encoding="utf-8")
+    other.chmod(0o755)
+    done = refused("--port", 0, "--llama-server", other)
+    assert done.returncode == 1 and "ggml" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("device", ["emulated", "cpu-pair"])
+def test_a_device_that_only_oallama_has_is_refused(stub: str, device: str) -> None:
+    done = refused("--port", 0, "--llama-server", stub, "--device", device)
+    assert done.returncode == 2 and f"no device {device}" in done.stderr
+
+
+def test_one_that_does_not_start_is_an_error(stub: str, tmp_path: Path) -> None:
+    orders = tmp_path / "orders"
+    orders.write_text("fail", encoding="utf-8")
+    command = [sys.executable, "-m", "oallama", "serve", str(MODEL), "--port", "0", "--llama-server", stub]
+    environment = {**os.environ, "STUB_ORDERS": str(orders)}
+    done = subprocess.run(
+        [*command, "--device", "none"], capture_output=True, text=True, cwd=ROOT, timeout=120, env=environment
+    )
+    assert done.returncode == 1
+    assert "does not start: exit code 3: error: the device is not here" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_both_programs(stub: str, tmp_path: Path, number: signal.Signals) -> None:
+    with serving(tmp_path, stub, "--device", "none") as server:
+        assert "everything is on the CPU, as there is no device" in server.said
+        pid = server.state()["pid"]
+        server.process.send_signal(number)
+        assert server.process.wait(30) == 0
+        assert gone(pid)
+        assert "the server has ended" in server.said
+
+
+def test_a_signal_ends_it_also_in_the_middle_of_an_answer(stub: str, tmp_path: Path) -> None:
+    with serving(tmp_path, stub, "--device", "none", STUB_ORDERS=str(tmp_path / "orders")) as server:
+        pid = server.state()["pid"]
+        with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=30) as client:
+            client.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            while not (tmp_path / "slow-began").exists():
+                time.sleep(0.02)
+            server.process.terminate()
+            assert server.process.wait(30) == 0
+        assert gone(pid)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is Linux's")
+def test_a_killed_server_leaves_no_llama_server(stub: str, tmp_path: Path) -> None:
+    with serving(tmp_path, stub, "--device", "none") as server:
+        pid = server.state()["pid"]
+        server.process.kill()
+        server.process.wait(30)
+        assert gone(pid)
+
+
+def test_the_key_is_asked_for_and_not_shown_to_the_program(stub: str, tmp_path: Path) -> None:
+    with serving(tmp_path, stub, "--device", "none", "--host", "0.0.0.0", OALLAMA_API_KEY="s3cret") as server:
+        assert server.client("s3cret").models.list().data[0].id == FILE
+        with pytest.raises(openai.AuthenticationError):
+            server.client("other").models.list()
+        assert httpx.get(f"{server.url}/placement").status_code == 401
+        told = httpx.get(f"{server.url}/placement", auth=("any", "s3cret")).json()
+        assert "s3cret" not in str(psutil.Process(told["state"]["pid"]).environ())
+
+
+def test_a_model_of_a_hostile_name_is_escaped(stub: str, tmp_path: Path) -> None:
+    hostile = tmp_path / "<img src=x onerror=alert(1)>'\".gguf"
+    shutil.copy(MODEL, hostile)
+    log = tmp_path / "serve.log"
+    command = [sys.executable, "-m", "oallama", "serve", str(hostile), "--port", "0", "--llama-server", stub]
+    with log.open("wb") as out:
+        process = subprocess.Popen([*command, "--device", "none"], cwd=ROOT, stdout=out, stderr=out)
+        try:
+            server = Serving(process, log)
+            server.wait()
+            page = httpx.get(f"{server.url}/placement.html").text
+            assert "<img" not in page
+            assert server.client().models.list().data[0].id == hostile.name
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+#
+# with llama-server
+#
+
+
+@pytest.fixture(scope="module")
+def on_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    if PROGRAMS is None:
+        pytest.skip("scripts/stock_binaries has not been run")
+    folder = tmp_path_factory.mktemp("serve")
+    with serving(
+        folder, program("llama-server"), "--device", "rpc-worker", "-c", "512", "-n", "64", "-p", "64"
+    ) as server:
+        yield server
+
+
+def test_openais_client_chats_streams_completes_and_embeds(on_worker: Serving) -> None:
+    client = on_worker.client()
+    asked: dict[str, Any] = {"model": FILE, "temperature": 0, "max_tokens": 12}
+    whole = client.completions.create(prompt="Once upon a time", **asked).choices[0].text
+    parts = client.completions.create(prompt="Once upon a time", stream=True, **asked)
+    assert whole and "".join(part.choices[0].text for part in parts) == whole
+    chat = client.chat.completions.create(messages=[{"role": "user", "content": "A story"}], **asked)
+    assert chat.choices[0].message.content
+    vectors = client.embeddings.create(model=FILE, input=["a brave duck", "a brave duck", "the end"]).data
+    assert vectors[0].embedding == pytest.approx(vectors[1].embedding, abs=1e-3)
+    assert vectors[0].embedding != pytest.approx(vectors[2].embedding, abs=1e-3)
+    assert client.completions.create(prompt="Once upon a time", **asked).choices[0].text == whole
+
+
+def test_eight_clients_at_once_get_what_one_gets(on_worker: Serving) -> None:
+    async def one(client: openai.AsyncOpenAI) -> str:
+        stream = await client.completions.create(
+            model=FILE, prompt="Once upon a time", temperature=0, max_tokens=12, stream=True
+        )
+        return "".join([part.choices[0].text async for part in stream])
+
+    async def eight() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{on_worker.url}/v1", api_key="none") as client:
+            return list(await asyncio.gather(*(one(client) for _ in range(8))))
+
+    answers = asyncio.run(eight())
+    assert len(answers) == 8 and all(answers)
+
+
+def test_plain_http_reaches_the_rest_of_the_api(on_worker: Serving) -> None:
+    assert httpx.get(f"{on_worker.url}/health").json() == {"status": "ok"}
+    assert "llamacpp:tokens_predicted_total" in httpx.get(f"{on_worker.url}/metrics").text
+    tokens = httpx.post(f"{on_worker.url}/tokenize", json={"content": "Once upon"}).json()["tokens"]
+    assert httpx.post(f"{on_worker.url}/detokenize", json={"tokens": tokens}).json()["content"].strip() == "Once upon"
+    wrong = httpx.post(f"{on_worker.url}/v1/chat/completions", content=b"no json")
+    assert wrong.status_code >= 400 and "error" in wrong.json()
+
+
+def test_the_placement_tells_what_was_measured(on_worker: Serving) -> None:
+    client = on_worker.client()
+    client.completions.create(model=FILE, prompt="Once upon a time", max_tokens=8)
+    told = httpx.get(f"{on_worker.url}/placement").json()
+    assert told["live"]["generation"]["tokens"] >= 8 and told["live"]["generation"]["tokens_per_s"] > 0
+    assert told["device"].startswith("rpc://127.0.0.1:") and told["state"]["on_device"]
+    assert {row["on"] for row in told["operators"]} <= {"CPU", "GPU", "both"}
+
+
+@needs_programs
+def test_a_killed_llama_server_is_started_again(tmp_path: Path) -> None:
+    with serving(tmp_path, program("llama-server"), "--device", "none", "-c", "256", "-n", "32", "-p", "32") as server:
+        before = server.client().completions.create(model=FILE, prompt="Once", temperature=0, max_tokens=8)
+        os.kill(server.state()["pid"], signal.SIGKILL)
+        server.until(lambda state: state["restarts"] == 1 and state["phase"] == "ready")
+        assert "starting it again" in server.said
+        after = server.client().completions.create(model=FILE, prompt="Once", temperature=0, max_tokens=8)
+        assert after.choices[0].text == before.choices[0].text
+
+
+@needs_programs
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_lost_worker_leaves_the_cpu(tmp_path: Path, number: signal.Signals) -> None:
+    options = ("--device", "rpc-worker", "-c", "256", "-n", "32", "-p", "32")
+    with serving(tmp_path, program("llama-server"), *options) as server:
+        children = psutil.Process(server.process.pid).children()
+        worker = next(child for child in children if "ggml_bridge.rpc_server" in child.cmdline())
+        os.kill(worker.pid, number)
+        state = server.until(lambda state: not state["on_device"] and state["phase"] == "ready")
+        assert "the device was lost" in state["said"] and "the device was lost" in server.said
+        answer = server.client().completions.create(model=FILE, prompt="Once", temperature=0, max_tokens=8)
+        assert answer.choices[0].text
+        assert httpx.get(f"{server.url}/placement").json()["device"] == "none"

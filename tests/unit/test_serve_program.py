@@ -1,0 +1,165 @@
+"""How llama-server is found and started, and what its /metrics say."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import placement_records as records
+import pytest
+
+from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, library_folder, soname
+from oallama.core.errors import BridgeError
+from oallama.plan.plan import Plan
+from oallama.serve.live import Live, Rate, live_of
+from oallama.serve.program import Settings, clean_environment, find_program, ggml_version, launch
+
+SETTINGS = Settings(n_parallel=4, threads=2, n_batch=None, name="m.gguf", pooling="mean")
+
+
+def program(folder, with_ggml=True):
+    folder.mkdir(parents=True)
+    made = folder / "llama-server"
+    made.write_text("#!/bin/sh\n", encoding="utf-8")
+    made.chmod(0o755)
+    if with_ggml:
+        (folder / soname("ggml-base")).symlink_to(library_folder() / soname("ggml-base"))
+    return made
+
+
+def built(cache, key, version=LLAMA_CPP_PYTHON_VERSION):
+    made = program(cache / "oallama" / "stock" / key / "bin")
+    note = made.parent.parent / "recipe.json"
+    note.write_text(json.dumps({"version": version}), encoding="utf-8")
+    return made
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    return tmp_path / "cache"
+
+
+def test_the_version_is_that_of_the_library_beside_the_program(tmp_path):
+    assert ggml_version(program(tmp_path / "bin")) == GGML_VERSION
+    assert ggml_version(program(tmp_path / "other", with_ggml=False)) is None
+
+
+def test_what_was_built_last_is_used_before_that_of_path(cache, tmp_path, monkeypatch):
+    old, new = built(cache, "a"), built(cache, "b")
+    os.utime(old.parent.parent / "recipe.json", (1, 1))
+    monkeypatch.setenv("PATH", str(program(tmp_path / "path").parent))
+    assert find_program(None) == new
+
+
+def test_one_that_was_built_from_another_version_is_passed_over(cache, tmp_path, monkeypatch):
+    built(cache, "a", "0.0.1")
+    with pytest.raises(BridgeError, match="neither in the cache nor on PATH"):
+        find_program(None)
+    on_path = program(tmp_path / "path")
+    monkeypatch.setenv("PATH", str(on_path.parent))
+    assert find_program(None) == on_path
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"version": null}'])
+def test_a_note_that_is_none_is_passed_over(cache, text):
+    note = built(cache, "a").parent.parent / "recipe.json"
+    note.write_text(text, encoding="utf-8")
+    with pytest.raises(BridgeError, match="neither"):
+        find_program(None)
+
+
+def test_one_that_was_asked_for_is_used_or_refused(cache, tmp_path):
+    asked = program(tmp_path / "bin")
+    assert find_program(str(asked)) == asked
+    with pytest.raises(BridgeError, match="there is no program"):
+        find_program(str(tmp_path / "nothing"))
+    with pytest.raises(BridgeError, match="does not tell the version of its ggml"):
+        find_program(str(program(tmp_path / "old", with_ggml=False)))
+
+
+def arguments(served, tmp_path, settings=SETTINGS):
+    names = [operator.name for operator in served.operators]
+    made = launch(
+        Path("/opt/llama-server"), served.plan, served.operators, names, settings, tmp_path / "s.sock", {"HOME": "/h"}
+    )
+    return made, list(made.command)
+
+
+def whole():
+    """A plan that splits nothing."""
+    served = records.served()
+    placements = tuple(
+        p if p.gg in (0, 1) else replace(p, gg=0.0, cg=0.0, cc=1.0) for p in served.plan.record.operators
+    )
+    return replace(served, plan=Plan(replace(served.plan.record, operators=placements)))
+
+
+def value(words, option):
+    return words[words.index(option) + 1]
+
+
+def test_it_is_started_with_the_plan_at_the_socket(tmp_path):
+    made, words = arguments(whole(), tmp_path)
+    assert words[0] == "/opt/llama-server"
+    assert value(words, "--host") == str(tmp_path / "s.sock") and "--port" not in words
+    assert value(words, "--rpc") == "127.0.0.1:9" and value(words, "--device") == "RPC0"
+    assert value(words, "-c") == "512" and value(words, "--fit") == "off"
+    assert value(words, "--parallel") == "4" and "--kv-unified" in words and "--metrics" in words
+    assert made.uses_device and "GGML_BACKEND_PATH" not in made.environment
+    assert not [word for word in words if "key" in word]
+
+
+def test_a_plan_that_splits_is_written_for_the_plug_in(tmp_path):
+    pytest.importorskip("llama_cpp")
+    made, _ = arguments(records.served(), tmp_path)
+    assert made.environment["OALLAMA_PLAN"] == str(tmp_path / "plan.oallama")
+    assert "libggml-oallama" in made.environment["GGML_BACKEND_PATH"]
+    assert (tmp_path / "plan.oallama").read_text(encoding="utf-8").startswith("oallama-plan 1\n")
+
+
+def test_without_a_device_it_is_told_so(tmp_path):
+    made, words = arguments(records.on_cpu(records.served()), tmp_path)
+    assert not made.uses_device and value(words, "--device") == "none"
+
+
+def test_embeddings_are_asked_for_by_pooling(tmp_path):
+    _, words = arguments(whole(), tmp_path)
+    assert "--embeddings" in words and value(words, "--pooling") == "mean"
+    assert value(words, "--batch-size") == str(whole().plan.workload.n_ubatch)  # llama-server would lower it anyway
+    _, words = arguments(whole(), tmp_path, replace(SETTINGS, pooling="model"))
+    assert "--embeddings" in words and "--pooling" not in words
+    _, words = arguments(whole(), tmp_path, replace(SETTINGS, pooling=None, n_batch=1024))
+    assert "--embeddings" not in words and value(words, "--batch-size") == "1024"
+
+
+def test_variables_that_would_change_it_behind_our_back_are_kept_from_it():
+    given = {
+        "HOME": "/h",
+        "LLAMA_ARG_PORT": "1",
+        "LLAMA_API_KEY": "x",
+        "OALLAMA_API_KEY": "x",
+        "GGML_BACKEND_PATH": "/x",
+        "OALLAMA_PLAN": "/x",
+        "AIP_MODE": "PREDICTION",
+        "LLAMA_CPP_LIB_PATH": "/kept",
+    }
+    assert clean_environment(given) == {"HOME": "/h", "LLAMA_CPP_LIB_PATH": "/kept", "GGML_NO_BACKTRACE": "1"}
+
+
+def test_live_numbers_are_read_out_of_the_metrics():
+    text = (
+        "# HELP llamacpp:prompt_tokens_total x\n# TYPE llamacpp:prompt_tokens_total counter\n"
+        "llamacpp:prompt_tokens_total 100\nllamacpp:prompt_seconds_total 0.5\nllamacpp:tokens_predicted_total 0\n"
+        "llamacpp:tokens_predicted_seconds_total 0\nllamacpp:prompt_tokens_cached_total 7\n"
+        "llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n"
+    )
+    assert live_of(text) == Live(Rate(100, 0.5, 200.0), Rate(0, 0.0, None), 7, 2, 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "llamacpp:prompt_tokens_total nan\n", "llamacpp:requests_processing -inf\n", "\x00"]
+)
+def test_what_is_not_told_is_nothing(text):
+    assert live_of(text) == Live(Rate(0, 0.0, None), Rate(0, 0.0, None), 0, 0, 0)
