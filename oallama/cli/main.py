@@ -30,6 +30,7 @@ COMMANDS = {
     "affinity-report": "Show where each operator goes, and why.",
     "plan": "Decide the placement and write it as JSON.",
     "run": "Generate text with the weights placed by a plan.",
+    "chat": "Talk with a model in the terminal.",
     "tune": "Measure now what `run` otherwise measures after its first answer.",
     "what-if": "Predict a model on cards that are not here.",
     "simulate": "Show what CPU, GPU and copies do while a plan runs.",

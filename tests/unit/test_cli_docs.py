@@ -34,6 +34,7 @@ CONTRACT = {
     "affinity-report": "--device --vram --vram-fill --gpu-weights --threads --phase -p -n --profile --format -o -m -c",
     "plan": "--policy --device --vram --vram-fill --gpu-weights --threads -p -n --profile -o -m -c",
     "run": "-p -n --plan --policy --seed --temp --json -m -c -b -ub -t -ctk -ctv -fa --device --vram --gpu-weights",
+    "chat": "-n --plan --policy --system --seed --temp --stop -j -m -c --device --vram --tune --verbose --chat",
     "tune": "-p -n -c -m --device --vram --profile --json",
     "what-if": "--gpu --policy --json --chart -p -n -c -m --vram-fill --threads --profile",
     "simulate": "-m --model --machine --policy --device --profile -p -n --json --chart",
