@@ -15,6 +15,7 @@ import termios
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from gguf_factory import write_gguf
 
@@ -255,6 +256,20 @@ def test_ctrl_c_stops_the_answer_and_at_the_prompt_says_how_to_leave(chatty):
         assert written <= 5 and known > 10  # the answer that was stopped is there
         assert "half a line" not in person.ask("/show conversation")
         person.type("/bye\r")
+        assert person.leave()[0] == 0
+
+
+@needs_model
+def test_a_lost_device_is_a_sentence_and_the_next_message_is_answered():
+    with Typist("chat", MODEL, "--device", "rpc-worker:1", "--temp", "0", "--tune", "never") as person:
+        person.wait(READY)
+        assert "a story or a sum?" in person.ask("Hello!")
+        for worker in psutil.Process(person.process.pid).children(recursive=True):
+            worker.kill()
+        assert "was lost while working" in person.ask("What is 3 + 4?")
+        assert "3 + 4 = 7." in person.ask("What is 3 + 4?")
+        assert "assistant: Hello!" in person.ask("/show conversation")
+        person.type("\x04")
         assert person.leave()[0] == 0
 
 

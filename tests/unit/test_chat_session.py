@@ -2,15 +2,19 @@
 
 import json
 import types
+from pathlib import Path
 
 import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
 from oallama.cli.chat import model as chat_model
-from oallama.cli.chat.commands import COMMANDS, Leave, is_command, obey
+from oallama.cli.chat.commands import COMMANDS, TOPICS, Leave, is_command, obey
 from oallama.cli.chat.loop import HOW_TO_LEAVE, converse
 from oallama.cli.chat.model import ChatModel
 from oallama.cli.chat.session import Session, figures
 from oallama.cli.chat.settings import MEANINGS, Settings, changed, setting_name
+from oallama.cli.chat.terminal import Commands
 from oallama.cli.template import Template
 from oallama.core.errors import DeviceError, UsageError
 from oallama.core.types import Predicted
@@ -378,3 +382,28 @@ def test_leaving_measures_for_the_next_time_where_nothing_was(monkeypatch, to_tu
     model.leave(answered)
     assert placer.opened == ["plan", "closed"]
     assert len(asked) == measures
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("/s", ["/set", "/show", "/save"]),
+        ("/set te", ["temperature"]),
+        ("/show p", ["placement"]),
+        ("/set temperature 0", []),
+        ("hello /s", []),
+        ("/bye ", []),
+        ("/load FOLDER/tal", ["k.json"]),
+    ],
+)
+def test_commands_settings_and_files_are_completed(typed, offered, tmp_path):
+    (tmp_path / "talk.json").write_text("")
+    text = typed.replace("FOLDER", str(tmp_path))
+    found = Commands().get_completions(Document(text, len(text)), CompleteEvent())
+    assert [completion.text for completion in found] == offered
+
+
+def test_the_page_names_every_command_setting_and_topic():
+    page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"`{name}" not in page] == []
+    assert [name for name in (*MEANINGS, *TOPICS) if f"`{name}`" not in page] == []

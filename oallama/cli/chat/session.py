@@ -168,9 +168,10 @@ class Session:
                 break
         else:
             alone = self._length(seen.without_oldest(seen.n_exchanges - 1))
+            what = "this message alone makes" if self.template is not None else "this text has"
+            remedy = "shorten it" if self.template is not None else "/clear begins another"
             raise UsageError(
-                f"this message alone makes {alone} tokens but the context holds {n_ctx}; shorten it, or start with a "
-                "larger -c"
+                f"{what} {alone} tokens but the context holds {n_ctx}; {remedy}, or start with a larger -c"
             )
         if n_more:
             self._n_dropped += n_more
