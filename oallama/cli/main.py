@@ -30,6 +30,7 @@ COMMANDS = {
     "affinity-report": "Show where each operator goes, and why.",
     "plan": "Decide the placement and write it as JSON.",
     "run": "Generate text with the weights placed by a plan.",
+    "chat": "Talk with a model in the terminal.",
     "pull": "Download a model of the Hugging Face hub.",
     "list": "List the models that have been downloaded.",
     "serve": "Serve the placed model over HTTP, as OpenAI's API.",

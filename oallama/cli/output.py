@@ -66,6 +66,14 @@ def is_terminal(stream: IO[str] | None) -> bool:
         return False
 
 
+def write_piece(piece: str, clean: bool) -> None:
+    """Write a piece of an answer to stdout at once. clean: as escapes what would steer a terminal."""
+    from oallama.report.text import printable
+
+    click.echo("\n".join(printable(line) for line in piece.split("\n")) if clean else piece, nl=False)
+    sys.stdout.flush()
+
+
 def write_file(path: str, text: str) -> None:
     """Write a file whole or not at all; `-` is stdout. Raises UsageError where it cannot be written."""
     if path == "-":

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from oallama.cli.chat import Prompt, prompt_of
 from oallama.cli.default_model import NOTE, default_model
-from oallama.cli.gate import at_once, gated, tune_after
+from oallama.cli.gate import tune_after
 from oallama.cli.model_file import model_file
 from oallama.cli.options import (
     CONTEXT,
@@ -26,28 +26,24 @@ from oallama.cli.options import (
     refresh_gate_option,
     tune_option,
 )
-from oallama.cli.output import emit_json, is_terminal, talk
+from oallama.cli.output import emit_json, is_terminal, talk, write_piece
+from oallama.cli.placement import made_plan, planned, run_workload, without_meaning
 from oallama.cli.policy import PolicyOptions, note_unused, policy_options
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
-from oallama.cli.sampling import SamplingOptions, sampling_options
+from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, sampling_options
+from oallama.cli.template import Prompt, prompt_of
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
-from oallama.core.types import SPLIT_LAYOUT, StreamSettings, Workload
+from oallama.core.types import SPLIT_LAYOUT
 from oallama.device.native_abort import exit_at_abort
 
 if TYPE_CHECKING:
-    from oallama.device.emulated import Emulated
     from oallama.placer import Placer
-    from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
     from oallama.run.generate import Generation
     from oallama.run.split import SplitRun
 
 BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which the engine counts for itself
-
-
-DEFAULT_N_GEN = 128
-WITHOUT_END = -1  # -n: until the model ends or the context is full; planned for as DEFAULT_N_GEN
 
 
 @click.command("run", short_help="Generate text with the weights placed by a plan.")
@@ -106,7 +102,8 @@ def command(
     chat: bool | None,
     as_json: bool,
 ) -> None:
-    """Generate text. Without MODEL the small model that comes with oallama is used; without PROMPT stdin is read.
+    """Generate text. Without MODEL the small model that comes with oallama is used; without PROMPT stdin is read;
+    on a terminal a chat begins, as `oallama chat` does.
 
     The first run of a model uses the placement of stock llama.cpp. After its answer it measures this machine (a minute
     or two) and which plan is faster; later runs use that. An argument that is an existing file, ends in .gguf or is the
@@ -122,6 +119,15 @@ def command(
             raise UsageError("the prompt is given twice, by -p and by -f")
         prompt = prompt_of_file(prompt_file)
     model, text = model_and_prompt(words, model_option, prompt)
+    if text is None and not as_json and is_terminal(sys.stdin) and is_terminal(sys.stdout):
+        from oallama.cli.chat.command import start
+
+        most = (
+            n_gen if click.get_current_context().get_parameter_source("n_gen") is not ParameterSource.DEFAULT else None
+        )
+        found = None if model is None else model_file(model)
+        start(found, system, most, plan_file, policy, options, profile, gate, refresh_gate, tune, sampling, chat)
+        return
     text = read_prompt(text)
     drawn = sampling.arguments()
     model = None if model is None else model_file(model)
@@ -168,21 +174,6 @@ def command(
         tune_after(placer, load)
 
 
-def planned(
-    model: str | None, plan_file: str, policy: PolicyOptions, options: Options, profile: str | None
-) -> tuple[Placer, Plan]:
-    """The plan of a file, and a placer for its model on its device, where no others are asked for."""
-    from oallama.placer import Placer
-    from oallama.plan.plan import Plan
-
-    plan = Plan.load(plan_file)
-    if policy.prefetch is not None:
-        streaming = replace(plan.record.streaming or StreamSettings(), prefetch=policy.prefetch)
-        plan = Plan(replace(plan.record, streaming=streaming))
-    options = replace(options, device=options.device or plan.device)
-    return Placer.of_file(model or plan.record.model_path, options, profile), plan
-
-
 def tokens_if_long(placer: Placer, prompt: Prompt, n_ctx: int | None, n_gen: int = 0) -> list[int] | None:
     """The tokens of a prompt whose length alone does not show that it and n_gen more fit the context; None of another.
     n_ctx None: the context is yet to be chosen. Raises UsageError where n_ctx is too short for it."""
@@ -196,17 +187,6 @@ def tokens_if_long(placer: Placer, prompt: Prompt, n_ctx: int | None, n_gen: int
     return tokens
 
 
-def run_workload(placer: Placer, n_prompt: int, n_gen: int) -> Workload:
-    """The workload of this prompt; a context beyond the trained one is said."""
-    load, trained = placer.workload(n_prompt, n_gen), placer.model.n_ctx_train
-    if 0 < trained < load.n_ctx:
-        talk(
-            f"warning: a context of {load.n_ctx} tokens is longer than the {trained} that this model was trained on; "
-            "what it writes behind them may make no sense"
-        )
-    return load
-
-
 def likely_answer(placer: Placer, prompt_bytes: int) -> int:
     """Tokens to plan for where nobody limits the answer."""
     n_ctx = placer.options.n_ctx
@@ -214,29 +194,8 @@ def likely_answer(placer: Placer, prompt_bytes: int) -> int:
     return max(0, min(DEFAULT_N_GEN, room))
 
 
-def made_plan(
-    placer: Placer, policy: PolicyOptions, load: Workload, gate: bool, refresh_gate: bool, tune: str
-) -> tuple[Plan, bool]:
-    """The plan that the policy makes; `auto` passes the gate. And whether the gate is to measure after the answer."""
-    if policy.keeps_to_cpu(placer):
-        return placer.cpu_plan(**asdict(load)), False
-    to_tune = False
-    if not gate or not policy.is_auto:
-        plan = policy.plan(placer, load)
-    elif tune == "before" or refresh_gate:
-        plan = gated(placer, load, refresh_gate)
-    else:
-        plan, unknown = at_once(placer, load)
-        to_tune = unknown and tune == "after"
-    for note in plan.record.notes:
-        talk(f"note: {note}")
-    return plan, to_tune
-
-
 def write_stream(stream: Generator[str, None, Generation], show: bool) -> Generation:
     """Write pieces to stdout as they come; what would steer a terminal is shown as an escape there."""
-    from oallama.report.text import printable
-
     clean = is_terminal(sys.stdout)
     while True:
         try:
@@ -247,8 +206,7 @@ def write_stream(stream: Generator[str, None, Generation], show: bool) -> Genera
             generation: Generation = end.value
             return generation
         if show:
-            click.echo("\n".join(printable(line) for line in piece.split("\n")) if clean else piece, nl=False)
-            sys.stdout.flush()
+            write_piece(piece, clean)
 
 
 def run_document(generation: Generation, engine: Engine) -> dict[str, Any]:
@@ -288,13 +246,6 @@ def split_document(engine: Engine) -> dict[str, Any] | None:
             "device_compute": sum(buffer.compute for buffer in held if not buffer.in_host_memory),
         },
     }
-
-
-def without_meaning(emulated: Emulated) -> str:
-    """What of a run on an emulated device says nothing."""
-    if emulated.values == "drawn":
-        return "the device is emulated and computes nothing (values=drawn): the text is noise"
-    return "the device is emulated and computes on the CPU (values=real): its times mean nothing, those of `bench` do"
 
 
 def statistics(generation: Generation, engine: Engine, placer: Placer) -> str:

@@ -1,4 +1,4 @@
-"""Options of `oallama run` that decide which token comes next, and where the text ends.
+"""Options of `oallama run` and `chat` that decide which token comes next, and where the text ends.
 
 Spelled as in llama.cpp.
 """
@@ -15,6 +15,9 @@ import click
 from oallama.cli.options import Function, count, parsed
 from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
+
+DEFAULT_N_GEN = 128
+WITHOUT_END = -1  # -n: until the model ends or the context is full; planned for as DEFAULT_N_GEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from oallama.cli.options import (
     refresh_gate_option,
 )
 from oallama.cli.output import talk
+from oallama.cli.placement import made_plan, planned
 from oallama.cli.policy import PolicyOptions, note_unused, policy_options
-from oallama.cli.run import made_plan, planned
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 

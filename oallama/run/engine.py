@@ -33,6 +33,7 @@ from oallama.run.generate import (
     teacher_forced_logits,
     tokenize,
 )
+from oallama.run.kv_cache import KvCache
 from oallama.run.load import EngineMemory, compare_memory, load_llama, usable_layouts
 from oallama.run.sampler import Sampler, Sampling
 from oallama.run.setup import (
@@ -85,6 +86,7 @@ class Engine:
         stall_s: float = STALL_S,
     ) -> None:
         self._turns = Turns()
+        self._cache = KvCache()
         options = options or Options()
         if operators is None or tensor_names is None:
             operators, tensor_names = read_operators(model.path)
@@ -161,17 +163,22 @@ class Engine:
     @property
     def llama(self) -> PlacedLlama:
         """A llama_cpp.Llama that behaves as usual, placed by the plan. It shares context and KV cache with generate,
-        stream and logits, which start from an empty cache and leave none behind."""
+        stream and logits, which leave nothing in the cache that it could use, and use nothing that it left there."""
+        self._cache.forget()
+        return self._open_llama
+
+    @property
+    def _open_llama(self) -> PlacedLlama:
         self._turns.check_open()
         return self._llama
 
     @property
     def n_ctx(self) -> int:
-        return int(self.llama.n_ctx())
+        return int(self._open_llama.n_ctx())
 
     @property
     def n_vocab(self) -> int:
-        return int(self.llama.n_vocab())
+        return int(self._open_llama.n_vocab())
 
     def tokenize(self, text: str, add_special: bool = True) -> list[int]:
         """Token numbers of a text; add_special: with BOS and EOS as the model wants them."""
@@ -213,21 +220,31 @@ class Engine:
         temperature: float = 0.8,
         seed: int = 0,
         stop: Sequence[str] = (),
+        *,
+        reuse: bool = False,
         **sampling: Any,
     ) -> Generator[str, None, Generation]:
-        """Pieces of text as they come, whole characters each; returns the Generation. Raises like generate."""
+        """Pieces of text as they come, whole characters each; returns the Generation. Raises like generate.
+
+        reuse: what the last generate or stream left in the KV cache stays there as far as this prompt begins with it,
+        and only the rest of the prompt is evaluated. Where the batches are cut then differs, so logits may differ in
+        their last digits from those of the whole prompt at once."""
         start_s = time.perf_counter()
         with self._turn():
             tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
             check_tokens(tokens, self.n_vocab, self.n_ctx)
             if max_tokens < 0:
                 raise UsageError(f"{max_tokens} tokens cannot be generated; give 0 or more")
+            context, cache, n_ubatch, beat = self._context, self._cache, self._n_ubatch, self._runner.beat
+            if not reuse or self._llama.n_tokens:  # or somebody has kept the Llama and used it
+                cache.forget()
+            n_cached = self._runner.call(lambda: cache.begin(context, tokens))
             stops, sampler = Stops(stop), Sampler(Sampling(temperature, seed, **sampling), self._vocab)
-            context, n_ubatch, beat = self._context, self._n_ubatch, self._runner.beat
-            meter = SplitMeter(self._split.stats, -(-len(tokens) // n_ubatch), beat) if self._split else None
+            n_batches = -(-(len(tokens) - n_cached) // n_ubatch)
+            meter = SplitMeter(self._split.stats, n_batches, beat) if self._split else None
             step = meter.beat if meter else beat
             running = self._runner.iterate(
-                lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, step, stops)
+                lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, cache, step, stops)
             )
             self._running = running
             made: list[Piece] = []
@@ -240,7 +257,7 @@ class Engine:
                 running.close()
                 self._running = None
                 self.split_stats = meter.run() if meter else None
-        return generation_of(made, len(tokens), start_s)
+        return generation_of(made, len(tokens), start_s, n_cached)
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Teacher-forced logits [n_tokens, n_vocab]: row i is what the model expects after tokens[: i + 1].
@@ -250,6 +267,7 @@ class Engine:
         checked = [int(token) for token in tokens]
         with self._turn():
             check_tokens(checked, self.n_vocab, self.n_ctx)
+            self._cache.forget()
             context, n_vocab, n_ubatch, beat = self._context, self.n_vocab, self._n_ubatch, self._runner.beat
             return self._runner.call(lambda: teacher_forced_logits(context, checked, n_vocab, n_ubatch, beat))
 
@@ -257,16 +275,17 @@ class Engine:
         """function(), which may use `llama`'s model and context through llama.cpp's own interface, where this engine's
         calls run. Raises DeviceError when the device is lost meanwhile, and what function raises."""
         with self._turn():
+            self._cache.forget()
             return self._runner.call(function)
 
     @property
     def _context(self) -> int:
-        address: int = self.llama.ctx
+        address: int = self._open_llama.ctx
         return address
 
     @property
     def _vocab(self) -> Any:
-        return self.llama._model.vocab
+        return self._open_llama._model.vocab
 
     @property
     def _n_ubatch(self) -> int:

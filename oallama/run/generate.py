@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from oallama.core.errors import DeviceError, UsageError
 from oallama.device.interrupt import held_interrupt
+from oallama.run.kv_cache import KvCache
 from oallama.run.stops import Stops
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from oallama.run.sampler import Sampler
 
 Wanted = Literal["none", "last", "all"]
+End = Literal["", "model", "stop", "limit", "context"]
+"""Why an answer ended: not yet; the model or the grammar ended it; a text to stop at, max_tokens, or the end of the
+context was reached."""
 
 _PIECE_BYTES = 256
 
@@ -36,6 +40,8 @@ class Generation:
     n_gen: int
     ttft_s: float
     tpot_s: float
+    end: End = ""
+    n_cached: int = 0  # tokens of the prompt that were in the KV cache already
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +51,10 @@ class Piece:
     token: int | None  # None: the last piece, with what was left of an incomplete character
     text: str
     at_s: float
+    end: End = ""  # of the last piece
 
 
-def generation_of(made: Sequence[Piece], n_prompt: int, start_s: float) -> Generation:
+def generation_of(made: Sequence[Piece], n_prompt: int, start_s: float, n_cached: int = 0) -> Generation:
     """The record of a finished stream that was asked for at start_s (perf_counter)."""
     tokens = tuple(piece.token for piece in made if piece.token is not None)
     times = [piece.at_s for piece in made if piece.token is not None]
@@ -58,6 +65,8 @@ def generation_of(made: Sequence[Piece], n_prompt: int, start_s: float) -> Gener
         n_gen=len(tokens),
         ttft_s=(times[0] if times else made[-1].at_s) - start_s,
         tpot_s=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else 0.0,
+        end=made[-1].end,
+        n_cached=n_cached,
     )
 
 
@@ -141,18 +150,6 @@ class Batch:
         self._api.llama_batch_free(self._batch)
 
 
-def clear_memory(context: Any) -> None:
-    """Empty the KV cache. Raises UsageError for a model that has none."""
-    from llama_cpp import llama_cpp as api
-
-    memory = api.llama_get_memory(context)
-    if memory is None:
-        raise UsageError(
-            "this model keeps no context, so it cannot generate; use it for embeddings through engine.llama"
-        )
-    api.llama_memory_clear(memory, True)
-
-
 def token_bytes(vocab: Any, token: int, special: bool = False) -> bytes:
     """The bytes a token stands for; b"" for a special token unless `special`, and without a vocabulary."""
     from llama_cpp import llama_cpp as api
@@ -174,40 +171,53 @@ def pieces(
     max_tokens: int,
     sampler: Sampler,
     n_ubatch: int,
+    cache: KvCache,
     beat: Callable[[], None] = lambda: None,
     stops: Stops | None = None,
 ) -> Generator[Piece, None, None]:
-    """Generate from an empty KV cache until the model or the grammar ends, max_tokens, the end of the context, or one
-    of `stops`, which is left out.
+    """Generate behind what `cache` holds, which the prompt begins with, until the model or grammar ends, max_tokens,
+    the end of the context, or one of `stops`, which is left out.
 
-    The prompt goes in by micro-batches, as llama.cpp would cut it anyway, so that an interrupt is seen between them;
-    beat is called after each, and after each token's decode. The sampler is freed at the end.
+    The rest of the prompt goes in by micro-batches, as llama.cpp would cut it anyway, so that an interrupt is seen
+    between them; beat is called after each, and after each token's decode. The sampler is freed at the end.
     """
     from llama_cpp import llama_cpp as api
 
     batch = Batch(n_ubatch)
     characters, stops = codecs.getincrementaldecoder("utf-8")("replace"), stops or Stops(())
+    end: End = "limit"
+
+    def decode(tokens: Sequence[int], logits: Wanted) -> None:
+        start = len(cache.tokens)
+        try:
+            batch.decode(context, tokens, start, logits)
+        except BaseException:
+            cache.forget()
+            raise
+        cache.tokens.extend(tokens)
+        beat()
+
     try:
-        clear_memory(context)
-        for start in range(0, len(prompt), n_ubatch):
+        for start in range(len(cache.tokens), len(prompt), n_ubatch):
             chunk = prompt[start : start + n_ubatch]
-            last = start + len(chunk) == len(prompt)
-            batch.decode(context, chunk, start, "last" if last else "none")
-            beat()
+            decode(chunk, "last" if start + len(chunk) == len(prompt) else "none")
         sampler.begin(prompt)
-        n_past, n_ctx = len(prompt), api.llama_n_ctx(context)
+        n_ctx = api.llama_n_ctx(context)
         for index in range(max_tokens):
             token = sampler.sample(context)
             if token is None or api.llama_vocab_is_eog(vocab, token):
+                end = "model"
                 break
             yield Piece(token, stops.shown(characters.decode(token_bytes(vocab, token))), time.perf_counter())
-            if stops.reached or index + 1 == max_tokens or n_past == n_ctx:
+            if stops.reached or index + 1 == max_tokens:
+                end = "stop" if stops.reached else "limit"
                 break
-            batch.decode(context, (token,), n_past, "last")
-            beat()
-            n_past += 1
+            if len(cache.tokens) == n_ctx:
+                end = "context"
+                break
+            decode((token,), "last")
         api.llama_synchronize(context)  # nothing may be under way on a device when nobody watches it
-        yield Piece(None, stops.shown(characters.decode(b"", final=True)) + stops.rest(), time.perf_counter())
+        yield Piece(None, stops.shown(characters.decode(b"", final=True)) + stops.rest(), time.perf_counter(), end)
     finally:
         batch.free()
         sampler.free()
@@ -223,7 +233,7 @@ def teacher_forced_logits(
     logits = np.empty((len(tokens), n_vocab), dtype=np.float32)
     batch = Batch(n_ubatch)
     try:
-        clear_memory(context)
+        KvCache().begin(context, tokens)
         for start in range(0, len(tokens), n_ubatch):
             chunk = tokens[start : start + n_ubatch]
             batch.decode(context, chunk, start, "all")

@@ -28,8 +28,8 @@ LIBRARIES = ("ggml-base", "ggml", "ggml-cpu", "ggml-cuda", "ggml-rpc", "llama", 
 PROGRAMS = ("llama-bench", "llama-server")
 
 PYTHON_PARTS = (
-    "cffi", "click", "diskcache", "gguf", "jinja2", "markdown-it-py", "markupsafe", "mdurl", "platformdirs", "psutil",
-    "pycparser", "pygments", "pyyaml", "rich", "tqdm", "typing-extensions",
+    "cffi", "click", "diskcache", "gguf", "jinja2", "markdown-it-py", "markupsafe", "mdurl", "platformdirs",
+    "prompt-toolkit", "psutil", "pycparser", "pygments", "pyyaml", "rich", "tqdm", "typing-extensions", "wcwidth",
 )  # fmt: skip
 """What oallama and llama-cpp-python import. numpy is left out: 17 MB, and whoever has torch has it."""
 

@@ -11,8 +11,9 @@ from e2e.placed import placed
 from gguf_factory import write_gguf
 
 from oallama.cli import run as cli_run
-from oallama.cli.chat import Prompt
-from oallama.cli.run import command, run_workload, tokens_if_long
+from oallama.cli.placement import run_workload
+from oallama.cli.run import command, tokens_if_long
+from oallama.cli.template import Prompt
 from oallama.core.errors import ModelFileError, UsageError
 from oallama.core.options import Options
 from oallama.placer import Placer

@@ -159,6 +159,9 @@ def test_statistics_are_those_of_the_last_generation(f16: Path) -> None:
         per_token = first.per_token()
         parts = sum(seconds for name, seconds in per_token.items() if name != "total_s")
         assert 0 < parts <= per_token["total_s"] * 1.001 < generation.tpot_s
+        known = [*prompt, *generation.tokens]
+        list(engine.stream([*known, 5, 6, 7], max_tokens=3, temperature=1.0, reuse=True))
+        assert engine.split_stats is not None and engine.split_stats.prompt.n_graphs == n_layer
         engine.generate(prompt, max_tokens=1)
         assert engine.split_stats is not None and engine.split_stats.n_decoded == 0
         assert engine.split_stats.decode.n_graphs == 0 and engine.split_stats.prompt.n_built == 0

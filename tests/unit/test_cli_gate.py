@@ -10,7 +10,7 @@ import pytest
 
 from oallama.cli import gate as cli_gate
 from oallama.cli.bench_progress import _shown_on
-from oallama.cli.run import made_plan
+from oallama.cli.placement import made_plan
 from oallama.core.errors import DeviceError
 from oallama.gate.run import Gated
 from oallama.gate.verdict import decide
@@ -61,7 +61,7 @@ def at_run(monkeypatch: pytest.MonkeyPatch, known: Gated | None, **changes: Any)
     plans = {name: SimpleNamespace(name=name, record=SimpleNamespace(notes=())) for name in ("stock", "gate", "policy")}
     monkeypatch.setattr("oallama.gate.run.remembered", doing("remembered", known))
     monkeypatch.setattr("oallama.gate.run.stock_at_once", doing("stock", plans["stock"]))
-    monkeypatch.setattr("oallama.cli.run.gated", doing("measured", plans["gate"]))
+    monkeypatch.setattr("oallama.cli.placement.gated", doing("measured", plans["gate"]))
     policy: Any = SimpleNamespace(
         keeps_to_cpu=lambda placer: False, is_auto=True, plan=doing("planned", plans["policy"])
     )

@@ -193,6 +193,7 @@ def test_importing_costs_nothing_heavy(module):
         "torch",
         "platformdirs",
         "huggingface_hub",
+        "prompt_toolkit",
     ]
     code = f"import sys, {module}; print(*[name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)

@@ -3,8 +3,8 @@
 import pytest
 from gguf_factory.write import write_gguf
 
-from oallama.cli.chat import prompt_of, template_of
 from oallama.cli.default_model import FILE
+from oallama.cli.template import prompt_of, template_of
 from oallama.core.errors import ModelFileError, UsageError
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '<answer>' if add_generation_prompt }}"

@@ -1,0 +1,195 @@
+"""`oallama chat`: what its options say, and the session that follows from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from oallama.cli.default_model import NOTE, default_model
+from oallama.cli.model_file import model_file
+from oallama.cli.options import (
+    CONTEXT,
+    PLACEMENT,
+    complete_file,
+    count,
+    gate_option,
+    gathered,
+    model_option,
+    profile_option,
+    refresh_gate_option,
+    tune_option,
+)
+from oallama.cli.output import talk
+from oallama.cli.placement import made_plan, planned, run_workload
+from oallama.cli.policy import PolicyOptions, note_unused, policy_options
+from oallama.cli.sampling import DEFAULT_N_GEN, SamplingOptions, sampling_options
+from oallama.cli.template import template_for
+from oallama.core.errors import UsageError
+from oallama.core.options import Options
+from oallama.device.native_abort import exit_at_abort
+
+if TYPE_CHECKING:
+    from oallama.cli.chat.model import ChatModel
+    from oallama.cli.chat.session import Session
+    from oallama.core.types import Workload
+    from oallama.placer import Placer
+
+CONTEXT_TOKENS = 4096  # of a session that asks for none, or what the model was trained on
+PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned for
+
+
+@click.command("chat", short_help="Talk with a model in the terminal.")
+@click.argument("position", required=False, metavar="[MODEL]", shell_complete=complete_file)
+@model_option
+@click.option(
+    "-sys",
+    "--system",
+    "--system-prompt",
+    "system",
+    metavar="TEXT",
+    help="What the model is told before everything else, in its chat template.",
+)
+@click.option(
+    "-n",
+    "--predict",
+    "n_gen",
+    type=count(-1),
+    metavar="N",
+    help="Tokens of an answer at most; -1: until the model ends or the context is full.  "
+    f"[default: -1; {DEFAULT_N_GEN} where text is continued]",
+)
+@click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says.")
+@policy_options
+@gathered(*PLACEMENT, *CONTEXT)
+@profile_option
+@gate_option
+@refresh_gate_option
+@tune_option
+@sampling_options
+@click.option(
+    "--chat/--no-chat",
+    default=None,
+    help="Put what is said into the model's chat template, or continue it as one text.  "
+    "[default: chat where the model has a template]",
+)
+@click.option("--verbose", is_flag=True, help="Show tokens/s after each answer, and what was predicted.")
+def command(
+    position: str | None,
+    model_option: str | None,
+    system: str | None,
+    n_gen: int | None,
+    plan_file: str | None,
+    policy: PolicyOptions,
+    options: Options,
+    profile: str | None,
+    gate: bool,
+    refresh_gate: bool,
+    tune: str,
+    sampling: SamplingOptions,
+    chat: bool | None,
+    verbose: bool,
+) -> None:
+    """Talk with a model. Without MODEL it is the small one that comes with oallama. In a pipe each line is a message,
+    and stdout gets the answers alone.
+
+    A line that begins with / is a command; /? lists them. Ctrl-C stops an answer, Ctrl-D leaves. Without a measured
+    placement that of stock llama.cpp is used: /tune measures, and so does leaving, after answers that were given so.
+
+    \b
+      oallama chat model.gguf --system "Answer in one sentence."
+      oallama chat model.gguf --temp 0 --json-schema '{"type": "object"}'
+      printf '%s\\n' "Hello!" "Tell me a story." | oallama chat --tune never
+    """
+    if position is not None and model_option is not None:
+        raise UsageError("MODEL is given twice, by position and by -m")
+    model = model_option or position
+    model = None if model is None else model_file(model)
+    start(model, system, n_gen, plan_file, policy, options, profile, gate, refresh_gate, tune, sampling, chat, verbose)
+
+
+def start(
+    model: str | None,
+    system: str | None,
+    n_gen: int | None,
+    plan_file: str | None,
+    policy: PolicyOptions,
+    options: Options,
+    profile: str | None,
+    gate: bool,
+    refresh_gate: bool,
+    tune: str,
+    sampling: SamplingOptions,
+    chat: bool | None,
+    verbose: bool = False,
+) -> None:
+    """A session, from its first word to its last. model None: the built-in one, or the plan's. n_gen None: as long as
+    the model talks, or DEFAULT_N_GEN tokens where it continues text."""
+    from oallama.cli.chat.loop import converse, reader_of_stdin
+    from oallama.cli.chat.model import ChatModel
+    from oallama.cli.chat.session import Session
+    from oallama.cli.chat.settings import settings_of
+    from oallama.placer import Placer
+    from oallama.run.conversation import Conversation
+
+    if plan_file is not None and policy.given:
+        raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
+    if plan_file is not None:
+        placer, plan = planned(model, plan_file, policy, options, profile)
+        template = template_for(placer.model.path, chat, system)
+        load, to_tune, fixed = plan.workload, False, "the placement is that of --plan; start without it to measure"
+    else:
+        if model is None:
+            model = default_model()
+            talk(NOTE)
+        placer = Placer.of_file(model, options, profile)
+        note_unused(placer)
+        template = template_for(placer.model.path, chat, system)
+        load = chat_workload(placer)
+        plan, to_tune = made_plan(placer, policy, load, gate, refresh_gate, tune)
+        fixed = why_fixed(placer, policy)
+    settings = settings_of(sampling, n_gen, template is not None, verbose)
+    session_model = ChatModel(placer, plan, load, to_tune, fixed)
+    session = Session(session_model, template, Conversation(system or None), settings)
+    exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
+    reader = reader_of_stdin()
+    try:
+        session_model.engine  # noqa: B018  # the first message need not wait for it
+        if reader.interactive:
+            talk(welcome(session, session_model))
+        converse(session, session_model, reader)
+    except BaseException:
+        session_model.close()
+        raise
+    session_model.leave(session.n_answers > 0)
+
+
+def chat_workload(placer: Placer) -> Workload:
+    """What the placement of a session is made for: messages of a common length, answers likewise, in its context."""
+    n_ctx = placer.options.n_ctx or min(CONTEXT_TOKENS, placer.model.n_ctx_train or CONTEXT_TOKENS)
+    n_gen = max(1, min(DEFAULT_N_GEN, n_ctx // 4))
+    return run_workload(placer, max(1, min(PROMPT_TOKENS, n_ctx - n_gen)), n_gen)
+
+
+def why_fixed(placer: Placer, policy: PolicyOptions) -> str:
+    """Why /tune has nothing to choose from; empty where it has."""
+    if not policy.is_auto:
+        return "the placement is the one that was asked for; start without --policy and -ngl to measure"
+    if not placer.has_device:
+        return "there is nothing to tune without a device; start with --device, such as rpc-worker"
+    return ""
+
+
+def welcome(session: Session, model: ChatModel) -> str:
+    """The lines before the first message."""
+    from oallama.report.plan import processor_text, weights_on_device
+    from oallama.report.text import printable
+
+    placer, engine = model.placer, model.engine
+    where = processor_text(*weights_on_device(engine.plan.record, placer.operators))
+    lines = [f"{printable(placer.model.name)} · {where} · context {engine.n_ctx} tokens · /? for help, /bye to leave"]
+    if session.template is None:
+        lines.append(
+            "It continues what you type as one text; Enter alone lets it go on, and /clear begins another text."
+        )
+    return "\n".join(lines)

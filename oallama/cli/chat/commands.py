@@ -1,0 +1,259 @@
+"""What a chat does for a line that begins with a slash."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oallama.cli.chat.lines import QUOTES
+from oallama.cli.chat.session import Session, figures
+from oallama.cli.chat.settings import MEANINGS, changed, setting_name
+from oallama.cli.output import talk, write_file
+from oallama.cli.prompt import text_of_file
+from oallama.core.errors import UsageError
+from oallama.run.conversation import Conversation
+
+if TYPE_CHECKING:
+    from oallama.cli.chat.model import ChatModel
+
+SECONDS = 20  # of /tune
+
+_NAME = re.compile(r"/(\?|[a-z]+)?(?:\s|$)")
+
+
+class Leave(Exception):
+    """The user has enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """usage: its argument; help: one line; words: what may follow, for completion; path: a file may."""
+
+    do: Callable[[Session, ChatModel, str], None]
+    usage: str
+    help: str
+    words: tuple[str, ...] = ()
+    path: bool = False
+
+
+def is_command(message: str) -> bool:
+    """Whether a message is for us; `/etc/hosts` and ` /set` are for the model."""
+    return _NAME.match(message) is not None
+
+
+def obey(session: Session, model: ChatModel, message: str) -> None:
+    """Do what a command says. Raises Leave, and UsageError for one that there is not or that cannot be."""
+    name, _, argument = message.strip().partition(" ")
+    name = OTHER_NAMES.get(name, name)
+    command = COMMANDS.get(name)
+    if command is None:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        meant = f"did you mean {near[0]}?" if near else "/? lists them"
+        raise UsageError(f"there is no command {name}; {meant} (a message with a blank before the / goes to the model)")
+    command.do(session, model, argument.strip())
+
+
+def _help(_session: Session, _model: ChatModel, topic: str) -> None:
+    if topic.strip("/") == "set":
+        lines = [f"  /set {name:<15} {meaning}" for name, meaning in MEANINGS.items()]
+    elif topic.strip("/") == "show":
+        lines = [f"  /show {name}" for name in TOPICS]
+    else:
+        width = max(len(f"{name} {command.usage}") for name, command in COMMANDS.items())
+        lines = [f"  {f'{name} {command.usage}':<{width}}  {command.help}" for name, command in COMMANDS.items()]
+        lines += [
+            "",
+            f"  {QUOTES}            begins and ends a message of several lines; a backslash at the end of a line too",
+            "  Ctrl-C         stops an answer",
+            "  Ctrl-D         leaves, as /bye",
+        ]
+    talk("\n".join(lines))
+
+
+def _leave(_session: Session, _model: ChatModel, _argument: str) -> None:
+    raise Leave
+
+
+def _set(session: Session, model: ChatModel, argument: str) -> None:
+    word, _, text = argument.partition(" ")
+    if word == "parameter":  # as ollama says it
+        word, _, text = text.strip().partition(" ")
+    if not word:
+        _show(session, model, "settings")
+        return
+    if word in ("quiet", "noformat"):
+        word, text = {"quiet": ("verbose", "off"), "noformat": ("format", "text")}[word]
+    name, value = setting_name(word), unquoted(text)
+    if name == "system":
+        session.begin(replace(session.conversation, system=None if value in ("", "none") else value))
+        talk("the system prompt is set" if session.conversation.system else "there is no system prompt now")
+        return
+    session.settings = changed(session.settings, name, value)
+    shown = {row[0]: row[1] for row in session.settings.rows()}
+    talk(f"{name}: {shown[name]}" if name in shown else f"format: {shown['format']}")
+
+
+def unquoted(text: str) -> str:
+    """What is meant by a value, which may be in quotes, three or one, where one has the escapes of JSON."""
+    text = text.strip()
+    if text.startswith(QUOTES):
+        return text.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
+    if len(text) > 1 and text[0] == text[-1] == '"':
+        try:
+            return str(json.loads(text))
+        except ValueError:
+            return text[1:-1]
+    return text
+
+
+def _show(session: Session, model: ChatModel, topic: str) -> None:
+    topic = {"parameters": "settings", "": "all"}.get(topic, topic)
+    if topic != "all" and topic not in TOPICS:
+        raise UsageError(f"there is nothing called {topic} to show; /show takes one of {', '.join(TOPICS)}")
+    chosen = ("model", "placement", "speeds", "settings") if topic == "all" else (topic,)
+    talk("\n".join(line for name in chosen for line in TOPICS[name](session, model)))
+
+
+def _shown_model(session: Session, model: ChatModel) -> list[str]:
+    from oallama.core.units import format_bytes
+    from oallama.report.text import printable
+
+    info = model.placer.model
+    how = "in its chat template" if session.template is not None else "continues text (no chat template is used)"
+    size = f"{info.n_layer} layers, {format_bytes(info.file_bytes)}"
+    return [
+        f"{printable(info.name)}: {printable(info.arch)}, {size}; {how}",
+        printable(info.path, 1000),
+        f"context: {model.engine.n_ctx} tokens, of {info.n_ctx_train or 'an unknown number'} that it was trained on",
+    ]
+
+
+def _shown_placement(_session: Session, model: ChatModel) -> list[str]:
+    from oallama.report.plan import plan_sentences, processor_text, weights_on_device
+
+    engine = model.engine
+    where = processor_text(*weights_on_device(engine.plan.record, model.placer.operators))
+    return [
+        f"{engine.plan.policy} on {engine.device}: {where}",
+        *plan_sentences(engine.plan.record, model.placer.operators),
+    ]
+
+
+def _shown_speeds(session: Session, model: ChatModel) -> list[str]:
+    if session.last is None:
+        return ["no answer yet"]
+    return [f"last answer: {figures(session.last, model.plan.record.predicted)}"]
+
+
+def _shown_settings(session: Session, _model: ChatModel) -> list[str]:
+    from oallama.report.text import printable
+
+    return [f"{name:<14}  {printable(value):<8}  {meaning}" for name, value, meaning in session.settings.rows()]
+
+
+def _shown_system(session: Session, _model: ChatModel) -> list[str]:
+    from oallama.report.text import printable
+
+    system = session.conversation.system
+    return ["no system prompt"] if system is None else [printable(line, 10_000) for line in system.split("\n")]
+
+
+def _shown_conversation(session: Session, _model: ChatModel) -> list[str]:
+    from oallama.report.text import printable
+
+    lines = [
+        f"{each.role}: {printable(line, 10_000)}" for each in session.conversation.messages
+        for line in each.content.split("\n")
+    ]  # fmt: skip
+    return lines or ["nothing was said yet"]
+
+
+def _shown_template(session: Session, _model: ChatModel) -> list[str]:
+    from oallama.report.text import printable
+
+    if session.template is None:
+        return ["no chat template"]
+    return [printable(line, 100_000) for line in session.template.text.split("\n")]
+
+
+TOPICS: dict[str, Callable[[Session, ChatModel], list[str]]] = {
+    "model": _shown_model,
+    "placement": _shown_placement,
+    "speeds": _shown_speeds,
+    "settings": _shown_settings,
+    "system": _shown_system,
+    "conversation": _shown_conversation,
+    "template": _shown_template,
+}
+
+
+def _save(session: Session, model: ChatModel, path: str) -> None:
+    if not path:
+        raise UsageError("/save needs the name of a file")
+    target = home(unquoted(path))
+    write_file(target, session.conversation.to_json(model.placer.model.name))
+    talk(f"wrote {target}")
+
+
+def _load(session: Session, _model: ChatModel, path: str) -> None:
+    if not path:
+        raise UsageError("/load needs the name of a file that /save has written")
+    source = home(unquoted(path))
+    session.begin(Conversation.from_json(text_of_file(source, "conversation")))
+    n = session.conversation.n_exchanges
+    talk(f"read {source}: {n} exchange{'' if n == 1 else 's'}; the next message goes on from there")
+
+
+def home(path: str) -> str:
+    """With ~ as the user's folder."""
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError:  # ~name of nobody here
+        return path
+
+
+def _clear(session: Session, _model: ChatModel, _argument: str) -> None:
+    session.begin(session.conversation.without_messages())
+    talk("a new conversation" + (", with the same system prompt" if session.conversation.system else ""))
+
+
+def _undo(session: Session, _model: ChatModel, _argument: str) -> None:
+    session.undo()
+    n = session.conversation.n_exchanges
+    talk(f"the last question and its answer are gone; {n or 'none'} left")
+
+
+def _retry(session: Session, _model: ChatModel, _argument: str) -> None:
+    session.retry()
+
+
+def _tune(session: Session, model: ChatModel, argument: str) -> None:
+    if argument and not (argument.isdecimal() and 0 < int(argument) <= 86_400):
+        raise UsageError(f"/tune takes a number of seconds, not {argument}")
+    before = model.plan.operators
+    model.tune(float(argument or SECONDS))
+    same = "the placement stays as it was" if model.plan.operators == before else "the placement is another one now"
+    model.engine  # noqa: B018  # load it
+    n = len(session.conversation.messages)
+    talk(f"{same}{'; the next message has the whole conversation evaluated anew' if n else ''}")
+
+
+COMMANDS = {
+    "/?": Command(_help, "", "this list; /? set and /? show say more", ("set", "show")),
+    "/set": Command(_set, "NAME VALUE", "change a setting; without a name: show them", tuple(MEANINGS)),
+    "/show": Command(_show, "[TOPIC]", f"{', '.join(TOPICS)}", tuple(TOPICS)),
+    "/save": Command(_save, "FILE", "write the conversation as JSON", path=True),
+    "/load": Command(_load, "FILE", "go on from a conversation that was saved", path=True),
+    "/clear": Command(_clear, "", "forget the conversation, but for the system prompt"),
+    "/undo": Command(_undo, "", "take back the last question and its answer"),
+    "/retry": Command(_retry, "", "answer the last question again"),
+    "/tune": Command(_tune, "[SECONDS]", "measure which placement is fastest, and use it from now on"),
+    "/bye": Command(_leave, "", "leave"),
+}
+
+OTHER_NAMES = {"/help": "/?", "/": "/?", "/exit": "/bye", "/quit": "/bye", "/parameters": "/set"}

@@ -1,0 +1,80 @@
+"""The loop of a chat: a message, its answer, until the user has enough."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+from oallama.cli.chat.commands import Leave, is_command, obey
+from oallama.cli.chat.lines import PipedLines
+from oallama.cli.chat.model import ChatModel
+from oallama.cli.chat.session import Session, figures
+from oallama.cli.output import is_terminal, talk
+from oallama.core.errors import DeviceError, OallamaError
+
+HOW_TO_LEAVE = "to leave: /bye or Ctrl-D"
+
+
+class Reader(Protocol):
+    """Where messages come from. interactive: whether a person types them."""
+
+    interactive: bool
+
+    def read(self) -> str | None: ...
+
+
+def reader_of_stdin() -> Reader:
+    """A terminal's where a person sits at it, else line by line."""
+    if is_terminal(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr)):
+        from oallama.cli.chat.terminal import HISTORY, Terminal
+        from oallama.profile.store import cache_folder
+
+        return Terminal(cache_folder() / HISTORY)
+    return PipedLines(sys.stdin)
+
+
+def converse(session: Session, model: ChatModel, reader: Reader) -> None:
+    """Answer until the end of the input or /bye. What is wrong with a message or a command is one sentence, and the
+    session goes on; from a pipe, a lost device and Ctrl-C end it."""
+    while True:
+        try:
+            message = reader.read()
+        except KeyboardInterrupt:
+            if not reader.interactive:
+                raise
+            talk(HOW_TO_LEAVE)
+            continue
+        if message is None:
+            return
+        n_answers = session.n_answers
+        try:
+            _take(session, model, message, reader.interactive)
+        except Leave:
+            return
+        except KeyboardInterrupt:
+            if not reader.interactive:
+                raise
+            talk("stopped")
+        except DeviceError as error:
+            if not reader.interactive:
+                raise
+            _tell(error)
+        except OallamaError as error:
+            _tell(error)
+        if session.settings.verbose and session.last is not None and session.n_answers > n_answers:
+            talk(figures(session.last, model.plan.record.predicted))
+
+
+def _take(session: Session, model: ChatModel, message: str, interactive: bool) -> None:
+    if is_command(message):
+        obey(session, model, message)
+    elif message.strip():
+        session.ask(message)
+    elif interactive and session.template is None and session.conversation.messages and not session.ended:
+        session.go_on()
+
+
+def _tell(error: OallamaError) -> None:
+    from oallama.report.text import printable
+
+    talk(printable(" ".join(str(error).split()), 2000))

@@ -1,0 +1,62 @@
+"""The model of a chat: loaded where a plan puts it, measured and loaded anew where the user asks for that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from oallama.cli.gate import measured, tune_after
+from oallama.cli.output import talk
+from oallama.cli.placement import without_meaning
+from oallama.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from oallama.core.types import Workload
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+    from oallama.run.engine import Engine
+
+
+class ChatModel:
+    """to_tune: whether nothing was measured yet for this workload. fixed: why the placement is not to be measured, else
+    empty."""
+
+    def __init__(self, placer: Placer, plan: Plan, load: Workload, to_tune: bool, fixed: str = "") -> None:
+        self.placer, self.plan, self.load = placer, plan, load
+        self._to_tune, self._fixed = to_tune, fixed
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        """Loaded now if it is not. Raises what loading raises."""
+        if self._engine is None:
+            self._engine = self.placer.engine(self.plan)
+            for warning in self._engine.warnings:
+                talk(f"warning: {warning}")
+            emulated = self.placer.device.emulated
+            if emulated is not None:
+                talk(f"note: {without_meaning(emulated)}")
+        return self._engine
+
+    def close(self) -> None:
+        """Free the model; it is loaded again when it is needed."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def tune(self, seconds: float) -> None:
+        """Measure plans against stock llama.cpp for about so long, and place as the best of them. The model is freed
+        meanwhile, as what is measured needs its memory. Raises UsageError where the placement is fixed, and what
+        measuring raises; the placement stays then."""
+        if self._fixed:
+            raise UsageError(self._fixed)
+        self.close()
+        self.plan = measured(
+            self.placer, self.load, seconds, near=False, aside="Ctrl-C ends it and keeps what is done"
+        ).plan
+        self._to_tune = False
+
+    def leave(self, answered: bool) -> None:
+        """Free the model; where its answers came from an unmeasured placement, measure for the next time."""
+        self.close()
+        if self._to_tune and answered:
+            tune_after(self.placer, self.load)

@@ -1,0 +1,203 @@
+"""A chat with one model: the conversation so far, and the next answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from oallama.cli.chat.settings import Settings
+from oallama.cli.output import is_terminal, talk, write_piece
+from oallama.cli.template import Prompt, Template, Tokenizer
+from oallama.core.errors import DeviceError, UsageError
+from oallama.run.conversation import Conversation, fewest_dropped
+
+if TYPE_CHECKING:
+    from oallama.core.types import Predicted
+    from oallama.run.generate import Generation
+
+ANSWER_SHARE = 1 / 8  # of the context that a prompt leaves for the answer, else the oldest exchanges are dropped
+KEPT_SHARE = 3 / 4  # of the context that they are dropped down to, so that it does not happen with every message
+
+
+class Speaker(Tokenizer, Protocol):
+    """The part of an engine that a session needs."""
+
+    @property
+    def n_ctx(self) -> int: ...
+
+    def stream(
+        self, prompt: list[int], max_tokens: int, *, reuse: bool, **drawn: Any
+    ) -> Generator[str, None, Generation]: ...
+
+
+class Model(Protocol):
+    """What holds the engine; see ChatModel."""
+
+    @property
+    def engine(self) -> Speaker: ...
+
+    def close(self) -> None: ...
+
+
+class Session:
+    """template None: the model continues the messages as one text.
+
+    ended: of a text that the model has ended, so that the next message begins another. last: the answer before.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        template: Template | None,
+        conversation: Conversation | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.model, self.template = model, template
+        self.settings = settings or Settings()
+        self.ended = False
+        self.last: Generation | None = None
+        self.n_answers = 0
+        self._conversation = conversation or Conversation()
+        self._n_dropped = 0  # oldest exchanges that the model does not see any more
+        self._n_retries = 0  # of the last question
+
+    @property
+    def conversation(self) -> Conversation:
+        """All of it, also what the model does not see any more."""
+        return self._conversation
+
+    def begin(self, conversation: Conversation) -> None:
+        """Go on from another conversation. Raises UsageError for a system prompt that the model cannot be given."""
+        if conversation.system is not None and self.template is None:
+            raise UsageError("this model has no chat template, so it cannot be given a system prompt")
+        self._conversation, self._n_dropped, self._n_retries, self.ended = conversation, 0, 0, False
+
+    def ask(self, message: str) -> None:
+        """Write the answer to a message. Raises UsageError where it does not fit, and what rendering and generating
+        raise; the message is not kept then."""
+        if self.ended:
+            self.begin(self._conversation.without_messages())
+        self._n_retries = 0
+        self._answer(self._conversation.with_message("user", message))
+
+    def go_on(self) -> None:
+        """Continue the text. Raises UsageError where there is none, or the model has ended it."""
+        if not self._conversation.messages or self.ended:
+            raise UsageError("there is no text to go on with; type the beginning of one")
+        self._answer(self._conversation)
+
+    def retry(self) -> None:
+        """Answer the last question again, with another draw. Raises UsageError where there is none."""
+        question = self._conversation.last_question
+        self._n_retries += 1
+        self._answer(self._conversation.without_last().with_message("user", question))
+
+    def undo(self) -> None:
+        """Take the last question and its answer back. Raises UsageError where there is none."""
+        self._conversation = self._conversation.without_last()
+        self._n_dropped = max(0, min(self._n_dropped, self._conversation.n_exchanges - 1))
+        self._n_retries, self.ended = 0, False
+
+    def prompt(self, conversation: Conversation) -> Prompt:
+        if self.template is None:
+            return Prompt(conversation.as_text())
+        return self.template.prompt(conversation.for_template())
+
+    def _answer(self, asked: Conversation) -> None:
+        engine, self.ended = self.model.engine, False
+        tokens = self._fitted(asked)
+        n = engine.n_ctx if self.settings.n < 0 else self.settings.n
+        shown: list[str] = []
+        stream = engine.stream(tokens, n, reuse=True, **self.settings.arguments(self._n_retries))
+        try:
+            generation = self._written(stream, shown)
+        except KeyboardInterrupt:
+            self._keep(asked, shown)
+            stream.close()
+            raise
+        except DeviceError:
+            self._keep(asked, shown)
+            self.model.close()  # the next message loads it anew
+            raise
+        self._keep(asked, shown)
+        self.last, self.n_answers = generation, self.n_answers + 1
+        self._tell_end(generation)
+
+    def _written(self, stream: Generator[str, None, Generation], shown: list[str]) -> Generation:
+        clean = is_terminal(sys.stdout)
+        try:
+            while True:
+                piece = next(stream)
+                shown.append(piece)
+                write_piece(piece, clean)
+        except StopIteration as end:
+            generation: Generation = end.value
+            return generation
+        finally:
+            click.echo()
+
+    def _keep(self, asked: Conversation, shown: list[str]) -> None:
+        if shown:
+            self._conversation = asked.with_message("assistant", "".join(shown))
+
+    def _tell_end(self, generation: Generation) -> None:
+        if generation.end == "context":
+            talk("note: the context is full, so the answer ends here; a larger -c holds more")
+        elif generation.end == "limit" and self.template is not None:
+            talk(f"note: the answer was cut at {self.settings.n} tokens; /set n changes that")
+        elif generation.end == "model" and self.template is None:
+            self.ended = True
+            talk("note: the model has ended this text; what you type next begins another")
+
+    def _fitted(self, asked: Conversation) -> list[int]:
+        """The tokens of the conversation, its oldest exchanges dropped where it gets too long. Raises UsageError where
+        the last message alone is."""
+        engine = self.model.engine
+        n_ctx, n = engine.n_ctx, self.settings.n
+        room = int(ANSWER_SHARE * n_ctx) if n < 0 else min(n, int(ANSWER_SHARE * n_ctx))
+        seen = asked.without_oldest(self._n_dropped)
+        tokens = self.prompt(seen).tokens(engine)
+        if len(tokens) <= n_ctx - room:
+            return tokens
+        for most in (int(KEPT_SHARE * n_ctx), n_ctx - room, n_ctx):
+            n_more = fewest_dropped(seen, lambda shorter, most=most: self._length(shorter) <= most)  # type: ignore[misc]
+            if n_more is not None:
+                break
+        else:
+            alone = self._length(seen.without_oldest(seen.n_exchanges - 1))
+            what = "this message alone makes" if self.template is not None else "this text has"
+            remedy = "shorten it" if self.template is not None else "/clear begins another"
+            raise UsageError(
+                f"{what} {alone} tokens but the context holds {n_ctx}; {remedy}, or start with a larger -c"
+            )
+        if n_more:
+            self._n_dropped += n_more
+            system = " after the system prompt" if asked.system else ""
+            talk(
+                f"note: the context of {n_ctx} tokens is full: the model no longer sees the oldest "
+                f"{self._n_dropped} of {asked.n_exchanges} exchanges{system}"
+            )
+        return self.prompt(seen.without_oldest(n_more)).tokens(engine)
+
+    def _length(self, conversation: Conversation) -> int:
+        return len(self.prompt(conversation).tokens(self.model.engine))
+
+
+def figures(generation: Generation, predicted: Predicted | None) -> str:
+    """The line below an answer: what was evaluated, and the rate beside what the plan predicts."""
+    from oallama.core.units import format_seconds
+
+    n_new = generation.n_prompt - generation.n_cached
+    parts = [
+        f"{n_new} tokens read, {generation.n_cached} known, {generation.n_gen} written",
+        f"TTFT {format_seconds(generation.ttft_s)}",
+    ]
+    if generation.tpot_s > 0:
+        said = "nothing predicted, as nothing was measured"
+        if predicted is not None and predicted.tpot_s > 0:
+            said = f"predicted {1 / predicted.tpot_s:.1f}"
+        parts.append(f"{1 / generation.tpot_s:.1f} tokens/s ({said})")
+    return " · ".join(parts)

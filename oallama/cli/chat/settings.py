@@ -1,0 +1,141 @@
+"""What /set changes: how answers are drawn, where they end, and what is shown after them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, parse_seed
+from oallama.core.errors import UsageError
+from oallama.run.grammar import grammar_of_schema
+from oallama.run.sampler import Sampling
+from oallama.run.stops import Stops
+
+ANY_JSON = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of the answers of a session."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    n: int = WITHOUT_END  # tokens of an answer at most
+    verbose: bool = False  # tokens/s after each answer
+    form: str = "text"  # what the grammar allows, for the reader
+
+    def arguments(self, n_retries: int = 0) -> dict[str, Any]:
+        """Keywords of Engine.stream. n_retries: another draw for each, where there is one."""
+        drawn = asdict(self.sampling)
+        return {**drawn, "seed": (drawn["seed"] + n_retries) % 2**32, "stop": self.stop}
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(name, value, meaning) of all that /set knows."""
+        values = {
+            "temperature": f"{self.sampling.temperature:g}",
+            "seed": str(self.sampling.seed),
+            "top_k": str(self.sampling.top_k),
+            "top_p": f"{self.sampling.top_p:g}",
+            "min_p": f"{self.sampling.min_p:g}",
+            "repeat_penalty": f"{self.sampling.repeat_penalty:g}",
+            "stop": " ".join(map(repr, self.stop)) or "none",
+            "n": str(self.n),
+            "format": self.form,
+            "verbose": "on" if self.verbose else "off",
+        }
+        return [(name, values[name], MEANINGS[name]) for name in values]
+
+
+MEANINGS = {
+    "temperature": "0: always the likeliest token",
+    "seed": "of the draw; -1: a random one",
+    "top_k": "draw among so many of the likeliest tokens; 0: all",
+    "top_p": "draw among the likeliest tokens with this probability together; 1: all",
+    "min_p": "leave out tokens less likely than this share of the likeliest; 0: none",
+    "repeat_penalty": "make the last 64 tokens less likely; 1: off",
+    "stop": "end before this text; a second one is added, none takes all away",
+    "n": "tokens of an answer at most; -1: until the model ends",
+    "format": 'text, json, or a JSON schema such as {"type": "array"}',
+    "grammar": "only what this GBNF allows; none: anything",
+    "system": "what the model is told before everything else; none: nothing",
+    "verbose": "on: tokens/s after each answer, and what was predicted",
+}
+
+ALIASES = {
+    "temp": "temperature", "num_predict": "n", "n_predict": "n", "predict": "n", "json": "format", "schema": "format",
+}  # fmt: skip
+"""Other programs' words."""
+
+
+def setting_name(word: str) -> str:
+    """The name of a setting. Raises UsageError with the likeliest one meant."""
+    name = ALIASES.get(word, word)
+    if name not in MEANINGS:
+        near = difflib.get_close_matches(word, [*MEANINGS, *ALIASES], 1)
+        meant = f"did you mean {near[0]}?" if near else "/set lists them"
+        raise UsageError(f"there is no setting {word}; {meant}")
+    return name
+
+
+def changed(settings: Settings, name: str, text: str) -> Settings:
+    """With another value for a setting but `system`, which is one of the conversation. Raises UsageError."""
+    if name == "stop":
+        stop = () if text in ("", "none") else (*settings.stop, text)
+        Stops(stop)
+        return replace(settings, stop=stop)
+    if name == "n":
+        return replace(settings, n=_number(name, text, int, WITHOUT_END))
+    if name == "verbose":
+        if text not in ("", "on", "off"):
+            raise UsageError(f"verbose is on or off, not {text}")
+        return replace(settings, verbose=text != "off")
+    if name == "format":
+        return _with_format(settings, text)
+    if name == "grammar":
+        grammar = None if text in ("", "none") else text
+        return _with_grammar(settings, grammar, "text" if grammar is None else "as the grammar says")
+    if name == "seed":
+        try:
+            value: Any = parse_seed(text)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+    else:
+        value = _number(name, text, int if name == "top_k" else float)
+    return replace(settings, sampling=replace(settings.sampling, **{name: value}))
+
+
+def _with_format(settings: Settings, text: str) -> Settings:
+    if text in ("", "text", "none"):
+        return _with_grammar(settings, None, "text")
+    if text == "json":
+        return _with_grammar(settings, grammar_of_schema(ANY_JSON), "json")
+    if not text.startswith("{"):
+        raise UsageError(f"{text} is no format; give text, json or a JSON schema in braces")
+    return _with_grammar(settings, grammar_of_schema(text), f"JSON of the schema {text}")
+
+
+def _with_grammar(settings: Settings, grammar: str | None, form: str) -> Settings:
+    return replace(settings, sampling=replace(settings.sampling, grammar=grammar), form=form)
+
+
+def _number(name: str, text: str, kind: Callable[[str], Any], least: float | None = None) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = None
+    if value is None or (least is not None and value < least):
+        what = "a whole number" if kind is int else "a number"
+        raise UsageError(f"{name} is {what}{f' from {least:g} on' if least is not None else ''}, not {text or 'empty'}")
+    return value
+
+
+def settings_of(sampling: SamplingOptions, n: int | None, chats: bool, verbose: bool) -> Settings:
+    """What the command line asked for. chats: whether answers end by themselves. Raises UsageError."""
+    drawn = sampling.arguments()
+    stop = tuple(drawn.pop("stop"))
+    form = "text" if drawn["grammar"] is None else "as the grammar or schema of the command line says"
+    return Settings(
+        Sampling(**drawn), stop, (WITHOUT_END if chats else DEFAULT_N_GEN) if n is None else n, verbose, form
+    )

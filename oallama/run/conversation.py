@@ -1,0 +1,130 @@
+"""What was said in a chat: a system prompt and messages, as a template wants them, as JSON, and shorter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from oallama.core.errors import UsageError
+
+Role = Literal["user", "assistant"]
+
+FORMAT = "oallama conversation"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """An exchange is a message of the user and what follows up to the next one."""
+
+    system: str | None = None
+    messages: tuple[Message, ...] = ()
+
+    def with_message(self, role: Role, content: str) -> Conversation:
+        return replace(self, messages=(*self.messages, Message(role, content)))
+
+    def without_messages(self) -> Conversation:
+        """The system prompt alone."""
+        return replace(self, messages=())
+
+    @property
+    def n_exchanges(self) -> int:
+        return len(self._starts())
+
+    def without_oldest(self, n: int) -> Conversation:
+        """Without the first n exchanges, and what stands before the first of them; n less than n_exchanges."""
+        return self if n == 0 else replace(self, messages=self.messages[self._starts()[n] :])
+
+    def without_last(self) -> Conversation:
+        """Without the last exchange. Raises UsageError where there is none."""
+        if not self._starts():
+            raise UsageError("the conversation is empty")
+        return replace(self, messages=self.messages[: self._starts()[-1]])
+
+    @property
+    def last_question(self) -> str:
+        """The user's last message. Raises UsageError where there is none."""
+        if not self._starts():
+            raise UsageError("the conversation is empty")
+        return self.messages[self._starts()[-1]].content
+
+    def for_template(self) -> list[dict[str, str]]:
+        """Messages as chat templates take them."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *({"role": each.role, "content": each.content} for each in self.messages)]
+
+    def as_text(self) -> str:
+        """For a model without a template: the messages one behind the other, a blank before what the user adds."""
+        text = ""
+        for each in self.messages:
+            joint = each.role == "user" and text and not (text[-1].isspace() or each.content[:1].isspace())
+            text += (" " if joint and each.content else "") + each.content
+        return text
+
+    def to_json(self, model: str = "") -> str:
+        """The conversation as a file. model: whose answers these are, for the reader."""
+        document = {"format": FORMAT, "version": VERSION, "model": model, "messages": self.for_template()}
+        return json.dumps(document, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Conversation:
+        """What to_json wrote, or any JSON object with `messages` of role and content, or a list of these. Raises
+        UsageError."""
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"this is no conversation, as it is no JSON: {error}") from None
+        if isinstance(document, dict) and document.get("format") == FORMAT and document.get("version") != VERSION:
+            raise UsageError(f"this conversation has version {document.get('version')!r}; this oallama reads {VERSION}")
+        messages = document.get("messages") if isinstance(document, dict) else document
+        if not isinstance(messages, list):
+            raise UsageError('this is no conversation; it needs a list "messages" of objects with role and content')
+        system: str | None = None
+        checked: list[Message] = []
+        for number, each in enumerate(messages, 1):
+            role, content = _checked(each, number)
+            if role == "system":
+                if number != 1:
+                    raise UsageError(f"message {number} is a system prompt, which must be the first message")
+                system = content
+            else:
+                checked.append(Message("user" if role == "user" else "assistant", content))
+        return cls(system, tuple(checked))
+
+    def _starts(self) -> list[int]:
+        return [i for i, each in enumerate(self.messages) if each.role == "user"]
+
+
+def _checked(message: Any, number: int) -> tuple[str, str]:
+    """(role, content) of one message of a file. Raises UsageError."""
+    if not isinstance(message, Mapping):
+        raise UsageError(f"message {number} is no object with role and content")
+    role, content = message.get("role"), message.get("content")
+    if role not in ("system", "user", "assistant"):
+        raise UsageError(f"message {number} has the role {str(role)[:40]!r}; it must be system, user or assistant")
+    if not isinstance(content, str) or any("\ud800" <= character <= "\udfff" for character in content):
+        raise UsageError(f"message {number} has no content that is text")
+    return role, content
+
+
+def fewest_dropped(conversation: Conversation, fits: Callable[[Conversation], bool]) -> int | None:
+    """The least number of oldest exchanges to drop so that the rest fits; None where the last alone does not. A part of
+    what fits must fit."""
+    low, high = 0, conversation.n_exchanges - 1
+    if high < 0 or not fits(conversation.without_oldest(high)):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if fits(conversation.without_oldest(middle)):
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,409 @@
+"""Settings, commands and answers of a chat, with a model that says what it is told to say."""
+
+import json
+import types
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
+
+from oallama.cli.chat import model as chat_model
+from oallama.cli.chat.commands import COMMANDS, TOPICS, Leave, is_command, obey
+from oallama.cli.chat.loop import HOW_TO_LEAVE, converse
+from oallama.cli.chat.model import ChatModel
+from oallama.cli.chat.session import Session, figures
+from oallama.cli.chat.settings import MEANINGS, Settings, changed, setting_name
+from oallama.cli.chat.terminal import Commands
+from oallama.cli.template import Template
+from oallama.core.errors import DeviceError, UsageError
+from oallama.core.types import Predicted
+from oallama.run.conversation import Conversation
+from oallama.run.generate import Generation
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+
+class Engine:
+    """A token is a character. Answers are given out one after the other; an exception among them is raised."""
+
+    n_ctx = 4096
+
+    def __init__(self, *answers, n_ctx=4096):
+        self.answers, self.n_ctx, self.asked, self.drawn = list(answers), n_ctx, [], []
+
+    def tokenize(self, text, add_special=True):
+        return [ord(character) for character in text]
+
+    def stream(self, tokens, max_tokens, *, reuse, **drawn):
+        assert reuse
+        self.asked.append("".join(map(chr, tokens)))
+        self.drawn.append(drawn)
+        answer, end = self.answers.pop(0) if self.answers else "ok", "model"
+        if isinstance(answer, tuple):
+            answer, end = answer
+        for piece in answer if isinstance(answer, list) else [answer]:
+            if isinstance(piece, type) and issubclass(piece, BaseException):
+                raise piece("the device was lost; run again")
+            yield piece
+        return Generation("", (), len(tokens), 3, 0.5, 0.1, end, 2)
+
+
+class Model:
+    def __init__(self, engine):
+        self.engine, self.closed = engine, 0
+        self.plan = types.SimpleNamespace(record=types.SimpleNamespace(predicted=Predicted(1, 0.05, 2)), operators=())
+        self.placer = types.SimpleNamespace(model=types.SimpleNamespace(name="tiny"))
+
+    def close(self):
+        self.closed += 1
+
+
+class Typed:
+    """Messages that somebody types; an exception among them is raised."""
+
+    def __init__(self, *messages, interactive=True):
+        self.messages, self.interactive = list(messages), interactive
+
+    def read(self):
+        message = self.messages.pop(0) if self.messages else None
+        if message is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return message
+
+
+class Rendered(Template):
+    """Without a child process for each."""
+
+    def prompt(self, messages):
+        from oallama.cli.template import Prompt
+
+        return Prompt("".join(f"<{each['role']}>{each['content']}" for each in messages) + "<assistant>")
+
+
+@pytest.fixture
+def chat():
+    """(session, model, say) on an engine with these answers."""
+
+    def made(*answers, chats=True, system=None, n_ctx=4096):
+        model = Model(Engine(*answers, n_ctx=n_ctx))
+        session = Session(model, Rendered(TEMPLATE, "", "") if chats else None, Conversation(system))
+        return session, model, lambda *messages, **typed: converse(session, model, Typed(*messages, **typed))
+
+    return made
+
+
+def contents(session):
+    return [each.content for each in session.conversation.messages]
+
+
+def test_answers_become_part_of_the_conversation(chat, capsys):
+    session, model, say = chat("one", "two")
+    say("a", "b")
+    assert contents(session) == ["a", "one", "b", "two"]
+    assert model.engine.asked[1] == "<user>a<assistant>one<user>b<assistant>"
+    assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_without_a_template_it_is_one_text_that_enter_continues(chat, capsys):
+    session, model, say = chat((" upon", "limit"), (" a time", "limit"), (" end.", "model"), " new", chats=False)
+    say("", "Once", "", "The", "", "Another")
+    assert model.engine.asked == ["Once", "Once upon", "Once upon a time The", "Another"]
+    said = capsys.readouterr().err
+    assert said.count("the model has ended this text") == 2
+    assert "no text to go on" not in said
+    with pytest.raises(UsageError, match="no text to go on"):
+        session.go_on()
+    with pytest.raises(UsageError, match="no chat template"):
+        obey(session, model, "/set system be brief")
+
+
+def test_an_empty_line_in_a_pipe_or_a_chat_is_no_message(chat):
+    for chats in (True, False):
+        _session, model, say = chat(("one", "limit"), chats=chats)
+        say("a", "", "  ", interactive=chats)
+        assert len(model.engine.asked) == 1
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(chat, capsys):
+    session, _, say = chat(["on", "e", KeyboardInterrupt], "two")
+    say("a", KeyboardInterrupt, "b")
+    assert contents(session) == ["a", "one", "b", "two"]
+    shown = capsys.readouterr()
+    assert shown.out == "one\ntwo\n"
+    assert shown.err.splitlines() == ["stopped", HOW_TO_LEAVE]
+
+
+def test_ctrl_c_before_the_first_word_takes_the_question_back(chat):
+    session, _, say = chat([KeyboardInterrupt], "two")
+    say("a", "b")
+    assert contents(session) == ["b", "two"]
+
+
+def test_in_a_pipe_ctrl_c_and_a_lost_device_end_it(chat):
+    for stopped in (KeyboardInterrupt, DeviceError):
+        _, _, say = chat([stopped])
+        with pytest.raises(stopped):
+            say("a", interactive=False)
+
+
+def test_a_lost_device_is_a_sentence_and_the_model_is_loaded_anew(chat, capsys):
+    session, model, say = chat(["on", DeviceError], "two")
+    say("a", "b")
+    assert contents(session) == ["a", "on", "b", "two"]
+    assert model.closed == 1
+    assert capsys.readouterr().err == "the device was lost; run again\n"
+
+
+def test_the_oldest_exchanges_are_dropped_but_saved(chat, capsys, tmp_path):
+    session, model, say = chat(*["x" * 60] * 9, system="S" * 20, n_ctx=400)
+    say(*(f"q{i}" for i in range(9)))
+    assert all(asked.startswith("<system>" + "S" * 20) for asked in model.engine.asked)
+    assert all(len(asked) <= 400 for asked in model.engine.asked)
+    assert "q0" not in model.engine.asked[-1] and "q7" in model.engine.asked[-1]
+    said = capsys.readouterr().err.splitlines()
+    assert 1 <= len(said) < 6  # not with every message
+    assert all("the context of 400 tokens is full" in line and "after the system prompt" in line for line in said)
+    say(f"/save {tmp_path / 'all.json'}")
+    assert "q0" in (tmp_path / "all.json").read_text()
+    say("/undo", "/undo", "/undo", "/undo", "/undo", "/undo", "/undo", "/undo", "short")
+    assert contents(session)[-2:] == ["short", "ok"]
+
+
+def test_a_message_that_cannot_fit_is_not_kept(chat, capsys):
+    session, _, say = chat(n_ctx=100)
+    say("fits", "x" * 200, "too")
+    assert contents(session) == ["fits", "ok", "too", "ok"]
+    assert "this message alone makes 217 tokens but the context holds 100" in capsys.readouterr().err
+
+
+def test_saved_and_loaded_again(chat, tmp_path, capsys):
+    _session, _, say = chat("one", "two", system="be kind")
+    path = tmp_path / "two words.json"
+    say("a", "b", f"/save {path}")
+    again, _model, say_again = chat()
+    say_again(f'/load "{path}"', "c")
+    assert again.conversation.system == "be kind"
+    assert contents(again) == ["a", "one", "b", "two", "c", "ok"]
+    assert json.loads(path.read_text())["model"] == "tiny"
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert "2 exchanges" in capsys.readouterr().err
+
+
+def test_a_bad_file_is_a_sentence_and_the_conversation_stays(chat, tmp_path, capsys):
+    session, _, say = chat("one")
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    say("a", "/load", "/save", *(f"/load {tmp_path / name}" for name in ("none", "bad.json", "bytes", "")))
+    say(f"/save {tmp_path / 'no folder' / 'x'}")
+    assert contents(session) == ["a", "one"]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 7
+    assert "no JSON" in lines[3] and "cannot read" in lines[2] and "cannot write" in lines[6]
+
+
+def test_commands_that_are_none(chat, capsys):
+    session, _model, say = chat()
+    say("/sav x", "/xyzzy", "/etc/hosts is a file", " /bye")
+    lines = capsys.readouterr().err.splitlines()
+    assert "no command /sav; did you mean /save?" in lines[0]
+    assert "no command /xyzzy; /? lists them" in lines[1]
+    assert contents(session)[::2] == ["/etc/hosts is a file", " /bye"]
+    assert is_command("/") and is_command("/?") and not is_command("/usr/bin") and not is_command("a /bye")
+
+
+def test_every_command_is_in_the_help_and_bye_leaves(chat, capsys):
+    session, model, say = chat()
+    say("/?", "/? set", "/? show")
+    said = capsys.readouterr().err
+    assert all(name in said for name in (*COMMANDS, *MEANINGS, "conversation", '"""', "Ctrl-C"))
+    for name in ("/bye", "/exit", "/quit"):
+        with pytest.raises(Leave):
+            obey(session, model, name)
+        say(name, "not asked")
+    assert not model.engine.asked
+
+
+def test_retry_draws_anew_undo_takes_back_clear_forgets(chat):
+    session, model, say = chat("one", "two", "three", "four", system="s")
+    say("a", "/retry", "/retry")
+    assert contents(session) == ["a", "three"]
+    assert [drawn["seed"] for drawn in model.engine.drawn] == [0, 1, 2]
+    assert len(set(model.engine.asked)) == 1
+    say("b", "/undo")
+    assert contents(session) == ["a", "three"]
+    assert model.engine.drawn[-1]["seed"] == 0
+    say("/clear")
+    assert session.conversation == Conversation("s")
+    with pytest.raises(UsageError, match="empty"):
+        session.retry()
+
+
+def test_what_is_set_reaches_the_engine(chat, capsys):
+    session, model, say = chat()
+    say("/set temperature 0", "/set parameter seed 7", '/set stop "\\n"', "/set stop END", "/set n 5", "hello")
+    drawn = model.engine.drawn[0]
+    assert (drawn["temperature"], drawn["seed"], drawn["stop"]) == (0, 7, ("\n", "END"))
+    say(
+        "/set format json",
+        "x",
+        "/set noformat",
+        "y",
+        '/set grammar root ::= "a"',
+        "z",
+        "/set grammar none",
+        "/set stop none",
+        "w",
+    )
+    grammars = [drawn["grammar"] for drawn in model.engine.drawn[1:]]
+    assert grammars[0].count("root") and grammars[1:] == [None, 'root ::= "a"', None]
+    assert model.engine.drawn[-1]["stop"] == ()
+    say('/set system """be\nbrief"""', "v")
+    assert model.engine.asked[-1].startswith("<system>be\nbrief<user>hello")
+    say("/set system none")
+    assert session.conversation.system is None
+    say("/set", "/show settings")
+    assert capsys.readouterr().err.count("temperature     0 ") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("temperature", "hot", "temperature is a number, not hot"),
+        ("temperature", "-1", "no temperature"),
+        ("top_k", "1.5", "top_k is a whole number, not 1.5"),
+        ("top_p", "2", "no probability"),
+        ("n", "-2", "n is a whole number from -1 on, not -2"),
+        ("seed", "x", "not a seed"),
+        ("format", "xml", "xml is no format"),
+        ("format", "{", "not JSON"),
+        ("verbose", "maybe", "on or off"),
+        ("n", "", "not empty"),
+    ],
+)
+def test_a_bad_value_changes_nothing(name, value, said):
+    with pytest.raises(UsageError, match=said):
+        changed(Settings(), name, value)
+
+
+def test_names_of_other_programs_and_misspelt_ones():
+    assert [setting_name(word) for word in ("temp", "num_predict", "n")] == ["temperature", "n", "n"]
+    with pytest.raises(UsageError, match="did you mean temperature"):
+        setting_name("temprature")
+    with pytest.raises(UsageError, match="/set lists them"):
+        setting_name("zzz")
+
+
+def test_verbose_shows_the_rate_beside_the_predicted_one(chat, capsys):
+    session, _model, say = chat("one", "two")
+    say("a")
+    assert capsys.readouterr().err == ""
+    say("/set verbose", "b", "/set quiet", "/show speeds")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1].endswith("2 known, 3 written · TTFT 500 ms · 10.0 tokens/s (predicted 20.0)")
+    assert lines[3] == "last answer: " + lines[1]
+    assert "nothing predicted" in figures(session.last, None)
+
+
+def test_why_an_answer_ended_is_said(chat, capsys):
+    _, _, say = chat(("one", "context"), ("two", "limit"), ("three", "model"), ("four", "stop"))
+    say("/set n 5", "a", "b", "c", "d")
+    assert capsys.readouterr().err.splitlines() == [
+        "n: 5",
+        "note: the context is full, so the answer ends here; a larger -c holds more",
+        "note: the answer was cut at 5 tokens; /set n changes that",
+    ]
+
+
+class Placer:
+    """Opens engines and counts them."""
+
+    def __init__(self):
+        self.opened = []
+        self.device = types.SimpleNamespace(emulated=None)
+
+    def engine(self, plan):
+        self.opened.append(plan)
+        return types.SimpleNamespace(warnings=(), close=lambda: self.opened.append("closed"))
+
+
+def plan_with(operators):
+    return types.SimpleNamespace(operators=operators)
+
+
+def test_tune_frees_the_model_measures_and_places_anew(chat, capsys, monkeypatch):
+    first, best, asked = plan_with(("a",)), plan_with(("b",)), []
+    placer = Placer()
+    model = ChatModel(placer, first, None, to_tune=True)
+
+    def measured(placer, load, seconds, **_):
+        asked.append((seconds, list(placer.opened)))
+        return types.SimpleNamespace(plan=best)
+
+    monkeypatch.setattr(chat_model, "measured", measured)
+    session, _, _ = chat()
+    session.begin(Conversation().with_message("user", "a").with_message("assistant", "one"))
+    assert model.engine is model.engine
+    obey(session, model, "/tune 7")
+    assert asked == [(7.0, [first, "closed"])]
+    assert placer.opened[2:] == [best]
+    said = capsys.readouterr().err
+    assert "another one now" in said and "evaluated anew" in said
+    obey(session, model, "/tune")
+    assert asked[1][0] == 20
+    assert "stays as it was" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="number of seconds"):
+        obey(session, model, "/tune soon")
+    with pytest.raises(UsageError, match="asked for"):
+        obey(session, ChatModel(placer, first, None, False, "it was asked for"), "/tune")
+
+
+def test_a_tune_that_fails_or_is_stopped_leaves_the_placement(chat, capsys, monkeypatch):
+    for stopped in (KeyboardInterrupt, DeviceError):
+        model = ChatModel(Placer(), plan_with(()), None, to_tune=True)
+
+        def measured(*_, stopped=stopped, **__):
+            raise stopped("it was lost")
+
+        monkeypatch.setattr(chat_model, "measured", measured)
+        session, _, _ = chat()
+        converse(session, model, Typed("/tune"))
+        assert model.plan.operators == ()
+    assert capsys.readouterr().err.splitlines() == ["stopped", "it was lost"]
+
+
+@pytest.mark.parametrize(("to_tune", "answered", "measures"), [(True, True, 1), (True, False, 0), (False, True, 0)])
+def test_leaving_measures_for_the_next_time_where_nothing_was(monkeypatch, to_tune, answered, measures):
+    asked = []
+    monkeypatch.setattr(chat_model, "tune_after", lambda placer, load: asked.append(list(placer.opened)))
+    placer = Placer()
+    model = ChatModel(placer, "plan", "load", to_tune)
+    assert model.engine
+    model.leave(answered)
+    assert placer.opened == ["plan", "closed"]
+    assert len(asked) == measures
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("/s", ["/set", "/show", "/save"]),
+        ("/set te", ["temperature"]),
+        ("/show p", ["placement"]),
+        ("/set temperature 0", []),
+        ("hello /s", []),
+        ("/bye ", []),
+        ("/load FOLDER/tal", ["k.json"]),
+    ],
+)
+def test_commands_settings_and_files_are_completed(typed, offered, tmp_path):
+    (tmp_path / "talk.json").write_text("")
+    text = typed.replace("FOLDER", str(tmp_path))
+    found = Commands().get_completions(Document(text, len(text)), CompleteEvent())
+    assert [completion.text for completion in found] == offered
+
+
+def test_the_page_names_every_command_setting_and_topic():
+    page = (Path(__file__).parents[2] / "docs" / "chat.md").read_text(encoding="utf-8")
+    assert [name for name in COMMANDS if f"`{name}" not in page] == []
+    assert [name for name in (*MEANINGS, *TOPICS) if f"`{name}`" not in page] == []
