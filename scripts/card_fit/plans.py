@@ -12,22 +12,19 @@ from experiments.pages import table
 from card_fit.machine import Machine
 from card_fit.models import Model
 from card_fit.predict import decode_pass, graph_of, prompt_passes
+from card_fit.reckoned import Reckoned
 from card_fit.tables import Run, TableError, read_csv
 from oallama.core.errors import DoesNotFit
-from oallama.core.types import Profile, Workload
+from oallama.core.types import Workload
 from oallama.core.units import MIB
-from oallama.cost.offload import cache_bytes
 from oallama.place.attention import with_attention
 from oallama.place.decide import decide
-from oallama.place.placed import Placed
-from oallama.place.problem import LoadBytes, Problem
+from oallama.place.problem import Problem
 from oallama.profile.described import described
 
 COLUMNS = ("Model", "CtxSize", "VramMB", "TPS", "TTFT(msec)")
 POLICIES = ("oato", "scheinfer")
 UBATCHES = (512, 2048)  # the larger one no larger than the prompt
-CONTEXT_BYTES = 300 * MIB  # of a CUDA context and its libraries
-F32 = 4
 
 
 @dataclass(frozen=True)
@@ -119,34 +116,8 @@ def _problem(machine: Machine, model: Model, load: Workload, vram: int) -> Probl
     profile = described(machine.host, machine.card, model.info, model.operators, sorted(tokens))
     return Problem(
         model.operators, graph_of(model), with_attention(profile, "on"),
-        _Probe(model, profile), vram, 1.0, None,
+        Reckoned(model.info, model.operators, profile), vram, 1.0, None,
     )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class _Probe:
-    """What a load would take, reckoned: weights, KV, and a compute buffer with logits of a micro-batch, its widest
-    activations and the largest weight that llama.cpp may offload."""
-
-    model: Model
-    profile: Profile
-
-    def __call__(self, load: Workload, placed: Placed) -> LoadBytes:
-        info, operators = self.model.info, self.model.operators
-        there = sum(op.bytes for op, on in zip(operators, placed.on_device, strict=True) if on)
-        here = sum(op.bytes for op in operators) - there
-        if placed.first_device_layer > info.n_layer:
-            return LoadBytes(0, here, 0, 0, self.machine_bytes())
-        shape = next(case.shape for case in self.profile.rest if case.shape is not None)
-        layers = info.n_layer - placed.first_device_layer
-        kv = int(layers * load.n_ctx * cache_bytes(shape))
-        wide = info.n_ff * max(1, info.n_expert_used) * 3 + 4 * info.n_embd
-        compute = CONTEXT_BYTES + F32 * load.n_ubatch * (info.n_vocab + wide)
-        compute += max((op.bytes for op, on in zip(operators, placed.on_device, strict=True) if not on), default=0)
-        return LoadBytes(there, here, kv, compute, self.machine_bytes())
-
-    def machine_bytes(self) -> int:
-        return int(self.profile.fingerprint["device_memory_bytes"])
 
 
 def budgets_text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -2,7 +2,6 @@
 
     python scripts/measure logits models/*.gguf --device rpc-worker -o logits.json
     python scripts/measure placements m1b-q4_0.gguf --placements 10 -r 3      # results: build/measure/placements.json
-    python scripts/measure scheinfer                                          # writes docs/benchmarks/scheinfer.json
     python scripts/measure plot placements docs/benchmarks/predict.json       # draws docs/pictures/predicted.svg
 
 `python scripts/measure NAME --help` says what is measured and how. Arms of a measurement run interleaved in one
@@ -12,7 +11,6 @@ process; ratios are taken within a round. What `oallama bench` can compare is co
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,7 +22,7 @@ from experiments.machine import describe
 from experiments.pages import table
 from experiments.results import CUT, DONE, Results, ResultsError
 
-from measure import emulated, logits, placements, plots, scheinfer, slices, split
+from measure import emulated, logits, placements, plots, slices, split
 from measure.measure import Measure, Step
 from oallama.core.errors import OallamaError
 
@@ -43,8 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 wrong usage or input, 130 interrupted; others as the errors of oallama have."""
     options = _parser().parse_args(arguments)
     try:
-        if options.name == "scheinfer":
-            return _scheinfer(options)
         if options.name == "plot":
             return plots.draw(options.what, options.file, options.folder)
         return run(MEASURES[options.name], options)
@@ -67,8 +63,6 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=measure.about.splitlines()[0], description=measure.about)
         measure.add_options(command)
         command.add_argument("-o", "--output", type=Path, help=f"results (default: build/measure/{name}.json)")
-    paper = commands.add_parser("scheinfer", help="ScheInfer's published numbers and what its own models predict")
-    paper.add_argument("-o", "--output", default=str(DOCS / "benchmarks/scheinfer.json"), help="- for stdout")
     plot = commands.add_parser("plot", help="draw the pictures of results")
     plot.add_argument("what", choices=list(plots.PICTURES))
     plot.add_argument("file", type=Path, metavar="RESULTS.json")
@@ -104,12 +98,3 @@ def _measured(results: Results, step: Step) -> Any:
     data = step.run()
     results.put(step.id, state=DONE, data=data, seconds=round(time.monotonic() - start, 2))
     return data
-
-
-def _scheinfer(options: argparse.Namespace) -> int:
-    text = json.dumps(scheinfer.document(), indent=1) + "\n"
-    if options.output == "-":
-        print(text, end="")
-    else:
-        Path(options.output).write_text(text, encoding="utf-8")
-    return 0

@@ -1,5 +1,5 @@
-"""The slicing solver held against ScheInfer: what it returns from the paper's Table I, and the ablations of section V-E
-as predictions. Nothing is measured here."""
+"""ScheInfer's own formulas: what the solver returns from the paper's Table I, and the ablations of section V-E as
+predictions. Nothing is measured here."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from experiments import published
 from experiments.published import CPU, GPU, LAUNCH_S, LINK, RATES
 
-from measure.scheinfer_testbed import LLAMA, MIXTRAL, Betas, Model, alone, ffn, streaming
 from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.timeline import PAPER, Prefetch, timeline
 from oallama.place.cuts import pass_seconds, solve_cg, solve_n_g
 from oallama.place.knapsack import Assigned, assign
 from oallama.place.slicer import N_VALUES
+from reproduce.scheinfer_testbed import LLAMA, MIXTRAL, Betas, Model, alone, ffn, streaming
 
 GIB = 2**30
 MEASURED_LINK = 1 / 25e9  # PCIe 4.0 x16 as others measure it

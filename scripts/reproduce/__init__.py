@@ -1,0 +1,1 @@
+"""Published figures of the papers beside what the simulator gives on their testbeds."""

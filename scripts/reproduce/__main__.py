@@ -1,0 +1,11 @@
+"""python scripts/reproduce: see main.py."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from reproduce.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

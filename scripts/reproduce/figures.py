@@ -1,0 +1,145 @@
+"""Published figures, read from published/*.toml: one file a paper, each figure with its place there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from experiments.toml_file import read_toml
+
+FOLDER = Path(__file__).parent / "published"
+ORDER = ("oato", "scheinfer", "hetegen", "twinpilots", "atsinfer", "pipeshard")
+"""Papers in the order of the page; others follow by name."""
+
+
+class FiguresError(Exception):
+    """A file of published figures is not as it must be: one sentence."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a paper: a model on a machine, what may lie on its card, and how many tokens."""
+
+    machine: str  # a preset of oallama/device/machines.py, or one of machines.py here
+    model: str  # of scripts/model_shapes.py, or of docs/benchmarks/real-card-models.toml
+    type: str = "Q4_0"
+    n_prompt: int = 512
+    n_gen: int = 128
+    n_ctx: int | None = None  # None: what both need
+    gpu_weights: float | None = None  # share of the weights that may be on the card; None: as memory allows
+    vram_gib: float | None = None  # None: the card's
+    threads: int | None = None  # of testbed A's CPU; None: as the preset is
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Whose plan, and what of the cell is different for it."""
+
+    policy: str
+    affinity: str = "default"
+    fill: str = "continue"
+    prefetch: str = "ahead"
+    gpu_weights: float | None = None
+    vram_gib: float | None = None
+    pageable: bool = False  # weights are streamed from pageable memory
+    offload: bool = True  # llama.cpp may compute a large batch's host operators on the card
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One published figure, and what is asked of the simulator for it."""
+
+    paper: str
+    id: str
+    place: str  # figure, table or section
+    what: str
+    kind: str  # see quantities.py
+    published: float | None  # None: the paper prints no number
+    unit: str
+    cells: tuple[Cell, ...] = ()
+    ours: Arm | None = None
+    baseline: Arm | None = None
+    product: Arm | None = None  # what the product would take instead of the paper's policy
+    take: str = "max"  # of several cells: max, min or mean (geometric)
+    metric: str = "total"  # of a speed-up: ttft, tpot or total
+    at_least: bool = False  # the paper says "not less than"
+    of: Mapping[str, Any] = field(default_factory=dict)  # what else the kind takes
+    assumed: str = ""
+    why: str = ""  # they differ
+
+    @property
+    def key(self) -> str:
+        """Of all papers' figures."""
+        return f"{self.paper}/{self.id}"
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper, and what is published there."""
+
+    key: str
+    name: str
+    citation: str
+    about: str
+    figures: tuple[Figure, ...]
+
+
+def papers(folder: Path = FOLDER) -> tuple[Paper, ...]:
+    """All of them. Raises FiguresError, TomlError."""
+    found = {path.stem: path for path in folder.glob("*.toml")}
+    keys = [*(key for key in ORDER if key in found), *sorted(set(found) - set(ORDER))]
+    return tuple(read_paper(found[key]) for key in keys)
+
+
+def read_paper(path: Path) -> Paper:
+    """Raises FiguresError, TomlError."""
+    document = read_toml(path)
+    for key in ("name", "citation"):
+        if not document.get(key):
+            raise FiguresError(f"{path} does not say the paper's {key}")
+    cells = {name: tuple(_cell(path, one) for one in group) for name, group in document.get("cells", {}).items()}
+    arms = {name: _record(path, Arm, arm) for name, arm in document.get("arms", {}).items()}
+    figures = tuple(_figure(path, each, cells, arms) for each in document.get("figure", ()))
+    ids = [figure.id for figure in figures]
+    if len(set(ids)) < len(ids):
+        raise FiguresError(f"{path} has two figures {max(ids, key=ids.count)!r}")
+    return Paper(path.stem, document["name"], document["citation"], document.get("about", ""), figures)
+
+
+def _figure(path: Path, each: dict[str, Any], cells: Mapping[str, tuple[Cell, ...]], arms: Mapping[str, Arm]) -> Figure:
+    known = {one.name for one in fields(Figure)}
+    for key in ("id", "place", "what", "kind"):
+        if not each.get(key):
+            raise FiguresError(f"{path}: figure {each.get('id', '?')!r} has no {key}")
+    try:
+        group = each.get("cells", ())
+        named: dict[str, Any] = {arm: arms[each[arm]] for arm in ("ours", "baseline", "product") if arm in each}
+        named["cells"] = cells[group] if isinstance(group, str) else tuple(_cell(path, one) for one in group)
+    except KeyError as error:
+        raise FiguresError(f"{path}: figure {each['id']!r} names {error}, which the file has not") from None
+    plain = {key: value for key, value in each.items() if key in known and key not in named}
+    extra = {key: value for key, value in each.items() if key not in known}
+    return Figure(**{"paper": path.stem, "published": None, "unit": "×", **plain, **named, "of": extra})
+
+
+def _cell(path: Path, table: dict[str, Any]) -> Cell:
+    cell = _record(path, Cell, table)
+    assert isinstance(cell, Cell)
+    return cell
+
+
+def _record(path: Path, kind: type, table: dict[str, Any]) -> Any:
+    try:
+        return kind(**table)
+    except TypeError as error:
+        raise FiguresError(f"{path}: {table} is no {kind.__name__.lower()}: {error}") from None
+
+
+def published(paper: str, figure: str) -> float:
+    """One published figure by its names. Raises FiguresError."""
+    for each in read_paper(FOLDER / f"{paper}.toml").figures:
+        if each.id == figure and each.published is not None:
+            return each.published
+    raise FiguresError(f"{paper} has no figure {figure!r}")

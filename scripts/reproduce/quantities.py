@@ -1,0 +1,269 @@
+"""Of each kind of figure, what the simulator gives for it, and what physics allows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+from experiments.published import PEAK_GB_PER_S, TABLE_I_BETA
+
+from oallama.core.types import Operator
+from oallama.cost.offload import cache_bytes
+from oallama.place.problem import costs_of
+from oallama.place.simulate import simulate
+from oallama.profile.described import rest_kernels
+from reproduce import scheinfer_formulas
+from reproduce.bounds import least_seconds
+from reproduce.figures import Arm, Cell, Figure, FiguresError
+from reproduce.runs import Key, Run
+from reproduce.settings import machine, model, problem, workload
+
+MIB = 2**20
+MICRO = 1e6
+
+
+@dataclass(frozen=True)
+class Found:
+    """ours, product: None where there is none. bound: what no machine of these rates passes; None: none was computed.
+    lower: the bound is from below, as of a time."""
+
+    ours: float | None
+    bound: float | None = None
+    lower: bool = False
+    product: float | None = None
+    cells: tuple[dict[str, Any], ...] = ()
+
+
+Runs = Mapping[Key, Run | None]
+TAKE: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "max": max,
+    "min": min,
+    "mean": statistics.geometric_mean,
+}
+
+
+def find(figure: Figure, runs: Runs) -> Found:
+    """Raises FiguresError for a kind that there is not."""
+    if figure.kind not in KINDS:
+        raise FiguresError(f"{figure.key} is of kind {figure.kind!r}; there are {', '.join(KINDS)}")
+    return KINDS[figure.kind](figure, runs)
+
+
+#
+# speed-ups
+#
+
+
+def _speed_up(figure: Figure, runs: Runs) -> Found:
+    """Times as fast as the baseline; of several cells the largest, the smallest or the geometric mean."""
+    assert figure.ours is not None and figure.baseline is not None
+    gains, bounds, products, told = [], [], [], []
+    for cell in figure.cells:
+        base, own = runs[cell, figure.baseline], runs[cell, figure.ours]
+        row = {**_named(cell), "baseline": _told(base), "ours": _told(own)}
+        told.append(row)
+        if base is None or own is None:
+            continue
+        base_s = base.seconds(figure.metric)
+        gains.append(base_s / own.seconds(figure.metric))
+        row["speed_up"] = gains[-1]
+        if figure.ours.gpu_weights is None and figure.ours.vram_gib is None:
+            bounds.append(base_s / least_seconds(cell, figure.metric))
+            row["bound"] = bounds[-1]
+        product = runs[cell, figure.product] if figure.product else None
+        if product is not None:
+            products.append(base_s / product.seconds(figure.metric))
+    take = TAKE[figure.take]
+    return Found(
+        take(gains) if gains else None,
+        take(bounds) if bounds else None,
+        product=take(products) if products else None,
+        cells=tuple(told),
+    )
+
+
+def _named(cell: Cell) -> dict[str, Any]:
+    """What of it is not as usual."""
+    plain = Cell(cell.machine, cell.model)
+    return {key: value for key, value in asdict(cell).items()
+            if key in ("machine", "model") or value != getattr(plain, key)}  # fmt: skip
+
+
+def _told(run: Run | None) -> dict[str, Any] | None:
+    return None if run is None else asdict(run)
+
+
+#
+# single operators, sizes
+#
+
+
+def _operator(figure: Figure, _runs: Runs) -> Found:
+    """Microseconds of a mul-mat (the mean, the shortest or the longest of those of a model's layers and output), or of
+    another operator of a layer; for a mul-mat with the time that its bytes take at the card's peak."""
+    cell = figure.cells[0]
+    host, card = machine(cell)
+    on_card = figure.of["side"] == "gpu"
+    role, n_tokens = figure.of["role"], cell.n_prompt
+
+    def seconds(flop: float, n_bytes: float, type_name: str | None) -> float:
+        if on_card:
+            return card.kernel_seconds(flop, n_bytes, type_name is None or type_name == "F16")
+        return host.kernel_seconds(flop, n_bytes, type_name)
+
+    if role != "mul-mat":
+        kernels = list(rest_kernels(_rest_shape(cell), n_tokens, n_tokens, 0))
+        kernel = kernels[OTHER_OPERATORS[role]]
+        return Found(MICRO * seconds(kernel.flop, kernel.n_bytes, None))
+    _, operators, _ = model(cell.model, cell.type)
+    take = statistics.fmean if figure.take == "mean" else TAKE[figure.take]
+    ours, least = [], []
+    for operator in operators:
+        tokens = 1 if operator.layer is None else n_tokens
+        mul_mat = operator.mul_mat
+        k, n, _ = mul_mat.shape
+        moved = 4 * tokens * (k + n)
+        ours.append(seconds(mul_mat.flops(tokens), mul_mat.bytes_read(tokens) + moved, mul_mat.type))
+        if on_card:
+            least.append(mul_mat.bytes / figure.of["peak_bytes_per_s"])
+    return Found(MICRO * take(ours), MICRO * take(least) if least else None, lower=True)
+
+
+OTHER_OPERATORS = {"norm": 0, "softmax": 7, "mul": -3, "add": -1}
+"""Index into rest_kernels: norms first, then rope, the KV write, attention without flash attention in four steps, the
+gated product, and the residual adds. OATO's `mul` is taken for the gated product."""
+
+
+def _rest_shape(cell: Cell) -> Any:
+    """Without flash attention, which has no softmax of its own."""
+    profile = _profile(cell)
+    return next(case.shape for case in profile.rest if case.shape is not None and not case.shape.flash_attn)
+
+
+@cache
+def _profile(cell: Cell) -> Any:
+    from oallama.profile.described import described
+
+    info, operators, _ = model(cell.model, cell.type)
+    return described(*machine(cell), info, operators, (1, 512))
+
+
+def _memory(figure: Figure, _runs: Runs) -> Found:
+    """MiB of a model's weights, or of its KV cache at a context."""
+    cell = figure.cells[0]
+    info, operators, _ = model(cell.model, cell.type)
+    if figure.of["part"] == "weights":
+        embedding = _embedding_bytes(operators)
+        return Found((sum(operator.bytes for operator in operators) + embedding) / MIB)
+    shape = _rest_shape(cell)
+    return Found(info.n_layer * (cell.n_ctx or 0) * cache_bytes(shape) / MIB)
+
+
+def _embedding_bytes(operators: Sequence[Operator]) -> int:
+    """The output matrix's: both have one row a token of the vocabulary."""
+    return next(operator.bytes for operator in operators if operator.layer is None)
+
+
+def _affinity(figure: Figure, _runs: Runs) -> Found:
+    """G of a role (section 2.3): B = (T_c - T_g) / M of every mul-mat, scaled to 0..1 over the model."""
+    cell = figure.cells[0]
+    of = problem(cell, Arm("oato"))
+    load = workload(cell)
+    costs = costs_of(of, load, "prefill").operators
+    gains = [
+        (cost.t_cpu_s - (cost.t_gpu_s or 0.0)) / operator.bytes
+        for cost, operator in zip(costs, of.operators, strict=True)
+        if operator.layer is not None
+    ]
+    roles = [operator.role for operator in of.operators if operator.layer is not None]
+    at = roles.index(figure.of["role"])
+    return Found((gains[at] - min(gains)) / (max(gains) - min(gains)))
+
+
+#
+# ScheInfer's formulas, Table I, HeteGen's streams
+#
+
+
+def _rate(figure: Figure, _runs: Runs) -> Found:
+    """GB/s that a beta of ScheInfer's Table I is, the preset's beside it; bound: the hardware's peak."""
+    letter, part = figure.of["testbed"], figure.of["part"]
+    host, card = machine(figure.cells[0])
+    memory, link = PEAK_GB_PER_S[letter]
+    ours = {"gpu": card.bytes_per_s, "cpu": host.bytes_per_s, "link": card.pinned_bytes_per_s}[part]
+    return Found(ours / 1e9, {"gpu": memory, "link": link}.get(part))
+
+
+def table_i_gb_per_s(letter: str, part: str) -> float:
+    """What Table I's betas for INT4 weights (0.5 bytes) and for copies are as rates."""
+    _, gpu, _, cpu, link = TABLE_I_BETA[letter]
+    return {"gpu": 0.5 / gpu, "cpu": 0.5 / cpu, "link": 1 / link}[part] / 1e9
+
+
+@cache
+def formulas() -> dict[str, Any]:
+    """ScheInfer's formulas with ScheInfer's numbers (docs/benchmarks/scheinfer.json)."""
+    return scheinfer_formulas.document()
+
+
+def _formulas(figure: Figure, _runs: Runs) -> Found:
+    """A number out of the document; `bound` beside it where there is one. Where the paper does not say which CPU, both
+    that Table I has and that the published rates imply are there."""
+    of = dict(figure.of)
+    part, value = of.pop("part"), of.pop("value", "predicted")
+    if part == "fixed_means":
+        means = formulas()[part]
+        return Found(means["by_fixed_rate"][of["index"]])
+    rows = formulas()[part]
+    rows = rows[of.pop("cpu")] if isinstance(rows, dict) else rows
+    row = next(row for row in rows if all(row[key] == wanted for key, wanted in of.items()))
+    return Found(row[value], row.get("bound"))
+
+
+def _busy(figure: Figure, runs: Runs) -> Found:
+    """Share of an FFN block's time that a stream works, in per cent: of the token that is drawn, from the first work of
+    the block's streams to its join's end. Everything is cut, as in the paper's breakdown."""
+    assert figure.ours is not None
+    cell = figure.cells[0]
+    made = _decided(cell, figure.ours)
+    layer = model(cell.model, cell.type)[0].n_layer // 2
+    name = f"layer {layer}: FFN"
+    works = [work for work in made.token.works if work.name == name]
+    cpu = [work for work in works if work.stream == "cpu"]
+    start, end = min(work.start_s for work in cpu), max(work.end_s for work in cpu)
+    stream = {"cpu": "cpu", "io": "in", "gpu": "gpu"}[figure.of["stream"]]
+    busy = sum(
+        max(0.0, min(work.end_s, end) - max(work.start_s, start)) for work in made.token.works if work.stream == stream
+    )
+    bound = None
+    if stream == "gpu":  # it reads what the link brings
+        _, card = machine(cell)
+        bound = 100 * figure.of["io_per_cent"] / 100 * card.pinned_bytes_per_s / figure.of["peak_bytes_per_s"]
+    return Found(100 * busy / (end - start), bound, lower=True)
+
+
+def _decided(cell: Cell, arm: Arm) -> Any:
+    from oallama.place.decide import decide
+
+    of, load = problem(cell, arm), workload(cell)
+    made = decide(of, arm.policy, load, "mixed", prefetch=arm.prefetch)  # type: ignore[arg-type]
+    return simulate(of, made.workload, made.placed)
+
+
+def _none(_figure: Figure, _runs: Runs) -> Found:
+    return Found(None)
+
+
+KINDS: Mapping[str, Callable[[Figure, Runs], Found]] = {
+    "speed-up": _speed_up,
+    "operator": _operator,
+    "memory": _memory,
+    "affinity": _affinity,
+    "rate": _rate,
+    "formulas": _formulas,
+    "busy": _busy,
+    "not simulated": _none,
+}

@@ -1,0 +1,100 @@
+"""A cell of a paper as the planner's problem: model and machine by name, sizes reckoned, nothing loaded or measured."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from card_fit.machine import read_machine
+from card_fit.models import read_models
+from card_fit.reckoned import Reckoned
+from experiments.child import ROOT
+from experiments.published import RATES
+from make_model import write_shape
+from model_shapes import KNOWN
+
+from oallama.core.types import ModelInfo, Operator, Workload
+from oallama.core.units import GIB
+from oallama.cost.graph import Graph, build_graph
+from oallama.device.card import Card, Host
+from oallama.device.machines import MACHINES
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.hyperparameters import model_info
+from oallama.model.operators import operators
+from oallama.place.attention import with_attention
+from oallama.place.problem import Problem
+from oallama.placer import DESCRIBED_TOKENS
+from oallama.profile.described import described
+from reproduce.figures import Arm, Cell, FiguresError
+from reproduce.scheinfer_formulas import implied_cpu_beta
+
+FILL = 0.9
+BENCHMARKS = ROOT / "docs" / "benchmarks"
+FITTED = {"rtx5090": BENCHMARKS / "real-card-rtx5090.json"}
+"""Machines whose rates were fitted to published runs (docs/real-card.md)."""
+
+INT4_BYTES = 0.5
+
+
+@cache
+def model(name: str, type_name: str) -> tuple[ModelInfo, tuple[Operator, ...], Graph]:
+    """By its shape's name, its matrices of one type; from a file that has headers only."""
+    if name not in KNOWN:
+        described_models = read_models(BENCHMARKS / "real-card-models.toml")
+        if name not in described_models:
+            raise FiguresError(f"there is no shape {name!r} in scripts/model_shapes.py")
+        found = described_models[name]
+        return found.info, found.operators, build_graph(found.info, found.operators)
+    with tempfile.TemporaryDirectory() as folder:
+        gguf = read_gguf(write_shape(Path(folder) / f"{name}.gguf", KNOWN[name], type_name, empty=True))
+        info, ops = model_info(gguf), tuple(operators(gguf))
+        return info, ops, build_graph(info, ops, [tensor.name for tensor in gguf.tensors])
+
+
+def machine(cell: Cell) -> tuple[Host, Card]:
+    """The cell's CPU and card. Raises FiguresError."""
+    if cell.machine in FITTED:
+        fitted = read_machine(FITTED[cell.machine])
+        return fitted.host, fitted.card
+    if cell.machine not in MACHINES:
+        raise FiguresError(f"there is no machine {cell.machine!r}")
+    of = MACHINES[cell.machine]
+    return of.host if cell.threads is None else _with_threads(of.host, cell.threads), of.card
+
+
+def _with_threads(host: Host, threads: int) -> Host:
+    """Testbed A's with fewer of its 32 cores: weights as the published r_CG of so many threads implies, arithmetic in
+    proportion, and the DRAM that the CPU shares with the link as it was: eight channels of DDR4-3200."""
+    beta = implied_cpu_beta(RATES[threads])
+    share = threads / 32
+    return replace(host, name=f"{threads} threads of {host.name}", bytes_per_s=INT4_BYTES / beta,
+                   flops_per_s=share * host.flops_per_s, dram_bytes_per_s=204.8e9)  # fmt: skip
+
+
+def workload(cell: Cell) -> Workload:
+    whole = cell.n_prompt + cell.n_gen
+    return Workload(cell.n_prompt, cell.n_gen, cell.n_ctx or -(-whole // 256) * 256)
+
+
+def problem(cell: Cell, arm: Arm) -> Problem:
+    """What a plan of that arm is made from. Host memory is taken to be enough; flash attention is on."""
+    info, ops, graph = model(cell.model, cell.type)
+    host, card = machine(cell)
+    if arm.pageable:
+        card = replace(card, pinned_bytes_per_s=card.pageable_bytes_per_s)
+    profile = described(host, card, info, ops, DESCRIBED_TOKENS)
+    vram_gib = cell.vram_gib if arm.vram_gib is None else arm.vram_gib
+    share = cell.gpu_weights if arm.gpu_weights is None else arm.gpu_weights
+    return Problem(
+        ops,
+        graph,
+        with_attention(profile, "on"),
+        Reckoned(info, ops, profile),
+        None if vram_gib is None else int(vram_gib * GIB),
+        FILL,
+        share,
+        host_room=sys.maxsize,
+    )

@@ -1,0 +1,131 @@
+"""scripts/reproduce: published figures say where they are from, and the page and picture are what the results give."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from reproduce.bounds import least_seconds  # noqa: E402
+from reproduce.chart import chart  # noqa: E402
+from reproduce.figures import Arm, Cell, Figure, FiguresError, papers, read_paper  # noqa: E402
+from reproduce.main import FORMULAS, NUMBERS, PAGE, PICTURE, RESULTS, main, row_of  # noqa: E402
+from reproduce.page import CLOSE, DIFFERS, FAILS, RULED_OUT, page, verdict  # noqa: E402
+from reproduce.quantities import KINDS, find  # noqa: E402
+from reproduce.runs import needed, run  # noqa: E402
+
+from oallama.place.decide import POLICIES  # noqa: E402
+
+FIGURES = [figure for paper in papers() for figure in paper.figures]
+CELL = Cell("oato", "llama-mini", "F16", 64, 32, 1024, gpu_weights=0.5)
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text(encoding="utf-8"))
+
+
+def test_every_figure_names_its_paper_and_place() -> None:
+    named = {paper.key: paper for paper in papers()}
+    assert {"oato", "scheinfer"} <= named.keys()
+    for figure in FIGURES:
+        assert named[figure.paper].citation
+        assert any(word in figure.place.lower() for word in ("fig", "table", "section", "abstract", "row")), figure.key
+
+
+def test_every_figure_can_be_asked_for() -> None:
+    for figure in FIGURES:
+        assert figure.kind in KINDS, figure.key
+        assert figure.published is not None or figure.kind == "not simulated" or figure.why, figure.key
+        for arm in (figure.ours, figure.baseline, figure.product):
+            assert arm is None or arm.policy in POLICIES, figure.key
+
+
+def test_the_page_and_the_picture_are_what_the_results_give(results: dict[str, Any]) -> None:
+    formulas = json.loads(FORMULAS.read_text(encoding="utf-8"))
+    assert PAGE.read_text(encoding="utf-8") == page(results, formulas)
+    assert PICTURE.read_text(encoding="utf-8") == chart(results).svg()
+
+
+def test_the_results_have_the_figures_and_texts_of_now(results: dict[str, Any]) -> None:
+    rows = {f"{row['paper']}/{row['id']}": row for row in results["figures"]}
+    assert list(rows) == [figure.key for figure in FIGURES]
+    for figure in FIGURES:
+        numbers = {key: rows[figure.key][key] for key in NUMBERS}
+        assert json.loads(json.dumps(row_of(figure, numbers))) == rows[figure.key]
+
+
+def test_what_is_far_off_says_why(results: dict[str, Any]) -> None:
+    silent = [row["id"] for row in results["figures"] if verdict(row) in (DIFFERS, RULED_OUT, FAILS) and not row["why"]]
+    assert silent == []
+
+
+def test_nothing_simulated_is_beyond_the_bound(results: dict[str, Any]) -> None:
+    for row in results["figures"]:
+        if row["bound"] is not None and row["ours"] is not None:
+            near = row["ours"] / row["bound"]
+            assert near >= 1 - 1e-9 if row["lower"] else near <= 1 + 1e-9, row["id"]
+
+
+def test_simulating_again_gives_the_same() -> None:
+    arm = Arm("oato", "paper", "paper")
+    figure = Figure("a paper", "x", "Fig. 1", "a gain", "speed-up", 1.2, "×", (CELL,), arm, Arm("layers"))
+    first, second = ({key: run(key) for key in needed([figure])} for _ in range(2))
+    assert first == second
+    found = find(figure, first)
+    base, own = first[CELL, Arm("layers")], first[CELL, arm]
+    assert base is not None and own is not None
+    assert found.ours == pytest.approx(base.total_s / own.total_s)
+    assert found.bound is not None and found.bound >= found.ours
+
+
+def test_more_of_the_card_is_never_slower_in_the_bound() -> None:
+    shares = [least_seconds(replace(CELL, gpu_weights=share), "total") for share in (0.25, 0.5, 1.0)]
+    assert shares == sorted(shares, reverse=True)
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    plain = {"published": 1.5, "ours": 1.4, "bound": None, "lower": False, "at_least": False, "unit": "×"}
+    return {**plain, "ratio": 1.5 / 1.4, **changes}
+
+
+def test_verdicts() -> None:
+    assert CLOSE == 0.15
+    assert verdict(row()) == "within 15 %"
+    assert verdict(row(ours=1.0, ratio=1.5)) == "differs"
+    assert verdict(row(bound=1.45)) == "above the bound"
+    assert verdict(row(bound=2.0, lower=True)) == "above the bound"
+    assert verdict(row(ours=None, ratio=None)) == "not simulated"
+    assert verdict(row(published=1.0, at_least=True)) == "holds"
+    assert verdict(row(published=1.0, ours=0.9, at_least=True)) == "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('name = "X"', "citation"),
+        ('name = "X"\ncitation = "Y"\n[[figure]]\nid = "a"\nwhat = "b"\nkind = "speed-up"', "no place"),
+        ('name = "X"\ncitation = "Y"\n[arms.a]\npolicy = "oato"\nbetter = true', "is no arm"),
+        ('name = "X"\ncitation = "Y"\n[[figure]]\nid = "a"\nplace = "Fig. 1"\nwhat = "b"\nkind = "k"\ncells = "none"',
+         "the file has not"),
+    ],
+)  # fmt: skip
+def test_files_that_say_too_little_are_refused(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(FiguresError, match=said):
+        read_paper(path)
+
+
+def test_wrong_usage_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--only", "x", "--page"])
+    assert ended.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
