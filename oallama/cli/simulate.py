@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
 
-from oallama.cli.options import PLACEMENT, chart_option, context_option, count, gathered, model_argument, profile_option
+from oallama.cli.model_file import model_file
+from oallama.cli.options import (
+    PLACEMENT,
+    chart_option,
+    complete_file,
+    context_option,
+    count,
+    gathered,
+    json_option,
+    model_option,
+    output_option,
+    profile_option,
+)
 from oallama.cli.output import json_text, show, talk, write_chart, write_file
 from oallama.cli.policy import PolicyOptions, policy_option, prefetch_option
 from oallama.core.errors import UsageError
@@ -21,8 +34,8 @@ if TYPE_CHECKING:
 
 
 @click.command("simulate", short_help="Show what CPU, GPU and copies do while a plan runs.")
-@model_argument
-@click.argument("plan_path", metavar="[PLAN.json]", required=False, type=click.Path())
+@click.argument("files", nargs=-1, metavar="MODEL|PLAN.json...", shell_complete=complete_file)
+@model_option
 @click.option(
     "--machine", metavar="NAME|FILE.json",
     help=f"Simulate on this machine, of which nothing need be here: {', '.join(MACHINES)}, or a file that describes "
@@ -38,11 +51,12 @@ if TYPE_CHECKING:
 )
 @gathered(*PLACEMENT, context_option)
 @profile_option
-@click.option("--json", "json_path", type=click.Path(), metavar="FILE", help="Write every span as JSON; -: to stdout.")
+@json_option
+@output_option("every span, as JSON,")
 @chart_option
 def command(
-    model: str,
-    plan_path: str | None,
+    files: tuple[str, ...],
+    model_option: str | None,
     machine: str | None,
     policy: str | None,
     prefetch: PrefetchMode | None,
@@ -50,24 +64,26 @@ def command(
     n_gen: int | None,
     options: Options,
     profile: str | None,
-    json_path: str | None,
+    as_json: bool,
+    output: str | None,
     chart: str | None,
 ) -> None:
     """What do CPU, GPU and the copies between them do while a plan runs? Shows how long a prompt and a token are
     predicted to take, how busy the four streams are meanwhile, and what the time is made of: for a plan that
-    `oallama plan` wrote, or for one that a policy makes here.
+    `oallama plan` wrote, which knows its model, or for one that a policy makes here.
 
     It is the timeline that plans are made by, from this machine's measured times or from the described rates of another
     one. Nothing is run.
 
     \b
       oallama simulate model.gguf --machine pc-12gb --chart streams.svg
-      oallama simulate model.gguf plan.json --json spans.json
+      oallama simulate plan.json -o spans.json
     """
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.report.simulate import Setting, memory_note, simulate_chart, simulate_document, simulate_tables
 
+    model, plan_path = _model_and_plan(files, model_option)
     if plan_path is not None and (policy is not None or prefetch is not None):
         raise UsageError("a plan says what goes where already; leave out --policy and --prefetch, or the plan")
     found = None if machine is None else machine_of(machine)
@@ -75,9 +91,13 @@ def command(
         if options.device is not None or profile is not None:
             raise UsageError("--machine brings its own device and times; leave out --device and --profile")
         options = replace(options, device="none")
-    placer = Placer.of_file(model, options, profile)
-    if plan_path is not None:
-        plan = Plan.load(plan_path)
+    plan = None if plan_path is None else Plan.load(plan_path)
+    if plan is not None and found is None:
+        options = replace(options, device=options.device or plan.device)
+    placer = Placer.of_file(
+        plan.record.model_path if model is None and plan else model_file(model or ""), options, profile
+    )
+    if plan is not None:
         plan.check(placer.model, placer.operators)
         load = _workload(placer, plan, n_prompt, n_gen, options.n_ctx)
     else:
@@ -101,12 +121,23 @@ def command(
     )
     if chart is not None:
         write_chart(chart, simulate_chart(setting, simulation))
-    if json_path is not None:
-        write_file(json_path, json_text(simulate_document(setting, simulation)))
-        if json_path != "-":
-            talk(f"wrote {json_path}")
-    if json_path != "-":
+    document = json_text(simulate_document(setting, simulation)) if as_json or output is not None else ""
+    if output is not None:
+        write_file(output, document)
+        talk(f"wrote {output}")
+    if as_json:
+        write_file("-", document)
+    else:
         show(simulate_tables(setting, simulation))
+
+
+def _model_and_plan(files: Sequence[str], model: str | None) -> tuple[str | None, str | None]:
+    """(MODEL, PLAN), of which one may be missing. Raises UsageError for two of a kind, or none."""
+    plans = [file for file in files if file.endswith(".json")]
+    models = [file for file in (*files, model) if file is not None and file not in plans]
+    if len(plans) > 1 or len(models) > 1 or not plans + models:
+        raise UsageError("name one model, or one plan (a .json of `oallama plan`), or the model and its plan")
+    return models[0] if models else None, plans[0] if plans else None
 
 
 def _workload(placer: Placer, plan: Plan, n_prompt: int | None, n_gen: int | None, n_ctx: int | None) -> Workload:

@@ -163,12 +163,16 @@ def test_what_if_predicts_cards_that_are_not_here(profile, tmp_path):
 def test_simulate_shows_a_plan_on_machines_that_are_not_here(tmp_path):
     plan, chart = tmp_path / "plan.json", tmp_path / "streams.svg"
     on = ("--machine", "scheinfer-c", "-p", 64, "-n", 16)
-    made = document("simulate", MODEL, *on, "--policy", "hetegen", "--vram", "8MiB", "--json", "-", "--chart", chart)
+    made = document("simulate", MODEL, *on, "--policy", "hetegen", "--vram", "8MiB", "--json", "--chart", chart)
     assert made["simulated"] is True and made["policy"] == "hetegen" and made["machine"]["name"]
     assert chart.read_text(encoding="utf-8").endswith("</svg>\n")
     assert {span["stream"] for span in made["token"]["spans"]} <= {"cpu", "gpu", "in", "out"}
     oallama("plan", MODEL, *HALF, "-o", plan)
-    again = document("simulate", MODEL, plan, *on, "--json", "-")
+    again = document("simulate", plan, *on, "--json")
+    spans = tmp_path / "spans.json"
+    assert "nothing was run" in oallama("simulate", plan, *on, "-o", spans).stdout
+    assert json.loads(spans.read_text(encoding="utf-8")) == again
+    assert "name one model" in oallama("simulate", *on, code=2).stderr
     assert 0 < again["tpot_s"] < again["ttft_s"] and again["workload"]["n_prompt"] == 64
     assert "nothing was run" in oallama("simulate", MODEL, plan, *on).stdout
     changed = json.loads(plan.read_text(encoding="utf-8"))

@@ -40,7 +40,7 @@ CONTRACT = {
     "chat": "-n --plan --policy --system --seed --temp --stop -j -m -c --device --vram --tune --verbose --chat",
     "tune": "-p -n -c -m --device --vram --profile --json",
     "what-if": "--gpu --policy --json --chart -p -n -c -m --vram-fill --threads --profile",
-    "simulate": "-m --model --machine --policy --device --profile -p -n --json --chart",
+    "simulate": "-m --model --machine --policy --device --profile -p -n --json -o --chart",
     "bench": "--arms -p -n -d -r -o --device --vram --vram-fill --gpu-weights --threads --json -m -c -b -ub -fa",
     "export": "--to -o",
     "doctor": "--json",
