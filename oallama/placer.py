@@ -39,7 +39,7 @@ from oallama.place.decide import decide, decide_as_given
 from oallama.place.microbatch import larger_ubatches
 from oallama.place.oato import AffinityRule, affinities
 from oallama.place.placed import Placed
-from oallama.place.problem import Decision, LoadBytes, Problem
+from oallama.place.problem import Decision, LoadBytes, Problem, costs_of, predicted_of
 from oallama.place.record import (
     placed_as_named,
     placed_by_plan,
@@ -188,7 +188,7 @@ class Placer:
         load = self.workload(n_prompt, n_gen, n_ctx)
         larger = larger_ubatches(load, self.options)
         decision, flash_attn = self._decide("oato", load, phase, affinity, fill, larger=larger)
-        placed, machine = decision.placed, self.profile().fingerprint
+        placed = decision.placed
         return AffinityReport(
             self.model,
             self.profile().device,
@@ -201,7 +201,34 @@ class Placer:
             decision.notes,
             decision.workload,
             baselines(self._problem(flash_attn), load),
-            Measured(*(str(machine.get(key) or "") for key in ("cpu", "device_description", "measured_at"))),
+            _measured(self.profile()),
+        )
+
+    def report_of(self, plan: Plan, phase: Phase = "decode") -> AffinityReport:
+        """The report of any plan: its places, memory, notes and predicted times, with the affinities of a phase as
+        everything lies there. Raises PlanError for a plan of another model, UsageError, ProfileError, DeviceError."""
+        plan.check(self.model, self.operators)
+        record, profile = plan.record, self.profile()
+        problem = self._problem(self._attention_for(plan).flash_attn)
+        placed = placed_by_plan(self.model.n_layer, self.operators, record)
+        costs = costs_of(problem, record.workload, phase)
+        return AffinityReport(
+            self.model,
+            profile.device,
+            phase,
+            0,
+            True,
+            affinities(costs, self.operators, placed),
+            record.memory,
+            record.predicted or predicted_of(problem, record.workload, placed, costs.layouts),
+            record.notes,
+            record.workload,
+            baselines(problem, record.workload),
+            _measured(profile),
+            record.policy,
+            True,
+            record.token_assignment,
+            record.streaming,
         )
 
     def plan(
@@ -527,3 +554,9 @@ class Placer:
 
     def _load_bytes(self, load: Workload, placed: Placed, flash_attn: FlashAttention) -> LoadBytes:
         return self._dry_loads.taken(load, placed, self._attention_rule.attention(flash_attn))
+
+
+def _measured(profile: Profile) -> Measured:
+    """On what and when it was."""
+    machine = profile.fingerprint
+    return Measured(*(str(machine.get(key) or "") for key in ("cpu", "device_description", "measured_at")))

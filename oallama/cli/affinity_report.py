@@ -16,7 +16,8 @@ from oallama.cli.options import (
     profile_option,
 )
 from oallama.cli.output import deliver, json_text, show
-from oallama.cli.policy import affinity_option, fill_option, note_unused
+from oallama.cli.policy import PolicyOptions, affinity_option, fill_option, note_unused
+from oallama.place.decide import FIT, POLICIES
 
 if TYPE_CHECKING:
     from oallama.core.options import Options
@@ -34,6 +35,13 @@ FORMATS = ("table", "json", "csv", "md", "html")
     default="decode",
     show_default=True,
     help="Whose times count: a token's, the prompt's, or both as often as the workload runs them.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice([*POLICIES, FIT]),
+    metavar="POLICY",
+    help="Show the plan that `oallama run --policy POLICY` loads, splits and streams included; auto: before anything "
+    "is measured against stock llama.cpp.  [default: OATO's search for the phase]",
 )
 @affinity_option
 @fill_option
@@ -53,6 +61,7 @@ def command(
     n_prompt: int,
     n_gen: int,
     phase: Any,
+    policy: str | None,
     affinity: Any,
     fill: Any,
     profile: str | None,
@@ -62,7 +71,7 @@ def command(
     output: str | None,
 ) -> None:
     """Rank the model's operators by GPU affinity, (T_c - T_g - T') / bytes, fill the device in that order, and show
-    where each goes, the device's memory, and the times this predicts.
+    where each goes, the device's memory, and the times this predicts. With --policy: where that plan has each.
 
     The html page is one file that needs nothing else.
     """
@@ -73,7 +82,11 @@ def command(
     chosen = "json" if as_json else form or format_of(output)
     placer = Placer.of_file(model, options, profile)
     note_unused(placer)
-    report = placer.report(phase, n_prompt, n_gen, affinity, fill)
+    if policy is None:
+        report = placer.report(phase, n_prompt, n_gen, affinity, fill)
+    else:
+        asked = PolicyOptions(policy, None, affinity, fill)
+        report = placer.report_of(asked.plan(placer, placer.workload(n_prompt, n_gen)), phase)
     if chosen == "table" and output is None:
         from oallama.report.affinity import report_tables
 

@@ -14,7 +14,7 @@ from oallama.core.codec import Count, Count32, Expect, Line, Mark, NotNegative, 
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 
 Shape = tuple[int, int, int]  # [K, N, E]: ne[0], ne[1], ne[2] of a weight
-Backend = Literal["GPU", "CPU"]
+Backend = Literal["GPU", "CPU", "split"]
 Phase = Literal["decode", "prefill", "mixed"]
 
 CPU_DEVICE = "CPU"
@@ -328,7 +328,10 @@ class Affinity:
     benefit_s_per_byte: float | None  # B = (T_c - T_g - T') / M
     affinity: float  # G: B min-max normalised to 0..1
     rank: int  # 1 is placed first
-    backend: Backend
+    backend: Backend  # split: it lies on both, or is streamed
+    gg: float = 0.0  # fractions of the weight, as in OperatorPlacement
+    cg: float = 0.0
+    cc: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +376,10 @@ class AffinityReport:
     workload: Workload | None = None  # of predicted and baselines
     baselines: tuple[Baseline, ...] = ()
     measured: Measured | None = None
+    policy: str = "oato"  # that says where operators are
+    of_plan: bool = False  # as a plan has them; else as OATO's search for the phase
+    token_assignment: tuple[tuple[int, int], ...] = ()  # as in PlanRecord
+    streaming: StreamSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from oallama.core.types import Affinity, Operator
+from oallama.core.types import Affinity, Backend, Operator, OperatorPlacement
 from oallama.cost.placement import Costs
 from oallama.place.affinity import (
     GRANULARITIES,
@@ -21,6 +21,7 @@ from oallama.place.affinity import (
     units,
 )
 from oallama.place.placed import Budget, Placed, cpu, layers
+from oallama.place.record import placements
 
 AffinityRule = Literal["default", "paper"]
 
@@ -124,6 +125,7 @@ def affinities(
         benefits.append(benefit(costs, unit, t_transfer[-1]))
     possible = [i for i, cost in enumerate(costs.operators) if cost.t_gpu_s is not None]
     normal = dict(zip(possible, normalise([benefits[i] for i in possible]), strict=True))
+    there = placements(operators, placed)
     rows = []
     for position, index in enumerate(rank(benefits), start=1):
         operator, cost = operators[index], costs.operators[index]
@@ -141,7 +143,14 @@ def affinities(
                 benefits[index] if index in normal else None,
                 normal.get(index, 0.0),
                 position,
-                "GPU" if placed.on_device[index] else "CPU",
+                _backend(there[index]),
+                there[index].gg,
+                there[index].cg,
+                there[index].cc,
             )
         )
     return tuple(rows)
+
+
+def _backend(placement: OperatorPlacement) -> Backend:
+    return "GPU" if placement.gg == 1 else "split" if placement.gg or placement.cg else "CPU"

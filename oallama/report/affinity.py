@@ -13,6 +13,7 @@ from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.report.compared import compared_table
 from oallama.report.fold import Fold, fold
 from oallama.report.inspect import model_document
+from oallama.report.slices import ring_text, slices_table, tokens_text
 from oallama.report.table import WIDTH, Table, comma_separated, markdown, table
 from oallama.report.text import (
     model_title,
@@ -185,7 +186,11 @@ def span_text(low: str, high: str) -> str:
 
 
 def convergence_text(report: AffinityReport) -> str:
-    """How the iteration of ranks and T' ended, as a sentence."""
+    """How the iteration of ranks and T' ended, or which plan is shown, as a sentence."""
+    if report.of_plan:
+        return (
+            f"Places are those of a plan of policy {printable(report.policy)}; affinities are as everything lies there."
+        )
     steps = plural(report.iterations, "iteration")
     if report.converged:
         return f"The affinities were stable after {steps}."
@@ -249,13 +254,23 @@ def report_tables(report: AffinityReport, every_row: bool = False, wide: bool = 
         convergence_text(report),
         predicted_text(report.predicted),
         *filter(None, [measured_text(report)]),
+        *streaming_sentences(report),
         *map(printable_sentence, report.notes),
     )
     ranked = (affinity_table(report, every_row),) if wide else narrow_tables(report, every_row)
+    ranked = (*ranked, *filter(None, [slices_table(report.operators)]))
     tables = (*ranked, *([compared_table(report)] if report.baselines else []))
     if report.memory.capacity > 0:
         tables = (*tables, ledger_table(report.memory, report.device))
     return (*tables[:-1], replace(tables[-1], footer=tables[-1].footer + sentences))
+
+
+def streaming_sentences(report: AffinityReport) -> tuple[str, ...]:
+    """What of the weights is streamed, and for which tokens; nothing where nothing is."""
+    streamed_bytes = sum(row.cg * row.bytes for row in report.operators)
+    ring = [ring_text(streamed_bytes, report.streaming)] if streamed_bytes or report.token_assignment else []
+    tokens = [tokens_text(report.token_assignment, report.streaming)] if report.token_assignment else []
+    return tuple(f"{text[0].upper()}{text[1:]}." for text in (*ring, *tokens))
 
 
 def printable_sentence(note: str) -> str:

@@ -15,6 +15,7 @@ from oallama.report.affinity import (
     saved_s,
     saved_text,
     span_text,
+    streaming_sentences,
     zero_text,
 )
 from oallama.report.compared import compared, compared_title
@@ -56,6 +57,8 @@ def affinity_html(report: AffinityReport) -> str:
         weight_segments=layout.weight_segments(memory),
         role_lines=fold(report.operators),
         convergence=convergence_text(report),
+        streaming=streaming_sentences(report),
+        slices=any(row.backend == "split" for row in report.operators),
         headings=headings,
         numeric={headings.index("rank"), *range(headings.index("bytes"), len(headings))},
         name_column=headings.index("operator"),

@@ -10,6 +10,7 @@ from oallama.core.types import Affinity, AffinityReport, MemoryLedger
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.report.affinity import operator_cells, saved_s, zero_affinity
 from oallama.report.colour import N_STEPS, step
+from oallama.report.slices import percent_text
 from oallama.report.text import percent, plural, printable, rate_text
 
 BAR_WIDTH = 1000
@@ -105,8 +106,14 @@ def arranged(marks: Iterable[tuple[int | None, str, Mark]]) -> AffinityMap:
 
 
 def _mark(row: Affinity) -> Mark:
-    label = f"{printable(row.name)}: on the {row.backend}, affinity {row.affinity:.3f}, rank {row.rank}"
-    return Mark(_row_id(row), row.backend[0], step(row.affinity), label)
+    label = f"{printable(row.name)}: {_where(row)}, affinity {row.affinity:.3f}, rank {row.rank}"
+    return Mark(_row_id(row), row.backend[0].upper(), step(row.affinity), label)
+
+
+def _where(row: Affinity) -> str:
+    if row.backend == "split":
+        return f"CC/CG/GG {percent_text((row.cc, row.cg, row.gg))}"
+    return f"on the {row.backend}"
 
 
 def _row_id(row: Affinity) -> str:
@@ -180,13 +187,16 @@ def tiles(report: AffinityReport) -> tuple[tuple[str, str, str], ...]:
     weights = memory.weights_gpu + memory.weights_host
     rate = rate_text(predicted.tpot_s) if predicted.tpot_s > 0 else ""
     ended = "affinities stable" if report.converged else "cycle: least time kept"
+    search = ("Policy", printable(report.policy, 40), "of the plan")
+    if not report.of_plan:
+        search = ("Iterations", str(report.iterations), ended)
     return (
         ("Time to first token", format_seconds(predicted.ttft_s), "predicted"),
         ("Time per token", format_seconds(predicted.tpot_s), f"predicted, {rate}" if rate else "predicted"),
         ("Whole run", format_seconds(predicted.total_s), "predicted"),
         ("Weights on the device", percent(memory.weights_gpu, weights), format_bytes(memory.weights_gpu)),
         ("Operators on the device", str(on_device), f"of {len(report.operators)}"),
-        ("Iterations", str(report.iterations), ended),
+        search,
     )
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from oallama.core.types import Operator, OperatorPlacement, PlanRecord, StreamSettings
+from oallama.core.types import Operator, OperatorPlacement, PlanRecord
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import is_ffn
 from oallama.report.affinity import predicted_text, printable_sentence
+from oallama.report.slices import percent_text, ring_text, tokens_text
 from oallama.report.text import percent, plural, printable
-
-MOST_LENGTHS = 6  # of the table of n_g that are shown
 
 
 def weights_on_device(record: PlanRecord, operators: Sequence[Operator]) -> tuple[int, int]:
@@ -52,15 +51,11 @@ def slice_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[
     streamed = [(operator, placement) for operator, placement in placed if placement.cg > 0]
     if not streamed and not record.token_assignment:
         return ()
-    settings, total = record.streaming or StreamSettings(), sum(p.cg * o.bytes for o, p in streamed)
-    how = "as soon as a slot is free" if settings.prefetch == "ahead" else "layer by layer"
-    what = f"streamed: {format_bytes(round(total))} of weights a token" if streamed else "streamed for prompts only"
-    ring = f"{what}, copied {how} through a ring of {plural(settings.n_slots, 'slot')}"
+    ring = ring_text(sum(p.cg * o.bytes for o, p in streamed), record.streaming)
     rates = "; ".join(_rates(placed))
     sentences = [ring, f"slices CC/CG/GG: {rates}"] if rates else [ring]
     if record.token_assignment:
-        twice = ", CC kept in host memory twice" if settings.kept_twice else ""
-        sentences.append(f"tokens of a prompt whose CC the device computes too: {_lengths(record)}{twice}")
+        sentences.append(tokens_text(record.token_assignment, record.streaming))
     return tuple(sentences)
 
 
@@ -74,18 +69,7 @@ def _rates(placed: Sequence[tuple[Operator, OperatorPlacement]]) -> Iterator[str
     for cuts, group in groupby(of_layer, key=lambda item: item[1]):
         layers = [layer for layer, _ in group]
         name = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
-        yield f"{name} {' and '.join(_percent(cut) for cut in cuts)}"
+        yield f"{name} {' and '.join(percent_text(cut) for cut in cuts)}"
     for operator, placement in placed:
         if operator.layer is None and placement.cg + placement.gg > 0:
-            yield f"{printable(operator.role)} {_percent((placement.cc, placement.cg, placement.gg))}"
-
-
-def _percent(cut: tuple[float, float, float]) -> str:
-    return "/".join(f"{100 * share:.0f}" for share in cut) + " %"
-
-
-def _lengths(record: PlanRecord) -> str:
-    """`0 of 31, 9 of 32, 400 of 512`: the longest lengths, and where it begins."""
-    table = record.token_assignment
-    shown = table if len(table) <= MOST_LENGTHS else (*table[:2], *table[-(MOST_LENGTHS - 2) :])
-    return ", ".join(f"{n_g} of {n_tokens}" for n_tokens, n_g in shown)
+            yield f"{printable(operator.role)} {percent_text((placement.cc, placement.cg, placement.gg))}"

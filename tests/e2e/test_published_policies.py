@@ -105,6 +105,22 @@ def test_fit_is_llama_cpps_own_choice_as_a_plan(models: Path, tmp_path: Path) ->
     assert made["policy"] == "fit" and made["n_gen"] == len(made["tokens"])
 
 
+@pytest.mark.parametrize("policy", ["hetegen", "twinpilots", "scheinfer"])
+def test_the_affinity_report_of_a_policy_shows_what_its_plan_has(policy: str, models: Path, tmp_path: Path) -> None:
+    path = model(models, "llama")
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps(profile_to_json(slow_cpu_fast_card(path, 1e9))), encoding="utf-8")
+    asked = (path, "--policy", policy, "--device", CARD, "--threads", 1, "--profile", profile, "-p", 64, "-n", 8)
+    asked = (*asked, "--gpu-weights", "40%")
+    plan = json.loads(oallama("plan", *asked, cache=tmp_path).stdout)
+    report = json.loads(oallama("affinity-report", *asked, "--json", cache=tmp_path).stdout)
+    places = {o["name"]: (o["gg"], o["cg"], o["cc"]) for o in plan["operators"]}
+    assert {o["name"]: (o["gg"], o["cg"], o["cc"]) for o in report["operators"]} == places
+    assert (report["policy"], report["predicted"], report["memory"]) == (policy, plan["predicted"], plan["memory"])
+    split = {name for name, (gg, cg, _) in places.items() if cg or 0 < gg < 1}
+    assert {o["name"] for o in report["operators"] if o["backend"] == "split"} == split != set()
+
+
 def test_arms_of_a_bench_may_be_these_policies(models: Path) -> None:
     """Half of the weights may be on the card, so llama.cpp's --fit leaves layers on the host."""
     path = model(models, "llama")

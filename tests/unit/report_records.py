@@ -12,6 +12,7 @@ from oallama.core.types import (
     MemoryLedger,
     ModelInfo,
     Predicted,
+    StreamSettings,
     Workload,
 )
 from oallama.core.units import GIB, MIB
@@ -107,6 +108,21 @@ def hostile() -> AffinityReport:
     ]
     info = model(name=HOSTILE, arch=HOSTILE, path=HOSTILE, n_layer=1)
     return replace(report(info, specs, capacity=64 * MIB), device=HOSTILE, notes=(HOSTILE,))
+
+
+def sliced(n_layer: int = 8) -> AffinityReport:
+    """A plan that cuts the FFNs of the first layers three ways, and leaves those of the others on the CPU."""
+    of = dense(n_layer)
+    rows = tuple(
+        replace(row, backend="split", gg=0.25, cg=0.25, cc=0.5)
+        if row.role.startswith("ffn") and row.layer is not None and row.layer < 3
+        else replace(row, gg=float(row.backend == "GPU"), cc=float(row.backend != "GPU"))
+        for row in of.operators
+    )
+    return replace(
+        of, operators=rows, of_plan=True, policy="scheinfer", token_assignment=((31, 0), (512, 400)),
+        streaming=StreamSettings(2, "layer"),
+    )  # fmt: skip
 
 
 def report(info: ModelInfo, specs: list[tuple], capacity: int) -> AffinityReport:

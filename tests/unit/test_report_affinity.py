@@ -178,3 +178,19 @@ def test_hostile_names_reach_a_terminal_as_text_only():
     assert "\u202e" not in text
     assert "\x00" not in text
     assert "\\x1b[31m" in text
+
+
+def test_the_report_of_a_plan_shows_its_splits_and_streams():
+    report = records.sliced()
+    text = " ".join(" ".join(plain(t) for t in report_tables(report)).split())
+    assert "a plan of policy scheinfer" in text and "stable after" not in text
+    assert text.count("50/25/25 %") == len({(o.role, o.type) for o in report.operators if o.backend == "split"})
+    assert "layer by layer through a ring of 2 slots" in text
+    assert "0 of 31, 400 of 512" in text
+    rows = list(csv.DictReader(io.StringIO(affinity_csv(report))))
+    assert {(row["gg"], row["cg"], row["cc"]) for row in rows if row["backend"] == "split"} == {("0.25", "0.25", "0.5")}
+    assert json.loads(json.dumps(report_document(report)))["streaming"]["prefetch"] == "layer"
+
+
+def test_a_report_without_splits_has_no_table_of_them():
+    assert not any(t.title == "Slices" for t in report_tables(records.dense()))

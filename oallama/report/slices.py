@@ -1,0 +1,61 @@
+"""What a plan slices and streams, as sentences and as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from oallama.core.types import Affinity, StreamSettings
+from oallama.core.units import format_bytes
+from oallama.report.table import WIDTH, Table, table
+from oallama.report.text import plural, printable, ranges_text
+
+MOST_LENGTHS = 6  # of the table of n_g that are shown
+
+Cut = tuple[float, float, float]
+"""CC, CG and GG as fractions."""
+
+TokenAssignment = Sequence[tuple[int, int]]
+
+
+def ring_text(streamed_bytes: float, settings: StreamSettings | None) -> str:
+    """How much is streamed for a token, and how."""
+    settings = settings or StreamSettings()
+    how = "as soon as a slot is free" if settings.prefetch == "ahead" else "layer by layer"
+    what = (
+        f"streamed: {format_bytes(round(streamed_bytes))} of weights a token"
+        if streamed_bytes
+        else "streamed for prompts only"
+    )
+    return f"{what}, copied {how} through a ring of {plural(settings.n_slots, 'slot')}"
+
+
+def tokens_text(table: TokenAssignment, settings: StreamSettings | None) -> str:
+    """`0 of 31, 9 of 32, 400 of 512`: n_g of the longest lengths, and where it begins."""
+    twice = ", CC kept in host memory twice" if settings is not None and settings.kept_twice else ""
+    shown = table if len(table) <= MOST_LENGTHS else (*table[:2], *table[-(MOST_LENGTHS - 2) :])
+    lengths = ", ".join(f"{n_g} of {n_tokens}" for n_tokens, n_g in shown)
+    return f"tokens of a prompt whose CC the device computes too: {lengths}{twice}"
+
+
+def percent_text(cut: Cut) -> str:
+    """`50/30/20 %`."""
+    return "/".join(f"{100 * share:.0f}" for share in cut) + " %"
+
+
+def slices_table(rows: Sequence[Affinity]) -> Table | None:
+    """Operators that are split or streamed, those with one role and one cut in a line; None where there are none."""
+    groups: dict[tuple[str, str, Cut], list[Affinity]] = {}
+    for row in sorted(rows, key=lambda row: (row.layer is None, row.layer, row.role)):
+        if row.backend == "split":
+            groups.setdefault((row.role, row.type, (row.cc, row.cg, row.gg)), []).append(row)
+    if not groups:
+        return None
+    cells = (
+        (
+            printable(role, 40), printable(kind), str(len(group)), format_bytes(sum(row.bytes for row in group)),
+            percent_text(cut), ranges_text([row.layer for row in group if row.layer is not None]) or "-",
+        )
+        for (role, kind, cut), group in groups.items()
+    )  # fmt: skip
+    footer = ("CC: computed by the CPU; CG: streamed to the device; GG: on the device.",)
+    return table("Slices", "operator |type |>count |>bytes |>CC/CG/GG |layers", cells, footer, WIDTH)
