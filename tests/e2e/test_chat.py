@@ -29,7 +29,7 @@ ON_CPU = ("--device", "none", "-t", "1")
 FIGURES = re.compile(r"(\d+) tokens read, (\d+) known, (\d+) written")
 READY, TAKEN = "\x1b[?2004h", "\x1b[?2004l"  # a prompt begins and ends: pasted text is marked in between
 ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])")
-PATIENCE_S = 60
+PATIENCE_S = 120
 
 needs_model = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
 
