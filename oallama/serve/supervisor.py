@@ -65,6 +65,7 @@ class State:
 
     phase: Phase = "starting"
     on_device: bool = False
+    device_lost: bool = False
     said: str | None = None
     restarts: int = 0
     pid: int | None = None
@@ -149,7 +150,7 @@ class Supervisor:
     def _go_on_without(self, why: str) -> None:
         assert self.on_cpu is not None
         self.launch = self.on_cpu
-        self.state.on_device = False
+        self.state.on_device, self.state.device_lost = False, True
         self.state.said = f"the device was lost ({why}); the CPU computes everything until oallama is started again"
         self.talk(f"the device was lost ({why}); starting again on the CPU alone, which is slower")
 
