@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ggml_bridge.child import PARENT_VARIABLE
 from oallama.core.errors import OallamaError
 from oallama.report.placement import Served
+from oallama.serve.launch import with_us
 from oallama.serve.supervisor import Launch, Supervisor
 
 END_S = 5.0  # that it gets to keep what it has measured
@@ -77,12 +77,12 @@ class Tuning:
 
 async def _run(*arguments: str) -> int:
     """A command of oallama, in a process that ends with us and talks where we do. Returns its exit code."""
-    command = [sys.executable, "-m", "oallama", *arguments]
+    command, environment = with_us([sys.executable, "-m", "oallama", *arguments], os.environ)
     process = await asyncio.create_subprocess_exec(
-        *[sys.executable, "-m", "oallama.serve.launch", *command],
+        *command,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
-        env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+        env=environment,
         start_new_session=True,
     )
     try:
