@@ -31,6 +31,7 @@ from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 
 if TYPE_CHECKING:
+    from oallama.core.types import Workload
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.report.placement import Served
@@ -103,6 +104,7 @@ def command(
     from oallama.placer import Placer
     from oallama.serve.program import Settings, find_program, launch
     from oallama.serve.server import Placements, listen, serve
+    from oallama.serve.tuning import Tune
 
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(listen(host, port, api_key))
@@ -111,32 +113,37 @@ def command(
             if policy.given:
                 raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
             placer, plan = planned(model, plan_file, policy, options, profile)
+            _check_device(placer)
             plan.check(placer.model, placer.operators)
-            said = f"the plan of {plan_file}, by policy {plan.policy}"
+            wanted = _timed(placer, plan, f"this is the plan of {plan_file}, by policy {plan.policy}")
         else:
             placer = Placer.of_file(model, options, profile)
             _check_device(placer)
             note_unused(placer)
             load = placer.workload(n_prompt, n_gen)
-            plan, unknown = made_plan(
-                placer, policy, load, gate, refresh_gate, "before" if tune == "before" else "after"
-            )
-            said = _said(placer, policy, plan, gate, unknown, model)
-        _check_device(placer)
-        wanted = _timed(placer, plan, said)
-        endpoint, device_lost = stack.enter_context(_device(placer, wanted.plan))
-        wanted = replace(wanted, plan=endpoint)
+            wanted = _placed(placer, policy, load, gate, refresh_gate, tune == "before", model)
+        named, device_lost = stack.enter_context(_device(placer))
+        wanted = named(wanted)
         settings = Settings(
             n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
             None if pooling == "none" else pooling,
         )  # fmt: skip
+
+        def placed_anew() -> Served:
+            again = Placer.of_file(model, options, profile)
+            return named(_placed(again, policy, again.workload(n_prompt, n_gen), gate, False, False, model))
+
+        tunable = plan_file is None and gate and policy.is_auto and options.n_batch is None and placer.has_device
+        asked = tune_arguments(model, options, n_prompt, n_gen, profile)
 
         def started(served: Served, socket_path: Path) -> Launch:
             return launch(found, served.plan, placer.operators, placer.tensor_names, settings, socket_path, os.environ)
 
         log = stack.enter_context(_log(log_file))
         talk(f"oallama: {wanted.said}")
-        placements = Placements(wanted, _on_cpu(placer, wanted), started, device_lost)
+        placements = Placements(
+            wanted, _on_cpu(placer, wanted), started, device_lost, Tune(asked, placed_anew) if tunable else None
+        )
         serve(sock, api_key, placements, lambda sentence: talk(sentence), log)
     talk("oallama: the server has ended")
 
@@ -144,6 +151,28 @@ def command(
 def _check_device(placer: Placer) -> None:
     if placer.device.is_emulated or placer.device.is_pair:
         raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port, rpc-worker or none")
+
+
+def _placed(
+    placer: Placer, policy: PolicyOptions, load: Workload, gate: bool, refresh_gate: bool, before: bool, model: str
+) -> Served:
+    """What the policy makes, as `run` has it. before: measure first where nothing is known."""
+    plan, unknown = made_plan(placer, policy, load, gate, refresh_gate, "before" if before else "after")
+    return _timed(placer, plan, _said(placer, policy, plan, gate, unknown, model))
+
+
+def tune_arguments(model: str, options: Options, n_prompt: int, n_gen: int, profile: str | None) -> tuple[str, ...]:
+    """Arguments of `oallama tune` for what these options place."""
+    asked = {
+        "--device": options.device, "--vram": options.vram and f"{options.vram}B", "--vram-fill": options.vram_fill,
+        "--gpu-weights": options.gpu_weights, "-t": options.threads, "-c": options.n_ctx, "-ub": options.n_ubatch,
+        "-ctk": options.type_k, "-ctv": options.type_v, "-fa": options.flash_attn, "-p": n_prompt, "-n": n_gen,
+        "--profile": profile,
+    }  # fmt: skip
+    return (
+        "-m", str(Path(model).absolute()),
+        *(word for option, value in asked.items() if value is not None for word in (option, str(value))),
+    )  # fmt: skip
 
 
 def _said(placer: Placer, policy: PolicyOptions, plan: Plan, gate: bool, unknown: bool, model: str) -> str:
@@ -178,28 +207,30 @@ def _timed(placer: Placer, plan: Plan, said: str) -> Served:
 
 
 @contextlib.contextmanager
-def _device(placer: Placer, plan: Plan) -> Iterator[tuple[Plan, Callable[[], str | None]]]:
-    """The plan for a device as another program knows it, and why it is known to be lost, if so. A worker is started
-    for the block."""
+def _device(placer: Placer) -> Iterator[tuple[Callable[[Served], Served], Callable[[], str | None]]]:
+    """What names the device of a placement as another program knows it, and why the device is known to be lost, if so.
+    A worker runs for the block."""
     from oallama.device.rpc_worker import RpcWorker
-    from oallama.plan.plan import Plan as PlanOf
+    from oallama.plan.plan import Plan
+
+    def of(device: str) -> Callable[[Served], Served]:
+        def named(served: Served) -> Served:
+            record = served.plan.record
+            uses = record.device != "none" and record.n_gpu_layers > 0
+            return replace(served, plan=Plan(replace(record, device=device if uses else "none")))
+
+        return named
 
     spec = placer.device
-    if plan.device == "none" or plan.n_gpu_layers == 0:
-        yield PlanOf(replace(plan.record, device="none")), lambda: None
-    elif spec.is_worker:
-        worker = RpcWorker(spec)
-        try:
-            device = f"rpc://{worker.endpoint}"
-            yield (
-                PlanOf(replace(plan.record, device=device)),
-                lambda: None if worker.alive() else "its worker process does not answer",
-            )
-        finally:
-            worker.kill()
-    else:
-        known = str(placer.known_device.spec) if spec.kind == "auto" else plan.device
-        yield PlanOf(replace(plan.record, device=known)), lambda: None
+    if not spec.is_worker:
+        yield of(str(placer.known_device.spec if spec.kind == "auto" else spec)), lambda: None
+        return
+    worker = RpcWorker(spec)
+    try:
+        lost = "its worker process does not answer"
+        yield of(f"rpc://{worker.endpoint}"), lambda: None if worker.alive() else lost
+    finally:
+        worker.kill()
 
 
 def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
@@ -207,7 +238,7 @@ def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
     from oallama.place.record import unmeasured_cpu_record
     from oallama.plan.plan import Plan as PlanOf
 
-    if wanted.plan.device == "none":
+    if not placer.has_device:
         return None
     memory = wanted.plan.memory
     weights = memory.weights_gpu + memory.weights_host

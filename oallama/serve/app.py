@@ -19,6 +19,7 @@ from oallama.serve.errors import error_response
 from oallama.serve.live import Live, live_of
 from oallama.serve.proxy import Proxy
 from oallama.serve.supervisor import Supervisor
+from oallama.serve.tuning import Tuning
 
 METRICS_S = 2.0  # that llama-server may take to tell
 KEPT_S = 1.0  # that what it told is told again
@@ -26,8 +27,10 @@ METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"]
 NOT_STORED = {"Cache-Control": "no-store"}
 
 
-def application(supervisor: Supervisor, proxy: Proxy, served: Callable[[], Served]) -> Starlette:
-    """served: what is served now."""
+def application(
+    supervisor: Supervisor, proxy: Proxy, served: Callable[[], Served], tuning: Tuning | None = None
+) -> Starlette:
+    """served: what is served now. tuning: None where there is nothing to measure."""
     live = LiveNumbers(proxy)
 
     async def placement(request: Request) -> Response:
@@ -44,6 +47,13 @@ def application(supervisor: Supervisor, proxy: Proxy, served: Callable[[], Serve
         }
         return HTMLResponse(placement_html(served()), headers=headers)
 
+    async def tune(request: Request) -> Response:
+        if tuning is None:
+            return error_response(409, "there is nothing to measure: the placement was asked for, or has no device")
+        if (refused := tuning.begin()) is not None:
+            return error_response(409, refused)
+        return JSONResponse({"state": "measuring", "placement": "/placement"}, 202)
+
     async def others(request: Request) -> Response:
         if not supervisor.ready.is_set():
             return error_response(503, why_not(supervisor), {"Retry-After": "2"})
@@ -56,6 +66,7 @@ def application(supervisor: Supervisor, proxy: Proxy, served: Callable[[], Serve
         routes=[
             Route("/placement", placement, methods=["GET"]),
             Route("/placement.html", page, methods=["GET"]),
+            Route("/placement/tune", tune, methods=["POST"]),
             Route("/{path:path}", others, methods=METHODS),
         ],
         exception_handlers={HTTPException: _http_error, Exception: _fault},

@@ -21,6 +21,7 @@ from oallama.serve.access import Access, is_local
 from oallama.serve.app import answers, application, why_not
 from oallama.serve.proxy import Proxy
 from oallama.serve.supervisor import PATIENCE, Launch, Patience, Supervisor
+from oallama.serve.tuning import Tune, Tuning
 
 MOST_CONNECTIONS = 512
 REQUEST_S = 20.0  # that a client may take over the headers of a request
@@ -33,13 +34,15 @@ GRACE_S = 3.0  # that requests get to end when the server is asked to
 class Placements:
     """What is served: as wanted, and on the CPU alone for when its device is lost; None where it has none.
 
-    launch: how to start each, given the path of the socket to listen at. device_lost: as Supervisor.
+    launch: how to start each, given the path of the socket to listen at. device_lost: as Supervisor. tune: None where
+    there is nothing to measure.
     """
 
     wanted: Served
     on_cpu: Served | None
     launch: Callable[[Served, Path], Launch]
     device_lost: Callable[[], str | None] = lambda: None
+    tune: Tune | None = None
 
 
 def listen(host: str, port: int, key: str | None) -> socket.socket:
@@ -121,10 +124,14 @@ async def _serve(
         patience,
     )
 
-    def served() -> Served:
-        return placements.wanted if on_cpu is None or supervisor.state.on_device else on_cpu
+    wanted = [placements.wanted]
 
-    app = Access(application(supervisor, proxy, served), key)
+    def served() -> Served:
+        return on_cpu if on_cpu is not None and supervisor.state.device_lost else wanted[-1]
+
+    tune = placements.tune
+    tuning = None if tune is None else Tuning(tune, supervisor, launch, wanted.append, talk)
+    app = Access(application(supervisor, proxy, served, tuning), key)
     server = Server(_config(app))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -140,6 +147,8 @@ async def _serve(
         server.should_exit = True
         ready.cancel()
         await asyncio.wait({serving})
+        if tuning is not None:
+            await tuning.end()
         supervising.cancel()
         with contextlib.suppress(asyncio.CancelledError, DeviceError):
             await supervising

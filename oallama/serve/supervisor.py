@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ggml_bridge.child import PARENT_VARIABLE
 from ggml_bridge.errors import signal_name
 from oallama.core.errors import DeviceError
+from oallama.serve.launch import with_us
 
 Phase = Literal["starting", "ready", "waiting", "stopped", "ended"]
 """starting: it loads the model; waiting: it ended and is about to be started again; stopped: on purpose, for now."""
@@ -65,6 +63,7 @@ class State:
 
     phase: Phase = "starting"
     on_device: bool = False
+    device_lost: bool = False
     said: str | None = None
     restarts: int = 0
     pid: int | None = None
@@ -149,7 +148,7 @@ class Supervisor:
     def _go_on_without(self, why: str) -> None:
         assert self.on_cpu is not None
         self.launch = self.on_cpu
-        self.state.on_device = False
+        self.state.on_device, self.state.device_lost = False, True
         self.state.said = f"the device was lost ({why}); the CPU computes everything until oallama is started again"
         self.talk(f"the device was lost ({why}); starting again on the CPU alone, which is slower")
 
@@ -172,13 +171,13 @@ class Supervisor:
         self._not_ready("starting")
         self._tail.clear()
         self.launch.prepare()
-        command = [sys.executable, "-m", "oallama.serve.launch", *self.launch.command]
+        command, environment = with_us(self.launch.command, self.launch.environment)
         self._process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**self.launch.environment, PARENT_VARIABLE: str(os.getpid())},
+            env=environment,
             start_new_session=True,  # the terminal's Ctrl-C comes to us
             limit=LINE_BYTES,
         )

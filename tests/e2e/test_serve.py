@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,9 +20,10 @@ import openai
 import psutil
 import pytest
 from e2e.stock import PROGRAMS, needs_programs, program
+from e2e.test_stock_programs import plugin_is_built, split_plan
 from stub_llama_server import __file__ as STUB
 
-from ggml_bridge.library import library_folder, soname
+from ggml_bridge.library import find_plugin, library_folder, soname
 from oallama.cli.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,6 +56,7 @@ class Serving:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def wait(self) -> None:
+        """Until it says where it serves."""
         deadline = time.monotonic() + START_S
         while not (found := re.search(r"serving at (http://\S+)/v1", self.said)):
             assert self.process.poll() is None, self.said
@@ -79,9 +80,9 @@ class Serving:
 
 
 @contextlib.contextmanager
-def serving(tmp_path: Path, server: str, *options: object, **settings: str) -> Iterator[Serving]:
+def serving(tmp_path: Path, server: str, *options: object, model: Path = MODEL, **settings: str) -> Iterator[Serving]:
     log = tmp_path / "serve.log"
-    command = [sys.executable, "-m", "oallama", "serve", str(MODEL), "--port", "0", "--llama-server", server]
+    command = [sys.executable, "-m", "oallama", "serve", str(model), "--port", "0", "--llama-server", server]
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, *map(str, options)], cwd=ROOT, stdout=out, stderr=out, env={**os.environ, **settings}
@@ -216,21 +217,14 @@ def test_the_key_is_asked_for_and_not_shown_to_the_program(stub: str, tmp_path: 
 
 
 def test_a_model_of_a_hostile_name_is_escaped(stub: str, tmp_path: Path) -> None:
-    hostile = tmp_path / "<img src=x onerror=alert(1)>'\".gguf"
-    shutil.copy(MODEL, hostile)
-    log = tmp_path / "serve.log"
-    command = [sys.executable, "-m", "oallama", "serve", str(hostile), "--port", "0", "--llama-server", stub]
-    with log.open("wb") as out:
-        process = subprocess.Popen([*command, "--device", "none"], cwd=ROOT, stdout=out, stderr=out)
-        try:
-            server = Serving(process, log)
-            server.wait()
-            page = httpx.get(f"{server.url}/placement.html").text
-            assert "<img" not in page
-            assert server.client().models.list().data[0].id == hostile.name
-        finally:
-            process.terminate()
-            process.wait(30)
+    own, name = b"oallama stories", b"<img src=a>'\"/>"
+    assert len(own) == len(name) and own in MODEL.read_bytes()
+    hostile = tmp_path / "<b onload=alert(1)>'\".gguf"
+    hostile.write_bytes(MODEL.read_bytes().replace(own, name))
+    with serving(tmp_path, stub, "--device", "none", model=hostile) as server:
+        page = httpx.get(f"{server.url}/placement.html").text
+        assert "<img" not in page and "<b " not in page and "&lt;img src=a&gt;" in page
+        assert server.client().models.list().data[0].id == hostile.name
 
 
 #
@@ -320,3 +314,27 @@ def test_a_lost_worker_leaves_the_cpu(tmp_path: Path, number: signal.Signals) ->
         answer = server.client().completions.create(model=FILE, prompt="Once", temperature=0, max_tokens=8)
         assert answer.choices[0].text
         assert httpx.get(f"{server.url}/placement").json()["device"] == "none"
+
+
+@needs_programs
+@pytest.mark.skipif(not plugin_is_built(), reason="libggml-oallama is not built")
+def test_a_plan_that_splits_operators_is_served_in_the_plug_in_and_without_its_device_on_the_cpu(
+    tmp_path: Path,
+) -> None:
+    plan = tmp_path / "plan.json"
+    split_plan(plan, "rpc-worker")
+    with serving(tmp_path, program("llama-server"), "--plan", plan, "--log", tmp_path / "log") as server:
+        asked: dict[str, Any] = {"model": FILE, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12}
+        split = server.client().completions.create(**asked).choices[0].text
+        told = httpx.get(f"{server.url}/placement").json()
+        assert sum(row["on"] == "both" for row in told["operators"]) == 3 * told["model"]["n_layer"]
+        mapped = {Path(each.path).name for each in psutil.Process(told["state"]["pid"]).memory_maps()}
+        assert find_plugin().name in mapped
+        os.kill(server.state()["pid"], signal.SIGKILL)  # its worker lives on and serves the next
+        server.until(lambda state: state["restarts"] == 1 and state["phase"] == "ready")
+        assert server.state()["on_device"]
+        assert server.client().completions.create(**asked).choices[0].text == split
+        children = psutil.Process(server.process.pid).children()
+        next(child for child in children if "ggml_bridge.rpc_server" in child.cmdline()).kill()
+        server.until(lambda state: not state["on_device"] and state["phase"] == "ready")
+        assert server.client().completions.create(**asked).choices[0].text == split

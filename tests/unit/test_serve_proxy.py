@@ -201,3 +201,9 @@ def test_the_page_follows_a_lost_device(tmp_path):
         assert told["device"] == "none" and {row["on"] for row in told["operators"]} == {"CPU"}
         assert "the device was lost" in told["state"]["said"]
         assert json.dumps(told)  # no NaN
+
+
+def test_where_there_is_nothing_to_measure_it_is_said(served):
+    answer = httpx.post(served.url + "/placement/tune")
+    assert answer.status_code == 409 and "nothing to measure" in answer.json()["error"]["message"]
+    assert httpx.get(served.url + "/placement/tune").status_code == 404

@@ -1,0 +1,133 @@
+"""Measuring while a server runs: llama-server makes room, and starts again with what won."""
+
+import asyncio
+import time
+from dataclasses import replace
+
+import click
+import placement_records as records
+import psutil
+from serving import Stub, ready, running, until
+
+from oallama.cli.main import cli
+from oallama.cli.serve import tune_arguments
+from oallama.core.errors import DeviceError
+from oallama.core.options import Options
+from oallama.serve import tuning as tuning_module
+from oallama.serve.tuning import Tune, Tuning
+
+WON = replace(records.served(), said="what won")
+
+
+def tuned(tmp_path, monkeypatch, code=0, replan=lambda: WON):
+    """What happened, and the state, with a stand-in for `oallama tune`."""
+    happened = []
+
+    async def run():
+        stub = Stub(tmp_path)
+        supervisor = stub.supervisor("RPC0")
+
+        async def measure(*arguments):
+            happened.append((arguments, supervisor.state.phase, supervisor.state.pid, supervisor.state.said))
+            return code
+
+        monkeypatch.setattr(tuning_module, "_run", measure)
+        tuning = Tuning(
+            Tune(("-m", "m"), replan),
+            supervisor,
+            lambda served: stub.launch("CUDA0"),
+            happened.append,
+            stub.said.append,
+        )
+        async with running(supervisor) as task:
+            assert tuning.begin() is None
+            assert tuning.begin() is None  # once is enough
+            await until(lambda: happened and supervisor.ready.is_set())
+            await ready(supervisor, task)
+            return stub, replace(supervisor.state)
+
+    stub, state = asyncio.run(run())
+    return happened, stub, state
+
+
+def test_llama_server_makes_room_and_starts_with_what_won(tmp_path, monkeypatch):
+    happened, stub, state = tuned(tmp_path, monkeypatch)
+    (arguments, phase, pid, said), taken = happened
+    assert (arguments, phase, pid) == (("tune", "-m", "m"), "stopped", None)
+    assert "measured" in said
+    assert taken is WON
+    assert state.phase == "ready" and state.said is None and state.restarts == 0
+    assert b"--device CUDA0" in stub.logged[-1]
+
+
+def test_what_was_served_is_served_again_where_measuring_fails(tmp_path, monkeypatch):
+    happened, stub, state = tuned(tmp_path, monkeypatch, code=1)
+    assert len(happened) == 1 and state.phase == "ready"
+    assert "exit code 1" in stub.said[-1] and b"--device RPC0" in stub.logged[-1]
+
+
+def test_what_was_served_is_served_again_where_planning_fails(tmp_path, monkeypatch):
+    def fails():
+        raise DeviceError("the device is away")
+
+    happened, stub, state = tuned(tmp_path, monkeypatch, replan=fails)
+    assert len(happened) == 1 and state.phase == "ready"
+    assert stub.said[-1] == "the placement stays as it was: the device is away"
+
+
+def test_after_the_device_was_lost_there_is_nothing_to_measure(tmp_path):
+    stub = Stub(tmp_path)
+    supervisor = stub.supervisor("RPC0")
+    supervisor.state.device_lost = True
+    tuning = Tuning(
+        Tune((), lambda: WON), supervisor, lambda served: stub.launch(), lambda served: None, stub.said.append
+    )
+    assert "the device was lost" in tuning.begin()
+
+
+def test_the_end_of_the_server_ends_it(tmp_path):
+    """The real command: it is interrupted while Python starts, or killed."""
+
+    async def run():
+        stub = Stub(tmp_path)
+        supervisor = stub.supervisor("RPC0")
+        tune = Tune(("-m", str(tmp_path / "missing.gguf")), lambda: WON)
+        tuning = Tuning(tune, supervisor, lambda served: stub.launch(), lambda served: None, stub.said.append)
+        async with running(supervisor):
+            tuning.begin()
+            await until(lambda: supervisor.state.phase == "stopped")
+            begun = time.monotonic()
+            await tuning.end()
+            return time.monotonic() - begun
+
+    assert asyncio.run(run()) < 60
+    left = [child.cmdline() for child in psutil.Process().children(recursive=True)]
+    assert not [words for words in left if "tune" in words]
+
+
+def test_tune_is_asked_for_the_same_options():
+    options = Options(
+        device="rpc-worker:1", vram=6 * 2**30, vram_fill=0.8, gpu_weights=0.5, threads=3, n_ctx=4096, n_ubatch=256,
+        type_k="q8_0", type_v="q8_0", flash_attn="on",
+    )  # fmt: skip
+    words = list(tune_arguments("m.gguf", options, 100, 20, "p.json"))
+    asked = cli.get_command(click.Context(cli), "tune").make_context("tune", words).params
+    assert {name: asked[name] for name in ("n_prompt", "n_gen", "profile")} == {
+        "n_prompt": 100,
+        "n_gen": 20,
+        "profile": "p.json",
+    }
+    for name in (
+        "device",
+        "vram",
+        "vram_fill",
+        "gpu_weights",
+        "threads",
+        "n_ctx",
+        "n_ubatch",
+        "type_k",
+        "type_v",
+        "flash_attn",
+    ):
+        assert asked[name] == getattr(options, name), name
+    assert tune_arguments("m.gguf", Options(), 1, 1, None)[-4:] == ("-p", "1", "-n", "1")
