@@ -19,8 +19,8 @@ from oallama.cli.output import deliver, json_text, show
 from oallama.cli.policy import affinity_option, fill_option, note_unused
 
 if TYPE_CHECKING:
+    from oallama.core.affinity import AffinityReport
     from oallama.core.options import Options
-    from oallama.core.types import AffinityReport
 
 FORMATS = ("table", "json", "csv", "md", "html")
 

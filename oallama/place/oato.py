@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from oallama.core.types import Affinity, Operator
+from oallama.core.affinity import Affinity
+from oallama.core.types import Operator
 from oallama.cost.placement import Costs
 from oallama.place.affinity import (
     GRANULARITIES,

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from oallama import __version__
-from oallama.core.types import AffinityReport
+from oallama.core.affinity import AffinityReport
 from oallama.core.units import MIB, format_bytes
 from oallama.report import colour, layout
 from oallama.report.affinity import (

@@ -14,7 +14,8 @@ from card_fit.models import Model
 from card_fit.predict import decode_pass, graph_of, prompt_passes
 from card_fit.tables import Run, TableError, read_csv
 from oallama.core.errors import DoesNotFit
-from oallama.core.types import Profile, Workload
+from oallama.core.profile import Profile
+from oallama.core.types import Workload
 from oallama.core.units import MIB
 from oallama.cost.offload import cache_bytes
 from oallama.place.attention import with_attention
