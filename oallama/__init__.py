@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         ProfileError,
         UsageError,
     )
-    from oallama.core.types import Profile
+    from oallama.core.profile import Profile
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
 
@@ -40,7 +40,7 @@ __all__ = [
     "__version__",
 ]
 
-_OF = {"Placer": "oallama.placer", "Plan": "oallama.plan.plan", "Profile": "oallama.core.types"}
+_OF = {"Placer": "oallama.placer", "Plan": "oallama.plan.plan", "Profile": "oallama.core.profile"}
 """The modules of public names that are no errors."""
 
 

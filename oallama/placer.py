@@ -11,21 +11,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from oallama.core.affinity import Affinity, AffinityReport, Measured
 from oallama.core.errors import DeviceError, UsageError
 from oallama.core.options import STOCK_UBATCH, Options
-from oallama.core.types import (
-    Affinity,
-    AffinityReport,
-    Attention,
-    FlashAttention,
-    Measured,
-    ModelInfo,
-    Operator,
-    Phase,
-    PrefetchMode,
-    Profile,
-    Workload,
-)
+from oallama.core.profile import Profile
+from oallama.core.types import Attention, FlashAttention, ModelInfo, Operator, Phase, PrefetchMode, Workload
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass
 from oallama.device.guard import STALL_S

@@ -26,7 +26,8 @@ from make_model import write_shape
 from model_shapes import KNOWN
 
 from oallama.core.errors import OallamaError
-from oallama.core.types import CPU_DEVICE, ModelInfo, Operator, Profile, Workload
+from oallama.core.profile import Profile
+from oallama.core.types import CPU_DEVICE, ModelInfo, Operator, Workload
 from oallama.core.units import GIB, MIB
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.offload import cache_bytes

@@ -20,8 +20,8 @@ from oallama.cli.policy import PolicyOptions, affinity_option, fill_option, note
 from oallama.place.decide import FIT, POLICIES
 
 if TYPE_CHECKING:
+    from oallama.core.affinity import AffinityReport
     from oallama.core.options import Options
-    from oallama.core.types import AffinityReport
 
 FORMATS = ("table", "json", "csv", "md", "html")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from oallama.core.types import Profile, Sharing, Worker
+from oallama.core.profile import Profile, Sharing, Worker
 
 ONE_QUEUE = 0.5
 """Of a copy under way on another stream that a result waits for: from here on all streams are taken as one queue."""

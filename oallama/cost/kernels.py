@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, MulMat, Operator, Profile
+from oallama.core.profile import Profile
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, MulMat, Operator
 from oallama.profile.fit import fit_linear
 
 MIN_SIZE_RATIO = 4.0

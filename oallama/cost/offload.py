@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oallama.core.ggml_types import bytes_per_element
-from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, LinearFit, Operator, Profile, RestShape
+from oallama.core.profile import LinearFit, Profile, RestShape
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.operators import OFFLOAD_MIN_TOKENS, OperatorCost
 from oallama.cost.passes import Pass

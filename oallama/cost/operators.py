@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from oallama.core.types import PLAIN_LAYOUT, LinearFit, MulMat, Operator
+from oallama.core.profile import LinearFit
+from oallama.core.types import PLAIN_LAYOUT, MulMat, Operator
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import Kernel, Kernels, interpolate
 from oallama.cost.passes import Pass

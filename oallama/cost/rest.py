@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from oallama.core.types import CPU_DEVICE, Profile
+from oallama.core.profile import Profile
+from oallama.core.types import CPU_DEVICE
 from oallama.cost.kernels import Curve, interpolate
 from oallama.cost.passes import Pass
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import CPU_DEVICE, LinearFit, MulMat, Operator, Profile
+from oallama.core.profile import LinearFit, Profile
+from oallama.core.types import CPU_DEVICE, MulMat, Operator
 from oallama.core.units import KIB, MIB
 from oallama.cost.blocks import F32, SplitBlock
 from oallama.cost.interference import InterferenceCurve, interference_at, interference_curve

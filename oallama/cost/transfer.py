@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oallama.core.types import LinearFit, Profile
+from oallama.core.profile import LinearFit, Profile
 from oallama.cost.graph import Crossings
 from oallama.cost.passes import Pass
 

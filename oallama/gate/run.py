@@ -36,7 +36,8 @@ from oallama.gate.verdict import (
 )
 
 if TYPE_CHECKING:
-    from oallama.core.types import Profile, Workload
+    from oallama.core.profile import Profile
+    from oallama.core.types import Workload
     from oallama.cost.passes import Pass
     from oallama.placer import Placer
     from oallama.plan.plan import Plan

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from oallama.core.errors import DoesNotFit
 from oallama.core.options import PLAIN_V_TYPES, Options
-from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo, Profile, RestCase, Workload
+from oallama.core.profile import Profile, RestCase
+from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo, Workload
 from oallama.core.units import MIB
 from oallama.cost.passes import Pass
 from oallama.cost.passes import passes as workload_passes

@@ -5,7 +5,8 @@ Pure but for the problem's probe, which is asked what the policies asked it befo
 
 from __future__ import annotations
 
-from oallama.core.types import CPU_DEVICE, Baseline, Predicted, Workload
+from oallama.core.affinity import Baseline
+from oallama.core.types import CPU_DEVICE, Predicted, Workload
 from oallama.place.placed import cpu
 from oallama.place.problem import Problem, costs_of, device_memory, predicted_of
 from oallama.place.stock_fit import priced_stock_fit

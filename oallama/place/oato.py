@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from oallama.core.types import Affinity, Backend, Operator, OperatorPlacement
+from oallama.core.affinity import Affinity
+from oallama.core.types import Backend, Operator, OperatorPlacement
 from oallama.cost.placement import Costs
 from oallama.place.affinity import (
     GRANULARITIES,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from oallama.core.errors import DoesNotFit
-from oallama.core.types import MemoryLedger, Operator, Phase, Predicted, Profile, Workload
+from oallama.core.profile import Profile
+from oallama.core.types import MemoryLedger, Operator, Phase, Predicted, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import can_split
 from oallama.cost.graph import Graph

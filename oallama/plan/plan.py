@@ -14,15 +14,7 @@ from typing import Any
 from oallama.core.errors import PlanError
 from oallama.core.files import write_whole
 from oallama.core.options import CACHE_TYPES
-from oallama.core.types import (
-    MemoryLedger,
-    ModelInfo,
-    Operator,
-    OperatorPlacement,
-    PlanRecord,
-    Predicted,
-    Workload,
-)
+from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Predicted, Workload
 from oallama.plan.document import plan_from_json, plan_to_json
 from oallama.plan.split import FRACTION_TOLERANCE, slice_counts
 

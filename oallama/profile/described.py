@@ -13,19 +13,8 @@ from typing import Any
 
 from oallama.core.errors import ProfileError
 from oallama.core.ggml_types import bytes_per_element
-from oallama.core.types import (
-    CPU_DEVICE,
-    DEVICE_LAYOUT,
-    PLAIN_LAYOUT,
-    LinearFit,
-    ModelInfo,
-    Operator,
-    Profile,
-    ProfileCase,
-    RestCase,
-    RestShape,
-    Sharing,
-)
+from oallama.core.profile import LinearFit, Profile, ProfileCase, RestCase, RestShape, Sharing
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, ModelInfo, Operator
 from oallama.device.card import FLOAT_TYPES, Card, Host
 from oallama.profile.link import BOUNDARY_SIZES, LINK_SIZES
 from oallama.profile.merge import PAIRS, empty

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from oallama.core.errors import BridgeError, ProfileError, UsageError
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Profile, ProfileCase
+from oallama.core.profile import Profile, ProfileCase
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT
 from oallama.device.card import Card, Host
 from oallama.device.cards import USUAL_PC
 from oallama.device.cpu import allowed_cpus, default_threads

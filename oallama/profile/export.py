@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from oallama.core.types import Profile
+from oallama.core.profile import Profile
 from oallama.profile.store import profile_to_json
 
 HIDDEN = "…"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oallama.core.types import LinearFit
+from oallama.core.profile import LinearFit
 
 ITERATIONS = 30
 TRUSTED = 0.25

@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from oallama.core.codec import to_json
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, Case, LinearFit, Sharing, Worker
+from oallama.core.profile import Case, LinearFit, Sharing, Worker
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT
 from oallama.core.units import KIB, MIB
 from oallama.profile.fit import fit_linear
 from oallama.profile.merge import LINKS, has_device, missing_link, missing_sharing

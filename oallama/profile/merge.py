@@ -8,17 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from oallama.core.types import (
-    CPU_DEVICE,
-    Case,
-    Profile,
-    ProfileCase,
-    RestCase,
-    RestShape,
-    Sharing,
-    SkippedCase,
-    Worker,
-)
+from oallama.core.profile import Case, Profile, ProfileCase, RestCase, RestShape, Sharing, SkippedCase, Worker
+from oallama.core.types import CPU_DEVICE
 from oallama.profile.store import VERSION, profile_from_json, profile_to_json
 from oallama.profile.timing import Finding, assess
 from oallama.profile.wanted import (

@@ -9,7 +9,8 @@ from typing import Any
 
 from oallama.core.codec import to_json
 from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError, named_error
-from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, ModelInfo, Operator, Profile
+from oallama.core.profile import Profile
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, ModelInfo, Operator
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec
 from oallama.profile import store

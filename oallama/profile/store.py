@@ -29,7 +29,7 @@ from oallama.core.codec import CodecError, from_json, to_json
 from oallama.core.errors import ProfileError
 from oallama.core.files import write_whole
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
-from oallama.core.types import Profile, Sharing
+from oallama.core.profile import Profile, Sharing
 from oallama.profile.machine import fingerprint_key
 
 VERSION = 1

@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.codec import to_json
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Case, MulMat, Profile, RestCase, RestShape
+from oallama.core.profile import Case, Profile, RestCase, RestShape
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, MulMat
 from oallama.profile.merge import has_device, missing_cases, missing_rest
 from oallama.profile.timing import Clock, Policy, Timing, measure
 from oallama.profile.wanted import (

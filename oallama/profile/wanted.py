@@ -14,17 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.options import PLAIN_V_TYPES
-from oallama.core.types import (
-    CPU_DEVICE,
-    DEVICE_LAYOUT,
-    PLAIN_LAYOUT,
-    Case,
-    ModelInfo,
-    MulMat,
-    Operator,
-    RestShape,
-    SkippedCase,
-)
+from oallama.core.profile import Case, RestShape, SkippedCase
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, ModelInfo, MulMat, Operator
 
 COLD_FACTOR = 4  # a cache that does not replace strictly the oldest line keeps part of a set twice its size
 PASS_FLOPS = 8e9  # a tenth of a second on two ordinary cores

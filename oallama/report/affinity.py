@@ -8,7 +8,8 @@ from dataclasses import asdict, fields, replace
 from itertools import zip_longest
 from typing import Any
 
-from oallama.core.types import Affinity, AffinityReport, MemoryLedger, Predicted
+from oallama.core.affinity import Affinity, AffinityReport
+from oallama.core.types import MemoryLedger, Predicted
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.report.compared import compared_table
 from oallama.report.fold import Fold, fold

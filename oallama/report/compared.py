@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oallama.core.types import AffinityReport
+from oallama.core.affinity import AffinityReport
 from oallama.core.units import format_seconds
 from oallama.report.table import WIDTH, Table, table
 from oallama.report.text import rate_text

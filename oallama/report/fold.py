@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from oallama.core.types import Affinity, Backend, Shape
+from oallama.core.affinity import Affinity
+from oallama.core.types import Backend, Shape
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from oallama import __version__
-from oallama.core.types import AffinityReport
+from oallama.core.affinity import AffinityReport
 from oallama.report import layout, page
 from oallama.report.affinity import (
     convergence_text,

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from oallama.core.types import Affinity, AffinityReport, MemoryLedger
+from oallama.core.affinity import Affinity, AffinityReport
+from oallama.core.types import MemoryLedger
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.report.affinity import operator_cells, saved_s, zero_affinity
 from oallama.report.colour import N_STEPS, step

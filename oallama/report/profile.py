@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from oallama.core.types import CPU_DEVICE, LinearFit, Profile, ProfileCase
+from oallama.core.profile import LinearFit, Profile, ProfileCase
+from oallama.core.types import CPU_DEVICE
 from oallama.core.units import format_seconds
 from oallama.report.table import Table, table
 from oallama.report.text import printable, shape_text

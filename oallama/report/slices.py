@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oallama.core.types import Affinity, StreamSettings
+from oallama.core.affinity import Affinity
+from oallama.core.types import StreamSettings
 from oallama.core.units import format_bytes
 from oallama.report.table import WIDTH, Table, table
 from oallama.report.text import plural, printable, ranges_text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,15 +22,22 @@ LEAST_GAIN = 1e-4  # of the loss; a round that gains less is the last
 FURTHEST = 1.0  # that one round moves a parameter's logarithm
 
 
-def fit(runs: Sequence[Run], models: Mapping[str, Model], start: Machine = START) -> Machine:
-    """The machine that predicts these runs best. Rates are fitted as logarithms, so that none gets negative."""
+def fit(
+    runs: Sequence[Run],
+    models: Mapping[str, Model],
+    start: Machine = START,
+    predictor_of: Callable[[Machine], Predictor] | None = None,
+) -> Machine:
+    """The machine that predicts these runs best. Rates are fitted as logarithms, so that none gets negative.
+    predictor_of: predicts the runs on a machine; None: by the whole cost model."""
+    predictor_of = predictor_of or (lambda machine: Predictor(machine, models, runs))
     x = np.log([rates(start)[name] for name in FITTED])
 
     def machine(at: Vector) -> Machine:
         return with_rates(start, dict(zip(FITTED, np.exp(at).tolist(), strict=True)))
 
     def residuals(at: Vector) -> Vector:
-        predictor = Predictor(machine(at), models, runs)
+        predictor = predictor_of(machine(at))
         out = [(predictor(run), run) for run in runs]
         pairs = [(made.prompt_tps / run.prompt_tps, made.eval_tps / run.eval_tps) for made, run in out]
         off: Vector = np.log(np.array(pairs)).ravel()

@@ -2,11 +2,12 @@
 
     scripts/real_card fit TABLE.csv --models MODELS.toml -o MACHINE.json             # from a few of the rows
     scripts/real_card predict TABLE.csv --models MODELS.toml --machine MACHINE.json  # the others, with the errors
+    scripts/real_card terms TABLE.csv --models MODELS.toml --machine MACHINE.json    # what each term is worth
     scripts/real_card plans OTHER.csv --stock TABLE.csv --models MODELS.toml --machine MACHINE.json
 
-The last says what our plans are predicted to give at the budgets of another program's table, beside its figures.
+plans says what our plans are predicted to give at the budgets of another program's table, beside its figures.
 A TABLE has the columns Model, Context, NGL, Ubatch, PromptTokens, PromptTPS, EvalTokens, EvalTPS, and may have MVA, the
-budget in MB. OTHER has Model, CtxSize, VramMB, TPS and TTFT(msec).
+budget in MB; it may also be what `predict --json` wrote. OTHER has Model, CtxSize, VramMB, TPS and TTFT(msec).
 MODELS.toml describes each model by its sizes. docs/real-card.md says what came of it on an RTX 5090.
 """
 
@@ -27,6 +28,8 @@ from card_fit.plans import POLICIES, budgets_text, plans_of, read_budgets
 from card_fit.plot import write_plot
 from card_fit.predict import Predictor
 from card_fit.tables import Run, TableError, read_tables
+from card_fit.terms import effects, noise
+from card_fit.terms import text as terms_text
 
 CONTEXTS = (1024, 16384)
 EVERY = 3
@@ -48,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="real_card", description=__doc__, formatter_class=raw)
-    commands = parser.add_subparsers(required=True, metavar="fit|predict|plans")
+    commands = parser.add_subparsers(required=True, metavar="fit|predict|terms|plans")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], what: str) -> Callable[..., argparse.Action]:
         made = commands.add_parser(name, help=what, description=what)
@@ -70,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--machine", type=Path, required=True, metavar="MACHINE.json")
     add("--json", action="store_true")
     add("--plot", type=Path, metavar="FILE.svg", help="predicted against measured")
+    add = command("terms", _terms, "switch off each term of the cost model, and say how far off predictions are then")
+    add("--machine", type=Path, required=True, metavar="MACHINE.json")
     add = command("plans", _plans, "what plans are predicted to give at a table's budgets, beside its figures")
     add("--machine", type=Path, required=True, metavar="MACHINE.json")
     add("--stock", type=Path, nargs="+", required=True, metavar="STOCK.csv",
@@ -152,6 +157,18 @@ def _was_fitted(machine: Machine, runs: Sequence[Run]) -> Callable[[Run], bool]:
     notes = machine.notes
     used = {run.config for run in chosen(runs, notes.get("contexts", ()), notes.get("every", 1))}
     return lambda run: run.config in used
+
+
+def _terms(options: argparse.Namespace) -> int:
+    runs, models = _read(options)
+    machine = read_machine(options.machine)
+    was_fitted = _was_fitted(machine, runs)
+    fitted = [run for run in runs if was_fitted(run)]
+    if 2 * len(fitted) < len(FITTED) or len(fitted) == len(runs):
+        raise TableError(f"{options.machine} was fitted to {len(fitted)} of these {len(runs)} rows; some and not all")
+    found = effects(machine, models, [run for run in runs if not was_fitted(run)], fitted)
+    print(terms_text(found, noise(runs)))
+    return 0
 
 
 def _plans(options: argparse.Namespace) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oallama.core.types import ModelInfo, Operator, Profile, Workload
+from oallama.core.profile import Profile
+from oallama.core.types import ModelInfo, Operator, Workload
 from oallama.core.units import MIB
 from oallama.cost.offload import cache_bytes
 from oallama.place.placed import Placed

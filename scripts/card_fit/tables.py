@@ -1,11 +1,14 @@
-"""Runs of stock llama.cpp, as CSV tables have them."""
+"""Runs of stock llama.cpp, as CSV tables have them, or as `real_card predict --json` wrote them."""
 
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from oallama.core.codec import CodecError, from_json
 
 COLUMNS = ("Model", "Context", "NGL", "Ubatch", "PromptTokens", "PromptTPS", "EvalTokens", "EvalTPS")
 
@@ -40,11 +43,25 @@ def read_tables(paths: list[Path]) -> list[Run]:
 
 
 def _read(path: Path) -> list[Run]:
+    if path.suffix == ".json":
+        return _read_json(path)
     rows = read_csv(path, COLUMNS)
     runs = [_run(row, where) for where, row in rows if row.get("Status") in (None, "SUCCESS")]
     if not runs:
         raise TableError(f"{path} has no run that came to an end")
     return runs
+
+
+def _read_json(path: Path) -> list[Run]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        return [from_json(Run, row, f"{path}: rows[{i}]") for i, row in enumerate(rows)]
+    except OSError as error:
+        raise TableError(f"{path} cannot be read: {error.strerror}") from None
+    except CodecError as error:
+        raise TableError(str(error)) from None
+    except (ValueError, KeyError, TypeError):
+        raise TableError(f"{path} is nothing that `real_card predict --json` wrote") from None
 
 
 def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:

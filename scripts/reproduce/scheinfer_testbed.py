@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from experiments.published import BYTES_PER_WEIGHT, CPU, GPU, LAUNCH_S, LINK
 
-from oallama.core.types import LinearFit, MulMat
+from oallama.core.profile import LinearFit
+from oallama.core.types import MulMat
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.kernels import Curve, Kernel, interpolate
 from oallama.cost.slices import BlockCost, Cut, Gemm, Pricing, SliceRates

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oallama.core.types import Profile
+from oallama.core.profile import Profile
 from oallama.device.card import Card, Host
 from oallama.placer import Placer
 from oallama.profile.described import described

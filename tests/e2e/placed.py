@@ -7,15 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oallama.core.types import (
-    MemoryLedger,
-    ModelInfo,
-    Operator,
-    OperatorPlacement,
-    PlanRecord,
-    Predicted,
-    Workload,
-)
+from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Predicted, Workload
 from oallama.device.load_params import LoadSettings
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info

@@ -21,7 +21,8 @@ from e2e.test_engine import TOKENS, engine_of, f16, nmse, q4_0, stock_logits
 from gguf_factory import write_gguf, write_llama_shape
 
 from oallama.core.errors import PlanError
-from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT, Profile, StreamSettings
+from oallama.core.profile import Profile
+from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT, StreamSettings
 from oallama.cost.blocks import takes_n_g
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.placer import Placer

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from oallama.core.errors import DeviceError
-from oallama.core.types import ModelInfo, Operator, Profile
+from oallama.core.profile import Profile
+from oallama.core.types import ModelInfo, Operator
 from oallama.profile.profiler import profile_model
 from oallama.profile.store import profile_from_json, profile_to_json, read_profile
 from oallama.profile.timing import Policy

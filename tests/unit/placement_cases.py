@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from oallama.core.types import LinearFit, ModelInfo, Operator
+from oallama.core.profile import LinearFit
+from oallama.core.types import ModelInfo, Operator
 from oallama.cost.graph import build_graph
 from oallama.cost.operators import OperatorCost
 from oallama.cost.passes import Pass

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oallama.core.types import (
-    Affinity,
-    AffinityReport,
-    Baseline,
-    Measured,
-    MemoryLedger,
-    ModelInfo,
-    Predicted,
-    StreamSettings,
-    Workload,
-)
+from oallama.core.affinity import Affinity, AffinityReport, Baseline, Measured
+from oallama.core.types import MemoryLedger, ModelInfo, Predicted, StreamSettings, Workload
 from oallama.core.units import GIB, MIB
 
 BITS = {"Q4_K": 4.5, "Q6_K": 6.5625, "F16": 16.0, "F32": 32.0}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from oallama.core.types import LinearFit, MulMat
+from oallama.core.profile import LinearFit
+from oallama.core.types import MulMat
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.interference import NO_INTERFERENCE, Interference
 from oallama.cost.kernels import Curve, Kernel

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
-from oallama.core.types import LinearFit, ModelInfo, Operator, Profile, ProfileCase
+from oallama.core.profile import LinearFit, Profile, ProfileCase
+from oallama.core.types import ModelInfo, Operator
 
 TOKENS = (1, 32, 512)
 EMBD, FF, VOCAB = 256, 1024, 3200

@@ -9,17 +9,8 @@ from placement_cases import model, operators
 
 from oallama.core.errors import DoesNotFit, PlanError, UsageError
 from oallama.core.options import Options
-from oallama.core.types import (
-    Attention,
-    FlashAttention,
-    MemoryLedger,
-    Operator,
-    Predicted,
-    Profile,
-    RestCase,
-    RestShape,
-    Workload,
-)
+from oallama.core.profile import Profile, RestCase, RestShape
+from oallama.core.types import Attention, FlashAttention, MemoryLedger, Operator, Predicted, Workload
 from oallama.cost.graph import build_graph
 from oallama.cost.passes import Pass, passes, passes_at
 from oallama.cost.placement import Costs

@@ -21,6 +21,7 @@ from card_fit.main import chosen, main
 from card_fit.models import Model, read_models
 from card_fit.predict import Predictor, stock_ngl
 from card_fit.tables import Run, TableError, read_tables
+from card_fit.terms import TERMS, effects, noise, text
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = """
@@ -184,6 +185,33 @@ def test_fit_and_predict_as_commands(
     assert "The 32 rows that nothing was fitted to" in capsys.readouterr().out
 
 
+def test_a_term_that_matters_is_missed(models: dict[str, Model]) -> None:
+    machine = with_rates(START, TRUE)
+    runs = runs_on(machine, models)
+    fitted = chosen(runs, [run.context for run in runs], 2)
+    streams, crossings = (
+        next(term for term in TERMS if name in term.name) for name in ("streamed in prompts", "crossings")
+    )
+    whole, without, *_ = effects(machine, models, runs, fitted, [streams, crossings])
+    assert max(whole.error.values()) < 1e-9 and max(whole.refitted.values()) < 0.01
+    assert without.error["prompt"] > 0.2 and without.refitted["prompt"] > 0.05
+    assert without.error["eval"] < 1e-9, "a single token streams no weights in stock llama.cpp"
+    noisy = [replace(run, prompt_tps=run.prompt_tps * 1.1) for run in runs]
+    assert noise([*runs, *noisy])["prompt"] == pytest.approx(0.1, rel=0.1)
+    assert len(text([whole, without], noise([*runs, *noisy])).splitlines()) == 6
+
+
+def test_recorded_predictions_are_a_table_too(tmp_path: Path) -> None:
+    rows = read_tables([ROOT / "docs" / "benchmarks" / "real-card-predicted.json"])
+    assert len(rows) == 274 and rows[0].model == "minitron-4b"
+    (tmp_path / "bad.json").write_text('{"rows": [{"model": 5}]}')
+    with pytest.raises(TableError, match=r"rows\[0\]: model must be text"):
+        read_tables([tmp_path / "bad.json"])
+    (tmp_path / "bad.json").write_text("[]")
+    with pytest.raises(TableError, match="predict --json"):
+        read_tables([tmp_path / "bad.json"])
+
+
 def test_plans_as_a_command(tmp_path: Path, models: dict[str, Model], capsys: pytest.CaptureFixture[str]) -> None:
     table = str(write_table(tmp_path / "runs.csv", runs_on(with_rates(START, TRUE), models)))
     other = tmp_path / "other.csv"
@@ -295,4 +323,4 @@ def test_an_interrupt_is_told_and_leaves_nothing(
 
 def test_the_script_runs() -> None:
     done = subprocess.run([ROOT / "scripts" / "real_card", "--help"], capture_output=True, text=True, check=True)
-    assert "fit|predict|plans" in done.stdout
+    assert "fit|predict|terms|plans" in done.stdout

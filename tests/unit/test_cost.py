@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from placement_cases import costs, model, operators, rates
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import LinearFit, Operator, Profile, ProfileCase, RestCase, RestShape, Workload
+from oallama.core.profile import LinearFit, Profile, ProfileCase, RestCase, RestShape
+from oallama.core.types import Operator, Workload
 from oallama.cost.graph import build_graph, computes_outputs_only, crossings, node_sides
 from oallama.cost.kernels import Kernels, interpolate
 from oallama.cost.operators import operator_cost, operator_costs

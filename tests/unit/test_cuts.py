@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from slicing_cases import INTERFERENCE, MACHINES, SHARED_MACHINES, STREAMED, gemm, machine, streamed
 
-from oallama.core.types import LinearFit
+from oallama.core.profile import LinearFit
 from oallama.cost.interference import Interference
 from oallama.cost.kernels import Kernel
 from oallama.cost.slices import BlockCost, Cut, Pricing

@@ -10,7 +10,8 @@ import pytest
 from placement_cases import model, operators
 
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.core.types import LinearFit, MulMat, Operator, Profile, ProfileCase, Workload
+from oallama.core.profile import LinearFit, Profile, ProfileCase
+from oallama.core.types import MulMat, Operator, Workload
 from oallama.cost.graph import build_graph
 from oallama.place.baselines import baselines
 from oallama.place.budget import DeviceMemory, Room, ledger

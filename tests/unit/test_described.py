@@ -9,7 +9,8 @@ import pytest
 from described_cases import CARD, HOST, model, operators
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import CPU_DEVICE, MulMat, Profile, Workload
+from oallama.core.profile import Profile
+from oallama.core.types import CPU_DEVICE, MulMat, Workload
 from oallama.core.units import MIB
 from oallama.cost.graph import build_graph
 from oallama.cost.interference import NO_INTERFERENCE, interference_at, interference_curve

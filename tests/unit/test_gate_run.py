@@ -16,16 +16,8 @@ from oallama.bench.fit_plan import stock_plan
 from oallama.bench.records import BenchResult, BenchTest, LoadReport, StockPlacement
 from oallama.core.errors import DoesNotFit
 from oallama.core.options import Options
-from oallama.core.types import (
-    Attention,
-    LinearFit,
-    MemoryLedger,
-    OperatorPlacement,
-    PlanRecord,
-    Predicted,
-    Sharing,
-    Workload,
-)
+from oallama.core.profile import LinearFit, Sharing
+from oallama.core.types import Attention, MemoryLedger, OperatorPlacement, PlanRecord, Predicted, Workload
 from oallama.device.spec import parse_device
 from oallama.gate.measure import DEPTH_S, LEAST_DEPTH, TURN_S, gate_tests
 from oallama.gate.plans import all_plans, candidate

@@ -11,7 +11,8 @@ from slicing_cases import GEMMS, SHARED_DRAM, gemm, machine, streamed
 from split_cases import EMBD, FF, VOCAB, World, attention, ffn, operator
 from test_split_policy import LOAD, problem
 
-from oallama.core.types import LinearFit, Operator
+from oallama.core.profile import LinearFit
+from oallama.core.types import Operator
 from oallama.cost.interference import Interference
 from oallama.cost.slices import Gemm
 from oallama.place.decide import decide

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from split_cases import World, ffn
 
-from oallama.core.types import Profile, Sharing
+from oallama.core.profile import Profile, Sharing
 from oallama.cost.interference import NO_INTERFERENCE, Interference, interference_at, interference_curve
 from oallama.profile.store import profile_from_json, profile_to_json
 

@@ -13,7 +13,8 @@ from split_cases import EMBD, VOCAB, World, ffn, operator
 from test_split_policy import GPU, PAIR, problem
 
 from oallama.core.options import Options
-from oallama.core.types import LinearFit, Phase, Workload
+from oallama.core.profile import LinearFit
+from oallama.core.types import Phase, Workload
 from oallama.cost.timeline import Prefetch
 from oallama.place.decide import decide
 from oallama.place.microbatch import LEAST_GAIN, larger_ubatches, seconds_in, with_larger_ubatch

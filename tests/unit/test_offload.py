@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from described_cases import CARD, HOST, model, operators
 
-from oallama.core.types import CPU_DEVICE, Profile
+from oallama.core.profile import Profile
+from oallama.core.types import CPU_DEVICE
 from oallama.cost.graph import build_graph, crossings
 from oallama.cost.offload import host_cache, takes_attention
 from oallama.cost.passes import Pass

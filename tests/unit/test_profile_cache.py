@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import ProfileCase
+from oallama.core.profile import ProfileCase
 from oallama.profile.merge import empty, merged
 from oallama.profile.store import Journal, cache_folder, load, measuring_lock, profile_path, save
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from oallama.core.types import Case, ModelInfo, MulMat, Operator
+from oallama.core.profile import Case
+from oallama.core.types import ModelInfo, MulMat, Operator
 from oallama.core.units import MIB
 from oallama.profile.wanted import cases_at, in_order, required, rest_ways, too_slow, wanted, working_set
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oallama.core.types import LinearFit, MulMat, Profile, ProfileCase, Sharing, SkippedCase
+from oallama.core.profile import LinearFit, Profile, ProfileCase, Sharing, SkippedCase
+from oallama.core.types import MulMat
 from oallama.profile.export import HIDDEN, exported, without_personal
 from oallama.profile.store import profile_from_json, profile_to_json, read_profile
 

@@ -6,7 +6,8 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from oallama.core.types import LinearFit, MulMat, Profile, RestCase, RestShape, Sharing
+from oallama.core.profile import LinearFit, Profile, RestCase, RestShape, Sharing
+from oallama.core.types import MulMat
 from oallama.profile.merge import (
     LINKS,
     PAIRS,

@@ -15,7 +15,8 @@ from ggml_bridge import ChildDied
 from ggml_bridge.child import ChildError
 from oallama.core.codec import from_json, to_json
 from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError
-from oallama.core.types import Case, ModelInfo, MulMat, Operator, Profile, RestShape
+from oallama.core.profile import Case, Profile, RestShape
+from oallama.core.types import ModelInfo, MulMat, Operator
 from oallama.device.identity import KnownDevice
 from oallama.device.spec import parse_device
 from oallama.profile.child import Request

@@ -9,7 +9,7 @@ import pytest
 from split_cases import World, ffn
 
 from ggml_bridge.timing import Sharing as Rates
-from oallama.core.types import Profile
+from oallama.core.profile import Profile
 from oallama.profile.link import sharing_tasks
 from oallama.profile.tasks import Session
 from oallama.profile.timing import Policy

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import LinearFit, MulMat, Profile, ProfileCase, RestCase, RestShape, Sharing, SkippedCase
+from oallama.core.profile import LinearFit, Profile, ProfileCase, RestCase, RestShape, Sharing, SkippedCase
+from oallama.core.types import MulMat
 from oallama.profile.store import profile_from_json, profile_to_json, read_profile
 
 seconds = st.floats(1e-9, 1e3)

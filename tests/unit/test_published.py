@@ -12,7 +12,8 @@ from test_slices import experts
 from test_split_policy import LOAD, N_LAYER, Table, plan_of, problem
 
 from oallama.core.errors import UsageError
-from oallama.core.types import LinearFit, Operator, Workload
+from oallama.core.profile import LinearFit
+from oallama.core.types import Operator, Workload
 from oallama.cost.graph import build_graph
 from oallama.cost.slices import Cut
 from oallama.place.decide import decide

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from split_cases import World, model
 from test_split_policy import GPU, LOAD, N_LAYER, PAIR, Table, plan_of, problem
 
-from oallama.core.types import LinearFit, Phase, Sharing, Workload
+from oallama.core.profile import LinearFit, Sharing
+from oallama.core.types import Phase, Workload
 from oallama.model.cut import cut_granularity
 from oallama.place.decide import decide
 from oallama.place.placed import Placed

@@ -17,7 +17,8 @@ from test_split_policy import problem as small_problem
 from oallama.cli.main import exit_code
 from oallama.core.errors import PlanError, UsageError
 from oallama.core.options import Options
-from oallama.core.types import LinearFit, PrefetchMode, Profile, Workload
+from oallama.core.profile import LinearFit, Profile
+from oallama.core.types import PrefetchMode, Workload
 from oallama.core.units import MIB
 from oallama.cost.graph import build_graph
 from oallama.device.card import Card

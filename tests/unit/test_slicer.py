@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from slicing_cases import SHARED_MACHINES, STREAMED, gemm, machine, streamed
 from split_cases import FF, World, ffn, llama, model
 
-from oallama.core.types import LinearFit, Operator, PlanRecord, RestCase, Sharing, Workload
+from oallama.core.profile import LinearFit, RestCase, Sharing
+from oallama.core.types import Operator, PlanRecord, Workload
 from oallama.cost.blocks import residents
 from oallama.cost.graph import build_graph
 from oallama.cost.kernels import interpolate

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from split_cases import EMBD, FF, World, ffn, llama, operator
 
 from oallama.core.errors import ProfileError
-from oallama.core.types import LinearFit, Operator, Profile, Sharing
+from oallama.core.profile import LinearFit, Profile, Sharing
+from oallama.core.types import Operator
 from oallama.cost.blocks import SUM_BYTES, SplitBlock, can_split, slice_memory, split_blocks
 from oallama.cost.kernels import Kernels
 from oallama.cost.slices import (

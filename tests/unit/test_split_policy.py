@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_cases import EMBD, FF, World, ffn, llama, model, operator
 
-from oallama.core.types import LinearFit, Operator, Workload
+from oallama.core.profile import LinearFit
+from oallama.core.types import Operator, Workload
 from oallama.cost.blocks import slice_memory
 from oallama.cost.graph import build_graph
 from oallama.cost.slices import Cut

@@ -5,14 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ggml_bridge.split import SliceInfo, SplitStats
-from oallama.core.types import (
-    MemoryLedger,
-    Operator,
-    OperatorPlacement,
-    PlanRecord,
-    Predicted,
-    Workload,
-)
+from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, Predicted, Workload
 from oallama.plan.plan import Plan
 from oallama.run.load import host_shape
 from oallama.run.split import SplitMeter, corrected_plan

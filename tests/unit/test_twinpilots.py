@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from split_cases import EMBD, FF, VOCAB, World, attention, ffn, operator
 from test_split_policy import LOAD, problem
 
-from oallama.core.types import LinearFit, Operator
+from oallama.core.profile import LinearFit
+from oallama.core.types import Operator
 from oallama.place.decide import decide
 from oallama.place.makespan import CPU, RESIDENT, STREAMED, Makespan, Operation, least_makespan
 from oallama.place.problem import Decision

@@ -11,7 +11,8 @@ import pytest
 from described_cases import HOST, model, operators
 
 from oallama.cli import main as cli_main
-from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, ModelInfo, Operator, ProfileCase, Workload
+from oallama.core.profile import ProfileCase
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, ModelInfo, Operator, Workload
 from oallama.core.units import MIB
 from oallama.cost.graph import build_graph
 from oallama.cost.passes import passes_at

@@ -1,0 +1,185 @@
+"""The records of a profile: what was timed, on what, and every raw sample. Frozen; times are float seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from oallama.core.codec import Count, Expect, Mark, NotNegative, Positive
+from oallama.core.types import MulMat
+
+Samples = Annotated[tuple[Positive, ...], Mark.NOT_EMPTY]
+"""Seconds of single runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What is measured: a mul-mat at a batch size, on a device, in a layout."""
+
+    device: str
+    layout: str  # CPU, CPU_REPACK, AMX on the CPU; "device" on a device
+    mul_mat: Annotated[MulMat, Mark.FLAT]
+    n_tokens: Count
+    working_set_bytes: Count  # the weights the runs rotate through; beyond the cache where the model is
+
+    @property
+    def key(self) -> Case:
+        """The case alone, without what was found of it."""
+        return Case(self.device, self.layout, self.mul_mat, self.n_tokens, self.working_set_bytes)
+
+    def measured(self, samples: Sequence[float], seconds: float) -> ProfileCase:
+        return ProfileCase(
+            self.device, self.layout, self.mul_mat, self.n_tokens, self.working_set_bytes, seconds, tuple(samples)
+        )
+
+    def skipped(self, reason: str) -> SkippedCase:
+        return SkippedCase(self.device, self.layout, self.mul_mat, self.n_tokens, self.working_set_bytes, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileCase(Case):
+    """A case that was timed. `seconds` is the median of `samples`, of one mul-mat each."""
+
+    seconds: Positive
+    samples: Samples
+
+    JSON_KEYS: ClassVar = (
+        "device", "layout", "type", "shape", "n_expert_used", "n_tokens", "seconds", "samples", "gb_per_s", "gflops",
+        "working_set_bytes", "op",
+    )  # fmt: skip
+
+    @property
+    def gb_per_s(self) -> float:
+        """Weight bytes read (active experts only) / seconds / 1e9."""
+        return self.mul_mat.bytes_read(self.n_tokens) / self.seconds / 1e9
+
+    @property
+    def gflops(self) -> float:
+        return self.mul_mat.flops(self.n_tokens) / self.seconds / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedCase(Case):
+    """A case that was left out on purpose, and why: unsupported there, too slow to matter, or it crashed."""
+
+    reason: str
+
+    JSON_KEYS: ClassVar = (
+        "device", "layout", "type", "shape", "n_expert_used", "n_tokens", "working_set_bytes", "reason", "op",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LinearFit:
+    """t = alpha_s + beta_s_per_byte * bytes (ScheInfer Eq. 3), least squares; r2 of the fit; the points behind it."""
+
+    alpha_s: NotNegative
+    beta_s_per_byte: NotNegative
+    r2: float  # below 0 where the line fits worse than a constant
+    points: Annotated[  # (bytes, median seconds); a difference of two times may be negative
+        tuple[tuple[int, float], ...], Mark.REQUIRED, Expect("must be pairs [bytes, seconds]")
+    ] = ()
+
+    def seconds(self, n_bytes: float) -> float:
+        return self.alpha_s + self.beta_s_per_byte * n_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RestShape:
+    """What the cost of a layer's rest depends on besides the batch and the KV depth."""
+
+    n_embd: Count
+    n_head: Count
+    n_head_kv: Count
+    n_embd_head_k: Count
+    n_embd_head_v: Count
+    n_ff: Count
+    flash_attn: bool
+    type_k: Annotated[str, Mark.OMIT_DEFAULT] = "f16"  # of the KV cache, as llama.cpp's -ctk names it
+    type_v: Annotated[str, Mark.OMIT_DEFAULT] = "f16"
+
+
+@dataclass(frozen=True, slots=True)
+class RestCase:
+    """What one transformer layer does beside its weight-bearing mul-mats (norms, rope, KV write, attention, GLU, adds)
+    for this model's head shape, timed on one device at one batch size and KV depth."""
+
+    device: str
+    n_tokens: Count
+    n_kv: Count
+    seconds: Positive
+    samples: Samples
+    shape: Annotated[RestShape | None, Mark.FLAT] = None  # None: not stated
+
+    JSON_KEYS: ClassVar = (
+        "device", "n_tokens", "n_kv", "seconds", "n_embd", "n_head", "n_head_kv", "n_embd_head_k", "n_embd_head_v",
+        "n_ff", "flash_attn", "type_k", "type_v", "samples",
+    )  # fmt: skip
+
+    @property
+    def key(self) -> tuple[str, int, int, RestShape | None]:
+        """What identifies it in a profile."""
+        return self.device, self.n_tokens, self.n_kv, self.shape
+
+
+Worker = Literal["cpu", "device", "link"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Two kinds of work at the same time: the CPU's mul-mats, the device's, copies to the device. GB/s = 1e9 bytes per
+    second of weights multiplied or of bytes copied."""
+
+    first: Worker
+    second: Worker
+    n_tokens: Count  # of the mul-mats
+    first_alone_gb_per_s: Positive
+    second_alone_gb_per_s: Positive
+    first_with_second_gb_per_s: NotNegative
+    second_with_first_gb_per_s: NotNegative
+    assumed: Annotated[bool, Mark.OMIT_DEFAULT] = False  # made from the `contention` of an old file (profile/store.py)
+
+    @property
+    def key(self) -> tuple[Worker, Worker, int]:
+        """What identifies it in a profile."""
+        return self.first, self.second, self.n_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A measured experiment: what was timed, on what, and every raw sample. As JSON: profile/store.py."""
+
+    version: int
+    fingerprint: dict[str, Any]  # CPU, threads, device, driver, ggml version, power state, ...
+    device: str  # name of the device, CPU_DEVICE if there is none
+    cases: tuple[ProfileCase, ...]
+    rest: tuple[RestCase, ...]
+    link: dict[str, LinearFit]  # h2d_pinned, h2d_pageable, d2h_pinned, d2h (pageable): of one copy; issue_pinned,
+    # issue_pageable: for how long an asynchronous h2d holds up its caller; empty without a device
+    boundary: LinearFit | None  # one CPU -> device -> CPU excursion of a graph in ggml's scheduler, by bytes each way;
+    # to pinned memory where there is a d2h_pinned, else (older files) to pageable memory
+    launch_s: NotNegative  # one graph launch + synchronise on the device
+    warnings: tuple[str, ...]
+    skipped: Annotated[tuple[SkippedCase, ...], Mark.REQUIRED] = ()
+    sharing: Annotated[tuple[Sharing, ...], Mark.OMIT_DEFAULT] = ()
+    # share of a copy on one stream that a result of another waits for; None: not known
+    copy_wait: Annotated[float | None, Mark.NOT_NEGATIVE, Mark.OMIT_DEFAULT] = None
+    # that queueing a graph takes of its caller's time; None: not known
+    launch_issue_s: Annotated[float | None, Mark.NOT_NEGATIVE, Mark.OMIT_DEFAULT] = None
+
+    @property
+    def contention(self) -> Sharing | None:
+        """CPU and link at the same time, which share the DRAM, at the smallest batch size."""
+        pairs = [one for one in self.sharing if (one.first, one.second) == ("cpu", "link")]
+        return min(pairs, key=lambda one: one.n_tokens, default=None)
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the device takes copies from pinned host memory; so it is assumed of one that was not asked."""
+        return bool(self.fingerprint.get("device_host_buffer", True))
+
+    @property
+    def is_blocking(self) -> bool:
+        """Whether the CPU waits for every copy to the device, and for all that it computes."""
+        return self.fingerprint.get("device_asynchronous") is False
