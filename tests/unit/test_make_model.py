@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gguf_factory import random_blocks, write_llama_shape
 from make_model import write_shape
-from model_shapes import KNOWN, llama, phimoe, qwen2, qwen2moe
+from model_shapes import KNOWN, llama, opt, phimoe, qwen2, qwen2moe
 from operator_trace import trace_operators
 
 from oallama.model.gguf_reader import read_gguf
@@ -86,7 +86,7 @@ def test_known_shapes_have_the_parameters_of_their_models(name: str) -> None:
     assert shape.n_layer * of_layer + outside == PUBLISHED[name]
 
 
-@pytest.mark.parametrize("name", ["qwq-32b", "minicpm3-4b", "mixtral-8x7b", "qwen2-57b-a14b", "phi3.5-moe"])
+@pytest.mark.parametrize("name", ["qwq-32b", "minicpm3-4b", "mixtral-8x7b", "qwen2-57b-a14b", "phi3.5-moe", "opt-6.7b"])
 def test_like_writes_the_architecture_that_llama_cpp_runs(name: str, tmp_path: Path) -> None:
     """Narrower and with fewer layers, so that it is quick; the command is the same."""
     small = {
@@ -97,6 +97,7 @@ def test_like_writes_the_architecture_that_llama_cpp_runs(name: str, tmp_path: P
             2, 256, 512, 4, 2, 300, 512, 1e6, n_expert=8, n_expert_used=4, n_ff_expert=256, n_ff_shared=512
         ),
         "phi3.5-moe": phimoe(2, 256, 512, 4, 2, 300, 8192, n_expert=4),
+        "opt-6.7b": replace(opt(2, 256, 4), n_vocab=300),
     }[name]
     assert small.matrices.keys() == KNOWN[name].matrices.keys()
     path = write_shape(tmp_path / "model.gguf", small, "Q4_0")
