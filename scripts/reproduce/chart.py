@@ -27,7 +27,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Scatter(Picture):
-    """A square of marks with a diagonal; a hollow mark is above the bound."""
+    """A square of marks with a diagonal; a hollow mark is beyond the bound."""
 
     label: str
     points: Sequence[Point]
@@ -73,7 +73,7 @@ class Scatter(Picture):
         y = TOP + 24 * len(self.papers)
         yield Bar(LEFT + SIDE + 40, y, 12, 12, GREY)
         yield Bar(LEFT + SIDE + 43, y + 3, 6, 6, "#ffffff")
-        yield Text(LEFT + SIDE + 58, y + 11, "above the bound")
+        yield Text(LEFT + SIDE + 58, y + 11, "beyond the bound")
 
 
 def chart(document: Mapping[str, Any]) -> Scatter:

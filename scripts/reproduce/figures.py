@@ -31,6 +31,8 @@ class Cell:
     gpu_weights: float | None = None  # share of the weights that may be on the card; None: as memory allows
     vram_gib: float | None = None  # None: the card's
     threads: int | None = None  # of testbed A's CPU; None: as the preset is
+    n_ubatch: int = 512
+    fill: float = 0.9  # of that memory
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Arm:
     gpu_weights: float | None = None
     vram_gib: float | None = None
     pageable: bool = False  # weights are streamed from pageable memory
+    shares_dram: bool = True  # CPU and link slow each other down
     offload: bool = True  # llama.cpp may compute a large batch's host operators on the card
 
 
@@ -61,7 +64,7 @@ class Figure:
     cells: tuple[Cell, ...] = ()
     ours: Arm | None = None
     baseline: Arm | None = None
-    product: Arm | None = None  # what the product would take instead of the paper's policy
+    variant: Arm | None = None  # what is asked beside the paper's policy: see the paper's `about`
     take: str = "max"  # of several cells: max, min or mean (geometric)
     metric: str = "total"  # of a speed-up: ttft, tpot or total
     at_least: bool = False  # the paper says "not less than"
@@ -115,7 +118,7 @@ def _figure(path: Path, each: dict[str, Any], cells: Mapping[str, tuple[Cell, ..
             raise FiguresError(f"{path}: figure {each.get('id', '?')!r} has no {key}")
     try:
         group = each.get("cells", ())
-        named: dict[str, Any] = {arm: arms[each[arm]] for arm in ("ours", "baseline", "product") if arm in each}
+        named: dict[str, Any] = {arm: arms[each[arm]] for arm in ("ours", "baseline", "variant") if arm in each}
         named["cells"] = cells[group] if isinstance(group, str) else tuple(_cell(path, one) for one in group)
     except KeyError as error:
         raise FiguresError(f"{path}: figure {each['id']!r} names {error}, which the file has not") from None
@@ -135,11 +138,3 @@ def _record(path: Path, kind: type, table: dict[str, Any]) -> Any:
         return kind(**table)
     except TypeError as error:
         raise FiguresError(f"{path}: {table} is no {kind.__name__.lower()}: {error}") from None
-
-
-def published(paper: str, figure: str) -> float:
-    """One published figure by its names. Raises FiguresError."""
-    for each in read_paper(FOLDER / f"{paper}.toml").figures:
-        if each.id == figure and each.published is not None:
-            return each.published
-    raise FiguresError(f"{paper} has no figure {figure!r}")

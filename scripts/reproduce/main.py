@@ -106,7 +106,7 @@ def rounded(value: Any) -> Any:
     return [rounded(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-NUMBERS = ("ours", "bound", "lower", "product", "cells")
+NUMBERS = ("ours", "bound", "lower", "variant", "cells")
 
 
 def _known() -> dict[str, Row]:
@@ -122,7 +122,7 @@ def row_of(figure: Figure, numbers: Mapping[str, Any]) -> Row:
     row = {
         "paper": figure.paper, "id": figure.id, "place": figure.place, "what": figure.what, "unit": figure.unit,
         "kind": figure.kind, "at_least": figure.at_least, "published": figure.published, **numbers,
-        "arms": {name: asdict(arm) for name in ("ours", "baseline", "product")
+        "arms": {name: asdict(arm) for name in ("ours", "baseline", "variant")
                  if (arm := getattr(figure, name)) is not None},
         "assumed": figure.assumed, "why": figure.why,
     }  # fmt: skip

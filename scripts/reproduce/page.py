@@ -18,9 +18,9 @@ Row = Mapping[str, Any]
 CLOSE = 0.15
 """By so much a published figure and ours may differ without a word."""
 
-COLUMNS = ("where", "what", "published", "ours", "published / ours", "bound", "product")
+COLUMNS = ("where", "what", "published", "ours", "published / ours", "bound", "variant")
 SAME, DIFFERS, RULED_OUT, HOLDS, FAILS, NOTHING = (
-    "within 15 %", "differs", "above the bound", "holds", "does not hold", "not simulated",
+    "within 15 %", "differs", "beyond the bound", "holds", "does not hold", "no pair",
 )  # fmt: skip
 VERDICTS = (SAME, HOLDS, DIFFERS, RULED_OUT, FAILS, NOTHING)
 
@@ -60,7 +60,7 @@ def cells_of(row: Row) -> tuple[str, ...]:
         _number(row["ours"], row["unit"]),
         "" if row["at_least"] or row["ratio"] is None else f"{row['ratio']:.2f}",
         _number(row["bound"], row["unit"]),
-        _number(row["product"], row["unit"]),
+        _number(row["variant"], row["unit"]),
     )
 
 

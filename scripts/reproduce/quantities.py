@@ -27,13 +27,13 @@ MICRO = 1e6
 
 @dataclass(frozen=True)
 class Found:
-    """ours, product: None where there is none. bound: what no machine of these rates passes; None: none was computed.
+    """ours, variant: None where there is none. bound: what no machine of these rates passes; None: none was computed.
     lower: the bound is from below, as of a time."""
 
     ours: float | None
     bound: float | None = None
     lower: bool = False
-    product: float | None = None
+    variant: float | None = None
     cells: tuple[dict[str, Any], ...] = ()
 
 
@@ -60,7 +60,7 @@ def find(figure: Figure, runs: Runs) -> Found:
 def _speed_up(figure: Figure, runs: Runs) -> Found:
     """Times as fast as the baseline; of several cells the largest, the smallest or the geometric mean."""
     assert figure.ours is not None and figure.baseline is not None
-    gains, bounds, products, told = [], [], [], []
+    gains, bounds, variants, told = [], [], [], []
     for cell in figure.cells:
         base, own = runs[cell, figure.baseline], runs[cell, figure.ours]
         row = {**_named(cell), "baseline": _told(base), "ours": _told(own)}
@@ -70,19 +70,28 @@ def _speed_up(figure: Figure, runs: Runs) -> Found:
         base_s = base.seconds(figure.metric)
         gains.append(base_s / own.seconds(figure.metric))
         row["speed_up"] = gains[-1]
-        if figure.ours.gpu_weights is None and figure.ours.vram_gib is None:
+        if figure.unit == "×" and figure.ours.gpu_weights is None and figure.ours.vram_gib is None:
             bounds.append(base_s / least_seconds(cell, figure.metric))
             row["bound"] = bounds[-1]
-        product = runs[cell, figure.product] if figure.product else None
-        if product is not None:
-            products.append(base_s / product.seconds(figure.metric))
+        variant = runs[cell, figure.variant] if figure.variant else None
+        if variant is not None:
+            variants.append(base_s / variant.seconds(figure.metric))
     take = TAKE[figure.take]
     return Found(
         take(gains) if gains else None,
         take(bounds) if bounds else None,
-        product=take(products) if products else None,
+        variant=take(variants) if variants else None,
         cells=tuple(told),
     )
+
+
+def _throughput(figure: Figure, runs: Runs) -> Found:
+    """Tokens a second that an arm generates, the prompt's time counted."""
+    assert figure.ours is not None
+    (cell,) = figure.cells
+    run = runs[cell, figure.ours]
+    told = ({**_named(cell), "ours": _told(run)},)
+    return Found(cell.n_gen / run.total_s if run else None, cells=told)
 
 
 def _named(cell: Cell) -> dict[str, Any]:
@@ -259,6 +268,7 @@ def _none(_figure: Figure, _runs: Runs) -> Found:
 
 KINDS: Mapping[str, Callable[[Figure, Runs], Found]] = {
     "speed-up": _speed_up,
+    "throughput": _throughput,
     "operator": _operator,
     "memory": _memory,
     "affinity": _affinity,

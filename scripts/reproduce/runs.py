@@ -41,7 +41,7 @@ def needed(figures: Iterable[Figure]) -> list[Key]:
     keys: dict[Key, None] = {}
     for figure in figures:
         for cell in figure.cells:
-            for arm in (figure.ours, figure.baseline, figure.product):
+            for arm in (figure.ours, figure.baseline, figure.variant):
                 if arm is not None:
                     keys[cell, arm] = None
     return list(keys)

@@ -31,12 +31,12 @@ from oallama.profile.described import described
 from reproduce.figures import Arm, Cell, FiguresError
 from reproduce.scheinfer_formulas import implied_cpu_beta
 
-FILL = 0.9
 BENCHMARKS = ROOT / "docs" / "benchmarks"
 FITTED = {"rtx5090": BENCHMARKS / "real-card-rtx5090.json"}
 """Machines whose rates were fitted to published runs (docs/real-card.md)."""
 
 INT4_BYTES = 0.5
+PLENTY = 1e15  # bytes/s: nobody waits for the DRAM
 
 
 @cache
@@ -76,16 +76,18 @@ def _with_threads(host: Host, threads: int) -> Host:
 
 def workload(cell: Cell) -> Workload:
     whole = cell.n_prompt + cell.n_gen
-    return Workload(cell.n_prompt, cell.n_gen, cell.n_ctx or -(-whole // 256) * 256)
+    return Workload(cell.n_prompt, cell.n_gen, cell.n_ctx or -(-whole // 256) * 256, cell.n_ubatch)
 
 
 def problem(cell: Cell, arm: Arm) -> Problem:
     """What a plan of that arm is made from. Host memory is taken to be enough; flash attention is on."""
     info, ops, graph = model(cell.model, cell.type)
     host, card = machine(cell)
+    if not arm.shares_dram:
+        host = replace(host, dram_bytes_per_s=PLENTY)
     if arm.pageable:
         card = replace(card, pinned_bytes_per_s=card.pageable_bytes_per_s)
-    profile = described(host, card, info, ops, DESCRIBED_TOKENS)
+    profile = described(host, card, info, ops, sorted({*DESCRIBED_TOKENS, cell.n_ubatch}))
     vram_gib = cell.vram_gib if arm.vram_gib is None else arm.vram_gib
     share = cell.gpu_weights if arm.gpu_weights is None else arm.gpu_weights
     return Problem(
@@ -94,7 +96,7 @@ def problem(cell: Cell, arm: Arm) -> Problem:
         with_attention(profile, "on"),
         Reckoned(info, ops, profile),
         None if vram_gib is None else int(vram_gib * GIB),
-        FILL,
+        cell.fill,
         share,
         host_room=sys.maxsize,
     )

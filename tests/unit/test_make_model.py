@@ -23,6 +23,7 @@ from model_shapes import (
     gpt_oss,
     llama,
     llama3_long,
+    opt,
     phimoe,
     qwen2,
     qwen2moe,
@@ -112,7 +113,9 @@ def parameters(shape: ModelShape) -> int:
     return shape.n_layer * sum(sizes.values()) + shape.n_dense * (dense - experts) + outside
 
 
-@pytest.mark.parametrize("name", ["qwq-32b", "minicpm3-4b", "mixtral-8x7b", "qwen2-57b-a14b", "phi3.5-moe", *TODAY])
+@pytest.mark.parametrize(
+    "name", ["qwq-32b", "minicpm3-4b", "mixtral-8x7b", "qwen2-57b-a14b", "phi3.5-moe", "opt-6.7b", *TODAY]
+)
 def test_like_writes_the_architecture_that_llama_cpp_runs(name: str, tmp_path: Path) -> None:
     """Narrower and with fewer layers, so that it is quick; the command is the same."""
     small = {
@@ -132,6 +135,7 @@ def test_like_writes_the_architecture_that_llama_cpp_runs(name: str, tmp_path: P
         ),
         "gemma-3-27b": gemma3(7, 256, 512, 4, 2, 300, 512, head_dim=64, window=64),
         "llama-3.3-70b": llama3_long(llama(2, 256, 512, 4, 2, 300, rope_base=500000.0)),
+        "opt-6.7b": replace(opt(2, 256, 4), n_vocab=300),
     }[name]
     assert small.matrices.keys() == KNOWN[name].matrices.keys()
     path = write_shape(tmp_path / "model.gguf", small, "Q4_0")

@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from experiments import published as constants  # noqa: E402
 from reproduce.bounds import least_seconds  # noqa: E402
 from reproduce.chart import chart  # noqa: E402
 from reproduce.figures import Arm, Cell, Figure, FiguresError, papers, read_paper  # noqa: E402
@@ -34,7 +35,7 @@ def results() -> dict[str, Any]:
 
 def test_every_figure_names_its_paper_and_place() -> None:
     named = {paper.key: paper for paper in papers()}
-    assert {"oato", "scheinfer"} <= named.keys()
+    assert {"oato", "scheinfer", "hetegen", "twinpilots", "atsinfer", "pipeshard"} <= named.keys()
     for figure in FIGURES:
         assert named[figure.paper].citation
         assert any(word in figure.place.lower() for word in ("fig", "table", "section", "abstract", "row")), figure.key
@@ -44,8 +45,22 @@ def test_every_figure_can_be_asked_for() -> None:
     for figure in FIGURES:
         assert figure.kind in KINDS, figure.key
         assert figure.published is not None or figure.kind == "not simulated" or figure.why, figure.key
-        for arm in (figure.ours, figure.baseline, figure.product):
+        for arm in (figure.ours, figure.baseline, figure.variant):
             assert arm is None or arm.policy in POLICIES, figure.key
+
+
+def test_the_constants_of_other_scripts_are_the_same_figures() -> None:
+    by_key = {figure.key: figure.published for figure in FIGURES}
+    for share, gain in constants.OATO_PAPER.items():
+        assert by_key[f"oato/fig10-{share.removesuffix('%')}-llama.cpp"] == pytest.approx(1 + gain / 100)
+    for phase, (least, most) in (
+        ("prompt", constants.SCHEINFER_PROMPT),
+        ("generation", constants.SCHEINFER_GENERATION),
+        ("both", constants.SCHEINFER_WHOLE),
+    ):
+        assert (by_key[f"scheinfer/{phase}-least-fiddler"], by_key[f"scheinfer/{phase}-most-fiddler"]) == (least, most)
+    for threads, gain in constants.SCHEINFER_THREADS.items():
+        assert by_key[f"scheinfer/threads-{threads}-llama.cpp"] == gain
 
 
 def test_the_page_and_the_picture_are_what_the_results_give(results: dict[str, Any]) -> None:
@@ -100,9 +115,9 @@ def test_verdicts() -> None:
     assert CLOSE == 0.15
     assert verdict(row()) == "within 15 %"
     assert verdict(row(ours=1.0, ratio=1.5)) == "differs"
-    assert verdict(row(bound=1.45)) == "above the bound"
-    assert verdict(row(bound=2.0, lower=True)) == "above the bound"
-    assert verdict(row(ours=None, ratio=None)) == "not simulated"
+    assert verdict(row(bound=1.45)) == "beyond the bound"
+    assert verdict(row(bound=2.0, lower=True)) == "beyond the bound"
+    assert verdict(row(ours=None, ratio=None)) == "no pair"
     assert verdict(row(published=1.0, at_least=True)) == "holds"
     assert verdict(row(published=1.0, ours=0.9, at_least=True)) == "does not hold"
 
