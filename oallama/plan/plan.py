@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from oallama.core.errors import PlanError
+from oallama.core.files import unwritten
 from oallama.core.options import CACHE_TYPES, FLASH_ATTENTION
 from oallama.core.types import (
     Attention,
@@ -186,7 +187,7 @@ class Plan:
             finally:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
-            raise PlanError(f"cannot write the plan to {target}: {error.strerror or error}") from None
+            raise unwritten(PlanError, f"the plan to {target}", error) from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
