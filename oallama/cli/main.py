@@ -43,6 +43,9 @@ COMMANDS = {
 
 DEBUG_VARIABLE = "OALLAMA_DEBUG"
 
+OUT_OF_MEMORY = "out of memory; use a smaller model, a shorter context (-c) or a smaller batch (-ub)"
+NO_THREAD = "can't start new thread"  # Python's RuntimeError where there is no memory for a stack
+
 _TUTORIAL = """\
 Run large language models on machines whose GPU is too small for them: each weight goes where it saves the most time.
 
@@ -129,11 +132,11 @@ def exit_code(argv: Sequence[str] | None = None) -> int:
     except OallamaError as error:
         return _fail(str(error), error.exit_code)
     except MemoryError:
-        return _fail("out of memory; use a smaller model, a shorter context (-c) or a smaller batch (-ub)", 1)
+        return _fail(OUT_OF_MEMORY, 1)
     except OSError as error:
         return _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 1)
     except Exception as error:
-        return _fail(_unexpected(error), 1)
+        return _fail(OUT_OF_MEMORY if NO_THREAD in str(error) else _unexpected(error), 1)
     return result if isinstance(result, int) else 0
 
 

@@ -51,7 +51,7 @@ def test_each_allocation_may_be_refused(kind: str, model: Path) -> None:
             ended.append("done")
         except OallamaError as error:
             assert isinstance(error, DeviceError), error
-            assert "\n" not in str(error)
+            assert "no room" in str(error) and "use a smaller --vram, -c or -ub" in str(error)
             ended.append(str(error))
         stats = load_bridge().emulated().stats()
         assert (stats.device_bytes, stats.pinned_bytes) == (0, 0)
