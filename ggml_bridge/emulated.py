@@ -35,6 +35,7 @@ class EmulatedStats:
     n_graphs: int = 0
     device_bytes: int = 0  # held now
     pinned_bytes: int = 0
+    n_allocations: int = 0  # of device or pinned memory, since it was registered
 
 
 class EmulatedDevice:

@@ -19,7 +19,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 7
+#define GB_ABI 8
 #define GB_NAME_BYTES 128
 
 typedef enum gb_status {

@@ -9,10 +9,12 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 import click
@@ -44,6 +46,9 @@ COMMANDS = {
 """Subcommands and their short help, here so that listing them loads none of them."""
 
 DEBUG_VARIABLE = "OALLAMA_DEBUG"
+
+OUT_OF_MEMORY = "out of memory; use a smaller model, a shorter context (-c) or a smaller batch (-ub)"
+NO_THREAD = "can't start new thread"  # Python's RuntimeError where there is no memory for a stack
 
 _TUTORIAL = """\
 Run large language models on machines whose GPU is too small for them: each weight goes where it saves the most time.
@@ -91,10 +96,23 @@ def cli(context: click.Context) -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 work failed, 2 wrong usage or unusable input, 130 interrupted."""
+    signal.signal(signal.SIGTERM, end_as_interrupted)
     claim_stdout()
     code = exit_code(argv)
     drop_unwritten()
+    exec(
+        ""
+    )  # CPython notes a KeyboardInterrupt that left an exec of text, as dataclasses have; its exit code would be -2
     sys.exit(code)
+
+
+def end_as_interrupted(_number: int, frame: FrameType | None) -> None:
+    """SIGTERM is taken for Ctrl-C: what is measured is kept, files are whole, workers end. Raises KeyboardInterrupt,
+    now or where native code lets it."""
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    if not callable(on_interrupt):  # a shell starts what is in the background without it
+        raise KeyboardInterrupt
+    on_interrupt(signal.SIGINT, frame)
 
 
 def exit_code(argv: Sequence[str] | None = None) -> int:
@@ -118,11 +136,11 @@ def exit_code(argv: Sequence[str] | None = None) -> int:
     except OallamaError as error:
         return _fail(str(error), error.exit_code)
     except MemoryError:
-        return _fail("out of memory; use a smaller model, a shorter context (-c) or a smaller batch (-ub)", 1)
+        return _fail(OUT_OF_MEMORY, 1)
     except OSError as error:
         return _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 1)
     except Exception as error:
-        return _fail(_unexpected(error), 1)
+        return _fail(OUT_OF_MEMORY if NO_THREAD in str(error) else _unexpected(error), 1)
     return result if isinstance(result, int) else 0
 
 
@@ -149,6 +167,8 @@ def claim_stdout() -> None:
     closed = [number for number in range(3) if not _is_open(number)]
     for _ in closed:
         os.open(os.devnull, os.O_RDWR)  # the least number that is free
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115  # for as long as the process lives
     try:
         result = sys.stdout.fileno() if sys.stdout is not None else 1
         talk = sys.stderr.fileno() if sys.stderr is not None else 2

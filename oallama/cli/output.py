@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from oallama.core.errors import UsageError
+from oallama.core.files import unwritten
 
 if TYPE_CHECKING:
     from oallama.report.chart import Picture
@@ -86,7 +87,7 @@ def write_file(path: str, text: str) -> None:
         else:
             _replace(target.resolve(), text)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+        raise unwritten(UsageError, path, error) from None
 
 
 def deliver(text: str, path: str | None) -> None:
@@ -105,7 +106,7 @@ def write_chart(path: str, chart: Picture) -> None:
         try:
             Path(path).write_bytes(picture)
         except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror or error}") from None
+            raise unwritten(UsageError, path, error) from None
     else:
         write_file(path, chart.svg())
     talk(f"wrote {path}")

@@ -1,10 +1,18 @@
-"""Files that are only ever replaced whole."""
+"""Files that are only ever replaced whole, and the error for one that cannot be written."""
 
 from __future__ import annotations
 
+import errno
 import os
 import uuid
 from pathlib import Path
+from typing import TypeVar
+
+from oallama.core.errors import OallamaError
+
+E = TypeVar("E", bound=OallamaError)
+
+DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -20,3 +28,12 @@ def write_whole(path: Path, text: str) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def unwritten(kind: type[E], what: str, error: OSError) -> E:
+    """The error of that kind for a result that cannot be written. Its exit code is 1 where the disk is full or broken,
+    which is no fault of the path."""
+    made = kind(f"cannot write {what}: {error.strerror or error}")
+    if error.errno in DISK_FAILED:
+        made.exit_code = 1
+    return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,9 @@ from oallama.core.errors import BridgeError, DeviceError, ModelFileError, Oallam
 _ERRORS: dict[str, type[OallamaError]] = {
     kind.__name__: kind for kind in (ModelFileError, DeviceError, UsageError, BridgeError)
 }
+
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that say nothing of what the child was doing."""
 
 
 def ask_child(
@@ -40,6 +44,8 @@ def told(failed: Callable[[str], OallamaError], unexpected: type[OallamaError] =
     try:
         yield
     except (ggml_bridge.ChildDied, ggml_bridge.ChildTimeout) as error:
+        if isinstance(error, ggml_bridge.ChildDied) and error.signal in FROM_OUTSIDE:
+            raise OallamaError(f"{error}; close other programs and run again") from None
         raise failed(str(error)) from None
     except ChildError as error:
         raise _ERRORS.get(error.type_name, unexpected)(str(error)) from None

@@ -49,6 +49,7 @@ class Emulated:
     seed: int = 0
     routing: str | None = None  # file of recorded experts
     lost_after: int | None = None  # graphs, then every one fails
+    fail_alloc: int | None = None  # the allocation that is refused, counted from 1
 
     def __str__(self) -> str:
         """The text that parses back into this record."""
@@ -62,7 +63,7 @@ class Emulated:
     @property
     def timed(self) -> Emulated:
         """The same, keeping time: what profiles and comparisons measure. What changes no time is left out."""
-        return replace(self, values="drawn", lost_after=None)
+        return replace(self, values="drawn", lost_after=None, fail_alloc=None)
 
     @property
     def measured(self) -> Emulated:
@@ -139,6 +140,8 @@ def use_parameters(spec: Emulated) -> str:
         lines.append(f"routing {spec.routing}")
     if spec.lost_after is not None:
         lines.append(f"lost_after {spec.lost_after}")
+    if spec.fail_alloc is not None:
+        lines.append(f"fail_alloc {spec.fail_alloc}")
     return "\n".join(lines) + "\n"
 
 
@@ -229,6 +232,7 @@ _KEYS = {
     "seed": _Key(_count),
     "routing": _Key(_file),
     "lost_after": _Key(_count),
+    "fail_alloc": _Key(_count),
 }
 
 

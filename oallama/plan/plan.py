@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from oallama.core.errors import PlanError
-from oallama.core.files import write_whole
+from oallama.core.files import unwritten, write_whole
 from oallama.core.options import CACHE_TYPES
 from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Predicted, Workload
 from oallama.plan.document import plan_from_json, plan_to_json
@@ -97,7 +97,7 @@ class Plan:
         try:
             write_whole(target, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
         except OSError as error:
-            raise PlanError(f"cannot write the plan to {target}: {error.strerror or error}") from None
+            raise unwritten(PlanError, f"the plan to {target}", error) from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:

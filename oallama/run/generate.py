@@ -143,6 +143,8 @@ class Batch:
         status = self._api.llama_decode(context, self._batch)
         if status == 1:
             raise UsageError("the KV cache has no room for the next tokens; raise -c")
+        if status == -2:
+            raise DeviceError("there is no room to compute the next tokens in; use a smaller --vram, -c or -ub")
         if status != 0:
             raise DeviceError(f"llama.cpp could not compute the next tokens (llama_decode returned {status})")
 

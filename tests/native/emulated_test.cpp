@@ -154,6 +154,19 @@ void lose() {
     expect(emulated_unregister() == 0, "it can be left");
 }
 
+void refuse_one_allocation() {
+    expect(emulated_register(parameters(true, "fail_alloc 2\n").c_str()) == 0, "the device is registered");
+    ggml_backend_dev_t device = ggml_backend_dev_by_name("Emulated0");
+    for (const auto buft : {ggml_backend_dev_buffer_type(device), ggml_backend_dev_host_buffer_type(device),
+                            ggml_backend_dev_host_buffer_type(device)}) {
+        const oallama::BufferPtr buffer(ggml_backend_buft_alloc_buffer(buft, 64));
+        emulated_stats           stats = {};
+        expect(emulated_get_stats(&stats) == 0, "it counts");
+        expect((buffer == nullptr) == (stats.n_allocations == 2), "the second allocation alone is refused");
+    }
+    expect(emulated_unregister() == 0, "it can be left");
+}
+
 // Callbacks that have no result to say it by: the process lives on, and no graph is believed after them.
 void run_out_of_memory() {
     for (int call = 0; call < 3; call++) {
@@ -194,6 +207,7 @@ int main() {
     run(false, 20);
     be_late();
     lose();
+    refuse_one_allocation();
     run_out_of_memory();
     expect(emulated_register("memory_bytes none\n") != 0 && std::strlen(emulated_last_error()) > 0, "it says why");
     std::printf("%d failed\n", n_failed);

@@ -56,6 +56,7 @@ def failing(monkeypatch):
             "oallama: the model needs 3 GiB on CUDA0 but only 1 GiB may be used",
         ),
         (MemoryError(), 1, "oallama: out of memory"),
+        (RuntimeError("can't start new thread"), 1, "oallama: out of memory"),
         (KeyboardInterrupt(), 130, "oallama: interrupted"),
         (PermissionError(13, "Permission denied", "/x"), 1, "oallama: Permission denied: /x"),
         (ZeroDivisionError("division"), 1, "oallama: internal error, please report it: ZeroDivisionError: division"),

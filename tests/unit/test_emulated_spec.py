@@ -38,6 +38,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
         ("emulated:latency=2us,seed=3,scale=auto,cpus=auto", Emulated(latency=2e-6, seed=3)),
         ("emulated:card.json,scale=1", Emulated("card.json", scale=(1.0, 1.0))),
         ("emulated:routing=ids.txt,lost_after=3", Emulated(routing="ids.txt", lost_after=3)),
+        ("emulated:fail_alloc=2", Emulated(fail_alloc=2)),
     ],
 )
 def test_text_parses(text: str, spec: Emulated) -> None:

@@ -113,9 +113,10 @@ const char * emulated_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
 }
 
 ggml_backend_buffer_t emulated_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    Device &   device = emulated_device();
-    const auto wanted = static_cast<int64_t>(size);
-    if (device.device_bytes.fetch_add(wanted) + wanted > device.parameters.memory_bytes) {
+    Device &   device  = emulated_device();
+    const auto wanted  = static_cast<int64_t>(size);
+    const bool refused = device.refuses_allocation();
+    if (device.device_bytes.fetch_add(wanted) + wanted > device.parameters.memory_bytes || refused) {
         device.device_bytes -= wanted;
         return nullptr;
     }
@@ -157,7 +158,7 @@ void emulated_host_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
 // As ggml's CPU buffers, in memory that the device knows.
 ggml_backend_buffer_t emulated_host_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
     const oallama::BufferPtr plain(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), alignment));
-    if (!plain) {
+    if (!plain || emulated_device().refuses_allocation()) {
         return nullptr;
     }
     try {
@@ -562,6 +563,7 @@ int emulated_get_stats(emulated_stats * stats) {
         stats->n_graphs       = device.n_graphs;
         stats->device_bytes   = device.device_bytes;
         stats->pinned_bytes   = static_cast<int64_t>(device.pinned.n_bytes());
+        stats->n_allocations  = device.n_allocations;
     });
 }
 

@@ -25,6 +25,7 @@
 //     kernel MUL_MAT Q4_0 4096x14336x1 0 512 0.0021  op, type, shape [K, N, E] of the weight, experts used (0: no
 //                                                    MUL_MAT_ID), tokens, seconds: as a real card was measured
 //     lost_after 100                      graphs; then every graph fails, as on a card that is gone
+//     fail_alloc 3                        the allocation of device or pinned memory that is refused, counted from 1
 //     routing FILE                        lines "LAYER ID ID …": experts of one token each, used in turn, drawn only
 //
 // Python's cffi reads the part between the two "cdef" lines. Functions return a status as libggml-oallama's; on failure
@@ -44,7 +45,7 @@ extern "C" {
 
 // cdef begin
 
-#define EMULATED_ABI 1
+#define EMULATED_ABI 2
 
 int          emulated_abi(void);
 const char * emulated_last_error(void);
@@ -72,6 +73,7 @@ typedef struct emulated_stats {
     int64_t n_graphs;
     int64_t device_bytes; // held now
     int64_t pinned_bytes;
+    int64_t n_allocations; // of device or pinned memory, ever
 } emulated_stats;
 
 // Since the last reset, but for what is held.

@@ -165,6 +165,8 @@ Parameters parse_parameters(const std::string & text) {
             made.seed = static_cast<uint64_t>(read.count());
         } else if (name == "lost_after") {
             made.lost_after = read.count();
+        } else if (name == "fail_alloc") {
+            made.fail_alloc = read.count();
         } else if (name == "routing") {
             made.routing = read_routing(read.rest());
         } else if (name == "copy") {

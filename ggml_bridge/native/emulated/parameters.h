@@ -39,6 +39,7 @@ struct Parameters {
     std::array<Line, 4>        copies; // [2 * out + pageable]
     std::map<Signature, Curve> kernels;
     int64_t                    lost_after = -1;               // graphs; -1: never
+    int64_t                    fail_alloc = -1;               // the allocation that is refused, from 1; -1: none
     std::map<int, std::vector<std::vector<int32_t>>> routing; // layer -> rows of experts
 
     const Line & copy(bool out, bool pinned) const { return copies[2 * (out ? 1U : 0U) + (pinned ? 0U : 1U)]; }

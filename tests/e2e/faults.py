@@ -1,0 +1,172 @@
+"""What the tests of faults share: the commands that are disturbed, how each must end, and what it must not leave.
+
+A command is added to COMMANDS; every test of faults then disturbs it too. docs/reliability.md is their table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+MARK = "OALLAMA_TEST_OF_FAULTS"  # in the environment of a command and of all that it starts
+TIMEOUT_S = 150.0  # a busy machine takes its time
+GONE_S = 15.0
+
+COMMANDS = {
+    "profile": "profile {model} --device none -t 1 --tokens 1 --json",
+    "plan": "plan {model} --device cpu-pair -t 1 -p 16 -n 4 --profile {profile} -o plan.json",
+    "run": "run {model} -p hi -n 4 --temp 0 --device rpc-worker:1 -t 1 --profile {profile} --policy layers",
+    "bench": "bench {model} --device none -t 1 --arms stock-cpu,cpu -p 8 -n 0 -r 2 -o bench.json",
+    "tune": "tune {model} --device cpu-pair -t 1 -p 16 -n 4 --time 1 --profile {profile} --json",
+}
+"""By name. `tune` is the gate, which `run --tune before` passes too."""
+
+
+@dataclass
+class Place:
+    """A model, a profile, and a folder of its own with a cache, that commands run in."""
+
+    model: Path
+    profile: Path
+    folder: Path
+    started: list[Started] = field(default_factory=list)
+
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache"
+
+    def start(
+        self,
+        name: str,
+        cache: Path | None = None,
+        shell: str = "",
+        before: Callable[[], Any] | None = None,
+    ) -> Started:
+        """Start a command. shell: redirections in sh's words, in place of pipes. before: called in the child."""
+        words = COMMANDS[name].format(model=self.model, profile=self.profile).split()
+        command = [sys.executable, "-m", "oallama", *words]
+        if shell:
+            command = ["sh", "-c", f'exec "$@" {shell}', "sh", *command]
+        mark = uuid.uuid4().hex
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",  # what a model of random weights says
+            env={**os.environ, MARK: mark, "OALLAMA_CACHE_DIR": str(cache or self.cache)},
+            preexec_fn=before,
+        )
+        self.started.append(Started(name, process, mark))
+        return self.started[-1]
+
+    def start_all(self, **options: Any) -> list[Started]:
+        return [self.start(name, **options) for name in COMMANDS]
+
+    def must_hold_whole_files(self) -> None:
+        """Once all have ended."""
+        for path in self.folder.rglob("*"):
+            assert path.suffix != ".tmp", path
+            if path.suffix == ".json":
+                json.loads(path.read_text(encoding="utf-8"))
+
+    def close(self) -> None:
+        for one in self.started:
+            for process in one.family():
+                process.kill()
+            one.process.communicate()
+
+
+@dataclass
+class Started:
+    """A command under way."""
+
+    name: str
+    process: subprocess.Popen[str]
+    mark: str
+
+    def family(self) -> list[psutil.Process]:
+        """The command and whatever it has started that still runs, also what left its session."""
+        return [process for process in psutil.process_iter() if _mark_of(process) == self.mark]
+
+    def children(self) -> list[psutil.Process]:
+        return [process for process in self.family() if process.pid != self.process.pid]
+
+    def until(self, holds: Callable[[], Any]) -> Any:
+        """Wait for it; None where the command ended first."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                return None
+            if found := holds():
+                return found
+            time.sleep(0.01)
+        raise AssertionError(f"{self.name} goes on and nothing happens")
+
+    def until_ready(self) -> Any:
+        """Wait until the command handles signals itself: what comes before is the interpreter's."""
+        return self.until(lambda: _handles(self.process.pid, signal.SIGTERM))
+
+    def must_end(self, *codes: int) -> tuple[int, str]:
+        """Its exit code, one of these, and its stderr: one sentence that says what failed. It has left nothing."""
+        _, said = self.process.communicate(timeout=TIMEOUT_S)
+        code = self.process.returncode
+        told = f"{self.name} ended with {code} and said:\n{said}"
+        assert code in codes, told
+        assert "Traceback" not in said and "Exception ignored" not in said and "internal error" not in said, told
+        if code:
+            assert said.splitlines()[-1].startswith("oallama: "), told
+        self.must_leave_nothing()
+        return code, said
+
+    def must_leave_nothing(self) -> None:
+        """No process."""
+        deadline = time.monotonic() + GONE_S
+        while (left := self.family()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left, f"{self.name} left {[process.cmdline() for process in left]}"
+
+
+def _mark_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARK) if process.status() != psutil.STATUS_ZOMBIE else None
+    except psutil.Error:
+        return None
+
+
+def _handles(pid: int, number: signal.Signals) -> bool:
+    try:
+        caught = Path(f"/proc/{pid}/status").read_text().split("SigCgt:")[1].split()[0]
+    except (OSError, IndexError):
+        return False
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def places(tmp: Path) -> Iterator[Place]:
+    """For a fixture: a place, and an end of all that was started in it."""
+    from e2e.described_card import slow_cpu_fast_card
+    from gguf_factory import write_llama_shape
+
+    from oallama.profile.store import profile_to_json
+
+    model = write_llama_shape(tmp / "model.gguf", 2, 256, 512, 4, 2, 300)
+    profile = tmp / "profile.json"
+    profile.write_text(json.dumps(profile_to_json(slow_cpu_fast_card(model, 1e9))))
+    folder = tmp / "work"
+    folder.mkdir()
+    place = Place(model, profile, folder)
+    yield place
+    place.close()

@@ -1,0 +1,50 @@
+"""Ctrl-C and SIGTERM at random moments: exit code 130, one sentence, no process and no half-written file."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e.faults import COMMANDS, Place, places
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process handles")
+
+LONGEST_S = {"profile": 2.0, "plan": 1.0, "run": 1.0, "bench": 3.0, "tune": 3.0}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    yield from places(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_signal_at_any_moment_ends_a_command_with_130(name: str, number: signal.Signals, place: Place) -> None:
+    """One moment of each command and signal, another each day."""
+    seed = f"{name} {number} {time.strftime('%Y-%m-%d')}"
+    started = place.start(name)
+    started.until_ready()
+    time.sleep(random.Random(seed).random() * LONGEST_S.get(name, 1.0))
+    started.process.send_signal(number)
+    code, said = started.must_end(0, 130)
+    assert not code or said.splitlines()[-1] == "oallama: interrupted", seed
+    place.must_hold_whole_files()
+
+
+def test_ctrl_c_while_modules_are_imported_is_130(place: Place) -> None:
+    """CPython would end the process by SIGINT, whatever its exit code, for one that left an exec of text."""
+    code = (
+        "import sys; from oallama.cli import main\n"
+        "main.cli.main = lambda **_: exec('raise KeyboardInterrupt')\n"
+        "main.main(['devices'])\n"
+    )
+    (place.folder / "interrupted.py").write_text(code)
+    command = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(command, cwd=place.folder, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (130, "oallama: interrupted\n")
