@@ -7,12 +7,14 @@ float and str. `Annotated` adds checks and says how a field is written (see the 
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
 
@@ -79,6 +81,41 @@ def _fields_of(cls: type) -> tuple[_Field, ...]:
 def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """(the type itself, metadata of its `Annotated`)."""
     return (hint.__origin__, hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises CodecError for what is none, what no JSON could be written of again (NaN,
+    Infinity, 1e999), and more than MOST_NESTED lists and objects in each other."""
+    try:
+        value = json.loads(text, parse_constant=_refused_constant, parse_float=_finite)
+    except RecursionError:
+        raise CodecError("it is nested too deep") from None
+    except ValueError as error:  # UnicodeDecodeError too
+        raise CodecError(str(error)) from None
+    level = [value]
+    for _ in range(MOST_NESTED):
+        level = [item for outer in level for item in _items(outer) if isinstance(item, (dict, list))]
+        if not level:
+            return value
+    raise CodecError("it is nested too deep")
+
+
+MOST_NESTED = 64
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _refused_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
 
 
 def to_json(record: Any) -> dict[str, Any]:
@@ -194,6 +231,8 @@ def _value(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str)
             raise wrong("must be a number")
     elif not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise wrong(f"must be {hint.__name__}")
+    elif hint is int and not -(1 << 63) <= value < 1 << 63:
+        raise wrong("is more than 64 bits can count")
     if Mark.NOT_NEGATIVE in marks and value < 0:
         raise wrong("is negative" if hint is int else "must be above 0")
     if Mark.ABOVE_ZERO in marks and value <= 0:

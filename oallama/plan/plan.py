@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from oallama.core.codec import CodecError, parse_json
 from oallama.core.errors import PlanError
 from oallama.core.options import CACHE_TYPES, FLASH_ATTENTION
 from oallama.core.types import (
@@ -34,7 +35,7 @@ from oallama.core.types import (
     StreamSettings,
     Workload,
 )
-from oallama.plan.read import Reader
+from oallama.plan.read import Reader, shown
 from oallama.plan.split import FRACTION_TOLERANCE, slice_counts
 
 VERSION = 1
@@ -96,7 +97,7 @@ class Plan:
         granularity agree."""
         if self.record.model_fingerprint != model.fingerprint:
             raise PlanError(
-                f"the plan was made for {Path(self.record.model_path).name} with fingerprint "
+                f"the plan was made for {ascii(Path(self.record.model_path).name)[1:-1]} with fingerprint "
                 f"{self.record.model_fingerprint[:12]}, but {Path(model.path).name} has {model.fingerprint[:12]}; "
                 "make a new plan with `oallama plan`"
             )
@@ -139,16 +140,16 @@ class Plan:
         workload, memory, predicted = reader.section("workload"), reader.section("memory"), reader.section("predicted")
         return cls(
             PlanRecord(
-                model_path=reader.section("model").text("path"),
+                model_path=reader.section("model").path("path"),
                 model_fingerprint=reader.section("model").text("fingerprint"),
                 machine_fingerprint=reader.section("machine").text("fingerprint"),
                 device=reader.text("device"),
                 policy=reader.text("policy"),
                 workload=Workload(
-                    n_prompt=workload.whole("n_prompt", least=0),
-                    n_gen=workload.whole("n_gen", least=0),
-                    n_ctx=workload.whole("n_ctx", least=0),
-                    n_ubatch=workload.whole("n_ubatch", least=1, default=512),
+                    n_prompt=workload.whole("n_prompt", least=0, bits=32),
+                    n_gen=workload.whole("n_gen", least=0, bits=32),
+                    n_ctx=workload.whole("n_ctx", least=0, bits=32),
+                    n_ubatch=workload.whole("n_ubatch", least=1, default=512, bits=32),
                 ),
                 operators=tuple(_placement_from_json(row) for row in reader.rows("operators")),
                 token_assignment=tuple(
@@ -158,7 +159,7 @@ class Plan:
                 streaming=_streaming_from_json(reader.section("streaming")) if "streaming" in reader.document else None,
                 attention=_attention_from_json(reader.document.get("attention")),
                 notes=reader.texts("notes") if "notes" in reader.document else (),
-                n_gpu_layers=reader.whole("n_gpu_layers"),
+                n_gpu_layers=reader.whole("n_gpu_layers", bits=32),
                 memory=MemoryLedger(
                     capacity=memory.whole("capacity"),
                     fill=memory.number("fill"),
@@ -199,8 +200,8 @@ class Plan:
         if len(text) > MAX_FILE_BYTES:
             raise PlanError(f"{path} is larger than {MAX_FILE_BYTES // 2**20} MiB; it is not a plan")
         try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            document = parse_json(text)
+        except CodecError as error:
             raise PlanError(f"{path} is not JSON ({error}); write plans with `oallama plan -o`") from None
         return cls.from_json(document, source=str(path))
 
@@ -271,7 +272,7 @@ def _attention_from_json(said: Any) -> Attention | None:
         if isinstance(value, str) and value in known:
             return value
         raise PlanError(
-            f"the plan's attention.{name} is {value!r}, but one of {', '.join(known)} is needed; make a new plan"
+            f"the plan's attention.{name} is {shown(value)}, but one of {', '.join(known)} is needed; make a new plan"
         )
 
     flash_attn = cast("FlashAttention", choice("flash_attn", FLASH_ATTENTION))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from typing import Any
 
 from oallama.core.errors import PlanError
@@ -13,7 +14,7 @@ class Reader:
 
     def __init__(self, document: Any, source: str) -> None:
         if not isinstance(document, dict):
-            raise PlanError(f"{source} is {_kind(document)}, but a JSON object is needed")
+            raise PlanError(f"{source} is {shown(document)}, but a JSON object is needed")
         self.document: dict[str, Any] = document
         self.source = source
 
@@ -35,18 +36,28 @@ class Reader:
         return tuple(value)
 
     def text(self, key: str) -> str:
+        """Text in one line, without what steers a terminal."""
         value = self._get(key)
-        if not isinstance(value, str):
+        if not isinstance(value, str) or not value.isprintable():
             raise self._wrong(key, "text")
         return value
 
-    def whole(self, key: str, least: int | None = None, default: int | None = None) -> int:
-        """A whole number, at least `least`; `default` where the key is absent."""
+    def path(self, key: str) -> str:
+        """The name of a file, which may be any."""
+        value = self._get(key)
+        if not isinstance(value, str):
+            raise self._wrong(key, "the name of a file")
+        return value
+
+    def whole(self, key: str, least: int | None = None, default: int | None = None, bits: int = 64) -> int:
+        """A whole number of so many bits, at least `least`; `default` where the key is absent."""
         if default is not None and key not in self.document:
             return default
         value = self._get(key)
         if not isinstance(value, int) or isinstance(value, bool) or (least is not None and value < least):
             raise self._wrong(key, "a whole number" + (f" of at least {least}" if least is not None else ""))
+        if not -(1 << bits - 1) <= value < 1 << bits - 1:
+            raise self._wrong(key, f"a whole number of {bits} bits")
         return value
 
     def number(self, key: str) -> float:
@@ -78,10 +89,10 @@ class Reader:
         return self.document[key]
 
     def _wrong(self, key: str, wanted: str) -> PlanError:
-        return PlanError(f"{self.source}: {key} is {_kind(self.document[key])}, but {wanted} is needed")
+        return PlanError(f"{self.source}: {key} is {shown(self.document[key])}, but {wanted} is needed")
 
 
-def _kind(value: Any) -> str:
+def shown(value: Any) -> str:
     """A value as a reader of JSON knows it, shortened."""
-    shown = repr(value)
-    return shown if len(shown) <= 40 else shown[:37] + "..."
+    text = reprlib.repr(value) if isinstance(value, (dict, list)) else repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

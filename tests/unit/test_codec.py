@@ -56,10 +56,12 @@ outers = st.builds(
     Outer,
     st.text(),
     inners,
-    st.integers(0),
+    st.integers(0, 2**63 - 1),
     st.lists(st.floats(1e-9, 1e9), min_size=1).map(tuple),
     st.dictionaries(st.text(), inners),
-    st.lists(st.tuples(st.integers(), st.floats(allow_nan=False, allow_infinity=False, width=32))).map(tuple),
+    st.lists(
+        st.tuples(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False, width=32))
+    ).map(tuple),
     st.none() | inners,
     st.none() | st.text(),
     st.lists(st.text()).map(tuple),
@@ -92,6 +94,7 @@ def test_defaults_and_unknown_keys() -> None:
         ({"listed": ...}, "it: listed is missing"),
         ({"n": -1}, "it: n is negative"),
         ({"n": True}, "it: n must be int"),
+        ({"n": 2**63}, "it: n is more than 64 bits can count"),
         ({"kind": "c"}, "it: kind must be one of a, b"),
         ({"size": [1]}, "it: size must be two sizes"),
         ({"size": [1, 0]}, "it: size must be two sizes"),
