@@ -14,14 +14,16 @@ from typing import Any
 from oallama.bench.records import Place, Setting, StockPlacement
 from oallama.core.errors import UsageError
 from oallama.core.types import Operator
+from oallama.model.gguf_types import LLAMA_MAX_LAYERS
 
 EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 """Names of expert tensors, as llama.cpp's -ncmoe knows them."""
 
 
 def expert_overrides(n_layers: int) -> tuple[tuple[str, str], ...]:
-    """-ncmoe: the expert tensors of the first n_layers layers stay on the CPU."""
-    return tuple((rf"blk\.{layer}{EXPERTS}", "CPU") for layer in range(n_layers))
+    """-ncmoe: the expert tensors of the first n_layers layers stay on the CPU. More layers than a model can have are
+    written by many who mean all of them."""
+    return tuple((rf"blk\.{layer}{EXPERTS}", "CPU") for layer in range(min(n_layers, LLAMA_MAX_LAYERS)))
 
 
 def expected_places(operators: Sequence[Operator], n_layer: int, placement: StockPlacement) -> dict[str, Place]:
@@ -117,8 +119,9 @@ def _flags(text: str) -> Iterator[tuple[str, str, str]]:
         flag = words.pop(0)
         name = _SPELLINGS.get(flag)
         if name is None:
+            shown = flag if flag.isprintable() else repr(flag)
             raise UsageError(
-                f"--stock-args: {flag} is not understood; given can be {', '.join(KNOWN)}, and everything else is the "
+                f"--stock-args: {shown} is not understood; given can be {', '.join(KNOWN)}, and everything else is the "
                 "same for all arms"
             )
         if name == "cpu_moe" or (name == "flash_attn" and (not words or words[0] not in _FLASH)):

@@ -7,13 +7,15 @@ float and str. `Annotated` adds checks and says how a field is written (see the 
 
 from __future__ import annotations
 
+import json
+import math
 import reprlib
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
 
@@ -87,6 +89,41 @@ def _fields_of(cls: type) -> tuple[_Field, ...]:
 def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     """(the type itself, metadata of its `Annotated`)."""
     return (hint.__origin__, hint.__metadata__) if get_origin(hint) is Annotated else (hint, ())
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. Raises CodecError for what is none, what no JSON could be written of again (NaN,
+    Infinity, 1e999), and more than MOST_NESTED lists and objects in each other."""
+    try:
+        value = json.loads(text, parse_constant=_refused_constant, parse_float=_finite)
+    except RecursionError:
+        raise CodecError("it is nested too deep") from None
+    except ValueError as error:  # UnicodeDecodeError too
+        raise CodecError(str(error)) from None
+    level = [value]
+    for _ in range(MOST_NESTED):
+        level = [item for outer in level for item in _items(outer) if isinstance(item, (dict, list))]
+        if not level:
+            return value
+    raise CodecError("it is nested too deep")
+
+
+MOST_NESTED = 64
+
+
+def _items(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def _refused_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number
 
 
 def to_json(record: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Everything else keeps bytes as int and times as float seconds.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -13,7 +14,8 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 TIB = 1024 * GIB
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
+_MOST_DIGITS = 100
 _DECIMAL = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"": 1, "k": KIB, "m": MIB, "g": GIB, "t": TIB}
 
@@ -23,13 +25,16 @@ def parse_bytes(text: str) -> int:
 
     Raises ValueError with a sentence that names the accepted forms.
     """
-    match = _SIZE.fullmatch(text)
+    match = _SIZE.fullmatch(text.strip())
     if not match:
         raise ValueError(f"{text!r} is not a size; write it like 6GiB, 6000MiB or 6442450944")
     number, prefix, binary, byte = match.groups()
     decimal = byte and prefix and not binary
     scale = (_DECIMAL if decimal else _BINARY)[prefix.lower()]
-    return int(float(number) * scale) if "." in number else int(number) * scale
+    size = math.inf if len(number) > _MOST_DIGITS else float(number) * scale if "." in number else int(number) * scale
+    if size >= 1 << 63:
+        raise ValueError(f"{text!r} is more than 64 bits can count; write a size like 6GiB")
+    return int(size)
 
 
 def parse_memory(text: str) -> int:

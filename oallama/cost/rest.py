@@ -39,8 +39,9 @@ def index_rest(profile: Profile) -> RestIndex:
     Flash attention takes time for what a token sees, without it attention goes through all that it is shown.
     """
     index = {}
-    for device in {case.device for case in profile.rest}:
-        cases = [case for case in profile.rest if case.device == device]
+    timed = [case for case in profile.rest if case.n_tokens > 0]
+    for device in {case.device for case in timed}:
+        cases = [case for case in timed if case.device == device]
         plain = [case for case in cases if case.shape is not None and not case.shape.flash_attn]
         stepped = len(plain) == len(cases)
         by_tokens: dict[int, dict[int, float]] = {}

@@ -25,6 +25,8 @@ DEFAULT_CARD = "rtx3060-12"
 DEVICE_NAME = "Emulated0"
 FORM = "emulated[:PRESET|:FILE][,KEY=VALUE…]"
 PARAMETERS = "emulated-parameters"  # first word of a file that has libggml-emulated's own parameters
+_GIGA, _TERA, _MICRO = 1e9, 1e12, 1e-6
+_LEAST, _MOST = 1e-6, 1e9
 _NUMBER = re.compile(r"[0-9]*\.?[0-9]+(?:[eE][-+]?[0-9]+)?")
 
 
@@ -120,13 +122,14 @@ def parameters_of(spec: Emulated) -> str:
     try:
         return Path(spec.source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--device {spec}: {spec.source} cannot be read: {error}") from None
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise UsageError(f"--device {spec}: {spec.source} cannot be read: {why}") from None
 
 
 def card_parameters(card: Card) -> str:
     """Lines of libggml-emulated for a card."""
     names = [field.name for field in fields(Card) if field.name.endswith("_s")]
-    lines = [f"description {card.description}, emulated", f"memory_bytes {card.memory_bytes}"]
+    lines = [f"description {' '.join(card.description.split())}, emulated", f"memory_bytes {card.memory_bytes}"]
     return "\n".join(lines + [f"{name} {getattr(card, name)!r}" for name in names]) + "\n"
 
 
@@ -150,20 +153,33 @@ def _wrong(text: str, why: str) -> UsageError:
 
 
 def _gigabytes(text: str) -> float:
-    return _positive(text.removesuffix("GB/s").removesuffix("GBps")) * 1e9
+    return _positive(text.removesuffix("GB/s").removesuffix("GBps")) * _GIGA
 
 
 def _positive(text: str) -> float:
-    if not _NUMBER.fullmatch(text) or not 0 < float(text) < math.inf:
-        raise ValueError(f"{text!r} is not a number above 0")
+    """Far from where products and quotients of several leave the range of a float."""
+    if not _is_number(text) or not _LEAST <= float(text) <= _MOST:
+        raise ValueError(f"{text!r} is not a number above 0, from {_LEAST:g} to {_MOST:g}")
     return float(text)
 
 
 def _latency(text: str) -> float:
     number = text.removesuffix("us").removesuffix("µs")
-    if not _NUMBER.fullmatch(number):
-        raise ValueError(f"{text!r} is not a time in microseconds")
-    return float(number) * 1e-6
+    if not _is_number(number) or float(number) > _MOST:
+        raise ValueError(f"{text!r} is not a time in microseconds, up to {_MOST:g}")
+    return float(number) * _MICRO
+
+
+def _is_number(text: str) -> bool:
+    return len(text) <= 100 and _NUMBER.fullmatch(text) is not None  # the expression takes the square of the length
+
+
+def _written(value: float, unit: float = 1.0) -> str:
+    """The shortest number that, times the unit, is the value to the last bit."""
+    quotient = value / unit
+    near = (quotient, math.nextafter(quotient, 0.0), math.nextafter(quotient, math.inf))
+    texts = [f"{quotient:.{digits}g}" for digits in range(6, 18)] + [repr(number) for number in near]
+    return next((text for text in texts if float(text) * unit == value), texts[-3])
 
 
 def _scale(text: str) -> tuple[float, float] | None:
@@ -217,15 +233,15 @@ class _Key:
 
 def _write_scale(scale: tuple[float, float]) -> str:
     by_bytes, by_flops = scale
-    return f"{by_bytes:g}" if by_bytes == by_flops else f"{by_bytes:g}/{by_flops:g}"
+    return _written(by_bytes) if by_bytes == by_flops else f"{_written(by_bytes)}/{_written(by_flops)}"
 
 
 _KEYS = {
     "vram": _Key(_vram),
-    "link": _Key(_gigabytes, lambda rate: f"{rate / 1e9:g}"),
-    "gbps": _Key(_gigabytes, lambda rate: f"{rate / 1e9:g}"),
-    "tflops": _Key(lambda text: _positive(text) * 1e12, lambda rate: f"{rate / 1e12:g}"),
-    "latency": _Key(_latency, lambda seconds: f"{seconds * 1e6:g}"),
+    "link": _Key(_gigabytes, lambda rate: _written(rate, _GIGA)),
+    "gbps": _Key(_gigabytes, lambda rate: _written(rate, _GIGA)),
+    "tflops": _Key(lambda text: _positive(text) * _TERA, lambda rate: _written(rate, _TERA)),
+    "latency": _Key(_latency, lambda seconds: _written(seconds, _MICRO)),
     "scale": _Key(_scale, _write_scale),
     "cpus": _Key(_cpu),
     "values": _Key(_values),

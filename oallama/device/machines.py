@@ -6,12 +6,11 @@ latencies of all cards are those of cards.py, as they are llama.cpp's.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from oallama.core.codec import CodecError, from_json
+from oallama.core.codec import CodecError, from_json, parse_json
 from oallama.core.errors import UsageError
 from oallama.core.units import GIB
 from oallama.device.card import Card, Host
@@ -178,10 +177,10 @@ def _read(path: Path) -> Machine:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path} is too large for a machine; see docs/simulate.md for what it may have")
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}") from None
     if not isinstance(document, dict) or not {"name", "host", "card"} <= document.keys():
         raise UsageError(f"{path} is no machine: it needs name, host and card (docs/simulate.md)")

@@ -19,6 +19,7 @@ FORMS = (
 )
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.\-]*")
 _ENDPOINT = re.compile(r"(?P<host>[A-Za-z0-9._\-]+):(?P<port>\d{1,5})")
+_CPUS_TEXT = 4096  # characters of a CPU list
 _CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
@@ -94,6 +95,8 @@ class DeviceSpec:
 def parse_device(text: str | None) -> DeviceSpec:
     """`--device` text as a DeviceSpec; None and "" mean auto, CPU none. Raises UsageError naming the accepted forms."""
     stripped = (text or "auto").strip()
+    if not stripped.isprintable():
+        raise UsageError(f"--device {stripped!r} is not a device; give {FORMS}")
     if stripped.lower() == "cpu":  # as ggml calls what there is without a device
         return DeviceSpec("none")
     if stripped in ("auto", "none", "cpu-pair"):
@@ -113,6 +116,8 @@ def parse_device(text: str | None) -> DeviceSpec:
 def parse_cpus(text: str) -> tuple[int, ...]:
     """A CPU list as taskset writes it (`0,2-3`) as sorted distinct numbers. Raises ValueError on anything else."""
     cpus: set[int] = set()
+    if len(text) > _CPUS_TEXT:
+        raise ValueError(f"a CPU list of {len(text)} characters is too long; write it like 0,2-3")
     for part in text.split(","):
         match = _CPU_RANGE.fullmatch(part.strip())
         if not match:
@@ -137,7 +142,7 @@ def _worker(text: str, rest: list[str]) -> DeviceSpec:
     if len(rest) > 2:
         raise UsageError(wrong)
     threads_text = rest[0] if rest else ""
-    if threads_text and not (threads_text.isdecimal() and threads_text.isascii() and 0 < int(threads_text) <= 1024):
+    if threads_text and not (re.fullmatch(r"[0-9]{1,4}", threads_text) and 0 < int(threads_text) <= 1024):
         raise UsageError(wrong)
     try:
         cpus = parse_cpus(rest[1]) if len(rest) == 2 else ()

@@ -10,13 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from oallama.bench.records import StockPlacement
-from oallama.core.codec import from_json
+from oallama.bench.records import BenchTest, Sample, StockPlacement
+from oallama.core.codec import from_json, parse_json
 from oallama.core.files import write_whole
-from oallama.gate.pairs import Pairs
+from oallama.gate.pairs import MOST_PAIRS, Pairs
 from oallama.gate.plans import NAMES
 from oallama.gate.verdict import VERSION, Key, Verdict, distance, verdict_from_json
 from oallama.profile.store import cache_folder
+
+MOST_BLOCKS = 4 * MOST_PAIRS
+"""Of one candidate in one test in a file: two looks have MOST_PAIRS pairs, and a block has two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +71,35 @@ def _all_kept() -> Iterator[Kept]:
 
 def _read(path: Path) -> Kept | None:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
         verdict = verdict_from_json(document["verdict"])
         placement = from_json(StockPlacement, document["stock"], "the placement")
         pairs = tuple(from_json(Pairs, each, "the pairs") for each in document.get("pairs", ()))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if verdict.winner not in (None, *NAMES) or not all(_is_whole(each) for each in pairs):
+    if not _is_sound(verdict) or not all(_is_whole(each) for each in pairs):
         return None
     return Kept(verdict, placement, pairs)
 
 
+def _is_sound(verdict: Verdict) -> bool:
+    """Whether what won is a policy of today, and its ratios are intervals."""
+    ratios = [each.ratio for each in verdict.trials if each.ratio is not None]
+    return verdict.winner in (None, *NAMES) and all(0 < ratio.low <= ratio.value <= ratio.high for ratio in ratios)
+
+
 def _is_whole(pairs: Pairs) -> bool:
-    """Whether each block has both arms' samples, of times that can be compared."""
-    samples = [block.samples for block in pairs.series.kept]
-    return all(
-        len(block) == 2 and len(block[0]) == len(block[1]) == 2 and all(s.seconds > 0 for arm in block for s in arm)
-        for block in samples
+    """Whether each block has both arms' samples, of times that can be compared, and there are no more than measured."""
+    test, blocks = pairs.series.test, [block.samples for block in pairs.series.kept]
+    return (
+        min(test.n_prompt, test.n_gen) >= 0
+        and len(blocks) <= MOST_BLOCKS
+        and all(len(block) == 2 and len(block[0]) == len(block[1]) == 2 for block in blocks)
+        and all(_is_timed(sample, test) for block in blocks for arm in block for sample in arm)
     )
+
+
+def _is_timed(sample: Sample, test: BenchTest) -> bool:
+    """Whether every part of the test took a time that a clock can tell."""
+    parts = [(test.n_prompt, sample.prompt_s), (test.n_gen, sample.gen_s)]
+    return test.n_tokens > 0 and all(1e-9 < seconds < 1e9 for n, seconds in parts if n)

@@ -137,6 +137,8 @@ def distance(key: Key, other: Key) -> int | None:
     """How many classes of prompt and generation two keys are apart; None where they differ in anything else."""
     if {**key, **dict.fromkeys(LENGTHS)} != {**other, **dict.fromkeys(LENGTHS)}:
         return None
+    if not all(isinstance(each.get(name), int) for each in (key, other) for name in LENGTHS):
+        return None
     return sum(abs(int(key[name]) - int(other[name])) for name in LENGTHS)
 
 
@@ -173,6 +175,8 @@ def sentence(verdict: Verdict) -> str:
 def _told(verdict: Verdict, policy: str) -> str:
     """`split 1.34x stock (95 % 1.29-1.39)`, of the depth where it gains least."""
     ratios = [each.ratio for each in verdict.trials if each.policy == policy and each.ratio is not None]
+    if not ratios:  # of a file that somebody changed
+        return policy
     worst = min(ratios, key=lambda ratio: ratio.value)
     return f"{policy} {worst.value:.2f}× stock (95 % {worst.low:.2f}-{worst.high:.2f})"
 
@@ -182,8 +186,10 @@ def _best(verdict: Verdict) -> str | None:
     return max(measured, key=lambda each: each.ratio.value if each.ratio else 0.0).policy if measured else None
 
 
-def verdict_from_json(document: Mapping[str, Any]) -> Verdict:
+def verdict_from_json(document: Any) -> Verdict:
     """Raises ValueError for anything that is no verdict of this version."""
+    if not isinstance(document, Mapping):
+        raise ValueError("the verdict is not an object")
     if document.get("version") != VERSION:
         raise ValueError(f"verdict version {document.get('version')}, not {VERSION}")
     return from_json(Verdict, document, "the verdict")

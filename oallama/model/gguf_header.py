@@ -44,6 +44,8 @@ from oallama.model.gguf_types import (
 MAX_ARRAY_LENGTH = 1 << 24
 MAX_KEY_BYTES = (1 << 16) - 1
 MAX_ALIGNMENT = 1 * MIB
+MAX_ENTRIES = 1 << 16
+MAX_TENSORS = 1 << 18
 """Limits far above any real model, low enough to bound the work."""
 
 _MIN_ENTRY_BYTES = 8 + 1 + 4 + 1
@@ -116,12 +118,14 @@ def _preamble(cursor: Cursor) -> tuple[int, int, int]:
         raise fault(path, 4, f"GGUF version {version} is unknown (2 and 3 are known)", CONVERT_AGAIN)
     n_tensors = cursor.take("Q", "the tensor count")
     n_kv = cursor.take("Q", "the metadata count")
-    for offset, n, least, what in (
-        (8, n_tensors, _MIN_TENSOR_BYTES, "tensors"),
-        (16, n_kv, _MIN_ENTRY_BYTES, "metadata keys"),
+    for offset, n, least, most, what in (
+        (8, n_tensors, _MIN_TENSOR_BYTES, MAX_TENSORS, "tensors"),
+        (16, n_kv, _MIN_ENTRY_BYTES, MAX_ENTRIES, "metadata keys"),
     ):
         if n > (size - METADATA_OFFSET) // least:
             raise fault(path, offset, f"{n} {what} are claimed, more than {size} bytes can hold")
+        if n > most:
+            raise fault(path, offset, f"{n} {what} are claimed, more than any real model has")
     return version, n_tensors, n_kv
 
 

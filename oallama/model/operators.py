@@ -8,6 +8,7 @@ a guess; a role it does not know is no operator.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from oallama.core.types import Operator, Shape
 from oallama.model.gguf_file import GgufFile, TensorInfo
@@ -70,7 +71,9 @@ def operators(gguf: GgufFile) -> tuple[Operator, ...]:
 def _is_operator(role: TensorRole, h: Hyperparameters) -> bool:
     if role.suffix not in ("weight", "") or role.role not in MUL_MAT_ROLES:
         return False
-    return role.layer is None or bool(role.side) or role.layer < h.n_layer - h.n_layer_nextn
+    if role.layer is None:
+        return True
+    return role.role in LAYER_ORDER and (bool(role.side) or role.layer < h.n_layer - h.n_layer_nextn)
 
 
 def _graph_position(gguf: GgufFile, role: TensorRole, layer_roles: set[str]) -> tuple[int, int, float]:
@@ -118,11 +121,12 @@ def _holds_gate_and_up(
     if "ffn_up" not in role.role or (role.layer, role.role.replace("ffn_up", "ffn_gate")) in shapes:
         return False
     down = shapes.get((role.layer, role.role.replace("ffn_up", "ffn_down")))
-    return down is not None and tensor.shape[1] == 2 * down[0]
+    return down is not None and (*tensor.shape, 1)[1] == 2 * down[0]
 
 
 def _operator(gguf: GgufFile, tensor: TensorInfo, role: TensorRole, h: Hyperparameters, gate_up: bool) -> Operator:
-    k, n, e, *_ = (*tensor.shape, 1, 1)
+    k, n, *more = (*tensor.shape, 1)
+    e = prod(more)
     shape: Shape = (k, n, e)
     routed = role.role in MUL_MAT_ID_ROLES
     used = h.n_expert_used[role.layer] if routed and role.layer is not None else 1
@@ -135,7 +139,7 @@ def _operator(gguf: GgufFile, tensor: TensorInfo, role: TensorRole, h: Hyperpara
         type=tensor.type,
         shape=shape,
         bytes=tensor.n_bytes,
-        active_fraction=used / e if routed else 1.0,
+        active_fraction=min(1.0, used / e) if routed else 1.0,
         n_expert_used=used,
         gate_up=gate_up,
         biased=any(f"{stem}.{suffix}" in gguf.tensor_by_name for suffix in ("bias", "scale")),

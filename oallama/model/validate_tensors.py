@@ -39,7 +39,7 @@ def validate_tensors(gguf: GgufFile, h: Hyperparameters) -> None:
         if role.layer is not None and not role.side:
             layers.add(role.layer)
         _check_type(tensor, role)
-        if role.role in MUL_MAT_ID_ROLES and role.suffix == "weight":
+        if role.role in MUL_MAT_ID_ROLES and role.suffix in ("weight", ""):
             _check_experts(tensor, role, h)
         if shapes:
             shapes.check(tensor, role)
@@ -90,6 +90,8 @@ def _check_experts(tensor: TensorInfo, role: TensorRole, h: Hyperparameters) -> 
     expected = h.n_expert if role.role.endswith("_exps") else found
     if more != 1 or found != expected:
         raise tensor.fault(f"of shape {tensor.shape} does not hold {h.n_expert} experts")
+    if role.layer is not None and role.layer < h.n_layer and not h.n_expert_used[role.layer]:
+        raise tensor.fault("holds experts, of which the metadata use none", CONVERT_AGAIN)
 
 
 def _all_extents(shape: tuple[int | None, ...]) -> tuple[int | None, ...]:

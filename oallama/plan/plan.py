@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oallama.core.codec import CodecError, parse_json
 from oallama.core.errors import PlanError
 from oallama.core.files import unwritten, write_whole
 from oallama.core.options import CACHE_TYPES
@@ -69,7 +70,7 @@ class Plan:
         granularity agree."""
         if self.record.model_fingerprint != model.fingerprint:
             raise PlanError(
-                f"the plan was made for {Path(self.record.model_path).name} with fingerprint "
+                f"the plan was made for {ascii(Path(self.record.model_path).name)[1:-1]} with fingerprint "
                 f"{self.record.model_fingerprint[:12]}, but {Path(model.path).name} has {model.fingerprint[:12]}; "
                 "make a new plan with `oallama plan`"
             )
@@ -110,8 +111,8 @@ class Plan:
         if len(text) > MAX_FILE_BYTES:
             raise PlanError(f"{path} is larger than {MAX_FILE_BYTES // 2**20} MiB; it is not a plan")
         try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            document = parse_json(text)
+        except CodecError as error:
             raise PlanError(f"{path} is not JSON ({error}); write plans with `oallama plan -o`") from None
         return cls.from_json(document, source=str(path))
 

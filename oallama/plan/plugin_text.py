@@ -98,8 +98,8 @@ def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: boo
 
 
 def _word(name: str) -> str:
-    if not name or name.split() != [name] or len(name.encode()) > _NAME_BYTES:
+    if not name.isprintable() or name.split() != [name] or len(name.encode()) > _NAME_BYTES:
         raise PlanError(
-            f"{name!r} cannot stand in a plugin's plan file: give it a name without blanks, 1-127 bytes long"
+            f"{name!r} cannot stand in a plugin's plan file: give it a printable name without blanks, 1-127 bytes long"
         )
     return name

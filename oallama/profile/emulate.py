@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from oallama.core.codec import parse_json
 from oallama.core.errors import BridgeError, ProfileError, UsageError
 from oallama.core.profile import Profile, ProfileCase
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT
@@ -117,11 +119,11 @@ def this_host(n_threads: int) -> Host:
 
 def _read_rates(path: Path) -> dict[str, float] | None:
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored = parse_json(path.read_text(encoding="utf-8"))
         rates = {name: float(stored[name]) for name in ("bytes_per_s", "flops_per_s")}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None  # not there, or damaged: measured anew
-    return rates if min(rates.values()) > 0 else None
+    return rates if all(0 < rate < math.inf for rate in rates.values()) else None
 
 
 def _measure_rates(n_threads: int) -> dict[str, float]:
@@ -192,9 +194,11 @@ def profile_parameters(profile: Profile, emulated: Emulated) -> str:
     on_device = [c for c in profile.cases if c.device == profile.device and c.layout == DEVICE_LAYOUT]
     if not on_device:
         raise UsageError(f"--device {emulated}: this profile has no timings of its device")
-    memory = emulated.vram or profile.fingerprint.get("device_memory_bytes") or 0
-    if not memory:
+    memory = emulated.vram or profile.fingerprint.get("device_memory_bytes")
+    if not isinstance(memory, int) or memory <= 0:
         raise UsageError(f"--device {emulated}: this profile does not say the card's memory; give vram=")
+    if missing := {"h2d_pinned", "h2d_pageable", "d2h"} - profile.link.keys():
+        raise UsageError(f"--device {emulated}: this profile has no timings of the copies {', '.join(sorted(missing))}")
     flops_per_s = 1e9 * max(case.gflops for case in on_device)
     issue = profile.link.get("issue_pinned")
     issue_s = issue.alpha_s if issue else 0.0

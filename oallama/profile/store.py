@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from oallama.core.codec import CodecError, from_json, to_json
+from oallama.core.codec import CodecError, from_json, parse_json, to_json
 from oallama.core.errors import ProfileError
 from oallama.core.files import write_whole
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
@@ -83,6 +84,10 @@ def profile_from_json(document: Any) -> Profile:
         for i, case in enumerate(profile.cases):
             if case.mul_mat.type not in GGML_TYPES_BY_NAME:
                 raise CodecError(f"profile.cases[{i}]: type {case.mul_mat.type!r} is not one of ggml's")
+            if case.mul_mat.op not in ("MUL_MAT", "MUL_MAT_ID"):
+                raise CodecError(f"profile.cases[{i}]: op {case.mul_mat.op!r} is neither MUL_MAT nor MUL_MAT_ID")
+            if not max(case.gb_per_s, case.gflops) < math.inf:
+                raise CodecError(f"profile.cases[{i}]: so much work in {case.seconds:g} s has no rate")
         if profile.contention is None and document.get("contention") is not None:
             profile = replace(profile, sharing=profile.sharing + _assumed_sharing(document["contention"]))
     except CodecError as error:
@@ -114,15 +119,11 @@ def read_profile(path: str | Path) -> Profile:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ProfileError(f"cannot read the profile {path}: {reason}; {_REMEDY}") from None
     try:
-        return profile_from_json(json.loads(text, parse_constant=_refuse_constant))
-    except (ValueError, RecursionError):
+        return profile_from_json(parse_json(text))
+    except CodecError:
         raise ProfileError(f"{path} is not a JSON profile; {_REMEDY}") from None
     except ProfileError as error:
         raise ProfileError(f"{path}: {error}") from None
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 #
@@ -243,8 +244,8 @@ class Journal:
             return []
         fragments = []
         for line in lines:
-            with contextlib.suppress(ValueError, RecursionError):
-                fragment = json.loads(line)
+            with contextlib.suppress(CodecError):
+                fragment = parse_json(line)
                 if isinstance(fragment, dict):
                     fragments.append(fragment)
         return fragments

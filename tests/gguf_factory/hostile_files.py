@@ -48,6 +48,19 @@ def _giant_array(path: Path) -> Path:
     return path
 
 
+def _many(**counts: int) -> Callable[[Path], Path]:
+    """More tensors or keys than a model has, in a file that is large enough for them, most of it a hole."""
+
+    def make(path: Path) -> Path:
+        g = tiny_llama()
+        g.let(**counts)
+        path.write_bytes(g.encode())
+        os.truncate(path, 2**32)
+        return path
+
+    return make
+
+
 def _zeros(path: Path) -> Path:
     path.touch()
     os.truncate(path, 2**32)
@@ -91,6 +104,8 @@ CASES: dict[str, tuple[str, Callable[[Path], Path]]] = {
     "4 GiB of zeros": ("not a GGUF file", _zeros),
     "string of 2 GiB": ("goes beyond the first 256 MiB", _giant_string),
     "array of 2^28 strings": ("more than any real model has", _giant_array),
+    "2^20 tensors": ("1048576 tensors are claimed, more than any real model has", _many(n_tensors=2**20)),
+    "2^24 keys": ("16777216 metadata keys are claimed, more than any real model has", _many(n_kv=2**24)),
     "part missing": ("model-00002-of-00002.gguf of this split", lambda p: _split(p, lambda s: s[1].__init__())),  # type: ignore[misc]
     "part not named like one": (
         "is not named like one",

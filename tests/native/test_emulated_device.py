@@ -220,6 +220,8 @@ def test_it_keeps_its_parameters_while_it_is_used(bridge: ggml_bridge.Bridge, re
         ("colour red", "no parameter colour"),
         ("values guessed", "no choice guessed"),
         ("memory_bytes 1.5", "whole number"),
+        ("cpu 4294967297", "no such CPU"),
+        ("kernel MUL_MAT Q4_0 256x512x1 0 0 1e-5", "some tokens"),
         ("kernel MUL_MAT Q4_9 1x1x1 0 1 1", "no type"),
         ("kernel MUL_MAT Q4_0 1x1 0 1 1", "KxNxE"),
         ("copy up pinned 1 1", "no choice up"),

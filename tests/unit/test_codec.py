@@ -109,6 +109,7 @@ def test_defaults_and_unknown_keys() -> None:
         ({"near": []}, "it.near must be an object, not []"),
         ({"absent": None}, "it.absent must be an object, not None"),
         ({"n": "x" * 99}, f"it: n must be a whole number, not '{'x' * 36}..."),
+        ({"n": 2**63}, "it: n must be a whole number of 64 bits, not 9223372036854775808"),
     ],
 )
 def test_faults_name_their_path(changes: dict[str, Any], message: str) -> None:

@@ -13,6 +13,8 @@ namespace {
 
 using oallama::require;
 
+constexpr int64_t max_cpus = 1 << 16;
+
 class Reader {
   public:
     Reader(const std::string & line, int number) : words_(line), where_("parameter line " + std::to_string(number)) {}
@@ -160,7 +162,9 @@ Parameters parse_parameters(const std::string & text) {
         } else if (name == "values") {
             made.real_values = read.one_of<bool>({{"real", true}, {"drawn", false}});
         } else if (name == "cpu") {
-            made.cpu = static_cast<int>(read.count());
+            const int64_t cpu = read.count();
+            require(cpu < max_cpus, read.where() + ": there is no such CPU");
+            made.cpu = static_cast<int>(cpu);
         } else if (name == "seed") {
             made.seed = static_cast<uint64_t>(read.count());
         } else if (name == "lost_after") {
@@ -181,6 +185,8 @@ Parameters parse_parameters(const std::string & text) {
             const auto        shape  = read.shape();
             const int64_t     used   = read.count();
             const int64_t     tokens = read.count();
+            require(used >= 0 && tokens > 0,
+                    read.where() + ": a kernel is of some tokens, and of no less than 0 experts");
             made.kernels[{op, type, shape[0], shape[1], shape[2], used}].emplace_back(tokens, read.positive());
         } else {
             throw oallama::Error(OALLAMA_INVALID, read.where() + ": there is no parameter " + name);

@@ -1,0 +1,12 @@
+"""python scripts/fuzz: see main.py."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from fuzz.main import main  # noqa: E402
+
+sys.exit(main())

@@ -1,0 +1,266 @@
+"""JSON that is read back, and then used: plans, profiles, verdicts of the gate, descriptions of machines."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from experiments.child import ROOT
+
+from fuzz.mutation import damaged_json
+from oallama.bench.records import BenchTest, Block, Sample, Series, StockPlacement
+from oallama.bench.stats import Ratio
+from oallama.core.errors import OallamaError
+from oallama.core.types import (
+    Attention,
+    MemoryLedger,
+    ModelInfo,
+    Operator,
+    OperatorPlacement,
+    PlanRecord,
+    Predicted,
+    StreamSettings,
+    Workload,
+)
+from oallama.cost.kernels import Kernels
+from oallama.device.emulated import Emulated
+from oallama.device.machines import machine_of
+from oallama.gate.pairs import Pairs, Trial, standing, worth_keeping
+from oallama.gate.store import Kept, nearest_kept, read_kept, verdict_path
+from oallama.gate.verdict import Verdict, answers, holds, reweighed, sentence
+from oallama.plan.export import TARGETS, Plugin, export_command
+from oallama.plan.patterns import host_patterns
+from oallama.plan.plan import Plan
+from oallama.plan.plugin_text import plugin_text
+from oallama.profile.emulate import host_of, profile_parameters
+from oallama.profile.store import FOLDER_VARIABLE, profile_from_json, profile_to_json, read_profile
+from oallama.report.plan import plan_sentences
+from oallama.report.profile import profile_tables
+
+
+def maker(bases: Callable[[], tuple[Any, ...]]) -> Callable[[Random], bytes]:
+    """Inputs made of these documents."""
+
+    @functools.cache
+    def sound() -> tuple[str, ...]:
+        return tuple(json.dumps(document) for document in bases())
+
+    return lambda random: damaged_json(random, random.choice(sound()))
+
+
+def _refused(work: Callable[[], Any]) -> Any:
+    """What it gives; None where it says why not. One refusal must not hide what comes after it."""
+    with contextlib.suppress(OallamaError):
+        return work()
+    return None
+
+
+#
+# plans
+#
+
+MODEL = ModelInfo("m.gguf", "llama", "m", 2, 256, 512, 8, 2, 32, 32, 4, 2, 1000, 512, 1, "ab" * 32)
+OPERATORS = (
+    Operator("blk.0.attn_q.weight", 0, "attn_q", "MUL_MAT", "Q4_K", (256, 256, 1), 36864, 1.0),
+    Operator("blk.0.ffn_up.weight", 0, "ffn_up", "MUL_MAT", "Q4_0", (256, 512, 1), 73728, 1.0),
+    Operator("blk.0.ffn_down.weight", 0, "ffn_down", "MUL_MAT", "Q4_0", (512, 256, 1), 73728, 1.0),
+    Operator("blk.1.ffn_up.weight", 1, "ffn_up", "MUL_MAT", "F16", (256, 1024, 1), 524288, 1.0, gate_up=True),
+    Operator("blk.1.ffn_down_exps.weight", 1, "ffn_down_exps", "MUL_MAT_ID", "Q8_0", (512, 256, 4), 557056, 0.5, 2),
+    Operator("output.weight", None, "output", "MUL_MAT", "F16", (256, 1000, 1), 512000, 1.0),
+)
+
+
+@functools.cache
+def plans() -> tuple[Any, ...]:
+    """A plan that splits and streams, and one that does not."""
+    placed = [(0.0, 0.0, 1.0), (0.25, 0.25, 0.5), (0.5, 0.25, 0.25), (0.5, 0.0, 0.5), (0.0, 0.5, 0.5), (1.0, 0.0, 0.0)]
+    split = PlanRecord(
+        model_path="m.gguf",
+        model_fingerprint=MODEL.fingerprint,
+        machine_fingerprint="cd" * 32,
+        device="emulated:rtx3060-12,vram=6442450944,scale=8/2",
+        policy="split",
+        workload=Workload(64, 32, 512, 256),
+        operators=tuple(
+            OperatorPlacement(o.name, *cut, "CPU" if cut[2] else None) for o, cut in zip(OPERATORS, placed, strict=True)
+        ),
+        token_assignment=((8, 0), (512, 384)),
+        n_gpu_layers=2,
+        memory=MemoryLedger(6000, 0.9, 5400, 3000, 2000, 512, 256, 64, 1632),
+        predicted=Predicted(0.25, 0.0125, 0.65),
+        streaming=StreamSettings(3, "layer", True, 65536, 10**10),
+        attention=Attention("on", "q8_0", "f16"),
+        notes=("a note",),
+    )
+    whole = tuple(OperatorPlacement(o.name, float(i % 2), 0.0, float(1 - i % 2)) for i, o in enumerate(OPERATORS))
+    plain = replace(split, operators=whole, token_assignment=(), streaming=None, attention=None, notes=())
+    plain = replace(plain, device="CUDA0", predicted=None, extra={"comment": "by hand", "more": [1, {"x": 2.5}]})
+    return (Plan(split).to_json(), Plan(plain).to_json())
+
+
+def check_plan(raw: bytes, folder: Path) -> None:
+    """Load it, write and load it again, hold it against a model, and make of it all that plans are for."""
+    path = folder / "plan.json"
+    path.write_bytes(raw)
+    plan = Plan.load(path)
+    plan.save(path)
+    assert Plan.load(path) == plan, "a plan that was written is read back otherwise"
+    assert len(plan.fingerprint) == 64
+    refusal: OallamaError | None = None
+    try:
+        plan.check(MODEL, OPERATORS)
+    except OallamaError as error:
+        refusal = error
+    for work in (
+        lambda: plugin_text(plan, OPERATORS, "RPC0"),
+        lambda: plugin_text(plan, OPERATORS, "RPC0", every_operator=True),
+        lambda: host_patterns(
+            OPERATORS, plan.operators, [o.name for o in OPERATORS], bool(plan.record.token_assignment)
+        ),
+        lambda: plan_sentences(plan.record, OPERATORS),
+    ):
+        _refused(work)
+    for target in TARGETS:
+        _refused(lambda target=target: export_command(plan, OPERATORS, [o.name for o in OPERATORS], target,
+                                                      Plugin("lib", "plan")))  # fmt: skip
+    if refusal is not None:
+        raise refusal
+
+
+#
+# profiles
+#
+
+
+@functools.cache
+def profiles() -> tuple[Any, ...]:
+    """Recorded ones, with a few of each kind of case, so that a change often hits something else."""
+    golden = ROOT / "tests" / "golden"
+    made = []
+    for path in (golden / "profile-v1.json", golden / "corpus" / "profile-emulated-rtx3060.json"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        document["fingerprint"] = {k: v for k, v in document["fingerprint"].items() if not isinstance(v, list)}
+        for key in ("cases", "rest", "skipped", "sharing"):
+            rows = document.get(key, [])[:3]
+            document[key] = [{**row, **({"samples": row["samples"][:2]} if "samples" in row else {})} for row in rows]
+        made.append(document)
+    return tuple(made)
+
+
+def check_profile(raw: bytes, folder: Path) -> None:
+    """Read it, write and read it again, show it, and take kernels' times from it."""
+    path = folder / "profile.json"
+    path.write_bytes(raw)
+    profile = read_profile(path)
+    written = json.dumps(profile_to_json(profile), allow_nan=False)
+    assert profile_from_json(json.loads(written)).cases == profile.cases, (
+        "a profile that was written is read back otherwise"
+    )
+    profile_tables(profile)
+    _refused(lambda: profile_parameters(profile, Emulated("card.json", scale=(2.0, 3.0))))
+    _refused(lambda: host_of(profile))
+    kernels = Kernels(profile)
+    for what in {case.mul_mat for case in profile.cases if case.mul_mat.op in ("MUL_MAT", "MUL_MAT_ID")}:
+        operator = replace(OPERATORS[0], op=what.op, type=what.type, shape=what.shape, n_expert_used=what.n_expert_used)
+        _refused(
+            lambda operator=operator: [kernel.at(n) for kernel in kernels.on_host(operator).values() for n in (1, 300)]
+        )
+        kernels.on_device(operator)
+
+
+#
+# verdicts
+#
+
+KEY = {"model": "m" * 64, "device": "CUDA0", "vram": None, "vram_fill": 0.9, "prompt_class": 2, "gen_class": 1}
+
+
+@functools.cache
+def verdicts() -> tuple[Any, ...]:
+    """Settled and not, with and without pairs; too few of these for an interval, which takes long."""
+    ratio = Ratio(1.3, 1.2, 1.4, 6)
+    trials = (
+        Trial("split", 0, ratio),
+        Trial("split", 4096, replace(ratio, low=1.05)),
+        Trial("oato", 0, None, "too slow"),
+    )
+    won = Verdict(
+        KEY, "stock-fit", trials, "split", ((0, "split"), (4096, None)), 8 << 30, "2026-11-21T05:00:00Z", 12.5
+    )
+    lost = replace(won, winner=None, trials=trials[2:], winner_by_depth=(), gave_up_s=20.0, key={**KEY, "gen_class": 3})
+    open_ = replace(won, settled=False, winner=None, winner_by_depth=())
+    samples = tuple((Sample(0.1 + i, 0.2), Sample(0.11, 0.2, fault="")) for i in range(2))
+    pairs = Pairs("split", "x" * 16, Series(BenchTest(64, 16, 0), (Block(samples, 0.01), Block(samples, 0.5))))
+    stock = StockPlacement(20, ((r"blk\.0", "CPU"),), 1)
+    kept = (
+        Kept(won, stock, (pairs,)),
+        Kept(lost, stock),
+        Kept(open_, stock, (pairs, pairs)),
+        Kept(lost, stock, (pairs,)),
+    )
+    return tuple(
+        json.loads(
+            json.dumps({"verdict": asdict(k.verdict), "stock": asdict(k.stock), "pairs": [asdict(p) for p in k.pairs]})
+        )
+        for k in kept
+    )
+
+
+def check_verdict(raw: bytes, folder: Path) -> None:
+    """A file that is no use is as good as none: nothing is raised, and what is kept can be used as `run` does."""
+    before = os.environ.get(FOLDER_VARIABLE)
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    try:
+        verdict_path(KEY).write_bytes(raw)
+        found = [kept for kept in (read_kept(KEY), nearest_kept(KEY)) if kept is not None]
+    finally:
+        os.environ.pop(FOLDER_VARIABLE)
+        if before is not None:
+            os.environ[FOLDER_VARIABLE] = before
+    if not found:
+        raise OallamaError("no verdict that can be used")
+    for kept in found:
+        verdict = kept.verdict
+        sentence(verdict)
+        holds(verdict, 8 << 30)
+        answers(verdict, 20.0)
+        for pairs in kept.pairs:
+            standing(pairs, 100, 10)
+            worth_keeping(pairs, 100, 10)
+        sentence(reweighed(verdict, kept.pairs, KEY, 100, 10))
+
+
+#
+# machines
+#
+
+
+@functools.cache
+def machines() -> tuple[Any, ...]:
+    """A described machine: the card by its name, and by its rates."""
+    machine = machine_of("pc-12gb")
+    host = {**asdict(machine.host), "flops_by_type": [["Q4_0", 1e11]], "dram_bytes_per_s": 5e10}
+    return (
+        {"name": "mine", "description": "a machine", "host": host, "card": "rtx3090"},
+        {"name": "mine", "host": asdict(machine.host), "card": asdict(machine.card)},
+    )
+
+
+def check_machine(raw: bytes, folder: Path) -> None:
+    """Read it, and price a kernel on either side."""
+    path = folder / "machine.json"
+    path.write_bytes(raw)
+    machine = machine_of(str(path))
+    for seconds in (
+        machine.host.kernel_seconds(1e9, 1e6, "Q4_0"),
+        machine.host.kernel_seconds(1e9, 1e6, None),
+        machine.card.kernel_seconds(1e9, 1e6, True),
+    ):
+        assert seconds > 0, f"a kernel takes {seconds} s"

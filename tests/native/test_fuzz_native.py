@@ -1,0 +1,43 @@
+"""A bounded share of the native fuzz targets under address and undefined-behaviour sanitizers."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from pathlib import Path
+
+import pytest
+from native_helpers import build_native
+
+import ggml_bridge
+
+pytestmark = pytest.mark.timeout(600)  # building, and machines that are busy with something else
+
+RUNS = 10_000
+SEEDS = {"fixed": 1, "fresh": secrets.randbits(32)}
+GOLDEN = Path(__file__).parents[1] / "golden" / "fuzz-native"
+
+
+def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+        "ASAN_OPTIONS": "allocator_may_return_null=1",
+    }
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=300, env=environment)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("target", ["fuzz_plan", "fuzz_weight", "fuzz_parameters"])
+def test_no_input_does_harm(bridge: ggml_bridge.Bridge, target: str, seed: str, tmp_path: Path) -> None:
+    program = build_native(target, bridge.libraries.folder, "address,undefined")
+    done = run(program, f"-runs={RUNS}", f"-seed={SEEDS[seed]}", f"-artifact_prefix={tmp_path}/")
+    assert done.returncode == 0, f"-seed={SEEDS[seed]}: {done.stderr[-8000:]}"
+    assert f"Done {RUNS} runs" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.rglob("*.txt")), ids=lambda path: path.stem)
+def test_a_found_fault_stays_mended(bridge: ggml_bridge.Bridge, path: Path) -> None:
+    done = run(build_native(path.parent.name, bridge.libraries.folder, "address,undefined"), str(path))
+    assert done.returncode == 0, done.stderr[-8000:]
