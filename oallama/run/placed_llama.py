@@ -108,6 +108,10 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         context.decode = guarded_decode
         context.kv_cache_clear = lambda: runner.call(clear)
 
+    # llama_cpp's closes, which the engine has done by then. Ctrl-C that arrived in a Python function here would be
+    # lost, so this is none, and takes nothing
+    __del__ = staticmethod(bool)
+
     def close(self) -> None:
         """Free the model; what is asked of it afterwards raises UsageError, where llama.cpp would read freed memory."""
         super().close()

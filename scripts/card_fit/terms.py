@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from statistics import median
+from typing import Any
 
 from card_fit.errors import PHASES, median_error, rows_of
 from card_fit.fit import fit
@@ -43,12 +44,12 @@ class Term:
     costs: Callable[[Problem, tuple[Pass, ...]], Costs] = _same_costs
 
 
-def _card(**rates: float) -> Callable[[Machine], Machine]:
+def _card(**rates: Any) -> Callable[[Machine], Machine]:
     return lambda machine: replace(machine, card=replace(machine.card, **rates))
 
 
-def _host(**rates: object) -> Callable[[Machine], Machine]:
-    return lambda machine: replace(machine, host=replace(machine.host, **rates))  # type: ignore[arg-type]
+def _host(**rates: Any) -> Callable[[Machine], Machine]:
+    return lambda machine: replace(machine, host=replace(machine.host, **rates))
 
 
 def _changed(**values: object) -> Callable[[Problem, tuple[Pass, ...]], Costs]:

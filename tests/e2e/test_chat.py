@@ -186,7 +186,7 @@ def test_a_full_context_drops_the_oldest(chatty):
 def test_what_cannot_be_asked_for(plain, tmp_path):
     for arguments, said in (
         ((plain, "--system", "be brief"), "no chat template"),
-        (("llama3",), "llama3 is no GGUF file"),
+        (("llama3",), "llama3: there is no such file"),
         ((tmp_path / "none.gguf",), "none.gguf"),
         ((plain, "-m", plain), "given twice"),
     ):

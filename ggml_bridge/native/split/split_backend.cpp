@@ -249,9 +249,10 @@ void SplitBackend::end(Phase & phase) {
     slot_                   = no_slot;
 }
 
-// As far as the link comes before the next small copy is due.
+// As far as the link comes before the next small copy is due. Not while a batch of another size is computed than that
+// which streamed last: decode may stream nothing, and needs no weights of a prompt.
 void SplitBackend::ask_ahead() {
-    if (partner_->streams()) {
+    if (partner_->streams() && n_tokens_ == streamed_) {
         partner_->stream().prefetch(slot_, turns_.due());
     }
 }
@@ -302,6 +303,7 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
         view->buffer = view->view_src->buffer;
     }
     bind_residents(program, graph);
+    n_tokens_ = program.n_tokens;
     Stopwatch watch;
     for (Phase & phase : program.phases) {
         stats().n_phases++;
@@ -379,6 +381,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     traced(OALLAMA_RESIDENT, last_of(phase.device_begin, phase.stream_begin));
     slot_ = streams ? acquire(phase, graph) : no_slot;
     if (streams) {
+        streamed_ = n_tokens_;
         partner_->stream().ready(device, slot_);
         for (size_t i = 0; i < phase.streamed.size(); i++) {
             partner_->stream().bind(phase.streamed[i].tensor, *phase.block, i, slot_);

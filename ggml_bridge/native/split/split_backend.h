@@ -74,9 +74,11 @@ class SplitBackend {
     size_t                   n_programs_ = 0;
     uint64_t                 clock_      = 0;
     Signature                scratch_;
-    Turns                    turns_;          // of small copies to the device
-    Phase *                  last_ = nullptr; // that ended, until the next one is launched
-    size_t                   slot_ = no_slot; // that the device computes with
+    Turns                    turns_;              // of small copies to the device
+    Phase *                  last_     = nullptr; // that ended, until the next one is launched
+    size_t                   slot_     = no_slot; // that the device computes with
+    int64_t                  n_tokens_ = 0;       // of the program that runs, or ran last
+    int64_t                  streamed_ = 0;       // of the last one that streamed
     std::vector<int32_t>     experts_;
 };
 
