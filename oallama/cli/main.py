@@ -21,6 +21,7 @@ import click
 
 from oallama import __version__
 from oallama.core.errors import OallamaError
+from oallama.device.interrupt import drop_no_interrupt
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -96,10 +97,14 @@ def cli(context: click.Context) -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 work failed, 2 wrong usage or unusable input, 130 interrupted."""
-    signal.signal(signal.SIGTERM, end_as_interrupted)
-    claim_stdout()
-    code = exit_code(argv)
-    drop_unwritten()
+    try:
+        signal.signal(signal.SIGTERM, end_as_interrupted)
+        drop_no_interrupt()
+        claim_stdout()
+        code = exit_code(argv)
+        drop_unwritten()
+    except KeyboardInterrupt:  # before the command, or a dropped one that arrives once it is over
+        code = _fail("interrupted", 130)
     exec(
         ""
     )  # CPython notes a KeyboardInterrupt that left an exec of text, as dataclasses have; its exit code would be -2

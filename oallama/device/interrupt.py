@@ -3,12 +3,15 @@
 Python raises KeyboardInterrupt in whatever function it enters next, before the first line of it. Where that is a
 callback, C is the caller: ctypes prints the exception and drops it, and no `try` in the callback can help. Nor can one
 in `__del__`. So the signal is only noted while native code runs, and handed on where an exception has somewhere to go.
+A program can have what is dropped elsewhere arrive once more.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -56,3 +59,22 @@ def held_interrupt(on_interrupt: Callable[[], None] = lambda: None) -> Iterator[
     finally:
         signal.signal(signal.SIGINT, before)
         held.hand_on()
+
+
+AGAIN_S = 0.01  # after a Ctrl-C that was dropped
+
+
+def drop_no_interrupt() -> None:
+    """From now on a Ctrl-C that Python drops, as in `__del__` and in callbacks of weak references, arrives once more.
+    For programs: the hook is the whole process's."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            before(unraisable)
+            return
+        timer = threading.Timer(AGAIN_S, _thread.interrupt_main)
+        timer.daemon = True
+        timer.start()
+
+    sys.unraisablehook = hook

@@ -1,0 +1,54 @@
+"""A Ctrl-C that Python drops arrives once more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+DROPPED = """
+import signal, sys, time, weakref
+sys.path.insert(0, ".")
+from oallama.device.interrupt import drop_no_interrupt
+
+class Collected:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+class Referred:
+    pass
+
+{arm}
+try:
+    if {weak}:
+        referred = Referred()
+        reference = weakref.ref(referred, lambda _: signal.raise_signal(signal.SIGINT))
+        del referred
+    else:
+        Collected()
+    time.sleep(2)
+    print("dropped")
+except KeyboardInterrupt:
+    print("arrived")
+"""
+
+
+@pytest.mark.parametrize("weak", [False, True])
+def test_a_dropped_interrupt_arrives_once_more(weak: bool) -> None:
+    def run(arm: str) -> str:
+        code = DROPPED.format(arm=arm, weak=weak)
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert run("drop_no_interrupt()") == "arrived\n"
+    assert run("") == "dropped\n", "or Python drops none any more"
+
+
+def test_other_dropped_exceptions_are_told_as_before() -> None:
+    code = (
+        "from oallama.device.interrupt import drop_no_interrupt\n"
+        "class Broken:\n    def __del__(self): raise ValueError('as before')\n"
+        "drop_no_interrupt()\nBroken()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "as before" in done.stderr
