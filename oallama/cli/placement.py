@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
+import click
+
+from oallama.cli.default_model import NOTE, default_model
 from oallama.cli.gate import at_once, gated
+from oallama.cli.options import (
+    CONTEXT,
+    PLACEMENT,
+    gate_option,
+    gathered,
+    profile_option,
+    refresh_gate_option,
+    tune_option,
+)
 from oallama.cli.output import talk
-from oallama.cli.policy import PolicyOptions
+from oallama.cli.policy import PolicyOptions, note_unused, policy_options
+from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.types import StreamSettings, Workload
 
@@ -15,6 +30,66 @@ if TYPE_CHECKING:
     from oallama.device.emulated import Emulated
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementOptions:
+    """What a command line asks for. Raises UsageError for a plan together with a policy."""
+
+    plan_file: str | None
+    policy: PolicyOptions
+    options: Options
+    profile: str | None
+    gate: bool
+    refresh_gate: bool
+    tune: str
+
+    def __post_init__(self) -> None:
+        if self.plan_file is not None and self.policy.given:
+            raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
+
+    def planned(self, model: str | None) -> tuple[Placer, Plan] | None:
+        """As `planned`; None where no plan is given."""
+        if self.plan_file is None:
+            return None
+        return planned(model, self.plan_file, self.policy, self.options, self.profile)
+
+    def placer(self, model: str | None) -> Placer:
+        """For a model; None: the built-in one, which is said."""
+        from oallama.placer import Placer
+
+        if model is None:
+            model = default_model()
+            talk(NOTE)
+        placer = Placer.of_file(model, self.options, self.profile)
+        note_unused(placer)
+        return placer
+
+    def made_plan(self, placer: Placer, load: Workload) -> tuple[Plan, bool]:
+        """As `made_plan`."""
+        return made_plan(placer, self.policy, load, self.gate, self.refresh_gate, self.tune)
+
+
+def placement_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of all that runs a model; the command gets them as `asked`, a PlacementOptions."""
+
+    @wraps(function)
+    def merged(*args: Any, **values: Any) -> Any:
+        asked = PlacementOptions(**{field.name: values.pop(field.name) for field in fields(PlacementOptions)})
+        return function(*args, asked=asked, **values)
+
+    decorated: Callable[..., Any] = merged
+    for option in (
+        tune_option,
+        refresh_gate_option,
+        gate_option,
+        profile_option,
+        gathered(*PLACEMENT, *CONTEXT),
+        policy_options,
+        click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says."),
+    ):
+        decorated = option(decorated)
+    return decorated
 
 
 def planned(

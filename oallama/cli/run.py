@@ -10,30 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from oallama.cli.default_model import NOTE, default_model
 from oallama.cli.gate import tune_after
 from oallama.cli.model_file import model_file
-from oallama.cli.options import (
-    CONTEXT,
-    PLACEMENT,
-    complete_file,
-    count,
-    gate_option,
-    gathered,
-    json_option,
-    model_option,
-    profile_option,
-    refresh_gate_option,
-    tune_option,
-)
+from oallama.cli.options import complete_file, count, json_option, model_option
 from oallama.cli.output import emit_json, is_terminal, talk, write_piece
-from oallama.cli.placement import made_plan, planned, run_workload, without_meaning
-from oallama.cli.policy import PolicyOptions, note_unused, policy_options
+from oallama.cli.placement import PlacementOptions, placement_options, run_workload, without_meaning
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, sampling_options
 from oallama.cli.template import Prompt, prompt_of
 from oallama.core.errors import UsageError
-from oallama.core.options import Options
 from oallama.core.types import SPLIT_LAYOUT
 from oallama.device.native_abort import exit_at_abort
 
@@ -69,13 +54,7 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
     metavar="N",
     help="Tokens to generate at most; -1: until the model ends or the context is full.",
 )
-@click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says.")
-@policy_options
-@gathered(*PLACEMENT, *CONTEXT)
-@profile_option
-@gate_option
-@refresh_gate_option
-@tune_option
+@placement_options
 @sampling_options
 @click.option(
     "--chat/--no-chat",
@@ -91,13 +70,7 @@ def command(
     prompt_file: str | None,
     system: str | None,
     n_gen: int,
-    plan_file: str | None,
-    policy: PolicyOptions,
-    options: Options,
-    profile: str | None,
-    gate: bool,
-    refresh_gate: bool,
-    tune: str,
+    asked: PlacementOptions,
     sampling: SamplingOptions,
     chat: bool | None,
     as_json: bool,
@@ -126,32 +99,24 @@ def command(
             n_gen if click.get_current_context().get_parameter_source("n_gen") is not ParameterSource.DEFAULT else None
         )
         found = None if model is None else model_file(model)
-        start(found, system, most, plan_file, policy, options, profile, gate, refresh_gate, tune, sampling, chat)
+        start(found, system, most, asked, sampling, chat)
         return
     text = read_prompt(text)
     drawn = sampling.arguments()
     model = None if model is None else model_file(model)
-    if plan_file is not None and policy.given:
-        raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
-    if plan_file is not None:
-        placer, plan = planned(model, plan_file, policy, options, profile)
+    if (found_plan := asked.planned(model)) is not None:
+        placer, plan = found_plan
         given = prompt_of(placer.model.path, text, chat, system)
         tokens = tokens_if_long(placer, given, placer.options.n_ctx or plan.workload.n_ctx)
         load, to_tune = plan.workload, False
     else:
-        from oallama.placer import Placer
-
-        if model is None:
-            model = default_model()
-            talk(NOTE)
-        placer = Placer.of_file(model, options, profile)
-        note_unused(placer)
+        placer = asked.placer(model)
         expected = likely_answer(placer, len(text.encode())) if n_gen == WITHOUT_END else n_gen
         given = prompt_of(placer.model.path, text, chat, system)
         tokens = tokens_if_long(placer, given, placer.options.n_ctx, expected)
         n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
         load = run_workload(placer, n_prompt, expected)
-        plan, to_tune = made_plan(placer, policy, load, gate, refresh_gate, tune)
+        plan, to_tune = asked.made_plan(placer, load)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
     with placer.engine(plan) as loaded:
         for warning in loaded.warnings:

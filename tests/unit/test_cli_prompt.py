@@ -141,7 +141,7 @@ def test_the_built_in_model_is_named_when_it_is_used(capsys, monkeypatch):
         assert path.endswith(FILE)
         raise Found
 
-    monkeypatch.setattr("oallama.cli.run.default_model", lambda: f"/models/{FILE}")
+    monkeypatch.setattr("oallama.cli.placement.default_model", lambda: f"/models/{FILE}")
     monkeypatch.setattr("oallama.placer.Placer.of_file", of_file)
     with pytest.raises(Found):
         command.main(["-p", "Once"], standalone_mode=False)

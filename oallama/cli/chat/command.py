@@ -6,27 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oallama.cli.default_model import NOTE, default_model
 from oallama.cli.model_file import model_file
-from oallama.cli.options import (
-    CONTEXT,
-    PLACEMENT,
-    complete_file,
-    count,
-    gate_option,
-    gathered,
-    model_option,
-    profile_option,
-    refresh_gate_option,
-    tune_option,
-)
+from oallama.cli.options import complete_file, count, model_option
 from oallama.cli.output import talk
-from oallama.cli.placement import made_plan, planned, run_workload
-from oallama.cli.policy import PolicyOptions, note_unused, policy_options
+from oallama.cli.placement import PlacementOptions, placement_options, run_workload
+from oallama.cli.policy import PolicyOptions
 from oallama.cli.sampling import DEFAULT_N_GEN, SamplingOptions, sampling_options
 from oallama.cli.template import template_for
 from oallama.core.errors import UsageError
-from oallama.core.options import Options
 from oallama.device.native_abort import exit_at_abort
 
 if TYPE_CHECKING:
@@ -59,13 +46,7 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
     help="Tokens of an answer at most; -1: until the model ends or the context is full.  "
     f"[default: -1; {DEFAULT_N_GEN} where text is continued]",
 )
-@click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says.")
-@policy_options
-@gathered(*PLACEMENT, *CONTEXT)
-@profile_option
-@gate_option
-@refresh_gate_option
-@tune_option
+@placement_options
 @sampling_options
 @click.option(
     "--chat/--no-chat",
@@ -79,13 +60,7 @@ def command(
     model_option: str | None,
     system: str | None,
     n_gen: int | None,
-    plan_file: str | None,
-    policy: PolicyOptions,
-    options: Options,
-    profile: str | None,
-    gate: bool,
-    refresh_gate: bool,
-    tune: str,
+    asked: PlacementOptions,
     sampling: SamplingOptions,
     chat: bool | None,
     verbose: bool,
@@ -105,20 +80,14 @@ def command(
         raise UsageError("MODEL is given twice, by position and by -m")
     model = model_option or position
     model = None if model is None else model_file(model)
-    start(model, system, n_gen, plan_file, policy, options, profile, gate, refresh_gate, tune, sampling, chat, verbose)
+    start(model, system, n_gen, asked, sampling, chat, verbose)
 
 
 def start(
     model: str | None,
     system: str | None,
     n_gen: int | None,
-    plan_file: str | None,
-    policy: PolicyOptions,
-    options: Options,
-    profile: str | None,
-    gate: bool,
-    refresh_gate: bool,
-    tune: str,
+    asked: PlacementOptions,
     sampling: SamplingOptions,
     chat: bool | None,
     verbose: bool = False,
@@ -129,25 +98,18 @@ def start(
     from oallama.cli.chat.model import ChatModel
     from oallama.cli.chat.session import Session
     from oallama.cli.chat.settings import settings_of
-    from oallama.placer import Placer
     from oallama.run.conversation import Conversation
 
-    if plan_file is not None and policy.given:
-        raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
-    if plan_file is not None:
-        placer, plan = planned(model, plan_file, policy, options, profile)
+    if (found := asked.planned(model)) is not None:
+        placer, plan = found
         template = template_for(placer.model.path, chat, system)
         load, to_tune, fixed = plan.workload, False, "the placement is that of --plan; start without it to measure"
     else:
-        if model is None:
-            model = default_model()
-            talk(NOTE)
-        placer = Placer.of_file(model, options, profile)
-        note_unused(placer)
+        placer = asked.placer(model)
         template = template_for(placer.model.path, chat, system)
         load = chat_workload(placer)
-        plan, to_tune = made_plan(placer, policy, load, gate, refresh_gate, tune)
-        fixed = why_fixed(placer, policy)
+        plan, to_tune = asked.made_plan(placer, load)
+        fixed = why_fixed(placer, asked.policy)
     settings = settings_of(sampling, n_gen, template is not None, verbose)
     session_model = ChatModel(placer, plan, load, to_tune, fixed)
     session = Session(session_model, template, Conversation(system or None), settings)
