@@ -231,6 +231,12 @@ chart_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
+def system_option(before: str) -> Callable[[Function], Function]:
+    """The system prompt, as llama.cpp and ollama name it; the command gets `system`."""
+    told = f"What the model is told before {before}, in its chat template."
+    return click.option("-sys", "--system", "--system-prompt", "system", metavar="TEXT", help=told)
+
+
 def output_option(what: str) -> Callable[[Function], Function]:
     """-o FILE; the command gets `output`, None for stdout."""
     return click.option("-o", "--output", type=click.Path(), metavar="FILE", help=f"Write {what} here.")

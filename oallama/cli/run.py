@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from oallama.cli.gate import tune_after
 from oallama.cli.model_file import model_file
-from oallama.cli.options import complete_file, count, json_option, model_option
+from oallama.cli.options import complete_file, count, json_option, model_option, system_option
 from oallama.cli.output import emit_json, is_terminal, talk, write_piece
 from oallama.cli.placement import PlacementOptions, placement_options, run_workload, without_meaning
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
@@ -36,14 +36,7 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
 @model_option
 @click.option("-p", "--prompt", metavar="PROMPT", help="The prompt; `-` reads it from stdin, as does none in a pipe.")
 @click.option("-f", "--file", "prompt_file", type=click.Path(), metavar="FILE", help="The prompt, from a file.")
-@click.option(
-    "-sys",
-    "--system",
-    "--system-prompt",
-    "system",
-    metavar="TEXT",
-    help="What the model is told before the prompt, in its chat template.",
-)
+@system_option("the prompt")
 @click.option(
     "-n",
     "--predict",

@@ -25,7 +25,7 @@ from oallama.cli.options import (
     refresh_gate_option,
 )
 from oallama.cli.output import talk
-from oallama.cli.placement import made_plan, planned
+from oallama.cli.placement import PlacementOptions, made_plan
 from oallama.cli.policy import PolicyOptions, note_unused, policy_options
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
@@ -109,10 +109,9 @@ def command(
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(listen(host, port, api_key))
         found = find_program(program)
-        if plan_file is not None:
-            if policy.given:
-                raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
-            placer, plan = planned(model, plan_file, policy, options, profile)
+        placement = PlacementOptions(plan_file, policy, options, profile, gate, refresh_gate, tune)
+        if (planned := placement.planned(model)) is not None:
+            placer, plan = planned
             _check_device(placer)
             plan.check(placer.model, placer.operators)
             wanted = _timed(placer, plan, f"this is the plan of {plan_file}, by policy {plan.policy}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.model_file import model_file
-from oallama.cli.options import complete_file, count, model_option
+from oallama.cli.options import complete_file, count, model_option, system_option
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, placement_options, run_workload
 from oallama.cli.policy import PolicyOptions
@@ -29,14 +29,7 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
 @click.command("chat", short_help="Talk with a model in the terminal.")
 @click.argument("position", required=False, metavar="[MODEL]", shell_complete=complete_file)
 @model_option
-@click.option(
-    "-sys",
-    "--system",
-    "--system-prompt",
-    "system",
-    metavar="TEXT",
-    help="What the model is told before everything else, in its chat template.",
-)
+@system_option("everything else")
 @click.option(
     "-n",
     "--predict",
