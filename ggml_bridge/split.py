@@ -36,6 +36,7 @@ _STEPS: tuple[Step, ...] = (  # in the order of enum oallama_step
 )
 _TRACE_OF: dict[TraceOf, int] = {"caller": 0, "events": 1, "read back": 2}  # enum oallama_trace_of
 _TEXT_BYTES = 1 << 20
+_TIMES = 256  # records of blocks' times that are fetched at once
 
 _ffi: Any = declared("split/ggml-oallama.h")
 
@@ -55,6 +56,8 @@ class SliceInfo:
     host_bytes: int
     device_bytes: int
     layout: str  # host buffer type of CC
+    twice_bytes: int = 0  # of host_bytes: kept for other cuts than the one computed with
+    cuts: tuple[int, ...] = ()  # where CC may end, the one it was loaded with first
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,24 @@ class SplitStats:
     def __sub__(self, before: SplitStats) -> SplitStats:
         """What was done since `before`."""
         return SplitStats(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(SplitStats)})
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """What runs of one sub-graph took, with one cut of its weights and batches of one class. Seconds of the caller's
+    thread, of all runs together."""
+
+    name: str  # its first weight
+    cc: int  # of that weight, elements along the axis
+    cg: int
+    gg: int
+    batch: int  # tokens at most: a power of two, and half of it is less than any run had
+    n_runs: int
+    n_tokens: int  # of all runs together
+    launch_s: float  # sending inputs and starting the device
+    host_s: float  # computing CC
+    wait_s: float  # for the device after CC was done
+    join_s: float  # adding and interleaving results
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +198,7 @@ class SplitPlan:
         handle = _ffi.new("oallama_plan **")
         native.call("oallama_plan_new", text.encode(), handle)
         self._handle = handle[0]
+        self._times = _ffi.new("oallama_block_times[]", _TIMES)
 
     def __enter__(self) -> SplitPlan:
         return self
@@ -217,9 +239,43 @@ class SplitPlan:
                     host_bytes=slice.host_bytes,
                     device_bytes=slice.device_bytes,
                     layout=decode(slice.layout),
+                    twice_bytes=slice.twice_bytes,
+                    cuts=tuple(slice.cuts[0 : slice.n_cuts]),
                 )
             )
         return out
+
+    def move_cut(self, name: str, cc: int) -> None:
+        """Lets CC of a tensor end at `cc` from the next decode on; what lies between is streamed instead of computed by
+        the CPU, or the other way round. To be called between decodes.
+
+        Raises ValueError where no model with this tensor is loaded, Unsupported where the cut was not kept (`cuts`).
+        """
+        self._native.call("oallama_plan_move_cut", self._open(), name.encode(), cc)
+
+    def take_times(self) -> list[BlockTimes]:
+        """What each block took since this was asked last, in no order that means anything."""
+        plan, count, made = self._open(), _ffi.new("int64_t *"), []
+        while True:
+            self._native.call("oallama_plan_take_times", plan, self._times, _TIMES, count)
+            for time in self._times[0 : count[0]]:
+                made.append(
+                    BlockTimes(
+                        decode(time.name),
+                        time.cc,
+                        time.cg,
+                        time.gg,
+                        time.batch,
+                        time.n_runs,
+                        time.n_tokens,
+                        time.launch_s,
+                        time.host_s,
+                        time.wait_s,
+                        time.join_s,
+                    )
+                )
+            if count[0] < _TIMES:
+                return made
 
     def problems(self) -> tuple[bool, list[str]]:
         """(whether what was loaded can compute, sentences on what did not come to lie as planned)."""

@@ -27,6 +27,8 @@ struct SliceSpec {
     std::string layout;            // host buffer type of CC
     bool        takes_n_g = true;  // CC is for the device too, for n_g tokens
     bool        resident  = false; // inputs and results are in the device's memory, not the host's
+    // where CC may end instead while a model is loaded, with the same GG; ends are kept as CC and as CG
+    std::vector<int64_t> other_cc;
 
     int64_t extent() const { return axis == Axis::cols ? k : axis == Axis::rows ? n : n / 2; }
 };
