@@ -18,6 +18,7 @@ from oallama.cli.options import (
     gathered,
     profile_option,
     refresh_gate_option,
+    replan_option,
     tune_option,
 )
 from oallama.cli.output import talk
@@ -25,11 +26,13 @@ from oallama.cli.policy import PolicyOptions, note_unused, policy_options
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.types import StreamSettings, Workload
+from oallama.core.units import format_bytes
 
 if TYPE_CHECKING:
     from oallama.device.emulated import Emulated
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+    from oallama.run.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class PlacementOptions:
     gate: bool
     refresh_gate: bool
     tune: str
+    replan: bool = False
 
     def __post_init__(self) -> None:
         if self.plan_file is not None and self.policy.given:
@@ -65,6 +69,20 @@ class PlacementOptions:
         note_unused(placer)
         return placer
 
+    def engine(self, placer: Placer, plan: Plan) -> Engine:
+        """The model loaded as the plan says, with other cuts kept beside it where --replan asks for that."""
+        if not self.replan:
+            return placer.engine(plan)
+        kept = placer.kept_cuts(plan)
+        if kept is None or not kept.moves:
+            talk("note: --replan changes nothing: the plan slices nothing of which other cuts could be kept")
+        else:
+            host, device = format_bytes(kept.twice_bytes), format_bytes(kept.staging_bytes)
+            talk(f"note: --replan keeps {host} of host memory twice, and {device} more on the device to stream to")
+        for note in kept.notes if kept is not None else ():
+            talk(f"note: {note}")
+        return placer.engine(plan, replan=kept)
+
     def made_plan(self, placer: Placer, load: Workload) -> tuple[Plan, bool]:
         """As `made_plan`."""
         return made_plan(placer, self.policy, load, self.gate, self.refresh_gate, self.tune)
@@ -80,6 +98,7 @@ def placement_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     decorated: Callable[..., Any] = merged
     for option in (
+        replan_option,
         tune_option,
         refresh_gate_option,
         gate_option,

@@ -111,7 +111,7 @@ def command(
         load = run_workload(placer, n_prompt, expected)
         plan, to_tune = asked.made_plan(placer, load)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
-    with placer.engine(plan) as loaded:
+    with asked.engine(placer, plan) as loaded:
         for warning in loaded.warnings:
             talk(f"warning: {warning}")
         emulated = placer.device.emulated
@@ -126,6 +126,8 @@ def command(
             emit_json(run_document(generation, loaded) | ({"emulated": True} if emulated is not None else {}))
         elif is_terminal(sys.stderr):
             talk(statistics(generation, loaded, placer))
+            for change in loaded.replanned:
+                talk(f"re-planned {change}")
             if loaded.split_stats is not None and loaded.split_stats.n_decoded:
                 talk(split_statistics(loaded.split_stats, loaded.device))
     if to_tune:
@@ -182,6 +184,7 @@ def run_document(generation: Generation, engine: Engine) -> dict[str, Any]:
         "plan_fingerprint": engine.plan.fingerprint,
         "attention": asdict(engine.attention),
         "split": split_document(engine),
+        **({"replanned": list(engine.replanned)} if engine.replans else {}),
     }
 
 

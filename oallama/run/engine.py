@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from oallama.core.errors import UsageError
 from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
 from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
+from oallama.cost.tracker import BlockKey, BlockSeconds
 from oallama.device.cpu import default_threads
 from oallama.device.guard import STALL_S
 from oallama.device.host_memory import host_memory_bytes
 from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.opening import open_now
 from oallama.model.memory import memory_of, probe_memory
+from oallama.place.kept_cuts import Replan
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import split_text
@@ -35,6 +37,7 @@ from oallama.run.generate import (
 )
 from oallama.run.kv_cache import KvCache
 from oallama.run.load import EngineMemory, compare_memory, load_llama, usable_layouts
+from oallama.run.replan import RunningReplan
 from oallama.run.sampler import Sampler, Sampling
 from oallama.run.setup import (
     Held,
@@ -58,6 +61,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_CUTS_STAY = "the device had less room than planned, so that cuts stay where they are: nothing is re-planned"
+
 
 class Engine:
     """A loaded model. Use it in a `with` statement. Calls of several threads wait for each other.
@@ -67,7 +72,9 @@ class Engine:
     context, KV cache and attention; the plan's where they ask for nothing. operators, tensor_names: read from the file
     when not given. probed: whether probe_memory was asked of this load; else it is asked here, since native code must
     not see a file first in this process. progress: a bar on stderr where that is a
-    terminal. stall_s: a remote device that makes no progress for so long is given up.
+    terminal. stall_s: a remote device that makes no progress for so long is given up. replan: cuts that
+    are kept beside the plan's, between which the engine changes while it generates (place/replan.py); the plan's ledger
+    says what they take.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
     memory), DeviceError, UsageError, BridgeError.
@@ -84,6 +91,7 @@ class Engine:
         probed: bool = False,
         progress: bool = True,
         stall_s: float = STALL_S,
+        replan: Replan | None = None,
     ) -> None:
         self._turns = Turns()
         self._cache = KvCache()
@@ -117,6 +125,7 @@ class Engine:
         if not probed:
             check_host(self._settings, probe_memory(self._settings), operators, host_memory_bytes())
         self._running: Generator[Piece, None, None] | None = None
+        self._replan: RunningReplan | None = None
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""
         device_now = open_now(spec)
@@ -128,15 +137,19 @@ class Engine:
             check_device(plan, device_now)
 
             def opened() -> LoadedSplit | None:
-                split = open_split(plan, placements, operators, device_now)
+                split = open_split(plan, placements, operators, device_now, replan)
                 loaded.extend([split] if split is not None else [])
                 return split
 
             self._split = self._runner.call(opened)
             self._llama = load_llama(model, self._settings, device_now, self._runner, self._split, progress, loaded)
             if self._split is not None:
+                may_move = self._split.take_planned_cuts()
                 self.plan, shrunk = self._split.corrected(plan, operators)
                 warnings = (*warnings, *shrunk)
+                if replan is not None and replan.moves:
+                    self._replan = RunningReplan(self._split, replan) if may_move else None
+                    warnings = warnings if may_move else (*warnings, _CUTS_STAY)
             self.memory = self._measure_memory()
         except BaseException:
             self.close()
@@ -242,7 +255,7 @@ class Engine:
             stops, sampler = Stops(stop), Sampler(Sampling(temperature, seed, **sampling), self._vocab)
             n_batches = -(-(len(tokens) - n_cached) // n_ubatch)
             meter = SplitMeter(self._split.stats, n_batches, beat) if self._split else None
-            step = meter.beat if meter else beat
+            step = self._step(meter.beat if meter else beat)
             running = self._runner.iterate(
                 lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, cache, step, stops)
             )
@@ -277,6 +290,34 @@ class Engine:
         with self._turn():
             self._cache.forget()
             return self._runner.call(function)
+
+    @property
+    def replans(self) -> bool:
+        """Whether it may move cuts while it generates."""
+        return self._replan is not None
+
+    @property
+    def replanned(self) -> tuple[str, ...]:
+        """What re-planning has changed so far, a sentence each."""
+        return tuple(self._replan.told) if self._replan is not None else ()
+
+    @property
+    def statistics(self) -> dict[BlockKey, BlockSeconds]:
+        """What each block of the split back end takes, by its cut, batch size and sequence length; empty unless the
+        engine re-plans."""
+        return self._replan.statistics if self._replan is not None else {}
+
+    def _step(self, beat: Callable[[], None]) -> Callable[[], None]:
+        """What is called after each decode."""
+        replan, cache = self._replan, self._cache
+        if replan is None:
+            return beat
+
+        def step() -> None:
+            beat()
+            replan.beat(len(cache.tokens))
+
+        return step
 
     @property
     def _context(self) -> int:

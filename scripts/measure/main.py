@@ -22,7 +22,7 @@ from experiments.machine import describe
 from experiments.pages import table
 from experiments.results import CUT, DONE, Results, ResultsError
 
-from measure import emulated, logits, placements, plots, slices, split
+from measure import emulated, logits, placements, plots, replan, slices, split
 from measure.measure import Measure, Step
 from oallama.core.errors import OallamaError
 
@@ -30,6 +30,7 @@ MEASURES: Mapping[str, Measure] = {
     "emulated": emulated.MEASURE,
     "logits": logits.MEASURE,
     "placements": placements.MEASURE,
+    "replan": replan.MEASURE,
     **split.MEASURES,
     **slices.MEASURES,
 }

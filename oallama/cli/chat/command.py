@@ -104,7 +104,7 @@ def start(
         plan, to_tune = asked.made_plan(placer, load)
         fixed = why_fixed(placer, asked.policy)
     settings = settings_of(sampling, n_gen, template is not None, verbose)
-    session_model = ChatModel(placer, plan, load, to_tune, fixed)
+    session_model = ChatModel(placer, plan, load, to_tune, fixed, asked.engine)
     session = Session(session_model, template, Conversation(system or None), settings)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
     reader = reader_of_stdin()

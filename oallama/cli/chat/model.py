@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oallama.cli.gate import measured, tune_after
@@ -18,10 +19,18 @@ if TYPE_CHECKING:
 
 class ChatModel:
     """to_tune: whether nothing was measured yet for this workload. fixed: why the placement is not to be measured, else
-    empty."""
+    empty. opened: loads a plan; None: as the placer does."""
 
-    def __init__(self, placer: Placer, plan: Plan, load: Workload, to_tune: bool, fixed: str = "") -> None:
-        self.placer, self.plan, self.load = placer, plan, load
+    def __init__(
+        self,
+        placer: Placer,
+        plan: Plan,
+        load: Workload,
+        to_tune: bool,
+        fixed: str = "",
+        opened: Callable[[Placer, Plan], Engine] | None = None,
+    ) -> None:
+        self.placer, self.plan, self.load, self._opened = placer, plan, load, opened
         self._to_tune, self._fixed = to_tune, fixed
         self._engine: Engine | None = None
 
@@ -29,7 +38,8 @@ class ChatModel:
     def engine(self) -> Engine:
         """Loaded now if it is not. Raises what loading raises."""
         if self._engine is None:
-            self._engine = self.placer.engine(self.plan)
+            opened = self._opened
+            self._engine = opened(self.placer, self.plan) if opened else self.placer.engine(self.plan)
             for warning in self._engine.warnings:
                 talk(f"warning: {warning}")
             emulated = self.placer.device.emulated
