@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.generation import prompt_of
 
-from measure.measure import Measure, Step, name_of
+from measure.measure import Measure, Step, name_of, numbers
 from oallama import Placer, Plan
 from oallama.core.units import format_bytes
 from oallama.run.engine import Engine
@@ -30,7 +30,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="emulated:rtx3060-12")
     parser.add_argument("--vram", help="of the device, as oallama's --vram")
     parser.add_argument("--vram-fill", type=float, default=0.8, help="leaves room to stream more (default: 0.8)")
-    parser.add_argument("-t", "--threads", type=int, help="of the CPU (default: what the device leaves)")
+    parser.add_argument("-t", "--threads", type=numbers, default=[1], metavar="N", help="of the CPU (default: 1)")
     parser.add_argument("--policy", default="scheinfer")
     parser.add_argument("-p", "--n-prompt", type=int, default=64)
     parser.add_argument("-n", "--n-gen", type=int, default=96, help="tokens of each phase (default: 96)")
@@ -44,7 +44,7 @@ def _steps(options: argparse.Namespace) -> Iterator[Step]:
 
 def _measure(path: str, options: argparse.Namespace) -> dict[str, Any]:
     placer = Placer.load(
-        path, device=options.device, vram=options.vram, vram_fill=options.vram_fill, threads=options.threads
+        path, device=options.device, vram=options.vram, vram_fill=options.vram_fill, threads=options.threads[0]
     )
     plan = placer.plan(options.policy, n_prompt=options.n_prompt, n_gen=3 * options.n_gen)
     kept = placer.kept_cuts(plan)
