@@ -115,6 +115,67 @@ oallama_slice slice_of(const oallama_plan * plan) {
     return slice;
 }
 
+// A graph that llama.cpp prepared while the device computed nothing of it: memory of what is sent now may be another's
+// before a slow device has read it.
+void check_reused_graph() {
+    async_device::Options slow;
+    slow.max_delay_us      = 2000;
+    slow.refuse_pinned     = true;
+    const Block   block    = ffn_block(q4_0, q4_0);
+    const Data    data     = make_data(block);
+    const Cuts    cuts     = cuts_of(block, false);
+    const Outputs expected = loaded_with(block, data, text_of(block, cuts, 1, false, "CPU", false), 7);
+    const PlanPtr plan     = new_plan(text_of(block, cuts, 1, false, "CPU", true));
+    if (plan == nullptr) {
+        return;
+    }
+    async_device::set_options(slow);
+    {
+        const Model    model(block, data, plan.get());
+        SessionOptions again;
+        again.reuse   = true;
+        again.between = [&] { move(plan.get(), block, cuts, 1); };
+        Session session(again);
+        for (int i = 0; i < 20; i++) {
+            move(plan.get(), block, cuts, 2);
+            check(same_bytes(expected, session.compute(model, 7)), "what is sent is what it was when it was sent");
+        }
+    }
+    async_device::set_options({});
+}
+
+// A device with less room than planned: GG shrinks, and every cut with it.
+void check_shrunk() {
+    const Block   block = ffn_block(q4_0, q4_0);
+    const Data    data  = make_data(block);
+    const Cuts    cuts  = cuts_of(block, true);
+    const PlanPtr plan  = new_plan(text_of(block, cuts, 1, true, "CPU", true));
+    if (plan == nullptr) {
+        return;
+    }
+    async_device::Options small;
+    small.max_alloc_bytes = 1024;
+    async_device::set_options(small);
+    {
+        const Model model(block, data, plan.get());
+        check_ok(oallama_plan_move_cut(plan.get(), block.weights[0].name.c_str(), slice_of(plan.get()).cuts[0]),
+                 "weights are placed");
+        async_device::set_options({});
+        const oallama_slice slice = slice_of(plan.get());
+        check(slice.gg == 0 && slice.n_cuts == n_cuts, "GG is gone, the cuts are not");
+        const Outputs expected = loaded_with(block, data, text_of(block, cuts, 1, false, "CPU", false), 5);
+        Session       session;
+        for (size_t to = 0; to < static_cast<size_t>(slice.n_cuts); to++) {
+            for (const Weight & weight : block.weights) {
+                check_ok(oallama_plan_move_cut(plan.get(), weight.name.c_str(), slice.cuts[to]), "a cut is moved");
+            }
+            const double error = nmse(expected, session.compute(model, 5));
+            check(error <= summation_bound, "a cut that shrank: NMSE " + text(error));
+        }
+    }
+    async_device::set_options({});
+}
+
 // What cuts cost in memory: rows of one matrix are held once as CC and once as CG.
 void check_bytes() {
     const Block   block = lone_block(f16);
@@ -218,6 +279,9 @@ void test_cuts() {
         check_moved(block, false, "CPU");
     }
     done("moved cuts");
+    check_reused_graph();
+    check_shrunk();
+    done("cuts of reused graphs, and where GG shrank");
     check_bytes();
     done("bytes of cuts");
     check_refused();
