@@ -21,10 +21,12 @@ SLOWER = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How many times as long as predicted the CPU takes, and the device and the link."""
+    """How many times as long as predicted the CPU takes for CC, the device and the link, and the thread for the rest:
+    sending, asking, joining, and all of a device that does nothing by itself."""
 
     cpu: float = 1.0
     device: float = 1.0
+    other: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ def scaled(times: BlockTimes, rates: Rates) -> BlockTimes:
         gap_s=times.gap_s + (rates.cpu - 1) * times.gap_cpu_s,
         gap_cpu_s=times.gap_cpu_s * rates.cpu,
         cpu_s=times.cpu_s * rates.cpu,
+        send_s=times.send_s * rates.other,
+        issue_s=times.issue_s * rates.other,
+        join_s=times.join_s * rates.other,
         steps=tuple(
             replace(step, copy_s=step.copy_s * rates.device, gpu_s=step.gpu_s * rates.device) for step in times.steps
         ),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from oallama.cost.timeline import BlockTimes, cycle_seconds
 from oallama.cost.tracker import BlockSeconds, total
-from oallama.place.kept_cuts import Kept, Rates, Replan, scaled
+from oallama.place.kept_cuts import Rates, Replan, scaled
 
 DRIFT = 0.2
 """Share by which a token, or the CPU for it, takes longer or shorter than predicted before anything is done."""
@@ -37,17 +37,25 @@ class Replanner:
     """The rule for the blocks of one model. Remembers what it has priced."""
 
     replan: Replan
-    _known: dict[tuple[BlockTimes, Rates], BlockSeconds] = field(default_factory=dict, init=False, repr=False)
+    _numbers: dict[BlockTimes, int] = field(default_factory=dict, init=False, repr=False)  # of times that are the same
+    _times: tuple[tuple[int, ...], ...] = field(init=False, repr=False)  # by block and cut
+    _known: dict[tuple[int, Rates], BlockSeconds] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._times = tuple(
+            tuple(self._numbers.setdefault(times, len(self._numbers)) for times in kept.times)
+            for kept in self.replan.blocks
+        )
 
     def start(self) -> Choice:
         """The plan's cuts, at the rates that it was made with."""
         return Choice((0,) * len(self.replan.blocks))
 
-    def predicted(self, kept: Kept, cut: int, rates: Rates) -> BlockSeconds:
+    def predicted(self, block: int, cut: int, rates: Rates) -> BlockSeconds:
         """Of one run of a block on the thread that computes CC, among others like it."""
-        key = (kept.times[cut], rates)
+        key = (self._times[block][cut], rates)
         if key not in self._known:
-            times = scaled(kept.times[cut], rates)
+            times = scaled(self.replan.blocks[block].times[cut], rates)
             round_s = cycle_seconds([times], self.replan.prefetch)
             copied = (
                 min(1.0, times.copy_s / round_s) if round_s else 0.0
@@ -59,10 +67,8 @@ class Replanner:
 
     def expected(self, choice: Choice, rates: Rates | None = None) -> BlockSeconds:
         """Of all blocks for one token. rates: others than the choice's."""
-        return total(
-            self.predicted(kept, cut, rates or choice.rates)
-            for kept, cut in zip(self.replan.blocks, choice.cuts, strict=True)
-        )
+        at = rates or choice.rates
+        return total(self.predicted(block, cut, at) for block, cut in enumerate(choice.cuts))
 
     def revised(self, choice: Choice, observed: BlockSeconds) -> Choice:
         """The same choice where a token, and the CPU for it, takes what was predicted, within DRIFT; else one for the
@@ -71,31 +77,41 @@ class Replanner:
         if abs(drift(observed, self.expected(choice))) <= DRIFT:
             return choice
         rates = self._rates(choice, observed)
-        best = Choice(tuple(self._best(kept, rates) for kept in self.replan.blocks), rates)
+        best = Choice(tuple(self._best(block, rates) for block in range(len(self.replan.blocks))), rates)
         same = replace(choice, rates=rates)
         return best if self.expected(best).total_s < (1 - GAIN) * self.expected(same).total_s else same
 
-    def _best(self, kept: Kept, rates: Rates) -> int:
-        return min(range(len(kept.cuts)), key=lambda cut: self.predicted(kept, cut, rates).total_s)
+    def _best(self, block: int, rates: Rates) -> int:
+        n_cuts = len(self._times[block])
+        return min(range(n_cuts), key=lambda cut: self.predicted(block, cut, rates).total_s)
 
     def _rates(self, choice: Choice, observed: BlockSeconds) -> Rates:
-        """The CPU's by how long it computed; the device's such that a token takes what it took, where it was waited for
-        or would have been."""
-        predicted_s = self.expected(choice, Rates()).cpu_s
-        cpu = observed.cpu_s / predicted_s if predicted_s > 0 else choice.rates.cpu
-        cpu = min(SLOWEST, max(FASTEST, cpu))
+        """The thread's by what it took for each; the device's such that a token takes what it took, where it was waited
+        for or would have been."""
+        plain, before = self.expected(choice, Rates()), choice.rates
+        cpu = _times_as_long(observed.cpu_s, plain.cpu_s, before.cpu)
+        other = _times_as_long(observed.other_s, plain.other_s, before.other)
         wanted_s, waited = observed.total_s, observed.wait_s > WAITED * observed.total_s
-        now_s = self.expected(choice, Rates(cpu, choice.rates.device)).total_s
+        now_s = self.expected(choice, Rates(cpu, before.device, other)).total_s
         if abs(now_s - wanted_s) <= WAITED * wanted_s or (now_s < wanted_s and not waited):
-            return Rates(cpu, choice.rates.device)
+            return Rates(cpu, before.device, other)
         if not waited:
             wanted_s *= 1 + WAITED
         low, high = FASTEST, SLOWEST
         for _ in range(16):
             middle = (low * high) ** 0.5
-            slower = self.expected(choice, Rates(cpu, middle)).total_s > wanted_s
+            slower = self.expected(choice, Rates(cpu, middle, other)).total_s > wanted_s
             low, high = (low, middle) if slower else (middle, high)
-        return Rates(cpu, low)
+            self._forget(Rates(cpu, middle, other))
+        return Rates(cpu, low, other)
+
+    def _forget(self, rates: Rates) -> None:
+        """Prices at rates that were only tried."""
+        self._known = {key: price for key, price in self._known.items() if key[1] != rates}
+
+
+def _times_as_long(observed_s: float, predicted_s: float, otherwise: float) -> float:
+    return min(SLOWEST, max(FASTEST, observed_s / predicted_s)) if predicted_s > 0 else otherwise
 
 
 def drift(observed: BlockSeconds, expected: BlockSeconds) -> float:

@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from ggml_bridge import BlockTimes
     from oallama.run.split import LoadedSplit
 
-TOKENS_BETWEEN = 8
+TOKENS_BETWEEN = 16
 """After so many tokens the times of their blocks are looked at."""
 
-TOKENS_SETTLED = 16
+TOKENS_SETTLED = 32
 """After a change so many tokens pass until means say what it brought."""
 
 
@@ -26,6 +26,7 @@ class RunningReplan:
         self._split, self._rule, self._tracker = split, Replanner(replan), Tracker()
         self._choice = self._rule.start()
         self._blocks = {name: i for i, kept in enumerate(replan.blocks) for name in kept.operators}
+        self._names: dict[str, None] = {}  # first weights of the sub-graphs that decode runs
         self._n_tokens = self._settles = 0
         self.told: list[str] = []
         """What was changed, a sentence each."""
@@ -42,15 +43,14 @@ class RunningReplan:
         if self._n_tokens % TOKENS_BETWEEN:
             return
         at = size_class(depth)
-        self._tracker.feed(_sample(times, at) for times in self._split.take_times())
+        samples = [_sample(times, at) for times in self._split.take_times()]
+        self._tracker.feed(samples)
+        self._names.update(dict.fromkeys(sample.key.block for sample in samples if sample.key.batch == 1))
         if self._n_tokens >= self._settles:
             self._revise(at)
 
     def _revise(self, depth: int) -> None:
-        seen = [self._seen(name, depth) for name in {key.block for key in self._tracker.means() if key.batch == 1}]
-        known = [one for one in seen if one is not None]
-        if not known:
-            return
+        known = [one for name in self._names if (one := self._seen(name, depth)) is not None]
         observed, before = total(known), self._choice
         after = self._rule.revised(before, observed)
         if after == before:
@@ -64,11 +64,12 @@ class RunningReplan:
             kept = self._rule.replan.blocks[i]
             for name in kept.operators:
                 self._split.move_cut(name, kept.cuts[after.cuts[i]].cc)
-        rates = f"CPU x{after.rates.cpu:.2f}, device x{after.rates.device:.2f} of the predicted time"
-        self.told.append(
-            f"after {self._n_tokens} decodes: {away:+.0%} off ({rates}), "
-            + (f"the cuts of {len(moved)} blocks were moved" if moved else "the cuts stay")
-        )
+        if moved:
+            rates = f"CPU {after.rates.cpu:.2f}, device {after.rates.device:.2f} times as long as was predicted"
+            self.told.append(
+                f"after {self._n_tokens} decodes the cuts of {len(moved)} blocks were moved: "
+                f"times were {away:+.0%} off, {rates}"
+            )
 
     def _seen(self, name: str, depth: int) -> BlockSeconds | None:
         """The mean of the sub-graph that begins with this weight, as its block is cut now."""
@@ -83,8 +84,8 @@ class RunningReplan:
         sub-graph, of which nothing is known beforehand."""
         self._tracker.seed(
             {
-                (name, kept.cuts[cut].cc, 1): self._rule.predicted(kept, cut, self._choice.rates)
-                for kept, cut in zip(self._rule.replan.blocks, self._choice.cuts, strict=True)
+                (name, kept.cuts[cut].cc, 1): self._rule.predicted(i, cut, self._choice.rates)
+                for i, (kept, cut) in enumerate(zip(self._rule.replan.blocks, self._choice.cuts, strict=True))
                 if len(kept.operators) > 1
                 for name in kept.operators
             }

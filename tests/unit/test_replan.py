@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slicing_cases import gemm, machine, streamed
 
+from oallama.core.profile import LinearFit
 from oallama.core.types import MemoryLedger, Operator
 from oallama.cost.slices import BlockCost, Cut, Pricing
 from oallama.cost.tracker import BlockSeconds
+from oallama.cost.transfer import TransferRates
 from oallama.place.cuts import Layers, solve_cg
 from oallama.place.kept_cuts import Rates, Replan, kept_cuts, twice_bytes, with_kept
 from oallama.place.replan import DRIFT, Choice, Replanner, drift
@@ -114,8 +116,8 @@ def seen_at(rule: Replanner, choice: Choice, rates: Rates) -> BlockSeconds:
 
 def best_of_kept(rule: Replanner, rates: Rates) -> tuple[int, ...]:
     return tuple(
-        min(range(len(one.cuts)), key=lambda i, one=one: rule.predicted(one, i, rates).total_s)  # type: ignore[misc]
-        for one in rule.replan.blocks
+        min(range(len(one.cuts)), key=lambda cut, block=block: rule.predicted(block, cut, rates).total_s)  # type: ignore[misc]
+        for block, one in enumerate(rule.replan.blocks)
     )
 
 
@@ -162,6 +164,15 @@ def test_cuts_stay_where_others_gain_nothing() -> None:
     after = rule.revised(start, seen)
     assert after.cuts == start.cuts and after.rates.cpu == pytest.approx(3, rel=0.1)
     assert rule.revised(after, seen) == after
+
+
+def test_slow_sending_and_joining_are_expected_from_then_on() -> None:
+    transfer = TransferRates(LinearFit(5e-4, 1e-10, 1.0), LinearFit(5e-4, 1e-10, 1.0), 5e-6)
+    rule = Replanner(kept(machine(transfer=transfer)))
+    start = rule.start()
+    after = rule.revised(start, seen_at(rule, start, Rates(other=10.0)))
+    assert after.rates.other == pytest.approx(10, rel=0.1) and after.rates.cpu == pytest.approx(1, rel=0.1)
+    assert rule.revised(after, seen_at(rule, after, Rates(other=10.0))) == after
 
 
 def test_nothing_is_made_of_nothing() -> None:
