@@ -146,6 +146,7 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
         if (moved) {
             forget();
         }
+        note_pageable(graph, *program);
     }
     if (n_programs_ >= max_programs) {
         evict();
@@ -177,6 +178,22 @@ void SplitBackend::reserve_host(const Program & program) {
     host_ = std::move(larger);
     counters().host_compute +=
         static_cast<int64_t>(ggml_backend_buffer_get_size(host_.get())) - static_cast<int64_t>(held);
+}
+
+// Where the device has pinned memory, and there was none left for what this program sends and receives.
+void SplitBackend::note_pageable(const ggml_cgraph * graph, const Program & program) const {
+    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(program.device);
+    const bool                 own    = program.host_bytes == 0 || !program.resident || host_->buft == pinned;
+    if (pinned == nullptr || (partner_->pinned() && own)) {
+        return;
+    }
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (plan_of(graph->nodes[i]->src[0]) != nullptr) {
+            note(graph->nodes[i]->src[0], "no pinned host memory is left for activations: copies from and to plain "
+                                          "memory hold up the CPU");
+            return;
+        }
+    }
 }
 
 void SplitBackend::forget() {

@@ -49,6 +49,8 @@ class SplitBuffer {
 
     bool failed() const { return failed_; }
 
+    void note(const std::string & sentence) { plan_->problem(load_, sentence, true); }
+
     void add(ggml_tensor * tensor) {
         weights_.push_back(std::make_unique<SplitWeight>(tensor, plan_->slice_of(tensor)));
         tensor->extra = weights_.back().get();
@@ -62,7 +64,7 @@ class SplitBuffer {
         tried_  = true;
         placed_ = attempt([this] {
             memory_ = place_weights(weights_, plan_->device(), plan_->spec(),
-                                    [this](const std::string & sentence) { plan_->problem(load_, sentence, true); });
+                                    [this](const std::string & sentence) { note(sentence); });
         });
         if (!placed_) {
             return false;
@@ -342,7 +344,12 @@ void LoadedPlan::report(const SplitWeight & weight, bool loaded) {
 
 void LoadedPlan::problem(uint64_t load, const std::string & sentence, bool usable) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    problems_.push_back({load, sentence, usable});
+    const bool said = std::any_of(problems_.begin(), problems_.end(), [&](const Problem & problem) {
+        return problem.load == load && problem.sentence == sentence;
+    });
+    if (!said) {
+        problems_.push_back({load, sentence, usable});
+    }
 }
 
 oallama_slice LoadedPlan::placed(size_t index) const {
@@ -383,6 +390,10 @@ SplitWeight * weight_of(const ggml_tensor * tensor) {
 
 bool is_sound(const ggml_tensor * tensor) {
     return plan_of(tensor) == nullptr || !context_of(tensor->buffer).failed();
+}
+
+void note(const ggml_tensor * tensor, const std::string & sentence) {
+    context_of(tensor->buffer).note(sentence);
 }
 
 bool ensure_placed(const ggml_tensor * tensor) {
