@@ -24,6 +24,7 @@ from oallama.device.spec import DeviceSpec, parse_device
 from oallama.place.affinity import FillRule
 from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.baselines import baselines
+from oallama.place.bound import physical_bound
 from oallama.place.budget import ledger
 from oallama.place.decide import decide, decide_as_given
 from oallama.place.microbatch import larger_ubatches
@@ -190,7 +191,7 @@ class Placer:
             decision.predicted,
             decision.notes,
             decision.workload,
-            baselines(self._problem(flash_attn), load),
+            baselines(self._problem(flash_attn), load, decision.memory),
             _measured(self.profile()),
         )
 
@@ -213,7 +214,7 @@ class Placer:
             record.predicted or predicted_of(problem, record.workload, placed, costs.layouts),
             record.notes,
             record.workload,
-            baselines(problem, record.workload),
+            baselines(problem, record.workload, record.memory),
             _measured(profile),
             record.policy,
             True,
@@ -430,9 +431,10 @@ class Placer:
         profile = self.profile()
         machine = fingerprint_key(profile.fingerprint)
         record = plan_record(decision, self.model, self.operators, str(self.device), machine)
+        bound = physical_bound(self._problem(flash_attn), record.workload, record.memory)
         attention = self._attention_rule.attention(flash_attn)
         self._dry_loads.check_host(record.workload, decision.placed, attention)
-        return Plan(replace(record, attention=attention))
+        return Plan(replace(record, attention=attention, bound=bound))
 
     def engine(self, plan: Plan, progress: bool = True, stall_s: float = STALL_S, **changes: Any) -> Engine:
         """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the

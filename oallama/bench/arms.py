@@ -107,6 +107,7 @@ class ArmMaker:
             plan=plan.to_json(),
             plan_fingerprint=plan.fingerprint,
             predicted=None if plan.predicted is None else asdict(plan.predicted),
+            bound=None if plan.record.bound is None else asdict(plan.record.bound),
             notes=(*plan.record.notes, *self._other_cache(plan)),
         )
 

@@ -225,6 +225,7 @@ class PlanRecord:
     n_gpu_layers: int
     memory: MemoryLedger
     predicted: Predicted | None  # None: made without a profile
+    bound: Predicted | None = None  # what no placement takes less than, with this memory; None: it is not known
     token_assignment: tuple[tuple[int, int], ...] = ()  # (n_tokens, n_g)
     streaming: StreamSettings | None = None  # None: nothing was said of it, the defaults hold
     attention: Attention | None = None  # that it was made for; None: nothing was said of it
