@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 DEFAULT_N_GEN = 64
 
 COUNT_EVERY = 16
-"""--count-experts: tokens decoded for each that is counted. Counting one takes as long as a few mul-mats of experts
-(docs/routing.md); of 16 that is within what can be measured."""
+"""--count-experts: tokens decoded for each that is counted, which takes 9 µs a layer on one core (docs/routing.md): of
+one in 16, a thousandth of a token's time where a layer takes 0.5 ms."""
 
 count_experts_option = click.option(
     "--count-experts", is_flag=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,10 +21,14 @@ from gguf_factory import write_gguf
 
 from oallama.bench.ggml_tensor import check_tensor_layout, tensor_at, weight_of
 from oallama.cli.main import cli, exit_code
+from oallama.cli.routing import COUNT_EVERY
 from oallama.core.options import Options
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.hyperparameters import model_info
 from oallama.plan.plan import Plan
 from oallama.profile.prompts import PROMPTS
 from oallama.profile.routing import Traffic, counted, unknown_routing
+from oallama.profile.routing_store import read_routing
 from oallama.profile.store import FOLDER_VARIABLE
 from oallama.run.engine import Engine
 
@@ -230,6 +235,52 @@ def test_the_command_begins_with_an_imatrix(models: Path, cache: Path, tmp_path:
     assert (layer["layer"], layer["n_tokens"], layer["uses"]) == (1, 0, counts.tolist())
 
 
+def counted_in(path: Path) -> tuple[int, int]:
+    """Tokens of decode and of prompts in the cache, of the first layer."""
+    model = model_info(read_gguf(path))
+    routing = read_routing(model.fingerprint, model.n_expert, model.n_expert_used)
+    assert routing is not None
+    return routing.decode[0].n_tokens, routing.prompt[0].n_tokens
+
+
+def test_run_and_chat_count_what_they_answer(
+    models: Path, cache: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(models, "llama-moe", n_expert_used=2)
+    asked = ["--device", "none", "-t", "1", "-n", "40", "--temp", "0", "--no-chat"]
+    assert exit_code(["run", str(path), "-p", "Hello", "--json", *asked]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert list(cache.glob("routing-*")) == []
+    for times in (1, 2):
+        assert exit_code(["run", str(path), "-p", "Hello", "--json", "--count-experts", *asked]) == 0
+        counted = json.loads(capfd.readouterr().out)
+        assert counted["tokens"] == answer["tokens"]
+        n_decode, n_prompt = counted_in(path)
+        assert n_prompt == times * answer["n_prompt"]
+        assert n_decode in (
+            times * -(-(answer["n_gen"] - 1) // COUNT_EVERY),
+            times * -(-answer["n_gen"] // COUNT_EVERY),
+        )
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+    assert exit_code(["chat", str(path), "--count-experts", *asked]) == 0
+    assert counted_in(path)[0] > n_decode
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_what_has_no_experts_is_not_counted(
+    command: str, models: Path, cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["-p", "Hello"] if command == "run" else []
+    code = exit_code([command, str(dense(models)), *words, "--no-chat", "--device", "none", "--count-experts"])
+    assert code == 2
+    assert "--count-experts" in capfd.readouterr().err.splitlines()[-1]
+
+
+def dense(models: Path) -> Path:
+    path = models / "dense.gguf"
+    return path if path.is_file() else write_gguf(path, "llama")
+
+
 @pytest.mark.parametrize(
     ("arguments", "phrase"),
     [
@@ -243,9 +294,6 @@ def test_the_command_begins_with_an_imatrix(models: Path, cache: Path, tmp_path:
 def test_what_cannot_be_counted_is_refused(
     arguments: Sequence[str], phrase: str, models: Path, cache: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    dense = models / "dense.gguf"
-    if not dense.is_file():
-        write_gguf(dense, "llama")
-    assert exit_code(["profile", str(dense), "--device", "none", *arguments]) == 2
+    assert exit_code(["profile", str(dense(models)), "--device", "none", *arguments]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert phrase in line
