@@ -71,8 +71,8 @@ def expert_prices(
     """
     layers: dict[int, list[tuple[Operator, OperatorCost]]] = {}
     for operator, cost in zip(operators, costs, strict=True):
-        if operator.op == "MUL_MAT_ID" and operator.layer is not None and operator.role.endswith("_exps"):
-            layers.setdefault(operator.layer, []).append((operator, cost))
+        if (layer := _layer_of_experts(operator)) is not None:
+            layers.setdefault(layer, []).append((operator, cost))
     prices = []
     for layer, parts in layers.items():
         on_device = [cost.t_gpu_s for _, cost in parts if cost.t_gpu_s is not None]
@@ -124,6 +124,18 @@ def hot_experts(
     counts = _best_counts([(layer.saved_s, -(-layer.price.bytes // unit)) for layer in layers], available_bytes // unit)
     chosen = {layer.price.layer: tuple(sorted(layer.order[:n])) for layer, n in zip(layers, counts, strict=True)}
     return {layer: experts for layer, experts in chosen.items() if experts}
+
+
+def of_operators(operators: Sequence[Operator], hot: Mapping[int, tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """The hot experts of each operator: those of its layer, for gate, up and down alike."""
+    layers = map(_layer_of_experts, operators)
+    return tuple(() if layer is None else hot.get(layer, ()) for layer in layers)
+
+
+def _layer_of_experts(operator: Operator) -> int | None:
+    """The layer whose routed experts the operator is a part of."""
+    is_part = operator.op == "MUL_MAT_ID" and operator.role.endswith("_exps")
+    return operator.layer if is_part else None
 
 
 def _best_counts(menus: Sequence[tuple[Sequence[float], int]], room: int) -> list[int]:

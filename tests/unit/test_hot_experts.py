@@ -18,6 +18,7 @@ from oallama.place.experts import (
     expert_affinities,
     expert_prices,
     hot_experts,
+    of_operators,
 )
 
 Case = tuple[dict[int, tuple[float, ...]], list[ExpertPrice], int]
@@ -127,4 +128,5 @@ def test_prices_come_from_the_costs_of_gate_up_and_down() -> None:
             costs.append(OperatorCost(name, n_bytes, 2.0, on_device, "CPU"))
     router = Operator("blk.1.ffn_gate_inp.weight", 1, "ffn_gate_inp", "MUL_MAT", "F32", (32, 8, 1), 1024, 1.0)
     prices = expert_prices([*operators, router], [*costs, OperatorCost(router.name, 1024, 1.0, 0.1, "CPU")], 10, 0.5)
+    assert of_operators([*operators, router], {1: (2, 5)}) == ((2, 5), ()) * 3 + ((),)
     assert prices == (ExpertPrice(1, 8, 400, pytest.approx(6 / 20), pytest.approx(0.6 / 20), 0.5),)
