@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from oallama.place.simulate import Simulation
     from oallama.place.what_if import WhatIf
     from oallama.plan.plan import Plan
+    from oallama.profile.routing import Traffic
     from oallama.run.engine import Engine
 
 
@@ -436,10 +437,18 @@ class Placer:
         self._dry_loads.check_host(record.workload, decision.placed, attention)
         return Plan(replace(record, attention=attention, bound=bound))
 
-    def engine(self, plan: Plan, progress: bool = True, stall_s: float = STALL_S, **changes: Any) -> Engine:
+    def engine(
+        self,
+        plan: Plan,
+        progress: bool = True,
+        stall_s: float = STALL_S,
+        on_traffic: Callable[[Traffic], None] | None = None,
+        record_every: int = 1,
+        **changes: Any,
+    ) -> Engine:
         """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the
-        plan's where they ask for nothing. changes: of these options; progress, stall_s: as Engine. Use it in a `with`
-        statement.
+        plan's where they ask for nothing. changes: of these options; progress to record_every: as Engine. Use it in a
+        `with` statement.
 
         Raises PlanError (a plan of another model), DeviceError, ModelFileError.
         """
@@ -465,6 +474,8 @@ class Placer:
             probed=as_planned and self._dry_loads.has(load, placed, attention),  # it verified the plan
             progress=progress,
             stall_s=stall_s,
+            on_traffic=on_traffic,
+            record_every=record_every,
         )
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None) -> Workload:

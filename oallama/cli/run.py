@@ -16,6 +16,7 @@ from oallama.cli.options import complete_file, count, json_option, model_option,
 from oallama.cli.output import emit_json, is_terminal, talk, write_piece
 from oallama.cli.placement import PlacementOptions, placement_options, run_workload, without_meaning
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
+from oallama.cli.routing import count_experts_option, counting
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, sampling_options
 from oallama.cli.template import Prompt, prompt_of
 from oallama.core.errors import UsageError
@@ -55,6 +56,7 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
     help="Put the prompt into the model's chat template, or continue it as it is.  "
     "[default: chat where the model has a template, except with the default model]",
 )
+@count_experts_option
 @json_option
 def command(
     words: tuple[str, ...],
@@ -66,6 +68,7 @@ def command(
     asked: PlacementOptions,
     sampling: SamplingOptions,
     chat: bool | None,
+    count_experts: bool,
     as_json: bool,
 ) -> None:
     """Generate text. Without MODEL the small model that comes with oallama is used; without PROMPT stdin is read;
@@ -92,7 +95,7 @@ def command(
             n_gen if click.get_current_context().get_parameter_source("n_gen") is not ParameterSource.DEFAULT else None
         )
         found = None if model is None else model_file(model)
-        start(found, system, most, asked, sampling, chat)
+        start(found, system, most, asked, sampling, chat, count_experts=count_experts)
         return
     text = read_prompt(text)
     drawn = sampling.arguments()
@@ -111,7 +114,7 @@ def command(
         load = run_workload(placer, n_prompt, expected)
         plan, to_tune = asked.made_plan(placer, load)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
-    with placer.engine(plan) as loaded:
+    with counting(placer, count_experts) as recording, placer.engine(plan, **recording) as loaded:
         for warning in loaded.warnings:
             talk(f"warning: {warning}")
         emulated = placer.device.emulated

@@ -35,6 +35,7 @@ from oallama.run.generate import (
 )
 from oallama.run.kv_cache import KvCache
 from oallama.run.load import EngineMemory, compare_memory, load_llama, usable_layouts
+from oallama.run.routing import RoutingMeter
 from oallama.run.sampler import Sampler, Sampling
 from oallama.run.setup import (
     Held,
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from ggml_bridge.routing import RoutingRecorder
+    from oallama.profile.routing import Traffic
     from oallama.run.placed_llama import PlacedLlama
 
 T = TypeVar("T")
@@ -67,7 +70,9 @@ class Engine:
     context, KV cache and attention; the plan's where they ask for nothing. operators, tensor_names: read from the file
     when not given. probed: whether probe_memory was asked of this load; else it is asked here, since native code must
     not see a file first in this process. progress: a bar on stderr where that is a
-    terminal. stall_s: a remote device that makes no progress for so long is given up.
+    terminal. stall_s: a remote device that makes no progress for so long is given up. on_traffic: gets which experts
+    each generate and stream used, at its end: the prompt, and one of every record_every tokens decoded behind it; None:
+    nothing is recorded, and computing is not held up for it.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
     memory), DeviceError, UsageError, BridgeError.
@@ -84,6 +89,8 @@ class Engine:
         probed: bool = False,
         progress: bool = True,
         stall_s: float = STALL_S,
+        on_traffic: Callable[[Traffic], None] | None = None,
+        record_every: int = 1,
     ) -> None:
         self._turns = Turns()
         self._cache = KvCache()
@@ -119,6 +126,8 @@ class Engine:
         self._running: Generator[Piece, None, None] | None = None
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""
+        self._on_traffic, self._record_every = on_traffic, record_every
+        self._recorder: RoutingRecorder | None = None
         device_now = open_now(spec)
         self.device = device_now.label
         self._runner = runner_for(device_now, stall_s)
@@ -133,7 +142,12 @@ class Engine:
                 return split
 
             self._split = self._runner.call(opened)
-            self._llama = load_llama(model, self._settings, device_now, self._runner, self._split, progress, loaded)
+            if on_traffic is not None:
+                self._recorder = load_bridge().routing()
+                loaded.append(self._recorder)
+            self._llama = load_llama(
+                model, self._settings, device_now, self._runner, self._split, progress, loaded, self._recorder
+            )
             if self._split is not None:
                 self.plan, shrunk = self._split.corrected(plan, operators)
                 warnings = (*warnings, *shrunk)
@@ -243,6 +257,8 @@ class Engine:
             n_batches = -(-(len(tokens) - n_cached) // n_ubatch)
             meter = SplitMeter(self._split.stats, n_batches, beat) if self._split else None
             step = meter.beat if meter else beat
+            recorded = RoutingMeter(self._recorder, n_batches, self._record_every, step) if self._recorder else None
+            step = recorded.beat if recorded else step
             running = self._runner.iterate(
                 lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, cache, step, stops)
             )
@@ -257,6 +273,8 @@ class Engine:
                 running.close()
                 self._running = None
                 self.split_stats = meter.run() if meter else None
+                if recorded is not None and self._on_traffic is not None:
+                    self._on_traffic(recorded.stop())
         return generation_of(made, len(tokens), start_s, n_cached)
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:

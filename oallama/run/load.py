@@ -27,6 +27,7 @@ from oallama.run.split import LoadedSplit
 
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
+    from ggml_bridge.routing import RoutingRecorder
     from oallama.run.placed_llama import PlacedLlama
 
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.01, MIB  # planned and actual bytes may differ by the larger of the two
@@ -150,9 +151,10 @@ def load_llama(
     split: LoadedSplit | None,
     show_progress: bool,
     loaded: list[Held],
+    recorder: RoutingRecorder | None = None,
 ) -> PlacedLlama:
     """Load as the settings say, on the runner; split: where the split operators go. loaded: gets the model as soon as
-    it is there, so that the caller frees it where this is interrupted.
+    it is there, so that the caller frees it where this is interrupted. recorder: of its routers.
 
     Raises ModelFileError where a file changed since it was checked, ModelFileError, DeviceError where llama.cpp or the
     split backend refuses, BridgeError, KeyboardInterrupt.
@@ -166,7 +168,7 @@ def load_llama(
 
         def load() -> PlacedLlama:
             placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
-            llama = PlacedLlama.load(settings, placement, settings.n_threads, shown.callback)
+            llama = PlacedLlama.load(settings, placement, settings.n_threads, shown.callback, recorder)
             loaded.append(llama)
             return llama
 

@@ -11,6 +11,7 @@ from oallama.cli.options import complete_file, count, model_option, system_optio
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, placement_options, run_workload
 from oallama.cli.policy import PolicyOptions
+from oallama.cli.routing import count_experts_option, counting
 from oallama.cli.sampling import DEFAULT_N_GEN, SamplingOptions, sampling_options
 from oallama.cli.template import template_for
 from oallama.core.errors import UsageError
@@ -47,6 +48,7 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
     help="Put what is said into the model's chat template, or continue it as one text.  "
     "[default: chat where the model has a template]",
 )
+@count_experts_option
 @click.option("--verbose", is_flag=True, help="Show tokens/s after each answer, and what was predicted.")
 def command(
     position: str | None,
@@ -56,6 +58,7 @@ def command(
     asked: PlacementOptions,
     sampling: SamplingOptions,
     chat: bool | None,
+    count_experts: bool,
     verbose: bool,
 ) -> None:
     """Talk with a model. Without MODEL it is the small one that comes with oallama. In a pipe each line is a message,
@@ -73,7 +76,7 @@ def command(
         raise UsageError("MODEL is given twice, by position and by -m")
     model = model_option or position
     model = None if model is None else model_file(model)
-    start(model, system, n_gen, asked, sampling, chat, verbose)
+    start(model, system, n_gen, asked, sampling, chat, verbose, count_experts)
 
 
 def start(
@@ -84,6 +87,7 @@ def start(
     sampling: SamplingOptions,
     chat: bool | None,
     verbose: bool = False,
+    count_experts: bool = False,
 ) -> None:
     """A session, from its first word to its last. model None: the built-in one, or the plan's. n_gen None: as long as
     the model talks, or DEFAULT_N_GEN tokens where it continues text."""
@@ -104,18 +108,19 @@ def start(
         plan, to_tune = asked.made_plan(placer, load)
         fixed = why_fixed(placer, asked.policy)
     settings = settings_of(sampling, n_gen, template is not None, verbose)
-    session_model = ChatModel(placer, plan, load, to_tune, fixed)
-    session = Session(session_model, template, Conversation(system or None), settings)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
     reader = reader_of_stdin()
-    try:
-        session_model.engine  # noqa: B018  # the first message need not wait for it
-        if reader.interactive:
-            talk(welcome(session, session_model))
-        converse(session, session_model, reader)
-    except BaseException:
-        session_model.close()
-        raise
+    with counting(placer, count_experts) as recording:
+        session_model = ChatModel(placer, plan, load, to_tune, fixed, recording)
+        session = Session(session_model, template, Conversation(system or None), settings)
+        try:
+            session_model.engine  # noqa: B018  # the first message need not wait for it
+            if reader.interactive:
+                talk(welcome(session, session_model))
+            converse(session, session_model, reader)
+        except BaseException:
+            session_model.close()
+            raise
     session_model.leave(session.n_answers > 0)
 
 

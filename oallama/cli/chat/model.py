@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from oallama.cli.gate import measured, tune_after
 from oallama.cli.output import talk
@@ -18,18 +20,26 @@ if TYPE_CHECKING:
 
 class ChatModel:
     """to_tune: whether nothing was measured yet for this workload. fixed: why the placement is not to be measured, else
-    empty."""
+    empty. recording: arguments for Placer.engine."""
 
-    def __init__(self, placer: Placer, plan: Plan, load: Workload, to_tune: bool, fixed: str = "") -> None:
+    def __init__(
+        self,
+        placer: Placer,
+        plan: Plan,
+        load: Workload,
+        to_tune: bool,
+        fixed: str = "",
+        recording: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.placer, self.plan, self.load = placer, plan, load
-        self._to_tune, self._fixed = to_tune, fixed
+        self._to_tune, self._fixed, self._recording = to_tune, fixed, recording
         self._engine: Engine | None = None
 
     @property
     def engine(self) -> Engine:
         """Loaded now if it is not. Raises what loading raises."""
         if self._engine is None:
-            self._engine = self.placer.engine(self.plan)
+            self._engine = self.placer.engine(self.plan, **self._recording)
             for warning in self._engine.warnings:
                 talk(f"warning: {warning}")
             emulated = self.placer.device.emulated
