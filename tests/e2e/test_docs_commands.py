@@ -64,7 +64,7 @@ def test_a_block_is_run_or_says_why_not(page: str) -> None:
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What is measured for one page need not be for the next."""
-    return tmp_path_factory.mktemp("cache")
+    return tmp_path_factory.mktemp("docs-cache")
 
 
 @pytest.mark.timeout(900)
