@@ -37,11 +37,11 @@ def fits_text(record: PlanRecord, operators: Sequence[Operator], n_layer: int) -
     if not taken:
         return f"all weights ({format_bytes(memory.weights_host or total)}) are on the CPU"
     what = "all weights" if on_device >= total else f"{format_bytes(on_device)} of {format_bytes(total)} of weights"
-    parts = [f"{what} on {printable(record.device)}"]
-    if memory.kv:
-        parts.append(f"{format_bytes(memory.kv)} of KV cache")
+    beside = [(memory.kv, "KV cache"), (memory.compute + memory.staging, "buffers")]
+    rest = " and ".join(f"{format_bytes(n_bytes)} of {name}" for n_bytes, name in beside if n_bytes)
+    with_rest = f" with {rest}" if rest else ""
+    held = f"{what} on {printable(record.device)}{with_rest}, of the {format_bytes(memory.limit)} it may hold"
     n_host = n_layer - max(0, record.n_gpu_layers - 1)
-    held = f"{' with '.join(parts)}, in all {format_bytes(taken)} of the {format_bytes(memory.limit)} it may hold"
     left = [] if on_device >= total else ["the other weights"]
     if n_host > 0:
         left.append(f"the KV cache of {'every layer' if n_host == n_layer else f'{n_host} of {n_layer} layers'}")

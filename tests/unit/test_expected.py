@@ -54,8 +54,8 @@ def test_the_depth_from_which_on_it_is_slower_is_the_first_step_of_the_cache():
 def test_what_fits_and_what_does_not():
     n_bytes = sum(o.bytes for o in OPERATORS)
     some = fits_text(RECORD, OPERATORS, N_LAYER)
-    assert " of weights on rpc://127.0.0.1:9 with 500 KiB of KV cache, in all " in some
-    assert some.endswith("of the 5.15 MiB it may hold; the other weights and the KV cache of 1 of 3 layers on the CPU")
+    assert " of weights on rpc://127.0.0.1:9 with 500 KiB of KV cache and 250 KiB of buffers, of the 5.15" in some
+    assert some.endswith(" MiB it may hold; the other weights and the KV cache of 1 of 3 layers on the CPU")
     placed = tuple(replace(p, gg=1.0, cg=0.0, cc=0.0) for p in RECORD.operators)
     whole = replace(RECORD, operators=placed, n_gpu_layers=N_LAYER + 1)
     assert fits_text(whole, OPERATORS, N_LAYER).startswith("all weights on ")
