@@ -15,7 +15,16 @@ from oallama.core.affinity import Affinity, AffinityReport, Measured
 from oallama.core.errors import DeviceError, UsageError
 from oallama.core.options import STOCK_UBATCH, Options
 from oallama.core.profile import Profile
-from oallama.core.types import Attention, FlashAttention, ModelInfo, Operator, Phase, PrefetchMode, Workload
+from oallama.core.types import (
+    Attention,
+    FlashAttention,
+    ModelInfo,
+    Operator,
+    Phase,
+    Predicted,
+    PrefetchMode,
+    Workload,
+)
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass
 from oallama.device.guard import STALL_S
@@ -400,6 +409,22 @@ class Placer:
         if placed.uses_device(self.model.n_layer) and problem.profile.device == CPU_DEVICE:
             raise PlanError(f"the plan is for {plan.device}, and there is no device; name one with --device")
         return simulate(problem, load or plan.workload, placed)
+
+    def expected(self, plan: Plan, n_prompt: int, n_gen: int) -> Predicted | None:
+        """What a plan is predicted to take for this prompt and generation. None where it predicts nothing, or no
+        profile is at hand: nothing is measured or asked for it. Raises as simulate."""
+        if plan.predicted is None or self._profile is None:
+            return None
+        return self.simulate(plan, replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen)).predicted
+
+    def token_seconds(self, plan: Plan, depth: int) -> float | None:
+        """Predicted seconds of one token that sees `depth` others (place/depth.py). None as in expected."""
+        from oallama.place.depth import token_seconds
+
+        if plan.predicted is None or self._profile is None:
+            return None
+        flash_attn = self._attention_for(plan).flash_attn
+        return token_seconds(self._profile, flash_attn, self.model.n_layer, plan.record, depth)
 
     def _described(self, machine: Machine) -> Problem:
         """This model on a machine of which nothing was measured. What llama.cpp takes is that of dry loads on the CPU,

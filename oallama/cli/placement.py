@@ -137,6 +137,22 @@ def made_plan(
     return plan, to_tune
 
 
+def tell_expected(placer: Placer, plan: Plan) -> None:
+    """Before a run, in one line: what fits, what does not, expected tokens/s, and the depth at which they change."""
+    talk(f"oallama: {expected(placer, plan)}")
+
+
+def expected(placer: Placer, plan: Plan) -> str:
+    """That line."""
+    from oallama.report.expected import expected_line
+
+    def token_seconds(depth: int) -> float | None:
+        return placer.token_seconds(plan, depth)
+
+    timed = not placer.device.is_emulated
+    return expected_line(plan.record, placer.operators, placer.model.n_layer, token_seconds, timed)
+
+
 def without_meaning(emulated: Emulated) -> str:
     """What of a run on an emulated device says nothing."""
     if emulated.values == "drawn":

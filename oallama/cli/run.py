@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,13 @@ from oallama.cli.gate import tune_after
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, count, json_option, model_option, system_option
 from oallama.cli.output import emit_json, is_terminal, talk, write_piece
-from oallama.cli.placement import PlacementOptions, placement_options, run_workload, without_meaning
+from oallama.cli.placement import PlacementOptions, placement_options, run_workload, tell_expected, without_meaning
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
 from oallama.cli.routing import count_experts_option, counting
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, sampling_options
 from oallama.cli.template import Prompt, prompt_of
-from oallama.core.errors import UsageError
-from oallama.core.types import SPLIT_LAYOUT
+from oallama.core.errors import OallamaError, UsageError
+from oallama.core.types import SPLIT_LAYOUT, Operator, Predicted
 from oallama.device.native_abort import exit_at_abort
 
 if TYPE_CHECKING:
@@ -114,6 +114,9 @@ def command(
         load = run_workload(placer, n_prompt, expected)
         plan, to_tune = asked.made_plan(placer, load)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
+    told = not as_json and is_terminal(sys.stderr)
+    if told:
+        tell_expected(placer, plan)
     with counting(placer, count_experts) as recording, placer.engine(plan, **recording) as loaded:
         for warning in loaded.warnings:
             talk(f"warning: {warning}")
@@ -127,8 +130,8 @@ def command(
         generation = write_stream(stream, show=not as_json)
         if as_json:
             emit_json(run_document(generation, loaded) | ({"emulated": True} if emulated is not None else {}))
-        elif is_terminal(sys.stderr):
-            talk(statistics(generation, loaded, placer))
+        elif told:
+            talk(statistics(generation, loaded, expected_of(placer, loaded, generation), placer.operators))
             if loaded.split_stats is not None and loaded.split_stats.n_decoded:
                 talk(split_statistics(loaded.split_stats, loaded.device))
     if to_tune:
@@ -209,15 +212,29 @@ def split_document(engine: Engine) -> dict[str, Any] | None:
     }
 
 
-def statistics(generation: Generation, engine: Engine, placer: Placer) -> str:
-    """The line below the text: times, rate, and where the weights are."""
-    from oallama.core.units import format_seconds
+def expected_of(placer: Placer, engine: Engine, generation: Generation) -> Predicted | None:
+    """What the cost model expects of just this prompt and answer. None where nothing was measured here, or where an
+    emulated device makes times meaningless."""
+    if placer.device.is_emulated:
+        return None
+    try:
+        return placer.expected(engine.plan, generation.n_prompt, generation.n_gen)
+    except OallamaError:  # the answer is there; nothing is priced that it needs
+        return None
+
+
+def statistics(
+    generation: Generation, engine: Engine, expected: Predicted | None, operators: Sequence[Operator]
+) -> str:
+    """The line below the text: times and rate beside the expected ones, and where the weights are."""
+    from oallama.report.expected import measured_texts
     from oallama.report.plan import processor_text, weights_on_device
 
-    parts = [f"{generation.n_prompt} + {generation.n_gen} tokens", f"TTFT {format_seconds(generation.ttft_s)}"]
-    if generation.tpot_s > 0:
-        parts += [f"TPOT {format_seconds(generation.tpot_s)}", f"{1 / generation.tpot_s:.1f} tokens/s"]
-    where = processor_text(*weights_on_device(engine.plan.record, placer.operators))
+    parts = [
+        f"{generation.n_prompt} + {generation.n_gen} tokens",
+        *measured_texts(generation.ttft_s, generation.tpot_s, expected),
+    ]
+    where = processor_text(*weights_on_device(engine.plan.record, operators))
     return " · ".join([*parts, f"{engine.plan.policy} on {engine.device}", where])
 
 

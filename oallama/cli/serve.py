@@ -25,7 +25,7 @@ from oallama.cli.options import (
     refresh_gate_option,
 )
 from oallama.cli.output import talk
-from oallama.cli.placement import PlacementOptions, made_plan
+from oallama.cli.placement import PlacementOptions, made_plan, tell_expected
 from oallama.cli.policy import PolicyOptions, note_unused, policy_options
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
@@ -140,6 +140,7 @@ def command(
 
         log = stack.enter_context(_log(log_file))
         talk(f"oallama: {wanted.said}")
+        tell_expected(placer, wanted.plan)
         placements = Placements(
             wanted, _on_cpu(placer, wanted), started, device_lost, Tune(asked, placed_anew) if tunable else None
         )

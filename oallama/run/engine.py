@@ -34,7 +34,7 @@ from oallama.run.generate import (
     tokenize,
 )
 from oallama.run.kv_cache import KvCache
-from oallama.run.load import EngineMemory, compare_memory, load_llama, usable_layouts
+from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_warning, usable_layouts
 from oallama.run.routing import RoutingMeter
 from oallama.run.sampler import Sampler, Sampling
 from oallama.run.setup import (
@@ -155,7 +155,8 @@ class Engine:
         except BaseException:
             self.close()
             raise
-        self.warnings = (*warnings, *filter(None, [self.memory.warning]))
+        spilled = spill_warning(self.memory.device_bytes, device_now)
+        self.warnings = (*warnings, *filter(None, [self.memory.warning, spilled]))
 
     def __enter__(self) -> Engine:
         return self

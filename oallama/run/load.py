@@ -209,3 +209,19 @@ def compare_memory(buffers: tuple[BufferBytes, ...], device: str, ledger: Memory
             "plan again with the options of this run"
         )
     return EngineMemory(buffers, device_bytes, host_bytes, planned, warning)
+
+
+def spill_warning(device_bytes: int, device: OpenDevice) -> str:
+    """A sentence where a card holds more than it had free before the load; else empty. The load has succeeded, so the
+    driver keeps the rest in host memory without saying so. Less than that, which other programs' memory may cause
+    later, does not show from here. Devices whose memory is the host's anyway have nothing to spill."""
+    info = device.info
+    if info is None or info.type != "GPU" or device.spec.is_remote or device.spec.is_emulated:
+        return ""
+    over = device_bytes - info.memory_free
+    if info.memory_free <= 0 or over <= max(TOLERANCE_SHARE * device_bytes, TOLERANCE_BYTES):
+        return ""
+    return (
+        f"{device.name} was given {format_bytes(device_bytes)} but had {format_bytes(info.memory_free)} free: its "
+        f"driver keeps {format_bytes(over)} in host memory, which is many times slower; lower --vram, -ngl or -c"
+    )

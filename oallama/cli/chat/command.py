@@ -9,7 +9,7 @@ import click
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, count, model_option, system_option
 from oallama.cli.output import talk
-from oallama.cli.placement import PlacementOptions, placement_options, run_workload
+from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
 from oallama.cli.policy import PolicyOptions
 from oallama.cli.routing import count_experts_option, counting
 from oallama.cli.sampling import DEFAULT_N_GEN, SamplingOptions, sampling_options
@@ -147,7 +147,10 @@ def welcome(session: Session, model: ChatModel) -> str:
 
     placer, engine = model.placer, model.engine
     where = processor_text(*weights_on_device(engine.plan.record, placer.operators))
-    lines = [f"{printable(placer.model.name)} · {where} · context {engine.n_ctx} tokens · /? for help, /bye to leave"]
+    lines = [
+        f"{printable(placer.model.name)} · {where} · context {engine.n_ctx} tokens · /? for help, /bye to leave",
+        expected(placer, engine.plan),
+    ]
     if session.template is None:
         lines.append(
             "It continues what you type as one text; Enter alone lets it go on, and /clear begins another text."

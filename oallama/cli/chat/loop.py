@@ -62,7 +62,7 @@ def converse(session: Session, model: ChatModel, reader: Reader) -> None:
         except OallamaError as error:
             _tell(error)
         if session.settings.verbose and session.last is not None and session.n_answers > n_answers:
-            talk(figures(session.last, model.plan.record.predicted))
+            talk(figures(session.last, model.token_seconds))
 
 
 def _take(session: Session, model: ChatModel, message: str, interactive: bool) -> None:

@@ -47,6 +47,12 @@ class ChatModel:
                 talk(f"note: {without_meaning(emulated)}")
         return self._engine
 
+    def token_seconds(self, depth: int) -> float | None:
+        """Predicted seconds of a token behind so many others. None where nothing is predicted."""
+        if self.plan.predicted is None:
+            return None
+        return self.placer.token_seconds(self.plan, depth) or self.plan.predicted.tpot_s
+
     def close(self) -> None:
         """Free the model; it is loaded again when it is needed."""
         engine, self._engine = self._engine, None
