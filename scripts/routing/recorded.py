@@ -48,16 +48,19 @@ def record(run: Run, tick: Callable[[], object] = lambda: None) -> tuple[dict[in
     from oallama.device.load_params import LoadSettings
     from oallama.device.native_log import native_log
     from oallama.device.opening import NO_DEVICE, open_device
+    from oallama.device.spec import parse_device
     from oallama.model.gguf_reader import read_gguf
+    from oallama.profile.emulate import resolved
 
     path = read_gguf(run.model).path
     ggml = ctypes.CDLL(str(library_folder() / soname("ggml-base")))
     check_tensor_layout(ggml)
     reader = _Reader(ggml)
+    spec, n_threads = resolved(parse_device(run.device), run.n_threads)
     settings = LoadSettings(
-        path, device=run.device, n_ctx=run.n_ctx, n_batch=run.n_ctx, n_ubatch=run.n_ctx, n_threads=run.n_threads
+        path, device=str(spec), n_ctx=run.n_ctx, n_batch=run.n_ctx, n_ubatch=run.n_ctx, n_threads=n_threads
     )
-    with open_device(run.device) as device:
+    with open_device(spec) as device:
         stock = StockParams(StockPlacement(0 if device.name == NO_DEVICE else 999), device.name)
         params = context_params(settings)
         params.n_seq_max = 1
