@@ -16,9 +16,10 @@ from gguf_factory import write_gguf
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from routing.drawn import Drawing, draw, zipf_shares
-from routing.table import Row, read_routing, write_routing
+from routing.table import Row, layer_use, read_routing, write_routing
 
 ROOT = Path(__file__).resolve().parents[2]
+MOE = ROOT / "models" / "oallama-stories-moe-q4_0.gguf"
 N_LAYER, N_EXPERT, N_USED = 3, 8, 2
 TIMED = "emulated:scale=1,vram=1GiB,values=drawn"
 REAL = "emulated:scale=1,vram=1GiB,values=real"
@@ -82,3 +83,15 @@ def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "scripts" / "routing", "record", dense, "--n-prompts", "1", "-n", "2", "-o", out]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, cwd=ROOT)
     assert done.returncode == 2 and "has no experts" in done.stderr and not out.exists()
+
+
+def test_the_shipped_model_routes_as_a_trained_one(tmp_path: Path) -> None:
+    """Every expert is used, some far more than others, and a token keeps more of them than chance would."""
+    out = tmp_path / "ids.txt"
+    command = [sys.executable, ROOT / "scripts" / "routing", "record", MOE, "--n-prompts", "6", "-n", "120", "-o", out]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    for rows in read_routing(out).values():
+        use = layer_use(rows, 16)
+        assert len({expert for row in rows for expert in row}) == 16
+        assert 0.7 < use.entropy < 0.995
