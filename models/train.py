@@ -70,7 +70,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--model", choices=tuple(STEPS), default="stories", help="which one; -moe has experts")
-    parser.add_argument("--steps", type=int, help=f"optimizer steps; default {STEPS}")
+    parser.add_argument("--steps", type=int, help="optimizer steps; None: as the shipped file had")
     parser.add_argument("--seed", type=int, default=0, help="of corpus and initial weights")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--out", type=Path, default=ROOT / "models", help="folder for the GGUF files and the log")
