@@ -55,6 +55,7 @@ class SliceInfo:
     host_bytes: int
     device_bytes: int
     layout: str  # host buffer type of CC
+    n_hot: int = 0  # experts that the device has whole as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +215,7 @@ class SplitPlan:
                     gg=slice.gg,
                     cc_planned=slice.cc_planned,
                     gg_planned=slice.gg_planned,
+                    n_hot=slice.n_hot,
                     host_bytes=slice.host_bytes,
                     device_bytes=slice.device_bytes,
                     layout=decode(slice.layout),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oallama.core.types import Operator
 from oallama.core.units import KIB
@@ -159,6 +159,42 @@ def slice_memory(operators: Sequence[Operator], gg: Sequence[int], n_ubatch: int
     return weights, max((block.staging_bytes(elements, n_ubatch) for block, elements in blocks), default=0)
 
 
+def hot_memory(operators: Sequence[Operator], hot: Sequence[tuple[int, ...]], n_ubatch: int) -> tuple[int, int]:
+    """(bytes of hot experts on the device, bytes of activations that the largest block needs there).
+
+    hot: experts of each operator that the device holds whole. The host holds them as well. Of each token the device
+    computes as many rows as may be hits, whether they are or not.
+    """
+    families: dict[tuple[object, ...], list[int]] = {}
+    for index, operator in enumerate(operators):
+        if hot[index]:
+            families.setdefault((*ffn_of(index, operator), hot[index]), []).append(index)
+    staging = 0
+    for members in families.values():
+        found = [operators[index] for index in members]
+        whole = len(members) > 1 and _are_one_ffn(found)
+        blocks = [_ffn_block(operators, members)] if whole else [_lone_block(operators, index) for index in members]
+        for block, operator in zip(blocks, found, strict=False):
+            rows = min(operator.n_expert_used, len(hot[members[0]]))
+            staging = max(staging, _hot_staging_bytes(block, operator, rows, n_ubatch))
+    weights = sum(operator.bytes // operator.shape[2] * len(own) for operator, own in zip(operators, hot, strict=True))
+    return weights, staging
+
+
+def _hot_staging_bytes(block: SplitBlock, operator: Operator, rows: int, n_tokens: int) -> int:
+    """Activations of a block with whole experts, of which a token uses so many rows."""
+    used = operator.n_expert_used
+    if block.held_each:
+        sent = block.sent - used + rows  # the input, and slots in place of ids
+        own = replace(
+            block, sent=sent, returned=block.returned // used * rows, held_each=HELD_PER_HIDDEN * rows, summed=rows
+        )
+        return own.staging_bytes(own.extent, n_tokens)
+    k, n, _ = operator.shape
+    inputs = rows if _reads_hidden(operator) else 1
+    return (k * inputs + rows + n * rows) * n_tokens * F32
+
+
 def ffn_of(index: int, operator: Operator) -> tuple[object, ...]:
     match = _FFN_ROLE.fullmatch(operator.role)
     if not match or runs_alone(operator):
@@ -194,9 +230,7 @@ def _ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBl
 def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
     operator = operators[index]
     k, n, _ = operator.shape
-    match = _FFN_ROLE.fullmatch(operator.role)
-    reads_hidden = match is not None and match[2] == "down"  # of each expert, its own
-    inputs = operator.n_expert_used if reads_hidden else 1
+    inputs = operator.n_expert_used if _reads_hidden(operator) else 1
     through_k = cut_axis(operator) == "cols"
     return SplitBlock(
         operators=(index,),
@@ -210,6 +244,12 @@ def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
         held_each=0,
         summed=operator.n_expert_used if through_k else 1,
     )
+
+
+def _reads_hidden(operator: Operator) -> bool:
+    """Whether each expert has an input of its own: the hidden values that it made."""
+    match = _FFN_ROLE.fullmatch(operator.role)
+    return match is not None and match[2] == "down"
 
 
 def _routing(operator: Operator) -> int:

@@ -45,7 +45,8 @@ def plugin_text(
     for operator, resident in zip(operators, _residents(operators, by_name, record.n_gpu_layers), strict=True):
         if every_operator or operator.name in split:
             line = _tensor_line(operator, by_name[operator.name], resident)
-            lines.append(line if takes_n_g(operator) or not record.token_assignment else f"{line} n_g=0")
+            no_n_g = record.token_assignment and not takes_n_g(operator)
+            lines.append(f"{line} n_g=0" if no_n_g else line)
     return "\n".join(lines) + "\n"
 
 
@@ -86,7 +87,9 @@ def _residents(
 ) -> tuple[bool, ...]:
     n_layer = 1 + max((o.layer for o in operators if o.layer is not None), default=-1)
     on_device = [by_name[operator.name].gg == 1 for operator in operators]
-    return residents(operators, on_device, n_layer + 1 - n_gpu_layers)
+    found = residents(operators, on_device, n_layer + 1 - n_gpu_layers)
+    hot = [bool(by_name[operator.name].hot_experts) for operator in operators]  # whose results are joined on the host
+    return tuple(resident and not any_hot for resident, any_hot in zip(found, hot, strict=True))
 
 
 def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: bool) -> str:
@@ -94,6 +97,8 @@ def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: boo
     shape = "x".join(str(extent) for extent in operator.shape)
     layout = _word(placement.layout or CPU_DEVICE) if cc else _NO_LAYOUT
     line = f"tensor {_word(operator.name)} {operator.type} {shape} {cut_axis(operator)} {cc} {cg} {gg} {layout}"
+    if placement.hot_experts:
+        return f"{line} hot={','.join(map(str, placement.hot_experts))}"
     return f"{line} resident" if resident else line
 
 

@@ -35,6 +35,7 @@ TESTS = [
     "trace",
     "resident",
     "faults",
+    "hot",
     "threads",
     "leaks",
 ]

@@ -61,6 +61,7 @@ class SplitBackend {
     void        reserve_host(const Program & program);
     size_t      acquire(const Phase & phase, const ggml_cgraph * graph);
     int64_t     send(const Phase & phase, const ggml_cgraph * graph);
+    int64_t     send_routed(const Phase & phase, const ggml_cgraph * graph);
     int64_t     fetch(const Phase & phase, const ggml_cgraph * graph);
     void        join(const Phase & phase, const ggml_cgraph * graph);
 

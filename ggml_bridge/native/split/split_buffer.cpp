@@ -227,6 +227,7 @@ oallama_slice as_planned(const SliceSpec & slice) {
     out.gg         = slice.gg;
     out.cc_planned = slice.cc;
     out.gg_planned = slice.gg;
+    out.n_hot      = static_cast<int64_t>(slice.hot.size());
     return out;
 }
 
@@ -336,6 +337,7 @@ void LoadedPlan::report(const SplitWeight & weight, bool loaded) {
         placed.cc           = weight.slice().cc;
         placed.cg           = weight.slice().cg;
         placed.gg           = weight.slice().gg;
+        placed.n_hot        = weight.n_slots();
         std::snprintf(placed.layout, sizeof placed.layout, "%s", weight.slice().layout.c_str());
     }
 }

@@ -55,12 +55,16 @@ bool stays_cut(const ggml_tensor * tensor, ggml_backend_dev_t memory, int depth 
 // Experts' results, weighted or not, of which each side has a part, and which are many enough to be added up before
 // they come back: that costs the device kernels, and the routing weights are sent to it.
 bool is_worth_adding(const ggml_tensor * experts, ggml_backend_dev_t memory) {
-    const ggml_tensor * down = is_weighting(experts) ? experts->src[0] : experts;
+    const bool          weighted = is_weighting(experts);
+    const ggml_tensor * down     = weighted ? experts->src[0] : experts;
     if (down->op != GGML_OP_MUL_MAT_ID) {
         return false;
     }
     const SliceSpec * slice = planned(down->src[0]);
-    const int64_t     saved = down->ne[0] * (down->ne[1] - 1) * down->ne[2] * static_cast<int64_t>(sizeof(float));
+    if (slice != nullptr && !slice->hot.empty()) { // weighted where they come together, which costs the device nothing
+        return weighted && down->ne[1] > 1 && memory_of(down->src[0]) == memory;
+    }
+    const int64_t saved = down->ne[0] * (down->ne[1] - 1) * down->ne[2] * static_cast<int64_t>(sizeof(float));
     return slice != nullptr && slice->axis == Axis::cols && memory_of(down->src[0]) == memory && saved > 0 &&
            saved >= plan_of(down->src[0])->spec().sum_bytes;
 }
@@ -195,6 +199,57 @@ bool read_outside(const ggml_cgraph * graph, int i) {
         }
     }
     return uses > 0;
+}
+
+bool is_read_once(const ggml_cgraph * graph, int i) {
+    int n_readers = 0;
+    for (int j = i + 1; j < graph->n_nodes; j++) {
+        const auto & src = graph->nodes[j]->src;
+        n_readers += std::find(std::begin(src), std::end(src), graph->nodes[i]) != std::end(src) ? 1 : 0;
+    }
+    return n_readers == 1 && !read_outside(graph, i);
+}
+
+int find_sum(const ggml_cgraph * graph, int weighting) {
+    const ggml_tensor * experts = graph->nodes[weighting];
+    const int64_t       n_used  = experts->ne[1];
+    const int64_t       last    = weighting + 2 * n_used - 1; // a view of each rank, and one addition less
+    if (n_used < 2 || last >= graph->n_nodes) {
+        return -1;
+    }
+    std::vector<const ggml_tensor *> steps = {experts};
+    const ggml_tensor *              sum   = graph->nodes[last];
+    for (int64_t rank = n_used - 1; rank >= 0; rank--) {
+        const ggml_tensor * view = sum;
+        if (rank > 0) {
+            if (sum->op != GGML_OP_ADD) {
+                return -1;
+            }
+            steps.push_back(sum);
+            view = sum->src[1];
+            sum  = sum->src[0];
+        }
+        if (!is_rank_view(view, experts) || view->view_offs != static_cast<size_t>(rank) * experts->nb[1]) {
+            return -1;
+        }
+        steps.push_back(view);
+    }
+    const auto is_step = [&](const ggml_tensor * node) {
+        return std::find(steps.begin(), steps.end(), node) != steps.end();
+    };
+    for (int j = weighting; j < last; j++) {
+        if (!is_step(graph->nodes[j]) || read_outside(graph, j)) {
+            return -1;
+        }
+    }
+    for (int j = static_cast<int>(last) + 1; j < graph->n_nodes; j++) {
+        for (const ggml_tensor * src : graph->nodes[j]->src) {
+            if (src != nullptr && src != graph->nodes[last] && is_step(src)) {
+                return -1;
+            }
+        }
+    }
+    return static_cast<int>(last);
 }
 
 ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end) {

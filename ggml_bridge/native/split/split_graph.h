@@ -38,6 +38,13 @@ int find_node(const ggml_cgraph * graph, const ggml_tensor * tensor, int before)
 // llama.cpp reads node i after this sub-graph, so it has to be there in full.
 bool read_outside(const ggml_cgraph * graph, int i);
 
+// Whether one node reads this one, and nothing outside.
+bool is_read_once(const ggml_cgraph * graph, int i);
+
+// The node that ends the sum of all ranks of what a weighting gives, which nothing else reads; -1: none. All nodes
+// between are steps of it.
+int find_sum(const ggml_cgraph * graph, int weighting);
+
 // Nodes [begin, end) as a graph.
 ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end);
 
