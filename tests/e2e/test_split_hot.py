@@ -10,19 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from e2e.placed import ALL_LAYERS, Placed, Where, placed
-from e2e.plugin_runs import loaded, logits_of, logits_of_sequences, with_plugin
+from e2e.plugin_runs import loaded, logits_of, logits_of_sequences, pattern_of, with_plugin
 from e2e.split_cases import written
 from e2e.test_engine import attention, engine_of, nmse, stock_logits
+from llama_cpp import llama_cpp as api
 
 from oallama.core.errors import PlanError
 from oallama.core.types import OperatorPlacement
 from oallama.cost.blocks import hot_memory, is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
+from oallama.model.gguf_reader import read_gguf
 from oallama.model.memory import probe_memory
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
-from oallama.plan.plugin_text import split_text
+from oallama.plan.plugin_text import plugin_text, split_text
 from oallama.run.engine import Engine
 
 ARCHITECTURES = ("llama-moe", "qwen3moe", "qwen2moe", "deepseek2", "deepseek2-fused", "granitemoe", "gpt-oss")
@@ -117,6 +119,41 @@ def test_the_device_holds_what_the_plan_says(whole: Where | None, models: Path) 
         assert engine.plan == case.plan
         assert nmse(engine.logits(PROMPT), stock_logits(path, PROMPT, n_ubatch=64)) <= EXACT_NMSE
         assert load_bridge().split().memory() == held, "nothing comes with computing"
+
+
+@pytest.mark.parametrize("arch", ["qwen3moe", "qwen2moe", "deepseek2-fused", "gpt-oss"])
+def test_other_experts_in_the_middle_of_a_generation_change_no_token(arch: str, device: str, models: Path) -> None:
+    case = placed(written(models, arch, n_expert_used=2))
+    given = [operator for operator in case.operators if is_ffn(operator)]
+    gguf = {tensor.name: tensor for tensor in read_gguf(case.model.path).tensors}
+    content = Path(case.model.path).read_bytes()
+    with loaded(Path(case.model.path)) as context:
+        expected = logits_of_sequences(context, [PROMPT])
+    layouts = [replace(p, layout="CPU") for p in hot_placements(case, (0, 1, 2)) if p.name in {o.name for o in given}]
+    text = plugin_text(replace(case.plan.record, operators=tuple(layouts)), given, device, every_operator=True)
+
+    def matrices(layer: int | None, expert: int) -> dict[str, bytes]:
+        own = [o for o in given if o.op == "MUL_MAT_ID" and o.layer == layer]
+        return {o.name: content[gguf[o.name].offset + expert * (o.bytes // 8) :][: o.bytes // 8] for o in own}
+
+    with load_bridge().split().plan(text) as plan:
+        hot = [0, 1, 2]
+
+        def swap(position: int) -> None:
+            if position == 0:
+                return
+            slot, expert = position % 3, next(e for e in range(position, 8 + position) if e % 8 not in hot) % 8
+            for layer in {o.layer for o in given}:
+                if found := matrices(layer, expert):
+                    plan.swap_expert(slot, expert, found)
+            hot[slot] = expert
+
+        overrides = [(pattern_of([o.name for o in given]), plan.buft)]
+        with loaded(Path(case.model.path), overrides, load_mode=api.LLAMA_LOAD_MODE_NONE) as context:
+            assert plan.problems() == (True, [])
+            assert nmse(logits_of_sequences(context, [PROMPT], swap), expected) <= EXACT_NMSE
+            with pytest.raises(ValueError, match="is hot already"):
+                plan.swap_expert(0, hot[1], matrices(given[-1].layer, hot[1]))
 
 
 def test_a_plan_of_hot_experts_is_written_and_read(models: Path, tmp_path: Path) -> None:

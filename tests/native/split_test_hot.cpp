@@ -252,6 +252,89 @@ void check_routing() {
     done("routing");
 }
 
+// Other experts in the slots, between tokens and in pieces, change nothing of what is computed.
+void check_swaps() {
+    const Block block = moe_block(q4_0, q4_0);
+    const Data  data  = make_data(block);
+    for (const int64_t sum_bytes : {int64_t{0}, int64_t{1} << 40}) {
+        const PlanPtr plan = new_plan(hot_plan(block, {0, 1}, async_device::device_name, "CPU", sum_bytes));
+        if (plan == nullptr) {
+            continue;
+        }
+        const Model whole(block, data, host_layouts().front());
+        const Model model(block, data, plan.get());
+        Session     cpu({/*split=*/false, /*gpu=*/false});
+        Session     session;
+        uint64_t    seed  = 0;
+        const auto  right = [&](const std::string & when) {
+            for (const int64_t n_tokens : {1, 5}) {
+                seed++;
+                const double error = nmse(cpu.compute(whole, n_tokens, seed), session.compute(model, n_tokens, seed));
+                check(error <= summation_bound, "hot experts " + when + ": NMSE " + text(error));
+            }
+        };
+        const auto of_all = [&](const std::function<int(const char *, const Weight &)> & f, const std::string & what) {
+            for (const Weight & weight : block.weights) {
+                check_ok(f(weight.name.c_str(), weight), what);
+            }
+        };
+        const auto bytes_of = [](const Weight & weight) {
+            return static_cast<int64_t>(ggml_row_size(weight.type, weight.k)) * weight.n;
+        };
+        right("as loaded");
+        right("as loaded, once more"); // a larger batch moved the memory of the smaller one
+        const oallama_memory held = memory();
+        check_ok(oallama_reset_stats(), "statistics are reset");
+        for (const int64_t expert : {3, 2, 0}) {
+            of_all([&](const char * name, const Weight &) { return oallama_slot_free(plan.get(), name, 0); }, "freed");
+            right("with a slot that is free");
+            for (const int64_t part : {0, 1}) { // in two pieces
+                of_all(
+                    [&](const char * name, const Weight & weight) {
+                        const int64_t half = bytes_of(weight) / 36 * 18; // blocks of Q4_0 have 18 bytes
+                        const int64_t size = part == 0 ? half : bytes_of(weight) - half;
+                        return oallama_slot_write(plan.get(), name, 0,
+                                                  data.at(name).data() + expert * bytes_of(weight) + part * half,
+                                                  part * half, size);
+                    },
+                    "written");
+                right("with a slot that is written");
+            }
+            of_all([&](const char * name, const Weight &) { return oallama_slot_fill(plan.get(), name, 0, expert); },
+                   "filled");
+            right("with expert " + std::to_string(expert) + " in the first slot");
+        }
+        check(stats().n_built == 0, "no program is built for other experts");
+        check(memory().device_weights == held.device_weights && memory().device_compute == held.device_compute,
+              "other experts take no more memory");
+
+        const char * first = block.weights.front().name.c_str();
+        check(oallama_slot_free(plan.get(), first, 2) == OALLAMA_INVALID, "there is no third slot");
+        check(oallama_slot_free(plan.get(), "no_exps", 0) == OALLAMA_INVALID, "there is no such tensor");
+        check(oallama_slot_write(plan.get(), first, 0, data.at(first).data(), 0, 18) == OALLAMA_INVALID,
+              "a slot in use is not written");
+        check(oallama_slot_fill(plan.get(), first, 0, 2) == OALLAMA_INVALID, "nor is it filled");
+        check_ok(oallama_slot_free(plan.get(), first, 0), "a slot is freed");
+        check(oallama_slot_fill(plan.get(), first, 0, 1) == OALLAMA_INVALID, "expert 1 has a slot");
+        check(oallama_slot_fill(plan.get(), first, 0, 4) == OALLAMA_INVALID, "there are four experts");
+        check(oallama_slot_write(plan.get(), first, 0, data.at(first).data(), 9, 18) == OALLAMA_INVALID,
+              "pieces are of whole blocks");
+        check(oallama_slot_write(plan.get(), first, 0, data.at(first).data(), bytes_of(block.weights.front()), 18) ==
+                  OALLAMA_INVALID,
+              "a slot has an end");
+        session.compute(model, 1);
+        check(session.status() != GGML_STATUS_SUCCESS, "weights of a block with different experts compute nothing");
+        check_ok(oallama_slot_fill(plan.get(), first, 0, 0), "a slot is filled");
+        right("as they were loaded, again");
+    }
+    oallama_plan * plan = nullptr;
+    check_ok(oallama_plan_new("oallama-plan 1\ndevice CPU\ntensor a_exps Q4_0 64x64x4 rows 64 0 0 CPU hot=1", &plan),
+             "a plan");
+    check(oallama_slot_free(plan, "a_exps", 0) == OALLAMA_INVALID, "nothing is loaded");
+    oallama_plan_free(plan);
+    done("other hot experts");
+}
+
 void check_refused() {
     const std::string begin  = "oallama-plan 1\ndevice CPU\ntensor a_exps Q4_0 64x64x4 rows ";
     const char *      ends[] = {"64 0 0 CPU hot=",     "64 0 0 CPU hot=4",          "64 0 0 CPU hot=1,1",
@@ -280,6 +363,7 @@ void test_hot() {
     check_one_way();
     check_many();
     check_shared_expert();
+    check_swaps();
 }
 
 } // namespace split_test

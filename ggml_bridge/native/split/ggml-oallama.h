@@ -132,6 +132,19 @@ int oallama_plan_slice(const oallama_plan * plan, int64_t index, oallama_slice *
 int oallama_plan_problems(const oallama_plan * plan, int32_t * usable, char * text, int64_t capacity);
 
 //
+// hot experts: other ones, while a model is loaded and no context computes
+//
+
+// Other experts in the slots of a weight with hot ones, of the model that was loaded last with the plan. A slot is
+// freed, which makes its expert one that the CPU computes; its new matrix is written, in pieces as small as is wanted,
+// between tokens if need be; then it is filled, and the device computes that expert. Gate, up and down of a block must
+// have the same experts in the same slots whenever they compute. slot: position of an expert in the plan's hot=.
+int oallama_slot_free(oallama_plan * plan, const char * tensor, int64_t slot);
+int oallama_slot_write(oallama_plan * plan, const char * tensor, int64_t slot, const void * data, int64_t offset,
+                       int64_t size);
+int oallama_slot_fill(oallama_plan * plan, const char * tensor, int64_t slot, int64_t expert);
+
+//
 // what is held and what was done, over all models and contexts of the process
 //
 

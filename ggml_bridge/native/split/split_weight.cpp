@@ -35,6 +35,39 @@ void SplitWeight::set_hot(std::vector<int32_t> hot) {
     move_cuts(slice_.cg, slice_.gg);
 }
 
+int32_t & SplitWeight::expert_in(int64_t slot) {
+    require(slot >= 0 && slot < n_slots(), slice_.name + " has no slot " + std::to_string(slot) + " for a hot expert");
+    return slice_.hot[static_cast<size_t>(slot)];
+}
+
+void SplitWeight::free_slot(int64_t slot) {
+    int32_t & expert = expert_in(slot);
+    if (expert >= 0) {
+        slot_of_[static_cast<size_t>(expert)] = -1;
+    }
+    expert = -1;
+}
+
+void SplitWeight::write_slot(int64_t slot, const void * data, int64_t offset, int64_t size) {
+    require(expert_in(slot) < 0, "slot " + std::to_string(slot) + " of " + slice_.name + " is in use; free it first");
+    require(offset >= 0 && size >= 0 && offset <= expert_bytes() && size <= expert_bytes() - offset,
+            "an expert of " + slice_.name + " has " + std::to_string(expert_bytes()) + " bytes");
+    const auto block = static_cast<int64_t>(ggml_type_size(slice_.type));
+    require(offset % block == 0 && size % block == 0, // rows of no hit may compute with the slot meanwhile
+            "pieces of " + slice_.name + " begin and end between blocks of " + std::to_string(block) + " bytes");
+    ggml_backend_tensor_set(parts_[side_device].tensor, data, static_cast<size_t>(slot * expert_bytes() + offset),
+                            static_cast<size_t>(size));
+}
+
+void SplitWeight::fill_slot(int64_t slot, int64_t expert) {
+    require(expert >= 0 && expert < slice_.e, slice_.name + " has no expert " + std::to_string(expert));
+    require(expert_in(slot) < 0, "slot " + std::to_string(slot) + " of " + slice_.name + " is in use; free it first");
+    require(slot_of_[static_cast<size_t>(expert)] < 0,
+            "expert " + std::to_string(expert) + " of " + slice_.name + " is hot already");
+    expert_in(slot)                       = static_cast<int32_t>(expert);
+    slot_of_[static_cast<size_t>(expert)] = static_cast<int32_t>(slot);
+}
+
 void SplitWeight::move_cuts(int64_t cg, int64_t gg) {
     slice_.cg           = cg;
     slice_.gg           = gg;

@@ -58,6 +58,11 @@ class SplitWeight {
     // Chooses the hot experts, in the order of their slots.
     void set_hot(std::vector<int32_t> hot);
 
+    // Another expert in a slot of the device: freed, written in pieces, filled. Throw OALLAMA_INVALID.
+    void free_slot(int64_t slot);
+    void write_slot(int64_t slot, const void * data, int64_t offset, int64_t size);
+    void fill_slot(int64_t slot, int64_t expert);
+
     void set_layout(const std::string & layout) { slice_.layout = layout; }
 
     // Whether the device can be sent CC: it lies in the plain layout, as CC does or as a second copy.
@@ -83,10 +88,11 @@ class SplitWeight {
     // Where the whole tensor's byte at offset is, and how many bytes follow it there; at most size.
     Segment segment(int64_t offset, int64_t size) const;
 
-    bool prime_is_copy() const;
-    void write(Side side, const char * data, int64_t offset, int64_t size);
-    void write_hot(const char * data, int64_t offset, int64_t size);
-    void flush(Side side);
+    bool      prime_is_copy() const;
+    int32_t & expert_in(int64_t slot);
+    void      write(Side side, const char * data, int64_t offset, int64_t size);
+    void      write_hot(const char * data, int64_t offset, int64_t size);
+    void      flush(Side side);
 
     uint64_t                  id_;
     SliceSpec                 slice_;
