@@ -58,6 +58,7 @@ enum ggml_type : int32_t {
 enum ggml_op : int32_t {
     GGML_OP_NONE           = 0,
     GGML_OP_ADD            = 2,
+    GGML_OP_ADD_ID         = 3,
     GGML_OP_SUB            = 6,
     GGML_OP_MUL            = 7,
     GGML_OP_DIV            = 8,

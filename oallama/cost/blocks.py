@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from oallama.core.types import Operator
 from oallama.core.units import KIB
@@ -165,34 +165,44 @@ def hot_memory(operators: Sequence[Operator], hot: Sequence[tuple[int, ...]], n_
     hot: experts of each operator that the device holds whole. The host holds them as well. Of each token the device
     computes as many rows as may be hits, whether they are or not.
     """
-    families: dict[tuple[object, ...], list[int]] = {}
-    for index, operator in enumerate(operators):
-        if hot[index]:
-            families.setdefault((*ffn_of(index, operator), hot[index]), []).append(index)
+    families: dict[tuple[object, ...], list[Operator]] = {}
+    for operator, own in zip(operators, hot, strict=True):
+        match = _FFN_ROLE.fullmatch(operator.role)
+        if own and match:
+            families.setdefault((operator.layer, match[1], match[3], own), []).append(operator)
+        elif own:
+            families[operator.name, own] = [operator]
     staging = 0
-    for members in families.values():
-        found = [operators[index] for index in members]
-        whole = len(members) > 1 and _are_one_ffn(found)
-        blocks = [_ffn_block(operators, members)] if whole else [_lone_block(operators, index) for index in members]
-        for block, operator in zip(blocks, found, strict=False):
-            rows = min(operator.n_expert_used, len(hot[members[0]]))
-            staging = max(staging, _hot_staging_bytes(block, operator, rows, n_ubatch))
+    for (*_, own), members in families.items():
+        blocks = [members] if _are_whole_ffn(members) else [[operator] for operator in members]
+        staging = max(staging, *(_hot_staging_bytes(block, len(own), n_ubatch) for block in blocks))
     weights = sum(operator.bytes // operator.shape[2] * len(own) for operator, own in zip(operators, hot, strict=True))
     return weights, staging
 
 
-def _hot_staging_bytes(block: SplitBlock, operator: Operator, rows: int, n_tokens: int) -> int:
-    """Activations of a block with whole experts, of which a token uses so many rows."""
-    used = operator.n_expert_used
-    if block.held_each:
-        sent = block.sent - used + rows  # the input, and slots in place of ids
-        own = replace(
-            block, sent=sent, returned=block.returned // used * rows, held_each=HELD_PER_HIDDEN * rows, summed=rows
-        )
-        return own.staging_bytes(own.extent, n_tokens)
-    k, n, _ = operator.shape
-    inputs = rows if _reads_hidden(operator) else 1
-    return (k * inputs + rows + n * rows) * n_tokens * F32
+def _hot_staging_bytes(block: Sequence[Operator], n_hot: int, n_tokens: int) -> int:
+    """Activations of a block of which the device has so many whole experts, and their biases."""
+    *_, last = sorted(block, key=_reads_hidden)
+    rows = min(last.n_expert_used, n_hot)
+    biases = sum(operator.shape[1] * n_hot * F32 for operator in block if operator.biased)
+    if len(block) == 1:
+        k, n, _ = last.shape
+        inputs = rows if _reads_hidden(last) else 1
+        return biases + (k * inputs + rows + n * rows) * n_tokens * F32
+    hidden, n_embd, _ = last.shape
+    own = SplitBlock(
+        operators=(),
+        extent=hidden,
+        step=1,
+        bytes=0,
+        sent=n_embd + rows,  # and a slot for each row
+        sent_each=0,
+        returned=n_embd * rows,
+        returned_each=0,
+        held_each=HELD_PER_HIDDEN * rows,
+        summed=rows,
+    )
+    return biases + own.staging_bytes(hidden, n_tokens)
 
 
 def ffn_of(index: int, operator: Operator) -> tuple[object, ...]:
@@ -203,11 +213,14 @@ def ffn_of(index: int, operator: Operator) -> tuple[object, ...]:
 
 
 def _are_one_ffn(members: Sequence[Operator]) -> bool:
-    """Whether these are all the mul-mats of one FFN: up or gate and up (or both in one), then down, of one extent."""
+    """Whether these are all the mul-mats of one FFN, of one extent."""
+    return _are_whole_ffn(members) and len({cut_extent(o) for o in members}) == 1
+
+
+def _are_whole_ffn(members: Sequence[Operator]) -> bool:
+    """Whether these are up or gate and up (or both in one), and down."""
     kinds = sorted(match[2] for o in members if (match := _FFN_ROLE.fullmatch(o.role)))
-    if kinds not in (["down", "gate", "up"], ["down", "up"], ["down", "gate_up"]):
-        return False
-    return len({cut_extent(o) for o in members}) == 1
+    return kinds in (["down", "gate", "up"], ["down", "up"], ["down", "gate_up"])
 
 
 def _ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlock:

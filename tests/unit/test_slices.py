@@ -141,8 +141,10 @@ def test_memory_of_hot_experts() -> None:
     assert hot_memory(three, [(), (), ()], 7) == (0, 0)
     *_, down = experts(biased=True)
     weights, staging = hot_memory([down], [(0, 2)], 7)
-    assert (weights, staging) == (2 * down.bytes // n_expert, 7 * (2 * FF + 2 + 2 * EMBD) * 4)
+    assert (weights, staging) == (2 * down.bytes // n_expert, (7 * (2 * FF + 2 + 2 * EMBD) + 2 * EMBD) * 4)
     assert hot_memory(three, [(0,), (0,), (1,)], 7)[0] == bytes_each, "each alone"
+    sent = (2 * FF + EMBD) * 2 * 4  # biases of two experts, with each batch
+    assert hot_memory(experts(biased=True), [(0, 1)] * 3, 7)[1] == hot_memory(three, [(0, 1)] * 3, 7)[1] + sent
 
 
 def test_a_block_that_is_split_by_hand() -> None:

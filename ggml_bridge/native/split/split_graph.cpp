@@ -32,6 +32,9 @@ bool stays_cut(const ggml_tensor * tensor, ggml_backend_dev_t memory, int depth 
         const SliceSpec * slice = planned(tensor->src[0]);
         return slice != nullptr && slice->axis != Axis::cols && memory_of(tensor->src[0]) == memory;
     }
+    if (tensor->op == GGML_OP_ADD_ID) {
+        return is_bias_of_hot(tensor) && stays_cut(tensor->src[0], memory, depth + 1);
+    }
     if (tensor->op == GGML_OP_VIEW) {
         return is_half_view(tensor, tensor->view_src) && stays_cut(tensor->view_src, memory, depth + 1);
     }
@@ -57,6 +60,9 @@ bool stays_cut(const ggml_tensor * tensor, ggml_backend_dev_t memory, int depth 
 bool is_worth_adding(const ggml_tensor * experts, ggml_backend_dev_t memory) {
     const bool          weighted = is_weighting(experts);
     const ggml_tensor * down     = weighted ? experts->src[0] : experts;
+    if (is_bias_of_hot(down)) {
+        down = down->src[0];
+    }
     if (down->op != GGML_OP_MUL_MAT_ID) {
         return false;
     }
@@ -149,6 +155,16 @@ bool is_weighting(const ggml_tensor * op) {
            weights->ne[2] == experts->ne[2] && weights->ne[3] == 1 && experts->ne[3] == 1;
 }
 
+bool is_bias_of_hot(const ggml_tensor * op) {
+    if (op->op != GGML_OP_ADD_ID || op->src[0]->op != GGML_OP_MUL_MAT_ID || op->src[0]->src[2] != op->src[2]) {
+        return false;
+    }
+    const ggml_tensor * bias  = op->src[1];
+    const SliceSpec *   slice = planned(op->src[0]->src[0]);
+    return slice != nullptr && !slice->hot.empty() && bias->type == GGML_TYPE_F32 && bias->op == GGML_OP_NONE &&
+           ggml_is_contiguous(bias) && bias->ne[0] == op->ne[0] && bias->ne[1] == slice->e && is_on_host(bias);
+}
+
 bool is_rank_view(const ggml_tensor * view, const ggml_tensor * experts) {
     return view->op == GGML_OP_VIEW && view->src[0] == experts && experts->view_src == nullptr && experts->ne[3] == 1 &&
            view->ne[0] == experts->ne[0] && view->ne[1] == experts->ne[2] && view->ne[2] == 1 && view->ne[3] == 1 &&
@@ -163,6 +179,9 @@ bool claims(const ggml_tensor * op, ggml_backend_dev_t memory) {
         const ggml_tensor * x = op->src[1];
         return plan_of(op->src[0]) != nullptr && memory_of(op->src[0]) == memory &&
                (x->type == GGML_TYPE_F32 || x->type == GGML_TYPE_F16);
+    }
+    if (is_bias_of_hot(op)) {
+        return memory_of(op->src[0]->src[0]) == memory;
     }
     return stays_cut(op, memory) || adds_experts(op, memory);
 }

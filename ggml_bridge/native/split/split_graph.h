@@ -22,6 +22,9 @@ bool is_half_view(const ggml_tensor * view, const ggml_tensor * whole);
 // Results of the experts that each token uses, [n, n_used, n_tokens], times the routing weights.
 bool is_weighting(const ggml_tensor * op);
 
+// Whether this adds the biases of experts, in host memory, to the results of a mul-mat by them of which some are hot.
+bool is_bias_of_hot(const ggml_tensor * op);
+
 // The results of every token's expert of one rank, [n, n_tokens], as llama.cpp views them to add them up.
 bool is_rank_view(const ggml_tensor * view, const ggml_tensor * experts);
 

@@ -127,6 +127,11 @@ class Builder {
             ggml_tensor * out = copy_header(node, side == side_host ? host : there);
             if (is_mul_mat(node->op)) {
                 set_routed_sources(i, side, out);
+            } else if (node->op == GGML_OP_ADD_ID) {
+                const bool on_host = side == side_host;
+                out->src[0]        = side_of(inside(i, 0), side);
+                out->src[1]        = on_host ? full_on_host(i, 1) : routed_.device_biases(routed, node->src[1], {i, 1});
+                out->src[2]        = on_host ? routed.host_ids : routed.device_ids;
             } else {
                 for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
                     const int  from = inside(i, s);
@@ -184,16 +189,16 @@ class Builder {
 
     // Weighted and added up where they come together; on the device, where many rows need not come back then.
     void emit_sum(int i) {
-        const Value &       v         = value(i);
-        const ggml_tensor * weighting = graph_->nodes[v.weighting];
-        const int           rows      = inside(v.weighting, 0);
-        const int           weights   = inside(v.weighting, 1);
-        Routed &            routed    = routing_of(value(rows).routed_by);
-        routed.weighted               = true;
-        routed.weighting              = weights >= 0 ? Origin{weights, -1} : Origin{v.weighting, 1};
-        ggml_tensor * there           = side_of(rows, side_device);
-        const int64_t saved  = there->ne[0] * (there->ne[1] - 1) * there->ne[2] * static_cast<int64_t>(sizeof(float));
-        const bool    summed = saved > 0 && saved >= plan_of(weighting->src[0]->src[0])->spec().sum_bytes;
+        const Value & v       = value(i);
+        const int     rows    = inside(v.weighting, 0);
+        const int     weights = inside(v.weighting, 1);
+        Routed &      routed  = routing_of(value(rows).routed_by);
+        routed.weighted       = true;
+        routed.weighting      = weights >= 0 ? Origin{weights, -1} : Origin{v.weighting, 1};
+        ggml_tensor * there   = side_of(rows, side_device);
+        const int64_t saved   = there->ne[0] * (there->ne[1] - 1) * there->ne[2] * static_cast<int64_t>(sizeof(float));
+        const bool    summed =
+            saved > 0 && saved >= plan_of(graph_->nodes[value(rows).routed_by]->src[0])->spec().sum_bytes;
         if (summed) {
             there = routed_.device_sum(routed, there);
             on_device_.push_back(there);

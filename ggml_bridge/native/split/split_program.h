@@ -109,11 +109,11 @@ struct GatheredRows {
 
 // What the device is sent of a routing when the phase begins.
 struct SentRows {
-    enum class What { ids, weights, rows };
+    enum class What { ids, weights, rows, biases };
 
     What          what;
     ggml_tensor * tensor;
-    Origin        origin;  // of rows
+    Origin        origin;  // of rows and biases
     size_t        staging; // bytes into the staging memory
 };
 

@@ -29,6 +29,14 @@ template <typename T> void read_all(const ggml_tensor * tensor, std::vector<T> &
     gather(tensor, 0, tensor->ne[0], {0, n_rows(tensor)}, reinterpret_cast<char *>(out.data()));
 }
 
+void pack_biases(const Routed & routed, const ggml_tensor * biases, char * out) {
+    for (const int32_t expert : routed.weights.front()->slice().hot) {
+        const int32_t row = std::max(expert, 0); // of a slot that is free nothing is used
+        std::memcpy(out, host_data(biases) + static_cast<size_t>(row) * biases->nb[1], biases->nb[1]);
+        out += biases->nb[1];
+    }
+}
+
 } // namespace
 
 //
@@ -97,6 +105,11 @@ ggml_tensor * RoutedBuilder::host_input(Routed & routed, ggml_tensor * x) {
 ggml_tensor * RoutedBuilder::device_input(Routed & routed, const ggml_tensor * x, Origin origin) {
     return send(routed, SentRows::What::rows, ggml_new_tensor_3d(ctx(), x->type, x->ne[0], routed.n_device, x->ne[2]),
                 origin);
+}
+
+ggml_tensor * RoutedBuilder::device_biases(Routed & routed, const ggml_tensor * biases, Origin origin) {
+    return send(routed, SentRows::What::biases,
+                ggml_new_tensor_2d(ctx(), GGML_TYPE_F32, biases->ne[0], routed.weights.front()->n_slots()), origin);
 }
 
 ggml_tensor * RoutedBuilder::host_rows(Routed & routed, ggml_tensor * rows) {
@@ -171,6 +184,7 @@ void pack(const Routed & routed, const SentRows & sent, const ggml_cgraph * grap
         case SentRows::What::weights:
             device_weights(routing, routed.routing_weights.data(), reinterpret_cast<float *>(out));
             return;
+        case SentRows::What::biases: pack_biases(routed, sent.origin.of(graph), out); return;
         case SentRows::What::rows: break;
     }
     const ggml_tensor * x     = sent.origin.of(graph);

@@ -28,6 +28,9 @@ class RoutedBuilder {
     // Rows of a full input that has one for each rank, for the device, which gets them when the phase begins.
     ggml_tensor * device_input(Routed & routed, const ggml_tensor * x, Origin origin);
 
+    // A bias for each of the hot experts, sent when the phase begins. biases: [n, n_expert].
+    ggml_tensor * device_biases(Routed & routed, const ggml_tensor * biases, Origin origin);
+
     // A tensor of one row of n for each miss.
     ggml_tensor * host_rows(Routed & routed, ggml_tensor * rows);
 

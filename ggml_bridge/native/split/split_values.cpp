@@ -186,15 +186,23 @@ class Finder {
                weight_of(left->src[0])->slice().hot == weight_of(right->src[0])->slice().hot;
     }
 
-    // Row by row: every operand is routed alike, or is a bias or a scale.
+    // Row by row: every operand is routed alike, or is a bias or a scale, of all experts or of each.
     bool keeps_routed(int i, Value & v) {
-        const ggml_tensor * node = graph_->nodes[i];
-        if (!fuse_ || (node->op != GGML_OP_GLU && !is_unary(node->op) && !is_binary(node->op))) {
+        const ggml_tensor * node   = graph_->nodes[i];
+        const bool          biases = is_bias_of_hot(node);
+        if (!fuse_ || (node->op != GGML_OP_GLU && !is_unary(node->op) && !is_binary(node->op) && !biases)) {
             return false;
         }
         const int first = inside(i, 0);
         if (first < 0 || !can_take_routing(value(first), v)) {
             return false;
+        }
+        if (biases && inside(i, 1) >= 0) {
+            return false;
+        }
+        if (biases) {
+            take_routing(v, value(first));
+            return true;
         }
         if (node->src[1] != nullptr) {
             const int second = inside(i, 1);
@@ -218,7 +226,8 @@ class Finder {
         const ggml_tensor * node = graph_->nodes[i];
         const int           rows = node->src[0] == nullptr ? -1 : inside(i, 0);
         if (!fuse_ || !is_weighting(node) || node->type != GGML_TYPE_F32 || rows < 0 ||
-            !can_take_routing(value(rows), v) || graph_->nodes[rows]->op != GGML_OP_MUL_MAT_ID || value(rows).wanted) {
+            !can_take_routing(value(rows), v) || value(rows).wanted ||
+            (graph_->nodes[rows]->op != GGML_OP_MUL_MAT_ID && graph_->nodes[rows]->op != GGML_OP_ADD_ID)) {
             return false;
         }
         const int weights = inside(i, 1);
