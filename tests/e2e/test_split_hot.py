@@ -16,7 +16,7 @@ from e2e.test_engine import attention, engine_of, nmse, stock_logits
 from llama_cpp import llama_cpp as api
 
 from oallama.core.errors import PlanError
-from oallama.core.types import OperatorPlacement
+from oallama.core.types import Operator, OperatorPlacement
 from oallama.cost.blocks import hot_memory, is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
@@ -104,10 +104,15 @@ def test_hot_experts_compute_the_same(arch: str, n_used: int, device: str, model
                 assert nmse(logits_of(context, PROMPT), prompt) <= EXACT_NMSE, hot
 
 
-@pytest.mark.parametrize("whole", [None, attention])
-def test_the_device_holds_what_the_plan_says(whole: Where | None, models: Path) -> None:
+def attention_and_routers(operator: Operator) -> bool:
+    return attention(operator) or operator.role == "ffn_gate_inp"
+
+
+@pytest.mark.parametrize("whole", [None, attention, attention_and_routers])
+@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss"])
+def test_the_device_holds_what_the_plan_says(arch: str, whole: Where | None, models: Path) -> None:
     """Also where the router is on the device, and ids come from there."""
-    path = written(models, "qwen3moe", n_expert_used=2)
+    path = written(models, arch, n_expert_used=2)
     case = hot_case(path, EMULATED, (1, 2, 5), whole)
     experts = [operator for operator in case.operators if operator.op == "MUL_MAT_ID"]
     with engine_of(case) as engine:

@@ -191,23 +191,28 @@ void check_shared_expert() {
 
 // One sub-graph and one phase, and of one token as many rows come back as may be hits.
 void check_phases() {
-    for (const int n_hot : {1, 3}) {
-        const Block   block = moe_block(q4_0, q4_0);
-        const Data    data  = make_data(block);
-        const PlanPtr plan  = new_plan(
-            hot_plan(block, n_hot == 1 ? Experts{2} : Experts{0, 2, 3}, async_device::device_name, "CPU", 1 << 20));
-        if (plan == nullptr) {
-            continue;
+    for (const bool bias : {false, true}) {
+        for (const int n_hot : {1, 3}) {
+            const Block   block = moe_block(q4_0, q4_0, {Ffn::silu, Gate::par, bias});
+            const Data    data  = make_data(block);
+            const Experts hot   = n_hot == 1 ? Experts{2} : Experts{0, 2, 3};
+            const PlanPtr plan  = new_plan(hot_plan(block, hot, async_device::device_name, "CPU", 1 << 20));
+            if (plan == nullptr) {
+                continue;
+            }
+            const Model model(block, data, plan.get());
+            Session     session;
+            session.compute(model, 1);
+            check_ok(oallama_reset_stats(), "statistics are reset");
+            session.compute(model, 1);
+            check(stats().n_graphs == 1 && stats().n_phases == 1 && stats().n_built == 0,
+                  std::string("experts, some of them hot, are one phase") + (bias ? ", with biases" : ""));
+            const int64_t n_ff   = block.weights.front().n;
+            const int64_t biases = bias ? n_hot * (2 * n_ff + block.n_embd) * 4 : 0;
+            check(stats().bytes_out == std::min(n_hot, 2) * block.n_embd * 4, "rows that come back");
+            check(stats().bytes_in == block.n_embd * 4 + std::min(n_hot, 2) * 4 + biases,
+                  "an input, slots and biases are sent");
         }
-        const Model model(block, data, plan.get());
-        Session     session;
-        session.compute(model, 1);
-        check_ok(oallama_reset_stats(), "statistics are reset");
-        session.compute(model, 1);
-        check(stats().n_graphs == 1 && stats().n_phases == 1 && stats().n_built == 0,
-              "experts, some of them hot, are one phase");
-        check(stats().bytes_out == std::min(n_hot, 2) * block.n_embd * 4, "rows that come back");
-        check(stats().bytes_in == block.n_embd * 4 + std::min(n_hot, 2) * 4, "an input and slots are sent");
     }
     done("phases of hot experts");
 }
@@ -250,6 +255,27 @@ void check_routing() {
         }
     }
     done("routing");
+}
+
+// Weights come whole, in odd pieces and in any order, as loaders bring them.
+void check_loading() {
+    const Block block = moe_block(q4_0, q4_0);
+    const Data  data  = make_data(block);
+    const Model whole(block, data, host_layouts().front());
+    for (const Pieces pieces : {Pieces::whole, Pieces::odd, Pieces::shuffled}) {
+        for (const char * layout : {"CPU", ggml_backend_buft_name(host_layouts().back())}) {
+            const PlanPtr plan = new_plan(hot_plan(block, {0, 2}, async_device::device_name, layout, int64_t{1} << 40));
+            if (plan == nullptr) {
+                continue;
+            }
+            const Model  model(block, data, plan.get(), pieces);
+            Session      cpu({/*split=*/false, /*gpu=*/false});
+            Session      session;
+            const double error = nmse(cpu.compute(whole, 7), session.compute(model, 7));
+            check(error <= 1e-4, std::string("hot experts in pieces, ") + layout + ": NMSE " + text(error));
+        }
+    }
+    done("loading hot experts");
 }
 
 // Other experts in the slots, between tokens and in pieces, change nothing of what is computed.
@@ -346,6 +372,9 @@ void check_refused() {
         oallama_plan_free(plan);
     }
     oallama_plan * plan = nullptr;
+    check(oallama_plan_new("oallama-plan 1\ndevice CPU\ntensor a_exps Q4_0 64x64x65537 rows 64 0 0 CPU hot=1", &plan) ==
+              OALLAMA_INVALID,
+          "so many experts are refused");
     check(oallama_plan_new("oallama-plan 1\ntensor a_exps Q4_0 64x64x4 rows 64 0 0 CPU hot=1", &plan) ==
               OALLAMA_INVALID,
           "hot experts need a device");
@@ -359,6 +388,7 @@ void test_hot() {
     check_routing();
     check_refused();
     check_phases();
+    check_loading();
     check_shapes();
     check_one_way();
     check_many();

@@ -10,9 +10,10 @@ namespace oallama {
 
 namespace {
 
-constexpr int64_t row_group  = 32;
-constexpr int64_t max_tokens = int64_t{1} << 31; // of a batch
-constexpr int64_t min_piece  = 4096;             // bytes: asking for less takes longer than copying it
+constexpr int64_t row_group   = 32;
+constexpr int64_t max_tokens  = int64_t{1} << 31; // of a batch
+constexpr int64_t max_experts = int64_t{1} << 16;
+constexpr int64_t min_piece   = 4096; // bytes: asking for less takes longer than copying it
 
 // One line of the text, with its number for messages.
 class Line {
@@ -146,8 +147,9 @@ void check_hot(const SliceSpec & slice, const Line & line) {
     if (slice.hot.empty()) {
         return;
     }
-    if (slice.e < 2) {
-        line.fail("has hot experts of " + slice.name + ", which is one matrix");
+    if (slice.e < 2 || slice.e > max_experts) {
+        line.fail("has hot experts of " + slice.name + ", which has " + std::to_string(slice.e) + "; 2 to " +
+                  std::to_string(max_experts) + " are possible");
     }
     if (slice.cc != slice.extent()) {
         line.fail("has hot experts and a cut through all experts of " + slice.name + "; one of the two is possible");
