@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,10 @@ class LoadedSplit:
             BufferBytes(SPLIT_LAYOUT, "", True, host, 0, host_compute),
             BufferBytes(SPLIT_LAYOUT, self._device, False, device, 0, device_compute),
         )
+
+    def swap_expert(self, slot: int, expert: int, matrices: Mapping[str, bytes]) -> None:
+        """Another expert in a slot of hot ones; matrices: its bytes, by operator. Not while something computes."""
+        self._plan.swap_expert(slot, expert, matrices)
 
     def stats(self) -> SplitStats:
         """What the backend did, for all engines of this process together."""

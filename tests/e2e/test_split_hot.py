@@ -15,7 +15,7 @@ from e2e.split_cases import written
 from e2e.test_engine import attention, engine_of, nmse, stock_logits
 from llama_cpp import llama_cpp as api
 
-from oallama.core.errors import PlanError
+from oallama.core.errors import PlanError, UsageError
 from oallama.core.types import Operator, OperatorPlacement
 from oallama.cost.blocks import hot_memory, is_ffn
 from oallama.device.load_params import load_bridge
@@ -159,6 +159,30 @@ def test_other_experts_in_the_middle_of_a_generation_change_no_token(arch: str, 
             assert nmse(logits_of_sequences(context, [PROMPT], swap), expected) <= EXACT_NMSE
             with pytest.raises(ValueError, match="is hot already"):
                 plan.swap_expert(0, hot[1], matrices(given[-1].layer, hot[1]))
+
+
+def test_an_engine_exchanges_hot_experts_between_generations(models: Path) -> None:
+    path = written(models, "qwen3moe", n_expert_used=2)
+    expected = stock_logits(path, PROMPT, n_ubatch=64)
+    case = hot_case(path, "cpu-pair", (1, 2, 5))
+    with engine_of(case) as engine:
+        held = load_bridge().split().memory()
+        for experts, n_copied in (((5, 7, 2), 1), ((0, 3, 4), 3), ((4, 3, 0), 0)):
+            assert [engine.set_hot_experts(layer, experts) for layer in (0, 1)] == [n_copied] * 2
+            hot = {p.hot_experts for p in engine.plan.operators if p.hot_experts}
+            assert hot == {tuple(sorted(experts))}
+            assert nmse(engine.logits(PROMPT), expected) <= EXACT_NMSE
+        assert load_bridge().split().memory() == held
+        for wrong in ((0, 1), (0, 1, 8), (0, 1, 1), (-1, 0, 1)):
+            with pytest.raises(UsageError, match="room for 3 hot experts of 8"):
+                engine.set_hot_experts(0, wrong)
+        stream = engine.stream("once", max_tokens=4)
+        next(stream)
+        with pytest.raises(UsageError, match="still generating"):
+            engine.set_hot_experts(0, (0, 1, 2))
+        stream.close()
+    with engine_of(placed(path)) as engine, pytest.raises(UsageError, match="no hot experts"):
+        engine.set_hot_experts(0, (0,))
 
 
 def test_a_plan_of_hot_experts_is_written_and_read(models: Path, tmp_path: Path) -> None:
