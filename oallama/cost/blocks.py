@@ -165,15 +165,14 @@ def hot_memory(operators: Sequence[Operator], hot: Sequence[tuple[int, ...]], n_
     hot: experts of each operator that the device holds whole. The host holds them as well. Of each token the device
     computes as many rows as may be hits, whether they are or not.
     """
-    families: dict[tuple[object, ...], list[Operator]] = {}
+    families: dict[tuple[int | None, str, tuple[int, ...]], list[Operator]] = {}
     for operator, own in zip(operators, hot, strict=True):
         match = _FFN_ROLE.fullmatch(operator.role)
-        if own and match:
-            families.setdefault((operator.layer, match[1], match[3], own), []).append(operator)
-        elif own:
-            families[operator.name, own] = [operator]
+        if own:
+            name = match[1] + match[3] if match else operator.name
+            families.setdefault((operator.layer, name, own), []).append(operator)
     staging = 0
-    for (*_, own), members in families.items():
+    for (_, _, own), members in families.items():
         blocks = [members] if _are_whole_ffn(members) else [[operator] for operator in members]
         staging = max(staging, *(_hot_staging_bytes(block, len(own), n_ubatch) for block in blocks))
     weights = sum(operator.bytes // operator.shape[2] * len(own) for operator, own in zip(operators, hot, strict=True))
