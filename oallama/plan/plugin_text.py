@@ -87,9 +87,7 @@ def _residents(
 ) -> tuple[bool, ...]:
     n_layer = 1 + max((o.layer for o in operators if o.layer is not None), default=-1)
     on_device = [by_name[operator.name].gg == 1 for operator in operators]
-    found = residents(operators, on_device, n_layer + 1 - n_gpu_layers)
-    hot = [bool(by_name[operator.name].hot_experts) for operator in operators]  # whose results are joined on the host
-    return tuple(resident and not any_hot for resident, any_hot in zip(found, hot, strict=True))
+    return residents(operators, on_device, n_layer + 1 - n_gpu_layers)
 
 
 def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: bool) -> str:
@@ -98,7 +96,7 @@ def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: boo
     layout = _word(placement.layout or CPU_DEVICE) if cc else _NO_LAYOUT
     line = f"tensor {_word(operator.name)} {operator.type} {shape} {cut_axis(operator)} {cc} {cg} {gg} {layout}"
     if placement.hot_experts:
-        return f"{line} hot={','.join(map(str, placement.hot_experts))}"
+        line = f"{line} hot={','.join(map(str, placement.hot_experts))}"
     return f"{line} resident" if resident else line
 
 

@@ -343,6 +343,10 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
             step.done(OALLAMA_HOST);
         }
         if (program.resident && status == GGML_STATUS_SUCCESS) {
+            if (!phase.downloads.empty()) { // rows that come together on the host before they are sent up
+                ggml_backend_synchronize(partner_->backend());
+                join(phase, graph);
+            }
             lift(program, phase);
             watch.lap(stats().join_ns);
         }
@@ -356,7 +360,7 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
                 watch.lap(stats().launch_ns);
                 step.done(OALLAMA_AHEAD);
             }
-            if (status == GGML_STATUS_SUCCESS) {
+            if (status == GGML_STATUS_SUCCESS && !program.resident) {
                 join(phase, graph);
             }
             watch.lap(stats().join_ns);
@@ -522,7 +526,8 @@ void SplitBackend::join(const Phase & phase, const ggml_cgraph * graph) {
             continue;
         }
         if (download.join == Download::Join::rows || download.join == Download::Join::sum) {
-            join_routed(phase.routings[static_cast<size_t>(download.routed)], download, node, from);
+            join_routed(phase.routings[static_cast<size_t>(download.routed)], download,
+                        download.to == nullptr ? node : download.to, from);
         } else {
             oallama::join(download, node, from);
         }

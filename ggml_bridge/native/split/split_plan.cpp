@@ -154,9 +154,6 @@ void check_hot(const SliceSpec & slice, const Line & line) {
     if (slice.cc != slice.extent()) {
         line.fail("has hot experts and a cut through all experts of " + slice.name + "; one of the two is possible");
     }
-    if (slice.resident) {
-        line.fail("has hot experts of " + slice.name + " and is resident; its results come together on the host");
-    }
 }
 
 SliceSpec read_slice(Line & line) {

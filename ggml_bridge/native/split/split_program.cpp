@@ -141,12 +141,19 @@ class Builder {
             }
             sides(i)[side] = out;
         }
-        ggml_tensor * rows = routed_.host_rows(routed, side_of(i, side_host));
-        v.is_summed ? routed_.keep(routed, rows) : bind(rows, {i, -1}, nullptr);
+        ggml_tensor * rows  = routed_.host_rows(routed, side_of(i, side_host));
+        ggml_tensor * whole = nullptr;
+        if (v.is_summed) {
+            routed_.keep(routed, rows);
+        } else if (program_.resident) {
+            whole = routed_.whole(node, rows);
+        } else {
+            bind(rows, {i, -1}, nullptr);
+        }
         ggml_build_forward_expand(program_.host_graph, rows);
         on_device_.push_back(side_of(i, side_device));
         if (v.wanted) {
-            fetch_rows(i, Download::Join::rows, side_of(i, side_device), routed);
+            fetch_rows(i, Download::Join::rows, side_of(i, side_device), routed, whole);
         }
     }
 
@@ -168,14 +175,22 @@ class Builder {
         } else if (node->src[1]->ne[1] == 1) {
             out->src[1] = full_on_device(i, 1, 0, node->src[1]->ne[0], {});
         } else {
-            out->src[1] = routed_.device_input(routed, node->src[1], from >= 0 ? Origin{from, -1} : Origin{i, 1});
+            ggml_tensor * host = on_device(node->src[1]) ? full_on_host(i, 1) : nullptr;
+            out->src[1] = routed_.device_input(routed, node->src[1], from >= 0 ? Origin{from, -1} : Origin{i, 1}, host);
         }
     }
 
     Routed & routing_of(int mul_mat) {
-        const int from = inside(mul_mat, 2);
-        return routed_.routing_of(mul_mat, from >= 0 ? Origin{from, -1} : Origin{mul_mat, 2});
+        const int from   = inside(mul_mat, 2);
+        Routed &  routed = routed_.routing_of(mul_mat, from >= 0 ? Origin{from, -1} : Origin{mul_mat, 2});
+        if (routed.host_chosen == nullptr && on_device(graph_->nodes[mul_mat]->src[2])) {
+            routed.host_chosen = full_on_host(mul_mat, 2);
+        }
+        return routed;
     }
+
+    // Whether a tensor of llama.cpp's is in device memory.
+    bool on_device(const ggml_tensor * tensor) const { return program_.resident && !is_on_host(tensor); }
 
     void emit_half_of_rows(int i) {
         const ggml_tensor * node   = graph_->nodes[i];
@@ -203,12 +218,17 @@ class Builder {
             there = routed_.device_sum(routed, there);
             on_device_.push_back(there);
         }
-        fetch_rows(i, Download::Join::sum, there, routed);
+        if (on_device(graph_->nodes[v.weighting]->src[1])) {
+            routed.host_weighting = full_on_host(v.weighting, 1);
+        }
+        fetch_rows(i, Download::Join::sum, there, routed,
+                   program_.resident ? routed_.whole(graph_->nodes[i], nullptr) : nullptr);
         downloads_.back().host_rows = side_of(rows, side_host);
         downloads_.back().summed    = summed;
     }
 
-    void fetch_rows(int i, Download::Join how, ggml_tensor * there, const Routed & routed) {
+    // whole: where llama.cpp's tensors are in device memory, what the node becomes there.
+    void fetch_rows(int i, Download::Join how, ggml_tensor * there, const Routed & routed, ggml_tensor * whole) {
         Download download = {};
         download.tensor   = there;
         download.node     = i;
@@ -216,6 +236,10 @@ class Builder {
         download.n_rows   = there->ne[1] * there->ne[2];
         download.staging  = take_staging(there);
         download.routed   = routed_.number_of(routed);
+        download.to       = whole;
+        if (whole != nullptr) {
+            resident_.put_whole(i, whole);
+        }
         ggml_set_output(there);
         downloads_.push_back(download);
     }

@@ -88,6 +88,7 @@ struct Download {
     size_t        staging;     // bytes into the staging memory
     int           routed;      // which of the phase's routings says what belongs where; of rows and sum
     ggml_tensor * host_rows;   // of a sum
+    ggml_tensor * to;          // on the host, what is lifted to the node's device memory; NULL: the node itself
     bool          summed;      // on the device, already
 };
 
@@ -114,6 +115,7 @@ struct SentRows {
     What          what;
     ggml_tensor * tensor;
     Origin        origin;  // of rows and biases
+    ggml_tensor * host;    // of rows, where llama.cpp's are in device memory
     size_t        staging; // bytes into the staging memory
 };
 
@@ -121,13 +123,15 @@ struct SentRows {
 struct Routed {
     std::vector<const SplitWeight *> weights;
     Origin                           ids;
-    Origin                           weighting; // the routing weights, where weighted
-    bool                             weighted   = false;
-    int64_t                          n_used     = 0;
-    int64_t                          n_rows     = 0; // of the batch: n_used * n_tokens
-    int64_t                          n_device   = 0; // for each token
-    ggml_tensor *                    host_ids   = nullptr;
-    ggml_tensor *                    device_ids = nullptr;
+    Origin                           weighting;                // the routing weights, where weighted
+    ggml_tensor *                    host_chosen    = nullptr; // ids on the host, where llama.cpp's are on the device
+    ggml_tensor *                    host_weighting = nullptr; // the same of the routing weights
+    bool                             weighted       = false;
+    int64_t                          n_used         = 0;
+    int64_t                          n_rows         = 0; // of the batch: n_used * n_tokens
+    int64_t                          n_device       = 0; // for each token
+    ggml_tensor *                    host_ids       = nullptr;
+    ggml_tensor *                    device_ids     = nullptr;
     std::vector<Sized>               sized;
     std::vector<GatheredRows>        gathered;
     std::vector<SentRows>            sent;

@@ -49,9 +49,10 @@ ggml_tensor * RoutedBuilder::stage(ggml_tensor * tensor) {
     return tensor;
 }
 
-ggml_tensor * RoutedBuilder::send(Routed & routed, SentRows::What what, ggml_tensor * tensor, Origin origin) {
+ggml_tensor * RoutedBuilder::send(Routed & routed, SentRows::What what, ggml_tensor * tensor, Origin origin,
+                                  ggml_tensor * host) {
     ggml_set_input(tensor);
-    routed.sent.push_back({what, tensor, origin, program_.staging_bytes});
+    routed.sent.push_back({what, tensor, origin, host, program_.staging_bytes});
     program_.staging_bytes += (ggml_nbytes(tensor) + 63) / 64 * 64;
     return tensor;
 }
@@ -102,9 +103,9 @@ ggml_tensor * RoutedBuilder::host_input(Routed & routed, ggml_tensor * x) {
     return rows;
 }
 
-ggml_tensor * RoutedBuilder::device_input(Routed & routed, const ggml_tensor * x, Origin origin) {
+ggml_tensor * RoutedBuilder::device_input(Routed & routed, const ggml_tensor * x, Origin origin, ggml_tensor * host) {
     return send(routed, SentRows::What::rows, ggml_new_tensor_3d(ctx(), x->type, x->ne[0], routed.n_device, x->ne[2]),
-                origin);
+                origin, host);
 }
 
 ggml_tensor * RoutedBuilder::device_biases(Routed & routed, const ggml_tensor * biases, Origin origin) {
@@ -115,6 +116,14 @@ ggml_tensor * RoutedBuilder::device_biases(Routed & routed, const ggml_tensor * 
 ggml_tensor * RoutedBuilder::host_rows(Routed & routed, ggml_tensor * rows) {
     routed.sized.push_back({rows, 2});
     return rows;
+}
+
+ggml_tensor * RoutedBuilder::whole(const ggml_tensor * node, ggml_tensor * rows) {
+    ggml_tensor * out = stage(ggml_new_tensor(ctx(), node->type, GGML_MAX_DIMS, node->ne));
+    if (rows != nullptr) {
+        program_.host_staged.push_back({rows, program_.host_staged.back().at});
+    }
+    return out;
 }
 
 // Where an input's rows were, if they are as large: what they were for has been computed by then.
@@ -155,9 +164,10 @@ void route(Phase & phase, const ggml_cgraph * graph) {
                                                 first.slice().name + "; those of a block change together");
             }
         }
-        read_all(routed.ids.of(graph), routed.chosen);
+        read_all(routed.host_chosen == nullptr ? routed.ids.of(graph) : routed.host_chosen, routed.chosen);
         if (routed.weighted) {
-            read_all(routed.weighting.of(graph), routed.routing_weights);
+            read_all(routed.host_weighting == nullptr ? routed.weighting.of(graph) : routed.host_weighting,
+                     routed.routing_weights);
         }
         route(routed.chosen, routed.n_used, first.slot_of(), first.n_slots(), routed.routing);
         const int64_t n_misses = routed.routing.n_misses();
@@ -187,7 +197,7 @@ void pack(const Routed & routed, const SentRows & sent, const ggml_cgraph * grap
         case SentRows::What::biases: pack_biases(routed, sent.origin.of(graph), out); return;
         case SentRows::What::rows: break;
     }
-    const ggml_tensor * x     = sent.origin.of(graph);
+    const ggml_tensor * x     = sent.host == nullptr ? sent.origin.of(graph) : sent.host;
     const size_t        bytes = ggml_row_size(x->type, x->ne[0]);
     const char *        data  = host_data(x);
     for (size_t i = 0; i < routing.device_rows.size(); i++) {

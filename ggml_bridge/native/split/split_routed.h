@@ -25,8 +25,9 @@ class RoutedBuilder {
     // Rows of a full input for the misses. x: on the host, [k, 1 or n_used, n_tokens].
     ggml_tensor * host_input(Routed & routed, ggml_tensor * x);
 
-    // Rows of a full input that has one for each rank, for the device, which gets them when the phase begins.
-    ggml_tensor * device_input(Routed & routed, const ggml_tensor * x, Origin origin);
+    // Rows of a full input that has one for each rank, for the device, which gets them when the phase begins. host: the
+    // input there, where llama.cpp's is in device memory.
+    ggml_tensor * device_input(Routed & routed, const ggml_tensor * x, Origin origin, ggml_tensor * host);
 
     // A bias for each of the hot experts, sent when the phase begins. biases: [n, n_expert].
     ggml_tensor * device_biases(Routed & routed, const ggml_tensor * biases, Origin origin);
@@ -37,6 +38,9 @@ class RoutedBuilder {
     // Memory for such a tensor that stays until the phase ends.
     ggml_tensor * keep(Routed & routed, ggml_tensor * rows);
 
+    // Memory for a whole node that such rows, which lie at its beginning, are part of.
+    ggml_tensor * whole(const ggml_tensor * node, ggml_tensor * rows);
+
     // Rows of the device times their routing weights, added up for each token.
     ggml_tensor * device_sum(Routed & routed, ggml_tensor * rows);
 
@@ -46,7 +50,8 @@ class RoutedBuilder {
     ggml_context * ctx() const { return program_.ctx.get(); }
 
     ggml_tensor * stage(ggml_tensor * tensor);
-    ggml_tensor * send(Routed & routed, SentRows::What what, ggml_tensor * tensor, Origin origin = {});
+    ggml_tensor * send(Routed & routed, SentRows::What what, ggml_tensor * tensor, Origin origin = {},
+                       ggml_tensor * host = nullptr);
 
     const ggml_cgraph * graph_;
     Program &           program_;
