@@ -7,7 +7,7 @@ process knows it, and gives it the operators whose weights are in its buffer typ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import TracebackType
@@ -55,6 +55,7 @@ class SliceInfo:
     host_bytes: int
     device_bytes: int
     layout: str  # host buffer type of CC
+    n_hot: int = 0  # experts that the device has whole as well
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,12 +215,28 @@ class SplitPlan:
                     gg=slice.gg,
                     cc_planned=slice.cc_planned,
                     gg_planned=slice.gg_planned,
+                    n_hot=slice.n_hot,
                     host_bytes=slice.host_bytes,
                     device_bytes=slice.device_bytes,
                     layout=decode(slice.layout),
                 )
             )
         return out
+
+    def swap_expert(self, slot: int, expert: int, matrices: Mapping[str, bytes]) -> None:
+        """Puts another expert into a slot of hot ones, while a model is loaded and nothing computes.
+
+        slot: position in the plan's `hot=`. matrices: the expert's bytes as the GGUF has them, by tensor name, of every
+        weight of the block. Raises ValueError for a slot, an expert or bytes that cannot be; then the slot is free, and
+        the CPU computes the expert that it held.
+        """
+        plan = self._open()
+        for name in matrices:
+            self._native.call("oallama_slot_free", plan, name.encode(), slot)
+        for name, data in matrices.items():
+            self._native.call("oallama_slot_write", plan, name.encode(), slot, _ffi.from_buffer(data), 0, len(data))
+        for name in matrices:
+            self._native.call("oallama_slot_fill", plan, name.encode(), slot, expert)
 
     def problems(self) -> tuple[bool, list[str]]:
         """(whether what was loaded can compute, sentences on what did not come to lie as planned)."""

@@ -155,6 +155,8 @@ class OperatorPlacement:
     cc: float
     # CPU buffer type of the cc part; None: llama.cpp's own choice
     layout: Annotated[Line | None, Mark.OMIT_DEFAULT] = None
+    # experts that the device holds whole and computes, ascending; the host keeps all of them, so cc is 1
+    hot_experts: Annotated[tuple[Count, ...], Mark.OMIT_DEFAULT] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ class Slices:
     twice_bytes: int = 0  # of the host: second copies of CC
     ttft_s: float = 0.0
     tpot_s: float = 0.0
+    hot: tuple[tuple[int, ...], ...] = ()  # of each operator: experts on the device that the host has too; or of none
+    hot_bytes: int = 0  # of those on the device
 
     @property
     def streams(self) -> bool:
@@ -52,7 +54,9 @@ class Placed:
     def uses_device(self, n_layer: int) -> bool:
         """Whether anything is on the device: llama.cpp's part of it, or slices."""
         slices = self.slices
-        return self.first_device_layer <= n_layer or (slices is not None and (any(slices.gg) or slices.streams))
+        return self.first_device_layer <= n_layer or (
+            slices is not None and (any(slices.gg) or any(slices.hot) or slices.streams)
+        )
 
 
 def nothing_there(n_operators: int, first_device_layer: int) -> Placed:

@@ -45,7 +45,8 @@ def plugin_text(
     for operator, resident in zip(operators, _residents(operators, by_name, record.n_gpu_layers), strict=True):
         if every_operator or operator.name in split:
             line = _tensor_line(operator, by_name[operator.name], resident)
-            lines.append(line if takes_n_g(operator) or not record.token_assignment else f"{line} n_g=0")
+            no_n_g = record.token_assignment and not takes_n_g(operator)
+            lines.append(f"{line} n_g=0" if no_n_g else line)
     return "\n".join(lines) + "\n"
 
 
@@ -94,6 +95,8 @@ def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: boo
     shape = "x".join(str(extent) for extent in operator.shape)
     layout = _word(placement.layout or CPU_DEVICE) if cc else _NO_LAYOUT
     line = f"tensor {_word(operator.name)} {operator.type} {shape} {cut_axis(operator)} {cc} {cg} {gg} {layout}"
+    if placement.hot_experts:
+        line = f"{line} hot={','.join(map(str, placement.hot_experts))}"
     return f"{line} resident" if resident else line
 
 

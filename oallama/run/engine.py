@@ -33,6 +33,7 @@ from oallama.run.generate import (
     teacher_forced_logits,
     tokenize,
 )
+from oallama.run.hot_experts import HotExperts
 from oallama.run.kv_cache import KvCache
 from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_warning, usable_layouts
 from oallama.run.routing import RoutingMeter
@@ -151,6 +152,7 @@ class Engine:
             if self._split is not None:
                 self.plan, shrunk = self._split.corrected(plan, operators)
                 warnings = (*warnings, *shrunk)
+            self._hot = HotExperts(model, operators, self.plan)
             self.memory = self._measure_memory()
         except BaseException:
             self.close()
@@ -296,6 +298,18 @@ class Engine:
         with self._turn():
             self._cache.forget()
             return self._runner.call(function)
+
+    def set_hot_experts(self, layer: int, experts: Sequence[int]) -> int:
+        """Gives a layer other hot experts, as many as its plan has, between two generations; `plan` follows. Returns
+        how many were copied to the device. Raises UsageError for experts that cannot be, ModelFileError,
+        DeviceError."""
+        with self._turn():
+            split = self._split
+            if split is None:
+                raise UsageError("this plan has no hot experts; make one that has")
+            n_copied = self._runner.call(lambda: self._hot.exchange(split, layer, experts))
+            self.plan = self._hot.of_plan(self.plan)
+        return n_copied
 
     @property
     def _context(self) -> int:

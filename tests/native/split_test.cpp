@@ -45,14 +45,23 @@ struct Test {
 };
 
 constexpr Test tests[] = {
-    {"device", test_device},           {"plan", test_plan},
-    {"types-dense", test_types_dense}, {"types-moe", test_types_moe},
-    {"types-lone", test_types_lone},   {"graphs", test_graphs},
-    {"partial", test_partial},         {"loading", test_loading},
-    {"programs", test_programs},       {"stream", test_stream},
-    {"tokens", test_tokens},           {"trace", test_trace},
-    {"resident", test_resident},       {"faults", test_faults},
-    {"threads", test_threads},         {"leaks", test_leaks},
+    {"device", test_device},
+    {"plan", test_plan},
+    {"types-dense", test_types_dense},
+    {"types-moe", test_types_moe},
+    {"types-lone", test_types_lone},
+    {"graphs", test_graphs},
+    {"partial", test_partial},
+    {"loading", test_loading},
+    {"programs", test_programs},
+    {"stream", test_stream},
+    {"tokens", test_tokens},
+    {"trace", test_trace},
+    {"resident", test_resident},
+    {"faults", test_faults},
+    {"hot", test_hot},
+    {"threads", test_threads},
+    {"leaks", test_leaks},
 };
 
 } // namespace

@@ -103,11 +103,12 @@ Block heads_block(ggml_type type);                   // 3-D weight, permuted src
 Block batch_block(ggml_type type);                   // 2-D weight, 3-D src1
 
 struct MoeOptions {
-    Ffn  op     = Ffn::silu;
-    Gate gate   = Gate::par; // par, fused, none
-    bool bias   = false;
-    bool before = false; // expert weights are multiplied before, as llama4 does
-    int  n_used = 2;
+    Ffn  op       = Ffn::silu;
+    Gate gate     = Gate::par; // par, fused, none
+    bool bias     = false;
+    bool before   = false; // expert weights are multiplied before, as llama4 does
+    int  n_used   = 2;
+    int  n_expert = 4;
 };
 
 Block moe_block(ggml_type up, ggml_type down, const MoeOptions & options = {});
@@ -269,6 +270,7 @@ void test_loading();
 void test_programs();
 void test_faults();
 void test_resident();
+void test_hot();
 void test_threads();
 void test_leaks();
 

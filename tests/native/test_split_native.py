@@ -35,6 +35,7 @@ TESTS = [
     "trace",
     "resident",
     "faults",
+    "hot",
     "threads",
     "leaks",
 ]
@@ -52,7 +53,7 @@ STREAMS = [
     "--late all --streamed half",
 ]
 # blocks live on the device; what its memory does to ggml's own allocator is not ours to test
-RESIDENT = ["device", "types-dense", "types-moe", "types-lone", "graphs", "partial", "threads", "leaks"]
+RESIDENT = ["device", "types-dense", "types-moe", "types-lone", "graphs", "partial", "hot", "threads", "leaks"]
 
 
 def run_tests(program: Path, tests: list[str], threads: int = 1, options: str = "") -> None:

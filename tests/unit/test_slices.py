@@ -13,7 +13,7 @@ from split_cases import EMBD, FF, World, ffn, llama, operator
 from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, Sharing
 from oallama.core.types import Operator
-from oallama.cost.blocks import SUM_BYTES, SplitBlock, can_split, slice_memory, split_blocks
+from oallama.cost.blocks import SUM_BYTES, SplitBlock, can_split, hot_memory, slice_memory, split_blocks
 from oallama.cost.kernels import Kernels
 from oallama.cost.slices import (
     BYTES_PER_WAIT,
@@ -130,6 +130,21 @@ def test_activations_and_weights_of_a_block() -> None:
         block.weight_bytes(256) + block.weight_bytes(64), block.staging_bytes(256, 7)
     )  # fmt: skip
     assert slice_memory(ffn(0), [], 7) == (0, 0)
+
+
+def test_memory_of_hot_experts() -> None:
+    three = experts()
+    n_expert = three[0].shape[2]
+    bytes_each = sum(operator.bytes for operator in three) // n_expert
+    assert hot_memory(three, [(0, 1)] * 3, 7) == (2 * bytes_each, 7 * (EMBD + 2 + 3 * 2 * FF) * 4)
+    assert hot_memory(three, [(1,)] * 3, 7) == (bytes_each, 7 * (EMBD + 1 + 3 * FF) * 4), "one row of a token's two"
+    assert hot_memory(three, [(), (), ()], 7) == (0, 0)
+    *_, down = experts(biased=True)
+    weights, staging = hot_memory([down], [(0, 2)], 7)
+    assert (weights, staging) == (2 * down.bytes // n_expert, (7 * (2 * FF + 2 + 2 * EMBD) + 2 * EMBD) * 4)
+    assert hot_memory(three, [(0,), (0,), (1,)], 7)[0] == bytes_each, "each alone"
+    sent = (2 * FF + EMBD) * 2 * 4  # biases of two experts, with each batch
+    assert hot_memory(experts(biased=True), [(0, 1)] * 3, 7)[1] == hot_memory(three, [(0, 1)] * 3, 7)[1] + sent
 
 
 def test_a_block_that_is_split_by_hand() -> None:

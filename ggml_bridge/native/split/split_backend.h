@@ -62,6 +62,7 @@ class SplitBackend {
     void        note_pageable(const ggml_cgraph * graph, const Program & program) const;
     size_t      acquire(const Phase & phase, const ggml_cgraph * graph);
     int64_t     send(const Phase & phase, const ggml_cgraph * graph);
+    int64_t     send_routed(const Phase & phase, const ggml_cgraph * graph);
     int64_t     fetch(const Phase & phase, const ggml_cgraph * graph);
     void        join(const Phase & phase, const ggml_cgraph * graph);
 

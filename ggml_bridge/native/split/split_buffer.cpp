@@ -229,6 +229,7 @@ oallama_slice as_planned(const SliceSpec & slice) {
     out.gg         = slice.gg;
     out.cc_planned = slice.cc;
     out.gg_planned = slice.gg;
+    out.n_hot      = static_cast<int64_t>(slice.hot.size());
     return out;
 }
 
@@ -275,6 +276,7 @@ ggml_backend_dev_t LoadedPlan::memory_of(const SliceSpec & slice) const {
 LoadedPlan::LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner)
     : spec_(std::move(spec)), buft_{split_buft_i, owner, this} {
     placed_.reserve(spec_.slices.size());
+    weights_.resize(spec_.slices.size());
     for (const SliceSpec & slice : spec_.slices) {
         placed_.push_back(as_planned(slice));
     }
@@ -323,13 +325,15 @@ void LoadedPlan::end_load(uint64_t load) {
     loads_.erase(load);
 }
 
-void LoadedPlan::report(const SplitWeight & weight, bool loaded) {
+void LoadedPlan::report(SplitWeight & weight, bool loaded) {
     const auto found = spec_.by_name.find(weight.slice().name);
     if (found == spec_.by_name.end()) {
         return;
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     oallama_slice &                   placed = placed_[found->second];
+    SplitWeight *&                    known  = weights_[found->second];
+    known                                    = loaded ? &weight : known == &weight ? nullptr : known;
     placed                                   = as_planned(spec_.slices[found->second]);
     if (loaded) {
         placed.loaded       = 1;
@@ -338,6 +342,7 @@ void LoadedPlan::report(const SplitWeight & weight, bool loaded) {
         placed.cc           = weight.slice().cc;
         placed.cg           = weight.slice().cg;
         placed.gg           = weight.slice().gg;
+        placed.n_hot        = weight.n_slots();
         std::snprintf(placed.layout, sizeof placed.layout, "%s", weight.slice().layout.c_str());
     }
 }
@@ -350,6 +355,14 @@ void LoadedPlan::problem(uint64_t load, const std::string & sentence, bool usabl
     if (!said) {
         problems_.push_back({load, sentence, usable});
     }
+}
+
+SplitWeight & LoadedPlan::weight(const std::string & name) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto                        found = spec_.by_name.find(name);
+    SplitWeight *                     known = found == spec_.by_name.end() ? nullptr : weights_[found->second];
+    require(known != nullptr, "no model that was loaded with the plan has the tensor " + name);
+    return *known;
 }
 
 oallama_slice LoadedPlan::placed(size_t index) const {

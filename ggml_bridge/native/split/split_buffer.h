@@ -53,8 +53,11 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     // ended are forgotten.
     uint64_t begin_load();
     void     end_load(uint64_t load);
-    void     report(const SplitWeight & weight, bool loaded); // with the cut as loaded, and loaded = false when freed
+    void     report(SplitWeight & weight, bool loaded); // with the cut as loaded, and loaded = false when freed
     void     problem(uint64_t load, const std::string & sentence, bool usable); // once
+
+    // A weight of the model that was loaded last. Throws OALLAMA_INVALID where none is.
+    SplitWeight & weight(const std::string & name) const;
 
     oallama_slice            placed(size_t index) const;
     std::vector<std::string> problems(bool * usable) const;
@@ -74,6 +77,7 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     mutable ggml_backend_dev_t device_   = nullptr;
     mutable ggml_backend_dev_t resident_ = nullptr; // the device where blocks can live there
     std::vector<oallama_slice> placed_;
+    std::vector<SplitWeight *> weights_; // as placed_; NULL: no model has it
     std::vector<Problem>       problems_;
     std::set<uint64_t>         loads_; // that have not ended
     uint64_t                   n_loads_ = 0;
