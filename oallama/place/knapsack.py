@@ -56,13 +56,14 @@ def assign(menus: Sequence[Menu], room: int, of: Sequence[int] | None = None, ev
         # of blocks in equal states the first
         found = [(members[0], offer(*state), state) for state, members in sorted(states.items(), key=_first) if members]
         most = max(one.by_byte for _, one, _ in found) * (1 - TIE)
-        step = min(
-            (one for one in found if one[1].by_byte >= most), key=lambda one: one[2][1] if evenly else -one[2][1]
-        )
+        equal = [one for one in found if one[1].by_byte >= most]
+        step = min(equal, key=lambda one: one[2][1] if evenly else -one[2][1])
         (saved, added, choice), (menu_of, now) = step[1].step, step[2]
         goes_on = step[1].by_byte > 0
+        tied = tied or len(equal) > 1 or (goes_on and offer(menu_of, choice).by_byte >= most)
         # while anything would fit behind the next step, that is no worse to end with than this
-        n_taken = min(len(states[menu_of, now]), (room - largest - n_bytes) // max(1, added)) if goes_on else 0
+        n_alike = len(states[menu_of, now]) if evenly else 1
+        n_taken = min(n_alike, (room - largest - n_bytes) // max(1, added)) if goes_on else 0
         if n_taken < 1:
             ends = ((block, *end) for block, one, _ in found if (end := one.within(room - n_bytes)) is not None)
             last = max(ends, key=lambda end: end[1], default=None)
