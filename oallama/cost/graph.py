@@ -287,11 +287,13 @@ def crossings(
     low, high = (0, graph.n_layer + 1) if window is None else (max(0, window[0]), min(window[1], graph.n_layer + 1))
     found: list[Counts] = []
     before: bool | None = None
+    begin = graph.layer_operators[low][0]
+    sides = bytes(on_device[begin : graph.layer_operators[high - 1][1]])
     for layer in range(low, high):
         first, last = graph.layer_operators[layer]
         after = layer + 1 >= first_device_layer if layer + 1 < high else None
         here = layer >= first_device_layer
-        counts, before = _of_layer(graph.layers[layer], bytes(on_device[first:last]), here, before, after)
+        counts, before = _of_layer(graph.layers[layer], sides[first - begin : last - begin], here, before, after)
         found.append(counts)
     splits, *others = map(sum, zip(*found, strict=True))
     return Crossings(1 + splits, *others)

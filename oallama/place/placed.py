@@ -69,9 +69,10 @@ def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placed:
     output layer as one of the k, and takes it first). Layers before `at_least` are not taken."""
     n_layer = costs.graph.n_layer
     layer_of = costs.graph.operator_layer
-    first = n_layer + 1
+    first, size = n_layer + 1, 0
     for candidate in range(n_layer, at_least - 1, -1):
-        size = sum(cost.bytes for cost, layer in zip(costs.operators, layer_of, strict=True) if layer >= candidate)
+        begin, end = costs.graph.layer_operators[candidate]
+        size += sum(cost.bytes for cost in costs.operators[begin:end])
         if size > budget(candidate):
             break
         first = candidate

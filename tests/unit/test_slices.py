@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slicing_cases import MACHINES, SHARED_MACHINES, STREAMED
 from split_cases import EMBD, FF, World, ffn, llama, operator
 
 from oallama.core.errors import ProfileError
@@ -386,3 +387,24 @@ def test_what_was_not_measured_is_said() -> None:
         block_costs(Kernels(replace(profile, cases=())), ops, block)
     with pytest.raises(ProfileError, match="no link"):
         slice_rates(replace(profile, link={}))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    STREAMED,
+    MACHINES | SHARED_MACHINES,
+    st.lists(st.floats(0.0, 1e-2), min_size=1, max_size=3),
+    st.sampled_from([0.0, 0.4, 1.0]),
+    st.sampled_from([(1, 0), (32, 0), (32, 20)]),
+)
+def test_a_kind_that_was_priced_before_costs_what_one_that_was_not_does(
+    block: BlockCost, on: Pricing, gaps_s: list[float], share: float, tokens: tuple[int, int]
+) -> None:
+    """Between whatever gaps, with and without copies that run ahead."""
+    extent, step = block.block.extent, block.block.step
+    cg = min(extent, round(share * extent / step) * step)
+    for gap_s in gaps_s:
+        placed = replace(block, gap=((1, gap_s),), gap_cpu=((1, gap_s / 2),))
+        for cut in (Cut(extent - cg, cg, 0), Cut(extent - step, 0, step), Cut(extent, 0, 0)):
+            known = on.seconds(replace(placed, kind=1, slice_kind=1), cut, *tokens)
+            assert known == pytest.approx(Pricing(on.rates, on.prefetch).seconds(placed, cut, *tokens))
