@@ -18,14 +18,16 @@ from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, ModelInf
 from oallama.device.card import FLOAT_TYPES, Card, Host
 from oallama.profile.link import BOUNDARY_SIZES, LINK_SIZES
 from oallama.profile.merge import PAIRS, empty
-from oallama.profile.wanted import Wanted, rest_ways, sharing_tokens, wanted
+from oallama.profile.wanted import KV_STEP, Wanted, rest_ways, sharing_tokens, wanted
 
 DRAM_SHARE = 0.9
 """Of what the CPU and the link read together, what the CPU reads alone, where nobody says: 0.82 and 0.99 were measured
 on two desktops (63.8 of 77.9 GB/s, 29.97 of 30.3)."""
 
+TOKENS = (1, 8, 32, 128, 512)
+"""Batch sizes of a described profile: rates change between them where memory no longer limits."""
+
 DEPTHS = (256, 1024, 4096, 16384, 65536)  # of the KV cache in rest cases; nothing is measured, so they may be deep
-KV_STEP = 256  # without flash attention a token attends to whole steps of so many positions
 F32 = 4
 BACKEND = "CUDA"  # what a described card is taken for: queues, pinned memory, offload of host weights in large batches
 

@@ -21,7 +21,7 @@ COLD_FACTOR = 4  # a cache that does not replace strictly the oldest line keeps 
 PASS_FLOPS = 8e9  # a tenth of a second on two ordinary cores
 COMPUTE_BOUND_TOKENS = 64  # from here on slow layouts are left out, and the output matrix does not run
 SLOW_LAYOUT = 2.0
-MIN_REST_KV = 256  # llama.cpp pads the KV cache that attention sees to this
+KV_STEP = 256  # positions: llama.cpp pads the KV cache that attention sees to steps of so many
 REST_KV_RATIO = 4  # of the two large depths; attention is affine in the depth
 FRESH_REST_KV = 32  # the least depth: flash attention on the CPU takes no time for what is masked
 MAX_REST_TOKENS = 512  # attention grows with batch times depth
@@ -61,7 +61,7 @@ def wanted(
         inside[operator.mul_mat] = inside.get(operator.mul_mat, False) or operator.layer is not None
     ordered = sorted(inside, key=lambda m: (m.bytes, m.op, m.type, m.shape, m.n_expert_used))
     batches = sorted({min(n, MAX_REST_TOKENS) for n in sizes})
-    shallow = max(MIN_REST_KV, *batches)
+    shallow = max(KV_STEP, *batches)
     if batches[-1] > COMPUTE_BOUND_TOKENS:
         batches = sorted({*batches, COMPUTE_BOUND_TOKENS})
     depths = [(n, n_kv) for n in batches for n_kv in (max(n, FRESH_REST_KV), shallow, REST_KV_RATIO * shallow)]
