@@ -14,7 +14,7 @@ from oallama.cli.gate import tune_after
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, count, json_option, model_option, system_option
 from oallama.cli.output import emit_json, is_terminal, talk, write_piece
-from oallama.cli.placement import PlacementOptions, placement_options, run_workload, without_meaning
+from oallama.cli.placement import PlacementOptions, placement_options, run_workload, say_warnings
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, sampling_options
 from oallama.cli.template import Prompt, prompt_of
@@ -47,7 +47,7 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
     metavar="N",
     help="Tokens to generate at most; -1: until the model ends or the context is full.",
 )
-@placement_options
+@placement_options()
 @sampling_options
 @click.option(
     "--chat/--no-chat",
@@ -112,18 +112,14 @@ def command(
         plan, to_tune = asked.made_plan(placer, load)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
     with placer.engine(plan) as loaded:
-        for warning in loaded.warnings:
-            talk(f"warning: {warning}")
-        emulated = placer.device.emulated
-        if emulated is not None:
-            talk(f"note: {without_meaning(emulated)}")
+        say_warnings(loaded, placer)
         if tokens is None:
             tokens = given.tokens(loaded)
         most = loaded.n_ctx if n_gen == WITHOUT_END else n_gen
         stream = loaded.stream(tokens, max_tokens=most, **drawn)
         generation = write_stream(stream, show=not as_json)
         if as_json:
-            emit_json(run_document(generation, loaded) | ({"emulated": True} if emulated is not None else {}))
+            emit_json(run_document(generation, loaded) | ({"emulated": True} if placer.device.is_emulated else {}))
         elif is_terminal(sys.stderr):
             talk(statistics(generation, loaded, placer))
             if loaded.split_stats is not None and loaded.split_stats.n_decoded:

@@ -39,7 +39,7 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
     help="Tokens of an answer at most; -1: until the model ends or the context is full.  "
     f"[default: -1; {DEFAULT_N_GEN} where text is continued]",
 )
-@placement_options
+@placement_options()
 @sampling_options
 @click.option(
     "--chat/--no-chat",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from oallama.cli.gate import measured, tune_after
-from oallama.cli.output import talk
-from oallama.cli.placement import without_meaning
+from oallama.cli.placement import say_warnings
 from oallama.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,11 +29,7 @@ class ChatModel:
         """Loaded now if it is not. Raises what loading raises."""
         if self._engine is None:
             self._engine = self.placer.engine(self.plan)
-            for warning in self._engine.warnings:
-                talk(f"warning: {warning}")
-            emulated = self.placer.device.emulated
-            if emulated is not None:
-                talk(f"note: {without_meaning(emulated)}")
+            say_warnings(self._engine, self.placer)
         return self._engine
 
     def close(self) -> None:
