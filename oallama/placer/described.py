@@ -75,10 +75,10 @@ class Described:
         self, of_cpu: Problem, profile: Profile, cards: Sequence[Card], load: Workload, policy: str
     ) -> tuple[WhatIf, ...]:
         """Each card beside this machine's CPU, whose problem and profile these are."""
-        host, kv = self._on_host(load), self.attention_rule.attention("on")
+        host = self._on_host(load)
 
         def beside(card: Card) -> Problem:
-            own = with_card(profile, card, self.model, self.operators, type_k=kv.type_k, type_v=kv.type_v)
+            own = with_card(profile, card, self.model, self.operators, kv=self.attention_rule.attention("on"))
             probe = probe_of(host, self.operators, self.model.n_layer, card.memory_bytes)
             return replace(of_cpu, profile=with_attention(own, "on"), probe=probe)
 

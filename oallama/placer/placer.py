@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from oallama.core.affinity import Affinity, AffinityReport, Measured
+from oallama.core.affinity import Affinity, AffinityReport
 from oallama.core.errors import DeviceError, PlanError, UsageError
 from oallama.core.options import STOCK_UBATCH, Options
 from oallama.core.profile import Profile
@@ -31,13 +31,12 @@ from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.place.affinity import FillRule
 from oallama.place.attention import AttentionRule, with_attention
-from oallama.place.baselines import baselines
 from oallama.place.budget import ledger
 from oallama.place.decide import decide, decide_as_given
 from oallama.place.microbatch import larger_ubatches
-from oallama.place.oato import AffinityRule, affinities
+from oallama.place.oato import AffinityRule
 from oallama.place.placed import Placed
-from oallama.place.problem import Decision, LoadBytes, Problem, costs_of, predicted_of
+from oallama.place.problem import Decision, LoadBytes, Problem
 from oallama.place.record import (
     placed_as_named,
     placed_by_plan,
@@ -45,6 +44,7 @@ from oallama.place.record import (
     unmeasured_cpu_record,
     unmeasured_record,
 )
+from oallama.placer.affinity import plan_report, search_report
 from oallama.plan.plan import Plan
 from oallama.profile.emulate import resolved
 from oallama.run.dry_loads import DryLoads
@@ -145,8 +145,7 @@ class Placer:
                 tuple(tokens),
                 refresh,
                 progress,
-                type_k=self.attention.type_k,
-                type_v=self.attention.type_v,
+                kv=self.attention,
             )
         return self._profile
 
@@ -156,10 +155,8 @@ class Placer:
         if self._profile is None:
             from oallama.profile.profiler import stored_profile
 
-            kv, device = self.attention, self.known_device
-            self._profile = stored_profile(
-                self.model, self.operators, device, self.threads, type_k=kv.type_k, type_v=kv.type_v
-            )
+            device, threads = self.known_device, self.threads
+            self._profile = stored_profile(self.model, self.operators, device, threads, kv=self.attention)
         return self._profile
 
     def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
@@ -183,48 +180,14 @@ class Placer:
         load = self.workload(n_prompt, n_gen, n_ctx)
         larger = larger_ubatches(load, self.options)
         decision, flash_attn = self._decide("oato", load, phase, affinity, fill, larger=larger)
-        placed = decision.placed
-        return AffinityReport(
-            self.model,
-            self.profile().device,
-            phase,
-            placed.iterations,
-            placed.converged,
-            affinities(decision.costs, self.operators, placed, affinity),
-            decision.memory,
-            decision.predicted,
-            decision.notes,
-            decision.workload,
-            baselines(self._problem(flash_attn), load),
-            _measured(self.profile()),
-        )
+        return search_report(self.model, self.profile(), self._problem(flash_attn), decision, load, phase, affinity)
 
     def report_of(self, plan: Plan, phase: Phase = "decode") -> AffinityReport:
         """The report of any plan: its places, memory, notes and predicted times, with the affinities of a phase as
         everything lies there. Raises PlanError for a plan of another model, UsageError, ProfileError, DeviceError."""
         plan.check(self.model, self.operators)
-        record, profile = plan.record, self.profile()
         problem = self._problem(self._attention_for(plan).flash_attn)
-        placed = placed_by_plan(self.model.n_layer, self.operators, record)
-        costs = costs_of(problem, record.workload, phase)
-        return AffinityReport(
-            self.model,
-            profile.device,
-            phase,
-            0,
-            True,
-            affinities(costs, self.operators, placed),
-            record.memory,
-            record.predicted or predicted_of(problem, record.workload, placed, costs.layouts),
-            record.notes,
-            record.workload,
-            baselines(problem, record.workload),
-            _measured(profile),
-            record.policy,
-            True,
-            record.token_assignment,
-            record.streaming,
-        )
+        return plan_report(self.model, self.profile(), problem, plan.record, phase)
 
     def plan(
         self,
@@ -497,9 +460,3 @@ class Placer:
 
     def _load_bytes(self, load: Workload, placed: Placed, flash_attn: FlashAttention) -> LoadBytes:
         return self._dry_loads.taken(load, placed, self._attention_rule.attention(flash_attn))
-
-
-def _measured(profile: Profile) -> Measured:
-    """On what and when it was."""
-    machine = profile.fingerprint
-    return Measured(*(str(machine.get(key) or "") for key in ("cpu", "device_description", "measured_at")))

@@ -13,8 +13,9 @@ from typing import Any
 
 from oallama.core.errors import ProfileError
 from oallama.core.ggml_types import bytes_per_element
+from oallama.core.options import STOCK_ATTENTION
 from oallama.core.profile import LinearFit, Profile, ProfileCase, RestCase, RestShape, Sharing
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, ModelInfo, Operator
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Attention, ModelInfo, Operator
 from oallama.device.card import FLOAT_TYPES, Card, Host
 from oallama.profile.link import BOUNDARY_SIZES, LINK_SIZES
 from oallama.profile.merge import PAIRS, empty
@@ -68,8 +69,7 @@ def with_card(
     model: ModelInfo,
     operators: Sequence[Operator],
     dram_bytes_per_s: float | None = None,
-    type_k: str = "f16",
-    type_v: str = "f16",
+    kv: Attention = STOCK_ATTENTION,
 ) -> Profile:
     """The CPU's half of a profile with this card as its device, at the batch sizes that the CPU was measured at.
 
@@ -80,7 +80,7 @@ def with_card(
     if not on_cpu:
         raise ProfileError("the profile has no mul-mat of the CPU; run `oallama profile` for this model")
     tokens = sorted({case.n_tokens for case in on_cpu})
-    want = wanted(model, operators, tokens, llc_bytes=0, type_k=type_k, type_v=type_v)
+    want = wanted(model, operators, tokens, llc_bytes=0, kv=kv)
     link = _link(card)
     split_s = card.launch_s + card.launch_node_s + card.synchronize_s
     excursion = _line(
