@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,7 +13,8 @@ from oallama.cli.gate import at_once, gated
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
-    Function,
+    Decorator,
+    as_record,
     gate_option,
     gathered,
     profile_option,
@@ -94,33 +94,20 @@ class PlacementOptions:
         return plan, to_tune
 
 
-Decorator = Callable[[Function], Function]
-
-
 def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorator] = ()) -> Decorator:
     """Options of all that runs a model; the command gets them as `asked`, a PlacementOptions. tune: its --tune;
     workload: options of its own, shown among the others."""
-
-    def decorate(function: Function) -> Function:
-        @wraps(function)
-        def merged(*args: Any, **values: Any) -> Any:
-            asked = PlacementOptions(**{field.name: values.pop(field.name) for field in fields(PlacementOptions)})
-            return function(*args, asked=asked, **values)
-
-        decorated: Function = merged
-        for option in (
-            tune,
-            refresh_gate_option,
-            gate_option,
-            profile_option,
-            gathered(*PLACEMENT, *workload, *CONTEXT),
-            policy_options,
-            click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says."),
-        ):
-            decorated = option(decorated)
-        return decorated
-
-    return decorate
+    return as_record(
+        "asked",
+        PlacementOptions,
+        click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says."),
+        policy_options,
+        gathered(*PLACEMENT, *workload, *CONTEXT),
+        profile_option,
+        gate_option,
+        refresh_gate_option,
+        tune,
+    )
 
 
 def run_workload(placer: Placer, n_prompt: int, n_gen: int) -> Workload:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which the engine counts for itself
 
 
-@click.command("run", short_help="Generate text with the weights placed by a plan.")
+@click.command("run")
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=complete_file)
 @model_option
 @click.option("-p", "--prompt", metavar="PROMPT", help="The prompt; `-` reads it from stdin, as does none in a pipe.")

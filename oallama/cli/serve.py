@@ -36,7 +36,7 @@ NEEDED = ("httpx", "starlette", "uvicorn")
 POOLINGS = ("model", "mean", "cls", "last", "none")
 
 
-@click.command("serve", short_help="Serve the placed model over HTTP, as OpenAI's API.")
+@click.command("serve")
 @model_argument
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
               help="Address to listen at; one that other machines reach needs --api-key.")  # fmt: skip

@@ -26,7 +26,7 @@ CONTEXT_TOKENS = 4096  # of a session that asks for none, or what the model was 
 PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned for
 
 
-@click.command("chat", short_help="Talk with a model in the terminal.")
+@click.command("chat")
 @click.argument("position", required=False, metavar="[MODEL]", shell_complete=complete_file)
 @model_option
 @system_option("everything else")
