@@ -11,6 +11,7 @@ from typing import Any
 
 from oallama.bench.records import BenchTest
 from oallama.bench.rows import BOOL, LLAMA_BENCH_FIELDS, OUR_FIELDS, Row
+from oallama.core.codec import finite
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
 
@@ -172,14 +173,3 @@ def _sql_value(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     return "'" + str(value).replace("\0", "").replace("'", "''") + "'"
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Iterable
@@ -12,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from oallama.core.codec import finite
 from oallama.core.errors import UsageError
 from oallama.core.files import unwritten, write_whole
 
@@ -35,7 +35,7 @@ def emit_json(document: Any) -> None:
 
 def json_text(document: Any) -> str:
     """JSON in ASCII, so that no name in it can steer a terminal. NaN and infinities, which JSON lacks, become null."""
-    return json.dumps(_finite(document), indent=1, allow_nan=False) + "\n"
+    return json.dumps(finite(document), indent=1, allow_nan=False) + "\n"
 
 
 def talk(message: str) -> None:
@@ -109,16 +109,6 @@ def write_chart(path: str, chart: Picture) -> None:
     else:
         write_file(path, chart.svg())
     talk(f"wrote {path}")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 def _show_rich(tables: Iterable[Table]) -> None:
