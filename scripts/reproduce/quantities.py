@@ -11,6 +11,7 @@ from typing import Any
 from experiments.published import PEAK_GB_PER_S, TABLE_I_BETA
 
 from oallama.core.types import Operator
+from oallama.core.units import MIB
 from oallama.cost.offload import cache_bytes
 from oallama.place.problem import costs_of
 from oallama.place.simulate import simulate
@@ -21,7 +22,6 @@ from reproduce.figures import Arm, Cell, Figure, FiguresError
 from reproduce.runs import Key, Run
 from reproduce.settings import machine, model, problem, workload
 
-MIB = 2**20
 MICRO = 1e6
 
 
