@@ -34,7 +34,7 @@ def personal_words() -> list[str]:
     return [word for word in (user, Path.home().name, host, host.partition(".")[0]) if word]
 
 
-@click.command("profile", short_help="Time the model's mul-mats here, once; the result is cached.")
+@click.command("profile")
 @model_argument
 @gathered(device_option, threads_option)
 @click.option(

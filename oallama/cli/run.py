@@ -14,7 +14,7 @@ from oallama.cli.gate import tune_after
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, count, json_option, model_option, system_option
 from oallama.cli.output import emit_json, is_terminal, talk, write_piece
-from oallama.cli.placement import PlacementOptions, placement_options, run_workload, tell_expected, without_meaning
+from oallama.cli.placement import PlacementOptions, placement_options, run_workload, say_warnings, tell_expected
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
 from oallama.cli.routing import count_experts_option, counting
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, sampling_options
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which the engine counts for itself
 
 
-@click.command("run", short_help="Generate text with the weights placed by a plan.")
+@click.command("run")
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=complete_file)
 @model_option
 @click.option("-p", "--prompt", metavar="PROMPT", help="The prompt; `-` reads it from stdin, as does none in a pipe.")
@@ -48,7 +48,7 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
     metavar="N",
     help="Tokens to generate at most; -1: until the model ends or the context is full.",
 )
-@placement_options
+@placement_options()
 @sampling_options
 @click.option(
     "--chat/--no-chat",
@@ -118,18 +118,14 @@ def command(
     if told:
         tell_expected(placer, plan)
     with counting(placer, count_experts) as recording, placer.engine(plan, **recording) as loaded:
-        for warning in loaded.warnings:
-            talk(f"warning: {warning}")
-        emulated = placer.device.emulated
-        if emulated is not None:
-            talk(f"note: {without_meaning(emulated)}")
+        say_warnings(loaded, placer)
         if tokens is None:
             tokens = given.tokens(loaded)
         most = loaded.n_ctx if n_gen == WITHOUT_END else n_gen
         stream = loaded.stream(tokens, max_tokens=most, **drawn)
         generation = write_stream(stream, show=not as_json)
         if as_json:
-            emit_json(run_document(generation, loaded) | ({"emulated": True} if emulated is not None else {}))
+            emit_json(run_document(generation, loaded) | ({"emulated": True} if placer.device.is_emulated else {}))
         elif told:
             talk(statistics(generation, loaded, expected_of(placer, loaded, generation), placer.operators))
             if loaded.split_stats is not None and loaded.split_stats.n_decoded:

@@ -20,6 +20,9 @@ Phase = Literal["decode", "prefill", "mixed"]
 CPU_DEVICE = "CPU"
 """Name of ggml's CPU device, and of the side that computes CC."""
 
+CPU_PAIR = "cpu-pair"
+"""Name of the second of two CPU backends that stand for a CPU and a device."""
+
 SPLIT_LAYOUT = "OALLAMA_Split"
 """The split backend's buffer type: a weight in it lies partly in host memory, partly on the device."""
 

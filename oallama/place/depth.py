@@ -10,8 +10,8 @@ from collections.abc import Callable
 from oallama.core.profile import Profile
 from oallama.core.types import FlashAttention, PlanRecord, Workload
 from oallama.cost.passes import Pass, passes
-from oallama.cost.rest import KV_STEP
 from oallama.place.attention import rest_total
+from oallama.profile.wanted import KV_STEP
 
 SLOWER = 0.9  # share of the rate that is left where it counts as another one
 

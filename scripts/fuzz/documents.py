@@ -212,12 +212,7 @@ def verdicts() -> tuple[Any, ...]:
         Kept(open_, stock, (pairs, pairs)),
         Kept(lost, stock, (pairs,)),
     )
-    return tuple(
-        json.loads(
-            json.dumps({"verdict": asdict(k.verdict), "stock": asdict(k.stock), "pairs": [asdict(p) for p in k.pairs]})
-        )
-        for k in kept
-    )
+    return tuple(json.loads(json.dumps(asdict(each))) for each in kept)
 
 
 def check_verdict(raw: bytes, folder: Path) -> None:

@@ -27,7 +27,7 @@ CONTEXT_TOKENS = 4096  # of a session that asks for none, or what the model was 
 PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned for
 
 
-@click.command("chat", short_help="Talk with a model in the terminal.")
+@click.command("chat")
 @click.argument("position", required=False, metavar="[MODEL]", shell_complete=complete_file)
 @model_option
 @system_option("everything else")
@@ -40,7 +40,7 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
     help="Tokens of an answer at most; -1: until the model ends or the context is full.  "
     f"[default: -1; {DEFAULT_N_GEN} where text is continued]",
 )
-@placement_options
+@placement_options()
 @sampling_options
 @click.option(
     "--chat/--no-chat",

@@ -7,8 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from oallama.cli.gate import measured, tune_after
-from oallama.cli.output import talk
-from oallama.cli.placement import without_meaning
+from oallama.cli.placement import say_warnings
 from oallama.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,11 +39,7 @@ class ChatModel:
         """Loaded now if it is not. Raises what loading raises."""
         if self._engine is None:
             self._engine = self.placer.engine(self.plan, **self._recording)
-            for warning in self._engine.warnings:
-                talk(f"warning: {warning}")
-            emulated = self.placer.device.emulated
-            if emulated is not None:
-                talk(f"note: {without_meaning(emulated)}")
+            say_warnings(self._engine, self.placer)
         return self._engine
 
     def token_seconds(self, depth: int) -> float | None:
