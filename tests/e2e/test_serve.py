@@ -20,10 +20,10 @@ import openai
 import psutil
 import pytest
 from e2e.stock import PROGRAMS, needs_programs, program
+from e2e.stub import stub_program
 from e2e.test_stock_programs import plugin_is_built, split_plan
-from stub_llama_server import __file__ as STUB
 
-from ggml_bridge.library import find_plugin, library_folder, soname
+from ggml_bridge.library import find_plugin
 from oallama.cli.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,13 +35,7 @@ pytestmark = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no defa
 
 @pytest.fixture
 def stub(tmp_path: Path) -> str:
-    """The stand-in beside the ggml that it would be linked with."""
-    made = tmp_path / "bin" / "llama-server"
-    made.parent.mkdir()
-    made.write_text(f"#!{sys.executable}\n" + Path(STUB).read_text(encoding="utf-8"), encoding="utf-8")
-    made.chmod(0o755)
-    (made.parent / soname("ggml-base")).symlink_to(library_folder() / soname("ggml-base"))
-    return str(made)
+    return str(stub_program(tmp_path))
 
 
 class Serving:
