@@ -210,6 +210,15 @@ def test_the_key_is_asked_for_and_not_shown_to_the_program(stub: str, tmp_path: 
         assert "s3cret" not in str(psutil.Process(told["state"]["pid"]).environ())
 
 
+@pytest.mark.skipif(not plugin_is_built(), reason="libggml-oallama is not built")
+def test_a_plan_of_slices_alone_has_its_device(stub: str, tmp_path: Path) -> None:
+    """Though no layer is on it."""
+    split_plan(tmp_path / "plan.json", "rpc-worker", slices_only=True)
+    with serving(tmp_path, stub, "--plan", tmp_path / "plan.json") as server:
+        assert server.state()["on_device"]
+        assert httpx.get(f"{server.url}/placement").json()["device"].startswith("rpc://127.0.0.1:")
+
+
 def test_a_model_of_a_hostile_name_is_escaped(stub: str, tmp_path: Path) -> None:
     own, name = b"oallama stories", b"<img src=a>'\"/>"
     assert len(own) == len(name) and own in MODEL.read_bytes()
