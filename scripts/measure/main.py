@@ -22,14 +22,17 @@ from experiments.machine import describe
 from experiments.pages import table
 from experiments.results import CUT, DONE, Results, ResultsError
 
-from measure import emulated, logits, placements, plots, slices, split
+from measure import divergence, emulated, logits, placements, plots, slices, soak_loads, soak_tokens, split
 from measure.measure import Measure, Step
 from oallama.core.errors import OallamaError
 
 MEASURES: Mapping[str, Measure] = {
+    "divergence": divergence.MEASURE,
     "emulated": emulated.MEASURE,
     "logits": logits.MEASURE,
     "placements": placements.MEASURE,
+    "soak-loads": soak_loads.MEASURE,
+    "soak-tokens": soak_tokens.MEASURE,
     **split.MEASURES,
     **slices.MEASURES,
 }

@@ -142,7 +142,14 @@ extern Streamed streamed;
 extern int      n_slots;
 extern bool     sums; // experts' results are added up before they come back, however few they are
 
+extern uint64_t random_seed; // of the random cuts: the seed, how many cases, and the first of them
+extern int64_t  random_cases;
+extern int64_t  random_first;
+
 std::string cut_name(Cut cut);
+
+// A weight's line of a plan, without its end; the layout is CPU where it cannot hold the slice.
+std::string tensor_line(const Weight & weight, int64_t cc, int64_t cg, const std::string & layout);
 
 // A plan for the blocks; extra tensors are not in it.
 std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
@@ -261,6 +268,7 @@ void test_plan();
 void test_types_dense();
 void test_types_moe();
 void test_types_lone();
+void test_random();
 void test_graphs();
 void test_partial();
 void test_stream();

@@ -7,6 +7,7 @@ OpenMP runtime is not instrumented; two threads are tried without it.
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ TESTS = [
     "types-dense",
     "types-moe",
     "types-lone",
+    "random",
     "graphs",
     "partial",
     "loading",
@@ -39,6 +41,7 @@ TESTS = [
     "threads",
     "leaks",
 ]
+FRESH = secrets.randbits(32)
 # what has something new to show with other threads
 THREADED = ["device", "partial", "trace", "faults", "threads", "leaks"]
 
@@ -102,6 +105,11 @@ def test_every_test_is_run(bridge: ggml_bridge.Bridge) -> None:
 @pytest.mark.parametrize("name", TESTS)
 def test_split_backend(bridge: ggml_bridge.Bridge, name: str) -> None:
     run_tests(build_native("split_test", bridge.libraries.folder), [name])
+
+
+def test_random_cuts_with_a_fresh_seed(bridge: ggml_bridge.Bridge) -> None:
+    """The fixed seed is the program's own, in `random` above. What fails names its seed and case."""
+    run_tests(build_native("split_test", bridge.libraries.folder), ["random"], options=f"--seed {FRESH}")
 
 
 def test_split_backend_with_two_threads(bridge: ggml_bridge.Bridge) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Protocol
 
@@ -24,13 +25,13 @@ class Reader(Protocol):
 
 
 def reader_of_stdin() -> Reader:
-    """A terminal's where a person sits at it, else line by line."""
+    """A terminal's where a person sits at it, else line by line; a stdin that the caller has closed has no lines."""
     if is_terminal(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr)):
         from oallama.cli.chat.terminal import HISTORY, Terminal
         from oallama.profile.store import cache_folder
 
         return Terminal(cache_folder() / HISTORY)
-    return PipedLines(sys.stdin)
+    return PipedLines(io.StringIO() if sys.stdin is None else sys.stdin)
 
 
 def converse(session: Session, model: ChatModel, reader: Reader) -> None:
