@@ -12,6 +12,7 @@ from ggml_bridge.emulated import EmulatedDevice
 from ggml_bridge.ffi import Native, decode, encode, ffi
 from ggml_bridge.library import Libraries, find_emulated, find_plugin, open_libraries
 from ggml_bridge.memory import MemoryRow, memory_breakdown
+from ggml_bridge.routing import RoutingRecorder
 from ggml_bridge.rpc import probe
 from ggml_bridge.split import SplitBackend
 from ggml_bridge.timing import (
@@ -328,6 +329,14 @@ class Bridge:
         the CPU's), which is put right. Raises ValueError for a device that there is not.
         """
         return memory_breakdown(self.native, self.libraries.llama_cpp, context, no_alloc_on)
+
+    #
+    # routing
+    #
+
+    def routing(self) -> RoutingRecorder:
+        """A recorder of the experts that the routers of one llama_context choose."""
+        return RoutingRecorder(self.native)
 
     #
     # the split backend

@@ -18,7 +18,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
 from ggml_bridge.errors import BridgeError, ChildDied, signal_name
@@ -150,7 +149,5 @@ class RpcServer:
     def __enter__(self) -> RpcServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

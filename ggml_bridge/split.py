@@ -7,11 +7,10 @@ process knows it, and gives it the operators whose weights are in its buffer typ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from struct import Struct
-from types import TracebackType
 from typing import Any, Literal
 
 from ggml_bridge.errors import BridgeError
@@ -58,6 +57,7 @@ class SliceInfo:
     host_bytes: int
     device_bytes: int
     layout: str  # host buffer type of CC
+    n_hot: int = 0  # experts that the device has whole as well
     twice_bytes: int = 0  # of host_bytes: kept for other cuts than the one computed with
     cuts: tuple[int, ...] = ()  # where CC may end, the one it was loaded with first
 
@@ -205,9 +205,7 @@ class SplitPlan:
     def __enter__(self) -> SplitPlan:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -238,6 +236,7 @@ class SplitPlan:
                     gg=slice.gg,
                     cc_planned=slice.cc_planned,
                     gg_planned=slice.gg_planned,
+                    n_hot=slice.n_hot,
                     host_bytes=slice.host_bytes,
                     device_bytes=slice.device_bytes,
                     layout=decode(slice.layout),
@@ -264,6 +263,21 @@ class SplitPlan:
                 made.append(BlockTimes(name.partition(b"\0")[0].decode(errors="replace"), *numbers))
             if count[0] < _TIMES:
                 return made
+
+    def swap_expert(self, slot: int, expert: int, matrices: Mapping[str, bytes]) -> None:
+        """Puts another expert into a slot of hot ones, while a model is loaded and nothing computes.
+
+        slot: position in the plan's `hot=`. matrices: the expert's bytes as the GGUF has them, by tensor name, of every
+        weight of the block. Raises ValueError for a slot, an expert or bytes that cannot be; then the slot is free, and
+        the CPU computes the expert that it held.
+        """
+        plan = self._open()
+        for name in matrices:
+            self._native.call("oallama_slot_free", plan, name.encode(), slot)
+        for name, data in matrices.items():
+            self._native.call("oallama_slot_write", plan, name.encode(), slot, _ffi.from_buffer(data), 0, len(data))
+        for name in matrices:
+            self._native.call("oallama_slot_fill", plan, name.encode(), slot, expert)
 
     def problems(self) -> tuple[bool, list[str]]:
         """(whether what was loaded can compute, sentences on what did not come to lie as planned)."""

@@ -6,7 +6,6 @@ Every `run(n)` returns n raw samples in seconds; what one sample means is said a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ggml_bridge.ffi import Native, encode, ffi
@@ -52,9 +51,7 @@ class Timer:
     def __enter__(self: TimerType) -> TimerType:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train the small model that oallama ships, from nothing but the grammar in models/training.
+"""Train the small models that oallama ships, from nothing but the grammar in models/training.
 
 Needs the `train` extra (torch). Ctrl-C stops after the present step; the same command goes on from there.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parent.parent
-STEPS = 1000
+STEPS = {"stories": 1000, "stories-moe": 200}
 VALIDATION_DOCUMENTS = 1000
 TOKENIZER_DOCUMENTS = 4000
 
@@ -40,10 +40,10 @@ def main() -> int:
         return 2
     torch.set_num_threads(args.threads)
     precision = faster_precision() if args.precision == "auto" else args.precision
-    settings = Settings(steps=args.steps, seed=args.seed)
+    settings = Settings(steps=args.steps or STEPS[args.model], seed=args.seed, model=args.model)
     texts = (documents.sample_document(args.seed, -1 - i).text for i in range(TOKENIZER_DOCUMENTS))
     trainer = Trainer(settings, tokenizer.Tokenizer.train(texts, settings.n_vocab, export.MARKS), precision)
-    checkpoint = args.work_dir / "checkpoint.pt"
+    checkpoint = args.work_dir / f"{args.model}.pt"
     if checkpoint.exists():
         try:
             trainer.load(checkpoint)
@@ -59,9 +59,9 @@ def main() -> int:
 
     with tqdm(desc="validate", total=VALIDATION_DOCUMENTS, disable=None) as bar:
         result = validate(trainer.network, trainer.tokenizer, args.seed, VALIDATION_DOCUMENTS, lambda: bar.update(20))
-    paths = export.export(trainer.network, trainer.tokenizer, args.out)
+    paths = export.export(trainer.network, trainer.tokenizer, args.model, args.out)
     log = training_log(trainer, result, args.threads, paths)
-    (args.out / "training-log.json").write_text(json.dumps(log, indent=1) + "\n")
+    (args.out / f"oallama-{args.model}-training.json").write_text(json.dumps(log, indent=1) + "\n")
     print(json.dumps({"validation": result, "wall_s": log["wall_s"], "files": log["files"]}, indent=1))
     return 0
 
@@ -69,7 +69,8 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps")
+    parser.add_argument("--model", choices=tuple(STEPS), default="stories", help="which one; -moe has experts")
+    parser.add_argument("--steps", type=int, help="optimizer steps; None: as the shipped file had")
     parser.add_argument("--seed", type=int, default=0, help="of corpus and initial weights")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--out", type=Path, default=ROOT / "models", help="folder for the GGUF files and the log")
@@ -79,7 +80,7 @@ def arguments() -> argparse.Namespace:
         "--precision", choices=("auto", "bf16", "f32"), default="auto", help="auto: the faster one here"
     )
     args = parser.parse_args()
-    if args.steps < 1 or args.threads < 1:
+    if (args.steps is not None and args.steps < 1) or args.threads < 1:
         parser.error("--steps and --threads must be at least 1")
     return args
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +28,7 @@ class ModelShape:
     n_ctx: int
     matrices: dict[str, Ne]
     vectors: dict[str, int]
-    biases: dict[str, int | Ne] = field(default_factory=dict)
+    biases: Mapping[str, int | Ne] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
     factors: dict[str, int] = field(default_factory=dict)
     last_biases: dict[str, int] = field(default_factory=dict)

@@ -4,6 +4,7 @@
     scripts/plan_corpus.py add-profile NAME FILE...   # keep profiles (`oallama profile --json`) without their samples
     scripts/plan_corpus.py record                     # plan everything and keep it
     scripts/plan_corpus.py compare [--only TEXT]      # plan again; what differs, and what is predicted now and before
+    scripts/plan_corpus.py without TERM [--only TEXT] # what plans made without a term of the cost model lose
 
 No native code, device or file of weights is needed: models are shapes, memory is counted (place/what_if.py).
 """
@@ -16,7 +17,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -37,7 +38,8 @@ from oallama.model.hyperparameters import model_info
 from oallama.model.operators import operators
 from oallama.place.attention import with_attention
 from oallama.place.decide import decide
-from oallama.place.problem import Decision, Problem
+from oallama.place.problem import Decision, Problem, costs_of, with_layouts
+from oallama.place.simulate import simulate
 from oallama.place.what_if import HostLoad, probe_of
 from oallama.profile.described import with_card
 from oallama.profile.store import profile_from_json, profile_to_json, read_profile
@@ -107,8 +109,8 @@ def _of_model(profile: Profile, name: str) -> Profile:
     )
 
 
-def planned(name: str, profile: Profile, policy: str, cap: dict[str, float]) -> Decision:
-    """The decision of a policy, with flash attention everywhere."""
+def problem(name: str, profile: Profile, cap: dict[str, float]) -> Problem:
+    """With flash attention everywhere."""
     of = model(name)
     n_bytes = sum(operator.bytes for operator in of.operators)
     flash = with_attention(profile, "on")
@@ -116,9 +118,8 @@ def planned(name: str, profile: Profile, policy: str, cap: dict[str, float]) -> 
     kv = int(LOAD.n_ctx * of.info.n_layer * cache_bytes(shape))
     vram = int(cap.get("vram_share", 0) * n_bytes) + (kv + COMPUTE_BYTES if "vram_share" in cap else 24 * GIB)
     probe = probe_of(HostLoad(n_bytes, kv, COMPUTE_BYTES), of.operators, of.info.n_layer, vram)
-    problem = Problem(of.operators, of.graph, flash, probe, vram, 0.9, cap.get("gpu_weights"),
-                      slices_only=profile.device == "cpu-pair", host_room=8 * GIB)  # fmt: skip
-    return decide(problem, policy, LOAD, "mixed")
+    return Problem(of.operators, of.graph, flash, probe, vram, 0.9, cap.get("gpu_weights"),
+                   slices_only=profile.device == "cpu-pair", host_room=8 * GIB)  # fmt: skip
 
 
 def record_of(decision: Decision) -> dict[str, Any]:
@@ -142,20 +143,37 @@ def record_of(decision: Decision) -> dict[str, Any]:
     }
 
 
-def all_plans(only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+@dataclass(frozen=True)
+class Cell:
+    """What is planned: a model on a profile under a cap, by a policy."""
+
+    model: str
+    profile: Profile
+    cap: dict[str, float]
+    policy: str
+
+    def decision(self, changed: Profile | None = None) -> Decision:
+        return decide(problem(self.model, changed or self.profile, self.cap), self.policy, LOAD, "mixed")
+
+
+def cells(only: str) -> Iterator[tuple[str, Cell]]:
     for profile_name, name, profile in profiles():
         for cap in CAPS:
             for policy in POLICIES:
                 key = "/".join((profile_name, name, " ".join(f"{k}={v}" for k, v in cap.items()), policy))
-                if only not in key:
-                    continue
-                start = time.perf_counter()
-                try:
-                    made = record_of(planned(name, profile, policy, cap))
-                except OallamaError as error:
-                    made = {"error": type(error).__name__}
-                print(f"{key}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
-                yield key, made
+                if only in key:
+                    yield key, Cell(name, profile, cap, policy)
+
+
+def all_plans(only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for key, cell in cells(only):
+        start = time.perf_counter()
+        try:
+            made = record_of(cell.decision())
+        except OallamaError as error:
+            made = {"error": type(error).__name__}
+        print(f"{key}: {time.perf_counter() - start:.1f} s", file=sys.stderr)
+        yield key, made
 
 
 def compare(only: str) -> int:
@@ -185,6 +203,55 @@ def _same(then: dict[str, Any], now: dict[str, Any]) -> bool:
     )
 
 
+#
+# terms of the cost model
+#
+
+
+def _copies_s(profile: Profile) -> float:
+    """Of an excursion's latency."""
+    return sum(profile.link[way].alpha_s for way in ("h2d_pinned", "d2h_pinned") if way in profile.link)
+
+
+def _with_boundary(profile: Profile, alpha_s: float) -> Profile:
+    boundary = profile.boundary
+    return profile if boundary is None else replace(profile, boundary=replace(boundary, alpha_s=max(0.0, alpha_s)))
+
+
+def _without_launches(profile: Profile) -> Profile:
+    return replace(_with_boundary(profile, _copies_s(profile)), launch_s=0.0, launch_issue_s=None)
+
+
+def _without_latency(profile: Profile) -> Profile:
+    excursion_s = profile.boundary.alpha_s if profile.boundary else 0.0
+    link = {way: replace(line, alpha_s=0.0) for way, line in profile.link.items()}
+    return replace(_with_boundary(profile, excursion_s - _copies_s(profile)), link=link)
+
+
+TERMS: dict[str, Callable[[Profile], Profile]] = {
+    "launches": _without_launches,
+    "latency": _without_latency,  # of copies
+    "crossings": lambda profile: _without_launches(_without_latency(profile)),  # but for their bytes
+    "launch-issue": lambda profile: replace(profile, launch_issue_s=None),
+    "sharing": lambda profile: replace(profile, sharing=()),
+    "copy-wait": lambda profile: replace(profile, copy_wait=None),
+}
+"""Name -> the profile without that term."""
+
+
+def without(term: str, only: str) -> int:
+    for key, cell in cells(only):
+        made, other = cell.decision(), cell.decision(TERMS[term](cell.profile))
+        if record_of(made)["digest"] == record_of(other)["digest"]:
+            print(f"{key}: the same plan", flush=True)
+            continue
+        full = problem(cell.model, cell.profile, cell.cap)
+        placed = with_layouts(full, costs_of(full, other.workload, "mixed"), other.placed)
+        taken = simulate(full, other.workload, placed).predicted.total_s
+        print(f"{key}: another plan, which loses {taken / made.predicted.total_s - 1:.2%}", flush=True)
+    return 0
+
+
 def add_profile(name: str, file: Path) -> None:
     profile = read_profile(file)
     slim = replace(
@@ -211,6 +278,9 @@ def main() -> int:
     add.add_argument("file", type=Path)
     commands.add_parser("record")
     commands.add_parser("compare").add_argument("--only", default="", metavar="TEXT")
+    term = commands.add_parser("without")
+    term.add_argument("term", choices=TERMS)
+    term.add_argument("--only", default="", metavar="TEXT")
     options = parser.parse_args()
     if options.command == "add-profile":
         add_profile(options.name, options.file)
@@ -218,7 +288,7 @@ def main() -> int:
     if options.command == "record":
         PLANS.write_text(json.dumps(dict(all_plans()), indent=1) + "\n", encoding="utf-8")
         return 0
-    return compare(options.only)
+    return compare(options.only) if options.command == "compare" else without(options.term, options.only)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ extern "C" {
 
 // cdef begin
 
-#define GB_ABI 8
+#define GB_ABI 9
 #define GB_NAME_BYTES 128
 
 typedef enum gb_status {
@@ -244,6 +244,27 @@ typedef struct gb_memory_row {
 // it, and devices has the names of the n_devices devices that its model was given.
 int gb_memory_breakdown(void * breakdown, const void * context, int32_t no_alloc, const char * const * devices,
                         int64_t n_devices, gb_memory_row * rows, int64_t capacity, int64_t * n_rows);
+
+//
+// routing
+//
+
+// Records which experts the routers of a llama_context choose.
+typedef struct gb_routing gb_routing;
+
+// callback: of every gb_routing, for cb_eval of llama_context_params, beside the gb_routing as cb_eval_user_data, which
+// must outlive the context.
+int  gb_routing_new(gb_routing ** routing);
+int  gb_routing_callback(void ** callback);
+void gb_routing_free(gb_routing * routing);
+
+// Whether it records; not at first. While it does, the scheduler cuts its graphs behind every router.
+void gb_routing_listen(gb_routing * routing, int32_t on);
+
+// What was recorded since the last take, as so many numbers: for each router, in the order they were computed, layer,
+// n_used, n_tokens, and ids [n_tokens][n_used]. A failure to record is reported here, once.
+int gb_routing_size(gb_routing * routing, int64_t * n_numbers);
+int gb_routing_take(gb_routing * routing, int32_t * numbers, int64_t n_numbers);
 
 // cdef end
 

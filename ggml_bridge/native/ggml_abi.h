@@ -58,6 +58,7 @@ enum ggml_type : int32_t {
 enum ggml_op : int32_t {
     GGML_OP_NONE           = 0,
     GGML_OP_ADD            = 2,
+    GGML_OP_ADD_ID         = 3,
     GGML_OP_SUB            = 6,
     GGML_OP_MUL            = 7,
     GGML_OP_DIV            = 8,
@@ -177,6 +178,7 @@ ggml_tensor * ggml_scale(ggml_context * ctx, ggml_tensor * a, float s);
 ggml_tensor * ggml_rms_norm(ggml_context * ctx, ggml_tensor * a, float eps);
 ggml_tensor * ggml_swiglu_split(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor * ggml_mul_mat(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
+ggml_tensor * ggml_get_rows(ggml_context * ctx, ggml_tensor * a, ggml_tensor * b);
 ggml_tensor * ggml_mul_mat_id(ggml_context * ctx, ggml_tensor * as, ggml_tensor * b, ggml_tensor * ids);
 ggml_tensor * ggml_soft_max_ext(ggml_context * ctx, ggml_tensor * a, ggml_tensor * mask, float scale, float max_bias);
 ggml_tensor * ggml_flash_attn_ext(ggml_context * ctx, ggml_tensor * q, ggml_tensor * k, ggml_tensor * v,

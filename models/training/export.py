@@ -1,7 +1,8 @@
-"""GGUF files of the trained network: one in F16, one in Q4_0."""
+"""GGUF files of the trained network: in F16, in Q4_0."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import gguf
@@ -12,7 +13,6 @@ from .documents import ASSISTANT, END, USER
 from .network import Llama, Shape
 from .tokenizer import BEGIN, END_OF_TEXT, Tokenizer
 
-NAME = "oallama-stories"
 DESCRIPTION = (
     "Small stories, small sums, and questions about both, from a probabilistic grammar; trained by models/train.py."
 )
@@ -26,31 +26,47 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 )
 MARKS = (BEGIN, END_OF_TEXT, USER, ASSISTANT, END)
-FILES = {"f16": gguf.LlamaFileType.MOSTLY_F16, "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0}
+FILE_TYPES = {"f16": gguf.LlamaFileType.MOSTLY_F16, "q4_0": gguf.LlamaFileType.MOSTLY_Q4_0}
+FILES = {"stories": ("f16", "q4_0"), "stories-moe": ("q4_0",)}
 
 
-def export(network: Llama, tokenizer: Tokenizer, folder: Path) -> list[Path]:
-    """Write both files (each at once: a file is complete or not there) and return their paths."""
+def export(network: Llama, tokenizer: Tokenizer, model: str, folder: Path) -> list[Path]:
+    """Write a model's files (each at once: a file is complete or not there) and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: weight.detach().float().numpy() for name, weight in network.state_dict().items()}
+    weights = stacked({name: weight.detach().float().numpy() for name, weight in network.state_dict().items()})
     paths = []
-    for suffix, file_type in FILES.items():
-        path = folder / f"{NAME}-{suffix}.gguf"
+    for suffix in FILES[model]:
+        path = folder / f"oallama-{model}-{suffix}.gguf"
         part = path.with_suffix(".part")
-        write(part, file_type, network.shape, weights, tokenizer)
+        write(part, f"oallama {model}", FILE_TYPES[suffix], network.shape, weights, tokenizer)
         part.replace(path)
         paths.append(path)
     return paths
 
 
-def write(path: Path, file_type: int, shape: Shape, weights: dict[str, np.ndarray], tokenizer: Tokenizer) -> None:
-    """Write one GGUF file; weights are [out, in] in F32 under their GGUF names."""
-    writer = gguf.GGUFWriter(path, "llama")
-    add_metadata(writer, file_type, shape, sum(w.size for w in weights.values()))
-    add_tokenizer(writer, tokenizer)
+def stacked(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Experts' matrices `NAME_exps.E.weight` [out, in] as one tensor `NAME_exps.weight` [E, out, in]."""
+    made: dict[str, np.ndarray] = {}
     for name, weight in weights.items():
-        kind = tensor_type(name, weight, file_type)
-        writer.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
+        experts = re.fullmatch(r"(.*_exps)\.(\d+)\.weight", name)
+        if experts is None:
+            made[name] = weight
+        elif experts[2] == "0":
+            names = (name for name in weights if name.startswith(f"{experts[1]}."))
+            made[f"{experts[1]}.weight"] = np.stack([weights[name] for name in names])
+    return made
+
+
+def write(
+    path: Path, name: str, file_type: int, shape: Shape, weights: dict[str, np.ndarray], tokenizer: Tokenizer
+) -> None:
+    """Write one GGUF file; weights are [out, in], of experts [E, out, in], in F32 under their GGUF names."""
+    writer = gguf.GGUFWriter(path, "llama")
+    add_metadata(writer, name, file_type, shape, sum(w.size for w in weights.values()))
+    add_tokenizer(writer, tokenizer)
+    for tensor, weight in weights.items():
+        kind = tensor_type(tensor, weight, file_type)
+        writer.add_tensor(tensor, gguf.quants.quantize(weight, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -58,18 +74,18 @@ def write(path: Path, file_type: int, shape: Shape, weights: dict[str, np.ndarra
 
 
 def tensor_type(name: str, weight: np.ndarray, file_type: int) -> Type:
-    """Norms stay F32; with Q4_0 the two vocabulary matrices are Q8_0, for they are small and sensitive."""
-    if weight.ndim == 1:
+    """Norms and routers are F32; with Q4_0 the two vocabulary matrices are Q8_0, for they are small and sensitive."""
+    if weight.ndim == 1 or "ffn_gate_inp" in name:
         return Type.F32
     if file_type == gguf.LlamaFileType.MOSTLY_F16:
         return Type.F16
     return Type.Q8_0 if name in ("token_embd.weight", "output.weight") else Type.Q4_0
 
 
-def add_metadata(writer: gguf.GGUFWriter, file_type: int, shape: Shape, n_weights: int) -> None:
+def add_metadata(writer: gguf.GGUFWriter, name: str, file_type: int, shape: Shape, n_weights: int) -> None:
     """Who made it, and its hyperparameters."""
     writer.add_type(gguf.GGUFType.MODEL)
-    writer.add_name("oallama stories")
+    writer.add_name(name)
     writer.add_description(DESCRIPTION)
     writer.add_license("mit")
     writer.add_languages(["en"])
@@ -86,6 +102,9 @@ def add_metadata(writer: gguf.GGUFWriter, file_type: int, shape: Shape, n_weight
     writer.add_rope_dimension_count(shape.n_rot)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_layer_norm_rms_eps(shape.norm_eps)
+    if shape.n_expert > 0:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(shape.n_expert_used)
 
 
 def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:

@@ -32,8 +32,9 @@ def load_network(path: Path) -> Llama:
 
     reader = gguf.GGUFReader(path)
 
-    def value(key: str) -> float:
-        return float(reader.fields[f"llama.{key}"].contents())
+    def value(key: str, default: float | None = None) -> float:
+        field = reader.fields.get(f"llama.{key}")
+        return default if field is None and default is not None else float(field.contents())
 
     shape = Shape(
         n_vocab=int(value("vocab_size")),
@@ -45,11 +46,16 @@ def load_network(path: Path) -> Llama:
         n_head_kv=int(value("attention.head_count_kv")),
         norm_eps=value("attention.layer_norm_rms_epsilon"),
         rope_base=value("rope.freq_base"),
+        n_expert=int(value("expert_count", 0)),
+        n_expert_used=int(value("expert_used_count", 0)),
     )
     network = Llama(shape)
-    weights = {
-        t.name: torch.from_numpy(np.array(gguf.quants.dequantize(t.data, t.tensor_type), np.float32))
-        for t in reader.tensors
-    }
+    weights = {}
+    for tensor in reader.tensors:
+        weight = torch.from_numpy(np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), np.float32))
+        if tensor.name.endswith("_exps.weight"):
+            weights |= {tensor.name.replace("_exps.", f"_exps.{e}."): matrix for e, matrix in enumerate(weight)}
+        else:
+            weights[tensor.name] = weight
     network.load_state_dict(weights)
     return network

@@ -16,10 +16,14 @@ from torch.nn import functional as F
 
 from .batches import Batch, padded_batch, tokens_of, training_batch
 from .documents import sample_document
-from .network import Llama, Shape
+from .network import ExpertBlock, Llama, Shape
 from .tokenizer import Tokenizer
 
 VALIDATION_SEED_OFFSET = 1_000_003
+MODELS: dict[str, dict[str, int]] = {  # what differs from Shape's defaults
+    "stories": {},
+    "stories-moe": {"n_embd": 192, "n_layer": 4, "n_ff": 64, "n_head": 6, "n_expert": 16, "n_expert_used": 2},
+}
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,9 @@ class Settings:
     other_rate: float = 3e-3
     warmup_steps: int = 40
     weight_decay: float = 0.05
+    model: str = "stories"
+    balance_loss: float = 0.01  # its weight, summed over the layers; as Mixtral and OLMoE (Muennighoff et al. 2024)
+    z_loss: float = 0.001
 
 
 @dataclass
@@ -55,7 +62,7 @@ class Trainer:
         torch.manual_seed(settings.seed)
         self.precision = precision
         self.settings, self.tokenizer, self.progress = settings, tokenizer, Progress()
-        self.network = Llama(Shape(n_vocab=len(tokenizer.tokens)))
+        self.network = Llama(Shape(n_vocab=len(tokenizer.tokens), **MODELS[settings.model]))
         self.optimizers = make_optimizers(self.network, settings)
 
     def train_step(self) -> float:
@@ -66,7 +73,7 @@ class Trainer:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16"):
             logits = self.network(batch.ids, batch.mask)
         loss = cross_entropy(logits, batch).sum() / (batch.targets >= 0).sum()
-        loss.backward()
+        (loss + self.router_loss()).backward()
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -77,6 +84,12 @@ class Trainer:
         self.progress.wall_s += time.perf_counter() - wall
         self.progress.cpu_s += time.process_time() - cpu
         return float(loss.detach())
+
+    def router_loss(self) -> Tensor | float:
+        """What keeps the experts of the last batch in use, weighted; 0 for a network without experts."""
+        blocks = [block for block in self.network.blk if isinstance(block, ExpertBlock)]
+        settings = self.settings
+        return sum(settings.balance_loss * b.balance_loss + settings.z_loss * b.z_loss for b in blocks)
 
     def save(self, path: Path) -> None:
         """Write a checkpoint that is either complete or not there."""
@@ -108,9 +121,13 @@ class Trainer:
 
 
 def make_optimizers(network: Llama, settings: Settings) -> list[torch.optim.Optimizer]:
-    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for embeddings, output and norms."""
-    matrices = [w for name, w in network.named_parameters() if name.startswith("blk.") and w.ndim == 2]
-    others = [w for name, w in network.named_parameters() if not (name.startswith("blk.") and w.ndim == 2)]
+    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for embeddings, output, norms and routers."""
+
+    def is_matrix(name: str, weight: Tensor) -> bool:
+        return name.startswith("blk.") and weight.ndim == 2 and "ffn_gate_inp" not in name
+
+    matrices = [w for name, w in network.named_parameters() if is_matrix(name, w)]
+    others = [w for name, w in network.named_parameters() if not is_matrix(name, w)]
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.Muon(
             matrices, lr=settings.matrix_rate, weight_decay=settings.weight_decay, adjust_lr_fn="match_rms_adamw"

@@ -16,20 +16,12 @@ from typing import Any
 from oallama.bench.ab import Progress, quiet
 from oallama.bench.fit import fit_under
 from oallama.bench.fit_plan import fit_plan, fit_sentence
-from oallama.bench.process import ArmProcess
-from oallama.bench.records import ArmSpec, BenchTest, Cap, Sample, Setting, StockPlacement
-from oallama.bench.stock import (
-    best_value,
-    expert_overrides,
-    largest_that_fits,
-    operator_bytes_on_device,
-    parse_stock_args,
-)
-from oallama.core.errors import DoesNotFit, UsageError
+from oallama.bench.records import ArmSpec, BenchTest, Cap, Setting, StockPlacement
+from oallama.bench.search import StockSearch
+from oallama.bench.stock import parse_stock_args
+from oallama.core.errors import UsageError
 from oallama.core.types import Workload
 from oallama.cost.passes import Pass, passes_at
-from oallama.device.load_params import LoadSettings
-from oallama.model.memory import probe_memory
 from oallama.place.decide import FIT, POLICIES
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
@@ -39,9 +31,6 @@ STOCK_ARMS = (STOCK_CPU, STOCK_NGL, STOCK_FIT, STOCK_NCMOE)
 STOCK_ARGS = "stock-args"  # arms of --stock-args are called so, the second stock-args-2
 
 _UBATCH = re.compile(r"(.+)-ub([1-9][0-9]{0,6})")
-
-SEARCH_GEN = 16  # generated tokens while searching; their time is scaled to the test's
-SEARCH_TURNS = 2  # of which the faster counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +96,7 @@ class ArmMaker:
             plan=plan.to_json(),
             plan_fingerprint=plan.fingerprint,
             predicted=None if plan.predicted is None else asdict(plan.predicted),
+            bound=None if plan.record.bound is None else asdict(plan.record.bound),
             notes=(*plan.record.notes, *self._other_cache(plan)),
         )
 
@@ -150,11 +140,10 @@ class ArmMaker:
             raise UsageError(f"{name} cannot be on cpu-pair: llama.cpp has no second CPU; compare with {STOCK_CPU}")
         if not self.placer.has_device:
             raise UsageError(f"{name} needs a device and there is none; name one with --device, such as rpc-worker")
-        if name == STOCK_NGL:
-            return self._best_layers(name)
-        if name == STOCK_NCMOE:
-            return self._best_expert_layers(name)
-        return self._fit(name)
+        if name == STOCK_FIT:
+            return self._fit(name)
+        search = StockSearch(self.placer, self.setting, self.cap, self.tests, self.progress)
+        return search.best_layers(name) if name == STOCK_NGL else search.best_expert_layers(name)
 
     def _with_ubatch(self, name: str, n_ubatch: int) -> ArmSpec:
         n_batch = max(self.setting.load.n_batch, n_ubatch)  # llama.cpp takes the smaller of the two
@@ -166,78 +155,3 @@ class ArmMaker:
         placement, steps = fit_under(self.cap, self.placer.operators, self.setting.load)
         shown = tuple({"flag": "--fit", "value": step.n_gpu_layers, **asdict(step)} for step in steps)
         return ArmSpec(name, self.setting, placement, search=shown, notes=(fit_sentence(placement, steps),))
-
-    def _best_layers(self, name: str) -> ArmSpec:
-        n_layer = self.placer.model.n_layer
-        most = largest_that_fits(0, n_layer + 1, lambda n: self._fits(StockPlacement(n)))
-        if most is None:
-            raise self._no_room(name, StockPlacement(0))
-        return self._searched(name, "-ngl", 0, most, StockPlacement)
-
-    def _best_expert_layers(self, name: str) -> ArmSpec:
-        model = self.placer.model
-        if not model.n_expert:
-            raise UsageError(f"{name} is for models with experts, and this one has none; use {STOCK_NGL}")
-
-        def placement(n: int) -> StockPlacement:
-            return StockPlacement(model.n_layer + 1, expert_overrides(n), n)
-
-        most = largest_that_fits(0, model.n_layer, lambda on_device: self._fits(placement(model.n_layer - on_device)))
-        if most is None:
-            raise self._no_room(name, placement(model.n_layer))
-        return self._searched(name, "-ncmoe", model.n_layer - most, model.n_layer, placement)
-
-    def _searched(self, name: str, flag: str, low: int, high: int, placement: Any) -> ArmSpec:
-        def seconds(value: int) -> float:
-            self.progress(f"search {flag}: {value}")
-            return time_of(ArmSpec(f"{flag} {value}", self.setting, placement(value)), self.tests)
-
-        best, measured = best_value(low, high, seconds)
-        steps = tuple({"flag": flag, "value": value, "seconds": measured[value]} for value in sorted(measured))
-        note = f"best {flag} is {best} of {low}..{high}, which fit the cap"
-        return ArmSpec(name, self.setting, placement(best), search=steps, notes=(note,))
-
-    def _fits(self, placement: StockPlacement) -> bool:
-        """Whether a load keeps to the cap, by llama.cpp's own dry load."""
-        cap, placer = self.cap, self.placer
-        if cap.operator_bytes is not None:
-            used = operator_bytes_on_device(placer.operators, placer.model.n_layer, placement)
-            if used > cap.operator_bytes:
-                return False
-        return cap.device_bytes is None or self._device_bytes(placement) <= cap.device_bytes
-
-    def _device_bytes(self, placement: StockPlacement) -> int:
-        taken = probe_memory(stock_load(self.setting, placement))
-        return sum(taken.on_device(part) for part in ("model", "context", "compute"))
-
-    def _no_room(self, name: str, placement: StockPlacement) -> DoesNotFit:
-        assert self.cap.device_bytes is not None
-        return DoesNotFit(self._device_bytes(placement), self.cap.device_bytes, self.setting.load.device, f"arm {name}")
-
-
-def stock_load(setting: Setting, placement: StockPlacement) -> LoadSettings:
-    """How a stock arm loads, for a dry load of it."""
-    patterns = tuple((pattern, None) for pattern, where in placement.overrides if where == "CPU")
-    return replace(setting.load, n_gpu_layers=placement.n_gpu_layers, host_patterns=patterns)
-
-
-def time_of(spec: ArmSpec, tests: Sequence[BenchTest]) -> float:
-    """Seconds of one pass over the tests, from a short measurement of its own."""
-    short = {test: replace(test, n_gen=min(test.n_gen, SEARCH_GEN)) for test in tests}
-    unique = tuple(dict.fromkeys(short.values()))
-    arm = ArmProcess(spec)
-    try:
-        arm.load(())
-        arm.warm_up([replace(test, n_prompt=min(test.n_prompt, 8)) for test in unique])
-        turns = [arm.measure(unique) for _ in range(SEARCH_TURNS)]
-        return min(sum(scaled_seconds(test, tried, turn[tried]) for test, tried in short.items()) for turn in turns)
-    except KeyboardInterrupt:
-        arm.kill()
-        raise
-    finally:
-        arm.close()
-
-
-def scaled_seconds(test: BenchTest, tried: BenchTest, sample: Sample) -> float:
-    """Seconds of `test` by a sample of the same with fewer generated tokens."""
-    return sample.prompt_s + sample.gen_s * (test.n_gen / tried.n_gen if tried.n_gen else 1.0)

@@ -11,13 +11,13 @@ from typing import Any
 
 from oallama.bench.records import BenchTest
 from oallama.bench.rows import BOOL, LLAMA_BENCH_FIELDS, OUR_FIELDS, Row
+from oallama.core.codec import finite
+from oallama.core.units import GIB, MIB
 
 FORMATS = ("md", "csv", "json", "jsonl", "sql")
 
 FIELDS: Mapping[str, str] = {**LLAMA_BENCH_FIELDS, **OUR_FIELDS}
 TABLE = "llama_bench"
-
-_MIB = 1024 * 1024
 
 
 def formatted(rows: Sequence[Row], format: str) -> str:
@@ -87,7 +87,7 @@ def _cells(row: Row) -> list[str]:
     size, params = row["model_size"], row["model_n_params"]
     return [
         _cell(row["model_type"]),
-        f"{size / _MIB:.2f} MiB" if size < 1024 * _MIB else f"{size / (1024 * _MIB):.2f} GiB",
+        f"{size / MIB:.2f} MiB" if size < GIB else f"{size / GIB:.2f} GiB",
         f"{params / 1e6:.2f} M" if params < 1e9 else f"{params / 1e9:.2f} B",
         _cell(row["backends"]),
         str(row["n_gpu_layers"]),
@@ -98,7 +98,7 @@ def _cells(row: Row) -> list[str]:
         _test_label(row),
         f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
         _ratio_text(row["ratio_to_first"], row["ratio_ci95"]),
-        f"{row['device_bytes'] / _MIB:.1f}",
+        f"{row['device_bytes'] / MIB:.1f}",
     ]
 
 
@@ -122,9 +122,9 @@ def _sentences(rows: Sequence[Row]) -> list[str]:
             found.append(f"{_cell(row['arm'])}: {_search_text(row['search'])}.")
         found += [f"{_cell(row['arm'])}: {_cell(note)}." for note in row["notes"]]
     if first["cap_device_bytes"] is not None:
-        found.append(f"Cap on the device: {first['cap_device_bytes'] / _MIB:.1f} MiB for every arm.")
+        found.append(f"Cap on the device: {first['cap_device_bytes'] / MIB:.1f} MiB for every arm.")
     if first["cap_operator_bytes"] is not None:
-        found.append(f"Cap on weights there: {first['cap_operator_bytes'] / _MIB:.2f} MiB for every arm.")
+        found.append(f"Cap on weights there: {first['cap_operator_bytes'] / MIB:.2f} MiB for every arm.")
     warnings = dict.fromkeys(warning for row in rows for warning in row["warnings"])
     found += [f"Warning: {_cell(warning)}." for warning in warnings]
     if first["interrupted"]:
@@ -172,14 +172,3 @@ def _sql_value(value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     return "'" + str(value).replace("\0", "").replace("'", "''") + "'"
-
-
-def finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return value

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from oallama.bench.ab import Bench
-from oallama.bench.arms import STOCK_ARGS, STOCK_CPU, STOCK_FIT, ArmMaker, stock_load
+from oallama.bench.arms import STOCK_ARGS, STOCK_CPU, STOCK_FIT, ArmMaker
 from oallama.bench.records import BenchTest, Cap, Setting, StockPlacement
+from oallama.bench.search import stock_load
 from oallama.core.errors import UsageError
 from oallama.core.options import STOCK_BATCH, STOCK_UBATCH
 from oallama.device.load_params import LoadSettings

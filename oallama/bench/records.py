@@ -101,6 +101,7 @@ class ArmSpec:
     plan: Mapping[str, Any] | None = None
     plan_fingerprint: str = ""
     predicted: Mapping[str, float] | None = None
+    bound: Mapping[str, float] | None = None  # what no placement takes less than
     search: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     gate: Mapping[str, Any] | None = None

@@ -132,6 +132,7 @@ def _row(result: BenchResult, series: Series, index: int, seed: int) -> Row:
         "same_as": arm.same_as,
         "problems": list(arm.problems),
         "predicted": None if arm.spec.predicted is None else dict(arm.spec.predicted),
+        "bound": None if arm.spec.bound is None else dict(arm.spec.bound),
         "search": [dict(step) for step in arm.spec.search],
         "notes": list(arm.spec.notes),
         "gate": None if arm.spec.gate is None else dict(arm.spec.gate),

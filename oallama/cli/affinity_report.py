@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "json", "csv", "md", "html")
 
 
-@click.command("affinity-report", short_help="Show where each operator goes, and why.")
+@click.command("affinity-report")
 @model_argument
 @gathered(*PLACEMENT, *WORKLOAD)
 @click.option(

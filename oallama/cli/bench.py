@@ -68,7 +68,7 @@ def parse_output(text: str) -> tuple[str, str | None]:
     return suffix, text
 
 
-@click.command("bench", short_help="Measure policies against stock llama.cpp.")
+@click.command("bench")
 @model_argument
 @click.option(
     "--arms", type=parsed(parse_names), metavar="A,B,…",

@@ -10,7 +10,7 @@ from oallama.cli.options import backend_option, json_option
 from oallama.cli.output import emit_json, show, talk
 
 
-@click.command("devices", short_help="List what can compute: ggml devices and the CPU.")
+@click.command("devices")
 @backend_option
 @json_option
 def command(as_json: bool) -> None:

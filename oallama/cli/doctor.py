@@ -10,7 +10,7 @@ from oallama.cli.options import json_option
 from oallama.cli.output import emit, emit_json, styled
 
 
-@click.command("doctor", short_help="Check the installation and say how to repair it.")
+@click.command("doctor")
 @json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:

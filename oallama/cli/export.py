@@ -22,7 +22,7 @@ TARGETS = ("llama-server", "llama-cli", "llama-bench", PLUGIN)
 PLUGIN_PLAN_SUFFIX = ".oallama"
 
 
-@click.command("export", short_help="Turn a plan into a command line of stock llama.cpp.")
+@click.command("export")
 @click.argument("plan_file", metavar="PLAN", type=click.Path())
 @click.option("--to", "target", type=click.Choice(TARGETS), required=True, help="What to write the plan for.")
 @click.option(

@@ -8,7 +8,7 @@ from oallama.cli.options import json_option, model_argument
 from oallama.cli.output import emit, emit_json, show
 
 
-@click.command("inspect", short_help="Show a model's header and its operators.")
+@click.command("inspect")
 @model_argument
 @click.option("--all", "every_row", is_flag=True, help="One line per operator instead of one per role.")
 @json_option

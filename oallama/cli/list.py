@@ -8,7 +8,7 @@ from oallama.cli.options import json_option
 from oallama.cli.output import emit_json, show, talk
 
 
-@click.command("list", short_help="List the models that have been downloaded.")
+@click.command("list")
 @json_option
 def command(as_json: bool) -> None:
     """List the GGUF models that have been downloaded: by huggingface_hub (`oallama pull`), by llama.cpp and by ollama.

@@ -17,6 +17,7 @@ from oallama.core.units import parse_memory, parse_share
 from oallama.stores.hub_name import HubName, parse_hub_name
 
 Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
 
 
 def parsed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
@@ -59,15 +60,15 @@ def given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def gathered(*options: Callable[[Function], Function]) -> Callable[[Function], Function]:
-    """These click options; the command gets one `options`, an Options, out of all its parameters that are called like a
-    field of it."""
+def as_record(name: str, record: type, *options: Decorator, make: Callable[..., Any] | None = None) -> Decorator:
+    """These click options; the command gets `name`, a record of this type, out of all its parameters that are called
+    like a field of it. make: makes it of these keywords; None: the type does."""
 
     def decorate(function: Function) -> Function:
         @wraps(function)
         def with_record(*args: Any, **values: Any) -> Any:
-            asked = {field.name: values.pop(field.name) for field in fields(Options) if field.name in values}
-            return function(*args, options=Options.given(**asked), **values)
+            told = {field.name: values.pop(field.name) for field in fields(record) if field.name in values}
+            return function(*args, **{name: (make or record)(**told)}, **values)
 
         decorated: Function = with_record
         for option in reversed(options):
@@ -75,6 +76,11 @@ def gathered(*options: Callable[[Function], Function]) -> Callable[[Function], F
         return decorated
 
     return decorate
+
+
+def gathered(*options: Decorator) -> Decorator:
+    """The command gets one `options`, an Options."""
+    return as_record("options", Options, *options, make=Options.given)
 
 
 def model_argument(function: Function) -> Function:
@@ -237,12 +243,12 @@ chart_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
-def system_option(before: str) -> Callable[[Function], Function]:
+def system_option(before: str) -> Decorator:
     """The system prompt, as llama.cpp and ollama name it; the command gets `system`."""
     told = f"What the model is told before {before}, in its chat template."
     return click.option("-sys", "--system", "--system-prompt", "system", metavar="TEXT", help=told)
 
 
-def output_option(what: str) -> Callable[[Function], Function]:
+def output_option(what: str) -> Decorator:
     """-o FILE; the command gets `output`, None for stdout."""
     return click.option("-o", "--output", type=click.Path(), metavar="FILE", help=f"Write {what} here.")

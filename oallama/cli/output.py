@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from oallama.core.codec import finite
 from oallama.core.errors import UsageError
-from oallama.core.files import unwritten
+from oallama.core.files import unwritten, write_whole
 
 if TYPE_CHECKING:
     from oallama.report.chart import Picture
@@ -36,7 +35,7 @@ def emit_json(document: Any) -> None:
 
 def json_text(document: Any) -> str:
     """JSON in ASCII, so that no name in it can steer a terminal. NaN and infinities, which JSON lacks, become null."""
-    return json.dumps(_finite(document), indent=1, allow_nan=False) + "\n"
+    return json.dumps(finite(document), indent=1, allow_nan=False) + "\n"
 
 
 def talk(message: str) -> None:
@@ -85,7 +84,7 @@ def write_file(path: str, text: str) -> None:
         if target.exists() and not target.is_file():  # a device or a pipe cannot be replaced
             target.write_text(text, encoding="utf-8")
         else:
-            _replace(target.resolve(), text)
+            write_whole(target, text)
     except OSError as error:
         raise unwritten(UsageError, path, error) from None
 
@@ -110,34 +109,6 @@ def write_chart(path: str, chart: Picture) -> None:
     else:
         write_file(path, chart.svg())
     talk(f"wrote {path}")
-
-
-def _replace(target: Path, text: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(text)
-        Path(temporary).chmod(target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
 
 
 def _show_rich(tables: Iterable[Table]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
-from functools import wraps
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,11 +13,12 @@ from oallama.cli.gate import at_once, gated
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
+    Decorator,
+    as_record,
     gate_option,
     gathered,
     profile_option,
     refresh_gate_option,
-    replan_option,
     tune_option,
 )
 from oallama.cli.output import talk
@@ -53,10 +53,19 @@ class PlacementOptions:
             raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
 
     def planned(self, model: str | None) -> tuple[Placer, Plan] | None:
-        """As `planned`; None where no plan is given."""
+        """The plan of a file, and a placer for its model on its device, where no others are asked for; None where no
+        plan is given."""
+        from oallama.placer import Placer
+        from oallama.plan.plan import Plan
+
         if self.plan_file is None:
             return None
-        return planned(model, self.plan_file, self.policy, self.options, self.profile)
+        plan = Plan.load(self.plan_file)
+        if self.policy.prefetch is not None:
+            streaming = replace(plan.record.streaming or StreamSettings(), prefetch=self.policy.prefetch)
+            plan = Plan(replace(plan.record, streaming=streaming))
+        options = replace(self.options, device=self.options.device or plan.device)
+        return Placer.of_file(model or plan.record.model_path, options, self.profile), plan
 
     def placer(self, model: str | None) -> Placer:
         """For a model; None: the built-in one, which is said."""
@@ -69,10 +78,11 @@ class PlacementOptions:
         note_unused(placer)
         return placer
 
-    def engine(self, placer: Placer, plan: Plan) -> Engine:
-        """The model loaded as the plan says, with other cuts kept beside it where --replan asks for that."""
+    def engine(self, placer: Placer, plan: Plan, **arguments: Any) -> Engine:
+        """The model loaded as the plan says, with other cuts kept beside it where --replan asks for that. arguments: as
+        Placer.engine."""
         if not self.replan:
-            return placer.engine(plan)
+            return placer.engine(plan, **arguments)
         kept = placer.kept_cuts(plan)
         if kept is None or not kept.moves:
             talk("note: --replan changes nothing: the plan slices nothing of which other cuts could be kept")
@@ -81,49 +91,40 @@ class PlacementOptions:
             talk(f"note: --replan keeps {host} of host memory twice, and {device} more on the device to stream to")
         for note in kept.notes if kept is not None else ():
             talk(f"note: {note}")
-        return placer.engine(plan, replan=kept)
+        return placer.engine(plan, replan=kept, **arguments)
 
     def made_plan(self, placer: Placer, load: Workload) -> tuple[Plan, bool]:
-        """As `made_plan`."""
-        return made_plan(placer, self.policy, load, self.gate, self.refresh_gate, self.tune)
+        """The plan that the policy makes; `auto` passes the gate. And whether the gate is to measure after the
+        answer."""
+        if self.policy.keeps_to_cpu(placer):
+            return placer.cpu_plan(**asdict(load)), False
+        to_tune = False
+        if not self.gate or not self.policy.is_auto:
+            plan = self.policy.plan(placer, load)
+        elif self.tune == "before" or self.refresh_gate:
+            plan = gated(placer, load, self.refresh_gate)
+        else:
+            plan, unknown = at_once(placer, load)
+            to_tune = unknown and self.tune == "after"
+        for note in plan.record.notes:
+            talk(f"note: {note}")
+        return plan, to_tune
 
 
-def placement_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of all that runs a model; the command gets them as `asked`, a PlacementOptions."""
-
-    @wraps(function)
-    def merged(*args: Any, **values: Any) -> Any:
-        asked = PlacementOptions(**{field.name: values.pop(field.name) for field in fields(PlacementOptions)})
-        return function(*args, asked=asked, **values)
-
-    decorated: Callable[..., Any] = merged
-    for option in (
-        replan_option,
-        tune_option,
-        refresh_gate_option,
-        gate_option,
-        profile_option,
-        gathered(*PLACEMENT, *CONTEXT),
-        policy_options,
+def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorator] = ()) -> Decorator:
+    """Options of all that runs a model; the command gets them as `asked`, a PlacementOptions. tune: its --tune;
+    workload: options of its own, shown among the others."""
+    return as_record(
+        "asked",
+        PlacementOptions,
         click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says."),
-    ):
-        decorated = option(decorated)
-    return decorated
-
-
-def planned(
-    model: str | None, plan_file: str, policy: PolicyOptions, options: Options, profile: str | None
-) -> tuple[Placer, Plan]:
-    """The plan of a file, and a placer for its model on its device, where no others are asked for."""
-    from oallama.placer import Placer
-    from oallama.plan.plan import Plan
-
-    plan = Plan.load(plan_file)
-    if policy.prefetch is not None:
-        streaming = replace(plan.record.streaming or StreamSettings(), prefetch=policy.prefetch)
-        plan = Plan(replace(plan.record, streaming=streaming))
-    options = replace(options, device=options.device or plan.device)
-    return Placer.of_file(model or plan.record.model_path, options, profile), plan
+        policy_options,
+        gathered(*PLACEMENT, *workload, *CONTEXT),
+        profile_option,
+        gate_option,
+        refresh_gate_option,
+        tune,
+    )
 
 
 def run_workload(placer: Placer, n_prompt: int, n_gen: int) -> Workload:
@@ -137,23 +138,28 @@ def run_workload(placer: Placer, n_prompt: int, n_gen: int) -> Workload:
     return load
 
 
-def made_plan(
-    placer: Placer, policy: PolicyOptions, load: Workload, gate: bool, refresh_gate: bool, tune: str
-) -> tuple[Plan, bool]:
-    """The plan that the policy makes; `auto` passes the gate. And whether the gate is to measure after the answer."""
-    if policy.keeps_to_cpu(placer):
-        return placer.cpu_plan(**asdict(load)), False
-    to_tune = False
-    if not gate or not policy.is_auto:
-        plan = policy.plan(placer, load)
-    elif tune == "before" or refresh_gate:
-        plan = gated(placer, load, refresh_gate)
-    else:
-        plan, unknown = at_once(placer, load)
-        to_tune = unknown and tune == "after"
-    for note in plan.record.notes:
-        talk(f"note: {note}")
-    return plan, to_tune
+def say_warnings(engine: Engine, placer: Placer) -> None:
+    """What there is to know of a model that was loaded."""
+    for warning in engine.warnings:
+        talk(f"warning: {warning}")
+    if placer.device.emulated is not None:
+        talk(f"note: {without_meaning(placer.device.emulated)}")
+
+
+def tell_expected(placer: Placer, plan: Plan) -> None:
+    """Before a run, in one line: what fits, what does not, expected tokens/s, and the depth at which they change."""
+    talk(f"oallama: {expected(placer, plan)}")
+
+
+def expected(placer: Placer, plan: Plan) -> str:
+    """That line."""
+    from oallama.report.expected import expected_line
+
+    def token_seconds(depth: int) -> float | None:
+        return placer.token_seconds(plan, depth)
+
+    timed = not placer.device.is_emulated
+    return expected_line(plan.record, placer.operators, placer.model.n_layer, token_seconds, timed)
 
 
 def without_meaning(emulated: Emulated) -> str:

@@ -19,7 +19,7 @@ from oallama.cli.policy import PolicyOptions, note_unused, policy_options
 from oallama.core.options import Options
 
 
-@click.command("plan", short_help="Decide the placement and write it as JSON.")
+@click.command("plan")
 @model_argument
 @policy_options
 @gathered(*PLACEMENT, *WORKLOAD, ubatch_option, *ATTENTION)

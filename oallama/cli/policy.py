@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from oallama.cli.options import Function, count, given
+from oallama.cli.options import as_record, count, given
 from oallama.cli.output import talk
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.types import CPU_DEVICE, Workload
@@ -105,20 +104,6 @@ def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:
     return plan
 
 
-def policy_options(function: Function) -> Function:
-    """--policy, --affinity, --fill, --prefetch and -ngl; the command gets `policy`, a PolicyOptions."""
-
-    @wraps(function)
-    def gathered(*args: Any, **values: Any) -> Any:
-        names = ("policy", "n_gpu_layers", "affinity", "fill", "prefetch")
-        return function(*args, policy=PolicyOptions(**{name: values.pop(name) for name in names}), **values)
-
-    decorated: Function = gathered
-    for option in (layers_option, prefetch_option, fill_option, affinity_option, policy_option):
-        decorated = option(decorated)
-    return decorated
-
-
 affinity_option = click.option(
     "--affinity",
     type=click.Choice(["default", "paper"]),
@@ -157,3 +142,8 @@ layers_option = click.option(
     "-ngl", "--gpu-layers", "--n-gpu-layers", "n_gpu_layers", type=count(0), metavar="N",
     help="Just so many layers on the device, the output being one of them (a --policy layers of your own).",
 )  # fmt: skip
+
+policy_options = as_record(
+    "policy", PolicyOptions, policy_option, affinity_option, fill_option, prefetch_option, layers_option
+)
+"""The command gets `policy`, a PolicyOptions."""

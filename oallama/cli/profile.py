@@ -9,8 +9,10 @@ from pathlib import Path
 
 import click
 
-from oallama.cli.options import device_option, gathered, json_option, model_argument, parsed, threads_option
+from oallama.cli.options import count, device_option, gathered, json_option, model_argument, parsed, threads_option
 from oallama.cli.output import emit_json, show, talk, write_file
+from oallama.cli.routing import DEFAULT_N_GEN, RoutingOptions, show_routing
+from oallama.core.errors import UsageError
 from oallama.core.options import Options
 
 
@@ -32,7 +34,7 @@ def personal_words() -> list[str]:
     return [word for word in (user, Path.home().name, host, host.partition(".")[0]) if word]
 
 
-@click.command("profile", short_help="Time the model's mul-mats here, once; the result is cached.")
+@click.command("profile")
 @model_argument
 @gathered(device_option, threads_option)
 @click.option(
@@ -48,6 +50,24 @@ def personal_words() -> list[str]:
     "--export", "export", type=click.Path(), metavar="FILE",
     help="Write the profile without personal data as well (no names, paths, addresses), to give it away.",
 )  # fmt: skip
+@click.option("--routing", is_flag=True, help="Count instead how often a mixture-of-experts model uses each expert.")
+@click.option(
+    "--prompts", type=click.Path(), metavar="FILE",
+    help="--routing: count over these prompts as well, separated by empty lines.  [default: 16 of ours, once]",
+)  # fmt: skip
+@click.option(
+    "-n", "--predict", "n_gen", type=count(1), default=DEFAULT_N_GEN, show_default=True, metavar="N",
+    help="--routing: tokens to generate behind each prompt.",
+)  # fmt: skip
+@click.option(
+    "--imatrix", type=click.Path(), metavar="FILE",
+    help="--routing: begin with the counts of an importance matrix of llama.cpp (GGUF); the model runs for --prompts "
+    "only.",
+)  # fmt: skip
+@click.option(
+    "--chart", type=click.Path(), metavar="FILE",
+    help="--routing: a picture of it as well, SVG, or PNG with the extra `plots`.",
+)  # fmt: skip
 @json_option
 def command(
     model: str,
@@ -55,12 +75,20 @@ def command(
     tokens: tuple[int, ...],
     refresh: bool,
     export: str | None,
+    routing: bool,
+    prompts: str | None,
+    n_gen: int,
+    imatrix: str | None,
+    chart: str | None,
     as_json: bool,
 ) -> None:
     """Time every distinct matrix multiplication of the model on the CPU (in each weight layout) and on the device, and
     the link between them. Takes a minute or two; the result is cached for this machine, so the next call is instant.
 
     Keep the machine quiet meanwhile. Interrupted, it goes on where it stopped.
+
+    With --routing the model runs over some prompts, and which experts it used is counted and reported: how much of the
+    traffic few experts serve, and whether they still do later. Counts are kept, no text.
     """
     from oallama.placer import Placer
     from oallama.profile.export import exported
@@ -68,7 +96,15 @@ def command(
     from oallama.report.profile import profile_tables
     from oallama.report.text import printable
 
-    profile = Placer.of_file(model, options).profile(progress=True, refresh=refresh, tokens=tokens)
+    placer = Placer.of_file(model, options)
+    if routing:
+        if export is not None:
+            raise UsageError("--export writes measured times; leave it or --routing out")
+        show_routing(placer, RoutingOptions(prompts, n_gen, imatrix, refresh), chart, as_json)
+        return
+    if any(file is not None for file in (prompts, imatrix, chart)):
+        raise UsageError("--prompts, --imatrix and --chart go with --routing")
+    profile = placer.profile(progress=True, refresh=refresh, tokens=tokens)
     if export is not None:
         write_file(export, json.dumps(exported(profile, personal_words()), indent=1) + "\n")
         talk(f"wrote {printable(export, 500)}: look into it before you send it")

@@ -9,7 +9,7 @@ from oallama.cli.output import emit, emit_json
 from oallama.core.errors import UsageError
 
 
-@click.command("pull", short_help="Download a model of the Hugging Face hub.")
+@click.command("pull")
 @click.argument("name", metavar="USER/REPO[:QUANT]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(name: str, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +12,15 @@ from click.core import ParameterSource
 
 from oallama.cli.gate import tune_after
 from oallama.cli.model_file import model_file
-from oallama.cli.options import complete_file, count, json_option, model_option, system_option
+from oallama.cli.options import complete_file, count, json_option, model_option, replan_option, system_option
 from oallama.cli.output import emit_json, is_terminal, talk, write_piece
-from oallama.cli.placement import PlacementOptions, placement_options, run_workload, without_meaning
+from oallama.cli.placement import PlacementOptions, placement_options, run_workload, say_warnings, tell_expected
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
+from oallama.cli.routing import count_experts_option, counting
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, sampling_options
 from oallama.cli.template import Prompt, prompt_of
-from oallama.core.errors import UsageError
-from oallama.core.types import SPLIT_LAYOUT
+from oallama.core.errors import OallamaError, UsageError
+from oallama.core.types import SPLIT_LAYOUT, Operator, Predicted
 from oallama.device.native_abort import exit_at_abort
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which the engine counts for itself
 
 
-@click.command("run", short_help="Generate text with the weights placed by a plan.")
+@click.command("run")
 @click.argument("words", nargs=-1, metavar="[MODEL] [PROMPT]", shell_complete=complete_file)
 @model_option
 @click.option("-p", "--prompt", metavar="PROMPT", help="The prompt; `-` reads it from stdin, as does none in a pipe.")
@@ -47,7 +48,8 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
     metavar="N",
     help="Tokens to generate at most; -1: until the model ends or the context is full.",
 )
-@placement_options
+@placement_options()
+@replan_option
 @sampling_options
 @click.option(
     "--chat/--no-chat",
@@ -55,6 +57,7 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
     help="Put the prompt into the model's chat template, or continue it as it is.  "
     "[default: chat where the model has a template, except with the default model]",
 )
+@count_experts_option
 @json_option
 def command(
     words: tuple[str, ...],
@@ -66,6 +69,7 @@ def command(
     asked: PlacementOptions,
     sampling: SamplingOptions,
     chat: bool | None,
+    count_experts: bool,
     as_json: bool,
 ) -> None:
     """Generate text. Without MODEL the small model that comes with oallama is used; without PROMPT stdin is read;
@@ -92,7 +96,7 @@ def command(
             n_gen if click.get_current_context().get_parameter_source("n_gen") is not ParameterSource.DEFAULT else None
         )
         found = None if model is None else model_file(model)
-        start(found, system, most, asked, sampling, chat)
+        start(found, system, most, asked, sampling, chat, count_experts=count_experts)
         return
     text = read_prompt(text)
     drawn = sampling.arguments()
@@ -111,21 +115,20 @@ def command(
         load = run_workload(placer, n_prompt, expected)
         plan, to_tune = asked.made_plan(placer, load)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
-    with asked.engine(placer, plan) as loaded:
-        for warning in loaded.warnings:
-            talk(f"warning: {warning}")
-        emulated = placer.device.emulated
-        if emulated is not None:
-            talk(f"note: {without_meaning(emulated)}")
+    told = not as_json and is_terminal(sys.stderr)
+    if told:
+        tell_expected(placer, plan)
+    with counting(placer, count_experts) as recording, asked.engine(placer, plan, **recording) as loaded:
+        say_warnings(loaded, placer)
         if tokens is None:
             tokens = given.tokens(loaded)
         most = loaded.n_ctx if n_gen == WITHOUT_END else n_gen
         stream = loaded.stream(tokens, max_tokens=most, **drawn)
         generation = write_stream(stream, show=not as_json)
         if as_json:
-            emit_json(run_document(generation, loaded) | ({"emulated": True} if emulated is not None else {}))
-        elif is_terminal(sys.stderr):
-            talk(statistics(generation, loaded, placer))
+            emit_json(run_document(generation, loaded) | ({"emulated": True} if placer.device.is_emulated else {}))
+        elif told:
+            talk(statistics(generation, loaded, expected_of(placer, loaded, generation), placer.operators))
             for change in loaded.replanned:
                 talk(f"re-planned {change}")
             if loaded.split_stats is not None and loaded.split_stats.n_decoded:
@@ -209,15 +212,29 @@ def split_document(engine: Engine) -> dict[str, Any] | None:
     }
 
 
-def statistics(generation: Generation, engine: Engine, placer: Placer) -> str:
-    """The line below the text: times, rate, and where the weights are."""
-    from oallama.core.units import format_seconds
+def expected_of(placer: Placer, engine: Engine, generation: Generation) -> Predicted | None:
+    """What the cost model expects of just this prompt and answer. None where nothing was measured here, or where an
+    emulated device makes times meaningless."""
+    if placer.device.is_emulated:
+        return None
+    try:
+        return placer.expected(engine.plan, generation.n_prompt, generation.n_gen)
+    except OallamaError:  # the answer is there; nothing is priced that it needs
+        return None
+
+
+def statistics(
+    generation: Generation, engine: Engine, expected: Predicted | None, operators: Sequence[Operator]
+) -> str:
+    """The line below the text: times and rate beside the expected ones, and where the weights are."""
+    from oallama.report.expected import measured_texts
     from oallama.report.plan import processor_text, weights_on_device
 
-    parts = [f"{generation.n_prompt} + {generation.n_gen} tokens", f"TTFT {format_seconds(generation.ttft_s)}"]
-    if generation.tpot_s > 0:
-        parts += [f"TPOT {format_seconds(generation.tpot_s)}", f"{1 / generation.tpot_s:.1f} tokens/s"]
-    where = processor_text(*weights_on_device(engine.plan.record, placer.operators))
+    parts = [
+        f"{generation.n_prompt} + {generation.n_gen} tokens",
+        *measured_texts(generation.ttft_s, generation.tpot_s, expected),
+    ]
+    where = processor_text(*weights_on_device(engine.plan.record, operators))
     return " · ".join([*parts, f"{engine.plan.policy} on {engine.device}", where])
 
 

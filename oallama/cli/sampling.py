@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import asdict, dataclass
-from functools import wraps
 from typing import Any
 
 import click
 
-from oallama.cli.options import Function, count, parsed
+from oallama.cli.options import as_record, count, parsed
 from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
 
@@ -72,21 +71,9 @@ def parse_seed(text: str) -> int:
     return int(text)
 
 
-def sampling_options(function: Function) -> Function:
-    """The command gets `sampling`, a SamplingOptions."""
-
-    @wraps(function)
-    def gathered(*args: Any, **values: Any) -> Any:
-        told = {name: values.pop(name) for name in SamplingOptions.__dataclass_fields__}
-        return function(*args, sampling=SamplingOptions(**told), **values)
-
-    decorated: Function = gathered
-    for option in reversed(OPTIONS):
-        decorated = option(decorated)
-    return decorated
-
-
-OPTIONS = (
+sampling_options = as_record(
+    "sampling",
+    SamplingOptions,
     click.option(
         "-s", "--seed", type=parsed(parse_seed), default="0", show_default=True, metavar="SEED",
         help="Seed of the draw; -1: random.",
@@ -120,3 +107,4 @@ OPTIONS = (
     ),
     click.option("-jf", "--json-schema-file", type=click.Path(), metavar="FILE", help="The same, from a file."),
 )  # fmt: skip
+"""The command gets `sampling`, a SamplingOptions."""

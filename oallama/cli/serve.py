@@ -13,20 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from oallama.cli.options import (
-    CONTEXT,
-    PLACEMENT,
     count,
-    gate_option,
-    gathered,
     model_argument,
     n_gen_option,
     n_prompt_option,
-    profile_option,
-    refresh_gate_option,
 )
 from oallama.cli.output import talk
-from oallama.cli.placement import PlacementOptions, made_plan
-from oallama.cli.policy import PolicyOptions, note_unused, policy_options
+from oallama.cli.placement import PlacementOptions, placement_options, tell_expected
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 
@@ -43,7 +36,7 @@ NEEDED = ("httpx", "starlette", "uvicorn")
 POOLINGS = ("model", "mean", "cls", "last", "none")
 
 
-@click.command("serve", short_help="Serve the placed model over HTTP, as OpenAI's API.")
+@click.command("serve")
 @model_argument
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
               help="Address to listen at; one that other machines reach needs --api-key.")  # fmt: skip
@@ -59,15 +52,12 @@ POOLINGS = ("model", "mean", "cls", "last", "none")
               help="llama-server to run.  [default: what scripts/stock_binaries built, else that of PATH]")  # fmt: skip
 @click.option("--log", "log_file", type=click.Path(dir_okay=False), metavar="FILE",
               help="Add what llama-server writes to this file.")  # fmt: skip
-@click.option("--plan", "plan_file", type=click.Path(), metavar="FILE", help="Place as this plan says.")
-@policy_options
-@gathered(*PLACEMENT, n_prompt_option, n_gen_option, *CONTEXT)
-@profile_option
-@gate_option
-@refresh_gate_option
-@click.option("--tune", type=click.Choice(["before", "never"]), default="never", show_default=True,
-              metavar="before|never", help="Policy auto, where nothing was measured yet: serve with stock llama.cpp's "
-              "own placement, or measure before.")  # fmt: skip
+@placement_options(
+    click.option("--tune", type=click.Choice(["before", "never"]), default="never", show_default=True,
+                 metavar="before|never", help="Policy auto, where nothing was measured yet: serve with stock "
+                 "llama.cpp's own placement, or measure before."),
+    (n_prompt_option, n_gen_option),
+)  # fmt: skip
 def command(
     model: str,
     host: str,
@@ -77,15 +67,9 @@ def command(
     pooling: str,
     program: str | None,
     log_file: str | None,
-    plan_file: str | None,
-    policy: PolicyOptions,
-    options: Options,
+    asked: PlacementOptions,
     n_prompt: int,
     n_gen: int,
-    profile: str | None,
-    gate: bool,
-    refresh_gate: bool,
-    tune: str,
 ) -> None:
     """Run stock llama-server with the placement that `oallama run` would use, and keep it running:
     /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health, /metrics and the rest of its API.
@@ -109,18 +93,15 @@ def command(
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(listen(host, port, api_key))
         found = find_program(program)
-        placement = PlacementOptions(plan_file, policy, options, profile, gate, refresh_gate, tune)
-        if (planned := placement.planned(model)) is not None:
+        if (planned := asked.planned(model)) is not None:
             placer, plan = planned
             _check_device(placer)
             plan.check(placer.model, placer.operators)
-            wanted = _timed(placer, plan, f"this is the plan of {plan_file}, by policy {plan.policy}")
+            wanted = _timed(placer, plan, f"this is the plan of {asked.plan_file}, by policy {plan.policy}")
         else:
-            placer = Placer.of_file(model, options, profile)
+            placer = asked.placer(model)
             _check_device(placer)
-            note_unused(placer)
-            load = placer.workload(n_prompt, n_gen)
-            wanted = _placed(placer, policy, load, gate, refresh_gate, tune == "before", model)
+            wanted = _placed(placer, asked, placer.workload(n_prompt, n_gen), model)
         named, device_lost = stack.enter_context(_device(placer))
         wanted = named(wanted)
         settings = Settings(
@@ -129,20 +110,23 @@ def command(
         )  # fmt: skip
 
         def placed_anew() -> Served:
-            again = Placer.of_file(model, options, profile)
-            return named(_placed(again, policy, again.workload(n_prompt, n_gen), gate, False, False, model))
+            again = Placer.of_file(model, asked.options, asked.profile)
+            known = replace(asked, refresh_gate=False, tune="never")
+            return named(_placed(again, known, again.workload(n_prompt, n_gen), model))
 
-        tunable = plan_file is None and gate and policy.is_auto and options.n_batch is None and placer.has_device
-        asked = tune_arguments(model, options, n_prompt, n_gen, profile)
+        tunable = asked.plan_file is None and asked.gate and asked.policy.is_auto and asked.options.n_batch is None
+        tune = tune_arguments(model, asked.options, n_prompt, n_gen, asked.profile)
 
         def started(served: Served, socket_path: Path) -> Launch:
             return launch(found, served.plan, placer.operators, placer.tensor_names, settings, socket_path, os.environ)
 
         log = stack.enter_context(_log(log_file))
         talk(f"oallama: {wanted.said}")
+        tell_expected(placer, wanted.plan)
         placements = Placements(
-            wanted, _on_cpu(placer, wanted), started, device_lost, Tune(asked, placed_anew) if tunable else None
-        )
+            wanted, _on_cpu(placer, wanted), started, device_lost,
+            Tune(tune, placed_anew) if tunable and placer.has_device else None,
+        )  # fmt: skip
         serve(sock, api_key, placements, lambda sentence: talk(sentence), log)
     talk("oallama: the server has ended")
 
@@ -152,12 +136,11 @@ def _check_device(placer: Placer) -> None:
         raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port, rpc-worker or none")
 
 
-def _placed(
-    placer: Placer, policy: PolicyOptions, load: Workload, gate: bool, refresh_gate: bool, before: bool, model: str
-) -> Served:
-    """What the policy makes, as `run` has it. before: measure first where nothing is known."""
-    plan, unknown = made_plan(placer, policy, load, gate, refresh_gate, "before" if before else "after")
-    return _timed(placer, plan, _said(placer, policy, plan, gate, unknown, model))
+def _placed(placer: Placer, asked: PlacementOptions, load: Workload, model: str) -> Served:
+    """What the policy makes, as `run` has it, which would measure after its answer where nothing is known."""
+    asked = replace(asked, tune="before" if asked.tune == "before" else "after")
+    plan, unknown = asked.made_plan(placer, load)
+    return _timed(placer, plan, _said(placer, asked, plan, unknown, model))
 
 
 def tune_arguments(model: str, options: Options, n_prompt: int, n_gen: int, profile: str | None) -> tuple[str, ...]:
@@ -174,9 +157,9 @@ def tune_arguments(model: str, options: Options, n_prompt: int, n_gen: int, prof
     )  # fmt: skip
 
 
-def _said(placer: Placer, policy: PolicyOptions, plan: Plan, gate: bool, unknown: bool, model: str) -> str:
+def _said(placer: Placer, asked: PlacementOptions, plan: Plan, unknown: bool, model: str) -> str:
     """What is served and why."""
-    if policy.keeps_to_cpu(placer):
+    if asked.policy.keeps_to_cpu(placer):
         why = "there is no device" if not placer.has_device else "that was asked for"
         return f"everything is on the CPU, as {why}"
     if unknown:
@@ -184,7 +167,7 @@ def _said(placer: Placer, policy: PolicyOptions, plan: Plan, gate: bool, unknown
             f"this is stock llama.cpp's own placement, as nothing was measured yet; `oallama tune {model}` measures "
             "whether another one is faster"
         )
-    if gate and policy.is_auto:
+    if asked.gate and asked.policy.is_auto:
         return f"this is what the gate let through after measuring: {plan.policy}"
     return f"this is the placement of policy {plan.policy}, not measured against stock llama.cpp's"
 
@@ -215,7 +198,7 @@ def _device(placer: Placer) -> Iterator[tuple[Callable[[Served], Served], Callab
     def of(device: str) -> Callable[[Served], Served]:
         def named(served: Served) -> Served:
             record = served.plan.record
-            uses = record.device != "none" and record.n_gpu_layers > 0
+            uses = record.device != "none" and (record.n_gpu_layers > 0 or any(p.cc < 1 for p in record.operators))
             return replace(served, plan=Plan(replace(record, device=device if uses else "none")))
 
         return named

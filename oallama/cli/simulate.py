@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from oallama.plan.plan import Plan
 
 
-@click.command("simulate", short_help="Show what CPU, GPU and copies do while a plan runs.")
+@click.command("simulate")
 @click.argument("files", nargs=-1, metavar="MODEL|PLAN.json...", shell_complete=complete_file)
 @model_option
 @click.option(

@@ -26,7 +26,7 @@ from oallama.core.options import Options
 DEFAULT_S = 120
 
 
-@click.command("tune", short_help="Measure now what `run` otherwise measures after its first answer.")
+@click.command("tune")
 @model_argument
 @gathered(*PLACEMENT, *WORKLOAD, ubatch_option, *ATTENTION)
 @profile_option

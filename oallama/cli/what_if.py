@@ -36,7 +36,7 @@ def parse_cards(text: str) -> tuple[Card, ...]:
     return tuple(dict.fromkeys(preset(name) for name in names))
 
 
-@click.command("what-if", short_help="Predict a model on cards that are not here.")
+@click.command("what-if")
 @model_argument
 @click.option(
     "--gpu", "cards", type=parsed(parse_cards), metavar="CARD,…",

@@ -33,7 +33,7 @@ class Affinity:
 class Baseline:
     """What a plan is held against, priced by the same cost model."""
 
-    name: str  # "stock --fit", "all CPU"
+    name: str  # "stock --fit", "all CPU", "physical bound"
     predicted: Predicted
 
 

@@ -95,7 +95,7 @@ def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text. Raises CodecError for what is none, what no JSON could be written of again (NaN,
     Infinity, 1e999), and more than MOST_NESTED lists and objects in each other."""
     try:
-        value = json.loads(text, parse_constant=_refused_constant, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refused_constant, parse_float=_finite_number)
     except RecursionError:
         raise CodecError("it is nested too deep") from None
     except ValueError as error:  # UnicodeDecodeError too
@@ -119,7 +119,7 @@ def _refused_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-def _finite(text: str) -> float:
+def _finite_number(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
         raise ValueError(f"{text[:40]} is too large a number")
@@ -151,6 +151,17 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
+    return value
+
+
+def finite(value: Any) -> Any:
+    """A value as JSON can have it: NaN and infinities become null, keys text, tuples lists."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
     return value
 
 

@@ -16,16 +16,18 @@ DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Make or replace a file in one step: a reader sees the old file or the new one. Makes its folder where there is
-    none. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
+    """Make or replace a file in one step: a reader sees the old file or the new one, which has the old one's mode. A
+    link goes on to point there. Raises OSError."""
+    target = path.resolve()
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
     try:
         with temporary.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        if target.exists():
+            temporary.chmod(target.stat().st_mode & 0o777)
+        temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
 

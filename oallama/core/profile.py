@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from oallama.core.codec import Count, Expect, Mark, NotNegative, Positive
+from oallama.core.codec import Count, Expect, Mark, NotNegative, Positive, Size
 from oallama.core.types import MulMat
 
 Samples = Annotated[tuple[Positive, ...], Mark.NOT_EMPTY]
@@ -20,7 +20,7 @@ class Case:
     device: str
     layout: str  # CPU, CPU_REPACK, AMX on the CPU; "device" on a device
     mul_mat: Annotated[MulMat, Mark.FLAT]
-    n_tokens: Count
+    n_tokens: Size
     working_set_bytes: Count  # the weights the runs rotate through; beyond the cache where the model is
 
     @property
@@ -106,7 +106,7 @@ class RestCase:
     for this model's head shape, timed on one device at one batch size and KV depth."""
 
     device: str
-    n_tokens: Count
+    n_tokens: Size
     n_kv: Count
     seconds: Positive
     samples: Samples
@@ -133,7 +133,7 @@ class Sharing:
 
     first: Worker
     second: Worker
-    n_tokens: Count  # of the mul-mats
+    n_tokens: Size  # of the mul-mats
     first_alone_gb_per_s: Positive
     second_alone_gb_per_s: Positive
     first_with_second_gb_per_s: NotNegative

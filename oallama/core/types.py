@@ -20,6 +20,9 @@ Phase = Literal["decode", "prefill", "mixed"]
 CPU_DEVICE = "CPU"
 """Name of ggml's CPU device, and of the side that computes CC."""
 
+CPU_PAIR = "cpu-pair"
+"""Name of the second of two CPU backends that stand for a CPU and a device."""
+
 SPLIT_LAYOUT = "OALLAMA_Split"
 """The split backend's buffer type: a weight in it lies partly in host memory, partly on the device."""
 
@@ -155,6 +158,8 @@ class OperatorPlacement:
     cc: float
     # CPU buffer type of the cc part; None: llama.cpp's own choice
     layout: Annotated[Line | None, Mark.OMIT_DEFAULT] = None
+    # experts that the device holds whole and computes, ascending; the host keeps all of them, so cc is 1
+    hot_experts: Annotated[tuple[Count, ...], Mark.OMIT_DEFAULT] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +230,7 @@ class PlanRecord:
     n_gpu_layers: int
     memory: MemoryLedger
     predicted: Predicted | None  # None: made without a profile
+    bound: Predicted | None = None  # what no placement takes less than, with this memory; None: it is not known
     token_assignment: tuple[tuple[int, int], ...] = ()  # (n_tokens, n_g)
     streaming: StreamSettings | None = None  # None: nothing was said of it, the defaults hold
     attention: Attention | None = None  # that it was made for; None: nothing was said of it

@@ -159,6 +159,51 @@ def slice_memory(operators: Sequence[Operator], gg: Sequence[int], n_ubatch: int
     return weights, max((block.staging_bytes(elements, n_ubatch) for block, elements in blocks), default=0)
 
 
+def hot_memory(operators: Sequence[Operator], hot: Sequence[tuple[int, ...]], n_ubatch: int) -> tuple[int, int]:
+    """(bytes of hot experts on the device, bytes of activations that the largest block needs there).
+
+    hot: experts of each operator that the device holds whole. The host holds them as well. Of each token the device
+    computes as many rows as may be hits, whether they are or not.
+    """
+    families: dict[tuple[int | None, str, tuple[int, ...]], list[Operator]] = {}
+    for operator, own in zip(operators, hot, strict=True):
+        match = _FFN_ROLE.fullmatch(operator.role)
+        if own:
+            name = match[1] + match[3] if match else operator.name
+            families.setdefault((operator.layer, name, own), []).append(operator)
+    staging = 0
+    for (_, _, own), members in families.items():
+        blocks = [members] if _are_whole_ffn(members) else [[operator] for operator in members]
+        staging = max(staging, *(_hot_staging_bytes(block, len(own), n_ubatch) for block in blocks))
+    weights = sum(operator.bytes // operator.shape[2] * len(own) for operator, own in zip(operators, hot, strict=True))
+    return weights, staging
+
+
+def _hot_staging_bytes(block: Sequence[Operator], n_hot: int, n_tokens: int) -> int:
+    """Activations of a block of which the device has so many whole experts, and their biases."""
+    *_, last = sorted(block, key=_reads_hidden)
+    rows = min(last.n_expert_used, n_hot)
+    biases = sum(operator.shape[1] * n_hot * F32 for operator in block if operator.biased)
+    if len(block) == 1:
+        k, n, _ = last.shape
+        inputs = rows if _reads_hidden(last) else 1
+        return biases + (k * inputs + rows + n * rows) * n_tokens * F32
+    hidden, n_embd, _ = last.shape
+    own = SplitBlock(
+        operators=(),
+        extent=hidden,
+        step=1,
+        bytes=0,
+        sent=n_embd + rows,  # and a slot for each row
+        sent_each=0,
+        returned=n_embd * rows,
+        returned_each=0,
+        held_each=HELD_PER_HIDDEN * rows,
+        summed=rows,
+    )
+    return biases + own.staging_bytes(hidden, n_tokens)
+
+
 def ffn_of(index: int, operator: Operator) -> tuple[object, ...]:
     match = _FFN_ROLE.fullmatch(operator.role)
     if not match or runs_alone(operator):
@@ -167,11 +212,14 @@ def ffn_of(index: int, operator: Operator) -> tuple[object, ...]:
 
 
 def _are_one_ffn(members: Sequence[Operator]) -> bool:
-    """Whether these are all the mul-mats of one FFN: up or gate and up (or both in one), then down, of one extent."""
+    """Whether these are all the mul-mats of one FFN, of one extent."""
+    return _are_whole_ffn(members) and len({cut_extent(o) for o in members}) == 1
+
+
+def _are_whole_ffn(members: Sequence[Operator]) -> bool:
+    """Whether these are up or gate and up (or both in one), and down."""
     kinds = sorted(match[2] for o in members if (match := _FFN_ROLE.fullmatch(o.role)))
-    if kinds not in (["down", "gate", "up"], ["down", "up"], ["down", "gate_up"]):
-        return False
-    return len({cut_extent(o) for o in members}) == 1
+    return kinds in (["down", "gate", "up"], ["down", "up"], ["down", "gate_up"])
 
 
 def _ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlock:
@@ -194,9 +242,7 @@ def _ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBl
 def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
     operator = operators[index]
     k, n, _ = operator.shape
-    match = _FFN_ROLE.fullmatch(operator.role)
-    reads_hidden = match is not None and match[2] == "down"  # of each expert, its own
-    inputs = operator.n_expert_used if reads_hidden else 1
+    inputs = operator.n_expert_used if _reads_hidden(operator) else 1
     through_k = cut_axis(operator) == "cols"
     return SplitBlock(
         operators=(index,),
@@ -210,6 +256,12 @@ def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
         held_each=0,
         summed=operator.n_expert_used if through_k else 1,
     )
+
+
+def _reads_hidden(operator: Operator) -> bool:
+    """Whether each expert has an input of its own: the hidden values that it made."""
+    match = _FFN_ROLE.fullmatch(operator.role)
+    return match is not None and match[2] == "down"
 
 
 def _routing(operator: Operator) -> int:

@@ -246,21 +246,23 @@ class _Builder:
         return self.add((stream, *blocks), self.embd)
 
 
-def node_sides(graph: Graph, on_device: Sequence[bool], first_device_layer: int, first: int, last: int) -> list[bool]:
-    """For the nodes [first, last): True where the scheduler runs them on the device.
+def node_sides(graph: Graph, on_device: Sequence[bool], first_device_layer: int) -> list[bool]:
+    """For every node: True where the scheduler runs it on the device.
 
     on_device: one entry per operator. Layers >= first_device_layer have their norms and KV on the device (llama.cpp
     gives the last n_gpu_layers to it; the part after the last block counts as layer n_layer).
     """
-    sides: list[bool | None] = []
-    for node in graph.nodes[first:last]:
-        if node.operator is not None:
-            sides.append(on_device[node.operator])
-        elif node.follows_layer is not None:
-            sides.append(node.follows_layer >= first_device_layer)
-        else:
-            sides.append(False if node.host else None)
-    return _expanded(sides)
+    return _expanded([_side(node, on_device, (node.follows_layer or 0) >= first_device_layer) for node in graph.nodes])
+
+
+def _side(node: Node, on_device: Sequence[int], here: bool) -> bool | None:
+    """Pass 1 of the scheduler. here: whether the norms and the KV of the node's layer are on the device; None: it is
+    not assigned."""
+    if node.operator is not None:
+        return bool(on_device[node.operator])
+    if node.follows_layer is not None:
+        return here
+    return False if node.host else None
 
 
 def _expanded(sides: list[bool | None]) -> list[bool]:
@@ -287,11 +289,13 @@ def crossings(
     low, high = (0, graph.n_layer + 1) if window is None else (max(0, window[0]), min(window[1], graph.n_layer + 1))
     found: list[Counts] = []
     before: bool | None = None
+    begin = graph.layer_operators[low][0]
+    sides = bytes(on_device[begin : graph.layer_operators[high - 1][1]])
     for layer in range(low, high):
         first, last = graph.layer_operators[layer]
         after = layer + 1 >= first_device_layer if layer + 1 < high else None
         here = layer >= first_device_layer
-        counts, before = _of_layer(graph.layers[layer], bytes(on_device[first:last]), here, before, after)
+        counts, before = _of_layer(graph.layers[layer], sides[first - begin : last - begin], here, before, after)
         found.append(counts)
     splits, *others = map(sum, zip(*found, strict=True))
     return Crossings(1 + splits, *others)
@@ -304,16 +308,8 @@ def _of_layer(
     """(what a layer adds to the counts, the side that it ends on). on_device: 1 for each operator that is there. here:
     whether its norms and KV are. before: the side that the layer before ended on; None: there is none, and what comes
     from there is not counted. after: the side that the next layer begins on, if there is one."""
-    sides = _expanded(
-        [
-            bool(on_device[node.operator]) if node.operator is not None
-            else here if node.follows_layer is not None
-            else False if node.host
-            else None
-            for node in layer.nodes
-        ]
-        + ([] if after is None else [after])
-    )[: len(layer.nodes)]  # fmt: skip
+    own = [_side(node, on_device, here) for node in layer.nodes]
+    sides = _expanded(own if after is None else [*own, after])[: len(own)]
     earlier = [] if before is None else [before]
     computed = [s for s, node in zip(sides, layer.nodes, strict=True) if node.bytes_per_token]
     splits = sum(a != b for a, b in pairwise([*earlier, *computed]))

@@ -59,8 +59,7 @@ class Kernels:
     def __init__(self, profile: Profile) -> None:
         self.device = profile.device
         points: dict[tuple[str, str, MulMat], dict[int, float]] = {}
-        timed = [case for case in profile.cases if case.n_tokens > 0]  # a batch of nothing tells nothing of another
-        for case in sorted(timed, key=lambda case: case.working_set_bytes):
+        for case in sorted(profile.cases, key=lambda case: case.working_set_bytes):
             points.setdefault((case.device, case.layout, case.mul_mat), {})[case.n_tokens] = case.seconds
         curves = {key: tuple(sorted(known.items())) for key, known in points.items()}
         alphas = _alphas(curves)

@@ -80,5 +80,6 @@ def operator_costs(
         key = (operator.mul_mat, outputs_only, layout)
         if key not in seen:
             seen[key] = operator_cost(kernels, operator, output_passes if outputs_only else over, stream, layout)
-        costs.append(replace(seen[key], name=operator.name, bytes=operator.bytes))
+        of = seen[key]
+        costs.append(OperatorCost(operator.name, of.bytes, of.t_cpu_s, of.t_gpu_s, of.layout, of.streamed_s))
     return tuple(costs)

@@ -5,8 +5,11 @@ host memory, or on the device with their neighbours (cost/blocks.py, `residents`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from math import inf
+from operator import getitem, or_
 
 from oallama.cost.graph import Graph, crossings
 from oallama.cost.operators import OFFLOAD_MIN_TOKENS, OperatorCost
@@ -26,6 +29,11 @@ class Costs:
     rest_device_s: float
     offloaded: tuple[bool, ...] = ()  # for each operator, whether llama.cpp computes it on the device in large batches
     # though the host has it; (): none
+    sides_s: tuple[tuple[float, float], ...] = field(init=False, compare=False, repr=False)  # (T_c, T_g or infinite)
+
+    def __post_init__(self) -> None:
+        sides = ((cost.t_cpu_s, inf if cost.t_gpu_s is None else cost.t_gpu_s) for cost in self.operators)
+        object.__setattr__(self, "sides_s", tuple(sides))
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -41,13 +49,12 @@ def placement_seconds(
     on_device: one entry per operator, in the order of costs.operators. first_device_layer as in graph.node_sides.
     sliced: operators that take no time here, as their blocks are priced elsewhere.
     """
-    total = 0.0
-    for index, (cost, device) in enumerate(zip(costs.operators, on_device, strict=True)):
-        if index in sliced:
-            continue
-        if device and cost.t_gpu_s is None:
-            return float("inf")
-        total += cost.t_gpu_s if device and cost.t_gpu_s is not None else cost.t_cpu_s
+    seconds: Iterable[float] = map(getitem, costs.sides_s, on_device)
+    if sliced:
+        seconds = compress(seconds, [i not in sliced for i in range(len(on_device))])
+    total = sum(seconds)
+    if total == inf:
+        return inf
     n_layer = costs.graph.n_layer
     n_device_layers = max(0, n_layer - first_device_layer)
     total += n_device_layers * costs.rest_device_s + (n_layer - n_device_layers) * costs.rest_cpu_s
@@ -73,7 +80,7 @@ def transfer_seconds(
     small = tuple(p for p in costs.passes if p.n_tokens < OFFLOAD_MIN_TOKENS)
     first, last = (0, len(offloaded)) if window is None else costs.graph.operators_of(window)
     there = list(on_device)
-    there[first:last] = (on or off for on, off in zip(on_device[first:last], offloaded[first:last], strict=True))
+    there[first:last] = map(or_, on_device[first:last], offloaded[first:last])
     seconds = costs.rates.over(crossings(costs.graph, there, 0, window), large)
     if small:
         seconds += costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), small)

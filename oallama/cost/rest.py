@@ -9,9 +9,7 @@ from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE
 from oallama.cost.kernels import Curve, interpolate
 from oallama.cost.passes import Pass
-
-KV_STEP = 256
-"""llama.cpp's attention sees the KV cache in steps of so many positions."""
+from oallama.profile.wanted import KV_STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +37,8 @@ def index_rest(profile: Profile) -> RestIndex:
     Flash attention takes time for what a token sees, without it attention goes through all that it is shown.
     """
     index = {}
-    timed = [case for case in profile.rest if case.n_tokens > 0]
-    for device in {case.device for case in timed}:
-        cases = [case for case in timed if case.device == device]
+    for device in {case.device for case in profile.rest}:
+        cases = [case for case in profile.rest if case.device == device]
         plain = [case for case in cases if case.shape is not None and not case.shape.flash_attn]
         stepped = len(plain) == len(cases)
         by_tokens: dict[int, dict[int, float]] = {}

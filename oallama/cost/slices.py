@@ -9,7 +9,8 @@ scripts/measure/scheinfer_testbed.py.)
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from math import sqrt
 
 from oallama.core.errors import ProfileError
@@ -17,9 +18,10 @@ from oallama.core.profile import LinearFit, Profile
 from oallama.core.types import CPU_DEVICE, MulMat, Operator
 from oallama.core.units import KIB, MIB
 from oallama.cost.blocks import F32, SplitBlock
-from oallama.cost.interference import InterferenceCurve, interference_at, interference_curve
+from oallama.cost.interference import Interference, InterferenceCurve, interference_at, interference_curve
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
-from oallama.cost.timeline import BlockTimes, Prefetch, Step, cycle_seconds
+from oallama.cost.streams import BlockTimes, Step
+from oallama.cost.timeline import Prefetch, cycle_seconds, runs_ahead
 from oallama.cost.transfer import TransferRates, transfer_rates
 from oallama.profile.fit import fit_linear
 
@@ -96,11 +98,48 @@ def _seconds(kernel: Kernel, share: float, n_tokens: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class Lines:
+    """What a share of mul-mats takes with one number of tokens: α whatever the share, and its part of the rest (Eq. 4);
+    bytes and copies of it where it is streamed."""
+
+    cpu_alpha_s: float
+    cpu_rest_s: float
+    gpu_alpha_s: float
+    gpu_rest_s: float
+    bytes: float  # of the whole, that these tokens read
+    n_copies: float  # of any share
+
+
+class Gemms(tuple[Gemm, ...]):
+    """Mul-mats that are cut alike, one after the other. What they take is added up once for each number of tokens."""
+
+    @cached_property
+    def routed(self) -> bool:
+        return any(gemm.routed for gemm in self)
+
+    @cached_property
+    def _known(self) -> dict[int, Lines]:
+        return {}
+
+    def at(self, n_tokens: int) -> Lines:
+        """n_tokens: at least one."""
+        if n_tokens not in self._known:
+            cpu, gpu = [gemm.cpu.at(n_tokens) for gemm in self], [gemm.gpu.at(n_tokens) for gemm in self]
+            self._known[n_tokens] = Lines(
+                sum(alpha_s for alpha_s, _ in cpu), sum(rest_s for _, rest_s in cpu),
+                sum(alpha_s for alpha_s, _ in gpu), sum(rest_s for _, rest_s in gpu),
+                sum(gemm.read_bytes(1.0, n_tokens) for gemm in self),
+                sum(gemm.n_copies(1.0, n_tokens) for gemm in self),
+            )  # fmt: skip
+        return self._known[n_tokens]
+
+
+@dataclass(frozen=True, slots=True)
 class BlockCost:
     """A block, what its mul-mats cost, and what lies between it and the one before."""
 
     block: SplitBlock
-    gemms: tuple[Gemm, ...]
+    gemms: Gemms
     layout: str = "CPU"  # host buffer type of CC, which the gemms' CPU times are of
     gap: Curve = (
         NO_TIME  # seconds by batch size from the join before to this block's inputs: attention, norms, crossings
@@ -112,23 +151,48 @@ class BlockCost:
     away: Curve = NO_TIME  # of such a block: seconds by batch size that llama.cpp's crossings take where it stays whole
     takes_n_g: bool = True  # CC may be streamed for some tokens: it is held in the plain layout too
     kind: Hashable = None  # of two blocks that cost the same it is the same; None: the block is like no other
+    slice_kind: Hashable = None  # of blocks that cost the same where they are sliced, but for gap and gap_cpu
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.gemms, Gemms):
+            object.__setattr__(self, "gemms", Gemms(self.gemms))
+
+    @property
+    def same(self) -> Hashable:
+        """Equal for blocks that cost the same."""
+        return id(self) if self.kind is None else self.kind
+
+    def like(self, block: SplitBlock) -> BlockCost:
+        """Another block that costs the same."""
+        return BlockCost(
+            block, self.gemms, self.layout, self.gap, self.gap_cpu, self.whole, self.outputs_only, self.resident,
+            self.away, self.takes_n_g, self.kind, self.slice_kind,
+        )  # fmt: skip
 
     @property
     def routed(self) -> bool:
         """Whether the weights that are needed are known only once the router has run."""
-        return any(gemm.routed for gemm in self.gemms)
+        return self.gemms.routed
 
     def cpu_s(self, share: float, n_tokens: int) -> float:
-        return sum(gemm.cpu_s(share, n_tokens) for gemm in self.gemms)
+        if share <= 0 or n_tokens <= 0:
+            return 0.0
+        lines = self.gemms.at(n_tokens)
+        return lines.cpu_alpha_s + share * lines.cpu_rest_s
 
     def gpu_s(self, share: float, n_tokens: int) -> float:
-        return sum(gemm.gpu_s(share, n_tokens) for gemm in self.gemms)
+        if share <= 0 or n_tokens <= 0:
+            return 0.0
+        lines = self.gemms.at(n_tokens)
+        return lines.gpu_alpha_s + share * lines.gpu_rest_s
 
     def read_bytes(self, share: float, n_tokens: int) -> float:
-        return sum(gemm.read_bytes(share, n_tokens) for gemm in self.gemms)
+        """Of the share of the weights, what n_tokens tokens need."""
+        return share * self.gemms.at(n_tokens).bytes if share > 0 and n_tokens > 0 else 0.0
 
     def n_copies(self, share: float, n_tokens: int) -> float:
-        return sum(gemm.n_copies(share, n_tokens) for gemm in self.gemms)
+        """In which that is copied."""
+        return self.gemms.at(n_tokens).n_copies if share > 0 and n_tokens > 0 else 0.0
 
 
 def block_costs(kernels: Kernels, operators: Sequence[Operator], block: SplitBlock) -> dict[str, BlockCost]:
@@ -141,7 +205,7 @@ def block_costs(kernels: Kernels, operators: Sequence[Operator], block: SplitBlo
     return {
         layout: BlockCost(
             block,
-            tuple(
+            Gemms(
                 Gemm(operator.mul_mat, operator.bytes, cpu[layout], gpu)
                 for operator, cpu, gpu in zip(members, on_host, on_device, strict=True)
                 if gpu is not None
@@ -164,6 +228,13 @@ class SliceRates:
     issue: LinearFit | None = None  # for how long a copy to the device holds up that thread; None: not at all
     interference: InterferenceCurve = ()
     staged: bool = False  # activations go through pinned memory: the thread does not wait for their copies
+    _beside: dict[int, Interference] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def beside(self, n_tokens: int) -> Interference:
+        """What work at the same time leaves, computed once for each number of tokens."""
+        if n_tokens not in self._beside:
+            self._beside[n_tokens] = interference_at(self.interference, n_tokens)
+        return self._beside[n_tokens]
 
     @property
     def piece_bytes(self) -> int:
@@ -217,80 +288,86 @@ def slice_times(
     of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1
 ) -> BlockTimes:
     """The tasks of a block in a pass over n_tokens tokens, of which n_g use the CC slice on the device (CG'), and
-    n_outputs give logits.
+    n_outputs give logits."""
+    return own_times(of, rates, cut, n_tokens, n_g, n_outputs).behind(*gap_times(of, n_tokens))
+
+
+def gap_times(of: BlockCost, n_tokens: int) -> tuple[float, float]:
+    """Seconds between the block before and this one, and of these those in which the CPU works."""
+    gap_s = interpolate(of.gap, n_tokens)
+    return gap_s, min(gap_s, interpolate(of.gap_cpu, n_tokens))
+
+
+def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> BlockTimes:
+    """As slice_times, without the gap before the block.
 
     Where nothing is on the device llama.cpp runs the block where it is, and there is nothing to send or to join; nor
     is there where all is GG.
     """
-    gap_s = interpolate(of.gap, n_tokens)
-    gap_cpu_s = min(gap_s, interpolate(of.gap_cpu, n_tokens))
     rows = n_outputs if of.outputs_only else n_tokens
     if of.outputs_only or not of.takes_n_g:
         n_g = 0
     prime = cut.cc > 0 and n_g > 0
     if cut.is_whole and not prime:
         whole_s = of.cpu_s(1.0, rows) if of.whole is None else interpolate(of.whole, n_tokens)
-        if of.resident:
-            gap_s += interpolate(of.away, n_tokens)
-        return BlockTimes(gap_s, 0.0, whole_s, (), 0.0, gap_cpu_s=gap_cpu_s,
-                          interference=interference_at(rates.interference, n_tokens))  # fmt: skip
+        away_s = interpolate(of.away, n_tokens) if of.resident else 0.0
+        return BlockTimes(away_s, 0.0, whole_s, (), 0.0, interference=rates.beside(n_tokens))
     if rows <= 0:
-        return BlockTimes(gap_s, 0.0, 0.0, (), 0.0, gap_cpu_s=gap_cpu_s)
+        return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
     extent = cut.extent
     cc, cg, gg = cut.cc / extent, cut.cg / extent, cut.gg / extent
     block, link = of.block, rates.transfer
 
     streamed = of.read_bytes(cg, rows) + of.read_bytes(cc, n_g)
-
-    def asked_s() -> float:
-        """Of the thread, to ask for the copies: each of them once, and once for each further piece."""
-        if rates.blocking or rates.issue is None or not streamed:
-            return 0.0
+    issue_s = 0.0  # of the thread, to ask for the copies: each of them once, and once for each further piece
+    if streamed and rates.issue is not None and not rates.blocking:
         n_asked = of.n_copies(cg, rows) + of.n_copies(cc, n_g) + max(0.0, streamed / rates.piece_bytes - 1)
-        return n_asked * rates.issue.alpha_s + streamed * rates.issue.beta_s_per_byte
+        issue_s = n_asked * rates.issue.alpha_s + streamed * rates.issue.beta_s_per_byte
 
-    steps = []
-    if gg > 0:
-        steps.append(Step(0.0, of.gpu_s(gg, rows)))
-    if cg > 0 or prime:
-        # one is queued behind the other, so that the link's latency is waited for once
-        steps.append(Step(rates.weights.seconds(streamed), of.gpu_s(cg, rows) + of.gpu_s(cc, n_g)))
-    send_s = join_s = in_s = out_s = 0.0
-    waited: tuple[Step, ...] = ()
+    # what is streamed is queued behind GG, so that the link's latency is waited for once
+    streams = cg > 0 or prime
+    n_steps = (gg > 0) + streams
+    send_s = join_s = in_s = out_s = launch_s = staged_in_s = staged_out_s = 0.0
     if gg < 1 and of.resident:
         # the device reads its input where it is; two launches: it adds what the thread sends, and llama.cpp goes on
-        send_s = _fetch_s(block, link, rows) + len(steps) * link.launch_issue_s
+        send_s = _fetch_s(block, link, rows) + n_steps * link.launch_issue_s
         join_s = _lift_s(block, link, cut.cc, rows - n_g) + 2 * link.split_s
-        steps[0] = replace(steps[0], launch_s=link.launch_s)
+        launch_s = link.launch_s
     elif gg < 1:
         elements = extent if prime else cut.cg + cut.gg
         there = n_g if cut.is_whole else rows  # tokens that the device computes something of
         n_up, n_down = block.upload_bytes(elements, there, rows), block.download_bytes(elements, there, rows)
-        send_s = rates.staging_s(n_up) + len(steps) * link.launch_issue_s
+        send_s = rates.staging_s(n_up) + n_steps * link.launch_issue_s
         join_s = n_down // F32 * JOIN_BYTES * rates.join_s_per_byte
-        first, last = steps[0], steps[-1]
         copy_in_s, copy_out_s = link.copy_in.seconds(n_up), link.copy_out.seconds(n_down)
+        launch_s = link.launch_s
         if rates.staged:
-            steps[0] = replace(first, launch_s=link.launch_s + copy_in_s, in_s=copy_in_s)
-            steps[-1] = replace(steps[-1], gpu_s=last.gpu_s + copy_out_s, out_s=copy_out_s)
+            staged_in_s, staged_out_s = copy_in_s, copy_out_s
         else:
             in_s, out_s = copy_in_s, copy_out_s
             send_s += in_s
             join_s += out_s
-            steps[0] = replace(first, launch_s=link.launch_s)
+    steps: tuple[Step, ...] = ()
+    if streams:
+        gpu_s = of.gpu_s(cg, rows) + of.gpu_s(cc, n_g) + staged_out_s
+        launched = (0.0, 0.0) if gg > 0 else (launch_s + staged_in_s, staged_in_s)
+        steps = (Step(rates.weights.seconds(streamed), gpu_s, *launched, staged_out_s),)
+    if gg > 0:
+        behind_s = 0.0 if streams else staged_out_s
+        steps = (Step(0.0, of.gpu_s(gg, rows) + behind_s, launch_s + staged_in_s, staged_in_s, behind_s), *steps)
+    waited: tuple[Step, ...] = ()
     if rates.blocking:
         send_s += sum(step.copy_s + step.launch_s + step.gpu_s for step in steps)
-        steps, waited = [], tuple(steps)
+        steps, waited = (), steps
     return BlockTimes(
-        gap_s=gap_s,
+        gap_s=0.0,
         send_s=send_s,
         cpu_s=of.cpu_s(cc, rows - n_g),
-        steps=tuple(steps),
+        steps=steps,
         join_s=join_s,
         routed=of.routed,
-        issue_s=asked_s(),
-        gap_cpu_s=gap_cpu_s,
-        interference=interference_at(rates.interference, rows),
+        issue_s=issue_s,
+        interference=rates.beside(rows),
         in_s=in_s,
         waited=waited,
         out_s=out_s,
@@ -309,24 +386,46 @@ def _lift_s(block: SplitBlock, link: TransferRates, cc: int, n_tokens: int) -> f
 
 @dataclass(slots=True)
 class Pricing:
-    """How slices are run: what the device and the link cost, and how far copies run ahead. Remembers what it priced."""
+    """How slices are run: what the device and the link cost, and how far copies run ahead.
+
+    Remembers the tasks of sliced blocks of a kind, and their prices between the gaps that were asked for last.
+    """
 
     rates: SliceRates
     prefetch: Prefetch = Prefetch()  # noqa: RUF009 - frozen
-    _known: dict[Hashable, float] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _own: dict[Hashable, tuple[BlockTimes, float | None]] = field(default_factory=dict, init=False, repr=False)
+    _around: tuple[Curve, Curve] = field(default=(NO_TIME, NO_TIME), init=False, repr=False)
+    _gaps: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
+    _known: dict[Hashable, float] = field(default_factory=dict, init=False, repr=False)
 
     def block_times(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> BlockTimes:
         return slice_times(of, self.rates, cut, n_tokens, n_g, n_outputs)
 
     def seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
-        """Of one block among others like it, round after round; computed once for blocks of a kind with the same
-        surroundings."""
-        if of.kind is None:
-            return self._seconds(of, cut, n_tokens, n_g, n_outputs)
-        key = (of.kind, of.gap, of.gap_cpu, of.whole, cut.cc, cut.cg, cut.gg, n_tokens, n_g, n_outputs)
+        """Of one block among others like it, round after round."""
+        gap_s, gap_cpu_s = self._gap(of, n_tokens)
+        if of.slice_kind is None or (cut.gg == cut.cg == 0 and (n_g == 0 or of.outputs_only or not of.takes_n_g)):
+            own, own_s = self._of(of, cut, n_tokens, n_g, n_outputs)
+            return cycle_seconds([own.behind(gap_s, gap_cpu_s)], self.prefetch) if own_s is None else gap_s + own_s
+        key = (of.slice_kind, cut.cc, cut.cg, cut.gg, n_tokens, n_g, n_outputs)
+        if key not in self._own:
+            self._own[key] = self._of(of, cut, n_tokens, n_g, n_outputs)
+        own, own_s = self._own[key]
+        if own_s is not None:
+            return gap_s + own_s
         if key not in self._known:
-            self._known[key] = self._seconds(of, cut, n_tokens, n_g, n_outputs)
+            self._known[key] = cycle_seconds([own.behind(gap_s, gap_cpu_s)], self.prefetch)
         return self._known[key]
 
-    def _seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> float:
-        return cycle_seconds([self.block_times(of, cut, n_tokens, n_g, n_outputs)], self.prefetch)
+    def _of(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> tuple[BlockTimes, float | None]:
+        """(a block without a gap, its seconds; None: they depend on the gap, in which its copies go on)."""
+        own = own_times(of, self.rates, cut, n_tokens, n_g, n_outputs)
+        ahead = runs_ahead([own], self.prefetch)
+        return own, None if ahead else cycle_seconds([own], self.prefetch)
+
+    def _gap(self, of: BlockCost, n_tokens: int) -> tuple[float, float]:
+        if of.gap is not self._around[0] or of.gap_cpu is not self._around[1]:
+            self._around, self._gaps, self._known = (of.gap, of.gap_cpu), {}, {}
+        if n_tokens not in self._gaps:
+            self._gaps[n_tokens] = gap_times(of, n_tokens)
+        return self._gaps[n_tokens]

@@ -48,7 +48,7 @@ def whole_tasks(
             on or (off and i not in sliced) for i, (on, off) in enumerate(zip(there, costs.offloaded, strict=True))
         ]
         from_layer = 0
-    sides = node_sides(graph, there, from_layer, 0, len(graph.nodes))
+    sides = node_sides(graph, there, from_layer)
     rates, made = costs.rates, list[Task]()
 
     def rest(layer: int) -> None:

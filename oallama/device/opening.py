@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from oallama.core.errors import DeviceError
-from oallama.core.types import CPU_DEVICE, DeviceInfo
+from oallama.core.types import CPU_DEVICE, CPU_PAIR, DeviceInfo
 from oallama.device.emulated_link import EMULATED_BACKEND, open_emulated
 from oallama.device.load_params import load_bridge
 from oallama.device.rpc_link import connect, connection_broke, device_info, linked_pointer, list_with_links
@@ -16,7 +16,6 @@ from oallama.device.rpc_worker import RpcWorker
 from oallama.device.spec import DeviceSpec, parse_device
 
 NO_DEVICE = "none"
-CPU_PAIR = "cpu-pair"
 SPLIT_BACKEND = "OALLAMA"  # registry name of libggml-oallama
 LOOK_S = 0.5
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from oallama import __version__
 from oallama.bench.ab import Bench, Progress, quiet, run_bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
 from oallama.bench.deadline import Deadline
@@ -17,26 +14,14 @@ from oallama.bench.fit_plan import stock_plan
 from oallama.bench.prepare import memory_cap, setting_of
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, StockPlacement
 from oallama.bench.schedule import Done
+from oallama.gate.key import Key, gate_key
 from oallama.gate.measure import Contest, gate_tests
 from oallama.gate.pairs import Trial, worth_keeping
 from oallama.gate.plans import all_plans, candidate, plan_by
 from oallama.gate.store import Kept, nearest_kept, read_kept, write_kept
-from oallama.gate.verdict import (
-    Key,
-    Verdict,
-    answers,
-    choose,
-    decide,
-    holds,
-    length_class,
-    reweighed,
-    ruled_out,
-    sentence,
-    size_class,
-)
+from oallama.gate.verdict import Verdict, answers, choose, decide, holds, reweighed, ruled_out, sentence
 
 if TYPE_CHECKING:
-    from oallama.core.profile import Profile
     from oallama.core.types import Workload
     from oallama.cost.passes import Pass
     from oallama.placer import Placer
@@ -45,9 +30,6 @@ if TYPE_CHECKING:
 BUDGET_S = 20.0  # that a run may wait for the gate, by the wall clock
 PLANNING_SHARE = 0.5  # of it that plans may be begun in
 BENCH_BUDGET_S = 120.0  # where somebody came to measure
-
-TIMED = ("cases", "rest", "link", "boundary", "contention", "launch_s", "launch_issue_s", "sharing", "copy_wait")
-"""Of a profile's JSON."""
 
 Measure = Callable[[Bench, Progress], BenchResult]
 
@@ -188,37 +170,6 @@ def _same(one: StockPlacement, other: StockPlacement) -> bool:
 
 def _still_valid(kept: Kept | None, free: int) -> Kept | None:
     return kept if kept is not None and holds(kept.verdict, free) else None
-
-
-def gate_key(placer: Placer, load: Workload) -> Key:
-    """What a verdict for this model, device and workload holds for. Counts of tokens that are alike share a class."""
-    from oallama.profile.machine import fingerprint_key
-
-    options = placer.options
-    return {
-        "model": placer.model.fingerprint,
-        "machine": fingerprint_key(placer.machine),  # that of the profile unless it came from a file
-        "profile": timings_digest(placer.profile()),  # other times make other plans
-        "oallama": __version__,
-        "n_threads": placer.threads,
-        "depth_class": size_class(load.n_ctx),
-        "prompt_class": length_class(load.n_prompt),
-        "gen_class": length_class(load.n_gen),
-        "n_ubatch": load.n_ubatch,
-        "ubatch_is_fixed": options.n_ubatch is not None,  # else plans may have a larger one, up to n_batch
-        "n_batch": options.n_batch,
-        **asdict(placer.attention),
-        **{name: getattr(options, name) for name in ("vram", "vram_fill", "gpu_weights")},
-    }
-
-
-def timings_digest(profile: Profile) -> str:
-    """16 hex digits of all that was timed, and of nothing else."""
-    from oallama.profile.store import profile_to_json
-
-    record = profile_to_json(profile)
-    timed = {name: record.get(name) for name in TIMED}
-    return hashlib.sha256(json.dumps(timed, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def gated_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:

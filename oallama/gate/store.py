@@ -8,14 +8,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from oallama.bench.records import BenchTest, Sample, StockPlacement
 from oallama.core.codec import from_json, parse_json
 from oallama.core.files import write_whole
+from oallama.gate.key import Key, distance
 from oallama.gate.pairs import MOST_PAIRS, Pairs
 from oallama.gate.plans import NAMES
-from oallama.gate.verdict import VERSION, Key, Verdict, distance, verdict_from_json
+from oallama.gate.verdict import VERSION, Verdict, verdict_from_json
 from oallama.profile.store import cache_folder
 
 MOST_BLOCKS = 4 * MOST_PAIRS
@@ -55,11 +55,10 @@ def nearest_kept(key: Key) -> Kept | None:
 
 def write_kept(kept: Kept) -> None:
     """Remember it, whole or not at all; where the folder cannot be written, the next run measures again."""
-    document: dict[str, Any] = {
-        "verdict": asdict(kept.verdict), "stock": asdict(kept.stock), "pairs": [asdict(each) for each in kept.pairs]
-    }  # fmt: skip
+    path = verdict_path(kept.verdict.key)
     with contextlib.suppress(OSError):
-        write_whole(verdict_path(kept.verdict.key), json.dumps(document, indent=1))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(asdict(kept), indent=1))
 
 
 def _all_kept() -> Iterator[Kept]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from oallama.bench.stats import geometric_mean
 from oallama.core.codec import from_json
+from oallama.gate.key import Key
 from oallama.gate.pairs import Pairs, Trial, trial
 
 VERSION = 1
@@ -24,10 +25,6 @@ ALWAYS = (CPU_ALONE, "stock-cpu")  # tried whatever is predicted for them
 HOPELESS_PREDICTED = 2.0  # predicted to take more than so many times as long as stock: not measured
 MEMORY_TOLERANCE = 0.05
 """Free device memory may differ by this share of what it was; beyond, other plans fit."""
-
-
-Key = Mapping[str, Any]
-"""What a verdict holds for: text and numbers (gate/run.py, gate_key)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +53,6 @@ class Verdict:
     version: int = VERSION
     settled: bool = True
     gave_up_s: float = 0.0
-
-
-def size_class(n_tokens: int) -> int:
-    """The power of two that a count of tokens is nearest below: counts of one class are alike."""
-    return max(n_tokens, 1).bit_length() - 1
-
-
-def length_class(n_tokens: int) -> int:
-    """The power of eight that a count of tokens is nearest below: what to weigh prompt against generation by."""
-    return size_class(n_tokens) // 3
 
 
 def ruled_out(candidate: Candidate, stock: Candidate) -> str:
@@ -128,18 +115,6 @@ def reweighed(verdict: Verdict, pairs: Sequence[Pairs], key: Key, n_prompt: int,
     """What the pairs behind a verdict say of another prompt and generation."""
     trials = [trial(each, n_prompt, n_gen) for each in pairs] or verdict.trials
     return decide(key, verdict.stock, trials, verdict.free_bytes, verdict.measured_at, verdict.seconds)
-
-
-LENGTHS = ("prompt_class", "gen_class")
-
-
-def distance(key: Key, other: Key) -> int | None:
-    """How many classes of prompt and generation two keys are apart; None where they differ in anything else."""
-    if {**key, **dict.fromkeys(LENGTHS)} != {**other, **dict.fromkeys(LENGTHS)}:
-        return None
-    if not all(isinstance(each.get(name), int) for each in (key, other) for name in LENGTHS):
-        return None
-    return sum(abs(int(key[name]) - int(other[name])) for name in LENGTHS)
 
 
 def answers(verdict: Verdict, budget_s: float) -> bool:

@@ -14,7 +14,7 @@ device. So the ranking of every round is filled by lines 16-31 at once, and T' i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from oallama.core.types import Operator
@@ -95,7 +95,7 @@ def normalise(benefits: Sequence[float]) -> tuple[float, ...]:
 
 def rank(benefits: Sequence[float]) -> tuple[int, ...]:
     """Indices by falling benefit; equal benefits keep their (graph) order, so ranks are deterministic."""
-    return tuple(sorted(range(len(benefits)), key=lambda i: (-benefits[i], i)))
+    return tuple(sorted(range(len(benefits)), key=[-b for b in benefits].__getitem__))
 
 
 class Transfers:
@@ -110,6 +110,45 @@ class Transfers:
         self._known: dict[tuple[object, ...], float] = {}
         self._units: dict[Unit, _Window] = {}
         self._alike: dict[object, int] = {}
+        self._windows: dict[tuple[Unit, ...], list[tuple[_Window, list[Unit]]]] = {}
+        self._saved: dict[tuple[Unit, ...], list[tuple[float, int]]] = {}
+        self._near: dict[tuple[object, ...], list[float]] = {}
+
+    def of_all(self, on_device: Sequence[bool], first_device_layer: int, units: tuple[Unit, ...]) -> list[float]:
+        """Of each of these units, which are in graph order. Where layers and their neighbours are in the same state, so
+        are these."""
+        if units not in self._windows:
+            self._windows[units] = self._by_window(units)
+        sides = bytes(on_device)
+        found: list[float] = []
+        for around, members in self._windows[units]:
+            low, high = around.layers
+            key = (around.alike, min(max(first_device_layer, low), high) - low, sides[around.first : around.last])
+            if key not in self._near:
+                if len(self._near) >= MAX_KNOWN:
+                    self._near.clear()
+                self._near[key] = [self.of(on_device, first_device_layer, unit) for unit in members]
+            found += self._near[key]
+        return found
+
+    def saved(self, units: tuple[Unit, ...]) -> list[tuple[float, int]]:
+        """(T_c - T_g, M) of each of these units."""
+        if units not in self._saved:
+            self._saved[units] = [_saved(self._costs, unit) for unit in units]
+        return self._saved[units]
+
+    def _by_window(self, units: tuple[Unit, ...]) -> list[tuple[_Window, list[Unit]]]:
+        """Units of the same layers together: `alike` and `members` are then of all of them."""
+        groups: dict[tuple[int, int], list[Unit]] = {}
+        for unit in units:
+            groups.setdefault(self._around(unit).layers, []).append(unit)
+        made = []
+        for group in groups.values():
+            each = [self._around(unit) for unit in group]
+            alike = self._alike.setdefault(tuple(one.alike for one in each), len(self._alike))
+            members = tuple(i for one in each for i in one.members)
+            made.append((replace(each[0], members=members, alike=alike), group))
+        return made
 
     def of(self, on_device: Sequence[bool], first_device_layer: int, unit: Unit) -> float:
         """Crossings with the whole unit on the device less those with it on the CPU.
@@ -117,7 +156,7 @@ class Transfers:
         Only the unit's layers and their neighbours are looked at: every layer begins with a norm whose side is fixed,
         so nothing reaches further. Units are alike where their layers are, wherever these are in the model.
         """
-        around = self._units.get(unit) or self._around(unit)
+        around = self._around(unit)
         near = bytearray(on_device[around.first : around.last])
         for i in around.members:
             near[i] = 0  # where it is now does not matter
@@ -136,6 +175,8 @@ class Transfers:
         return max(0.0, self._known[key]) if self._paper else self._known[key]
 
     def _around(self, unit: Unit) -> _Window:
+        if unit in self._units:
+            return self._units[unit]
         graph = self._costs.graph
         own = [graph.operator_layer[i] for i in unit]
         low, high = max(0, min(own) - 1), max(own) + 2
@@ -160,18 +201,20 @@ class _Window:
 
 def benefit(costs: Costs, unit: Unit, transfer_s: float) -> float:
     """B = (T_c - T_g - T') / M of a unit, seconds per byte; minus infinity where the device cannot compute it."""
-    saved = 0.0
-    for i in unit:
-        cost = costs.operators[i]
-        if cost.t_gpu_s is None:
-            return float("-inf")
-        saved += cost.t_cpu_s - cost.t_gpu_s
-    return (saved - transfer_s) / max(1, sum(costs.operators[i].bytes for i in unit))
+    saved_s, n_bytes = _saved(costs, unit)
+    return (saved_s - transfer_s) / n_bytes
+
+
+def _saved(costs: Costs, unit: Unit) -> tuple[float, int]:
+    """(T_c - T_g, M) of a unit."""
+    own = [costs.operators[i] for i in unit]
+    saved_s = sum(float("-inf") if cost.t_gpu_s is None else cost.t_cpu_s - cost.t_gpu_s for cost in own)
+    return saved_s, max(1, sum(cost.bytes for cost in own))
 
 
 def iterate(
     costs: Costs,
-    units: Sequence[Unit],
+    units: tuple[Unit, ...],
     budget: int,
     first_device_layer: int,
     *,
@@ -191,7 +234,7 @@ def iterate(
     """
     transfers = transfers or Transfers(costs)
     n = len(costs.operators)
-    sizes = [sum(costs.operators[i].bytes for i in unit) for unit in units]
+    sizes = [n_bytes for _, n_bytes in transfers.saved(units)]
 
     def place(benefits: Sequence[float]) -> tuple[bool, ...]:
         least = 0.0 if rule == "continue" else float("-inf")
@@ -203,7 +246,8 @@ def iterate(
                 on_device[i] = True
         return tuple(on_device)
 
-    placement = tuple(start) if start is not None else place([benefit(costs, unit, 0.0) for unit in units])
+    saved = transfers.saved(units)
+    placement = tuple(start) if start is not None else place([saved_s / n_bytes for saved_s, n_bytes in saved])
     met = {placement: placement_seconds(costs, placement, first_device_layer)}
 
     def ended(last: tuple[bool, ...], iteration: int, converged: bool) -> Search:
@@ -214,7 +258,8 @@ def iterate(
         return Search(kept, iteration, converged, met[kept])
 
     for iteration in range(1, max_iterations + 1):
-        following = place([benefit(costs, u, transfers.of(placement, first_device_layer, u)) for u in units])
+        moved = transfers.of_all(placement, first_device_layer, units)
+        following = place([(own_s - t_s) / n_bytes for (own_s, n_bytes), t_s in zip(saved, moved, strict=True)])
         if following in met:  # the one before again: same neighbours, same T', so the affinities are stable
             return ended(following, iteration, following == placement)
         met[following] = placement_seconds(costs, following, first_device_layer)

@@ -1,4 +1,5 @@
-"""Was a plan worth it? What stock llama.cpp's --fit and the CPU alone are predicted to take for the same workload.
+"""Was a plan worth it? What stock llama.cpp's --fit and the CPU alone are predicted to take for the same workload, and
+what no placement takes less than.
 
 Pure but for the problem's probe, which is asked what the policies asked it before.
 """
@@ -6,22 +7,25 @@ Pure but for the problem's probe, which is asked what the policies asked it befo
 from __future__ import annotations
 
 from oallama.core.affinity import Baseline
-from oallama.core.types import CPU_DEVICE, Predicted, Workload
+from oallama.core.types import CPU_DEVICE, MemoryLedger, Predicted, Workload
+from oallama.place.bound import physical_bound
 from oallama.place.placed import cpu
 from oallama.place.problem import Problem, costs_of, device_memory, predicted_of
 from oallama.place.stock_fit import priced_stock_fit
 
-STOCK, CPU_ALONE = "stock --fit", "all CPU"
+STOCK, CPU_ALONE, BOUND = "stock --fit", "all CPU", "physical bound"
 
 
-def baselines(problem: Problem, load: Workload) -> tuple[Baseline, ...]:
-    """Priced with the attention that the problem's profile has. No stock where llama.cpp itself has no device."""
+def baselines(problem: Problem, load: Workload, held: MemoryLedger) -> tuple[Baseline, ...]:
+    """Priced with the attention that the problem's profile has. held: by the plan. No stock where llama.cpp itself has
+    no device."""
     alone = Baseline(CPU_ALONE, _cpu_alone(problem, load))
+    least = Baseline(BOUND, physical_bound(problem, load, held))
     if problem.profile.device == CPU_DEVICE or problem.slices_only:
-        return (alone,)
+        return alone, least
     memory, load, _ = device_memory(problem, load, required=False)
     stock = alone.predicted if memory is None else priced_stock_fit(problem, load, memory)[2]
-    return Baseline(STOCK, stock), alone
+    return Baseline(STOCK, stock), alone, least
 
 
 def _cpu_alone(problem: Problem, load: Workload) -> Predicted:

@@ -18,6 +18,9 @@ from oallama.cost.slices import BlockCost, Cut, Pricing
 from oallama.place.least import least
 
 Layers = Sequence[tuple[BlockCost, Cut]]
+Counted = Sequence[tuple[BlockCost, Cut, int]]
+"""One of each kind of block with each cut, and how many there are."""
+
 Table = tuple[tuple[int, int], ...]
 """((n_tokens, n_g), ...) with ascending n_tokens: PlanRecord.token_assignment."""
 
@@ -30,8 +33,8 @@ def solve_cg(of: BlockCost, on: Pricing, gg: int, n_tokens: int = 1) -> tuple[Cu
     return best_cg(of, gg, lambda cut: on.seconds(of, cut, n_tokens))
 
 
-def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float]) -> tuple[Cut, float]:
-    """As solve_cg, by seconds of the caller's own."""
+def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float], near: Cut | None = None) -> tuple[Cut, float]:
+    """As solve_cg, by seconds of the caller's own. near: what was best by seconds much like these."""
     step, rest = of.block.step, of.block.extent - gg
     n_steps = ceil(rest / step)
 
@@ -40,40 +43,44 @@ def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float]) -> tuple[Cu
         cc = (n_steps - n_streamed) * step if n_streamed else rest
         return Cut(cc, rest - cc, gg)
 
-    n_streamed, best_s = least(lambda n: seconds(cut(n)), 0, n_steps)
+    start = None if near is None else ceil(near.cg / step)
+    n_streamed, best_s = least(lambda n: seconds(cut(n)), 0, n_steps, near=start)
     return cut(n_streamed), best_s
 
 
 def pass_seconds(layers: Layers, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
     """Of all layers in a pass over n_tokens tokens, n_outputs of which give logits; each among others like it."""
-    return _pass_seconds(alike(layers), on, n_tokens, n_g, n_outputs)
+    return counted_seconds(alike(layers), on, n_tokens, n_g, n_outputs)
 
 
-def alike(layers: Layers) -> list[tuple[BlockCost, Cut, int]]:
+def alike(layers: Layers) -> Counted:
     """One of each kind of block with each cut, and how many there are."""
     first: dict[tuple[Hashable, Cut], tuple[BlockCost, Cut]] = {}
     counts: Counter[tuple[Hashable, Cut]] = Counter()
     for of, cut in layers:
-        key = (id(of) if of.kind is None else of.kind, cut)
+        key = (of.same, cut)
         first.setdefault(key, (of, cut))
         counts[key] += 1
     return [(*first[key], count) for key, count in counts.items()]
 
 
-def _pass_seconds(
-    counted: Sequence[tuple[BlockCost, Cut, int]], on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1
-) -> float:
-    return sum(count * on.seconds(of, cut, n_tokens, n_g, n_outputs) for of, cut, count in counted)
+def counted_seconds(layers: Counted, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
+    """As pass_seconds."""
+    return sum(count * on.seconds(of, cut, n_tokens, n_g, n_outputs) for of, cut, count in layers)
 
 
 def solve_n_g(layers: Layers, on: Pricing, n_tokens: int) -> tuple[int, float]:
     """(n_g, seconds of the pass) with the least seconds; of equals the smallest n_g."""
-    counted = alike(layers)
-    on_cpu = [of for of, cut, _ in counted if cut.cc and of.takes_n_g and not of.outputs_only]
+    return least_n_g(alike(layers), on, n_tokens)
+
+
+def least_n_g(layers: Counted, on: Pricing, n_tokens: int) -> tuple[int, float]:
+    """As solve_n_g."""
+    on_cpu = [of for of, cut, _ in layers if cut.cc and of.takes_n_g and not of.outputs_only]
 
     @cache
     def seconds(n_g: int) -> float:
-        return _pass_seconds(counted, on, n_tokens, n_g)
+        return counted_seconds(layers, on, n_tokens, n_g)
 
     if not on_cpu:
         return 0, seconds(0)
@@ -86,7 +93,8 @@ def token_table(layers: Layers, on: Pricing, most: int, also: Collection[int] = 
     """n_g at the powers of two up to `most` tokens, at the lengths in `also`, and at the first prompt that has any with
     the one before it, so that interpolation does not smear the step there. Empty where no length gains."""
     lengths = sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most, *also})
-    table = {n: solve_n_g(layers, on, n)[0] for n in lengths}
+    counted = alike(layers)
+    table = {n: least_n_g(counted, on, n)[0] for n in lengths}
     used = [n for n in lengths if table[n]]
     if not used:
         return ()
@@ -94,7 +102,7 @@ def token_table(layers: Layers, on: Pricing, most: int, also: Collection[int] = 
     below = max((n for n in lengths if n < above), default=0)
     while above - below > 1:  # the first length that gains lies in between
         middle = (above + below) // 2
-        n_g = solve_n_g(layers, on, middle)[0]
+        n_g = least_n_g(counted, on, middle)[0]
         above, below = (middle, below) if n_g else (above, middle)
         table[middle] = n_g
     return tuple((n, n_g) for n, n_g in sorted(table.items()) if n >= max(1, below))

@@ -21,7 +21,7 @@ from oallama.place.budget import DeviceMemory, Room
 from oallama.place.exchange import attention, exchange, exchange_notes, whole_ffns
 from oallama.place.microbatch import seconds_in, with_larger_ubatch
 from oallama.place.oato import AffinityRule, search
-from oallama.place.placed import Budget, Placed, cpu, layers
+from oallama.place.placed import Budget, Placed, cpu, layers, nothing_there
 from oallama.place.problem import (
     SMALLEST_UBATCH,
     Decision,
@@ -52,6 +52,9 @@ VERIFY_ROUNDS = 6
 
 NO_SHARE = 0.0
 """Of what OATO was not asked for."""
+
+COARSE_MISSES = 1.0
+"""Of a block's seconds."""
 
 MUCH_STAGING = 0.1
 """Of the device's memory: where staging takes more, a smaller micro-batch may leave more for weights than it costs."""
@@ -254,6 +257,9 @@ class Proposal:
     costs: Costs
     placed: Placed
     notes: tuple[str, ...] = ()
+    share: float | None = None  # of the room that OATO was asked to fill; None: llama.cpp has nothing on the device
+    plan: SlicePlan | None = None  # of its slices
+    room: tuple[int, int] = (0, 0)  # bytes of the device: for these and their staging, and for these alone
 
 
 class _Sliced:
@@ -280,27 +286,25 @@ class _Sliced:
         memory, load, notes = (
             (None, asked, ()) if problem.slices_only else device_memory(problem, asked, required=False)
         )
-        costs = costs_of(problem, load, self._phase)
+        bare = Proposal(load, costs_of(problem, load, self._phase), nothing_there(len(problem.operators), 0), notes)
         room = None if memory is None else Room(memory)
         shares = self._effort.shares
         made: Decision | None = None
         for _ in range(VERIFY_ROUNDS):
-            beside = [] if room is None else self._beside(costs, room.memory, load, shares)
-            proposals = [*(Proposal(load, costs, placed, notes) for _, placed in beside), *alone]
-            best = min(proposals, key=lambda proposal: proposal.placed.seconds)
+            beside = [] if room is None else self._beside(bare, room.memory, shares)
+            best = min([*beside, *alone], key=_seconds)
             if not best.placed.uses_device(problem.graph.n_layer):
                 break
             decision = self._verified(best, capacity)
             if decision.memory.spare >= 0 and (made is None or decision.placed.seconds < made.placed.seconds):
                 made = decision
-            share = next((share for share, placed in beside if placed is best.placed), None)
-            if room is None or share is None:
+            if room is None or best.share is None:
                 break  # slices alone take what they say
-            if not room.learn(best.placed.first_device_layer, own_bytes(problem, best.placed), decision.memory):
+            if not room.learn(best.placed.first_device_layer, own_bytes(problem, decision.placed), decision.memory):
                 break
-            shares = tuple({1.0: None, share: None})
+            shares = tuple({1.0: None, best.share: None})
         if made is None and alone:
-            least = min(alone, key=lambda proposal: proposal.placed.seconds)
+            least = min(alone, key=_seconds)
             made = self._verified(least, capacity) if least.placed.uses_device(problem.graph.n_layer) else None
         if made is not None:
             return made
@@ -308,9 +312,12 @@ class _Sliced:
         return nothing_placed(problem, self._policy, asked, self._phase, capacity, reason)
 
     def _verified(self, proposal: Proposal, capacity: int) -> Decision:
-        """With the ledger of a dry load: `spare` may be negative."""
-        problem, load, costs = self._problem, proposal.workload, proposal.costs
-        placed = with_layouts(problem, costs, proposal.placed)
+        """With n_g for batches of any size, and the ledger of a dry load: `spare` may be negative."""
+        problem, load, costs, plan = self._problem, proposal.workload, proposal.costs, proposal.plan
+        placed = proposal.placed
+        if plan is not None and plan.token_assignment:
+            placed = self._placed(load, placed, self._slicer(load).with_table(plan, proposal.room[0]))
+        placed = with_layouts(problem, costs, placed)
         real = measured(problem, load, placed, capacity)
         predicted = predicted_of(problem, load, placed, costs.layouts)
         notes = (*proposal.notes, *exchange_notes(placed), *streaming_notes(problem, placed))
@@ -324,28 +331,28 @@ class _Sliced:
         room = (limit, limit if cap is None else min(limit, cap))
         while True:
             costs = costs_of(problem, load, self._phase, llama_uses_device=False)
-            whole = cpu(costs)
             change = f"lowered from {self._asked.n_ubatch} to {load.n_ubatch} tokens"
             lowered = f"micro-batch {change}, which leaves room for slices"
-            plan = self._slicer(load).plan(whole, *room, self._effort.fine_values)
+            whole = Proposal(load, costs, cpu(costs), (lowered,) if load != self._asked else ())
+            plan = self._slicer(load).plan(whole.placed, *room, self._effort.fine_values, near=False)
             if plan is not None and not plan.is_empty:
-                yield Proposal(load, costs, self._placed(load, whole, plan), (lowered,) if load != self._asked else ())
+                yield replace(whole, placed=self._placed(load, whole.placed, plan), plan=plan, room=room)
             elif load == self._asked:
-                yield Proposal(load, costs, whole)
+                yield whole
             hindered = plan is not None and plan.short and (plan.is_empty or plan.staging_bytes > MUCH_STAGING * limit)
             if not (hindered and self._effort.lowers_ubatch) or load.n_ubatch // 2 < SMALLEST_UBATCH:
                 return
             load = replace(load, n_ubatch=load.n_ubatch // 2)
 
-    def _beside(
-        self, costs: Costs, memory: DeviceMemory, load: Workload, shares: Sequence[float]
-    ) -> list[tuple[float, Placed]]:
-        """OATO's placements in shares of the room, and the best of them with slices in what they leave; each with its
-        share."""
-        problem, effort = self._problem, self._effort
+    def _beside(self, bare: Proposal, memory: DeviceMemory, shares: Sequence[float]) -> list[Proposal]:
+        """OATO's placements in shares of the room, and the best of them with slices in what they leave.
+
+        bare: what all of them have in common.
+        """
+        problem, effort, costs = self._problem, self._effort, bare.costs
         transfers = Transfers(costs)
-        whole: dict[float, Placed] = {}
-        sliced: dict[float, Placed] = {}
+        whole: dict[float, Proposal] = {}
+        sliced: dict[float, Proposal] = {}
 
         def budget_of(share: float) -> Budget:
             def budget(first_device_layer: int) -> int:
@@ -357,11 +364,14 @@ class _Sliced:
         def look(share: float) -> None:
             if not 0 < share <= 1 or share in whole:
                 return
-            whole[share] = found = search(costs, problem.operators, budget_of(share),
-                                          granularities=effort.granularities,
-                                          first_layers=effort.first_layers, transfers=transfers)  # fmt: skip
-            if found.first_device_layer <= problem.graph.n_layer:
-                sliced[share] = self._with_slices(load, found, memory, effort.coarse_values)
+            found = search(costs, problem.operators, budget_of(share), granularities=effort.granularities,
+                           first_layers=effort.first_layers, transfers=transfers)  # fmt: skip
+            whole[share] = replace(bare, placed=found, share=share)
+            same = next((s for s in sliced if _sides(whole[s]) == _sides(whole[share])), None)
+            if same is not None:
+                sliced[share] = replace(sliced[same], share=share)
+            elif found.first_device_layer <= problem.graph.n_layer:
+                sliced[share] = self._with_slices(whole[share], memory, effort.coarse_values)
 
         for share in shares:
             look(share)
@@ -369,47 +379,66 @@ class _Sliced:
                 break  # nothing gains as a whole
         for step in effort.refinements if shares == effort.shares else ():
             if sliced:
-                best = min(sliced, key=lambda share: sliced[share].seconds)
+                best = min(sliced, key=lambda share: _seconds(sliced[share]))
                 look(best - step)
                 look(best + step)
-        found: list[tuple[float, Placed]] = []
-        beside: dict[tuple[bool, ...], tuple[float, Placed]] = {}
+        found: list[Proposal] = []
+        beside: dict[tuple[bool, ...], Proposal] = {}
         if sliced:
-            best = min(sliced, key=lambda share: sliced[share].seconds)
-            found += [*((share, whole[share]) for share in sliced), (best, sliced[best])]
-            beside[whole[best].on_device] = (best, whole[best])
-        held = self._attention(costs, memory)
+            best = min(sliced, key=lambda share: _seconds(sliced[share]))
+            found += [*(whole[share] for share in sliced), sliced[best]]
+            beside[whole[best].placed.on_device] = whole[best]
+        held = self._attention(bare, memory)
+        attended = [self._with_slices(one, memory, effort.coarse_values) for one in held]
         if held:
-            cut = [self._with_slices(load, one, memory, effort.coarse_values) for one in held]
-            chosen = min(range(len(cut)), key=lambda i: cut[i].seconds)
-            found.append((NO_SHARE, cut[chosen]))
-            beside.setdefault(held[chosen].on_device, (NO_SHARE, held[chosen]))
+            chosen = min(range(len(held)), key=lambda i: _seconds(attended[i]))
+            found.append(attended[chosen])
+            beside.setdefault(held[chosen].placed.on_device, held[chosen])
         if sliced and effort.exchanges:
             for share in {1.0: None, best: None}:
-                exchanged = exchange(costs, problem.operators, budget_of(share), whole[share])
-                found.append((share, exchanged))
-                for other in (exchanged, whole_ffns(costs, problem.operators, whole[share])):
-                    beside.setdefault(other.on_device, (share, other))
-        if effort.fine_values != effort.coarse_values or len(beside) > 1:
+                filled = whole[share].placed
+                exchanged = replace(
+                    bare, placed=exchange(costs, problem.operators, budget_of(share), filled), share=share
+                )
+                found.append(exchanged)
+                untorn = replace(bare, placed=whole_ffns(costs, problem.operators, filled), share=share)
+                for other in (exchanged, untorn):
+                    beside.setdefault(other.placed.on_device, other)
+        known = {**{id(whole[share]): one for share, one in sliced.items()},
+                 **{id(one): with_slices for one, with_slices in zip(held, attended, strict=True)}}  # fmt: skip
+        best_of = [
+            known.get(id(one)) or self._with_slices(one, memory, effort.coarse_values) for one in beside.values()
+        ]
+        found += best_of
+        if effort.fine_values != effort.coarse_values and best_of:
+            of_block = min(map(_seconds, best_of)) / max(1, sum(problem.splittable))
+            to_beat = min(map(_seconds, best_of)) + COARSE_MISSES * of_block
             found += (
-                (share, self._with_slices(load, one, memory, effort.fine_values)) for share, one in beside.values()
+                self._with_slices(one, memory, effort.fine_values)
+                for one, looked in zip(beside.values(), best_of, strict=True)
+                if _seconds(looked) <= to_beat
             )
         return found
 
-    def _attention(self, costs: Costs, memory: DeviceMemory) -> list[Placed]:
+    def _attention(self, bare: Proposal, memory: DeviceMemory) -> list[Proposal]:
         """Attention whole on the device, of all layers and of the last ones, where it fits."""
         n_layer = self._problem.graph.n_layer
         firsts = {n_layer - round(part * n_layer) for part in self._effort.attention_layers}
-        held = (attention(costs, self._problem.operators, first) for first in sorted(firsts))
-        return [one for one in held if own_bytes(self._problem, one) <= memory.operator_room(one.first_device_layer)]
+        held = (attention(bare.costs, self._problem.operators, first) for first in sorted(firsts))
+        fit = (one for one in held if own_bytes(self._problem, one) <= memory.operator_room(one.first_device_layer))
+        return [replace(bare, placed=one, share=NO_SHARE) for one in fit]
 
-    def _with_slices(self, load: Workload, placed: Placed, memory: DeviceMemory, n_values: int) -> Placed:
-        """`placed` with slices in what it leaves of the device's memory."""
+    def _with_slices(self, whole: Proposal, memory: DeviceMemory, n_values: int) -> Proposal:
+        """The same with slices in what it leaves of the device's memory."""
+        placed, load = whole.placed, whole.workload
         used = own_bytes(self._problem, placed)
         room = memory.room(placed.first_device_layer) - used
         cap = memory.operators_limit
-        plan = self._slicer(load).plan(placed, room, room if cap is None else min(room, cap - used), n_values)
-        return placed if plan is None or plan.is_empty else self._placed(load, placed, plan)
+        rooms = (room, room if cap is None else min(room, cap - used))
+        plan = self._slicer(load).plan(placed, *rooms, n_values, near=n_values != self._effort.fine_values)
+        if plan is None or plan.is_empty:
+            return whole
+        return replace(whole, placed=self._placed(load, placed, plan), plan=plan, room=rooms)
 
     def _placed(self, load: Workload, placed: Placed, plan: SlicePlan) -> Placed:
         return self._slicer(load).placed(placed, plan, plan.seconds(load, self._phase))
@@ -418,6 +447,14 @@ class _Sliced:
         if load not in self._slicers:
             self._slicers[load] = Slicer(self._problem, load, self._prefetch, self._policy == "scheinfer")
         return self._slicers[load]
+
+
+def _seconds(proposal: Proposal) -> float:
+    return proposal.placed.seconds
+
+
+def _sides(proposal: Proposal) -> tuple[tuple[bool, ...], int]:
+    return proposal.placed.on_device, proposal.placed.first_device_layer
 
 
 def streaming_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:

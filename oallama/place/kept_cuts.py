@@ -12,7 +12,8 @@ from math import ceil
 
 from oallama.core.types import MemoryLedger, Operator
 from oallama.cost.slices import BlockCost, Cut, Pricing
-from oallama.cost.timeline import BlockTimes, Prefetch, cycle_seconds
+from oallama.cost.streams import BlockTimes
+from oallama.cost.timeline import Prefetch, cycle_seconds
 from oallama.model.cut import cut_axis
 from oallama.place.cuts import Layers, Table, best_cg, n_g_at
 

@@ -9,10 +9,13 @@ so that more memory is never worse.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+
+TIE = 1e-9
+"""Of what a byte is worth: by less two choices do not differ."""
 
 Menu = Sequence[tuple[int, float]]
 """(bytes, seconds) of each choice of one block, bytes strictly ascending; the first is what costs no memory."""
@@ -26,52 +29,80 @@ class Assigned:
     bytes: int
     seconds: float
     short: bool = False  # with more room there would be another choice
+    tied: bool = False  # `evenly` may have mattered
 
 
-def assign(menus: Sequence[Menu], room: int) -> Assigned:
+def assign(menus: Sequence[Menu], room: int, of: Sequence[int] | None = None, evenly: bool = True) -> Assigned:
     """The choices along the greedy's path, and one beyond it, that take the least seconds within `room` bytes. Ties go
-    to earlier blocks and smaller slices."""
-    first: dict[Menu, int] = {}
-    alike = [first.setdefault(tuple(menu), block) for block, menu in enumerate(menus)]
+    to earlier blocks and smaller slices.
+
+    of: the menu of each block; None: each has its own. evenly: where steps of equal blocks are worth the same, all of
+    them take the first one before one takes the second, instead of one block after the other.
+    """
+    blocks = range(len(menus)) if of is None else of
+    largest = max(menu[-1][0] - menu[0][0] for menu in menus)
     states: dict[tuple[int, int], list[int]] = defaultdict(list)  # blocks, ascending, by menu and present choice
-    for block, menu_of in enumerate(alike):
+    for block, menu_of in enumerate(blocks):
         states[menu_of, 0].append(block)
-    best = now = Assigned((0,) * len(menus), 0, sum(menu[0][1] for menu in menus))
+    chosen = [0] * len(blocks)
+    n_bytes, seconds = 0, sum(menus[menu_of][0][1] for menu_of in blocks)
+    best, tied = Assigned(tuple(chosen), 0, seconds), False
 
-    def after(step: tuple[float, int, int]) -> Assigned:
-        saved, block, choice = step
-        added = menus[block][choice][0] - menus[block][now.chosen[block]][0]
-        chosen = (*now.chosen[:block], choice, *now.chosen[block + 1 :])
-        return Assigned(chosen, now.bytes + added, now.seconds - saved)
+    @cache
+    def offer(menu_of: int, now: int) -> _Offer:
+        return _Offer(menus[menu_of], now)
 
-    while now.bytes <= room:
-        candidates = sorted(blocks[0] for blocks in states.values() if blocks)  # of blocks in equal states the first
-        last = _best_step(menus, now.chosen, candidates, room - now.bytes, by_byte=False)
-        best = min(best, now if last is None else after(last), key=lambda assigned: assigned.seconds)
-        step = _best_step(menus, now.chosen, candidates, None, by_byte=True)
-        if step is None:
-            return best
-        _, block, choice = step
-        states[alike[block], now.chosen[block]].remove(block)
-        insort(states[alike[block], choice], block)
-        now = after(step)
-    return Assigned(best.chosen, best.bytes, best.seconds, short=True)
+    while n_bytes <= room:
+        # of blocks in equal states the first
+        found = [(members[0], offer(*state), state) for state, members in sorted(states.items(), key=_first) if members]
+        most = max(one.by_byte for _, one, _ in found) * (1 - TIE)
+        equal = [one for one in found if one[1].by_byte >= most]
+        step = min(equal, key=lambda one: one[2][1] if evenly else -one[2][1])
+        (saved, added, choice), (menu_of, now) = step[1].step, step[2]
+        goes_on = step[1].by_byte > 0
+        tied = tied or len(equal) > 1 or (goes_on and offer(menu_of, choice).by_byte >= most)
+        # while anything would fit behind the next step, that is no worse to end with than this
+        n_alike = len(states[menu_of, now]) if evenly else 1
+        n_taken = min(n_alike, (room - largest - n_bytes) // max(1, added)) if goes_on else 0
+        if n_taken < 1:
+            ends = ((block, *end) for block, one, _ in found if (end := one.within(room - n_bytes)) is not None)
+            last = max(ends, key=lambda end: end[1], default=None)
+            if last is not None and seconds - last[1] < best.seconds:
+                block, more_s, more, then = last
+                best = Assigned((*chosen[:block], then, *chosen[block + 1 :]), n_bytes + more, seconds - more_s)
+            elif seconds < best.seconds:
+                best = Assigned(tuple(chosen), n_bytes, seconds)
+            if not goes_on:
+                return replace(best, tied=tied)
+            n_taken = 1
+        members = states[menu_of, now]
+        taken, states[menu_of, now] = members[:n_taken], members[n_taken:]
+        states[menu_of, choice] = sorted((*states[menu_of, choice], *taken))
+        for block in taken:
+            chosen[block] = choice
+            n_bytes, seconds = n_bytes + added, seconds - saved
+    return replace(best, short=True, tied=tied)
 
 
-def _best_step(
-    menus: Sequence[Menu], chosen: Sequence[int], blocks: Sequence[int], left: int | None, by_byte: bool
-) -> tuple[float, int, int] | None:
-    """(seconds saved, block, choice) of the choice within `left` bytes that saves the most, for each byte (Eq. 14) or
-    in all; None where none saves anything."""
-    best: tuple[float, int, int] | None = None
-    most = 0.0
-    for block in blocks:
-        menu, now = menus[block], chosen[block]
-        for choice in range(now + 1, len(menu)):
-            added, saved = menu[choice][0] - menu[now][0], menu[now][1] - menu[choice][1]
-            if left is not None and added > left:
-                break
-            worth = saved / added if by_byte else saved
-            if worth > most:
-                best, most = (saved, block, choice), worth
-    return best
+def _first(state: tuple[tuple[int, int], list[int]]) -> int:
+    return state[1][0] if state[1] else -1
+
+
+class _Offer:
+    """What a block may choose instead of its present choice, if it saves time: (seconds saved, bytes added, choice)."""
+
+    def __init__(self, menu: Menu, now: int) -> None:
+        n_bytes, seconds = menu[now]
+        steps = [(seconds - s, b - n_bytes, choice) for choice, (b, s) in enumerate(menu) if choice > now]
+        self._steps = [step for step in steps if step[0] > 0]
+        most = max((saved / added for saved, added, _ in self._steps), default=0.0) * (1 - TIE)
+        self.step = next((step for step in self._steps if step[0] / step[1] >= most), (0.0, 0, now))
+        """The one that saves the most for each byte (Eq. 14)."""
+        self.by_byte = self.step[0] / self.step[1] if self._steps else 0.0
+        self._most = max(self._steps, key=lambda step: step[0], default=None)
+
+    def within(self, left: int) -> tuple[float, int, int] | None:
+        """The one that saves the most in all, of those that add no more than so many bytes."""
+        if self._most is None or self._most[1] <= left:
+            return self._most
+        return max((step for step in self._steps if step[1] <= left), key=lambda step: step[0], default=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from oallama.core.affinity import Affinity
@@ -60,20 +60,53 @@ def search(
     if first_layers is None:
         first_layers = device_layer_choices(n_layer, layers(costs, budget).first_device_layer)
     transfers = transfers or Transfers(costs, affinity == "paper")
+    grouped = {granularity: units(operators, granularity) for granularity in {*granularities, "operator"}}
+    rooms = [(first, budget(first)) for first in first_layers if rule != "full" or first <= n_layer]
+    rooms = [(first, room) for first, room in rooms if room >= 0]
+    least_s = dict.fromkeys((first for first, _ in rooms), 0.0)
+    if rule == "continue" and affinity == "default":
+        ranked = _by_worth(costs)
+        least_s = {first: _bound(costs, ranked, room, first) for first, room in rooms}
     best: Placed | None = None
-    for first in first_layers:
-        room = budget(first)
-        if room < 0 or (rule == "full" and first > n_layer):
-            continue
-        for found in _searches(costs, operators, room, first, transfers, affinity, rule, granularities):
+    for first, room in sorted(rooms, key=lambda one: least_s[one[0]]):
+        if best is not None and least_s[first] > best.seconds:
+            break
+        for found in _searches(costs, grouped, room, first, transfers, affinity, rule, granularities):
             placed = Placed(found.on_device, first, found.seconds, found.iterations, found.converged)
             if rule == "full" and best is not None and not _is_full(costs, placed, room):
                 continue
-            if best is None or placed.seconds < best.seconds:
+            if best is None or (placed.seconds, first) < (best.seconds, best.first_device_layer):
                 best = placed
         if affinity == "paper":
             break
     return best or cpu(costs)
+
+
+def _by_worth(costs: Costs) -> list[tuple[float, int, int]]:
+    """(seconds that an operator saves on the device, its bytes, its layer), what saves the most for each byte first."""
+    layer_of = costs.graph.operator_layer
+    saving = [
+        (cost.t_cpu_s - cost.t_gpu_s, cost.bytes, layer)
+        for cost, layer in zip(costs.operators, layer_of, strict=True)
+        if cost.t_gpu_s is not None and cost.t_cpu_s > cost.t_gpu_s
+    ]
+    return sorted(saving, key=lambda one: -one[0] / max(1, one[1]))
+
+
+def _bound(costs: Costs, ranked: Sequence[tuple[float, int, int]], room: int, first: int) -> float:
+    """No placement with the layers from `first` on and `room` bytes of their operators on the device takes less: what
+    saves the most for each byte is there, the last in part, and nothing crosses."""
+    n_layers = max(0, costs.graph.n_layer - first)
+    seconds = n_layers * costs.rest_device_s + (costs.graph.n_layer - n_layers) * costs.rest_cpu_s
+    seconds += sum(cost.t_cpu_s for cost in costs.operators)
+    for saved_s, n_bytes, layer in ranked:
+        if layer < first:
+            continue
+        if n_bytes > room:
+            return seconds - saved_s * room / n_bytes
+        room -= n_bytes
+        seconds -= saved_s
+    return seconds
 
 
 def _is_full(costs: Costs, placed: Placed, room: int) -> bool:
@@ -87,7 +120,7 @@ def _is_full(costs: Costs, placed: Placed, room: int) -> bool:
 
 def _searches(
     costs: Costs,
-    operators: Sequence[Operator],
+    grouped: Mapping[Granularity, tuple[Unit, ...]],
     room: int,
     first: int,
     transfers: Transfers,
@@ -95,10 +128,10 @@ def _searches(
     rule: FillRule,
     granularities: Sequence[Granularity],
 ) -> Iterable[Search]:
-    def groups(granularity: Granularity) -> list[Unit]:
+    def groups(granularity: Granularity) -> tuple[Unit, ...]:
         """Units whose layer has its norms and KV on the device: an operator without them would be there alone."""
         layer_of = costs.graph.operator_layer
-        return [unit for unit in units(operators, granularity) if layer_of[unit[0]] >= first]
+        return tuple(unit for unit in grouped[granularity] if layer_of[unit[0]] >= first)
 
     singles = groups("operator")
     if affinity == "paper":

@@ -28,6 +28,8 @@ class Slices:
     twice_bytes: int = 0  # of the host: second copies of CC
     ttft_s: float = 0.0
     tpot_s: float = 0.0
+    hot: tuple[tuple[int, ...], ...] = ()  # of each operator: experts on the device that the host has too; or of none
+    hot_bytes: int = 0  # of those on the device
 
     @property
     def streams(self) -> bool:
@@ -52,7 +54,9 @@ class Placed:
     def uses_device(self, n_layer: int) -> bool:
         """Whether anything is on the device: llama.cpp's part of it, or slices."""
         slices = self.slices
-        return self.first_device_layer <= n_layer or (slices is not None and (any(slices.gg) or slices.streams))
+        return self.first_device_layer <= n_layer or (
+            slices is not None and (any(slices.gg) or any(slices.hot) or slices.streams)
+        )
 
 
 def nothing_there(n_operators: int, first_device_layer: int) -> Placed:
@@ -65,9 +69,10 @@ def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placed:
     output layer as one of the k, and takes it first). Layers before `at_least` are not taken."""
     n_layer = costs.graph.n_layer
     layer_of = costs.graph.operator_layer
-    first = n_layer + 1
+    first, size = n_layer + 1, 0
     for candidate in range(n_layer, at_least - 1, -1):
-        size = sum(cost.bytes for cost, layer in zip(costs.operators, layer_of, strict=True) if layer >= candidate)
+        begin, end = costs.graph.layer_operators[candidate]
+        size += sum(cost.bytes for cost in costs.operators[begin:end])
         if size > budget(candidate):
             break
         first = candidate

@@ -154,7 +154,8 @@ def nothing_placed(problem: Problem, policy: str, load: Workload, phase: Phase, 
 def own_bytes(problem: Problem, placed: Placed) -> int:
     """Bytes of operators and slices on the device, with what the slices need beside them."""
     whole = sum(operator.bytes for operator, there in zip(problem.operators, placed.on_device, strict=True) if there)
-    return whole + (placed.slices.weights_bytes + placed.slices.staging_bytes if placed.slices else 0)
+    slices = placed.slices
+    return whole + (slices.weights_bytes + slices.hot_bytes + slices.staging_bytes if slices else 0)
 
 
 def measured(problem: Problem, load: Workload, placed: Placed, capacity: int) -> MemoryLedger:
@@ -165,7 +166,7 @@ def measured(problem: Problem, load: Workload, placed: Placed, capacity: int) ->
     return ledger(
         capacity,
         problem.vram_fill,
-        taken.weights_gpu + (slices.weights_bytes if slices else 0),
+        taken.weights_gpu + (slices.weights_bytes + slices.hot_bytes if slices else 0),
         taken.weights_host + (slices.twice_bytes - slices.weights_bytes if slices else 0),
         taken.kv,
         taken.compute,

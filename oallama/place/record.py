@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from oallama.core.errors import UsageError
 from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Workload
-from oallama.cost.blocks import slice_memory
+from oallama.cost.blocks import hot_memory, slice_memory
 from oallama.model.cut import cut_extent
 from oallama.place.budget import ledger
 from oallama.place.placed import Placed, Slices, nothing_there
@@ -25,6 +25,7 @@ def placements(operators: Sequence[Operator], placed: Placed) -> tuple[OperatorP
     for index, operator in enumerate(operators):
         gg, cg = (slices.gg[index], slices.cg[index]) if slices else (0, 0)
         layout = placed.layouts[index] if placed.layouts else None
+        hot = slices.hot[index] if slices and slices.hot else ()
         if gg or cg:
             extent = cut_extent(operator)
             cc = extent - cg - gg
@@ -32,7 +33,7 @@ def placements(operators: Sequence[Operator], placed: Placed) -> tuple[OperatorP
         elif placed.on_device[index]:
             made.append(OperatorPlacement(operator.name, 1.0, 0.0, 0.0))
         else:
-            made.append(OperatorPlacement(operator.name, 0.0, 0.0, 1.0, layout))
+            made.append(OperatorPlacement(operator.name, 0.0, 0.0, 1.0, layout, hot))
     return tuple(made)
 
 
@@ -64,9 +65,12 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord
     on_device = tuple(p.gg == 1 for _, p in listed)
     layouts = tuple(p.layout for _, p in listed)
     slices = None
-    if any(gg) or any(cg) or plan.token_assignment:
+    hot = tuple(p.hot_experts for _, p in listed)
+    if any(gg) or any(cg) or any(hot) or plan.token_assignment:
         weights, _ = slice_memory(operators, gg, plan.workload.n_ubatch)
-        slices = Slices(gg, cg, layouts, weights, plan.memory.staging, plan.streaming, plan.token_assignment)
+        whole, _ = hot_memory(operators, hot, plan.workload.n_ubatch)
+        staging, streaming = plan.memory.staging, plan.streaming
+        slices = Slices(gg, cg, layouts, weights, staging, streaming, plan.token_assignment, hot=hot, hot_bytes=whole)
     return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, slices=slices, layouts=layouts)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from oallama.cost.timeline import BlockTimes, cycle_seconds
+from oallama.cost.streams import BlockTimes
+from oallama.cost.timeline import cycle_seconds
 from oallama.cost.tracker import BlockSeconds, total
 from oallama.place.kept_cuts import Rates, Replan, scaled
 

@@ -17,8 +17,9 @@ from oallama.core.types import Operator, Predicted, Workload
 from oallama.cost.offload import HostCache, host_cache
 from oallama.cost.passes import Pass, passes
 from oallama.cost.slices import BlockCost, Cut
+from oallama.cost.streams import BlockTimes, Span
 from oallama.cost.tasks import Engine, Task, whole_tasks
-from oallama.cost.timeline import BlockTimes, Prefetch, Span, Timeline, cycle_timeline, timeline
+from oallama.cost.timeline import Prefetch, Timeline, cycle_timeline, timeline
 from oallama.place.placed import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
 from oallama.place.slicer import MODEL_ROUNDS, SlicePlan, Slicer, held

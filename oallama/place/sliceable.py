@@ -1,13 +1,16 @@
-"""The blocks that may be sliced beside a placement of whole operators, with the prices of what surrounds them there."""
+"""The blocks that may be sliced beside a placement of whole operators, with the prices of what surrounds them there.
+
+Layers are alike, so blocks are of few kinds, and few parts of layers have neighbours of their own: each is priced once.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
-from oallama.cost.blocks import SplitBlock, is_ffn, residents, split_blocks, takes_n_g
+from oallama.cost.blocks import SplitBlock, ffn_of, is_ffn, residents, split_blocks, takes_n_g
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import NO_TIME, Curve
 from oallama.cost.passes import Pass, passes
@@ -18,6 +21,20 @@ from oallama.place.problem import Problem, costs_of, costs_over
 
 Layouts = Mapping[str, BlockCost]
 """A block by the host layout of its CC."""
+
+Part = tuple[int | None, bool]
+"""Of which layer, and whether of its FFN."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """What blocks of the same mul-mats have in common wherever they are, and one of them by layout."""
+
+    number: int
+    operators: tuple[int, ...]  # of one of them
+    by_layout: Layouts
+    outputs_only: bool
+    streamable: bool
 
 
 class Sliceable:
@@ -38,79 +55,116 @@ class Sliceable:
         self._costs: dict[tuple[int, bool], Costs] = {}
         self._held: dict[bool, tuple[str, ...]] = {}
         self._kinds: dict[Hashable, int] = {}
+        self._families: dict[Hashable, list[int]] = defaultdict(list)  # operators that may form one block
+        for i, (operator, can) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
+            if can:
+                self._families[ffn_of(i, operator)].append(i)
+        self._blocks: dict[tuple[int, ...], tuple[tuple[SplitBlock, _Alike], ...]] = {}
+        self._alike: dict[Hashable, _Alike] = {}
 
     def blocks(self, placed: Placed) -> list[Layouts]:
         """The blocks that may be sliced. What is in none stays where `placed` has it, and is spread evenly between
         them."""
-        operators = self._problem.operators
-        members = [can and not there for can, there in zip(self._problem.splittable, placed.on_device, strict=True)]
-        found = split_blocks(operators, members)
+        on_device, first_layer = placed.on_device, placed.first_device_layer
+        members = (tuple(i for i in family if not on_device[i]) for family in self._families.values())
+        found = sorted((one for some in members if some for one in self._blocks_of(some)),
+                       key=lambda one: one[0].operators)  # fmt: skip
         if not found:
             return []
-        uses = placed.first_device_layer <= self._problem.graph.n_layer
-        inside = frozenset(i for block in found for i in block.operators)
-        on_device, first_layer = placed.on_device, placed.first_device_layer
+        operators = self._problem.operators
+        uses = first_layer <= self._problem.graph.n_layer
+        inside = frozenset(i for block, _ in found for i in block.operators)
         resident = residents(operators, on_device, first_layer)
         # the slices of these are between neighbours on the device, which they cross to and from by themselves
         at = (tuple(there or lives for there, lives in zip(on_device, resident, strict=True)), first_layer)
         gap = self._curve(uses, lambda costs: placement_seconds(costs, *at, inside) / len(found))
         gap_cpu = self._curve(uses, lambda costs: cpu_seconds(costs, *at, inside) / len(found))
-        away = self._away(placed, resident, found)
-        made: list[Layouts] = []
-        whole: dict[Hashable, Curve] = {}
-        for block in found:
-            first = operators[block.operators[0]]
-            outputs_only = computes_outputs_only(first, self._problem.graph.n_layer)
-            by_layout = block_costs(self._problem.kernels, operators, block)
-            streamable = takes_n_g(first) and PLAIN_LAYOUT in by_layout  # which the device can read
-            lives = resident[block.operators[0]]
-            crossings = away.get(_part(first), NO_TIME) if lives else NO_TIME
-            kind = (*(operators[i].mul_mat for i in block.operators), block.extent, outputs_only, streamable, lives,
-                    crossings)  # fmt: skip
-            if kind not in whole:
-                whole[kind] = self._curve(
-                    uses,
-                    lambda costs, block=block: sum(costs.operators[i].t_cpu_s for i in block.operators),  # type: ignore[misc]
-                )
-            made.append(
-                {
-                    layout: replace(
-                        cost, gap=gap, gap_cpu=gap_cpu, whole=whole[kind], outputs_only=outputs_only,
-                        resident=lives, away=crossings, takes_n_g=streamable, kind=self._kind(layout, kind),
-                    )
-                    for layout, cost in by_layout.items()
-                }
-            )  # fmt: skip
-        return made
-
-    def _away(
-        self, placed: Placed, resident: Sequence[bool], found: Sequence[SplitBlock]
-    ) -> dict[tuple[int | None, bool], Curve]:
-        """By the part of a layer, attention or FFN: what crossings take, for each of its blocks, where these stay whole
-        on the host between neighbours on the device."""
-        operators, first_layer = self._problem.operators, placed.first_device_layer
-        uses = first_layer <= self._problem.graph.n_layer
-        lives = [there or one for there, one in zip(placed.on_device, resident, strict=True)]
-        inside = frozenset(i for block in found for i in block.operators)
-        parts: dict[tuple[int | None, bool], list[SplitBlock]] = defaultdict(list)
-        for block in found:
+        parts: dict[Part, list[SplitBlock]] = defaultdict(list)
+        for block, _ in found:
             if resident[block.operators[0]]:
                 parts[_part(operators[block.operators[0]])].append(block)
+        away = self._away(at[0], first_layer, parts, inside)
+        made: dict[Hashable, Layouts] = {}
 
-        def of_part(layer: int, blocks: Sequence[SplitBlock]) -> Callable[[Costs], float]:
+        def like(alike: _Alike, lives: bool, crossings: Curve) -> Layouts:
+            """One block of those that are alike here, too."""
+            operators, kind = alike.operators, (alike.number, lives, crossings)
+            if kind not in made:
+                whole = self._curve(uses, lambda costs: sum(costs.operators[i].t_cpu_s for i in operators))
+                made[kind] = {
+                    layout: replace(
+                        cost, gap=gap, gap_cpu=gap_cpu, whole=whole, outputs_only=alike.outputs_only, resident=lives,
+                        away=crossings, takes_n_g=alike.streamable, kind=self._kind(layout, *kind),
+                        slice_kind=self._kind(layout, alike.number, lives),
+                    )
+                    for layout, cost in alike.by_layout.items()
+                }  # fmt: skip
+            return made[kind]
+
+        blocks: list[Layouts] = []
+        for block, alike in found:
+            lives = resident[block.operators[0]]
+            crossings = away.get(_part(operators[block.operators[0]]), NO_TIME) if lives else NO_TIME
+            blocks.append({name: of.like(block) for name, of in like(alike, lives, crossings).items()})
+        return blocks
+
+    def _blocks_of(self, members: tuple[int, ...]) -> tuple[tuple[SplitBlock, _Alike], ...]:
+        """What these operators of one family form."""
+        if members not in self._blocks:
+            operators = self._problem.operators
+            wanted = set(members)
+            first, last = members[0], members[-1] + 1
+            cut = split_blocks(operators[first:last], [i in wanted for i in range(first, last)])
+            moved = (replace(block, operators=tuple(first + i for i in block.operators)) for block in cut)
+            self._blocks[members] = tuple((block, self._alike_of(block)) for block in moved)
+        return self._blocks[members]
+
+    def _alike_of(self, block: SplitBlock) -> _Alike:
+        operators = self._problem.operators
+        first = operators[block.operators[0]]
+        outputs_only = computes_outputs_only(first, self._problem.graph.n_layer)
+        mul_mats = tuple(operators[i].mul_mat for i in block.operators)
+        key = (mul_mats, replace(block, operators=()), outputs_only, takes_n_g(first))
+        if key not in self._alike:
+            by_layout = block_costs(self._problem.kernels, operators, block)
+            streamable = takes_n_g(first) and PLAIN_LAYOUT in by_layout  # which the device can read
+            number = len(self._alike)
+            self._alike[key] = _Alike(number, block.operators, by_layout, outputs_only, streamable)
+        return self._alike[key]
+
+    def _away(
+        self,
+        lives: Sequence[bool],
+        first_layer: int,
+        parts: Mapping[Part, Sequence[SplitBlock]],
+        inside: frozenset[int],
+    ) -> dict[Part, Curve]:
+        """By the part of a layer, attention or FFN: what crossings take, for each of its blocks, where these stay whole
+        on the host between neighbours on the device."""
+        graph = self._problem.graph
+        uses = first_layer <= graph.n_layer
+        found: dict[Part, Curve] = {}
+        known: dict[Hashable, Curve] = {}
+        for part, blocks in parts.items():
+            layer = part[0]
+            if layer is None:
+                continue
             members = {i for block in blocks for i in block.operators}
-            host = tuple(there and i not in members for i, there in enumerate(lives))
-            window = (layer - 1, layer + 2)  # it changes nothing further away
+            low, high = max(0, layer - 1), min(layer + 2, graph.n_layer + 1)  # it changes nothing further away
+            first, last = graph.operators_of((low, high))
+            sides = ((lives[i], i in inside, i in members) for i in range(first, last))
+            kind = (graph.layers[low:high], min(max(first_layer, low), high) - low, len(blocks), tuple(sides))
+            if kind not in known:
+                host = tuple(there and i not in members for i, there in enumerate(lives))
+                window, others, n = (low, high), inside - members, len(blocks)
 
-            def seconds(costs: Costs) -> float:
-                without = transfer_seconds(costs, host, first_layer, window, inside - members)
-                return (without - transfer_seconds(costs, tuple(lives), first_layer, window, inside)) / len(blocks)
+                def seconds(costs: Costs) -> float:
+                    without = transfer_seconds(costs, host, first_layer, window, others)  # noqa: B023 - called here
+                    return (without - transfer_seconds(costs, lives, first_layer, window, inside)) / n  # noqa: B023
 
-            return seconds
-
-        return {
-            part: self._curve(uses, of_part(part[0], blocks)) for part, blocks in parts.items() if part[0] is not None
-        }
+                known[kind] = self._curve(uses, seconds)
+            found[part] = known[kind]
+        return found
 
     def _kind(self, *of: Hashable) -> int:
         """A number for it, which is quicker to look up."""
@@ -138,6 +192,5 @@ class Sliceable:
         return self._held[llama_uses_device]
 
 
-def _part(operator: Operator) -> tuple[int | None, bool]:
-    """Of which layer it is, and whether of its FFN."""
+def _part(operator: Operator) -> Part:
     return operator.layer, is_ffn(operator)

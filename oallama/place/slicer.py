@@ -8,7 +8,8 @@ decides again. Without streaming r_CG = n_g = 0: both sides compute, nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
@@ -16,9 +17,21 @@ from typing import Literal
 
 from oallama.core.types import PLAIN_LAYOUT, Phase, StreamSettings, Workload
 from oallama.cost.passes import Pass, passes
-from oallama.cost.slices import BlockCost, Cut, Pricing, slice_rates
-from oallama.cost.timeline import BlockTimes, Prefetch, Timeline, cycle_seconds, timeline
-from oallama.place.cuts import Layers, Table, best_cg, n_g_at, pass_seconds, solve_n_g, token_table
+from oallama.cost.slices import BlockCost, Cut, Pricing, gap_times, slice_rates
+from oallama.cost.streams import BlockTimes
+from oallama.cost.timeline import Prefetch, Timeline, cycle_seconds, timeline
+from oallama.place.cuts import (
+    Counted,
+    Layers,
+    Table,
+    alike,
+    best_cg,
+    counted_seconds,
+    least_n_g,
+    n_g_at,
+    solve_n_g,
+    token_table,
+)
 from oallama.place.knapsack import Menu, assign
 from oallama.place.least import least
 from oallama.place.placed import Placed, Slices
@@ -80,6 +93,8 @@ class Slicer:
         self._problem, self.load, self._streams = problem, load, streams
         self.on = Pricing(slice_rates(problem.profile), prefetch)
         self.sliceable = Sliceable(problem, load)
+        # what was best beside other placements, between whose blocks lies more time or less
+        self._near_cg: dict[Hashable, Cut] = {}
 
     def blocks(self, placed: Placed) -> list[Layouts]:
         """The blocks that may be sliced beside `placed`."""
@@ -89,59 +104,75 @@ class Slicer:
     # cuts
     #
 
-    def plan(self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES) -> SlicePlan | None:
+    def plan(
+        self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES, near: bool = True
+    ) -> SlicePlan | None:
         """The slices beside `placed` that take the workload the least time; an empty plan where nothing gains. None:
         there is nothing that could be sliced.
 
         room: bytes of device memory for slices and staging; weights_room: for slices alone. No block is all GG: that is
-        for whole operators.
+        for whole operators. near: whether cuts are looked for near those that were best beside other placements.
         """
-        return self.plan_blocks(self.blocks(placed), room, weights_room, n_values)
+        return self.plan_blocks(self.blocks(placed), room, weights_room, n_values, near)
 
     def plan_blocks(
-        self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES
+        self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES, near: bool = True
     ) -> SlicePlan | None:
         """As `plan`, of these blocks."""
         if not blocks:
             return None
         load = self.load
+        members: dict[Hashable, int] = {}  # a number for blocks that cost the same
+        of = [members.setdefault(tuple(one.same for one in by_layout.values()), len(members)) for by_layout in blocks]
+        kinds = [blocks[of.index(number)] for number in range(len(members))]
         cuts: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}
-        choices: dict[tuple[Hashable, bool, Objective], tuple[Choice, ...]] = {}
+        made: dict[tuple[Hashable, Objective, bool], tuple[Choice, ...]] = {}
 
-        def choices_of(of: BlockCost, streams: bool, objective: Objective) -> tuple[Choice, ...]:
-            kind = id(of) if of.kind is None else of.kind
-            if kind not in cuts:
-                cuts[kind] = self._cuts(of, n_values)
-            if (kind, streams, objective) not in choices:
-                choices[kind, streams, objective] = tuple(
-                    self._best(of, objective, same_gg if streams else same_gg[:1]) for same_gg in cuts[kind]
+        def choices_of(kind: BlockCost, objective: Objective, streams: bool) -> tuple[Choice, ...]:
+            key = kind.same if kind.slice_kind is None else kind.slice_kind
+            if key not in cuts:
+                cuts[key] = self._cuts(kind, n_values, near)
+            if (kind.same, objective, streams) not in made:
+                made[kind.same, objective, streams] = tuple(
+                    self._best(kind, objective, same_gg if streams else same_gg[:1]) for same_gg in cuts[key]
                 )
-            return choices[kind, streams, objective]
+            return made[kind.same, objective, streams]
 
-        modes = self._modes(blocks)
-        best = self.priced([(of, Cut(of.block.extent, 0, 0)) for of in modes[0].blocks], (), False, 0, 0)
+        modes = self._modes(kinds)
+        nothing = [(modes[0].kinds[number], Cut(modes[0].kinds[number].block.extent, 0, 0)) for number in of]
+        best = self.priced(nothing, (), False, 0, 0)
         short = False
-        for mode, objective, streams in product(modes, _objectives(load), {False, self._streams}):
-            per_block = [choices_of(of, streams, objective) for of in mode.blocks]
-            plan = self._solved(mode, per_block, room, weights_room)
+        tables: dict[Hashable, Table] = {}
+        for mode, objective, streams in product(modes, _objectives(load), sorted({False, self._streams})):
+            choices = [choices_of(kind, objective, streams) for kind in mode.kinds]
+            plan = self._solved(mode, choices, of, room, weights_room, best.total_s(load), tables)
             if plan is None or (mode.twice and _cc_bytes(plan.layers) > self._problem.host_room):
                 short = short or not mode.with_n_g
                 continue
             short = short or plan.short
             best = min(best, plan, key=lambda plan: plan.total_s(load))
-        if best.token_assignment:
-            known = {p.n_tokens for p in passes(load, "prefill")}
-            table = token_table(best.layers, self.on, load.n_ubatch, known)
-            staging = staging_bytes(best.layers, self.on.prefetch, load.n_ubatch, most_n_g(table, load.n_ubatch))
-            if best.weights_bytes + staging <= room:  # else other batches get no more n_g than there is room for
-                best = self.priced(best.layers, table, best.kept_twice, best.weights_bytes, staging)
-        return replace(self.exact(best), short=short)
+        layers = tuple(
+            (kind.like(by_layout[kind.layout].block), cut)
+            for (kind, cut), by_layout in zip(best.layers, blocks, strict=True)
+        )
+        return replace(self.exact(replace(best, layers=layers)), short=short)
 
-    def _cuts(self, kind: BlockCost, n_values: int) -> tuple[tuple[Cut, ...], ...]:
+    def with_table(self, plan: SlicePlan, room: int) -> SlicePlan:
+        """The plan with n_g for batches of any size, where there is room for what these need."""
+        load = self.load
+        known = {p.n_tokens for p in passes(load, "prefill")}
+        table = token_table(plan.layers, self.on, load.n_ubatch, known)
+        staging = staging_bytes(plan.layers, self.on.prefetch, load.n_ubatch, most_n_g(table, load.n_ubatch))
+        if plan.weights_bytes + staging > room:  # other batches get no more n_g than there is room for
+            return plan
+        made = self.priced(plan.layers, table, plan.kept_twice, plan.weights_bytes, staging)
+        return replace(self.exact(made), short=plan.short)
+
+    def _cuts(self, kind: BlockCost, n_values: int, near: bool) -> tuple[tuple[Cut, ...], ...]:
         """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut,
-        and where both sides take as long. At least one step is left beside GG. Of each GG first nothing streamed, then,
-        where weights may be streamed, the best r_CG in decode, in the prompt, and, where these differ, in the workload:
-        that may lie between them or beyond."""
+        and the best of what is split in two. At least one step is left beside GG. Of each GG first nothing streamed,
+        then, where weights may be streamed, the best r_CG in decode, in the prompt, and, where these differ, in the
+        workload: that may lie between them or beyond."""
         extent, step = kind.block.extent, kind.block.step
         n_steps = ceil(extent / step)
 
@@ -150,15 +181,21 @@ class Slicer:
             cc = min(n * step, extent)
             return Cut(cc, 0, extent - cc)
 
-        balanced, _ = least(lambda n: self._best(kind, "workload", (resident(n),))[1], 1, n_steps)
+        balanced, _ = least(lambda n: self._best(kind, "workload", (resident(n),))[1], 1, max(1, n_steps - 1))
         wanted = {max(1, round((1 - i / n_values) * extent / step)) for i in range(n_values)} | {1, balanced, n_steps}
         lengths = {1} if kind.outputs_only else {1, min(self.load.n_prompt, self.load.n_ubatch)}
         over = passes(self.load, "mixed")
 
+        def best(gg: int, what: int, seconds: Callable[[Cut], float]) -> Cut:
+            key = (kind.slice_kind, gg, what)
+            start = self._near_cg.get(key) if near and kind.slice_kind is not None else None
+            self._near_cg[key] = best_cg(kind, gg, seconds, start)[0]
+            return self._near_cg[key]
+
         def streamed(gg: int) -> set[Cut]:
-            cuts = {best_cg(kind, gg, lambda cut, n=n: self.on.seconds(kind, cut, n))[0] for n in lengths}  # type: ignore[misc]
+            cuts = {best(gg, n, lambda cut, n=n: self.on.seconds(kind, cut, n)) for n in lengths}  # type: ignore[misc]
             if len(cuts) > 1:
-                cuts.add(best_cg(kind, gg, lambda cut: self._seconds(kind, cut, over))[0])
+                cuts.add(best(gg, 0, lambda cut: self._seconds(kind, cut, over)))
             return cuts
 
         found = []
@@ -181,21 +218,21 @@ class Slicer:
         """Each block in the layout in which the CPU takes the least time over the workload."""
         return tuple(map(self._fastest, blocks))
 
-    def _modes(self, blocks: Sequence[Layouts]) -> list[_Mode]:
+    def _modes(self, kinds: Sequence[Layouts]) -> list[_Mode]:
         """The layout that takes the workload the least time without n_g; with n_g the plain one, and the fastest with a
         second copy.
 
         With n_g every layer's block is in the split backend, and none as llama.cpp would run it whole; blocks whose CC
         is never streamed keep their layout.
         """
-        fastest = self.fastest(blocks)
+        fastest = self.fastest(kinds)
         without = _Mode(fastest, False, False)
         if not self._streams:
             return [without]
         once = tuple(held(of) if of.takes_n_g else of for of in fastest)
         plain = tuple(
             held(by_layout[PLAIN_LAYOUT]) if of.takes_n_g and not of.outputs_only else of
-            for by_layout, of in zip(blocks, once, strict=True)
+            for by_layout, of in zip(kinds, once, strict=True)
         )
         twice = [_Mode(once, True, True)] if plain != once else []
         return [without, _Mode(plain, True, False), *twice]
@@ -207,30 +244,61 @@ class Slicer:
         )
 
     def _solved(
-        self, mode: _Mode, per_block: Sequence[Sequence[Choice]], room: int, weights_room: int
+        self,
+        mode: _Mode,
+        choices: Sequence[Sequence[Choice]],
+        of: Sequence[int],
+        room: int,
+        weights_room: int,
+        to_beat: float,
+        tables: dict[Hashable, Table],
     ) -> SlicePlan | None:
         """r_GG, then n_g; what staging then takes is taken off the room, and so on until both fit. None: it does not,
-        or no prompt gains by n_g."""
+        or no prompt gains by n_g, or whatever n_g gives it takes no less than to_beat. The layers of the plan have one
+        block of each kind in place of all.
+
+        Where steps of blocks are worth the same, prompts tell how they are shared out.
+
+        choices: of each kind of the mode; of: the kind of each block; tables: n_g of cuts that were met before.
+        """
         menus: list[Menu] = [
-            tuple((of.block.weight_bytes(cut.gg), seconds) for cut, seconds in made)
-            for of, made in zip(mode.blocks, per_block, strict=True)
+            tuple((kind.block.weight_bytes(cut.gg), seconds) for cut, seconds in made)
+            for kind, made in zip(mode.kinds, choices, strict=True)
         ]
-        lengths = sorted({p.n_tokens for p in passes(self.load, "prefill")}) if mode.with_n_g else []
-        staging = 0
-        for _ in range(STAGING_ROUNDS):
-            assigned = assign(menus, max(0, min(room - staging, weights_room)))
-            layers = tuple(
-                (of, made[i][0]) for of, made, i in zip(mode.blocks, per_block, assigned.chosen, strict=True)
-            )
-            table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
-            if mode.with_n_g and not any(n_g for _, n_g in table):
-                return None
-            n_ubatch = self.load.n_ubatch
-            staging = staging_bytes(layers, self.on.prefetch, n_ubatch, most_n_g(table, n_ubatch))
-            if assigned.bytes + staging <= max(room, 0):
-                plan = self.priced(layers, table, mode.twice, assigned.bytes, staging)
-                return replace(plan, short=assigned.short)
-        return None
+        prompt, n_ubatch = passes(self.load, "prefill"), self.load.n_ubatch
+        lengths = sorted({p.n_tokens for p in prompt}) if mode.with_n_g else []
+
+        def shared_out(evenly: bool) -> tuple[SlicePlan | None, bool]:
+            """(the plan, whether `evenly` may have mattered)."""
+            staging, tied = 0, False
+            for _ in range(STAGING_ROUNDS):
+                assigned = assign(menus, max(0, min(room - staging, weights_room)), of, evenly)
+                tied = tied or assigned.tied
+                chosen = list(zip(of, assigned.chosen, strict=True))
+                counted = [(mode.kinds[k], choices[k][i][0], count) for (k, i), count in Counter(chosen).items()]
+                if lengths and lengths[0] > 1:
+                    least_s = self.load.n_gen * counted_seconds(counted, self.on, 1, 0)
+                    least_s += sum(p.count * n * gap_times(of, p.n_tokens)[0] for of, _, n in counted for p in prompt)
+                    if least_s >= to_beat:
+                        return None, tied
+                key = frozenset((kind.same, cut, n) for kind, cut, n in counted)
+                if key not in tables:
+                    tables[key] = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)
+                table = tables[key]
+                if mode.with_n_g and not any(n_g for _, n_g in table):
+                    return None, tied
+                cut = [(kind, cut) for kind, cut, _ in counted]
+                staging = staging_bytes(cut, self.on.prefetch, n_ubatch, most_n_g(table, n_ubatch))
+                if assigned.bytes + staging <= max(room, 0):
+                    layers = tuple((mode.kinds[k], choices[k][i][0]) for k, i in chosen)
+                    seconds = self._phases(counted, table)
+                    plan = SlicePlan(layers, table, mode.twice, assigned.bytes, staging, *seconds, assigned.short)
+                    return plan, tied
+            return None, tied
+
+        even, tied = shared_out(True)
+        found = (even, shared_out(False)[0]) if tied else (even,)
+        return min((one for one in found if one is not None), key=lambda one: one.total_s(self.load), default=None)
 
     #
     # prices
@@ -256,12 +324,16 @@ class Slicer:
 
     def priced(self, layers: Layers, table: Table, twice: bool, weights_bytes: int, staging: int) -> SlicePlan:
         """Cuts with the times of their blocks, each as one among others like it."""
+        seconds = self._phases(alike(layers), table)
+        return SlicePlan(tuple(layers), table, twice, weights_bytes, staging, *seconds)
+
+    def _phases(self, counted: Counted, table: Table) -> tuple[float, float]:
+        """(seconds of the prompt, of a token)."""
         prefill_s = sum(
-            p.count * pass_seconds(layers, self.on, p.n_tokens, n_g_at(table, p.n_tokens), p.n_outputs)
+            p.count * counted_seconds(counted, self.on, p.n_tokens, n_g_at(table, p.n_tokens), p.n_outputs)
             for p in passes(self.load, "prefill")
         )
-        decode_s = pass_seconds(layers, self.on, 1, n_g_at(table, 1))
-        return SlicePlan(tuple(layers), table, twice, weights_bytes, staging, prefill_s, decode_s)
+        return prefill_s, counted_seconds(counted, self.on, 1, n_g_at(table, 1))
 
     def exact(self, plan: SlicePlan) -> SlicePlan:
         """The plan with the times of its timeline, in which blocks of different kinds follow one another."""
@@ -273,9 +345,16 @@ class Slicer:
         return replace(plan, prefill_s=timeline(prompt, self.on.prefetch, draws=False).end_s, decode_s=decode_s)
 
     def pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
-        """Of the blocks in order."""
+        """Of the blocks in order, those of equal blocks the same ones."""
         n_g = n_g_at(plan.token_assignment, p.n_tokens)
-        return [self.on.block_times(of, cut, p.n_tokens, n_g, p.n_outputs) for of, cut in plan.layers]
+        made: dict[tuple[Hashable, Cut], BlockTimes] = {}
+        found = []
+        for of, cut in plan.layers:
+            key = (of.same, cut)
+            if key not in made:
+                made[key] = self.on.block_times(of, cut, p.n_tokens, n_g, p.n_outputs)
+            found.append(made[key])
+        return found
 
     def timeline(self, plan: SlicePlan, n_tokens: int, n_rounds: int = 1) -> Timeline:
         """Passes one after another over all blocks in order, with the plan's n_g."""
@@ -310,10 +389,10 @@ class Slicer:
 
 @dataclass(frozen=True, slots=True)
 class _Mode:
-    """Every block in one layout, and whether its CC is streamed for n_g; it must be kept twice where the device cannot
-    read that layout."""
+    """Every kind of block in one layout, and whether its CC is streamed for n_g; it must be kept twice where the device
+    cannot read that layout."""
 
-    blocks: tuple[BlockCost, ...]
+    kinds: tuple[BlockCost, ...]
     with_n_g: bool
     twice: bool
 

@@ -61,7 +61,7 @@ def host_patterns(
 def is_split(operator: Operator, placement: OperatorPlacement, streams_tokens: bool) -> bool:
     """Whether only the plugin can run it: it lies partly on the device and partly on the host, or is streamed. With a
     token assignment every layer's weight in host memory is, for the tokens that the device computes (CG')."""
-    if 0 < placement.gg < 1 or placement.cg > 0:
+    if 0 < placement.gg < 1 or placement.cg > 0 or placement.hot_experts:
         return True
     return streams_tokens and placement.cc > 0 and takes_n_g(operator)
 

@@ -17,7 +17,7 @@ from oallama.core.files import unwritten, write_whole
 from oallama.core.options import CACHE_TYPES
 from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Predicted, Workload
 from oallama.plan.document import plan_from_json, plan_to_json
-from oallama.plan.split import FRACTION_TOLERANCE, slice_counts
+from oallama.plan.split import FRACTION_TOLERANCE, check_hot_experts, slice_counts
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 MAX_SLOTS = 64  # of the ring that the split back end takes
@@ -78,6 +78,7 @@ class Plan:
         _same_names(planned.keys(), [operator.name for operator in operators])
         for operator in operators:
             slice_counts(operator, planned[operator.name])
+            check_hot_experts(operator, planned[operator.name])
 
     def to_json(self) -> dict[str, Any]:
         """The plan as its JSON object."""

@@ -51,7 +51,8 @@ def plugin_text(
     for operator, resident in zip(operators, _residents(operators, by_name, record.n_gpu_layers), strict=True):
         if every_operator or operator.name in split:
             line = _tensor_line(operator, by_name[operator.name], resident, cuts.get(operator.name, ()))
-            lines.append(line if takes_n_g(operator) or not record.token_assignment else f"{line} n_g=0")
+            no_n_g = record.token_assignment and not takes_n_g(operator)
+            lines.append(f"{line} n_g=0" if no_n_g else line)
     return "\n".join(lines) + "\n"
 
 
@@ -102,6 +103,7 @@ def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: boo
     shape = "x".join(str(extent) for extent in operator.shape)
     layout = _word(placement.layout or CPU_DEVICE) if cc or cuts[1:] else _NO_LAYOUT
     line = f"tensor {_word(operator.name)} {operator.type} {shape} {cut_axis(operator)} {cc} {cg} {gg} {layout}"
+    line += f" hot={','.join(map(str, placement.hot_experts))}" if placement.hot_experts else ""
     line += " resident" if resident else ""
     return line + "".join(f" cc={other}" for other in cuts[1:])
 

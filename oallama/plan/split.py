@@ -41,4 +41,25 @@ def slice_counts(operator: Operator, placement: OperatorPlacement) -> Counts:
     return counts["cc"], counts["cg"], counts["gg"]
 
 
+def hot_bytes(operator: Operator, placement: OperatorPlacement) -> int:
+    """Bytes of the experts that the device holds whole."""
+    return operator.bytes // operator.shape[2] * len(placement.hot_experts)
+
+
+def check_hot_experts(operator: Operator, placement: OperatorPlacement) -> None:
+    """Raises PlanError for hot experts of what has none, that do not exist or do not ascend, or that are cut too."""
+    hot, n_expert = placement.hot_experts, operator.shape[2]
+    if not hot:
+        return
+    if operator.op != "MUL_MAT_ID":
+        raise PlanError(f"operator {operator.name} has hot_experts but is no mul-mat by experts; make a new plan")
+    if placement.cc != 1:
+        raise PlanError(f"operator {operator.name} has hot_experts, so all of it stays on the host: cc must be 1")
+    if list(hot) != sorted(set(hot)) or not 0 <= hot[0] <= hot[-1] < n_expert:
+        raise PlanError(
+            f"operator {operator.name}: hot_experts must be numbers of its {n_expert} experts in ascending order, each "
+            "once"
+        )
+
+
 _ELEMENTS = {"rows": "rows", "cols": "columns", "halves": "rows of each half"}

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from oallama import __version__
 from oallama.core.codec import from_json, to_json
 from oallama.core.profile import Profile
-from oallama.core.types import CPU_DEVICE
-from oallama.profile.merge import CPU_PAIR
+from oallama.core.types import CPU_DEVICE, CPU_PAIR
 from oallama.profile.timing import Policy
 from oallama.profile.wanted import Wanted
 

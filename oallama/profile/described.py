@@ -13,19 +13,22 @@ from typing import Any
 
 from oallama.core.errors import ProfileError
 from oallama.core.ggml_types import bytes_per_element
+from oallama.core.options import STOCK_ATTENTION
 from oallama.core.profile import LinearFit, Profile, ProfileCase, RestCase, RestShape, Sharing
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, ModelInfo, Operator
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Attention, ModelInfo, Operator
 from oallama.device.card import FLOAT_TYPES, Card, Host
 from oallama.profile.link import BOUNDARY_SIZES, LINK_SIZES
 from oallama.profile.merge import PAIRS, empty
-from oallama.profile.wanted import Wanted, rest_ways, sharing_tokens, wanted
+from oallama.profile.wanted import KV_STEP, Wanted, rest_ways, sharing_tokens, wanted
 
 DRAM_SHARE = 0.9
 """Of what the CPU and the link read together, what the CPU reads alone, where nobody says: 0.82 and 0.99 were measured
 on two desktops (63.8 of 77.9 GB/s, 29.97 of 30.3)."""
 
+TOKENS = (1, 8, 32, 128, 512)
+"""Batch sizes of a described profile: rates change between them where memory no longer limits."""
+
 DEPTHS = (256, 1024, 4096, 16384, 65536)  # of the KV cache in rest cases; nothing is measured, so they may be deep
-KV_STEP = 256  # without flash attention a token attends to whole steps of so many positions
 F32 = 4
 BACKEND = "CUDA"  # what a described card is taken for: queues, pinned memory, offload of host weights in large batches
 
@@ -66,8 +69,7 @@ def with_card(
     model: ModelInfo,
     operators: Sequence[Operator],
     dram_bytes_per_s: float | None = None,
-    type_k: str = "f16",
-    type_v: str = "f16",
+    kv: Attention = STOCK_ATTENTION,
 ) -> Profile:
     """The CPU's half of a profile with this card as its device, at the batch sizes that the CPU was measured at.
 
@@ -78,7 +80,7 @@ def with_card(
     if not on_cpu:
         raise ProfileError("the profile has no mul-mat of the CPU; run `oallama profile` for this model")
     tokens = sorted({case.n_tokens for case in on_cpu})
-    want = wanted(model, operators, tokens, llc_bytes=0, type_k=type_k, type_v=type_v)
+    want = wanted(model, operators, tokens, llc_bytes=0, kv=kv)
     link = _link(card)
     split_s = card.launch_s + card.launch_node_s + card.synchronize_s
     excursion = _line(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from oallama.core.profile import Case, Profile, ProfileCase, RestCase, RestShape, Sharing, SkippedCase, Worker
-from oallama.core.types import CPU_DEVICE
+from oallama.core.types import CPU_DEVICE, CPU_PAIR
 from oallama.profile.store import VERSION, profile_from_json, profile_to_json
 from oallama.profile.timing import Finding, assess
 from oallama.profile.wanted import (
@@ -24,7 +24,6 @@ from oallama.profile.wanted import (
 
 LINKS = ("h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h", "issue_pinned", "issue_pageable")
 PARTS = ("boundary", "copy_wait", "launch_issue_s")
-CPU_PAIR = "cpu-pair"
 PAIRS: tuple[tuple[Worker, Worker], ...] = (("cpu", "device"), ("cpu", "link"), ("device", "link"))
 
 _T = TypeVar("_T", ProfileCase, RestCase, SkippedCase, Sharing)

@@ -9,8 +9,9 @@ from typing import Any
 
 from oallama.core.codec import to_json
 from oallama.core.errors import BridgeError, DeviceError, OallamaError, ProfileError, UsageError, named_error
+from oallama.core.options import STOCK_ATTENTION
 from oallama.core.profile import Profile
-from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, ModelInfo, Operator
+from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Attention, ModelInfo, Operator
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec
 from oallama.profile import store
@@ -39,16 +40,15 @@ def profile_model(
     refresh: bool = False,
     progress: bool = True,
     policy: Policy = DEFAULT_POLICY,
-    type_k: str = "f16",
-    type_v: str = "f16",
+    kv: Attention = STOCK_ATTENTION,
 ) -> Profile:
     """What the model's operators cost on this machine and on the device, in seconds.
 
     Each distinct (type, shape, batch size of `tokens`) is timed in every layout of the CPU, with n_threads threads, and
-    on the device; beside them the rest of a layer, with flash attention and without, for a KV cache of type_k and
-    type_v, and the link. What is in the cache is not measured again, unless refresh says so. An interrupted measurement
-    goes on where it was. Where the cache cannot be written, a note says so and the profile serves this call
-    alone. progress: a bar and notes on stderr.
+    on the device; beside them the rest of a layer, with flash attention and without, for a KV cache of kv's types, and
+    the link. What is in the cache is not measured again, unless refresh says so. An interrupted measurement goes on
+    where it was. Where the cache cannot be written, a note says so and the profile serves this call alone. progress: a
+    bar and notes on stderr.
 
     Raises UsageError (tokens), ProfileError (cannot be measured), DeviceError (unknown or lost), BridgeError.
     """
@@ -60,7 +60,7 @@ def profile_model(
         raise ProfileError(f"{model.path} has no weights that are multiplied, so there is nothing to measure")
     known_as = known_device(device)
     machine = machine_with(known_as, n_threads)
-    want = wanted(model, operators, tokens, machine["llc_bytes"], type_k, type_v)
+    want = wanted(model, operators, tokens, machine["llc_bytes"], kv)
     path = store.profile_path(machine)
 
     with Progress(progress) as shown:
@@ -105,12 +105,11 @@ def stored_profile(
     device: KnownDevice | DeviceSpec,
     n_threads: int,
     tokens: Sequence[int] = DEFAULT_TOKENS,
-    type_k: str = "f16",
-    type_v: str = "f16",
+    kv: Attention = STOCK_ATTENTION,
 ) -> Profile | None:
     """What profile_model would find in the cache; None where it would have to measure. Raises as known_device does."""
     machine = machine_with(known_device(device), n_threads)
-    want = wanted(model, operators, tokens, machine["llc_bytes"], type_k, type_v)
+    want = wanted(model, operators, tokens, machine["llc_bytes"], kv)
     profile = store.load(store.profile_path(machine), lambda _: None)
     return select(profile, want) if profile is not None and is_complete(profile, want) else None
 

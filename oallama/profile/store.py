@@ -170,6 +170,7 @@ def save(path: Path, profile: Profile) -> None:
 def write_in_cache(path: Path, text: str) -> None:
     """Make or replace a file of the cache. Raises ProfileError where the folder cannot be written."""
     with _writing_in(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
 
 

@@ -13,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from oallama.core.options import PLAIN_V_TYPES
+from oallama.core.options import PLAIN_V_TYPES, STOCK_ATTENTION
 from oallama.core.profile import Case, RestShape, SkippedCase
-from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, ModelInfo, MulMat, Operator
+from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Attention, ModelInfo, MulMat, Operator
 
 COLD_FACTOR = 4  # a cache that does not replace strictly the oldest line keeps part of a set twice its size
 PASS_FLOPS = 8e9  # a tenth of a second on two ordinary cores
 COMPUTE_BOUND_TOKENS = 64  # from here on slow layouts are left out, and the output matrix does not run
 SLOW_LAYOUT = 2.0
-MIN_REST_KV = 256  # llama.cpp pads the KV cache that attention sees to this
+KV_STEP = 256  # positions: llama.cpp pads the KV cache that attention sees to steps of so many
 REST_KV_RATIO = 4  # of the two large depths; attention is affine in the depth
 FRESH_REST_KV = 32  # the least depth: flash attention on the CPU takes no time for what is masked
 MAX_REST_TOKENS = 512  # attention grows with batch times depth
@@ -43,11 +43,10 @@ def wanted(
     operators: Sequence[Operator],
     tokens: Sequence[int],
     llc_bytes: int,
-    type_k: str = "f16",
-    type_v: str = "f16",
+    kv: Attention = STOCK_ATTENTION,
 ) -> Wanted:
-    """Distinct mul-mats at each batch size with their working sets, and the rest cases for a KV cache of type_k and
-    type_v: every batch size when the cache holds nothing else, and at two depths; large batches are also measured at
+    """Distinct mul-mats at each batch size with their working sets, and the rest cases for a KV cache of these types:
+    every batch size when the cache holds nothing else, and at two depths; large batches are also measured at
     COMPUTE_BOUND_TOKENS, from where on ggml's CPU flash attention works in tiles.
 
     Operators outside the blocks (the output matrix) run on the last token only, whatever the prompt's length: they are
@@ -61,7 +60,7 @@ def wanted(
         inside[operator.mul_mat] = inside.get(operator.mul_mat, False) or operator.layer is not None
     ordered = sorted(inside, key=lambda m: (m.bytes, m.op, m.type, m.shape, m.n_expert_used))
     batches = sorted({min(n, MAX_REST_TOKENS) for n in sizes})
-    shallow = max(MIN_REST_KV, *batches)
+    shallow = max(KV_STEP, *batches)
     if batches[-1] > COMPUTE_BOUND_TOKENS:
         batches = sorted({*batches, COMPUTE_BOUND_TOKENS})
     depths = [(n, n_kv) for n in batches for n_kv in (max(n, FRESH_REST_KV), shallow, REST_KV_RATIO * shallow)]
@@ -80,8 +79,8 @@ def wanted(
             n_embd_head_v=model.n_embd_head_v,
             n_ff=_widest_activation(operators),
             flash_attn=True,
-            type_k=type_k.lower(),
-            type_v=type_v.lower(),
+            type_k=kv.type_k.lower(),
+            type_v=kv.type_v.lower(),
         ),
         n_layer=model.n_layer,
     )

@@ -150,15 +150,19 @@ def operator_cells(row: Affinity) -> tuple[str, ...]:
         str(row.rank),
         printable(row.name),
         printable(row.type),
-        shape_text(row.shape),
-        format_bytes(row.bytes),
-        microseconds_text(row.t_cpu_s),
-        microseconds_text(row.t_gpu_s),
-        microseconds_text(row.t_transfer_s),
-        saved_text(saved_s(row)),
-        benefit_text(row.benefit_s_per_byte),
+        *_numbers(row),
         f"{row.affinity:.3f}",
         row.backend,
+    )
+
+
+def _numbers(row: Affinity | Fold) -> tuple[str, ...]:
+    return (
+        shape_text(row.shape),
+        format_bytes(row.bytes),
+        *map(microseconds_text, (row.t_cpu_s, row.t_gpu_s, row.t_transfer_s)),
+        saved_text(saved_s(row)),
+        benefit_text(row.benefit_s_per_byte),
     )
 
 
@@ -169,13 +173,7 @@ def _fold_row(line: Fold) -> tuple[str, ...]:
         ranges_text(line.layers) or "-",
         printable(line.role),
         printable(line.type),
-        shape_text(line.shape),
-        format_bytes(line.bytes),
-        microseconds_text(line.t_cpu_s),
-        microseconds_text(line.t_gpu_s),
-        microseconds_text(line.t_transfer_s),
-        saved_text(saved_s(line)),
-        benefit_text(line.benefit_s_per_byte),
+        *_numbers(line),
         span_text(*(f"{value:.2f}" for value in line.affinity)),
         line.backend,
     )

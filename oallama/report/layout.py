@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from oallama.core.affinity import Affinity, AffinityReport
 from oallama.core.types import MemoryLedger
 from oallama.core.units import MIB, format_bytes, format_seconds
-from oallama.report.affinity import operator_cells, saved_s, zero_affinity
+from oallama.report.affinity import ledger_items, operator_cells, saved_s, zero_affinity
 from oallama.report.colour import N_STEPS, step
 from oallama.report.slices import percent_text
 from oallama.report.text import percent, plural, printable, rate_text
@@ -152,15 +152,9 @@ def _or_last(value: float | None) -> float:
 
 def memory_segments(memory: MemoryLedger) -> tuple[Segment, ...]:
     """The device's capacity as a stacked bar: what it will hold, the spare up to the limit, and what is kept free."""
-    parts = (
-        ("weights", "weights", memory.weights_gpu),
-        ("kv", "KV cache", memory.kv),
-        ("compute", "compute buffers", memory.compute),
-        ("staging", "staging", memory.staging),
-        ("spare", "spare", memory.spare),
-        ("kept", f"kept free (fill {memory.fill:.4g})", memory.capacity - memory.limit),
-    )
-    return _segments(parts)
+    held = [(name.split()[0].lower(), name, n_bytes) for name, n_bytes in ledger_items(memory)]
+    kept = ("kept", f"kept free (fill {memory.fill:.4g})", memory.capacity - memory.limit)
+    return _segments([*held, kept])
 
 
 def weight_segments(memory: MemoryLedger) -> tuple[Segment, ...]:

@@ -92,6 +92,8 @@ def placement_document(served: Served, state: Mapping[str, Any], live: Mapping[s
 
 def place_of(placement: OperatorPlacement) -> str:
     """GPU, CPU, or both, which compute parts of it at the same time."""
+    if placement.hot_experts:
+        return "both"
     return "GPU" if placement.gg == 1 else "CPU" if placement.cc == 1 else "both"
 
 

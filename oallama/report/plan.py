@@ -8,16 +8,18 @@ from itertools import groupby
 from oallama.core.types import Operator, OperatorPlacement, PlanRecord
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import is_ffn
+from oallama.plan.split import hot_bytes
 from oallama.report.affinity import predicted_text, printable_sentence
 from oallama.report.slices import percent_text, ring_text, tokens_text
 from oallama.report.text import percent, plural, printable
 
 
 def weights_on_device(record: PlanRecord, operators: Sequence[Operator]) -> tuple[int, int]:
-    """(bytes of operators' weights stored on the device, bytes of all of them)."""
-    sizes = {operator.name: operator.bytes for operator in operators}
-    on_device = sum(placement.gg * sizes.get(placement.name, 0) for placement in record.operators)
-    return round(on_device), sum(sizes.values())
+    """(bytes of operators' weights stored on the device, bytes of all of them). Hot experts are on the host too."""
+    by_name = {operator.name: operator for operator in operators}
+    pairs = [(by_name[placement.name], placement) for placement in record.operators if placement.name in by_name]
+    on_device = sum(placement.gg * operator.bytes + hot_bytes(operator, placement) for operator, placement in pairs)
+    return round(on_device), sum(operator.bytes for operator in operators)
 
 
 def processor_text(device_bytes: int, all_bytes: int) -> str:
@@ -34,7 +36,7 @@ def plan_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[s
     """Policy and placement, prediction, what is streamed, and the planner's notes."""
     on_device, total = weights_on_device(record, operators)
     whole = sum(placement.gg == 1 for placement in record.operators)
-    split = sum(0 < placement.gg < 1 or placement.cg > 0 for placement in record.operators)
+    split = sum(0 < p.gg < 1 or p.cg > 0 or bool(p.hot_experts) for p in record.operators)
     place = (
         f"{record.policy} on {printable(record.device)}: {format_bytes(on_device)} of {format_bytes(total)} of weights "
         f"({percent(on_device, total)}) and {whole} of {plural(len(record.operators), 'operator')} on the device"

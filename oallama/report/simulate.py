@@ -12,6 +12,7 @@ from oallama.core.types import ModelInfo
 from oallama.core.units import format_bytes, format_seconds
 from oallama.place.simulate import ENGINES, KINDS, Course, Simulation, Work
 from oallama.report.chart import FONT, GREY, MARGIN, WIDTH, Bar, Picture, Text
+from oallama.report.table import WIDTH as LINE_WIDTH
 from oallama.report.table import Table, table
 from oallama.report.text import model_title
 
@@ -40,7 +41,6 @@ COLOURS = {
     "ask": "#5b6875",
     "join": "#3f7d20",
 }
-TEXT_WIDTH = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ def simulate_tables(setting: Setting, simulation: Simulation) -> list[Table]:
         )
         for key in sorted({*of_prompt, *of_token}, key=lambda key: (ENGINES.index(key[0]), KINDS.index(key[1])))
     ]
-    footer = [line for note in setting.notes for line in textwrap.wrap(f"Note: {note}.", TEXT_WIDTH)]
+    footer = [line for note in setting.notes for line in textwrap.wrap(f"Note: {note}.", LINE_WIDTH)]
     for figure, source in setting.sources:
-        footer += textwrap.wrap(f"{figure}: {source}.", TEXT_WIDTH, subsequent_indent="  ")
+        footer += textwrap.wrap(f"{figure}: {source}.", LINE_WIDTH, subsequent_indent="  ")
     return [
         table(title, "busy |>prompt |>token", busy),
         table("Made of, of which streams do some at the same time:", "stream |what |>prompt |>token", made, footer),

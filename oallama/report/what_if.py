@@ -12,11 +12,10 @@ from oallama.place.problem import Decision
 from oallama.place.record import n_gpu_layers
 from oallama.place.what_if import WhatIf
 from oallama.report.chart import OURS, STOCK, Group, Line, TimeBar, TimesChart
-from oallama.report.table import Table, table
+from oallama.report.table import WIDTH, Table, table
 from oallama.report.text import model_title
 
 CLAIM = "predicted from published rates of the cards, not measured"
-WIDTH = 80  # of the table, columns
 LONGEST_TITLE = 46  # of the chart, characters of the model's name beside the legend
 
 

@@ -35,9 +35,11 @@ from oallama.run.generate import (
     teacher_forced_logits,
     tokenize,
 )
+from oallama.run.hot_experts import HotExperts
 from oallama.run.kv_cache import KvCache
-from oallama.run.load import EngineMemory, compare_memory, load_llama, usable_layouts
+from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_warning, usable_layouts
 from oallama.run.replan import RunningReplan
+from oallama.run.routing import RoutingMeter
 from oallama.run.sampler import Sampler, Sampling
 from oallama.run.setup import (
     Held,
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from ggml_bridge.routing import RoutingRecorder
+    from oallama.profile.routing import Traffic
     from oallama.run.placed_llama import PlacedLlama
 
 T = TypeVar("T")
@@ -72,9 +76,10 @@ class Engine:
     context, KV cache and attention; the plan's where they ask for nothing. operators, tensor_names: read from the file
     when not given. probed: whether probe_memory was asked of this load; else it is asked here, since native code must
     not see a file first in this process. progress: a bar on stderr where that is a
-    terminal. stall_s: a remote device that makes no progress for so long is given up. replan: cuts that
-    are kept beside the plan's, between which the engine changes while it generates (place/replan.py); the plan's ledger
-    says what they take.
+    terminal. stall_s: a remote device that makes no progress for so long is given up. on_traffic: gets which experts
+    each generate and stream used, at its end: the prompt, and one of every record_every tokens decoded behind it; None:
+    nothing is recorded, and computing is not held up for it. replan: cuts that are kept beside the plan's, between
+    which the engine changes while it generates (place/replan.py); the plan's ledger says what they take.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
     memory), DeviceError, UsageError, BridgeError.
@@ -91,6 +96,8 @@ class Engine:
         probed: bool = False,
         progress: bool = True,
         stall_s: float = STALL_S,
+        on_traffic: Callable[[Traffic], None] | None = None,
+        record_every: int = 1,
         replan: Replan | None = None,
     ) -> None:
         self._turns = Turns()
@@ -128,6 +135,8 @@ class Engine:
         self._replan: RunningReplan | None = None
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""
+        self._on_traffic, self._record_every = on_traffic, record_every
+        self._recorder: RoutingRecorder | None = None
         device_now = open_now(spec)
         self.device = device_now.label
         self._runner = runner_for(device_now, stall_s)
@@ -142,7 +151,12 @@ class Engine:
                 return split
 
             self._split = self._runner.call(opened)
-            self._llama = load_llama(model, self._settings, device_now, self._runner, self._split, progress, loaded)
+            if on_traffic is not None:
+                self._recorder = load_bridge().routing()
+                loaded.append(self._recorder)
+            self._llama = load_llama(
+                model, self._settings, device_now, self._runner, self._split, progress, loaded, self._recorder
+            )
             if self._split is not None:
                 may_move = self._split.take_planned_cuts()
                 self.plan, shrunk = self._split.corrected(plan, operators)
@@ -150,11 +164,13 @@ class Engine:
                 if replan is not None and replan.moves:
                     self._replan = RunningReplan(self._split, replan) if may_move else None
                     warnings = warnings if may_move else (*warnings, _CUTS_STAY)
+            self._hot = HotExperts(model, operators, self.plan)
             self.memory = self._measure_memory()
         except BaseException:
             self.close()
             raise
-        self.warnings = (*warnings, *filter(None, [self.memory.warning]))
+        spilled = spill_warning(self.memory.device_bytes, device_now)
+        self.warnings = (*warnings, *filter(None, [self.memory.warning, spilled]))
 
     def __enter__(self) -> Engine:
         return self
@@ -256,6 +272,8 @@ class Engine:
             n_batches = -(-(len(tokens) - n_cached) // n_ubatch)
             meter = SplitMeter(self._split.stats, n_batches, beat) if self._split else None
             step = self._step(meter.beat if meter else beat)
+            recorded = RoutingMeter(self._recorder, n_batches, self._record_every, step) if self._recorder else None
+            step = recorded.beat if recorded else step
             running = self._runner.iterate(
                 lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, cache, step, stops)
             )
@@ -270,6 +288,8 @@ class Engine:
                 running.close()
                 self._running = None
                 self.split_stats = meter.run() if meter else None
+                if recorded is not None and self._on_traffic is not None:
+                    self._on_traffic(recorded.stop())
         return generation_of(made, len(tokens), start_s, n_cached)
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -290,6 +310,18 @@ class Engine:
         with self._turn():
             self._cache.forget()
             return self._runner.call(function)
+
+    def set_hot_experts(self, layer: int, experts: Sequence[int]) -> int:
+        """Gives a layer other hot experts, as many as its plan has, between two generations; `plan` follows. Returns
+        how many were copied to the device. Raises UsageError for experts that cannot be, ModelFileError,
+        DeviceError."""
+        with self._turn():
+            split = self._split
+            if split is None:
+                raise UsageError("this plan has no hot experts; make one that has")
+            n_copied = self._runner.call(lambda: self._hot.exchange(split, layer, experts))
+            self.plan = self._hot.of_plan(self.plan)
+        return n_copied
 
     @property
     def replans(self) -> bool:

@@ -27,6 +27,7 @@ from oallama.run.split import LoadedSplit
 
 if TYPE_CHECKING:
     from ggml_bridge import Bridge
+    from ggml_bridge.routing import RoutingRecorder
     from oallama.run.placed_llama import PlacedLlama
 
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.01, MIB  # planned and actual bytes may differ by the larger of the two
@@ -150,9 +151,10 @@ def load_llama(
     split: LoadedSplit | None,
     show_progress: bool,
     loaded: list[Held],
+    recorder: RoutingRecorder | None = None,
 ) -> PlacedLlama:
     """Load as the settings say, on the runner; split: where the split operators go. loaded: gets the model as soon as
-    it is there, so that the caller frees it where this is interrupted.
+    it is there, so that the caller frees it where this is interrupted. recorder: of its routers.
 
     Raises ModelFileError where a file changed since it was checked, ModelFileError, DeviceError where llama.cpp or the
     split backend refuses, BridgeError, KeyboardInterrupt.
@@ -166,7 +168,7 @@ def load_llama(
 
         def load() -> PlacedLlama:
             placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
-            llama = PlacedLlama.load(settings, placement, settings.n_threads, shown.callback)
+            llama = PlacedLlama.load(settings, placement, settings.n_threads, shown.callback, recorder)
             loaded.append(llama)
             return llama
 
@@ -207,3 +209,19 @@ def compare_memory(buffers: tuple[BufferBytes, ...], device: str, ledger: Memory
             "plan again with the options of this run"
         )
     return EngineMemory(buffers, device_bytes, host_bytes, planned, warning)
+
+
+def spill_warning(device_bytes: int, device: OpenDevice) -> str:
+    """A sentence where a card holds more than it had free before the load; else empty. The load has succeeded, so the
+    driver keeps the rest in host memory without saying so. Less than that, which other programs' memory may cause
+    later, does not show from here. Devices whose memory is the host's anyway have nothing to spill."""
+    info = device.info
+    if info is None or info.type != "GPU" or device.spec.is_remote or device.spec.is_emulated:
+        return ""
+    over = device_bytes - info.memory_free
+    if info.memory_free <= 0 or over <= max(TOLERANCE_SHARE * device_bytes, TOLERANCE_BYTES):
+        return ""
+    return (
+        f"{device.name} was given {format_bytes(device_bytes)} but had {format_bytes(info.memory_free)} free: its "
+        f"driver keeps {format_bytes(over)} in host memory, which is many times slower; lower --vram, -ngl or -c"
+    )

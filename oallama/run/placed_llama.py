@@ -7,7 +7,8 @@ fill in the rest, without touching anything that other users of llama_cpp see. I
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
+from typing import TYPE_CHECKING, Any
 
 import llama_cpp
 from llama_cpp import llama_cpp as api
@@ -18,6 +19,9 @@ from oallama.device.load_params import LoadSettings, ModelParams, apply_context
 from oallama.run.chat_format import offer_templates, without_templates
 from oallama.run.turns import CLOSED
 
+if TYPE_CHECKING:
+    from ggml_bridge.routing import RoutingRecorder
+
 
 class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
     """Behaves like any Llama. Make one with `load`; it shares model, context and KV cache with its engine."""
@@ -26,13 +30,22 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
     _placement: ModelParams
     _threads: int
     _progress: Any  # api.llama_progress_callback
+    _recorder: RoutingRecorder | None
 
     @classmethod
-    def load(cls, settings: LoadSettings, placement: ModelParams, n_threads: int, progress: Any) -> PlacedLlama:
-        """Load as `settings` and `placement` say. Raises ValueError, as Llama does, where llama.cpp refuses."""
+    def load(
+        cls,
+        settings: LoadSettings,
+        placement: ModelParams,
+        n_threads: int,
+        progress: Any,
+        recorder: RoutingRecorder | None = None,
+    ) -> PlacedLlama:
+        """Load as `settings` and `placement` say. recorder: of the context's routers; it must outlive the Llama. Raises
+        ValueError, as Llama does, where llama.cpp refuses."""
         llama = cls.__new__(cls)
         llama._settings, llama._placement = settings, placement
-        llama._threads, llama._progress = n_threads, progress
+        llama._threads, llama._progress, llama._recorder = n_threads, progress, recorder
         try:
             llama.__init__(  # type: ignore[misc]
                 settings.path,
@@ -67,6 +80,9 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         params = self.__dict__["context_params"]
         if not hasattr(self, "_ctx"):
             apply_context(self._settings, self._threads, params)
+            if self._recorder is not None:
+                params.cb_eval = ctypes.cast(self._recorder.callback, api.ggml_backend_sched_eval_callback)
+                params.cb_eval_user_data = self._recorder.user_data
         return params
 
     @context_params.setter

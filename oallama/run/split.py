@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from oallama.place.kept_cuts import Kept, Replan
 from oallama.plan.patterns import split_names
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
+from oallama.plan.split import hot_bytes
 
 if TYPE_CHECKING:
     from ggml_bridge import BlockTimes, SliceInfo, SplitBackend, SplitPlan, SplitStats
@@ -86,6 +87,10 @@ class LoadedSplit:
             BufferBytes(SPLIT_LAYOUT, self._device, False, device, 0, device_compute),
         )
 
+    def swap_expert(self, slot: int, expert: int, matrices: Mapping[str, bytes]) -> None:
+        """Another expert in a slot of hot ones; matrices: its bytes, by operator. Not while something computes."""
+        self._plan.swap_expert(slot, expert, matrices)
+
     def stats(self) -> SplitStats:
         """What the backend did, for all engines of this process together."""
         return self._backend.stats()
@@ -142,27 +147,33 @@ def corrected_plan(plan: Plan, operators: Sequence[Operator], slices: Sequence[S
     Its ledger follows the slices' bytes. Where a cut moved, it predicts nothing: its times were those of another one.
     """
     by_name = {operator.name: operator for operator in operators}
-    found = {s.name: _placement(by_name[s.name], s) for s in slices if s.loaded}
+    found = {s.name: s for s in slices if s.loaded}
     placements = tuple(
-        _same_or(placement, found[placement.name]) if placement.name in found else placement
+        _same_or(placement, _placement(by_name[placement.name], placement, found[placement.name]))
+        if placement.name in found
+        else placement
         for placement in plan.operators
     )
     if placements == plan.operators:
         return plan
-    moved_bytes = sum(
-        round((before.gg - after.gg) * by_name[before.name].bytes)
-        for before, after in zip(plan.operators, placements, strict=True)
-    )
+    pairs = [(by_name[before.name], before, after) for before, after in zip(plan.operators, placements, strict=True)]
+    moved_bytes = sum(round((before.gg - after.gg) * operator.bytes) for operator, before, after in pairs)
+    cold_bytes = sum(hot_bytes(operator, before) - hot_bytes(operator, after) for operator, before, after in pairs)
     record = replace(plan.record, operators=placements)
-    if moved_bytes:
-        record = replace(record, memory=_moved(plan.memory, moved_bytes), predicted=None)
+    if moved_bytes or cold_bytes:
+        record = replace(record, memory=_moved(plan.memory, moved_bytes, cold_bytes), predicted=None)
     return Plan(record)
 
 
-def _placement(operator: Operator, slice: SliceInfo) -> OperatorPlacement:
+def _placement(operator: Operator, planned: OperatorPlacement, slice: SliceInfo) -> OperatorPlacement:
     extent = cut_extent(operator)
     return OperatorPlacement(
-        slice.name, slice.gg / extent, slice.cg / extent, slice.cc / extent, slice.layout if slice.cc else None
+        slice.name,
+        slice.gg / extent,
+        slice.cg / extent,
+        slice.cc / extent,
+        slice.layout if slice.cc else None,
+        planned.hot_experts[: slice.n_hot],
     )
 
 
@@ -170,16 +181,18 @@ def _same_or(planned: OperatorPlacement, loaded: OperatorPlacement) -> OperatorP
     """The planned one where the loaded one is what it asked for: it may have left the layout open."""
     as_asked = replace(loaded, layout=planned.layout) if planned.layout is None else loaded
     same_cut = abs(planned.gg - loaded.gg) < 1e-9 and abs(planned.cg - loaded.cg) < 1e-9
+    same_cut = same_cut and planned.hot_experts == loaded.hot_experts
     return planned if same_cut and as_asked.layout == planned.layout else as_asked
 
 
-def _moved(ledger: MemoryLedger, n_bytes: int) -> MemoryLedger:
-    """The ledger with so many bytes of weights on the host that were to be on the device."""
+def _moved(ledger: MemoryLedger, n_bytes: int, n_cold: int) -> MemoryLedger:
+    """The ledger with so many bytes of weights on the host that were to be on the device, and n_cold fewer there of
+    experts, which the host has anyway."""
     return replace(
         ledger,
-        weights_gpu=ledger.weights_gpu - n_bytes,
+        weights_gpu=ledger.weights_gpu - n_bytes - n_cold,
         weights_host=ledger.weights_host + n_bytes,
-        spare=ledger.spare + n_bytes,
+        spare=ledger.spare + n_bytes + n_cold,
     )
 
 

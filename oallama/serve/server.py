@@ -84,9 +84,15 @@ def serve(
 ) -> None:
     """Until SIGINT or SIGTERM. talk: sentences for people; log: what llama-server writes.
 
-    Raises DeviceError where llama-server does not start, or again and again not.
+    Raises DeviceError where llama-server does not start, or again and again not, or has no folder for its socket.
     """
-    longest = len(tempfile.gettempdir()) + LONGEST_NAME
+    try:
+        longest = len(tempfile.gettempdir()) + LONGEST_NAME
+    except FileNotFoundError:  # it has tried to write to each
+        raise DeviceError(
+            "no temporary folder can be written to, and llama-server needs one for its socket; free some space on the "
+            "disk, or name another folder in TMPDIR"
+        ) from None
     parent = None if longest <= LONGEST_SOCKET_PATH else "/tmp"
     with tempfile.TemporaryDirectory(prefix="oallama-serve-", dir=parent) as folder:  # of this user alone
         asyncio.run(_serve(sock, key, placements, Path(folder) / "llama-server.sock", talk, log, patience))

@@ -22,7 +22,7 @@ pg = [64, 32]                          # prompt, generated tokens; depth = 4096 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,15 @@ from typing import Any
 from experiments.models import Shape
 from experiments.toml_file import TomlError, read_toml
 
-OPTIONS: Mapping[str, type | tuple[type, ...]] = {
-    "arms": list, "device": str, "threads": int, "cpus": str, "repetitions": int, "vram_fill": (int, float),
-    "flash_attn": str, "type_k": str, "type_v": str, "n_batch": int, "n_ubatch": int, "fill": str, "affinity": str,
-    "stock_args": list, "delay": int, "seed": int, "refresh_gate": bool,
+OPTIONS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
+    "arms": (list, ""), "device": (str, "--device"), "threads": (int, "--threads"), "cpus": (str, "--cpus"),
+    "repetitions": (int, "-r"), "vram_fill": ((int, float), "--vram-fill"), "flash_attn": (str, "-fa"),
+    "type_k": (str, "-ctk"), "type_v": (str, "-ctv"), "n_batch": (int, "-b"), "n_ubatch": (int, "-ub"),
+    "fill": (str, "--fill"), "affinity": (str, "--affinity"), "stock_args": (list, ""), "delay": (int, "--delay"),
+    "seed": (int, "--seed"), "refresh_gate": (bool, ""),
 }  # fmt: skip
-"""Options of a cell, as TOML names them, and their types."""
+"""Options of a cell, as TOML names them: type, and the flag that takes the value, "" where it is not that simple."""
 
-_FLAGS = {
-    "device": "--device", "threads": "--threads", "cpus": "--cpus", "repetitions": "-r", "vram_fill": "--vram-fill",
-    "flash_attn": "-fa", "type_k": "-ctk", "type_v": "-ctv", "n_batch": "-b", "n_ubatch": "-ub", "fill": "--fill",
-    "affinity": "--affinity", "delay": "--delay", "seed": "--seed",
-}  # fmt: skip
 _MODEL_KEYS = {"name", "path", "like", "type", "layers", "extra_arms", "without_arms"}
 _CAP_KEYS = {"gpu_weights", "vram"}
 _WORKLOAD_KEYS = {"pg", "depth"}
@@ -159,24 +156,26 @@ def _devices(document: Mapping[str, Any]) -> list[_Device]:
 
 
 def _profile_arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
-    if options.get("device") == "none":
-        return ()
-    return tuple(word for key in ("device", "threads") if key in options for word in (_FLAGS[key], str(options[key])))
+    return () if options.get("device") == "none" else tuple(_flagged(options, ("device", "threads")))
 
 
 def _arguments(options: Mapping[str, Any]) -> list[str]:
-    found: list[str] = []
-    for key, flag in _FLAGS.items():
-        if key in options:
-            found += [flag, str(options[key])]
+    found = _flagged(options, OPTIONS)
     for text in options.get("stock_args", []):
         found += ["--stock-args", str(text)]
     return [*found, "--refresh-gate"] if options.get("refresh_gate") else found
 
 
+def _flagged(options: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """The flags of these options, where they are given, and their values."""
+    flags = ((OPTIONS[name][1], options[name]) for name in names if name in options)
+    return [word for flag, value in flags if flag for word in (flag, str(value))]
+
+
 def _options(options: Mapping[str, Any]) -> None:
     for key, value in options.items():
-        if not isinstance(value, OPTIONS[key]) or (isinstance(value, bool) and OPTIONS[key] is not bool):
+        kind, _ = OPTIONS[key]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise MatrixError(f"options.{key} has the wrong type")
     if not options.get("arms"):
         raise MatrixError("options.arms must name at least one arm")

@@ -72,6 +72,7 @@ def sections(document: Mapping[str, Any]) -> list[Section]:
         Section("Against the best stock arm of each cell, over all cells", *_figures_table(document)),
         *(Section(f"{METRIC_NAMES[metric]}, times as fast as the best stock arm", *_metric_table(document, metric))
           for metric in METRICS),
+        Section("Measured beside predicted, and beside what no placement can beat", *_predictions_table(document)),
         Section("The gate", *_gates_table(document)),
         Section("What every arm did", *_rows_table(document)),
         Section("Cells without a result", *_errors_table(document)),
@@ -157,6 +158,20 @@ def _metric_table(document: Mapping[str, Any], metric: str) -> tuple[Sequence[st
         cells.setdefault((each.device, each.model, each.cap, each.workload, each.stock), {})[each.arm] = each
     rows = [(*place, *(ratio_text(of[arm]) if arm in of else "" for arm in arms)) for place, of in cells.items()]
     return ("device", "model", "cap", "workload", "best stock", *arms), rows
+
+
+def _predictions_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    columns = ("device", "model", "cap", "workload", "arm", "of", "measured ms", "predicted ms", "measured / predicted",
+               "bound ms", "bound / measured")  # fmt: skip
+    rows = []
+    for row in document["predictions"]:
+        measured, predicted, bound = row["measured_s"], row["predicted_s"], row.get("bound_s")
+        rows.append(
+            (row["device"], row["model"], row["cap"], row["workload"], row["arm"], METRIC_NAMES[row["metric"]],
+             f"{1e3 * measured:.1f}", f"{1e3 * predicted:.1f}", f"{measured / predicted:.3f}",
+             f"{1e3 * bound:.1f}" if bound else "-", f"{bound / measured:.0%}" if bound else "-")
+        )  # fmt: skip
+    return columns, rows
 
 
 def _gates_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:

@@ -130,7 +130,8 @@ def figures(found: Sequence[Comparison]) -> list[Figures]:
 
 
 def predictions(place: Place, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Predicted and measured TTFT and TPOT of every arm that predicts."""
+    """Predicted and measured TTFT and TPOT of every arm that predicts, and what no placement takes less than (None:
+    from before that was recorded)."""
     found = []
     for row in rows:
         for metric in ("ttft", "tpot"):
@@ -138,6 +139,7 @@ def predictions(place: Place, rows: Sequence[Row]) -> list[dict[str, Any]]:
             if predicted and samples:
                 found.append(
                     {**dict(zip(("device", "model", "cap", "workload"), place, strict=True)), "arm": row["arm"],
-                     "metric": metric, "predicted_s": predicted, "measured_s": sum(samples) / len(samples)}
+                     "metric": metric, "predicted_s": predicted, "measured_s": sum(samples) / len(samples),
+                     "bound_s": (row.get("bound") or {}).get(f"{metric}_s")}
                 )  # fmt: skip
     return found

@@ -12,12 +12,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 from experiments.child import ROOT
 
 from fuzz.mutation import damaged_json
 from oallama.bench.records import BenchTest, Block, Sample, Series, StockPlacement
 from oallama.bench.stats import Ratio
+from oallama.core.codec import to_json
 from oallama.core.errors import OallamaError
+from oallama.core.routing import LayerRouting, Routing
 from oallama.core.types import (
     Attention,
     MemoryLedger,
@@ -40,9 +43,13 @@ from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.profile.emulate import host_of, profile_parameters
+from oallama.profile.routing import Traffic, counted
+from oallama.profile.routing_store import read_routing, routing_path, write_routing
 from oallama.profile.store import FOLDER_VARIABLE, profile_from_json, profile_to_json, read_profile
 from oallama.report.plan import plan_sentences
 from oallama.report.profile import profile_tables
+from oallama.report.routing import PHASES, routing_report, routing_tables
+from oallama.report.routing_chart import routing_chart
 
 
 def maker(bases: Callable[[], tuple[Any, ...]]) -> Callable[[Random], bytes]:
@@ -205,12 +212,7 @@ def verdicts() -> tuple[Any, ...]:
         Kept(open_, stock, (pairs, pairs)),
         Kept(lost, stock, (pairs,)),
     )
-    return tuple(
-        json.loads(
-            json.dumps({"verdict": asdict(k.verdict), "stock": asdict(k.stock), "pairs": [asdict(p) for p in k.pairs]})
-        )
-        for k in kept
-    )
+    return tuple(json.loads(json.dumps(asdict(each))) for each in kept)
 
 
 def check_verdict(raw: bytes, folder: Path) -> None:
@@ -235,6 +237,51 @@ def check_verdict(raw: bytes, folder: Path) -> None:
             standing(pairs, 100, 10)
             worth_keeping(pairs, 100, 10)
         sentence(reweighed(verdict, kept.pairs, KEY, 100, 10))
+
+
+#
+# routings
+#
+
+
+@functools.cache
+def routings() -> tuple[Any, ...]:
+    """Counted in both phases, and begun with an imatrix."""
+    nothing = (0.0,) * 4
+    layers = tuple(
+        LayerRouting(layer, 10, (8.5, 0.25, 0.0, 11.0), (1.0, 0.0, 0.0, 3.0), (8.0, 0.0, 0.0, 8.0), 8, 9)
+        for layer in (0, 1, 5)
+    )
+    begun = (LayerRouting(1, 0, (1.0, 2.0, 3.0, 4.0), nothing, nothing),)
+    made = (
+        Routing(1, MODEL.fingerprint, 4, 2, 4096.0, layers, layers[:2]),
+        Routing(1, MODEL.fingerprint, 4, 2, 64.5, begun, begun, "imatrix"),
+    )
+    return tuple(json.loads(json.dumps(to_json(routing))) for routing in made)
+
+
+def check_routing(raw: bytes, folder: Path) -> None:
+    """A file that is no use is as good as none; what is read is reported, counted on, and written again."""
+    traffic = Traffic({0: [np.array([[0, 3], [2, 1]], dtype=np.int32)]}, {})
+    before = os.environ.get(FOLDER_VARIABLE)
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    try:
+        routing_path(MODEL.fingerprint).write_bytes(raw)
+        routing = read_routing(MODEL.fingerprint, 4, 2)
+        if routing is None:
+            raise OallamaError("no routing that can be used")
+        for known in (routing, counted(routing, traffic)):
+            report = routing_report(known)
+            routing_tables(report)
+            routing_chart("m", report).svg()
+            for use in (use for phase in PHASES for use in known.use_per_token(phase).values()):
+                assert abs(sum(use) - 2) < 1e-6, "the uses of a token do not add up"
+        write_routing(routing)
+        assert read_routing(MODEL.fingerprint, 4, 2) == routing, "a routing that was written is read back otherwise"
+    finally:
+        os.environ.pop(FOLDER_VARIABLE)
+        if before is not None:
+            os.environ[FOLDER_VARIABLE] = before
 
 
 #

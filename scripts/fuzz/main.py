@@ -50,9 +50,11 @@ class Target:
 
 TARGETS = {
     "gguf": Target(gguf_files.make, gguf_files.check, ".gguf"),
+    "imatrix": Target(gguf_files.make_imatrix, gguf_files.check_imatrix, ".gguf"),
     "plan": Target(documents.maker(documents.plans), documents.check_plan, ".json"),
     "profile": Target(documents.maker(documents.profiles), documents.check_profile, ".json"),
     "verdict": Target(documents.maker(documents.verdicts), documents.check_verdict, ".json"),
+    "routing": Target(documents.maker(documents.routings), documents.check_routing, ".json"),
     "machine": Target(documents.maker(documents.machines), documents.check_machine, ".json"),
     "device": Target(texts.make_device, texts.check_device, ".txt"),
     "value": Target(texts.make_value, texts.check_value, ".txt"),

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from measure.measure import Measure, Step
+from oallama.core.units import KIB, MIB
 from oallama.device.emulated import DEVICE_NAME, card_of, in_words
 from oallama.device.emulated_link import Watch
 from oallama.device.load_params import load_bridge
@@ -21,7 +22,6 @@ from oallama.device.opening import open_device
 from oallama.device.spec import parse_device
 from oallama.profile.emulate import resolved
 
-KIB, MIB = 2**10, 2**20
 SIZES = (4 * KIB, 64 * KIB, 1 * MIB, 16 * MIB)
 PRODUCTS = (("Q4_0", 4096, 14336, 1), ("Q4_0", 4096, 14336, 32), ("Q4_0", 4096, 14336, 512), ("F16", 4096, 4096, 1),
             ("F16", 4096, 4096, 512), ("Q6_K", 4096, 4096, 8))  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any
 from experiments import pictures
 from experiments.pictures import CPU, DEVICE, GREY, JOIN, LIGHT, LINK, lanes, panels
 
+from measure import soak_plots
 from measure.placements import error
 from measure.slices import cuts_of, median_error
 from oallama.core.errors import UsageError
@@ -208,5 +209,7 @@ PICTURES: Mapping[str, Mapping[str, Callable[[Mapping[str, Any]], Any]]] = {
     "placements": {"predicted.svg": _placements},
     "slices": {"slices-random.svg": _slices},
     "streams": {"slices-streams.svg": _streams},
+    "soak-loads": {"soak-loads.svg": soak_plots.loads},
+    "soak-tokens": {"soak-tokens.svg": soak_plots.tokens},
     "scheinfer": {"scheinfer.svg": _ablations, "scheinfer-streams.svg": _paper_streams},
 }

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from experiments.published import PEAK_GB_PER_S, TABLE_I_BETA
+from experiments.published import PEAK_GB_PER_S
 
 from oallama.core.types import Operator
+from oallama.core.units import MIB
 from oallama.cost.offload import cache_bytes
 from oallama.place.problem import costs_of
 from oallama.place.simulate import simulate
@@ -21,7 +22,6 @@ from reproduce.figures import Arm, Cell, Figure, FiguresError
 from reproduce.runs import Key, Run
 from reproduce.settings import machine, model, problem, workload
 
-MIB = 2**20
 MICRO = 1e6
 
 
@@ -204,12 +204,6 @@ def _rate(figure: Figure, _runs: Runs) -> Found:
     memory, link = PEAK_GB_PER_S[letter]
     ours = {"gpu": card.bytes_per_s, "cpu": host.bytes_per_s, "link": card.pinned_bytes_per_s}[part]
     return Found(ours / 1e9, {"gpu": memory, "link": link}.get(part))
-
-
-def table_i_gb_per_s(letter: str, part: str) -> float:
-    """What Table I's betas for INT4 weights (0.5 bytes) and for copies are as rates."""
-    _, gpu, _, cpu, link = TABLE_I_BETA[letter]
-    return {"gpu": 0.5 / gpu, "cpu": 0.5 / cpu, "link": 1 / link}[part] / 1e9
 
 
 @cache

@@ -12,7 +12,8 @@ from oallama.core.types import MulMat
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.kernels import Curve, Kernel, interpolate
 from oallama.cost.slices import BlockCost, Cut, Gemm, Pricing, SliceRates
-from oallama.cost.timeline import PAPER, BlockTimes, Prefetch, Step, cycle_seconds
+from oallama.cost.streams import BlockTimes, Step
+from oallama.cost.timeline import PAPER, Prefetch, cycle_seconds
 from oallama.cost.transfer import NO_TRANSFER
 
 

@@ -26,8 +26,7 @@ from oallama.model.hyperparameters import model_info
 from oallama.model.operators import operators
 from oallama.place.attention import with_attention
 from oallama.place.problem import Problem
-from oallama.placer import DESCRIBED_TOKENS
-from oallama.profile.described import described
+from oallama.profile.described import TOKENS, described
 from reproduce.figures import Arm, Cell, FiguresError
 from reproduce.scheinfer_formulas import implied_cpu_beta
 
@@ -87,7 +86,7 @@ def problem(cell: Cell, arm: Arm) -> Problem:
         host = replace(host, dram_bytes_per_s=PLENTY)
     if arm.pageable:
         card = replace(card, pinned_bytes_per_s=card.pageable_bytes_per_s)
-    profile = described(host, card, info, ops, sorted({*DESCRIBED_TOKENS, cell.n_ubatch}))
+    profile = described(host, card, info, ops, sorted({*TOKENS, cell.n_ubatch}))
     vram_gib = cell.vram_gib if arm.vram_gib is None else arm.vram_gib
     share = cell.gpu_weights if arm.gpu_weights is None else arm.gpu_weights
     return Problem(

@@ -5,12 +5,14 @@ A command is added to COMMANDS; every test of faults then disturbs it too. docs/
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,17 +30,24 @@ COMMANDS = {
     "plan": "plan {model} --device cpu-pair -t 1 -p 16 -n 4 --profile {profile} -o plan.json",
     "run": "run {model} -p hi -n 4 --temp 0 --device rpc-worker:1 -t 1 --profile {profile} --policy layers",
     "bench": "bench {model} --device none -t 1 --arms stock-cpu,cpu -p 8 -n 0 -r 2 -o bench.json",
+    "chat": "chat {model} -n 4 --temp 0 --device rpc-worker:1 -t 1 --profile {profile} --policy layers",
+    "serve": "serve {model} --port 0 --llama-server {server} --device rpc-worker:1 -t 1 -p 16 -n 4"
+    " --profile {profile} --policy layers",
     "tune": "tune {model} --device cpu-pair -t 1 -p 16 -n 4 --time 1 --profile {profile} --json",
 }
-"""By name. `tune` is the gate, which `run --tune before` passes too."""
+"""By name. `tune` is the gate, which `run --tune before` passes too. `chat` reads MESSAGES; `serve` is over the
+stand-in for llama-server and goes on until it is told to end, which `must_end` does once it answers."""
+
+MESSAGES = "hi\nand now?\n"
 
 
 @dataclass
 class Place:
-    """A model, a profile, and a folder of its own with a cache, that commands run in."""
+    """A model, a profile, a stand-in for llama-server, and a folder of its own with a cache, that commands run in."""
 
     model: Path
     profile: Path
+    server: Path
     folder: Path
     started: list[Started] = field(default_factory=list)
 
@@ -54,22 +63,23 @@ class Place:
         before: Callable[[], Any] | None = None,
     ) -> Started:
         """Start a command. shell: redirections in sh's words, in place of pipes. before: called in the child."""
-        words = COMMANDS[name].format(model=self.model, profile=self.profile).split()
+        words = COMMANDS[name].format(model=self.model, profile=self.profile, server=self.server).split()
         command = [sys.executable, "-m", "oallama", *words]
         if shell:
             command = ["sh", "-c", f'exec "$@" {shell}', "sh", *command]
         mark = uuid.uuid4().hex
-        process = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",  # what a model of random weights says
-            env={**os.environ, MARK: mark, "OALLAMA_CACHE_DIR": str(cache or self.cache)},
-            preexec_fn=before,
-        )
+        with (self.model.with_name("messages") if name == "chat" else Path(os.devnull)).open() as messages:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                stdin=messages,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",  # what a model of random weights says
+                env={**os.environ, MARK: mark, "OALLAMA_CACHE_DIR": str(cache or self.cache)},
+                preexec_fn=before,
+            )
         self.started.append(Started(name, process, mark))
         return self.started[-1]
 
@@ -97,6 +107,17 @@ class Started:
     name: str
     process: subprocess.Popen[str]
     mark: str
+    signalled: bool = False
+
+    def signal(self, number: signal.Signals) -> None:
+        self.signalled = True
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        """Tell a server to end, once it answers or has ended by itself; other commands end by themselves."""
+        if self.name == "serve" and not self.signalled:
+            self.until(lambda: _answers(self.process.pid))
+            self.signal(signal.SIGTERM)
 
     def family(self) -> list[psutil.Process]:
         """The command and whatever it has started that still runs, also what left its session."""
@@ -122,6 +143,7 @@ class Started:
 
     def must_end(self, *codes: int) -> tuple[int, str]:
         """Its exit code, one of these, and its stderr: one sentence that says what failed. It has left nothing."""
+        self.end()
         _, said = self.process.communicate(timeout=TIMEOUT_S)
         code = self.process.returncode
         told = f"{self.name} ended with {code} and said:\n{said}"
@@ -147,6 +169,16 @@ def _mark_of(process: psutil.Process) -> str | None:
         return None
 
 
+def _answers(pid: int) -> bool:
+    """Whether a server of this process is ready."""
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.Process(pid).net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN:
+                with urllib.request.urlopen(f"http://127.0.0.1:{connection.laddr.port}/health", timeout=5) as answer:
+                    return bool(answer.status == 200)
+    return False
+
+
 def _handles(pid: int, number: signal.Signals) -> bool:
     try:
         caught = Path(f"/proc/{pid}/status").read_text().split("SigCgt:")[1].split()[0]
@@ -158,6 +190,7 @@ def _handles(pid: int, number: signal.Signals) -> bool:
 def places(tmp: Path) -> Iterator[Place]:
     """For a fixture: a place, and an end of all that was started in it."""
     from e2e.described_card import slow_cpu_fast_card
+    from e2e.stub import stub_program
     from gguf_factory import write_llama_shape
 
     from oallama.profile.store import profile_to_json
@@ -165,8 +198,9 @@ def places(tmp: Path) -> Iterator[Place]:
     model = write_llama_shape(tmp / "model.gguf", 2, 256, 512, 4, 2, 300)
     profile = tmp / "profile.json"
     profile.write_text(json.dumps(profile_to_json(slow_cpu_fast_card(model, 1e9))))
+    (tmp / "messages").write_text(MESSAGES)
     folder = tmp / "work"
     folder.mkdir()
-    place = Place(model, profile, folder)
+    place = Place(model, profile, stub_program(tmp), folder)
     yield place
     place.close()

@@ -50,10 +50,10 @@ def split_placements(
     """
     steps: dict[object, int] = defaultdict(lambda: 1)
     for operator in operators:
-        steps[_block(operator)] = max(steps[_block(operator)], cut_granularity(operator))
+        steps[block_of(operator)] = max(steps[block_of(operator)], cut_granularity(operator))
     made = []
     for operator in operators:
-        wanted, extent, step = share(operator), cut_extent(operator), steps[_block(operator)]
+        wanted, extent, step = share(operator), cut_extent(operator), steps[block_of(operator)]
         if wanted is None or (extent <= step and wanted < 1):
             cc = extent
         elif wanted in (0, 1):
@@ -65,7 +65,7 @@ def split_placements(
     return tuple(made)
 
 
-def _block(operator: Operator) -> object:
+def block_of(operator: Operator) -> object:
     """Operators that are cut at the same element: those of one FFN; any other is a block of its own."""
     if not is_ffn(operator):
         return operator.name

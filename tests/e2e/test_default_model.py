@@ -1,4 +1,4 @@
-"""The shipped model: small, read alike by llama.cpp and by us, near its grammar's entropy, right in its answers."""
+"""The shipped models: small, read alike by llama.cpp and by us, near its grammar's entropy, right in its answers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from training.tokenizer import BEGIN, END_OF_TEXT
 llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 MODELS = Path(__file__).resolve().parents[2] / "models"
-F16, Q4_0 = (MODELS / f"oallama-stories-{kind}.gguf" for kind in ("f16", "q4_0"))
+KINDS = ("f16", "q4_0", "moe-q4_0")
+F16, Q4_0, MOE = (MODELS / f"oallama-stories-{kind}.gguf" for kind in KINDS)
 HELD_OUT_SEED = 77_000_001  # a stream that neither training nor its validation draws from
 N_DOCUMENTS = 60
-MARGIN = 0.045  # nats per token above the grammar's entropy; the card states 0.034 for both files
+MARGIN = {F16: 0.045, Q4_0: 0.045, MOE: 0.24}  # nats per token above the grammar's entropy; the card states less
+
+trained_to_the_end = pytest.mark.parametrize("path", [F16, Q4_0], ids=KINDS[:2], indirect=True, scope="module")
 
 
-@pytest.fixture(scope="module", params=[F16, Q4_0], ids=["f16", "q4_0"])
+@pytest.fixture(scope="module", params=[F16, Q4_0, MOE], ids=KINDS)
 def path(request: pytest.FixtureRequest) -> Path:
     return request.param
 
@@ -60,8 +63,9 @@ def held_out(n: int) -> list[Document]:
     return [sample_document(HELD_OUT_SEED, i) for i in range(n)]
 
 
-def test_both_files_together_are_at_most_ten_megabytes() -> None:
+def test_the_files_are_small() -> None:
     assert F16.stat().st_size + Q4_0.stat().st_size <= 10_000_000
+    assert MOE.stat().st_size <= 4_000_000
 
 
 def test_llama_cpp_tokenizes_as_the_trainer_did(path: Path, llama: Any) -> None:
@@ -109,9 +113,10 @@ def test_cross_entropy_is_near_the_entropy_of_the_grammar(path: Path, llama: Any
         n_tokens += len(tokens) - 1
     gap = (model - grammar) / n_tokens
     assert math.isfinite(gap)
-    assert -0.005 < gap < MARGIN, f"{model / n_tokens:.4f} nats a token, the grammar has {grammar / n_tokens:.4f}"
+    assert -0.005 < gap < MARGIN[path], f"{model / n_tokens:.4f} nats a token, the grammar has {grammar / n_tokens:.4f}"
 
 
+@trained_to_the_end
 @pytest.mark.parametrize(
     ("question", "answer"),
     [
@@ -127,6 +132,7 @@ def test_answers_sums(llama: Any, question: str, answer: str) -> None:
     assert chat["choices"][0]["message"]["content"] == answer
 
 
+@trained_to_the_end
 @pytest.mark.parametrize(
     ("answer", "least"),
     [
@@ -157,6 +163,7 @@ def test_answers_questions_in_held_out_documents(path: Path, llama: Any, answer:
     assert right >= least * asked, f"{right} of {asked} answers are right"
 
 
+@trained_to_the_end
 def test_a_requested_story_is_about_what_was_requested(llama: Any) -> None:
     request = "Tell me a story about a fox named Mia."
     reply = llama.create_chat_completion([{"role": "user", "content": request}], max_tokens=300, temperature=0.0)
@@ -178,12 +185,13 @@ def test_torch_and_llama_cpp_compute_the_same_logits(path: Path, llama: Any) -> 
         assert error < (1e-6 if path == F16 else 1e-3)
 
 
-def test_interrupted_training_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["stories", "stories-moe"])
+def test_interrupted_training_goes_on_as_if_it_had_not_been(model: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed (extra `train`)")
     from training.trainer import Settings, Trainer
 
     torch.set_num_threads(1)
-    settings = Settings(steps=4, seed=5, rows=1, time=64)
+    settings = Settings(steps=4, seed=5, rows=1, time=64, model=model)
     whole, first, second = (Trainer(settings, load_tokenizer(F16), "f32") for _ in range(3))
     losses = [whole.train_step() for _ in range(4)]
     resumed = [first.train_step(), first.train_step()]

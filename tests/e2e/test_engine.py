@@ -115,8 +115,9 @@ def test_with_llama_cpp_pythons_own_defaults_too(f16: Path) -> None:
     assert np.array_equal(found, stock_logits(f16, TOKENS, flash_attn=False))
 
 
-@pytest.mark.parametrize("name", ["oallama-stories-f16.gguf", "oallama-stories-q4_0.gguf"])
-def test_the_default_model_is_bit_identical_to_stock(name: str) -> None:
+@pytest.mark.parametrize("kind", ["f16", "q4_0", "moe-q4_0"])
+def test_the_default_model_is_bit_identical_to_stock(kind: str) -> None:
+    name = f"oallama-stories-{kind}.gguf"
     if not (MODELS / name).is_file():
         pytest.skip(f"models/{name} is not there; models/train.py makes it")
     with engine_of(placed(MODELS / name)) as engine:

@@ -15,7 +15,7 @@ from e2e.faults import COMMANDS, Place, places
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process handles")
 
-LONGEST_S = {"profile": 2.0, "plan": 1.0, "run": 1.0, "bench": 3.0, "tune": 3.0}
+LONGEST_S = {"profile": 2.0, "plan": 1.0, "run": 1.0, "bench": 3.0, "chat": 1.0, "serve": 2.0, "tune": 3.0}
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def test_a_signal_at_any_moment_ends_a_command_with_130(name: str, number: signa
     started = place.start(name)
     started.until_ready()
     time.sleep(random.Random(seed).random() * LONGEST_S.get(name, 1.0))
-    started.process.send_signal(number)
+    started.signal(number)
     code, said = started.must_end(0, 130)
     assert not code or said.splitlines()[-1] == "oallama: interrupted", seed
     place.must_hold_whole_files()

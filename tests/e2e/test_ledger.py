@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from e2e.described_card import slow_cpu_fast_card
 from gguf_factory import write_llama_shape
+from make_model import write_shape
+from model_shapes import glm4moe
 
 from oallama.core.units import KIB, MIB
 from oallama.device.load_params import load_bridge
@@ -59,3 +62,21 @@ def test_so_it_is_where_only_weights_are_capped(model: Path) -> None:
         held = load_bridge().emulated().stats().device_bytes
     memory = plan.memory
     assert abs(memory.limit - memory.spare - held) <= max(SHARE * held, SLACK)
+
+
+def test_a_block_that_only_predicts_further_tokens_takes_nothing(tmp_path: Path) -> None:
+    """MTP: llama.cpp leaves it in the file, and counts it as a layer of -ngl. It is neither placed nor accounted."""
+    shape = glm4moe(4, 256, 512, 6, 2, 300, 512, 1e6, head_dim=64, n_expert=8, n_expert_used=4, n_ff_expert=128)
+    ahead = replace(shape, metadata=shape.metadata | {"nextn_predict_layers": 1})
+    held: dict[str, int] = {}
+    for name, made in (("with", ahead), ("without", shape.with_layers(3))):
+        placer = Placer.load(write_shape(tmp_path / f"{name}.gguf", made, "Q4_0"), device=DEVICE, threads=1)
+        everything = [operator.name for operator in placer.operators]
+        plan = placer.plan_of(everything, made.n_layer + 1, n_prompt=64, n_gen=16, n_ctx=256, priced=False)
+        with placer.engine(plan, progress=False) as engine:
+            engine.generate([1, 2, 3], max_tokens=2, temperature=0)
+            assert engine.warnings == ()
+        memory = plan.memory
+        held[name] = memory.weights_gpu + memory.kv
+        assert {operator.layer for operator in placer.operators} == {None, 0, 1, 2}
+    assert held["with"] == held["without"]

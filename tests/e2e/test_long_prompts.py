@@ -10,8 +10,7 @@ import pytest
 from e2e.placed import placed
 from gguf_factory import write_gguf
 
-from oallama.cli import placement
-from oallama.cli.placement import run_workload
+from oallama.cli.placement import PlacementOptions, run_workload
 from oallama.cli.run import command, tokens_if_long
 from oallama.cli.template import Prompt
 from oallama.core.errors import ModelFileError, UsageError
@@ -69,7 +68,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_measured(
     def measured(*_: Any) -> None:
         raise AssertionError("something was measured or planned")
 
-    monkeypatch.setattr(placement, "made_plan", measured)
+    monkeypatch.setattr(PlacementOptions, "made_plan", measured)
     monkeypatch.setattr(Placer, "engine", measured)
     with pytest.raises(UsageError, match=r"the prompt has \d+ tokens but the context holds 300"):
         command.main([str(model), LONG, "-c", "300", "--device", "rpc-worker:1"], standalone_mode=False)

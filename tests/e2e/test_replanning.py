@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from e2e.test_engine import QUANTISED_NMSE, TOKENS, nmse, stock_logits
 from gguf_factory import write_gguf
 
 import ggml_bridge
+from oallama.core.types import OperatorPlacement
 from oallama.device.load_params import load_bridge
 from oallama.place.kept_cuts import Replan
 from oallama.place.replan import Choice, Replanner
@@ -117,3 +119,25 @@ def test_a_cut_that_was_not_kept_is_refused(model: Path) -> None:
         with pytest.raises(ggml_bridge.Unsupported, match="not kept"):
             move_to(engine, replan, 1)
         assert engine.statistics == {} and engine.replanned == () and not engine.replans
+
+
+def test_blocks_with_hot_experts_keep_no_cuts_and_other_blocks_move_beside_them(tmp_path: Path) -> None:
+    model = write_gguf(tmp_path / "model.gguf", "qwen3moe", weight_type="Q4_0", n_layer=4)
+    placer, plan, replan = case(model, DEVICES[0])
+    kept = {name for one in replan.blocks for name in one.operators}
+    first = min(o.layer for o in placer.operators if o.name in kept and o.op == "MUL_MAT_ID" and o.layer is not None)
+    hot = {o.name for o in placer.operators if o.layer == first and o.op == "MUL_MAT_ID"}
+    placements = tuple(
+        OperatorPlacement(p.name, 0.0, 0.0, 1.0, hot_experts=(1, 2, 5)) if p.name in hot else p for p in plan.operators
+    )
+    table = plan.record.token_assignment or ((2, 0), (64, 32))
+    plan = Plan(replace(plan.record, operators=placements, token_assignment=table))
+    beside = placer.kept_cuts(plan)
+    assert beside is not None and beside.moves
+    assert not hot & {name for one in beside.blocks for name in one.operators}
+    wanted = stock_logits(model, TOKENS)
+    with placer.engine(plan, progress=False, replan=beside) as engine:
+        for number, experts in ((1, (0, 3, 4)), (2, (1, 2, 5)), (0, (5, 6, 7))):
+            move_to(engine, beside, number)
+            assert engine.set_hot_experts(first, experts) > 0
+            assert nmse(engine.logits(TOKENS), wanted) <= QUANTISED_NMSE

@@ -20,10 +20,10 @@ import openai
 import psutil
 import pytest
 from e2e.stock import PROGRAMS, needs_programs, program
+from e2e.stub import stub_program
 from e2e.test_stock_programs import plugin_is_built, split_plan
-from stub_llama_server import __file__ as STUB
 
-from ggml_bridge.library import find_plugin, library_folder, soname
+from ggml_bridge.library import find_plugin
 from oallama.cli.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,13 +35,7 @@ pytestmark = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no defa
 
 @pytest.fixture
 def stub(tmp_path: Path) -> str:
-    """The stand-in beside the ggml that it would be linked with."""
-    made = tmp_path / "bin" / "llama-server"
-    made.parent.mkdir()
-    made.write_text(f"#!{sys.executable}\n" + Path(STUB).read_text(encoding="utf-8"), encoding="utf-8")
-    made.chmod(0o755)
-    (made.parent / soname("ggml-base")).symlink_to(library_folder() / soname("ggml-base"))
-    return str(made)
+    return str(stub_program(tmp_path))
 
 
 class Serving:
@@ -214,6 +208,15 @@ def test_the_key_is_asked_for_and_not_shown_to_the_program(stub: str, tmp_path: 
         assert httpx.get(f"{server.url}/placement").status_code == 401
         told = httpx.get(f"{server.url}/placement", auth=("any", "s3cret")).json()
         assert "s3cret" not in str(psutil.Process(told["state"]["pid"]).environ())
+
+
+@pytest.mark.skipif(not plugin_is_built(), reason="libggml-oallama is not built")
+def test_a_plan_of_slices_alone_has_its_device(stub: str, tmp_path: Path) -> None:
+    """Though no layer is on it."""
+    split_plan(tmp_path / "plan.json", "rpc-worker", slices_only=True)
+    with serving(tmp_path, stub, "--plan", tmp_path / "plan.json") as server:
+        assert server.state()["on_device"]
+        assert httpx.get(f"{server.url}/placement").json()["device"].startswith("rpc://127.0.0.1:")
 
 
 def test_a_model_of_a_hostile_name_is_escaped(stub: str, tmp_path: Path) -> None:

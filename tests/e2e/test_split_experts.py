@@ -12,7 +12,7 @@ from e2e.placed import placed
 from e2e.plugin_runs import loaded, logits_of, logits_of_sequences, with_plugin
 from e2e.split_cases import ffn, split_placements, written
 from e2e.test_engine import nmse
-from e2e.test_split_logits import EXACT_NMSE
+from e2e.test_split_logits import EXACT_NMSE, QUANTISED_NMSE
 
 from ggml_bridge.split import SplitStats
 from oallama.cost.blocks import is_ffn, split_blocks
@@ -22,6 +22,7 @@ from oallama.plan.split import slice_counts
 
 ARCHITECTURES = ("llama-moe", "qwen3moe", "qwen2moe", "deepseek2", "deepseek2-fused", "granitemoe", "gpt-oss")
 DEVICES = ("cpu-pair", "emulated:vram=2GiB,scale=1,values=real")
+TRAINED = Path(__file__).parents[2] / "models" / "oallama-stories-moe-q4_0.gguf"
 PROMPT = [int(token) for token in np.random.default_rng(7).integers(0, 300, 64)]  # one micro-batch
 
 
@@ -47,6 +48,17 @@ def test_experts_compute_the_same(arch: str, n_used: int, device: str, models: P
     with with_plugin(case, split_placements(case.operators, ffn(0.5)), given, device) as context:
         assert nmse(logits_of_sequences(context, [PROMPT[:12]]), decode) <= EXACT_NMSE
         assert nmse(logits_of(context, PROMPT), prompt) <= EXACT_NMSE
+
+
+def test_a_trained_model_of_experts_computes_the_same(device: str) -> None:
+    """Its routing is real: skewed, and other experts in each layer. Token by token, and a prompt at once."""
+    case = placed(TRAINED)
+    given = [operator.name for operator in case.operators if is_ffn(operator)]
+    with loaded(TRAINED) as context:
+        decode, prompt = logits_of_sequences(context, [PROMPT[:24]]), logits_of(context, PROMPT)
+    with with_plugin(case, split_placements(case.operators, ffn(0.5)), given, device) as context:
+        assert nmse(logits_of_sequences(context, [PROMPT[:24]]), decode) <= QUANTISED_NMSE
+        assert nmse(logits_of(context, PROMPT), prompt) <= QUANTISED_NMSE
 
 
 @pytest.mark.parametrize("n_used", [1, 2, 8])

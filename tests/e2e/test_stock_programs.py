@@ -52,19 +52,30 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RpcServer]:
         yield made
 
 
-def split_plan(path: Path, device: str) -> Plan:
+def split_plan(path: Path, device: str, slices_only: bool = False) -> Plan:
     """Half of every FFN on the device and half in plain host memory; the attention of half of the layers on either side
-    whole, the output on the device."""
+    whole, the output on the device. slices_only: nothing but the halves of FFNs is there."""
     gguf = read_gguf(MODEL)
     model, ops = model_info(gguf), operators(gguf)
     placements = tuple(
         OperatorPlacement(op.name, gg, 0.0, 1.0 - gg, "CPU" if gg == 0.5 else None)
         for op in ops
-        for gg in [0.5 if is_ffn(op) else float(op.layer is None or op.layer >= model.n_layer // 2)]
+        for gg in [
+            0.5 if is_ffn(op) else float(not slices_only and (op.layer is None or op.layer >= model.n_layer // 2))
+        ]
     )
     ledger = MemoryLedger(2**30, 0.9, 2**29, 0, 0, 0, 0, 0, 0)
     record = PlanRecord(
-        str(MODEL), model.fingerprint, "cd" * 32, device, "split", Workload(32, 8, 256), placements, 999, ledger, None
+        str(MODEL),
+        model.fingerprint,
+        "cd" * 32,
+        device,
+        "split",
+        Workload(32, 8, 256),
+        placements,
+        0 if slices_only else 999,
+        ledger,
+        None,
     )
     plan = Plan(record)
     plan.check(model, ops)

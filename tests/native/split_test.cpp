@@ -50,6 +50,7 @@ constexpr Test tests[] = {
     {"types-dense", test_types_dense},
     {"types-moe", test_types_moe},
     {"types-lone", test_types_lone},
+    {"random", test_random},
     {"graphs", test_graphs},
     {"partial", test_partial},
     {"loading", test_loading},
@@ -60,6 +61,7 @@ constexpr Test tests[] = {
     {"cuts", test_cuts},
     {"resident", test_resident},
     {"faults", test_faults},
+    {"hot", test_hot},
     {"threads", test_threads},
     {"leaks", test_leaks},
 };
@@ -113,6 +115,12 @@ int main(int argc, char ** argv) {
         } else if (std::strcmp(argv[i], "--late") == 0 && i + 1 < argc) {
             const std::string share = argv[++i];
             late                    = share == "all" ? Late::all : share == "one" ? Late::one : Late::half;
+        } else if (std::strcmp(argv[i], "--seed") == 0 && i + 1 < argc) {
+            random_seed = std::strtoull(argv[++i], nullptr, 10);
+        } else if (std::strcmp(argv[i], "--cases") == 0 && i + 1 < argc) {
+            random_cases = std::atoll(argv[++i]);
+        } else if (std::strcmp(argv[i], "--first") == 0 && i + 1 < argc) {
+            random_first = std::atoll(argv[++i]);
         } else if (std::strcmp(argv[i], "--resident") == 0) {
             resident = true;
         } else {

@@ -103,11 +103,12 @@ Block heads_block(ggml_type type);                   // 3-D weight, permuted src
 Block batch_block(ggml_type type);                   // 2-D weight, 3-D src1
 
 struct MoeOptions {
-    Ffn  op     = Ffn::silu;
-    Gate gate   = Gate::par; // par, fused, none
-    bool bias   = false;
-    bool before = false; // expert weights are multiplied before, as llama4 does
-    int  n_used = 2;
+    Ffn  op       = Ffn::silu;
+    Gate gate     = Gate::par; // par, fused, none
+    bool bias     = false;
+    bool before   = false; // expert weights are multiplied before, as llama4 does
+    int  n_used   = 2;
+    int  n_expert = 4;
 };
 
 Block moe_block(ggml_type up, ggml_type down, const MoeOptions & options = {});
@@ -141,7 +142,14 @@ extern Streamed streamed;
 extern int      n_slots;
 extern bool     sums; // experts' results are added up before they come back, however few they are
 
+extern uint64_t random_seed; // of the random cuts: the seed, how many cases, and the first of them
+extern int64_t  random_cases;
+extern int64_t  random_first;
+
 std::string cut_name(Cut cut);
+
+// A weight's line of a plan, without its end; the layout is CPU where it cannot hold the slice.
+std::string tensor_line(const Weight & weight, int64_t cc, int64_t cg, const std::string & layout);
 
 // A plan for the blocks; extra tensors are not in it.
 std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
@@ -263,6 +271,7 @@ void test_plan();
 void test_types_dense();
 void test_types_moe();
 void test_types_lone();
+void test_random();
 void test_graphs();
 void test_partial();
 void test_stream();
@@ -273,6 +282,7 @@ void test_loading();
 void test_programs();
 void test_faults();
 void test_resident();
+void test_hot();
 void test_threads();
 void test_leaks();
 

@@ -10,8 +10,6 @@ namespace split_test {
 
 namespace {
 
-constexpr int64_t n_expert = 4;
-
 // At least so many elements, in whole granules of a cut along K.
 int64_t width(ggml_type type, int64_t least) {
     const int64_t granule = granularity(type, OALLAMA_COLS);
@@ -219,11 +217,12 @@ Block batch_block(ggml_type type) {
 namespace {
 
 void build_moe(Graph & g, const MoeOptions & options) {
-    const int64_t n_used = options.n_used;
-    ggml_tensor * cur    = norm(g);
-    const int64_t n_embd = cur->ne[0];
-    ggml_tensor * probs  = ggml_soft_max(g.ctx, ggml_mul_mat(g.ctx, g["gate_inp"], cur));
-    ggml_tensor * ids    = ggml_argsort_top_k(g.ctx, probs, static_cast<int>(n_used)); // a strided view
+    const int64_t n_used   = options.n_used;
+    const int64_t n_expert = options.n_expert;
+    ggml_tensor * cur      = norm(g);
+    const int64_t n_embd   = cur->ne[0];
+    ggml_tensor * probs    = ggml_soft_max(g.ctx, ggml_mul_mat(g.ctx, g["gate_inp"], cur));
+    ggml_tensor * ids      = ggml_argsort_top_k(g.ctx, probs, static_cast<int>(n_used)); // a strided view
     ggml_tensor * weights =
         ggml_get_rows(g.ctx, ggml_reshape_3d(g.ctx, probs, 1, n_expert, g.n_tokens), ids); // [1, n_used, n_tokens]
     ggml_build_forward_expand(g.gf, weights);
@@ -272,9 +271,10 @@ void build_moe(Graph & g, const MoeOptions & options) {
 } // namespace
 
 Block moe_block(ggml_type up, ggml_type down, const MoeOptions & options) {
-    const int64_t n_embd = width(up, 96);
-    const int64_t n_ff   = ff_elements(up, down);
-    const int64_t n_up   = options.gate == Gate::fused ? 2 * n_ff : n_ff;
+    const int64_t n_embd   = width(up, 96);
+    const int64_t n_ff     = ff_elements(up, down);
+    const int64_t n_up     = options.gate == Gate::fused ? 2 * n_ff : n_ff;
+    const int64_t n_expert = options.n_expert;
 
     Block block;
     block.name     = "experts " + type_name(up) + (up == down ? "" : "/" + type_name(down));

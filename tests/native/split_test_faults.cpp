@@ -306,14 +306,20 @@ void check_plainer_device(const Subject & own, bool pinned) {
         if (plan == nullptr) {
             continue;
         }
-        const Model  model(own.block, own.data, plan.get());
-        Session      session;
-        const double error = nmse(own.expected, session.compute(model, 5));
+        const Model   model(own.block, own.data, plan.get());
+        Session       session;
+        const int64_t before = async_device::counters().n_graphs;
+        const double  error  = nmse(own.expected, session.compute(model, 5));
         check(error <= summation_bound,
               own.block.name + ", " + cut_name(cut) + ", a plainer device: NMSE " + text(error));
         check(pinned || async_device::counters().pinned_bytes == 0, "there is no pinned memory");
         check(!pinned || async_device::counters().n_events == 0, "there are no events");
         session.compute(model, 1);
+        const std::string said = placed(plan.get()).problems;
+        const bool        told = said.find("no pinned host memory is left for activations") != std::string::npos;
+        check(told == (!pinned && async_device::counters().n_graphs > before),
+              "told where they are not pinned: " + said);
+        check(said.find("activations") == said.rfind("activations"), "and told once");
     }
     async_device::set_options({});
 }

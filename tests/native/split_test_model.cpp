@@ -94,6 +94,19 @@ static std::string link_lines() {
     return streamed == Streamed::half ? "piece 8192\nlink 50000000\n" : "";
 }
 
+std::string tensor_line(const Weight & weight, int64_t cc, int64_t cg, const std::string & layout) {
+    const char * axis  = weight.axis == OALLAMA_ROWS ? "rows" : weight.axis == OALLAMA_COLS ? "cols" : "halves";
+    Weight       slice = weight;
+    (weight.axis == OALLAMA_COLS ? slice.k : slice.n) = weight.axis == OALLAMA_HALVES ? 2 * cc : cc;
+    const bool holds                                  = cc > 0 && layout_holds(find_layout(layout), slice);
+    return "tensor " + weight.name + " " + type_name(weight.type) + " " + std::to_string(weight.k) + "x" +
+           std::to_string(weight.n) + "x" + std::to_string(weight.e) + " " + axis + " " + std::to_string(cc) + " " +
+           std::to_string(cg) + " " + std::to_string(weight.extent() - cc - cg) + " " +
+           (cc == 0 ? "-"
+            : holds ? layout
+                    : "CPU");
+}
+
 std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
                       const std::string & layout) {
     std::string text = "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\n" + (sums ? "sum 0\n" : "");
@@ -108,17 +121,8 @@ std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const 
         for (const Weight & weight : block->weights) {
             const int64_t granule = block->together ? shared : granularity(weight.type, weight.axis);
             const int64_t cc      = cc_of(cut, weight.extent(), granule);
-            const char *  axis = weight.axis == OALLAMA_ROWS ? "rows" : weight.axis == OALLAMA_COLS ? "cols" : "halves";
-            Weight        slice                               = weight;
-            (weight.axis == OALLAMA_COLS ? slice.k : slice.n) = weight.axis == OALLAMA_HALVES ? 2 * cc : cc;
-            const bool holds                                  = cc > 0 && layout_holds(find_layout(layout), slice);
-            text += "tensor " + weight.name + " " + type_name(weight.type) + " " + std::to_string(weight.k) + "x" +
-                    std::to_string(weight.n) + "x" + std::to_string(weight.e) + " " + axis + " " + std::to_string(cc) +
-                    " " + std::to_string(cg_of(weight.extent() - cc, granule)) + " " +
-                    std::to_string(weight.extent() - cc - cg_of(weight.extent() - cc, granule)) + " " +
-                    (cc == 0 ? "-"
-                     : holds ? layout
-                             : "CPU") +
+            const int64_t cg      = cg_of(weight.extent() - cc, granule);
+            text += tensor_line(weight, cc, cg, layout) +
                     (resident && device == async_device::device_name ? " resident\n" : "\n");
         }
     }

@@ -243,6 +243,16 @@ def test_a_routing_file_may_not_repeat_an_expert(bridge: ggml_bridge.Bridge, tmp
         bridge.emulated().register(REAL + f"routing {path}\n")
 
 
+@pytest.mark.parametrize("line", ["zero 1 2", "0 1 x", "0 1 2.5", "0", "-1 2 3"])
+def test_a_line_of_a_routing_file_that_is_none_is_refused(
+    bridge: ggml_bridge.Bridge, tmp_path: Path, line: str
+) -> None:
+    path = tmp_path / "routing.txt"
+    path.write_text(f"# remark\n\n0 1 2\n{line}\n")
+    with pytest.raises(ValueError, match="line 4 of the routing file"):
+        bridge.emulated().register(REAL + f"routing {path}\n")
+
+
 def test_host_code_that_touches_device_memory_is_stopped(run_here: RunHere) -> None:
     with pytest.raises(ggml_bridge.ChildDied, match="touched device memory") as caught:
         run_here("emulated_cases", {"case": "touch", "parameters": REAL})

@@ -7,6 +7,7 @@ OpenMP runtime is not instrumented; two threads are tried without it.
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ TESTS = [
     "types-dense",
     "types-moe",
     "types-lone",
+    "random",
     "graphs",
     "partial",
     "loading",
@@ -36,9 +38,11 @@ TESTS = [
     "cuts",
     "resident",
     "faults",
+    "hot",
     "threads",
     "leaks",
 ]
+FRESH = secrets.randbits(32)
 # what has something new to show with other threads
 THREADED = ["device", "partial", "trace", "faults", "threads", "leaks"]
 
@@ -53,7 +57,7 @@ STREAMS = [
     "--late all --streamed half",
 ]
 # blocks live on the device; what its memory does to ggml's own allocator is not ours to test
-RESIDENT = ["device", "types-dense", "types-moe", "types-lone", "graphs", "partial", "cuts", "threads", "leaks"]
+RESIDENT = ["device", "types-dense", "types-moe", "types-lone", "graphs", "partial", "cuts", "hot", "threads", "leaks"]
 
 
 def run_tests(program: Path, tests: list[str], threads: int = 1, options: str = "") -> None:
@@ -102,6 +106,11 @@ def test_every_test_is_run(bridge: ggml_bridge.Bridge) -> None:
 @pytest.mark.parametrize("name", TESTS)
 def test_split_backend(bridge: ggml_bridge.Bridge, name: str) -> None:
     run_tests(build_native("split_test", bridge.libraries.folder), [name])
+
+
+def test_random_cuts_with_a_fresh_seed(bridge: ggml_bridge.Bridge) -> None:
+    """The fixed seed is the program's own, in `random` above. What fails names its seed and case."""
+    run_tests(build_native("split_test", bridge.libraries.folder), ["random"], options=f"--seed {FRESH}")
 
 
 def test_split_backend_with_two_threads(bridge: ggml_bridge.Bridge) -> None:

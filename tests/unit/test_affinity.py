@@ -265,3 +265,32 @@ def test_benefit_of_a_unit_is_the_joint_saving_per_byte() -> None:
     ops = operators(1)
     problem = costs(ops, 1, [(5.0, 1.0)] * len(ops))
     assert benefit(problem, (0, 1), 2.0) == pytest.approx((4.0 + 4.0 - 2.0) / 2000)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data())
+def test_units_asked_together_have_the_transfers_they_have_alone(data: st.DataObject) -> None:
+    n_layer = 5
+    ops = operators(n_layer)
+    problem = costs(ops, n_layer, [(1.0, 1.0)] * len(ops), rates(1e-3, 1e-9, 1e-4))
+    together, alone = Transfers(problem), Transfers(problem)
+    for _ in range(4):
+        on_device = data.draw(st.lists(st.booleans(), min_size=len(ops), max_size=len(ops)))
+        first, granularity = data.draw(st.integers(0, n_layer + 1)), data.draw(st.sampled_from(GRANULARITIES))
+        asked = units(ops, granularity)
+        expected = [alone.of(on_device, first, unit) for unit in asked]
+        assert together.of_all(on_device, first, asked) == expected
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(seconds, seconds), min_size=22, max_size=22), st.floats(0, 1), st.floats(0, 1e-2))
+def test_no_choice_of_layers_that_was_left_out_is_better(
+    times: list[tuple[float, float]], share: float, rest_s: float
+) -> None:
+    n_layer = 3
+    ops = operators(n_layer)
+    problem = replace(costs(ops, n_layer, times[: len(ops)], rates(1e-3, 1e-9, 1e-4)), rest_cpu_s=rest_s)
+    room = int(share * sum(cost.bytes for cost in problem.operators))
+    every = [search(problem, ops, lambda first: room, first_layers=(first,)) for first in range(n_layer + 2)]
+    found = search(problem, ops, lambda first: room, first_layers=range(n_layer + 2))
+    assert found.seconds == min(one.seconds for one in every)

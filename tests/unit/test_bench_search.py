@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from oallama.bench.fit import shrink_until_fits
 from oallama.bench.records import Cap, StockPlacement
-from oallama.bench.stock import best_value, largest_that_fits, operator_bytes_on_device, parse_stock_args
+from oallama.bench.search import best_value, largest_that_fits
+from oallama.bench.stock import operator_bytes_on_device, parse_stock_args
 from oallama.core.errors import UsageError
 from oallama.core.types import Attention
 

@@ -56,6 +56,9 @@ class Model:
         self.plan = types.SimpleNamespace(record=types.SimpleNamespace(predicted=Predicted(1, 0.05, 2)), operators=())
         self.placer = types.SimpleNamespace(model=types.SimpleNamespace(name="tiny"))
 
+    def token_seconds(self, depth):
+        return 0.05 + 1e-3 * depth
+
     def close(self):
         self.closed += 1
 
@@ -301,9 +304,9 @@ def test_verbose_shows_the_rate_beside_the_predicted_one(chat, capsys):
     assert capsys.readouterr().err == ""
     say("/set verbose", "b", "/set quiet", "/show speeds")
     lines = capsys.readouterr().err.splitlines()
-    assert lines[1].endswith("2 known, 3 written · TTFT 500 ms · 10.0 tokens/s (predicted 20.0)")
+    assert lines[1].endswith("2 known, 3 written · TTFT 500 ms · 10.0 tokens/s (predicted 11.1)")
     assert lines[3] == "last answer: " + lines[1]
-    assert "nothing predicted" in figures(session.last, None)
+    assert "nothing predicted" in figures(session.last, lambda depth: None)
 
 
 def test_why_an_answer_ended_is_said(chat, capsys):

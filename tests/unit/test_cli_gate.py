@@ -10,8 +10,9 @@ import pytest
 
 from oallama.cli import gate as cli_gate
 from oallama.cli.bench_progress import _shown_on
-from oallama.cli.placement import made_plan
+from oallama.cli.placement import PlacementOptions
 from oallama.core.errors import DeviceError
+from oallama.core.options import Options
 from oallama.gate.run import Gated
 from oallama.gate.verdict import decide
 
@@ -67,7 +68,8 @@ def at_run(monkeypatch: pytest.MonkeyPatch, known: Gated | None, **changes: Any)
     )
     placer: Any = None
     options: dict[str, Any] = {"gate": True, "refresh_gate": False, "tune": "after", **changes}
-    plan, to_tune = made_plan(placer, policy, placer, **options)
+    asked = PlacementOptions(plan_file=None, policy=policy, options=Options(), profile=None, **options)
+    plan, to_tune = asked.made_plan(placer, placer)
     return plan.name, to_tune, done  # type: ignore[attr-defined]
 
 

@@ -191,7 +191,7 @@ def test_glu_stays_with_cpu_neighbours_and_follows_a_device_neighbour() -> None:
     )  # fmt: skip
     roles = [op.role for op in ops]
     for device_roles, expected in (((), False), (("ffn_up",), True), (("ffn_down",), True), (("ffn_gate",), False)):
-        sides = node_sides(graph, [role in device_roles for role in roles], 0, 0, len(graph.nodes))
+        sides = node_sides(graph, [role in device_roles for role in roles], 0)
         assert sides[glu] is expected, device_roles
 
 

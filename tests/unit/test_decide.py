@@ -222,22 +222,25 @@ def test_a_plan_is_held_against_stock_and_the_cpu_at_the_same_prices() -> None:
     made, probe = problem(free=10**6)
     plan = decide(made, "oato", LOAD, "mixed")
     asked = len(probe.asked)
-    stock, alone = baselines(made, LOAD)
-    assert (stock.name, alone.name) == ("stock --fit", "all CPU")
+    stock, alone, bound = baselines(made, LOAD, plan.memory)
+    assert (stock.name, alone.name, bound.name) == ("stock --fit", "all CPU", "physical bound")
+    assert 0 < bound.predicted.total_s <= plan.predicted.total_s
     assert stock.predicted == plan.predicted, "all fits, so both have all on the device"
     assert alone.predicted == decide(made, "cpu", LOAD, "mixed").predicted
     assert alone.predicted.total_s > 5 * stock.predicted.total_s
     assert all(question in probe.asked[:asked] for question in probe.asked[asked:-1]), "no dry load of their own"
     half, _ = problem(free=16_000, gpu_weights=0.5)
-    stock, alone = baselines(half, LOAD)
-    assert decide(half, "oato", LOAD, "mixed").predicted.total_s <= stock.predicted.total_s < alone.predicted.total_s
+    plan = decide(half, "oato", LOAD, "mixed")
+    stock, alone, bound = baselines(half, LOAD, plan.memory)
+    assert bound.predicted.total_s <= plan.predicted.total_s <= stock.predicted.total_s < alone.predicted.total_s
 
 
 def test_without_a_device_a_plan_is_held_against_the_cpu() -> None:
     made, _ = problem(free=10**6)
-    assert [one.name for one in baselines(replace(made, profile=profile(device="CPU")), LOAD)] == ["all CPU"]
-    assert [one.name for one in baselines(replace(made, slices_only=True), LOAD)] == ["all CPU"]
-    stock, alone = baselines(problem(free=0)[0], LOAD)
+    held = decide(made, "cpu", LOAD, "mixed").memory
+    for without in (replace(made, profile=profile(device="CPU")), replace(made, slices_only=True)):
+        assert [one.name for one in baselines(without, LOAD, held)] == ["all CPU", "physical bound"]
+    stock, alone, _ = baselines(problem(free=0)[0], LOAD, held)
     assert stock.predicted == alone.predicted
 
 

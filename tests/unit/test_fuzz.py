@@ -49,7 +49,7 @@ def test_a_found_fault_stays_mended(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["plan", "profile", "verdict", "machine"])
+@pytest.mark.parametrize("name", ["plan", "profile", "verdict", "routing", "machine"])
 def test_sound_documents_are_accepted(name: str, tmp_path: Path) -> None:
     for document in getattr(documents, f"{name}s")():
         TARGETS[name].check(json.dumps(document).encode(), tmp_path)

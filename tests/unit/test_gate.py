@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from oallama.bench.ab import Bench, run_bench
 from oallama.bench.records import BenchTest, Block, Sample, Series
 from oallama.bench.stats import Ratio
+from oallama.gate.key import distance, length_class, size_class
 from oallama.gate.pairs import (
     Pairs,
     Trial,
@@ -31,13 +32,10 @@ from oallama.gate.verdict import (
     Verdict,
     choose,
     decide,
-    distance,
     holds,
-    length_class,
     reweighed,
     ruled_out,
     sentence,
-    size_class,
     verdict_from_json,
     winner_of,
 )

@@ -19,17 +19,10 @@ from oallama.core.options import Options
 from oallama.core.profile import LinearFit, Sharing
 from oallama.core.types import Attention, MemoryLedger, OperatorPlacement, PlanRecord, Predicted, Workload
 from oallama.device.spec import parse_device
+from oallama.gate.key import gate_key, timings_digest
 from oallama.gate.measure import DEPTH_S, LEAST_DEPTH, TURN_S, gate_tests
 from oallama.gate.plans import all_plans, candidate
-from oallama.gate.run import (
-    BUDGET_S,
-    Gated,
-    gate_key,
-    gated_plan,
-    remembered,
-    stock_at_once,
-    timings_digest,
-)
+from oallama.gate.run import BUDGET_S, Gated, gated_plan, remembered, stock_at_once
 from oallama.gate.store import Kept, read_kept, verdict_path, write_kept
 from oallama.gate.verdict import choose, sentence
 from oallama.plan.plan import Plan

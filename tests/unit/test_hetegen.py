@@ -8,16 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from slicing_cases import GEMMS, SHARED_DRAM, gemm, machine, streamed
-from split_cases import EMBD, FF, VOCAB, World, attention, ffn, operator
+from split_cases import EMBD, FF, VOCAB, World, attention, ffn, operator, where
 from test_split_policy import LOAD, problem
 
 from oallama.core.profile import LinearFit
-from oallama.core.types import Operator
 from oallama.cost.interference import Interference
 from oallama.cost.slices import Gemm
 from oallama.place.decide import decide
 from oallama.place.hetegen import Balance, alpha, alpha_benchmark, balance, cut
-from oallama.place.problem import Decision
 
 TIMES = st.floats(1e-6, 1.0)
 
@@ -114,19 +112,11 @@ def test_cuts_are_legal(gemms: list[Gemm], extent: int, step: int) -> None:
 SLOW = World(cpu_rate=2e8, device_rate=8e9, link=LinearFit(1e-6, 2e-9, 1.0))
 
 
-def shares(decision: Decision, operators: tuple[Operator, ...]) -> dict[str, str]:
-    slices = decision.placed.slices
-    return {
-        op.name: "whole" if there else "cut" if slices is not None and slices.cg[i] else "cpu"
-        for i, (op, there) in enumerate(zip(operators, decision.placed.on_device, strict=True))
-    }
-
-
 def test_every_linear_operator_of_a_layer_is_cut_where_no_weight_may_stay() -> None:
     made = problem(SLOW, free=10**7, gpu_weights=0.0)
-    found = shares(decide(made, "hetegen", LOAD, "mixed"), made.operators)
+    found = where(decide(made, "hetegen", LOAD, "mixed"), made.operators)
     assert {op.role: found[op.name] for op in made.operators} == {
-        **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), "cut"),
+        **dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"), "streamed"),
         "output": "cpu",
     }
 
@@ -147,7 +137,7 @@ def test_a_part_that_does_not_fit_the_ring_stays_on_the_cpu() -> None:
     made = problem(SLOW, free=40_000)
     decision = decide(made, "hetegen", replace(LOAD, n_ubatch=64), "mixed")
     assert decision.memory.spare >= 0
-    found = shares(decision, made.operators)
+    found = where(decision, made.operators)
     assert {found[op.name] for op in made.operators if op.role.startswith("ffn_")} == {"cpu"}
     n_cpu = sum(found[op.name] == "cpu" for op in made.operators if op.layer is not None)
     assert any(note.startswith(f"{n_cpu} operators stay on the CPU whole") for note in decision.notes)

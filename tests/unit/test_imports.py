@@ -17,7 +17,7 @@ ROOMS = (
     ("serve",),  # runs llama-server with a plan that the commands made
     ("gate",),  # measures plans against stock before one is used
     ("bench",),  # its arms are what users run: plans of the placer, in engines
-    ("placer",),  # the front door for Python: ties the rooms, so it is not one of them
+    ("placer",),  # the front door for Python
     ("run", "report"),
     ("plan", "place"),
     ("cost", "stores"),

@@ -76,3 +76,24 @@ def test_a_larger_slice_costs_what_it_adds_to_the_one_that_is_there() -> None:
     """From 4 bytes to 5 is one byte more, which fits; nothing beyond it does."""
     found = assign([((0, 10.0), (4, 5.0), (5, 4.96), (6, 4.9))], 5)
     assert (found.chosen, found.bytes, found.seconds) == ((2,), 5, pytest.approx(4.96))
+
+
+def test_equal_blocks_grow_alike_or_one_after_another() -> None:
+    """Every step is worth the same, and there is room for eight; what fits behind the first steps may end the path."""
+    menu = ((0, 4.0), (1, 3.0), (2, 2.0), (3, 1.0))
+    even, uneven = (assign([menu], 8, [0] * 8, evenly) for evenly in (True, False))
+    assert even.tied and uneven.tied
+    assert even.chosen[:5] == (1,) * 5 and uneven.chosen[0] == 3
+    assert even.seconds == uneven.seconds == pytest.approx(24.0)
+    assert not assign([((0, 2.0), (1, 1.0))], 1, [0]).tied
+
+
+@settings(deadline=None, max_examples=100)
+@given(menus(), st.integers(0, 200), st.lists(st.integers(0, 3), min_size=1, max_size=8))
+def test_blocks_that_share_a_menu_are_blocks_with_menus_of_their_own(
+    of: list[Menu], room: int, kinds: list[int]
+) -> None:
+    numbers = [kind % len(of) for kind in kinds]
+    shared, own = assign(of, room, numbers), assign([of[number] for number in numbers], room)
+    assert max(shared.bytes, own.bytes) <= room
+    assert shared.seconds == pytest.approx(own.seconds, abs=1e-8)

@@ -199,3 +199,16 @@ def test_a_load_without_its_plan_is_told_what_is_split_and_along_which_axis() ->
         0,
     ), "wherever they are cut"
     assert split_text(OPERATORS[:1], PLACEMENTS, 0) == ""
+
+
+def test_hot_experts_are_listed() -> None:
+    placements = tuple(
+        dataclasses.replace(p, gg=0.0, cc=1.0, layout="CPU", hot_experts=(0, 3, 7)) if "_exps" in p.name else p
+        for p in PLACEMENTS
+    )
+    made = dataclasses.replace(record(placements), n_gpu_layers=3)
+    lines = [line for line in plugin_text(made, OPERATORS, "CPU").splitlines() if "_exps" in line]
+    assert lines == [
+        "tensor blk.1.ffn_gate_exps.weight Q8_0 256x512x8 rows 512 0 0 CPU hot=0,3,7 resident",
+        "tensor blk.1.ffn_down_exps.weight Q8_0 512x256x8 cols 512 0 0 CPU hot=0,3,7 resident",
+    ]

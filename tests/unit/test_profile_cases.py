@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from oallama.core.profile import Case
-from oallama.core.types import ModelInfo, MulMat, Operator
+from oallama.core.types import Attention, ModelInfo, MulMat, Operator
 from oallama.core.units import MIB
 from oallama.profile.wanted import cases_at, in_order, required, rest_ways, too_slow, wanted, working_set
 
@@ -77,7 +77,7 @@ def test_rest_covers_every_batch_fresh_and_at_two_depths_that_hold_it() -> None:
 
 def test_rest_is_timed_both_ways_unless_the_cache_forbids_it() -> None:
     def ways(type_k: str, type_v: str) -> list[tuple[bool, str, str]]:
-        shape = wanted(model(), LAYERS, (1,), MIB, type_k, type_v).rest_shape
+        shape = wanted(model(), LAYERS, (1,), MIB, Attention("on", type_k, type_v)).rest_shape
         return [(way.flash_attn, way.type_k, way.type_v) for way in rest_ways(shape)]
 
     assert ways("f16", "F16") == [(True, "f16", "f16"), (False, "f16", "f16")]

@@ -20,21 +20,22 @@ seconds = st.floats(1e-9, 1e3)
 samples = st.lists(seconds, min_size=1, max_size=4).map(tuple)
 names = st.text(min_size=1, max_size=8)
 counts = st.integers(0, 2**50)
+batches = st.integers(1, 2**50)
 shapes = st.tuples(*[st.integers(1, 2**31)] * 3)
 mul_mats = st.builds(
     MulMat, st.sampled_from(["MUL_MAT", "MUL_MAT_ID"]), st.sampled_from(["F16", "Q4_0", "Q6_K"]), shapes, counts
 )
-cases = st.builds(ProfileCase, names, names, mul_mats, counts, counts, seconds, samples)
-skipped = st.builds(SkippedCase, names, names, mul_mats, counts, counts, names)
+cases = st.builds(ProfileCase, names, names, mul_mats, batches, counts, seconds, samples)
+skipped = st.builds(SkippedCase, names, names, mul_mats, batches, counts, names)
 kv_types = st.sampled_from(["f16", "q8_0"])
 rest_shapes = st.builds(RestShape, *[counts] * 6, st.booleans(), kv_types, kv_types)
-rest = st.builds(RestCase, names, counts, counts, seconds, samples, st.none() | rest_shapes)
+rest = st.builds(RestCase, names, batches, counts, seconds, samples, st.none() | rest_shapes)
 fits = st.builds(
     LinearFit, seconds, seconds, st.floats(-10, 1), st.lists(st.tuples(counts, seconds), max_size=3).map(tuple)
 )
 workers = st.sampled_from(["cpu", "device", "link"])
 above_zero = st.floats(1e-9, 1e6)
-sharing = st.builds(Sharing, workers, workers, counts, above_zero, above_zero, seconds, seconds)
+sharing = st.builds(Sharing, workers, workers, batches, above_zero, above_zero, seconds, seconds)
 profiles = st.builds(
     Profile,
     version=st.just(1),
@@ -111,7 +112,10 @@ def test_unknown_versions_are_refused_by_name(version: object) -> None:
         (("cases", 0, "seconds"), float("nan"), r"cases\[0\]: seconds must be a number"),
         (("cases", 0, "seconds"), 10**400, r"cases\[0\]: seconds must be a number"),
         (("cases", 0, "n_tokens"), True, r"cases\[0\]: n_tokens must be a whole number"),
-        (("cases", 0, "n_tokens"), -1, r"cases\[0\]: n_tokens must be at least 0"),
+        (("cases", 0, "n_tokens"), -1, r"cases\[0\]: n_tokens must be above 0"),
+        (("cases", 0, "n_tokens"), 0, r"cases\[0\]: n_tokens must be above 0"),
+        (("rest", 0, "n_tokens"), 0, r"rest\[0\]: n_tokens must be above 0"),
+        (("sharing", 0, "n_tokens"), 0, r"sharing\[0\]: n_tokens must be above 0"),
         (("cases", 0, "samples"), [], r"cases\[0\]: samples must be a list with something in it"),
         (("cases", 0, "shape"), [64, 32], r"cases\[0\]: shape must be three sizes"),
         (("cases", 0, "shape"), [64, 0, 1], r"cases\[0\]: shape must be three sizes"),

@@ -57,3 +57,12 @@ def test_a_plan_that_streams_nothing_says_nothing_of_it() -> None:
     still = tuple(OperatorPlacement(op.name, 0.25, 0.0, 0.75) for op in OPERATORS)
     assert slice_sentences(dataclasses.replace(record(), operators=still), OPERATORS) == ()
     assert f"{len(OPERATORS)} split" in plan_sentences(dataclasses.replace(record(), operators=still), OPERATORS)[0]
+
+
+def test_hot_experts_are_on_the_device_too() -> None:
+    expert = dataclasses.replace(
+        OPERATORS[-1], name="blk.0.up_exps.weight", op="MUL_MAT_ID", shape=(256, 512, 8), bytes=8000
+    )
+    held = OperatorPlacement(expert.name, 0.0, 0.0, 1.0, hot_experts=(1, 5))
+    told = plan_sentences(dataclasses.replace(record(), operators=(held,)), [expert])
+    assert "of weights (25%)" in told[0] and ", 1 split between" in told[0]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oallama.cost.slices import Cut
-from oallama.cost.timeline import Step
+from oallama.cost.streams import Step
 from oallama.place.cuts import solve_cg
 
 ROOT = Path(__file__).parents[2]

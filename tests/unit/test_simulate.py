@@ -216,6 +216,23 @@ def test_a_plan_of_another_model_is_refused() -> None:
         placer().simulate(other, machine=MACHINES["pc-12gb"])
 
 
+def test_stock_fit_on_a_described_machine_keeps_to_the_memory_that_was_asked_for(monkeypatch) -> None:
+    ops = operators(model(), "Q4_0")
+    weights = sum(op.bytes for op in ops)
+    monkeypatch.setattr("oallama.run.dry_loads.DryLoads.on_host", lambda *_: (weights, MIB, MIB))
+
+    def fit(**options: object) -> Plan:
+        asked = Placer(model(), ops, (), Options.given(device="none", **options))
+        return asked.plan_for(MACHINES["pc-12gb"], Workload(64, 8, 256), "fit")
+
+    whole, part = fit(), fit(vram=weights // 2 + 2 * MIB)
+    assert part.memory.capacity == weights // 2 + 2 * MIB < whole.memory.capacity
+    assert part.memory.spare >= 0
+    assert 0 < part.n_gpu_layers < whole.n_gpu_layers == model().n_layer + 1
+    with pytest.raises(UsageError, match="--vram"):
+        fit(gpu_weights=0.5)
+
+
 def test_a_plan_for_a_device_needs_one() -> None:
     profile = host_profile(USUAL_PC, model(), operators(model(), "Q4_0"), TOKENS)
     with pytest.raises(PlanError, match="name one with --device"):

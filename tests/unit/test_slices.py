@@ -8,12 +8,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slicing_cases import MACHINES, SHARED_MACHINES, STREAMED
 from split_cases import EMBD, FF, World, ffn, llama, operator
 
 from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, Sharing
 from oallama.core.types import Operator
-from oallama.cost.blocks import SUM_BYTES, SplitBlock, can_split, slice_memory, split_blocks
+from oallama.cost.blocks import SUM_BYTES, SplitBlock, can_split, hot_memory, slice_memory, split_blocks
 from oallama.cost.kernels import Kernels
 from oallama.cost.slices import (
     BYTES_PER_WAIT,
@@ -130,6 +131,21 @@ def test_activations_and_weights_of_a_block() -> None:
         block.weight_bytes(256) + block.weight_bytes(64), block.staging_bytes(256, 7)
     )  # fmt: skip
     assert slice_memory(ffn(0), [], 7) == (0, 0)
+
+
+def test_memory_of_hot_experts() -> None:
+    three = experts()
+    n_expert = three[0].shape[2]
+    bytes_each = sum(operator.bytes for operator in three) // n_expert
+    assert hot_memory(three, [(0, 1)] * 3, 7) == (2 * bytes_each, 7 * (EMBD + 2 + 3 * 2 * FF) * 4)
+    assert hot_memory(three, [(1,)] * 3, 7) == (bytes_each, 7 * (EMBD + 1 + 3 * FF) * 4), "one row of a token's two"
+    assert hot_memory(three, [(), (), ()], 7) == (0, 0)
+    *_, down = experts(biased=True)
+    weights, staging = hot_memory([down], [(0, 2)], 7)
+    assert (weights, staging) == (2 * down.bytes // n_expert, (7 * (2 * FF + 2 + 2 * EMBD) + 2 * EMBD) * 4)
+    assert hot_memory(three, [(0,), (0,), (1,)], 7)[0] == bytes_each, "each alone"
+    sent = (2 * FF + EMBD) * 2 * 4  # biases of two experts, with each batch
+    assert hot_memory(experts(biased=True), [(0, 1)] * 3, 7)[1] == hot_memory(three, [(0, 1)] * 3, 7)[1] + sent
 
 
 def test_a_block_that_is_split_by_hand() -> None:
@@ -371,3 +387,24 @@ def test_what_was_not_measured_is_said() -> None:
         block_costs(Kernels(replace(profile, cases=())), ops, block)
     with pytest.raises(ProfileError, match="no link"):
         slice_rates(replace(profile, link={}))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    STREAMED,
+    MACHINES | SHARED_MACHINES,
+    st.lists(st.floats(0.0, 1e-2), min_size=1, max_size=3),
+    st.sampled_from([0.0, 0.4, 1.0]),
+    st.sampled_from([(1, 0), (32, 0), (32, 20)]),
+)
+def test_a_kind_that_was_priced_before_costs_what_one_that_was_not_does(
+    block: BlockCost, on: Pricing, gaps_s: list[float], share: float, tokens: tuple[int, int]
+) -> None:
+    """Between whatever gaps, with and without copies that run ahead."""
+    extent, step = block.block.extent, block.block.step
+    cg = min(extent, round(share * extent / step) * step)
+    for gap_s in gaps_s:
+        placed = replace(block, gap=((1, gap_s),), gap_cpu=((1, gap_s / 2),))
+        for cut in (Cut(extent - cg, cg, 0), Cut(extent - step, 0, step), Cut(extent, 0, 0)):
+            known = on.seconds(replace(placed, kind=1, slice_kind=1), cut, *tokens)
+            assert known == pytest.approx(Pricing(on.rates, on.prefetch).seconds(placed, cut, *tokens))

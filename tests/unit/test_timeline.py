@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from slicing_cases import INTERFERENCE
 
 from oallama.cost.interference import NO_INTERFERENCE, Interference
-from oallama.cost.timeline import PAPER, BlockTimes, Prefetch, Step, Timeline, cycle_seconds, timeline
+from oallama.cost.streams import BlockTimes, Step
+from oallama.cost.timeline import PAPER, Prefetch, Timeline, cycle_seconds, timeline
 
 SECONDS = st.floats(1e-5, 1e-2)
 MAYBE_SECONDS = st.one_of(st.just(0.0), SECONDS)

@@ -9,14 +9,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from split_cases import EMBD, FF, VOCAB, World, attention, ffn, operator
+from split_cases import EMBD, FF, VOCAB, World, attention, ffn, operator, where
 from test_split_policy import LOAD, problem
 
 from oallama.core.profile import LinearFit
-from oallama.core.types import Operator
 from oallama.place.decide import decide
 from oallama.place.makespan import CPU, RESIDENT, STREAMED, Makespan, Operation, least_makespan
-from oallama.place.problem import Decision
 
 SECONDS = st.one_of(st.floats(0.0, 1.0), st.sampled_from([0.0, 0.25, 1.0]))
 OPERATIONS = st.builds(
@@ -133,14 +131,6 @@ def test_operations_of_one_kind_lie_evenly_on_both_sides() -> None:
 
 SLOW = World(cpu_rate=2e8, device_rate=8e9, token_s_per_byte=5e-10, link=LinearFit(1e-6, 2e-9, 1.0))
 LEVEL = World(cpu_rate=4e8, device_rate=8e9, link=LinearFit(1e-6, 2e-9, 1.0))
-
-
-def where(decision: Decision, operators: tuple[Operator, ...]) -> dict[str, str]:
-    slices = decision.placed.slices
-    return {
-        op.name: "device" if there else "streamed" if slices is not None and slices.cg[i] else "cpu"
-        for i, (op, there) in enumerate(zip(operators, decision.placed.on_device, strict=True))
-    }
 
 
 def test_operators_are_whole_on_one_side_and_both_sides_have_some() -> None:

@@ -25,8 +25,8 @@ from oallama.place.problem import Problem, costs_over, on_cpu
 from oallama.place.what_if import HostLoad, WhatIf, probe_of, what_if
 from oallama.profile.described import described, host_profile, with_card
 from oallama.report import chart
-from oallama.report.table import plain
-from oallama.report.what_if import CLAIM, WIDTH, what_if_chart, what_if_document, what_if_table
+from oallama.report.table import WIDTH, plain
+from oallama.report.what_if import CLAIM, what_if_chart, what_if_document, what_if_table
 
 LOAD = Workload(n_prompt=512, n_gen=64, n_ctx=1024)
 TOKENS = (1, 32, 512)

@@ -109,18 +109,22 @@ std::map<int, std::vector<std::vector<int32_t>>> read_routing(const std::string 
     require(file.good(), "the routing file " + path + " cannot be read");
     std::map<int, std::vector<std::vector<int32_t>>> rows;
     std::string                                      line;
-    while (std::getline(file, line)) {
-        std::istringstream words(line);
-        int                layer = 0;
-        if (!(words >> layer)) {
+    for (int number = 1; std::getline(file, line); number++) {
+        const size_t begin = line.find_first_not_of(" \t\r");
+        if (begin == std::string::npos || line[begin] == '#') {
             continue;
         }
+        std::istringstream   words(line);
         std::vector<int32_t> ids;
+        int                  layer = -1;
+        words >> layer;
         for (int32_t id = 0; words >> id;) {
             require(id >= 0 && std::find(ids.begin(), ids.end(), id) == ids.end(),
                     "the routing file " + path + " repeats an expert in a row, or has a negative one");
             ids.push_back(id);
         }
+        require(words.eof() && layer >= 0 && !ids.empty(),
+                "line " + std::to_string(number) + " of the routing file " + path + " is not LAYER ID ID ...");
         rows[layer].push_back(std::move(ids));
     }
     require(!rows.empty(), "the routing file " + path + " has no rows");

@@ -14,13 +14,11 @@ struct NamedOp {
 };
 
 constexpr NamedOp ops_used[] = {
-    {GGML_OP_NONE, "NONE"},       {GGML_OP_ADD, "ADD"},
-    {GGML_OP_SUB, "SUB"},         {GGML_OP_MUL, "MUL"},
-    {GGML_OP_DIV, "DIV"},         {GGML_OP_SQR, "SQR"},
-    {GGML_OP_MUL_MAT, "MUL_MAT"}, {GGML_OP_MUL_MAT_ID, "MUL_MAT_ID"},
-    {GGML_OP_CLAMP, "CLAMP"},     {GGML_OP_RESHAPE, "RESHAPE"},
-    {GGML_OP_VIEW, "VIEW"},       {GGML_OP_PERMUTE, "PERMUTE"},
-    {GGML_OP_UNARY, "UNARY"},     {GGML_OP_TRANSPOSE, "TRANSPOSE"},
+    {GGML_OP_NONE, "NONE"},       {GGML_OP_ADD, "ADD"},         {GGML_OP_ADD_ID, "ADD_ID"},
+    {GGML_OP_SUB, "SUB"},         {GGML_OP_MUL, "MUL"},         {GGML_OP_DIV, "DIV"},
+    {GGML_OP_SQR, "SQR"},         {GGML_OP_MUL_MAT, "MUL_MAT"}, {GGML_OP_MUL_MAT_ID, "MUL_MAT_ID"},
+    {GGML_OP_CLAMP, "CLAMP"},     {GGML_OP_RESHAPE, "RESHAPE"}, {GGML_OP_VIEW, "VIEW"},
+    {GGML_OP_PERMUTE, "PERMUTE"}, {GGML_OP_UNARY, "UNARY"},     {GGML_OP_TRANSPOSE, "TRANSPOSE"},
     {GGML_OP_GLU, "GLU"},
 };
 

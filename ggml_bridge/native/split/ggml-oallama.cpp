@@ -326,6 +326,11 @@ const LoadedPlan & loaded_of(const oallama_plan * plan) {
     return *plan->loaded;
 }
 
+SplitWeight & slotted(const oallama_plan * plan, const char * tensor) {
+    require(tensor != nullptr, "the name of a tensor is needed");
+    return loaded_of(plan).weight(tensor);
+}
+
 } // namespace
 
 //
@@ -488,6 +493,22 @@ int oallama_plan_move_cut(oallama_plan * plan, const char * name, int64_t cc) {
         require(plan != nullptr && name != nullptr, "a plan and a tensor's name are needed");
         plan->loaded->move_cut(name, cc);
     });
+}
+
+int oallama_slot_free(oallama_plan * plan, const char * tensor, int64_t slot) {
+    return guarded([&] { slotted(plan, tensor).free_slot(slot); });
+}
+
+int oallama_slot_write(oallama_plan * plan, const char * tensor, int64_t slot, const void * data, int64_t offset,
+                       int64_t size) {
+    return guarded([&] {
+        require(data != nullptr, "bytes of an expert are needed");
+        slotted(plan, tensor).write_slot(slot, data, offset, size);
+    });
+}
+
+int oallama_slot_fill(oallama_plan * plan, const char * tensor, int64_t slot, int64_t expert) {
+    return guarded([&] { slotted(plan, tensor).fill_slot(slot, expert); });
 }
 
 int oallama_plan_problems(const oallama_plan * plan, int32_t * usable, char * text, int64_t capacity) {

@@ -35,6 +35,7 @@
 //     tensor output.weight Q4_0 2048x32000x1 rows 5120 0 26880 CPU_REPACK n_g=0
 //            name                  type KxNxE       axis CC  CG GG   layout
 //     tensor blk.9.attn_q.weight Q4_0 2048x2048x1 rows 1024 0 1024 CPU resident
+//     tensor blk.1.ffn_up_exps.weight Q4_0 2048x768x128 rows 768 0 0 CPU_REPACK hot=0,17,93
 //
 // axis: rows cuts ne[1] (gate, up, any lone mul-mat), cols cuts ne[0] (down), halves cuts both halves of ne[1] alike
 // (a fused gate_up). CC + CG + GG is the extent: ne[1], ne[0], or ne[1] / 2. CC comes first, GG last along the axis;
@@ -43,10 +44,15 @@
 // and what it gives lie in the device's memory, where llama.cpp computes what comes before and after; else in host
 // memory. Gate, up and down of one FFN run as one block when their counts are equal.
 //
+// hot: experts, ascending, that the device has whole as well, in a tensor of so many matrices. It computes what tokens
+// are routed to these, the CPU computes the rest at the same time, and each token's results are weighted and added up
+// where they come together. CC is then all of the tensor. Gate, up and down run as one block when they are the same.
+//
 //     tensor blk.3.ffn_up.weight Q4_0 2048x8192x1 rows 4096 2048 2048 CPU_REPACK cc=5120 cc=3072
 //
 // cc=: up to four other places where CC may end, with the same GG. What lies between the places is kept both as CC and
-// as CG, so that oallama_plan_move_cut can change from one to another while the model is loaded.
+// as CG, so that oallama_plan_move_cut can change from one to another while the model is loaded. A tensor with hot
+// experts has none.
 //
 // Python's cffi reads the part between the two "cdef" lines. Functions return an oallama_status; on failure
 // oallama_last_error() of the same thread says in one sentence what went wrong. No exception crosses this boundary.
@@ -65,7 +71,7 @@ extern "C" {
 
 // cdef begin
 
-#define OALLAMA_ABI 2
+#define OALLAMA_ABI 4
 #define OALLAMA_NAME_BYTES 128
 #define OALLAMA_MAX_CUTS 5 // of one tensor
 
@@ -118,6 +124,7 @@ typedef struct oallama_slice {
     int64_t gg;
     int64_t cc_planned;
     int64_t gg_planned;
+    int64_t n_hot;      // experts that the device has too; as loaded, else as planned
     int64_t host_bytes; // as loaded
     int64_t device_bytes;
     char    layout[32];             // host buffer type; as loaded, else as planned
@@ -140,6 +147,19 @@ int oallama_plan_move_cut(oallama_plan * plan, const char * name, int64_t cc);
 // that had too little memory gives smaller GG and a line here; host memory that ran out makes the load unusable
 // (*usable = 0: computing with it fails).
 int oallama_plan_problems(const oallama_plan * plan, int32_t * usable, char * text, int64_t capacity);
+
+//
+// hot experts: other ones, while a model is loaded and no context computes
+//
+
+// Other experts in the slots of a weight with hot ones, of the model that was loaded last with the plan. A slot is
+// freed, which makes its expert one that the CPU computes; its new matrix is written, in pieces as small as is wanted,
+// between tokens if need be; then it is filled, and the device computes that expert. Gate, up and down of a block must
+// have the same experts in the same slots whenever they compute. slot: position of an expert in the plan's hot=.
+int oallama_slot_free(oallama_plan * plan, const char * tensor, int64_t slot);
+int oallama_slot_write(oallama_plan * plan, const char * tensor, int64_t slot, const void * data, int64_t offset,
+                       int64_t size);
+int oallama_slot_fill(oallama_plan * plan, const char * tensor, int64_t slot, int64_t expert);
 
 //
 // what is held and what was done, over all models and contexts of the process

@@ -38,11 +38,10 @@ bool is_expert_weight(const SliceSpec & slice) {
 // NULL for the device's own. Three dimensions are experts (MUL_MAT_ID), or the heads of MLA (MUL_MAT over all of them).
 bool can_multiply(ggml_backend_dev_t device, const SplitWeight & weight, Side side, ggml_backend_buffer_t buffer) {
     const std::array<int64_t, 3> ne      = weight.shape(side);
-    const bool                   experts = ne[2] > 1 && is_expert_weight(weight.slice());
+    const bool                   experts = weight.slice().e > 1 && is_expert_weight(weight.slice());
 
     ContextPtr    ctx = new_context(8);
-    ggml_tensor * w   = ne[2] > 1 ? ggml_new_tensor_3d(ctx.get(), weight.slice().type, ne[0], ne[1], ne[2])
-                                  : ggml_new_tensor_2d(ctx.get(), weight.slice().type, ne[0], ne[1]);
+    ggml_tensor * w   = ggml_new_tensor_3d(ctx.get(), weight.slice().type, ne[0], ne[1], ne[2]);
     ggml_tensor * x   = ggml_new_tensor_3d(ctx.get(), GGML_TYPE_F32, ne[0], 1, experts ? 1 : ne[2]);
     w->buffer         = buffer;
     ggml_tensor * ids = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_I32, 1, 1);
@@ -64,14 +63,15 @@ void refuse_unsupported(const Weights & weights, ggml_backend_dev_t device, cons
     for (const auto & weight : weights) {
         const SplitWeight & most  = weight->cut(longest(*weight, side_stream));
         const SliceSpec &   slice = most.slice();
-        if (slice.gg == 0 && slice.cg == 0) {
+        if (slice.gg == 0 && slice.cg == 0 && slice.hot.empty()) {
             continue;
         }
-        const Side side = slice.gg > 0 ? side_device : side_stream;
+        const Side side = slice.cg > 0 && slice.gg == 0 ? side_stream : side_device;
         if (device == nullptr || !can_multiply(device, most, side, nullptr)) {
             problem(std::string(device == nullptr ? "no device" : ggml_backend_dev_name(device)) +
                     " cannot multiply by " + weight->slice().name + " (" + ggml_type_name(weight->slice().type) +
                     "): it stays on the host");
+            weight->set_hot({});
             weight->move_cuts(0, 0);
             weight->forget_other_cuts();
         }
@@ -150,17 +150,26 @@ std::vector<SplitWeight *> with_part(const Weights & weights, Side side) {
     return chosen;
 }
 
-// Makes every GG smaller alike, to part / shrink_steps of what was planned. GG gives up whole steps from its front, the
-// same for all types, so that gate, up and down still end at one cut.
-int64_t shrink(const std::map<SplitWeight *, int64_t> & planned, int64_t part) {
+// What was planned for the device: elements of GG, and hot experts.
+struct Planned {
+    int64_t              gg;
+    std::vector<int32_t> hot;
+};
+
+// Makes every GG smaller alike, to part / shrink_steps of what was planned, and every set of hot experts. GG gives up
+// whole steps from its front, the same for all types, so that gate, up and down still end at one cut.
+int64_t shrink(const std::map<SplitWeight *, Planned> & planned, int64_t part) {
     int64_t step = 1;
-    for (const auto & [weight, gg] : planned) {
+    for (const auto & [weight, whole] : planned) {
         step = std::lcm(step, granularity(weight->slice().type, weight->slice().axis));
     }
     int64_t bytes = 0;
-    for (const auto & [weight, gg] : planned) {
-        const int64_t lost = (gg * (shrink_steps - part) + shrink_steps * step - 1) / (shrink_steps * step) * step;
-        weight->move_cuts(weight->slice().cg, part == 0 ? 0 : std::max<int64_t>(0, gg - lost));
+    for (const auto & [weight, whole] : planned) {
+        const int64_t lost =
+            (whole.gg * (shrink_steps - part) + shrink_steps * step - 1) / (shrink_steps * step) * step;
+        weight->set_hot(
+            {whole.hot.begin(), whole.hot.begin() + static_cast<int64_t>(whole.hot.size()) * part / shrink_steps});
+        weight->move_cuts(weight->slice().cg, part == 0 ? 0 : std::max<int64_t>(0, whole.gg - lost));
         bytes += weight->part_bytes(side_device);
     }
     return bytes;
@@ -169,10 +178,10 @@ int64_t shrink(const std::map<SplitWeight *, int64_t> & planned, int64_t part) {
 // Takes device memory for every GG; when there is too little, for as much of it as fits.
 void place_on_device(const Weights & weights, ggml_backend_dev_t device, WeightMemory & memory,
                      const Problem & problem) {
-    std::map<SplitWeight *, int64_t> planned;
+    std::map<SplitWeight *, Planned> planned;
     int64_t                          wanted_bytes = 0;
     for (SplitWeight * weight : with_part(weights, side_device)) {
-        planned[weight] = weight->slice().gg;
+        planned[weight] = {weight->slice().gg, weight->slice().hot};
         wanted_bytes += weight->part_bytes(side_device);
     }
     if (planned.empty()) {

@@ -6,6 +6,7 @@
 
 #include "split_join.h"
 #include "split_resident.h"
+#include "split_routed.h"
 #include "trace.h"
 
 namespace oallama {
@@ -40,6 +41,17 @@ bool has_feature(ggml_backend_reg_t reg, const char * name) {
     }
     for (ggml_backend_feature * feature = get_features(reg); feature->name != nullptr; feature++) {
         if (std::strcmp(feature->name, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// Whether there is anything to compute: where all rows are hits, there may not be.
+bool computes_on_host(const Program & program, const Phase & phase) {
+    for (int i = phase.host_begin; i < phase.host_end; i++) {
+        const ggml_tensor * node = ggml_graph_node(program.host_graph, i);
+        if (!is_view(node->op) && std::find(std::begin(node->ne), std::end(node->ne), 0) == std::end(node->ne)) {
             return true;
         }
     }
@@ -147,6 +159,7 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
         if (moved) {
             forget();
         }
+        note_pageable(graph, *program);
     }
     if (n_programs_ >= max_programs) {
         evict();
@@ -178,6 +191,22 @@ void SplitBackend::reserve_host(const Program & program) {
     host_ = std::move(larger);
     counters().host_compute +=
         static_cast<int64_t>(ggml_backend_buffer_get_size(host_.get())) - static_cast<int64_t>(held);
+}
+
+// Where the device has pinned memory, and there was none left for what this program sends and receives.
+void SplitBackend::note_pageable(const ggml_cgraph * graph, const Program & program) const {
+    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(program.device);
+    const bool                 own    = program.host_bytes == 0 || !program.resident || host_->buft == pinned;
+    if (pinned == nullptr || (partner_->pinned() && own)) {
+        return;
+    }
+    for (int i = 0; i < graph->n_nodes; i++) {
+        if (plan_of(graph->nodes[i]->src[0]) != nullptr) {
+            note(graph->nodes[i]->src[0], "no pinned host memory is left for activations: copies from and to plain "
+                                          "memory hold up the CPU");
+            return;
+        }
+    }
 }
 
 void SplitBackend::forget() {
@@ -327,13 +356,17 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
             step.done(OALLAMA_LAUNCH);
         }
         ggml_status status = GGML_STATUS_SUCCESS;
-        if (phase.host_end > phase.host_begin) {
+        if (computes_on_host(program, phase)) {
             ggml_cgraph range = graph_range(program.host_graph, phase.host_begin, phase.host_end);
             status            = ggml_backend_graph_compute(cpu_.get(), &range);
             took.host_ns += watch.lap(stats().host_ns);
             step.done(OALLAMA_HOST);
         }
         if (program.resident && status == GGML_STATUS_SUCCESS) {
+            if (!phase.downloads.empty()) { // rows that come together on the host before they are sent up
+                ggml_backend_synchronize(partner_->backend());
+                join(phase, graph);
+            }
             lift(program, phase);
             took.join_ns += watch.lap(stats().join_ns);
         }
@@ -347,7 +380,7 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
                 took.launch_ns += watch.lap(stats().launch_ns);
                 step.done(OALLAMA_AHEAD);
             }
-            if (status == GGML_STATUS_SUCCESS) {
+            if (status == GGML_STATUS_SUCCESS && !program.resident) {
                 join(phase, graph);
             }
             took.join_ns += watch.lap(stats().join_ns);
@@ -377,8 +410,10 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     if (program.resident) {
         stats().bytes_out.fetch_add(fetch_inputs(phase, graph, device), std::memory_order_relaxed);
     }
-    last_              = nullptr;
-    const int64_t sent = send(phase, graph); // before weights are asked for, which it would wait for
+    last_ = nullptr;
+    route(phase, graph);
+    const int64_t sent =
+        send(phase, graph) + send_routed(phase, graph); // before weights are asked for, which it would wait for
     if (sent > 0) {
         turns_.made(&phase.pace.sent);
     }
@@ -451,6 +486,22 @@ int64_t SplitBackend::send(const Phase & phase, const ggml_cgraph * graph) {
     return sent;
 }
 
+// Which slots and which routing weights the device computes with.
+int64_t SplitBackend::send_routed(const Phase & phase, const ggml_cgraph * graph) {
+    int64_t sent = 0;
+    for (const Routed & routed : phase.routings) {
+        for (const SentRows & rows : routed.sent) {
+            char *       staged = partner_->staging() + rows.staging;
+            const size_t bytes  = ggml_nbytes(rows.tensor);
+            pack(routed, rows, graph, staged);
+            ggml_backend_tensor_set_async(partner_->backend(), rows.tensor, staged, 0, bytes);
+            sent += static_cast<int64_t>(bytes);
+        }
+    }
+    stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
+    return sent;
+}
+
 // Nodes [begin, end) of the device graph.
 void SplitBackend::start(Program & program, int begin, int end) {
     if (begin == end) {
@@ -499,7 +550,12 @@ void SplitBackend::join(const Phase & phase, const ggml_cgraph * graph) {
         if (download.direct && !partner_->pinned()) {
             continue;
         }
-        oallama::join(download, node, from);
+        if (download.join == Download::Join::rows || download.join == Download::Join::sum) {
+            join_routed(phase.routings[static_cast<size_t>(download.routed)], download,
+                        download.to == nullptr ? node : download.to, from);
+        } else {
+            oallama::join(download, node, from);
+        }
     }
 }
 

@@ -59,8 +59,10 @@ class SplitBackend {
     void        start(Program & program, int begin, int end);
     void        lift(Program & program, Phase & phase);
     void        reserve_host(const Program & program);
+    void        note_pageable(const ggml_cgraph * graph, const Program & program) const;
     size_t      acquire(const Phase & phase, const ggml_cgraph * graph);
     int64_t     send(const Phase & phase, const ggml_cgraph * graph);
+    int64_t     send_routed(const Phase & phase, const ggml_cgraph * graph);
     int64_t     fetch(const Phase & phase, const ggml_cgraph * graph);
     void        join(const Phase & phase, const ggml_cgraph * graph);
 

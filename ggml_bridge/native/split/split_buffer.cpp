@@ -49,6 +49,8 @@ class SplitBuffer {
 
     bool failed() const { return failed_; }
 
+    void note(const std::string & sentence) { plan_->problem(load_, sentence, true); }
+
     void add(ggml_tensor * tensor) {
         weights_.push_back(std::make_unique<SplitWeight>(tensor, plan_->slice_of(tensor)));
         tensor->extra = weights_.back().get();
@@ -62,7 +64,7 @@ class SplitBuffer {
         tried_  = true;
         placed_ = attempt([this] {
             memory_ = place_weights(weights_, plan_->device(), plan_->spec(),
-                                    [this](const std::string & sentence) { plan_->problem(load_, sentence, true); });
+                                    [this](const std::string & sentence) { note(sentence); });
         });
         if (!placed_) {
             return false;
@@ -234,6 +236,7 @@ oallama_slice as_planned(const SliceSpec & slice) {
     out.gg         = slice.gg;
     out.cc_planned = slice.cc;
     out.gg_planned = slice.gg;
+    out.n_hot      = static_cast<int64_t>(slice.hot.size());
     out.n_cuts     = static_cast<int64_t>(1 + slice.other_cc.size());
     out.cuts[0]    = slice.cc;
     std::copy(slice.other_cc.begin(), slice.other_cc.end(), out.cuts + 1);
@@ -357,6 +360,7 @@ void LoadedPlan::report(SplitWeight & weight, bool loaded) {
         placed.loaded       = 1;
         placed.host_bytes   = weight.host_bytes_of_all();
         placed.device_bytes = weight.part_bytes(side_device);
+        placed.n_hot        = weight.n_slots();
         placed.n_cuts       = static_cast<int64_t>(weight.n_cuts());
         for (size_t i = 0; i < weight.n_cuts(); i++) {
             placed.cuts[i] = weight.cut(i).slice().cc;
@@ -395,7 +399,20 @@ void LoadedPlan::move_cut(const std::string & name, int64_t cc) {
 
 void LoadedPlan::problem(uint64_t load, const std::string & sentence, bool usable) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    problems_.push_back({load, sentence, usable});
+    const bool said = std::any_of(problems_.begin(), problems_.end(), [&](const Problem & problem) {
+        return problem.load == load && problem.sentence == sentence;
+    });
+    if (!said) {
+        problems_.push_back({load, sentence, usable});
+    }
+}
+
+SplitWeight & LoadedPlan::weight(const std::string & name) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto                        found = spec_.by_name.find(name);
+    const bool                        held  = found != spec_.by_name.end() && !held_[found->second].empty();
+    require(held, "no model that was loaded with the plan has the tensor " + name);
+    return *held_[found->second].back();
 }
 
 oallama_slice LoadedPlan::placed(size_t index) const {
@@ -441,6 +458,10 @@ uint64_t n_cuts_moved() {
 
 bool is_sound(const ggml_tensor * tensor) {
     return plan_of(tensor) == nullptr || !context_of(tensor->buffer).failed();
+}
+
+void note(const ggml_tensor * tensor, const std::string & sentence) {
+    context_of(tensor->buffer).note(sentence);
 }
 
 bool ensure_placed(const ggml_tensor * tensor) {

@@ -55,7 +55,10 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     uint64_t begin_load();
     void     end_load(uint64_t load);
     void     report(SplitWeight & weight, bool loaded); // with the cut as loaded, and loaded = false when freed
-    void     problem(uint64_t load, const std::string & sentence, bool usable);
+    void     problem(uint64_t load, const std::string & sentence, bool usable); // once
+
+    // A weight of the model that was loaded last. Throws OALLAMA_INVALID where none is.
+    SplitWeight & weight(const std::string & name) const;
 
     BlockTimes & times() { return times_; }
 
@@ -109,5 +112,8 @@ bool ensure_placed(const ggml_tensor * tensor);
 
 // Whether nothing has gone wrong with what a tensor's buffer holds; true for any other tensor.
 bool is_sound(const ggml_tensor * tensor);
+
+// Says something of the load of a tensor in a split buffer that its plan did not ask for, once.
+void note(const ggml_tensor * tensor, const std::string & sentence);
 
 } // namespace oallama

@@ -32,6 +32,9 @@ bool stays_cut(const ggml_tensor * tensor, ggml_backend_dev_t memory, int depth 
         const SliceSpec * slice = planned(tensor->src[0]);
         return slice != nullptr && slice->axis != Axis::cols && memory_of(tensor->src[0]) == memory;
     }
+    if (tensor->op == GGML_OP_ADD_ID) {
+        return is_bias_of_hot(tensor) && stays_cut(tensor->src[0], memory, depth + 1);
+    }
     if (tensor->op == GGML_OP_VIEW) {
         return is_half_view(tensor, tensor->view_src) && stays_cut(tensor->view_src, memory, depth + 1);
     }
@@ -55,12 +58,19 @@ bool stays_cut(const ggml_tensor * tensor, ggml_backend_dev_t memory, int depth 
 // Experts' results, weighted or not, of which each side has a part, and which are many enough to be added up before
 // they come back: that costs the device kernels, and the routing weights are sent to it.
 bool is_worth_adding(const ggml_tensor * experts, ggml_backend_dev_t memory) {
-    const ggml_tensor * down = is_weighting(experts) ? experts->src[0] : experts;
+    const bool          weighted = is_weighting(experts);
+    const ggml_tensor * down     = weighted ? experts->src[0] : experts;
+    if (is_bias_of_hot(down)) {
+        down = down->src[0];
+    }
     if (down->op != GGML_OP_MUL_MAT_ID) {
         return false;
     }
     const SliceSpec * slice = planned(down->src[0]);
-    const int64_t     saved = down->ne[0] * (down->ne[1] - 1) * down->ne[2] * static_cast<int64_t>(sizeof(float));
+    if (slice != nullptr && !slice->hot.empty()) { // weighted where they come together, which costs the device nothing
+        return weighted && down->ne[1] > 1 && memory_of(down->src[0]) == memory;
+    }
+    const int64_t saved = down->ne[0] * (down->ne[1] - 1) * down->ne[2] * static_cast<int64_t>(sizeof(float));
     return slice != nullptr && slice->axis == Axis::cols && memory_of(down->src[0]) == memory && saved > 0 &&
            saved >= plan_of(down->src[0])->spec().sum_bytes;
 }
@@ -145,6 +155,16 @@ bool is_weighting(const ggml_tensor * op) {
            weights->ne[2] == experts->ne[2] && weights->ne[3] == 1 && experts->ne[3] == 1;
 }
 
+bool is_bias_of_hot(const ggml_tensor * op) {
+    if (op->op != GGML_OP_ADD_ID || op->src[0]->op != GGML_OP_MUL_MAT_ID || op->src[0]->src[2] != op->src[2]) {
+        return false;
+    }
+    const ggml_tensor * bias  = op->src[1];
+    const SliceSpec *   slice = planned(op->src[0]->src[0]);
+    return slice != nullptr && !slice->hot.empty() && bias->type == GGML_TYPE_F32 && bias->op == GGML_OP_NONE &&
+           ggml_is_contiguous(bias) && bias->ne[0] == op->ne[0] && bias->ne[1] == slice->e && is_on_host(bias);
+}
+
 bool is_rank_view(const ggml_tensor * view, const ggml_tensor * experts) {
     return view->op == GGML_OP_VIEW && view->src[0] == experts && experts->view_src == nullptr && experts->ne[3] == 1 &&
            view->ne[0] == experts->ne[0] && view->ne[1] == experts->ne[2] && view->ne[2] == 1 && view->ne[3] == 1 &&
@@ -159,6 +179,9 @@ bool claims(const ggml_tensor * op, ggml_backend_dev_t memory) {
         const ggml_tensor * x = op->src[1];
         return plan_of(op->src[0]) != nullptr && memory_of(op->src[0]) == memory &&
                (x->type == GGML_TYPE_F32 || x->type == GGML_TYPE_F16);
+    }
+    if (is_bias_of_hot(op)) {
+        return memory_of(op->src[0]->src[0]) == memory;
     }
     return stays_cut(op, memory) || adds_experts(op, memory);
 }
@@ -195,6 +218,57 @@ bool read_outside(const ggml_cgraph * graph, int i) {
         }
     }
     return uses > 0;
+}
+
+bool is_read_once(const ggml_cgraph * graph, int i) {
+    int n_readers = 0;
+    for (int j = i + 1; j < graph->n_nodes; j++) {
+        const auto & src = graph->nodes[j]->src;
+        n_readers += std::find(std::begin(src), std::end(src), graph->nodes[i]) != std::end(src) ? 1 : 0;
+    }
+    return n_readers == 1 && !read_outside(graph, i);
+}
+
+int find_sum(const ggml_cgraph * graph, int weighting) {
+    const ggml_tensor * experts = graph->nodes[weighting];
+    const int64_t       n_used  = experts->ne[1];
+    const int64_t       last    = weighting + 2 * n_used - 1; // a view of each rank, and one addition less
+    if (n_used < 2 || last >= graph->n_nodes) {
+        return -1;
+    }
+    std::vector<const ggml_tensor *> steps = {experts};
+    const ggml_tensor *              sum   = graph->nodes[last];
+    for (int64_t rank = n_used - 1; rank >= 0; rank--) {
+        const ggml_tensor * view = sum;
+        if (rank > 0) {
+            if (sum->op != GGML_OP_ADD) {
+                return -1;
+            }
+            steps.push_back(sum);
+            view = sum->src[1];
+            sum  = sum->src[0];
+        }
+        if (!is_rank_view(view, experts) || view->view_offs != static_cast<size_t>(rank) * experts->nb[1]) {
+            return -1;
+        }
+        steps.push_back(view);
+    }
+    const auto is_step = [&](const ggml_tensor * node) {
+        return std::find(steps.begin(), steps.end(), node) != steps.end();
+    };
+    for (int j = weighting; j < last; j++) {
+        if (!is_step(graph->nodes[j]) || read_outside(graph, j)) {
+            return -1;
+        }
+    }
+    for (int j = static_cast<int>(last) + 1; j < graph->n_nodes; j++) {
+        for (const ggml_tensor * src : graph->nodes[j]->src) {
+            if (src != nullptr && src != graph->nodes[last] && is_step(src)) {
+                return -1;
+            }
+        }
+    }
+    return static_cast<int>(last);
 }
 
 ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end) {

@@ -22,6 +22,9 @@ bool is_half_view(const ggml_tensor * view, const ggml_tensor * whole);
 // Results of the experts that each token uses, [n, n_used, n_tokens], times the routing weights.
 bool is_weighting(const ggml_tensor * op);
 
+// Whether this adds the biases of experts, in host memory, to the results of a mul-mat by them of which some are hot.
+bool is_bias_of_hot(const ggml_tensor * op);
+
 // The results of every token's expert of one rank, [n, n_tokens], as llama.cpp views them to add them up.
 bool is_rank_view(const ggml_tensor * view, const ggml_tensor * experts);
 
@@ -37,6 +40,13 @@ int find_node(const ggml_cgraph * graph, const ggml_tensor * tensor, int before)
 
 // llama.cpp reads node i after this sub-graph, so it has to be there in full.
 bool read_outside(const ggml_cgraph * graph, int i);
+
+// Whether one node reads this one, and nothing outside.
+bool is_read_once(const ggml_cgraph * graph, int i);
+
+// The node that ends the sum of all ranks of what a weighting gives, which nothing else reads; -1: none. All nodes
+// between are steps of it.
+int find_sum(const ggml_cgraph * graph, int weighting);
 
 // Nodes [begin, end) as a graph.
 ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end);

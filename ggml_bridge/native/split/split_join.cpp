@@ -97,6 +97,8 @@ void join(const Download & download, const ggml_tensor * node, const char * from
             }
             scatter(download, node, from);
             break;
+        case Download::Join::rows:
+        case Download::Join::sum: break; // join_routed
     }
 }
 

@@ -10,9 +10,10 @@ namespace oallama {
 
 namespace {
 
-constexpr int64_t row_group  = 32;
-constexpr int64_t max_tokens = int64_t{1} << 31; // of a batch
-constexpr int64_t min_piece  = 4096;             // bytes: asking for less takes longer than copying it
+constexpr int64_t row_group   = 32;
+constexpr int64_t max_tokens  = int64_t{1} << 31; // of a batch
+constexpr int64_t max_experts = int64_t{1} << 16;
+constexpr int64_t min_piece   = 4096; // bytes: asking for less takes longer than copying it
 
 // One line of the text, with its number for messages.
 class Line {
@@ -139,6 +140,41 @@ void check_counts(const SliceSpec & slice, const Line & line) {
     }
 }
 
+// Experts of which the device has a copy: hot=3,17,40.
+std::vector<int32_t> read_hot(const std::string & list, const SliceSpec & slice, const Line & line) {
+    std::vector<int32_t> hot;
+    std::istringstream   words(list);
+    std::string          word;
+    while (std::getline(words, word, ',')) {
+        const int64_t expert = line.count(word, "a hot expert");
+        if (expert >= slice.e) {
+            line.fail("has hot expert " + word + " of " + std::to_string(slice.e));
+        }
+        if (!hot.empty() && hot.back() >= expert) {
+            line.fail("has hot experts that do not ascend");
+        }
+        hot.push_back(static_cast<int32_t>(expert));
+    }
+    if (hot.empty()) {
+        line.fail("has no hot expert behind hot=");
+    }
+    return hot;
+}
+
+// Experts that are whole on the device cannot be cut too, and nothing of such a weight is streamed.
+void check_hot(const SliceSpec & slice, const Line & line) {
+    if (slice.hot.empty()) {
+        return;
+    }
+    if (slice.e < 2 || slice.e > max_experts) {
+        line.fail("has hot experts of " + slice.name + ", which has " + std::to_string(slice.e) + "; 2 to " +
+                  std::to_string(max_experts) + " are possible");
+    }
+    if (slice.cc != slice.extent()) {
+        line.fail("has hot experts and a cut through all experts of " + slice.name + "; one of the two is possible");
+    }
+}
+
 SliceSpec read_slice(Line & line) {
     SliceSpec slice;
     slice.name = line.word("tensor name");
@@ -156,11 +192,15 @@ SliceSpec read_slice(Line & line) {
             slice.takes_n_g = false;
         } else if (word == "resident" && !slice.resident) {
             slice.resident = true;
+        } else if (word.rfind("hot=", 0) == 0 && slice.hot.empty()) {
+            slice.hot       = read_hot(word.substr(4), slice, line);
+            slice.takes_n_g = false;
         } else if (word.rfind("cc=", 0) == 0) {
             others.push_back(word.substr(3));
         } else {
             line.fail("ends with " + word +
-                      "; n_g=0 and resident may follow the layout, each once, and cc= with other cuts, or nothing");
+                      "; n_g=0, resident and hot=EXPERTS may follow the layout, each once, and cc= with other cuts, or "
+                      "nothing");
         }
     }
     line.end();
@@ -168,6 +208,10 @@ SliceSpec read_slice(Line & line) {
         line.fail("has a tensor name that is too long for ggml");
     }
     check_counts(slice, line);
+    check_hot(slice, line);
+    if (!slice.hot.empty() && !others.empty()) {
+        line.fail("has hot experts and other cuts (cc=) of " + slice.name + "; one of the two is possible");
+    }
     for (const std::string & cc : others) {
         read_other_cut(cc, slice, line);
     }
@@ -305,7 +349,7 @@ PlanSpec parse_plan(const std::string & text) {
     for (const SliceSpec & slice : plan.slices) {
         require(!slice.resident || !plan.device.empty(),
                 "the plan says that " + slice.name + " is resident but names no device");
-        require((slice.gg == 0 && slice.cg == 0 && slice.other_cc.empty()) || !plan.device.empty(),
+        require((slice.gg == 0 && slice.cg == 0 && slice.hot.empty() && slice.other_cc.empty()) || !plan.device.empty(),
                 "the plan gives " + slice.name + " a part for the device but names no device");
     }
     return plan;

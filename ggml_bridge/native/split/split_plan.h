@@ -15,18 +15,19 @@ constexpr const char * plain_layout = "CPU"; // ggml's plain host buffer type
 enum class Axis : int32_t { rows = OALLAMA_ROWS, cols = OALLAMA_COLS, halves = OALLAMA_HALVES };
 
 struct SliceSpec {
-    std::string name;
-    ggml_type   type = GGML_TYPE_F32;
-    int64_t     k    = 0; // weight [K, N, E]
-    int64_t     n    = 0;
-    int64_t     e    = 0;
-    Axis        axis = Axis::rows;
-    int64_t     cc   = 0; // elements along the axis
-    int64_t     cg   = 0;
-    int64_t     gg   = 0;
-    std::string layout;            // host buffer type of CC
-    bool        takes_n_g = true;  // CC is for the device too, for n_g tokens
-    bool        resident  = false; // inputs and results are in the device's memory, not the host's
+    std::string          name;
+    ggml_type            type = GGML_TYPE_F32;
+    int64_t              k    = 0; // weight [K, N, E]
+    int64_t              n    = 0;
+    int64_t              e    = 0;
+    Axis                 axis = Axis::rows;
+    int64_t              cc   = 0; // elements along the axis
+    int64_t              cg   = 0;
+    int64_t              gg   = 0;
+    std::string          layout;            // host buffer type of CC
+    bool                 takes_n_g = true;  // CC is for the device too, for n_g tokens
+    bool                 resident  = false; // inputs and results are in the device's memory, not the host's
+    std::vector<int32_t> hot;               // experts that the device has whole as well, in the order of its slots
     // where CC may end instead while a model is loaded, with the same GG; ends are kept as CC and as CG
     std::vector<int64_t> other_cc;
 

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "split_graph.h"
+#include "split_routing.h"
 #include "stream.h"
 
 namespace oallama {
@@ -69,6 +70,8 @@ struct Download {
         copy,    // the device has all of it
         scatter, // elements [begin, begin + count) of each row or half
         add,     // partial sums
+        rows,    // rows of routed values
+        sum,     // rows of routed values, weighted and added up
     };
 
     ggml_tensor * tensor; // on the device
@@ -83,6 +86,60 @@ struct Download {
     int64_t       spread_rows; // of the node, from its first
     bool          direct;      // can be fetched to where it belongs
     size_t        staging;     // bytes into the staging memory
+    int           routed;      // which of the phase's routings says what belongs where; of rows and sum
+    ggml_tensor * host_rows;   // of a sum
+    ggml_tensor * to;          // on the host, what is lifted to the node's device memory; NULL: the node itself
+    bool          summed;      // on the device, already
+};
+
+// A host tensor with something for each miss, along dimension dim.
+struct Sized {
+    ggml_tensor * tensor;
+    int           dim;
+};
+
+// Rows of a full input for the misses.
+struct GatheredRows {
+    const ggml_tensor * x;
+    ggml_tensor *       index;
+    ggml_tensor *       rows;
+    size_t              at;      // bytes into the memory of what is staged
+    bool                by_rank; // x has a row for each rank, not one for each token
+    bool                reused = false;
+};
+
+// What the device is sent of a routing when the phase begins.
+struct SentRows {
+    enum class What { ids, weights, rows, biases };
+
+    What          what;
+    ggml_tensor * tensor;
+    Origin        origin;  // of rows and biases
+    ggml_tensor * host;    // of rows, where llama.cpp's are in device memory
+    size_t        staging; // bytes into the staging memory
+};
+
+// Which side computes what of the mul-mats by the same ids and the same hot experts.
+struct Routed {
+    std::vector<const SplitWeight *> weights;
+    Origin                           ids;
+    Origin                           weighting;                // the routing weights, where weighted
+    ggml_tensor *                    host_chosen    = nullptr; // ids on the host, where llama.cpp's are on the device
+    ggml_tensor *                    host_weighting = nullptr; // the same of the routing weights
+    bool                             weighted       = false;
+    int64_t                          n_used         = 0;
+    int64_t                          n_rows         = 0; // of the batch: n_used * n_tokens
+    int64_t                          n_device       = 0; // for each token
+    ggml_tensor *                    host_ids       = nullptr;
+    ggml_tensor *                    device_ids     = nullptr;
+    std::vector<Sized>               sized;
+    std::vector<GatheredRows>        gathered;
+    std::vector<SentRows>            sent;
+
+    // of the batch at hand
+    std::vector<int32_t> chosen;
+    std::vector<float>   routing_weights;
+    Routing              routing;
 };
 
 // A part of a weight, CG or CG', on the device, in whatever slot it is copied to.
@@ -97,6 +154,7 @@ struct Phase {
     std::vector<Upload>   uploads;
     std::vector<Download> downloads;
     std::vector<Streamed> streamed;
+    std::vector<Routed>   routings;
     StreamBlock *         block = nullptr;    // of the streamed weights; NULL: none
     Origin                ids;                // which experts are used, where routed
     ggml_tensor *         host_ids = nullptr; // the same on the host, where llama.cpp's tensors are in device memory

@@ -16,7 +16,7 @@ class Finder {
     Values find() {
         for (int i = 0; i < graph_->n_nodes; i++) {
             Value & v = value(i);
-            v.wanted  = read_outside(graph_, i);
+            v.wanted  = v.wanted || read_outside(graph_, i);
             v.phase   = phase_; // never an earlier one, so that memory ggml reuses is free by then
             classify(i, v);
         }
@@ -64,11 +64,13 @@ class Finder {
 
     void classify(int i, Value & v) {
         const ggml_tensor * node = graph_->nodes[i];
-        if (is_view(node->op)) {
+        if (v.state == State::term || v.state == State::sum) { // found with the weighting
+            v.phase = value(v.weighting).phase;
+        } else if (is_view(node->op)) {
             classify_view(i, v);
         } else if (is_mul_mat(node->op) && weight_of(node->src[0]) != nullptr) {
             classify_mul_mat(i, v);
-        } else if (!keeps_cut(i, v) && !keeps_partial(i, v)) {
+        } else if (!keeps_cut(i, v) && !keeps_partial(i, v) && !keeps_routed(i, v) && !is_summed(i, v)) {
             for (int s = 0; s < GGML_MAX_SRC && node->src[s] != nullptr; s++) {
                 want_full(i, s, v, false);
             }
@@ -97,6 +99,11 @@ class Finder {
             v.phase = source.phase;
             return;
         }
+        if (fuse_ && source.state == State::routed && is_half_view(node, node->src[0])) {
+            take_routing(v, source);
+            v.phase = source.phase;
+            return;
+        }
         if (fuse_ && source.state == State::partial && is_rank_view(node, node->src[0])) {
             take_partial(v, source);
             v.token_dim = 1;
@@ -110,6 +117,10 @@ class Finder {
         const ggml_tensor * node  = graph_->nodes[i];
         const SliceSpec &   slice = weight_of(node->src[0])->slice();
         assign_tokens(node, v);
+        if (!slice.hot.empty()) {
+            classify_hot(i, v);
+            return;
+        }
         const bool sent = slice.gg > 0 || slice.cg > 0 || v.n_g > 0;
         set_device(node->src[0], sent);
         if (node->op == GGML_OP_MUL_MAT_ID) {
@@ -136,6 +147,102 @@ class Finder {
             return;
         }
         want_full(i, 1, v, sent);
+    }
+
+    void classify_hot(int i, Value & v) {
+        const ggml_tensor * node = graph_->nodes[i];
+        if (node->op != GGML_OP_MUL_MAT_ID) {
+            throw Error(OALLAMA_UNSUPPORTED, weight_of(node->src[0])->slice().name + " has hot experts but no routing");
+        }
+        set_device(node->src[0], true);
+        want_full(i, 2, v, true);
+        v.state     = State::routed;
+        v.routed_by = i;
+        const int x = inside(i, 1);
+        if (fuse_ && x >= 0 && can_take_routing(value(x), v) && routed_alike(value(x).routed_by, i)) {
+            take_routing(v, value(x));
+            return;
+        }
+        want_full(i, 1, v, true);
+    }
+
+    // Rows that lie as another value's do.
+    static void take_routing(Value & v, const Value & source) {
+        v.state     = State::routed;
+        v.routed_by = source.routed_by;
+        v.token_dim = source.token_dim;
+        v.n_tokens  = source.n_tokens;
+    }
+
+    static bool can_take_routing(const Value & source, const Value & v) {
+        return source.state == State::routed && source.phase == v.phase;
+    }
+
+    // Whether two mul-mats have the same hot experts in the same slots, and the same ids.
+    bool routed_alike(int a, int b) const {
+        const ggml_tensor * left  = graph_->nodes[a];
+        const ggml_tensor * right = graph_->nodes[b];
+        return left->src[2] == right->src[2] &&
+               weight_of(left->src[0])->slice().hot == weight_of(right->src[0])->slice().hot;
+    }
+
+    // Row by row: every operand is routed alike, or is a bias or a scale, of all experts or of each.
+    bool keeps_routed(int i, Value & v) {
+        const ggml_tensor * node   = graph_->nodes[i];
+        const bool          biases = is_bias_of_hot(node);
+        if (!fuse_ || (node->op != GGML_OP_GLU && !is_unary(node->op) && !is_binary(node->op) && !biases)) {
+            return false;
+        }
+        const int first = inside(i, 0);
+        if (first < 0 || !can_take_routing(value(first), v)) {
+            return false;
+        }
+        if (biases && inside(i, 1) >= 0) {
+            return false;
+        }
+        if (biases) {
+            take_routing(v, value(first));
+            return true;
+        }
+        if (node->src[1] != nullptr) {
+            const int second = inside(i, 1);
+            if (second >= 0 && value(second).state == State::routed) {
+                if (!can_take_routing(value(second), v) ||
+                    !routed_alike(value(first).routed_by, value(second).routed_by) ||
+                    !std::equal(std::begin(node->src[0]->ne), std::end(node->src[0]->ne), node->src[1]->ne)) {
+                    return false;
+                }
+            } else if (!is_binary(node->op) || !is_parameter(node->src[1], node->ne[0]) ||
+                       (second >= 0 && value(second).sent_ready > v.phase)) {
+                return false;
+            }
+        }
+        take_routing(v, value(first));
+        return true;
+    }
+
+    // Routing weights times routed rows of which nothing but the sum over all ranks is read.
+    bool is_summed(int i, Value & v) {
+        const ggml_tensor * node = graph_->nodes[i];
+        const int           rows = node->src[0] == nullptr ? -1 : inside(i, 0);
+        if (!fuse_ || !is_weighting(node) || node->type != GGML_TYPE_F32 || rows < 0 ||
+            !can_take_routing(value(rows), v) || value(rows).wanted ||
+            (graph_->nodes[rows]->op != GGML_OP_MUL_MAT_ID && graph_->nodes[rows]->op != GGML_OP_ADD_ID)) {
+            return false;
+        }
+        const int weights = inside(i, 1);
+        const int last    = find_sum(graph_, i);
+        if (last < 0 || !is_read_once(graph_, rows) || (weights >= 0 && value(weights).sent_ready > v.phase)) {
+            return false;
+        }
+        for (int j = i; j <= last; j++) {
+            take_routing(value(j), value(rows));
+            value(j).state     = j == last ? State::sum : State::term;
+            value(j).weighting = i;
+        }
+        value(last).wanted    = true;
+        value(rows).is_summed = true;
+        return true;
     }
 
     // A shard that is cut as another is, and lies as it does.

@@ -7,6 +7,10 @@
 //              weight cut by rows makes one; element-wise operations keep it (gate, up, GLU)
 //     partial  whole on both sides, to be added: a mul-mat by a weight cut along K makes one out of a shard (down), and
 //              what is linear keeps it: experts' results times the routing weights, and their sum
+//     routed   rows of tokens' experts, [n, n_used, n_tokens], each on the side that computes its expert: a mul-mat by
+//              a weight with hot experts makes one, and what works row by row keeps it (gate, up, GLU, down)
+//     term     routing weights times routed rows, one rank of them, or a part of their sum: nothing is computed
+//     sum      of all terms: both sides' rows are weighted and added up when the phase ends
 //
 // Of a shard's or partial's last n_g tokens the host computes nothing: the device has all of it, in CG' what the host
 // has of the others.
@@ -21,7 +25,7 @@
 
 namespace oallama {
 
-enum class State { full, shard, partial };
+enum class State { full, shard, partial, routed, term, sum };
 
 struct Value {
     State   state      = State::full;
@@ -37,7 +41,10 @@ struct Value {
     int64_t extent     = 0;     // elements that are cut together: ne[0], or half of it
     int     token_dim  = 1;     // which of ne[] counts tokens
     int64_t n_tokens   = 0;
-    int64_t n_g        = 0; // tokens at the end of which the device computes CC too (CG')
+    int64_t n_g        = 0;     // tokens at the end of which the device computes CC too (CG')
+    int     routed_by  = -1;    // the first mul-mat of a routed value, whose ids say which rows are where
+    int     weighting  = -1;    // of a sum: the node that multiplies by the routing weights
+    bool    is_summed  = false; // a routed value that nothing but a sum reads
 
     bool cut_like(const Value & other) const {
         return cc == other.cc && cg == other.cg && extent == other.extent && n_g == other.n_g;

@@ -23,7 +23,7 @@ uint64_t next_id() {
 
 SplitWeight::SplitWeight(const ggml_tensor * tensor, SliceSpec slice)
     : id_(next_id()), slice_(std::move(slice)), row_bytes_(row_size(tensor->type, tensor->ne[0])) {
-    move_cuts(slice_.cg, slice_.gg);
+    set_hot(slice_.hot);
     for (const int64_t cc : slice_.other_cc) {
         SliceSpec other = slice_;
         other.cg += other.cc - cc;
@@ -34,18 +34,63 @@ SplitWeight::SplitWeight(const ggml_tensor * tensor, SliceSpec slice)
     }
 }
 
+void SplitWeight::set_hot(std::vector<int32_t> hot) {
+    slice_.hot = std::move(hot);
+    slot_of_.assign(slice_.hot.empty() ? 0 : static_cast<size_t>(slice_.e), -1);
+    for (size_t slot = 0; slot < slice_.hot.size(); slot++) {
+        slot_of_[static_cast<size_t>(slice_.hot[slot])] = static_cast<int32_t>(slot);
+    }
+    move_cuts(slice_.cg, slice_.gg);
+}
+
+int32_t & SplitWeight::expert_in(int64_t slot) {
+    require(slot >= 0 && slot < n_slots(), slice_.name + " has no slot " + std::to_string(slot) + " for a hot expert");
+    return slice_.hot[static_cast<size_t>(slot)];
+}
+
+void SplitWeight::free_slot(int64_t slot) {
+    int32_t & expert = expert_in(slot);
+    if (expert >= 0) {
+        slot_of_[static_cast<size_t>(expert)] = -1;
+    }
+    expert = -1;
+}
+
+void SplitWeight::write_slot(int64_t slot, const void * data, int64_t offset, int64_t size) {
+    require(expert_in(slot) < 0, "slot " + std::to_string(slot) + " of " + slice_.name + " is in use; free it first");
+    require(offset >= 0 && size >= 0 && offset <= expert_bytes() && size <= expert_bytes() - offset,
+            "an expert of " + slice_.name + " has " + std::to_string(expert_bytes()) + " bytes");
+    const auto block = static_cast<int64_t>(ggml_type_size(slice_.type));
+    require(offset % block == 0 && size % block == 0, // rows of no hit may compute with the slot meanwhile
+            "pieces of " + slice_.name + " begin and end between blocks of " + std::to_string(block) + " bytes");
+    ggml_backend_tensor_set(parts_[side_device].tensor, data, static_cast<size_t>(slot * expert_bytes() + offset),
+                            static_cast<size_t>(size));
+}
+
+void SplitWeight::fill_slot(int64_t slot, int64_t expert) {
+    require(expert >= 0 && expert < slice_.e, slice_.name + " has no expert " + std::to_string(expert));
+    require(expert_in(slot) < 0, "slot " + std::to_string(slot) + " of " + slice_.name + " is in use; free it first");
+    require(slot_of_[static_cast<size_t>(expert)] < 0,
+            "expert " + std::to_string(expert) + " of " + slice_.name + " is hot already");
+    expert_in(slot)                       = static_cast<int32_t>(expert);
+    slot_of_[static_cast<size_t>(expert)] = static_cast<int32_t>(slot);
+}
+
 void SplitWeight::move_cuts(int64_t cg, int64_t gg) {
     slice_.cg           = cg;
     slice_.gg           = gg;
     slice_.cc           = slice_.extent() - cg - gg;
     parts_[side_host]   = Part{0, slice_.cc, nullptr, true};
     parts_[side_stream] = Part{slice_.cc, cg, nullptr, true};
-    parts_[side_device] = Part{slice_.cc + cg, gg, nullptr, true};
+    parts_[side_device] = slice_.hot.empty() ? Part{slice_.cc + cg, gg, nullptr, true} : parts_[side_host];
     parts_[side_prime]  = parts_[side_host];
 }
 
 std::array<int64_t, 3> SplitWeight::shape(Side side) const {
     const int64_t count = parts_[side].count;
+    if (side == side_device && !slice_.hot.empty()) {
+        return {slice_.k, slice_.n, n_slots()};
+    }
     switch (slice_.axis) {
         case Axis::cols: return {count, slice_.n, slice_.e};
         case Axis::halves: return {slice_.k, 2 * count, slice_.e};
@@ -94,6 +139,9 @@ void SplitWeight::set(const void * data, size_t offset, size_t size) {
         if (piece.side == side_host && prime_is_copy()) {
             write(side_prime, bytes, piece.offset, piece.size);
         }
+        if (!slot_of_.empty()) {
+            write_hot(bytes, piece.offset, piece.size);
+        }
         bytes += piece.size;
         at += piece.size;
         left -= piece.size;
@@ -105,6 +153,22 @@ void SplitWeight::set(const void * data, size_t offset, size_t size) {
     }
     for (const auto & other : others_) {
         other->set(data, offset, size);
+    }
+}
+
+// Bytes of whole experts, which are on the host, once more for those that are hot.
+void SplitWeight::write_hot(const char * data, int64_t offset, int64_t size) {
+    const int64_t whole = expert_bytes();
+    while (size > 0) {
+        const int64_t begin = offset % whole;
+        const int64_t count = std::min(size, whole - begin);
+        const int32_t slot  = slot_of_[static_cast<size_t>(offset / whole)];
+        if (slot >= 0) {
+            write(side_device, data, slot * whole + begin, count);
+        }
+        data += count;
+        offset += count;
+        size -= count;
     }
 }
 

@@ -72,12 +72,28 @@ class SplitWeight {
     int64_t host_bytes() const;        // of CC, CG, and of CC's copy for CG'
     int64_t host_bytes_of_all() const; // that all cuts need together
 
+    // Where the device has each expert; -1: nowhere. Empty: it has no hot ones.
+    const std::vector<int32_t> & slot_of() const { return slot_of_; }
+
+    int64_t n_slots() const { return static_cast<int64_t>(slice_.hot.size()); }
+
+    int64_t expert_bytes() const { return row_bytes_ * slice_.n; }
+
+    // Chooses the hot experts, in the order of their slots.
+    void set_hot(std::vector<int32_t> hot);
+
+    // Another expert in a slot of the device: freed, written in pieces, filled. Throw OALLAMA_INVALID.
+    void free_slot(int64_t slot);
+    void write_slot(int64_t slot, const void * data, int64_t offset, int64_t size);
+    void fill_slot(int64_t slot, int64_t expert);
+
     void set_layout(const std::string & layout) { slice_.layout = layout; }
 
     // Whether the device can be sent CC: it lies in the plain layout, as CC does or as a second copy.
     bool has_prime() const { return parts_[side_prime].tensor != nullptr; }
 
-    // Moves the cuts: so many elements along the axis streamed and on the device, the others on the host.
+    // Moves the cuts: so many elements along the axis streamed and on the device, the others on the host. All of an
+    // expert's are on the device where it is hot.
     void move_cuts(int64_t cg, int64_t gg);
 
     // Bytes [offset, offset + size) of the whole tensor, in any order and any pieces, for every cut.
@@ -96,15 +112,18 @@ class SplitWeight {
     // Where the whole tensor's byte at offset is, and how many bytes follow it there; at most size.
     Segment segment(int64_t offset, int64_t size) const;
 
-    bool prime_is_copy() const;
-    void write(Side side, const char * data, int64_t offset, int64_t size);
-    void flush(Side side);
+    bool      prime_is_copy() const;
+    int32_t & expert_in(int64_t slot);
+    void      write(Side side, const char * data, int64_t offset, int64_t size);
+    void      write_hot(const char * data, int64_t offset, int64_t size);
+    void      flush(Side side);
 
     uint64_t                  id_;
     SliceSpec                 slice_;
     int64_t                   row_bytes_;
     std::array<Part, n_sides> parts_;
     std::array<bool, n_sides> owns_ = {true, true, true, true};
+    std::vector<int32_t>      slot_of_;
 
     std::vector<std::unique_ptr<SplitWeight>> others_; // cuts of it that are kept beside this one
     std::atomic<size_t>                       active_{0};

@@ -139,9 +139,15 @@ void Trace::watch(Lane & lane) {
     }
 }
 
+// Also called by threads that have no caller to tell: without memory the trace ends here.
 void Trace::keep(const oallama_span & span) {
-    if (spans_.size() < max_spans_) {
+    if (spans_.size() >= max_spans_) {
+        return;
+    }
+    try {
         spans_.push_back(span);
+    } catch (const std::bad_alloc &) {
+        max_spans_ = spans_.size();
     }
 }
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.model_file import model_file
-from oallama.cli.options import complete_file, count, model_option, system_option
+from oallama.cli.options import complete_file, count, model_option, replan_option, system_option
 from oallama.cli.output import talk
-from oallama.cli.placement import PlacementOptions, placement_options, run_workload
+from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
 from oallama.cli.policy import PolicyOptions
+from oallama.cli.routing import count_experts_option, counting
 from oallama.cli.sampling import DEFAULT_N_GEN, SamplingOptions, sampling_options
 from oallama.cli.template import template_for
 from oallama.core.errors import UsageError
@@ -26,7 +28,7 @@ CONTEXT_TOKENS = 4096  # of a session that asks for none, or what the model was 
 PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned for
 
 
-@click.command("chat", short_help="Talk with a model in the terminal.")
+@click.command("chat")
 @click.argument("position", required=False, metavar="[MODEL]", shell_complete=complete_file)
 @model_option
 @system_option("everything else")
@@ -39,7 +41,8 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
     help="Tokens of an answer at most; -1: until the model ends or the context is full.  "
     f"[default: -1; {DEFAULT_N_GEN} where text is continued]",
 )
-@placement_options
+@placement_options()
+@replan_option
 @sampling_options
 @click.option(
     "--chat/--no-chat",
@@ -47,6 +50,7 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
     help="Put what is said into the model's chat template, or continue it as one text.  "
     "[default: chat where the model has a template]",
 )
+@count_experts_option
 @click.option("--verbose", is_flag=True, help="Show tokens/s after each answer, and what was predicted.")
 def command(
     position: str | None,
@@ -56,6 +60,7 @@ def command(
     asked: PlacementOptions,
     sampling: SamplingOptions,
     chat: bool | None,
+    count_experts: bool,
     verbose: bool,
 ) -> None:
     """Talk with a model. Without MODEL it is the small one that comes with oallama. In a pipe each line is a message,
@@ -73,7 +78,7 @@ def command(
         raise UsageError("MODEL is given twice, by position and by -m")
     model = model_option or position
     model = None if model is None else model_file(model)
-    start(model, system, n_gen, asked, sampling, chat, verbose)
+    start(model, system, n_gen, asked, sampling, chat, verbose, count_experts)
 
 
 def start(
@@ -84,6 +89,7 @@ def start(
     sampling: SamplingOptions,
     chat: bool | None,
     verbose: bool = False,
+    count_experts: bool = False,
 ) -> None:
     """A session, from its first word to its last. model None: the built-in one, or the plan's. n_gen None: as long as
     the model talks, or DEFAULT_N_GEN tokens where it continues text."""
@@ -104,18 +110,19 @@ def start(
         plan, to_tune = asked.made_plan(placer, load)
         fixed = why_fixed(placer, asked.policy)
     settings = settings_of(sampling, n_gen, template is not None, verbose)
-    session_model = ChatModel(placer, plan, load, to_tune, fixed, asked.engine)
-    session = Session(session_model, template, Conversation(system or None), settings)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
     reader = reader_of_stdin()
-    try:
-        session_model.engine  # noqa: B018  # the first message need not wait for it
-        if reader.interactive:
-            talk(welcome(session, session_model))
-        converse(session, session_model, reader)
-    except BaseException:
-        session_model.close()
-        raise
+    with counting(placer, count_experts) as recording:
+        session_model = ChatModel(placer, plan, load, to_tune, fixed, partial(asked.engine, **recording))
+        session = Session(session_model, template, Conversation(system or None), settings)
+        try:
+            session_model.engine  # noqa: B018  # the first message need not wait for it
+            if reader.interactive:
+                talk(welcome(session, session_model))
+            converse(session, session_model, reader)
+        except BaseException:
+            session_model.close()
+            raise
     session_model.leave(session.n_answers > 0)
 
 
@@ -142,7 +149,10 @@ def welcome(session: Session, model: ChatModel) -> str:
 
     placer, engine = model.placer, model.engine
     where = processor_text(*weights_on_device(engine.plan.record, placer.operators))
-    lines = [f"{printable(placer.model.name)} · {where} · context {engine.n_ctx} tokens · /? for help, /bye to leave"]
+    lines = [
+        f"{printable(placer.model.name)} · {where} · context {engine.n_ctx} tokens · /? for help, /bye to leave",
+        expected(placer, engine.plan),
+    ]
     if session.template is None:
         lines.append(
             "It continues what you type as one text; Enter alone lets it go on, and /clear begins another text."

@@ -147,7 +147,7 @@ def _shown_placement(_session: Session, model: ChatModel) -> list[str]:
 def _shown_speeds(session: Session, model: ChatModel) -> list[str]:
     if session.last is None:
         return ["no answer yet"]
-    return [f"last answer: {figures(session.last, model.plan.record.predicted)}"]
+    return [f"last answer: {figures(session.last, model.token_seconds)}"]
 
 
 def _shown_settings(session: Session, _model: ChatModel) -> list[str]:

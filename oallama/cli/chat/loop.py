@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Protocol
 
@@ -24,13 +25,13 @@ class Reader(Protocol):
 
 
 def reader_of_stdin() -> Reader:
-    """A terminal's where a person sits at it, else line by line."""
+    """A terminal's where a person sits at it, else line by line; a stdin that the caller has closed has no lines."""
     if is_terminal(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr)):
         from oallama.cli.chat.terminal import HISTORY, Terminal
         from oallama.profile.store import cache_folder
 
         return Terminal(cache_folder() / HISTORY)
-    return PipedLines(sys.stdin)
+    return PipedLines(io.StringIO() if sys.stdin is None else sys.stdin)
 
 
 def converse(session: Session, model: ChatModel, reader: Reader) -> None:
@@ -63,7 +64,7 @@ def converse(session: Session, model: ChatModel, reader: Reader) -> None:
         except OallamaError as error:
             _tell(error)
         if session.settings.verbose and session.last is not None and session.n_answers > n_answers:
-            talk(figures(session.last, model.plan.record.predicted))
+            talk(figures(session.last, model.token_seconds))
             for change in model.engine.replanned[n_replanned:]:
                 talk(f"re-planned {change}")
             n_replanned = len(model.engine.replanned)

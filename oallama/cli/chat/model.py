@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oallama.cli.gate import measured, tune_after
-from oallama.cli.output import talk
-from oallama.cli.placement import without_meaning
+from oallama.cli.placement import say_warnings
 from oallama.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,12 +39,14 @@ class ChatModel:
         if self._engine is None:
             opened = self._opened
             self._engine = opened(self.placer, self.plan) if opened else self.placer.engine(self.plan)
-            for warning in self._engine.warnings:
-                talk(f"warning: {warning}")
-            emulated = self.placer.device.emulated
-            if emulated is not None:
-                talk(f"note: {without_meaning(emulated)}")
+            say_warnings(self._engine, self.placer)
         return self._engine
+
+    def token_seconds(self, depth: int) -> float | None:
+        """Predicted seconds of a token behind so many others. None where nothing is predicted."""
+        if self.plan.predicted is None:
+            return None
+        return self.placer.token_seconds(self.plan, depth) or self.plan.predicted.tpot_s
 
     def close(self) -> None:
         """Free the model; it is loaded again when it is needed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -15,7 +15,6 @@ from oallama.core.errors import DeviceError, UsageError
 from oallama.run.conversation import Conversation, fewest_dropped
 
 if TYPE_CHECKING:
-    from oallama.core.types import Predicted
     from oallama.run.generate import Generation
 
 ANSWER_SHARE = 1 / 8  # of the context that a prompt leaves for the answer, else the oldest exchanges are dropped
@@ -186,8 +185,9 @@ class Session:
         return len(self.prompt(conversation).tokens(self.model.engine))
 
 
-def figures(generation: Generation, predicted: Predicted | None) -> str:
-    """The line below an answer: what was evaluated, and the rate beside what the plan predicts."""
+def figures(generation: Generation, token_seconds: Callable[[int], float | None]) -> str:
+    """The line below an answer: what was evaluated, and the rate beside what the plan predicts so deep in the
+    conversation. token_seconds: of one token by the depth that it sees."""
     from oallama.core.units import format_seconds
 
     n_new = generation.n_prompt - generation.n_cached
@@ -197,7 +197,8 @@ def figures(generation: Generation, predicted: Predicted | None) -> str:
     ]
     if generation.tpot_s > 0:
         said = "nothing predicted, as nothing was measured"
-        if predicted is not None and predicted.tpot_s > 0:
-            said = f"predicted {1 / predicted.tpot_s:.1f}"
+        tpot_s = token_seconds(generation.n_prompt + generation.n_gen // 2)
+        if tpot_s is not None and tpot_s > 0:
+            said = f"predicted {1 / tpot_s:.1f}"
         parts.append(f"{1 / generation.tpot_s:.1f} tokens/s ({said})")
     return " · ".join(parts)

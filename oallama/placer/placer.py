@@ -1,26 +1,27 @@
-"""The front door for Python: from a GGUF to operators, profile, affinities, a plan and an engine."""
+"""A Placer: one model, one device, what was asked for; profile, affinities, plans and engines of it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from oallama.core.affinity import Affinity, AffinityReport, Measured
-from oallama.core.errors import DeviceError, UsageError
+from oallama.core.affinity import Affinity, AffinityReport
+from oallama.core.errors import DeviceError, PlanError, UsageError
 from oallama.core.options import STOCK_UBATCH, Options
 from oallama.core.profile import Profile
 from oallama.core.types import (
+    CPU_DEVICE,
     Attention,
     FlashAttention,
     ModelInfo,
     Operator,
     Phase,
+    Predicted,
     PrefetchMode,
     StreamSettings,
     Workload,
@@ -33,14 +34,14 @@ from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.place.affinity import FillRule
 from oallama.place.attention import AttentionRule, with_attention
-from oallama.place.baselines import baselines
+from oallama.place.bound import physical_bound
 from oallama.place.budget import ledger
 from oallama.place.decide import decide, decide_as_given
 from oallama.place.kept_cuts import Replan, with_kept
 from oallama.place.microbatch import larger_ubatches
-from oallama.place.oato import AffinityRule, affinities
+from oallama.place.oato import AffinityRule
 from oallama.place.placed import Placed
-from oallama.place.problem import Decision, LoadBytes, Problem, costs_of, predicted_of
+from oallama.place.problem import Decision, LoadBytes, Problem
 from oallama.place.record import (
     placed_as_named,
     placed_by_plan,
@@ -48,6 +49,8 @@ from oallama.place.record import (
     unmeasured_cpu_record,
     unmeasured_record,
 )
+from oallama.placer.affinity import plan_report, search_report
+from oallama.plan.plan import Plan
 from oallama.profile.emulate import resolved
 from oallama.run.dry_loads import DryLoads
 
@@ -57,12 +60,9 @@ if TYPE_CHECKING:
     from oallama.model.memory import Prober
     from oallama.place.simulate import Simulation
     from oallama.place.what_if import WhatIf
-    from oallama.plan.plan import Plan
+    from oallama.placer.described import Described
+    from oallama.profile.routing import Traffic
     from oallama.run.engine import Engine
-
-
-DESCRIBED_TOKENS = (1, 8, 32, 128, 512)
-"""Batch sizes of a described profile: rates change between them where memory no longer limits."""
 
 HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
@@ -151,8 +151,7 @@ class Placer:
                 tuple(tokens),
                 refresh,
                 progress,
-                type_k=self.attention.type_k,
-                type_v=self.attention.type_v,
+                kv=self.attention,
             )
         return self._profile
 
@@ -162,10 +161,8 @@ class Placer:
         if self._profile is None:
             from oallama.profile.profiler import stored_profile
 
-            kv, device = self.attention, self.known_device
-            self._profile = stored_profile(
-                self.model, self.operators, device, self.threads, type_k=kv.type_k, type_v=kv.type_v
-            )
+            device, threads = self.known_device, self.threads
+            self._profile = stored_profile(self.model, self.operators, device, threads, kv=self.attention)
         return self._profile
 
     def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
@@ -189,48 +186,14 @@ class Placer:
         load = self.workload(n_prompt, n_gen, n_ctx)
         larger = larger_ubatches(load, self.options)
         decision, flash_attn = self._decide("oato", load, phase, affinity, fill, larger=larger)
-        placed = decision.placed
-        return AffinityReport(
-            self.model,
-            self.profile().device,
-            phase,
-            placed.iterations,
-            placed.converged,
-            affinities(decision.costs, self.operators, placed, affinity),
-            decision.memory,
-            decision.predicted,
-            decision.notes,
-            decision.workload,
-            baselines(self._problem(flash_attn), load),
-            _measured(self.profile()),
-        )
+        return search_report(self.model, self.profile(), self._problem(flash_attn), decision, load, phase, affinity)
 
     def report_of(self, plan: Plan, phase: Phase = "decode") -> AffinityReport:
         """The report of any plan: its places, memory, notes and predicted times, with the affinities of a phase as
         everything lies there. Raises PlanError for a plan of another model, UsageError, ProfileError, DeviceError."""
         plan.check(self.model, self.operators)
-        record, profile = plan.record, self.profile()
         problem = self._problem(self._attention_for(plan).flash_attn)
-        placed = placed_by_plan(self.model.n_layer, self.operators, record)
-        costs = costs_of(problem, record.workload, phase)
-        return AffinityReport(
-            self.model,
-            profile.device,
-            phase,
-            0,
-            True,
-            affinities(costs, self.operators, placed),
-            record.memory,
-            record.predicted or predicted_of(problem, record.workload, placed, costs.layouts),
-            record.notes,
-            record.workload,
-            baselines(problem, record.workload),
-            _measured(profile),
-            record.policy,
-            True,
-            record.token_assignment,
-            record.streaming,
-        )
+        return plan_report(self.model, self.profile(), problem, plan.record, phase)
 
     def plan(
         self,
@@ -285,8 +248,6 @@ class Placer:
     ) -> Plan:
         """Everything on the CPU, without measuring anything: such a plan predicts nothing. attention_passes as in plan;
         stock_attention: where the user asked for nothing, llama.cpp decides."""
-        from oallama.plan.plan import Plan
-
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
         nothing = placed_as_named(self.model, self.operators, (), 0)
         flash_attn = self.options.flash_attn if stock_attention else self._unmeasured(load, attention_passes)
@@ -327,8 +288,6 @@ class Placer:
         return self._plan_of(*self._attention_rule.decide(given, self.profile(), load))
 
     def _unpriced(self, placed: Placed, load: Workload, policy: str) -> Plan:
-        from oallama.plan.plan import Plan
-
         taken = self._load_bytes(load, placed, self.options.flash_attn)
         capacity = taken.device_free if self.options.vram is None else self.options.vram
         memory = ledger(
@@ -346,48 +305,21 @@ class Placer:
 
         Raises UsageError, ProfileError, and what a dry load raises.
         """
-        from oallama.place.what_if import HostLoad, probe_of, what_if
-        from oallama.profile.described import with_card
-
         if not self.device.is_none:
             raise UsageError("what-if is for a placer with --device none: the cards are its devices")
-        attention = self._attention_rule.attention("on")  # as llama.cpp chooses where a GPU has it
-        self._dry_loads.begin_on_host(load, attention)
+        described = self._described
+        described.begin(load, "on")
         for way in self._attention_rule.ways(self.profile(), load):
-            self._dry_loads.begin_on_host(load, self._attention_rule.attention(way))
-        of_cpu, kv = self._problem("on"), self.attention
-        profiles = [
-            with_card(self.profile(), card, self.model, self.operators, type_k=kv.type_k, type_v=kv.type_v)
-            for card in cards
-        ]
+            described.begin(load, way)
         alone, _ = self._decide("cpu", load, "mixed", "default", "continue")
-        host = HostLoad(*self._dry_loads.on_host(load, attention))
-        made = []
-        for card, profile in zip(cards, profiles, strict=True):
-            problem = replace(
-                of_cpu,
-                profile=with_attention(profile, "on"),
-                probe=probe_of(host, self.operators, self.model.n_layer, card.memory_bytes),
-            )
-            made.append(what_if(problem, card, load, policy))
-        return alone, tuple(made)
+        return alone, described.what_if(self._problem("on"), self.profile(), cards, load, policy)
 
     def plan_for(
         self, machine: Machine, load: Workload, policy: str | None = None, prefetch: PrefetchMode | None = None
     ) -> Plan:
         """As `plan`, for a machine that is described and need not be here; policy None: auto. Also `fit`, which is then
         predicted as what_if does. Raises UsageError, DoesNotFit."""
-        from oallama.place.decide import FIT
-        from oallama.place.what_if import stock_decision
-        from oallama.plan.plan import Plan
-
-        problem = self._described(machine)
-        if policy == FIT:
-            decision = stock_decision(problem, load)
-        else:
-            decision = decide(problem, policy or "auto", load, "mixed", prefetch=prefetch or "ahead")
-        record = plan_record(decision, self.model, self.operators, machine.card.name, "")
-        return Plan(replace(record, attention=self._attention_rule.attention("on")))
+        return self._described.plan(machine, load, policy, prefetch)
 
     def simulate(self, plan: Plan, load: Workload | None = None, machine: Machine | None = None) -> Simulation:
         """What the streams of a machine do while the plan runs (place/simulate.py). load: None: the plan's; machine:
@@ -395,8 +327,6 @@ class Placer:
 
         Raises PlanError for a plan of another model or device, ProfileError.
         """
-        from oallama.core.errors import PlanError
-        from oallama.core.types import CPU_DEVICE
         from oallama.place.simulate import simulate
 
         plan.check(self.model, self.operators)
@@ -405,45 +335,43 @@ class Placer:
             planned = plan.record.attention
             problem = self._problem(planned.flash_attn if planned else self.options.flash_attn)
         else:
-            problem = self._described(machine)
+            problem = self._described.problem(machine)
         if placed.uses_device(self.model.n_layer) and problem.profile.device == CPU_DEVICE:
             raise PlanError(f"the plan is for {plan.device}, and there is no device; name one with --device")
         return simulate(problem, load or plan.workload, placed)
 
-    def _described(self, machine: Machine) -> Problem:
-        """This model on a machine of which nothing was measured. What llama.cpp takes is that of dry loads on the CPU,
-        as in what_if; host memory is taken to be enough."""
-        from oallama.place.what_if import HostLoad, probe_of
-        from oallama.profile.described import described
+    def expected(self, plan: Plan, n_prompt: int, n_gen: int) -> Predicted | None:
+        """What a plan is predicted to take for this prompt and generation. None where it predicts nothing, or no
+        profile is at hand: nothing is measured or asked for it. Raises as simulate."""
+        if plan.predicted is None or self._profile is None:
+            return None
+        return self.simulate(plan, replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen)).predicted
 
-        attention = self._attention_rule.attention("on")
+    def token_seconds(self, plan: Plan, depth: int) -> float | None:
+        """Predicted seconds of one token that sees `depth` others (place/depth.py). None as in expected."""
+        from oallama.place.depth import token_seconds
 
-        def probe(load: Workload, placed: Placed) -> LoadBytes:
-            host = HostLoad(*self._dry_loads.on_host(load, attention))
-            return probe_of(host, self.operators, self.model.n_layer, machine.card.memory_bytes)(load, placed)
+        if plan.predicted is None or self._profile is None:
+            return None
+        flash_attn = self._attention_for(plan).flash_attn
+        return token_seconds(self._profile, flash_attn, self.model.n_layer, plan.record, depth)
 
-        profile = described(machine.host, machine.card, self.model, self.operators, DESCRIBED_TOKENS)
-        return Problem(
-            self.operators,
-            self._graph,
-            with_attention(profile, "on"),
-            probe,
-            self.options.vram,
-            self.options.vram_fill,
-            self.options.gpu_weights,
-            host_room=sys.maxsize,
-        )
+    @cached_property
+    def _described(self) -> Described:
+        from oallama.placer.described import Described
+
+        return Described(self.model, self.operators, self._graph, self.options, self._attention_rule, self._dry_loads)
 
     def _plan_of(self, decision: Decision, flash_attn: FlashAttention) -> Plan:
-        from oallama.plan.plan import Plan
         from oallama.profile.machine import fingerprint_key
 
         profile = self.profile()
         machine = fingerprint_key(profile.fingerprint)
         record = plan_record(decision, self.model, self.operators, str(self.device), machine)
+        bound = physical_bound(self._problem(flash_attn), record.workload, record.memory)
         attention = self._attention_rule.attention(flash_attn)
         self._dry_loads.check_host(record.workload, decision.placed, attention)
-        return Plan(replace(record, attention=attention))
+        return Plan(replace(record, attention=attention, bound=bound))
 
     def kept_cuts(self, plan: Plan) -> Replan | None:
         """The cuts to keep beside a plan's, so that an engine may change between them; None for a plan that slices
@@ -460,21 +388,28 @@ class Placer:
         problem = self._problem(plan.record.attention.flash_attn if plan.record.attention else "auto")
         streaming, load = plan.record.streaming or StreamSettings(), plan.workload
         slicer = Slicer(problem, load, Prefetch(streaming.prefetch, streaming.n_slots))
-        slices = slicer.again(placed)
-        table = plan.record.token_assignment
+        table, hot = plan.record.token_assignment, placed.slices.hot
+        layers = [one for one in slicer.again(placed).layers if not any(hot[i] for i in one[0].block.operators)]
         n_g = most_n_g(table, load.n_ubatch)
 
         def staging(layers: Layers) -> int:
             return staging_bytes(layers, slicer.on.prefetch, load.n_ubatch, n_g)
 
         room = max(0, plan.memory.spare)
-        return kept_cuts(self.operators, slices.layers, table, slicer.on, problem.host_room, staging, room)
+        return kept_cuts(self.operators, layers, table, slicer.on, problem.host_room, staging, room)
 
     def engine(
-        self, plan: Plan, progress: bool = True, stall_s: float = STALL_S, replan: Replan | None = None, **changes: Any
+        self,
+        plan: Plan,
+        progress: bool = True,
+        stall_s: float = STALL_S,
+        on_traffic: Callable[[Traffic], None] | None = None,
+        record_every: int = 1,
+        replan: Replan | None = None,
+        **changes: Any,
     ) -> Engine:
         """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the
-        plan's where they ask for nothing. changes: of these options; progress, stall_s: as Engine. replan: what
+        plan's where they ask for nothing. changes: of these options; progress to record_every: as Engine. replan: what
         kept_cuts says of the plan, to let the engine change between cuts. Use it in a `with` statement.
 
         Raises PlanError (a plan of another model), DeviceError, ModelFileError.
@@ -503,6 +438,8 @@ class Placer:
             probed=as_planned and self._dry_loads.has(load, placed, attention),  # it verified the plan
             progress=progress,
             stall_s=stall_s,
+            on_traffic=on_traffic,
+            record_every=record_every,
             replan=replan,
         )
 
@@ -585,9 +522,3 @@ class Placer:
 
     def _load_bytes(self, load: Workload, placed: Placed, flash_attn: FlashAttention) -> LoadBytes:
         return self._dry_loads.taken(load, placed, self._attention_rule.attention(flash_attn))
-
-
-def _measured(profile: Profile) -> Measured:
-    """On what and when it was."""
-    machine = profile.fingerprint
-    return Measured(*(str(machine.get(key) or "") for key in ("cpu", "device_description", "measured_at")))

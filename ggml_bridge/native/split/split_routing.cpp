@@ -1,0 +1,117 @@
+#include "split_routing.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "error.h"
+
+namespace oallama {
+
+namespace {
+
+char * row_of(const ggml_tensor * node, int64_t n_used, int64_t row) {
+    return static_cast<char *>(node->data) + static_cast<size_t>(row / n_used) * node->nb[2] +
+           static_cast<size_t>(row % n_used) * node->nb[1];
+}
+
+void add_weighted(float * sum, const float * row, float weight, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+        sum[i] += weight * row[i];
+    }
+}
+
+} // namespace
+
+int64_t n_device_ranks(int64_t n_used, int64_t n_slots) {
+    return std::min(n_used, n_slots);
+}
+
+void route(const std::vector<int32_t> & ids, int64_t n_used, const std::vector<int32_t> & slot_of, int64_t n_slots,
+           Routing & routing) {
+    routing.n_used   = n_used;
+    routing.n_tokens = static_cast<int64_t>(ids.size()) / n_used;
+    routing.n_device = n_device_ranks(n_used, n_slots);
+    routing.slots.clear();
+    routing.device_rows.clear();
+    routing.host_ids.clear();
+    routing.host_rows.clear();
+    std::vector<int64_t> taken_by(static_cast<size_t>(n_slots), -1); // the last token that uses a slot
+    for (int64_t token = 0; token < routing.n_tokens; token++) {
+        const size_t begin = routing.slots.size();
+        const size_t end   = begin + static_cast<size_t>(routing.n_device);
+        for (int64_t rank = 0; rank < n_used; rank++) {
+            const int64_t row    = token * n_used + rank;
+            const int32_t expert = ids[static_cast<size_t>(row)];
+            if (expert < 0 || static_cast<size_t>(expert) >= slot_of.size()) {
+                throw Error(OALLAMA_FAILED, "a token was routed to expert " + std::to_string(expert) + " of " +
+                                                std::to_string(slot_of.size()));
+            }
+            const int32_t slot = slot_of[static_cast<size_t>(expert)];
+            if (slot < 0 || taken_by[static_cast<size_t>(slot)] == token) {
+                routing.host_ids.push_back(expert);
+                routing.host_rows.push_back(static_cast<int32_t>(row));
+                continue;
+            }
+            taken_by[static_cast<size_t>(slot)] = token;
+            routing.slots.push_back(slot);
+            routing.device_rows.push_back(static_cast<int32_t>(row));
+        }
+        const int32_t same = routing.slots.size() > begin ? routing.slots[begin] : 0;
+        for (size_t free = 0; routing.slots.size() < end;) {
+            if (routing.n_tokens > 1) {
+                while (taken_by[free] == token) {
+                    free++;
+                }
+                taken_by[free] = token;
+            }
+            routing.slots.push_back(routing.n_tokens > 1 ? static_cast<int32_t>(free) : same);
+            routing.device_rows.push_back(-1);
+        }
+    }
+}
+
+void device_weights(const Routing & routing, const float * weights, float * out) {
+    for (const int32_t row : routing.device_rows) {
+        *out++ = row < 0 ? 0.0F : weights[row];
+    }
+}
+
+void join_rows(const Routing & routing, const char * device, const ggml_tensor * node) {
+    const size_t bytes = ggml_row_size(node->type, node->ne[0]);
+    const char * data  = static_cast<const char *>(node->data);
+    for (size_t i = routing.host_rows.size(); i-- > 0;) { // every one moves to a higher address or stays
+        std::memmove(row_of(node, routing.n_used, routing.host_rows[i]), data + i * bytes, bytes);
+    }
+    for (size_t i = 0; i < routing.device_rows.size(); i++) {
+        if (routing.device_rows[i] >= 0) {
+            std::memcpy(row_of(node, routing.n_used, routing.device_rows[i]), device + i * bytes, bytes);
+        }
+    }
+}
+
+void join_sum(const Routing & routing, const float * weights, const float * host, const float * device, bool summed,
+              const ggml_tensor * node) {
+    const int64_t n       = node->ne[0];
+    size_t        at_host = 0;
+    size_t        at_dev  = 0;
+    for (int64_t token = 0; token < routing.n_tokens; token++) {
+        auto * sum =
+            reinterpret_cast<float *>(static_cast<char *>(node->data) + static_cast<size_t>(token) * node->nb[1]);
+        if (summed) {
+            std::memcpy(sum, device + token * n, static_cast<size_t>(n) * sizeof(float));
+        } else {
+            std::fill(sum, sum + n, 0.0F);
+            for (int64_t rank = 0; rank < routing.n_device; rank++, at_dev++) {
+                const int32_t row = routing.device_rows[at_dev];
+                if (row >= 0) {
+                    add_weighted(sum, device + static_cast<int64_t>(at_dev) * n, weights[row], n);
+                }
+            }
+        }
+        for (; at_host < routing.host_rows.size() && routing.host_rows[at_host] / routing.n_used == token; at_host++) {
+            add_weighted(sum, host + static_cast<int64_t>(at_host) * n, weights[routing.host_rows[at_host]], n);
+        }
+    }
+}
+
+} // namespace oallama

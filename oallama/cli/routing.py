@@ -1,0 +1,161 @@
+"""`oallama profile --routing` and --count-experts: how often each expert of a model is used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oallama.cli.gate import at_once
+from oallama.cli.output import emit_json, is_terminal, show, talk, write_chart
+from oallama.cli.template import prompt_of
+from oallama.core.errors import ProfileError, UsageError
+from oallama.device.native_abort import exit_at_abort
+
+if TYPE_CHECKING:
+    from oallama.core.routing import Routing
+    from oallama.core.types import ModelInfo
+    from oallama.placer import Placer
+    from oallama.profile.routing import Traffic
+
+DEFAULT_N_GEN = 64
+
+COUNT_EVERY = 16
+"""--count-experts: tokens decoded for each that is counted, which takes 9 µs a layer on one core (docs/routing.md): of
+one in 16, a thousandth of a token's time where a layer takes 0.5 ms."""
+
+count_experts_option = click.option(
+    "--count-experts", is_flag=True,
+    help="Count which experts the answers use, for `oallama profile --routing`; no text is kept.",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingOptions:
+    """prompts: a file of them, separated by empty lines; None: those that come with oallama. n_gen: tokens that the
+    model goes on with behind each. imatrix: a file to begin with instead."""
+
+    prompts: str | None
+    n_gen: int
+    imatrix: str | None
+    refresh: bool
+
+
+def show_routing(placer: Placer, asked: RoutingOptions, chart: str | None, as_json: bool) -> None:
+    """The report, and as a picture where `chart` names a file. Nothing is run where nothing new is
+    to be counted. Raises UsageError for a model without experts, ModelFileError for an imatrix that is none."""
+    from oallama.core.codec import to_json
+    from oallama.report.routing import routing_report, routing_tables
+    from oallama.report.routing_chart import routing_chart
+    from oallama.report.text import printable
+
+    routing = known_routing(placer, asked)
+    report = routing_report(routing)
+    if chart is not None:
+        write_chart(chart, routing_chart(printable(Path(placer.model.path).name), report))
+    if as_json:
+        emit_json({"report": to_json(report), "routing": to_json(routing)})
+    else:
+        show(routing_tables(report))
+
+
+def known_routing(placer: Placer, asked: RoutingOptions) -> Routing:
+    """What is known of the model's routing once what was asked for is counted and kept."""
+    from oallama.model.imatrix import read_imatrix
+    from oallama.profile.routing import begun_with, counted, halves, unknown_routing
+    from oallama.profile.routing_store import read_routing, write_routing
+
+    shape = _experts_of(placer.model, "--routing")
+    known = None if asked.refresh or asked.imatrix else read_routing(*shape)
+    if known is not None and asked.prompts is None:
+        return known
+    routing = known or unknown_routing(*shape)
+    if asked.imatrix is not None:
+        routing = begun_with(routing, read_imatrix(asked.imatrix, routing.n_expert), "imatrix")
+    if asked.imatrix is None or asked.prompts is not None:
+        for half in halves(_recorded(placer, _prompts(asked.prompts), asked.n_gen)):
+            routing = counted(routing, half)
+    write_routing(routing)
+    return routing
+
+
+@contextmanager
+def counting(placer: Placer, asked: bool) -> Iterator[dict[str, Any]]:
+    """Arguments for Placer.engine with which answers are counted; at the end the counts are kept. None where they are
+    not `asked` for. Raises UsageError for a model without experts."""
+    from oallama.profile.routing import counted, unknown_routing
+    from oallama.profile.routing_store import read_routing, write_routing
+
+    if not asked:
+        yield {}
+        return
+    shape = _experts_of(placer.model, "--count-experts")
+    routing = read_routing(*shape) or unknown_routing(*shape)
+
+    def count(traffic: Traffic) -> None:
+        nonlocal routing
+        routing = counted(routing, traffic)
+
+    try:
+        yield {"on_traffic": count, "record_every": COUNT_EVERY}
+    finally:
+        try:
+            write_routing(routing)
+        except ProfileError as error:
+            talk(f"warning: {error}")
+
+
+def _experts_of(model: ModelInfo, option: str) -> tuple[str, int, int]:
+    """(fingerprint, experts, experts of a token) of a model. Raises UsageError."""
+    if not model.n_expert:
+        raise UsageError(
+            f"{model.path} has no experts, so it routes nothing; name a mixture-of-experts model or leave {option} out"
+        )
+    return model.fingerprint, model.n_expert, model.n_expert_used
+
+
+def _prompts(path: str | None) -> Sequence[str]:
+    """Texts between empty lines. Raises UsageError."""
+    from oallama.profile.prompts import PROMPTS
+
+    if path is None:
+        return PROMPTS
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"the prompts {path} cannot be read: {reason}") from None
+    blocks: list[list[str]] = [[]]
+    for line in text.splitlines():
+        if line.strip():
+            blocks[-1].append(line)
+        elif blocks[-1]:
+            blocks.append([])
+    prompts = ["\n".join(block) for block in blocks if block]
+    if not prompts:
+        raise UsageError(f"{path} has no prompts; write some into it, separated by empty lines")
+    return prompts
+
+
+def _recorded(placer: Placer, prompts: Sequence[str], n_gen: int) -> list[Traffic]:
+    """Which experts each prompt uses, and what the model writes behind it. A prompt beyond the context goes in by
+    parts, each continued by itself."""
+    from tqdm import tqdm
+
+    load = placer.workload(1, n_gen)
+    on_device = placer.has_device and placer.device.emulated is None  # which may compute noise, and slowly
+    plan = at_once(placer, load)[0] if on_device else placer.cpu_plan(**asdict(load))
+    exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
+    recorded: list[Traffic] = []
+    with placer.engine(plan, on_traffic=recorded.append) as engine:
+        room = engine.n_ctx - n_gen
+        given = [prompt_of(placer.model.path, text, None, None).tokens(engine) for text in prompts]
+        parts = [tokens[start : start + room] for tokens in given for start in range(0, len(tokens), room)]
+        for part in tqdm(parts, desc="count experts", unit="prompt", leave=False, disable=not is_terminal(sys.stderr)):
+            engine.generate(part, max_tokens=n_gen)
+    return recorded

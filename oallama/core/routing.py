@@ -1,0 +1,61 @@
+"""The records of routing: how often each expert of a layer is used, by prompts and by decode. They hold no text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from oallama.core.codec import Count, Line, Mark, NotNegative, Positive, Size
+
+RoutingPhase = Literal["decode", "prompt"]
+
+HALF_LIFE_TOKENS = 4096
+"""So many tokens of a phase halve what a use counted before them."""
+
+Uses = tuple[NotNegative, ...]
+"""By expert."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRouting:
+    """One layer's experts in one phase. A recording is traffic that was counted at once: half of the prompts of
+    `profile --routing`, one answer of `run`."""
+
+    layer: Count
+    n_tokens: Count  # counted, ever
+    uses: Uses  # of the window: a use counts 2^(-tokens since / half-life)
+    before: Uses  # the window before the last recording
+    latest: Uses  # of the last recording alone, undecayed: what `before` can be judged on
+    n_pairs: Count = 0  # consecutive tokens, ever
+    n_shared: Count = 0  # experts that both of a pair used, over all pairs
+
+    @property
+    def window(self) -> float:
+        """All uses of the window."""
+        return sum(self.uses)
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What is known of a model's routing. Layers without experts, and those that no token has passed, are left out."""
+
+    version: int
+    model_fingerprint: Line
+    n_expert: Size
+    n_expert_used: Size  # by each token in each layer
+    half_life_tokens: Positive
+    decode: tuple[LayerRouting, ...]
+    prompt: tuple[LayerRouting, ...]
+    prior: Annotated[Line, Mark.OMIT_DEFAULT] = ""  # what both phases began with: "imatrix"
+
+    def layers(self, phase: RoutingPhase) -> tuple[LayerRouting, ...]:
+        return self.decode if phase == "decode" else self.prompt
+
+    def use_per_token(self, phase: RoutingPhase) -> dict[int, Uses]:
+        """By layer, how many of its tokens use each expert, 0 to 1; a layer's add up to n_expert_used."""
+        shares = {}
+        for layer in self.layers(phase):
+            total = layer.window
+            if total > 0:
+                shares[layer.layer] = tuple(self.n_expert_used * uses / total for uses in layer.uses)
+        return shares

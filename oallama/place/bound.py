@@ -1,0 +1,120 @@
+"""What no placement can beat on this machine: the least time of a pass if the CPU, the device and the link worked all
+the time and never waited for each other.
+
+Every operator may be cut anywhere into cc, cg and gg (ScheInfer, section IV-A), so the least time t is that of a linear
+program: what the CPU computes, what the device computes and what the link carries each take no longer than t; CPU and
+link together no more of the DRAM than they were measured to get; gg fits into the device's memory. Launches, waits,
+joins, crossings of activations, norms and attention take nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from oallama.core.types import MemoryLedger, Predicted, Workload
+from oallama.cost.graph import computes_outputs_only
+from oallama.cost.interference import interference_at, interference_curve
+from oallama.cost.operators import operator_costs
+from oallama.cost.passes import Pass, passes
+from oallama.place.problem import Problem
+
+GOLDEN = 0.6180339887498949
+ROUNDS = 40  # of a search: its interval shrinks to 4e-9 of the first one
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """An operator in one pass, seconds by itself. None: the device cannot compute it."""
+
+    bytes: int
+    cpu_s: float
+    device_s: float | None
+    link_s: float  # of what of its weight the pass needs
+
+
+def physical_bound(problem: Problem, load: Workload, memory: MemoryLedger) -> Predicted:
+    """Bounds of TTFT, TPOT and the whole run, with the device's memory that `memory` leaves for weights."""
+    room = max(0, memory.limit - memory.kv - memory.compute)
+    if problem.gpu_weights is not None:
+        room = min(room, int(problem.gpu_weights * sum(operator.bytes for operator in problem.operators)))
+    ttft_s = sum(p.count * _pass_s(problem, p, room) for p in passes(load, "prefill"))
+    tpot_s = sum(p.count * _pass_s(problem, p, room) for p in passes(load, "decode"))
+    return Predicted(ttft_s, tpot_s, ttft_s + load.n_gen * tpot_s)
+
+
+def _pass_s(problem: Problem, one: Pass, room: int) -> float:
+    over = (Pass(one.n_tokens, one.n_kv, 1, one.n_outputs),)
+    costs = operator_costs(problem.kernels, problem.operators, problem.graph.n_layer, over)
+    line = problem.profile.link.get("h2d_pinned") or problem.profile.link.get("h2d_pageable")
+    works = []
+    for operator, cost in zip(problem.operators, costs, strict=True):
+        n_rows = one.n_outputs if computes_outputs_only(operator, problem.graph.n_layer) else one.n_tokens
+        n_bytes = operator.bytes * operator.mul_mat.share_read(n_rows) if n_rows else 0.0
+        works.append(Work(operator.bytes, cost.t_cpu_s, cost.t_gpu_s, n_bytes * line.beta_s_per_byte if line else inf))
+    left = interference_at(interference_curve(problem.profile), one.n_tokens)
+    return least_seconds(works, room, left.cpu_with_link + left.link_with_cpu)
+
+
+def least_seconds(works: Sequence[Work], room: int, dram: float = 2.0) -> float:
+    """The least time of all works together with `room` bytes of weights on the device.
+
+    dram: how many of CPU and link the memory feeds at once, 1 to 2. The linear program's dual: at any prices of a
+    second of the CPU, the device, the link and the DRAM that make one together, no placement takes less than what the
+    cheapest places cost; the best prices give the program's own value.
+    """
+    counted = Counter(works)
+    dram = min(2.0, max(1.0, dram))
+
+    def at(cpu: float, link: float, shared: float) -> float:
+        return _dual(counted, room, cpu, max(0.0, 1 - cpu - link - dram * shared), link, shared)
+
+    def best_link(cpu: float, shared: float) -> float:
+        return _highest(lambda link: at(cpu, link, shared), 1 - cpu - dram * shared)
+
+    def best_shared(cpu: float) -> float:
+        if dram == 2.0:  # each gets all of it, whatever the other does
+            return best_link(cpu, 0.0)
+        return _highest(lambda shared: best_link(cpu, shared), (1 - cpu) / dram)
+
+    return _highest(best_shared, 1.0)
+
+
+def _dual(works: Counter[Work], room: int, cpu: float, device: float, link: float, shared: float) -> float:
+    """What all works cost at these prices, the best of them resident: those that save the most a byte."""
+    total, savings = 0.0, []
+    for work, n in works.items():
+        here = (cpu + shared) * work.cpu_s
+        there = inf if work.device_s is None else device * work.device_s
+        streamed = inf if work.link_s == inf else there + (link + shared) * work.link_s
+        cost = min(here, streamed)
+        total += n * cost
+        if cost > there and work.bytes:
+            savings.append(((cost - there) / work.bytes, n * work.bytes))
+    left = room
+    for saved_s_per_byte, n_bytes in sorted(savings, reverse=True):
+        taken = min(left, n_bytes)
+        total -= saved_s_per_byte * taken
+        left -= taken
+    return total
+
+
+def _highest(f: Callable[[float], float], end: float) -> float:
+    """The maximum of a concave function between 0 and `end`."""
+    low, high = 0.0, max(0.0, end)
+    a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    at_a, at_b = f(a), f(b)
+    found = max(f(low), f(high), at_a, at_b)
+    for _ in range(ROUNDS):
+        if at_a < at_b:
+            low, a, at_a = a, b, at_b
+            b = low + GOLDEN * (high - low)
+            at_b = f(b)
+        else:
+            high, b, at_b = b, a, at_a
+            a = high - GOLDEN * (high - low)
+            at_a = f(a)
+        found = max(found, at_a, at_b)
+    return found

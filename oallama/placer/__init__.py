@@ -1,0 +1,5 @@
+"""The front door for Python: from a GGUF to operators, profile, affinities, a plan and an engine."""
+
+from oallama.placer.placer import Placer
+
+__all__ = ["Placer"]

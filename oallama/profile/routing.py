@@ -1,0 +1,117 @@
+"""Counting which experts are used: recorded ids in, counts out. Pure.
+
+A window decays exponentially: after n tokens of a phase what was counted before them is worth 2^(-n / half-life), and
+so within a recording. An imatrix knows only text that was read, and not in which order: it begins both phases, with the
+weight of one half-life at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, RoutingPhase, Uses
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+VERSION = 1
+_DIGITS = 4  # of a decayed count
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Recorded ids by phase and layer: arrays [n_tokens, n_expert_used], each of tokens that follow each other."""
+
+    decode: Mapping[int, Sequence[npt.NDArray[np.int32]]]
+    prompt: Mapping[int, Sequence[npt.NDArray[np.int32]]]
+
+
+def halves(recordings: Sequence[Traffic]) -> tuple[Traffic, Traffic]:
+    """All of it as two recordings, the first half of each layer's tokens and the second."""
+    decode = [_halves([traffic.decode for traffic in recordings], side) for side in (0, 1)]
+    prompt = [_halves([traffic.prompt for traffic in recordings], side) for side in (0, 1)]
+    return Traffic(decode[0], prompt[0]), Traffic(decode[1], prompt[1])
+
+
+def _halves(
+    recordings: Sequence[Mapping[int, Sequence[npt.NDArray[np.int32]]]], side: int
+) -> dict[int, list[npt.NDArray[np.int32]]]:
+    found: dict[int, list[npt.NDArray[np.int32]]] = {}
+    for layer in sorted({layer for recording in recordings for layer in recording}):
+        runs = [run for recording in recordings for run in recording.get(layer, ())]
+        cut, behind = sum(map(len, runs)) // 2, 0
+        for run in runs:
+            at = min(max(cut - behind, 0), len(run))
+            found.setdefault(layer, []).append(run[at:] if side else run[:at])
+            behind += len(run)
+    return found
+
+
+def unknown_routing(model_fingerprint: str, n_expert: int, n_expert_used: int) -> Routing:
+    """Of a model that nothing is known of."""
+    return Routing(VERSION, model_fingerprint, n_expert, n_expert_used, HALF_LIFE_TOKENS, (), ())
+
+
+def begun_with(routing: Routing, counts: Mapping[int, Sequence[float]], prior: str) -> Routing:
+    """The routing as `counts` (uses by layer and expert) has it, instead of what was known."""
+    layers = []
+    for layer, uses in sorted(counts.items()):
+        tokens = sum(uses) / routing.n_expert_used
+        if tokens > 0:
+            weight = min(1.0, routing.half_life_tokens / tokens)
+            window = tuple(round(weight * each, _DIGITS) for each in uses)
+            nothing = (0.0,) * routing.n_expert
+            layers.append(LayerRouting(layer, 0, window, nothing, nothing))
+    return replace(routing, decode=tuple(layers), prompt=tuple(layers), prior=prior)
+
+
+def counted(routing: Routing, recording: Traffic) -> Routing:
+    """The routing with one recording more."""
+    return replace(
+        routing,
+        decode=_counted(routing, "decode", recording.decode),
+        prompt=_counted(routing, "prompt", recording.prompt),
+    )
+
+
+def _counted(
+    routing: Routing, phase: RoutingPhase, recording: Mapping[int, Sequence[npt.NDArray[np.int32]]]
+) -> tuple[LayerRouting, ...]:
+    nothing = (0.0,) * routing.n_expert
+    known = {layer.layer: layer for layer in routing.layers(phase)}
+    for index, runs in recording.items():
+        if any(len(ids) for ids in runs):
+            old = known.get(index, LayerRouting(index, 0, nothing, nothing, nothing))
+            known[index] = _with_tokens(old, runs, routing.half_life_tokens)
+    return tuple(known[index] for index in sorted(known))
+
+
+def _with_tokens(old: LayerRouting, runs: Sequence[npt.NDArray[np.int32]], half_life: float) -> LayerRouting:
+    import numpy as np
+
+    n_expert = len(old.uses)
+    ids = np.concatenate([run for run in runs if len(run)])
+    n_tokens, n_used = ids.shape
+    age = np.arange(n_tokens - 1, -1, -1)
+    weights = np.repeat(np.exp2(-age / half_life), n_used)
+    flat = ids.ravel()
+    window = np.asarray(old.uses) * 2.0 ** (-n_tokens / half_life)
+    window = window + np.bincount(flat, weights=weights, minlength=n_expert)
+    # of all pairs of one expert of a token and one of the next, those that are the same expert
+    shared = sum(int((run[1:, :, None] == run[:-1, None, :]).sum()) for run in runs)
+    return LayerRouting(
+        old.layer,
+        old.n_tokens + n_tokens,
+        _uses(window.round(_DIGITS)),
+        before=old.uses,
+        latest=_uses(np.bincount(flat, minlength=n_expert)),
+        n_pairs=old.n_pairs + sum(max(len(run) - 1, 0) for run in runs),
+        n_shared=old.n_shared + shared,
+    )
+
+
+def _uses(counts: npt.NDArray[np.float64] | npt.NDArray[np.int64]) -> Uses:
+    return tuple(float(count) for count in counts)

@@ -1,0 +1,79 @@
+"""What a plan promises, in one line before it runs, and what became of it, in one after: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from oallama.core.types import Operator, PlanRecord, Predicted
+from oallama.core.units import format_bytes, format_seconds
+from oallama.place.depth import planned_depth, slower_from
+from oallama.report.plan import weights_on_device
+from oallama.report.text import printable, rate_text, three_digits
+
+UNMEASURED = "no speed is expected yet, as nothing was measured"
+
+
+def expected_line(
+    record: PlanRecord,
+    operators: Sequence[Operator],
+    n_layer: int,
+    token_seconds: Callable[[int], float | None],
+    timed: bool = True,
+) -> str:
+    """What fits the device and what does not, tokens/s, and the depth of context where they change.
+
+    token_seconds: of one token by the depth that it sees, None where it is not known. timed: whether the speed of a run
+    means anything.
+    """
+    where = fits_text(record, operators, n_layer)
+    return f"{where}; {rates_text(record, token_seconds)}" if timed else where
+
+
+def fits_text(record: PlanRecord, operators: Sequence[Operator], n_layer: int) -> str:
+    """What is on the device, and what stays on the CPU."""
+    memory = record.memory
+    on_device, total = weights_on_device(record, operators)
+    taken = memory.weights_gpu + memory.kv + memory.compute + memory.staging
+    if not taken:
+        return f"all weights ({format_bytes(memory.weights_host or total)}) are on the CPU"
+    what = "all weights" if on_device >= total else f"{format_bytes(on_device)} of {format_bytes(total)} of weights"
+    beside = [(memory.kv, "KV cache"), (memory.compute + memory.staging, "buffers")]
+    rest = " and ".join(f"{format_bytes(n_bytes)} of {name}" for n_bytes, name in beside if n_bytes)
+    with_rest = f" with {rest}" if rest else ""
+    held = f"{what} on {printable(record.device)}{with_rest}, of the {format_bytes(memory.limit)} it may hold"
+    n_host = n_layer - max(0, record.n_gpu_layers - 1)
+    left = [] if on_device >= total else ["the other weights"]
+    if n_host > 0:
+        left.append(f"the KV cache of {'every layer' if n_host == n_layer else f'{n_host} of {n_layer} layers'}")
+    return f"{held}; {' and '.join(left)} on the CPU" if left else held
+
+
+def rates_text(record: PlanRecord, token_seconds: Callable[[int], float | None]) -> str:
+    """Expected tokens/s, from which depth on they are a tenth less, and what they are where the context is full."""
+    predicted, load = record.predicted, record.workload
+    if predicted is None or predicted.tpot_s <= 0:
+        return UNMEASURED
+    depth = planned_depth(load)
+    rates = f"expected {rate_text(predicted.tpot_s)}"
+    if token_seconds(depth) is None:
+        return rates
+
+    def seconds(at: int) -> float:
+        return token_seconds(at) or 0.0
+
+    at = f"at {depth:,} tokens of context"
+    if (slower := slower_from(seconds, depth, load.n_ctx)) is None:
+        return f"{rates} {at}, and within a tenth of that up to all {load.n_ctx:,}"
+    full = f", {three_digits(1 / seconds(load.n_ctx))} at all {load.n_ctx:,}" if slower < load.n_ctx else ""
+    return f"{rates} {at}, {three_digits(1 / seconds(slower))} from {slower:,} on{full}"
+
+
+def measured_texts(ttft_s: float, tpot_s: float, expected: Predicted | None) -> list[str]:
+    """TTFT, TPOT and tokens/s as measured, each beside what was expected of just this prompt and answer."""
+    first = f"TTFT {format_seconds(ttft_s)}"
+    if expected is not None and expected.ttft_s > 0:
+        first += f" ({format_seconds(expected.ttft_s)} expected)"
+    if tpot_s <= 0:
+        return [first]
+    beside = "" if expected is None or expected.tpot_s <= 0 else f" ({three_digits(1 / expected.tpot_s)} expected)"
+    return [first, f"TPOT {format_seconds(tpot_s)}", f"{1 / tpot_s:.1f}{beside} tokens/s"]

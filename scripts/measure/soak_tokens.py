@@ -1,0 +1,204 @@
+"""What stays in memory after many tokens of `oallama serve`, of random lengths, with requests given up at random."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from experiments.child import ROOT
+
+from ggml_bridge.library import library_folder, soname
+from measure.divergence import profile_of
+from measure.measure import Measure, Step
+from measure.slope import pooled_slope
+from oallama import Placer, Plan
+from oallama.serve.program import find_program
+
+Sample = dict[str, Any]
+End = Literal["done", "given up", "failed"]
+
+N_CLIENTS = 4
+SAMPLE_S = 1.0
+LONGEST, MOST = 40, 80  # tokens of a prompt and of an answer: those of all clients share a context of 512
+GIVEN_UP = 0.4  # of the requests
+
+
+def _steps(options: argparse.Namespace) -> Iterator[Step]:
+    (path,) = options.files
+    for seed in range(-(-options.tokens // options.each)):
+        yield Step(f"server {seed + 1}", path, partial(_serve, path, options, seed))
+
+
+def _serve(path: str, options: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """One `oallama serve` until its clients have been sent so many tokens."""
+    import httpx
+    import psutil
+
+    with tempfile.TemporaryDirectory() as folder, _serving(path, options, Path(folder)) as (process, url):
+        told = {"tokens": 0, "requests": 0, "given_up": 0, "failed": 0}
+        lock, enough = threading.Lock(), threading.Event()
+
+        def client(number: int) -> None:
+            rng = random.Random(1000 * seed + number)
+            with httpx.Client(base_url=url, timeout=120) as http:
+                while not enough.is_set():
+                    most = rng.randint(1, MOST)
+                    asked = {
+                        "prompt": [rng.randrange(3, 700) for _ in range(rng.randint(1, LONGEST))],
+                        "max_tokens": most, "temperature": 0.8, "seed": rng.randrange(1 << 30),
+                        "stream": True, "ignore_eos": True,
+                    }  # fmt: skip
+                    leaves = rng.random() < GIVEN_UP
+                    n, end = _asked(http, asked, rng.randrange(most) if leaves else None)
+                    with lock:
+                        told["tokens"] += n
+                        told["requests"] += 1
+                        told["given_up"] += end == "given up"
+                        told["failed"] += end == "failed"
+
+        clients = [threading.Thread(target=client, args=(number,)) for number in range(N_CLIENTS)]
+        samples = [_held(process, told)]
+        for thread in clients:
+            thread.start()
+        try:
+            end = time.monotonic() + 60 * options.minutes
+            while told["tokens"] < options.each and time.monotonic() < end:
+                time.sleep(SAMPLE_S)
+                samples.append(_held(process, told))
+                print(f"\r{told['tokens']} tokens of {options.each}", end="", file=sys.stderr, flush=True)
+        finally:
+            enough.set()
+            for thread in clients:
+                thread.join()
+        time.sleep(2 * SAMPLE_S)  # what was aborted last is ended by now
+        samples.append(_held(process, told))
+        print(file=sys.stderr)
+        family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+    left = sum(psutil.pid_exists(pid) for pid in family)
+    return {**told, "samples": samples, "exit_code": process.returncode, "processes_left": left}
+
+
+def _asked(http: Any, asked: Mapping[str, Any], leave_after: int | None) -> tuple[int, End]:
+    """Tokens that came of one request, and how it ended. leave_after: tokens after which the client goes; None: at the
+    end."""
+    n = 0
+    with http.stream("POST", "/v1/completions", json=asked) as answer:
+        if answer.status_code != 200:
+            return 0, "failed"
+        for line in answer.iter_lines():
+            if n == leave_after:
+                return n, "given up"
+            if line == "data: [DONE]":
+                return n, "done"
+            n += line.startswith('data: {"choices"')
+    return n, "failed"
+
+
+@contextlib.contextmanager
+def _serving(path: str, options: argparse.Namespace, folder: Path) -> Iterator[tuple[Any, str]]:
+    """A server over llama-server without its prompt cache (--cache-ram: 8 GiB of host memory that fill with old
+    prompts on purpose), and where it is reached; ended when the block ends."""
+    found = find_program(options.llama_server)
+    own = folder / "llama-server"
+    own.write_text(f'#!/bin/sh\nexec "{found}" "$@" --cache-ram 0\n')
+    own.chmod(0o755)
+    (folder / soname("ggml-base")).symlink_to(library_folder() / soname("ggml-base"))  # whose version is asked for
+    log = folder / "serve.log"
+    command = [sys.executable, "-m", "oallama", "serve", path, "--port", "0", "--llama-server", str(own), "-c", "512",
+               "-t", "1", "-np", str(N_CLIENTS), *placement(path, options, folder)]  # fmt: skip
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
+    try:
+        while not (at := re.search(r"serving at (http://\S+)/v1", log.read_text(errors="replace"))):
+            if process.poll() is not None:
+                raise SystemExit(f"measure: soak-tokens: {log.read_text(errors='replace')}")
+            time.sleep(0.1)
+        yield process, at[1]
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def placement(path: str, options: argparse.Namespace, folder: Path) -> list[str]:
+    """Streams and slices on a worker of this machine, planned for a described card."""
+    placer = Placer.load(path, device="cpu-pair", profile=profile_of(path), gpu_weights=0.3, threads=1)
+    plan = placer.plan("scheinfer", n_prompt=256, n_gen=32, n_ctx=512)
+    Plan(replace(plan.record, device=options.device)).save(folder / "plan.json")
+    return ["--plan", str(folder / "plan.json")]
+
+
+def _held(process: Any, told: Mapping[str, int]) -> Sample:
+    """Of each process of the family by its role."""
+    import psutil
+
+    sample: Sample = dict(told)
+    for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+        with contextlib.suppress(psutil.Error, OSError, IndexError):
+            words = one.cmdline()
+            role = ("llama-server" if "llama-server" in words[0] else "worker" if "ggml_bridge.rpc_server" in words
+                    else "serve")  # fmt: skip
+            status = Path(f"/proc/{one.pid}/status").read_text()
+            sample[role] = {
+                "anonymous": int(status.split("RssAnon:")[1].split()[0]) << 10,
+                "descriptors": one.num_fds(),
+                "threads": one.num_threads(),
+            }
+    return sample
+
+
+ROLES = ("serve", "llama-server", "worker")
+WARM = 0.2
+"""Of a server's samples: while its slots, threads and the allocator's arenas fill for the first time."""
+
+
+def settled(data: Mapping[str, Any], role: str) -> list[tuple[int, Sample]]:
+    """(tokens, what the process held), without the first share."""
+    samples = [(sample["tokens"], sample[role]) for sample in data["samples"] if role in sample]
+    return samples[int(WARM * len(samples)) :]
+
+
+def _rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:
+    rows: list[Sequence[object]] = []
+    for role in ROLES:
+        series = [settled(data, role) for _, data in found]
+        gradient, half = pooled_slope([
+            ([tokens for tokens, _ in one], [held["anonymous"] for _, held in one]) for one in series
+        ])  # fmt: skip
+        ends = [(data["samples"][0][role], data["samples"][-1][role]) for _, data in found]
+        rows.append((
+            role, *(sum(data[key] for _, data in found) for key in ("tokens", "requests", "given_up", "failed")),
+            f"{1e3 * gradient:+.0f} ± {1e3 * half:.0f}",
+            *(", ".join(f"{first[key]} to {last[key]}" for first, last in ends) for key in ("descriptors", "threads")),
+            sum(data["processes_left"] for _, data in found),
+        ))  # fmt: skip
+    return rows
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs=1, metavar="MODEL")
+    parser.add_argument("--device", default="rpc-worker")
+    parser.add_argument("--llama-server", metavar="FILE", help="(default: that of scripts/stock_binaries)")
+    parser.add_argument("--tokens", type=int, default=100_000, help="that clients are sent in all (default: 100000)")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of one server at most (default: 30)")
+    parser.add_argument("--each", type=int, default=25_000, help="by one server (default: 25000)")
+
+
+MEASURE = Measure(
+    "what the processes of `oallama serve` hold after many tokens of random lengths, two requests of five given up",
+    _add_options, _steps,
+    ("process", "tokens", "requests", "given up", "failed", "resident (bytes per 1,000 tokens)", "descriptors",
+     "threads", "processes left"),
+    _rows,
+)  # fmt: skip

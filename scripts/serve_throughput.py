@@ -1,0 +1,221 @@
+#!/usr/bin/env python3
+"""Tokens/s of `oallama serve` against llama-server started by hand: with the same placement, and with its own --fit.
+
+usage: .venv/bin/python scripts/serve_throughput.py MODEL [--plan PLAN] [--clients 1,4,8] [-n 64] [--rounds 6] [-o FILE]
+
+All servers run at once, so device and host must hold the model as often as there are arms; idle ones compute nothing.
+A sample is what N clients that stream at the same time get together, the shared port and parsing included: tokens over
+the time from the first request to the last token. Arms take turns A B C C B A; the first round is thrown away. JSON:
+every sample, and the ratio of `oallama serve` to the others with a 95 % interval (oallama/bench/stats.py).
+Without --plan everything is on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+OURS, SAME, FIT = "oallama-serve", "llama-server-same", "llama-server-fit"
+START_S = 300.0
+PROMPT = "Once upon a time there was a {} who lived by the sea."
+WHO = ("fox", "dog", "girl", "boy", "cat", "bird", "king", "bear")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = parsed(arguments)
+    from oallama.bench.stats import speed_ratio
+    from oallama.serve.program import find_program
+
+    program = find_program(options.llama_server)
+    counts = tuple(options.clients)
+    seconds: dict[int, dict[str, list[float]]] = {n: defaultdict(list) for n in counts}
+    tokens: dict[int, dict[str, list[int]]] = {n: defaultdict(list) for n in counts}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="serve-throughput-")))
+        plan = options.plan or made_plan(options.model, options.context, folder)
+        ports = {arm: free_port() for arm in (OURS, SAME, FIT)}
+        for arm, port in ports.items():
+            started = command(arm, options, plan, program, port, folder)
+            stack.enter_context(running(started, port, folder / f"{arm}.log"))
+        arms = list(ports)
+        for turn in range(options.rounds + 1):
+            for n in counts:
+                for arm in [*arms, *reversed(arms)]:
+                    took_s, n_tokens = sample(ports[arm], n, options.n_gen, turn)
+                    if turn:  # the first one warms up
+                        seconds[n][arm].append(took_s)
+                        tokens[n][arm].append(n_tokens)
+            print(f"round {turn} of {options.rounds}", file=sys.stderr)
+    rows = []
+    for n in counts:
+        per_token = {
+            arm: [s / max(t, 1) for s, t in zip(seconds[n][arm], tokens[n][arm], strict=True)] for arm in seconds[n]
+        }
+        for arm in (OURS, SAME, FIT):
+            rates = [1 / value for value in per_token[arm]]
+            row = {"clients": n, "arm": arm, "tokens_per_s": median(rates), "samples": rates, "tokens": tokens[n][arm]}
+            if arm != OURS:
+                ratio = speed_ratio(per_token[arm], per_token[OURS])
+                row["ours_over_this"] = None if ratio is None else asdict(ratio)
+            rows.append(row)
+    deliver({"model": Path(options.model).name, "n_gen": options.n_gen, "load": load(), "rows": rows}, options.output)
+
+
+def parsed(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("--plan", help="the placement of the first two arms; default: all on the CPU")
+    parser.add_argument("--clients", type=lambda text: [int(n) for n in text.split(",")], default=[1, 4, 8])
+    parser.add_argument("-n", dest="n_gen", type=int, default=64, help="tokens each client asks for")
+    parser.add_argument("-c", dest="context", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--llama-server", help="default: as `oallama serve`")
+    parser.add_argument("-o", dest="output", help="default: stdout")
+    return parser.parse_args(arguments)
+
+
+def made_plan(model: str, context: int, folder: Path) -> str:
+    """Everything on the CPU, as a plan file."""
+    from oallama import Placer
+
+    plan = folder / "plan.json"
+    Placer.load(model, device="none").cpu_plan(64, 64, context).save(plan)
+    return str(plan)
+
+
+def command(
+    arm: str, options: argparse.Namespace, plan: str, program: Path, port: int, folder: Path
+) -> tuple[list[str], dict[str, str]]:
+    """What starts an arm, and its environment."""
+    from oallama import Placer, Plan
+    from oallama.serve.program import Settings, clean_environment, launch
+
+    if arm == OURS:
+        made = [sys.executable, "-m", "oallama", "serve", options.model, "--plan", plan, "-c", str(options.context)]
+        return [*made, "--port", str(port), "-np", "8", "--llama-server", str(program)], dict(os.environ)
+    placer = Placer.load(options.model, device="none")
+    if arm == FIT:
+        made = [str(program), "-m", options.model, "-c", str(options.context), "--parallel", "8", "--kv-unified"]
+        made += ["--threads", str(placer.threads), "--host", "127.0.0.1", "--port", str(port)]
+        return made, clean_environment(os.environ)
+    settings = Settings(8, placer.threads, None, Path(options.model).name, "mean")
+    started = launch(
+        program, Plan.load(plan), placer.operators, placer.tensor_names, settings, folder / "s.sock", os.environ
+    )
+    at = started.command.index("--host")
+    made = [*started.command[:at], "--host", "127.0.0.1", "--port", str(port), *started.command[at + 2 :]]
+    return made, dict(started.environment)
+
+
+@contextlib.contextmanager
+def running(started: tuple[list[str], dict[str, str]], port: int, log: Path) -> Iterator[None]:
+    """Until the end of the block; it answers at its beginning."""
+    arguments, environment = started
+    with log.open("wb") as out:
+        process = subprocess.Popen(arguments, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + START_S
+            while not healthy(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    sys.exit(f"error: {arguments[0]} does not answer: {log.read_text(errors='replace')[-2000:]}")
+                time.sleep(0.2)
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def healthy(port: int) -> bool:
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        link.request("GET", "/health")
+        return link.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        link.close()
+
+
+def sample(port: int, n_clients: int, n_gen: int, turn: int) -> tuple[float, int]:
+    """(seconds, tokens) of so many clients at once."""
+    counts = [0] * n_clients
+    faults: list[BaseException] = []
+
+    def ask(number: int) -> None:
+        try:
+            counts[number] = completion(port, f"{turn}: " + PROMPT.format(WHO[number % len(WHO)]), n_gen)
+        except BaseException as fault:
+            faults.append(fault)
+
+    clients = [threading.Thread(target=ask, args=(number,)) for number in range(n_clients)]
+    start_s = time.perf_counter()
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    took_s = time.perf_counter() - start_s
+    if faults:
+        raise faults[0]
+    return took_s, sum(counts)
+
+
+def completion(port: int, prompt: str, n_gen: int) -> int:
+    """Tokens of one streamed answer."""
+    link = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    asked = {
+        "prompt": prompt, "n_predict": n_gen, "stream": True, "ignore_eos": True, "temperature": 0,
+        "cache_prompt": False,
+    }  # fmt: skip
+    link.request("POST", "/completion", json.dumps(asked), {"Content-Type": "application/json"})
+    answer = link.getresponse()
+    if answer.status != 200:
+        raise RuntimeError(answer.read().decode(errors="replace"))
+    last: dict[str, Any] = {}
+    for line in answer:
+        if line.startswith(b"data: {"):
+            last = json.loads(line[6:])
+    link.close()
+    return int(last["tokens_predicted"])
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def load() -> dict[str, Any]:
+    """How busy the machine was: what its load averages say now, and its cores."""
+    return {"load_average": os.getloadavg(), "cpus": os.cpu_count()}
+
+
+def median(values: list[float]) -> float:
+    import statistics
+
+    return statistics.median(values)
+
+
+def deliver(document: dict[str, Any], path: str | None) -> None:
+    text = json.dumps(document, indent=1) + "\n"
+    if path is None:
+        sys.stdout.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The commands of the tutorial and of the how-tos, run as they stand there: page by page, in one shell each.
+
+A block that cannot run here is marked in the page, in a comment before it: `<!-- not run: WHY -->`, or
+`<!-- needs: llama-server -->`, which is run where that is built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from e2e.stock import PROGRAMS, program
+
+from oallama.cli.default_model import FILE
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models" / FILE
+PAGES = ("tutorial.md", *(f"howto/{path.name}" for path in sorted((ROOT / "docs/howto").glob("*.md"))))
+BLOCK = re.compile(r"(?:^<!-- (not run|needs): ([^\n]+) -->\n)?^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+ANY_BLOCK = re.compile(r"^ *```sh", re.MULTILINE)
+MARK = re.compile(r"^<!-- (?:not run|needs): ", re.MULTILINE)
+NEEDED = {"llama-server"}
+
+pytestmark = [
+    pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the pages are for Linux"),
+]
+
+
+@dataclass(frozen=True)
+class Block:
+    """needs: what must be there for it; why: why it is not run; both empty: it is run."""
+
+    text: str
+    needs: str = ""
+    why: str = ""
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    found = BLOCK.findall(text)
+    assert len(found) == len(ANY_BLOCK.findall(text)), f"{page} has a block that is not understood"
+    assert sum(bool(mark) for mark, *_ in found) == len(MARK.findall(text)), f"{page} has a mark before no block"
+    return [
+        Block(code, said if mark == "needs" else "", said if mark == "not run" else "") for mark, said, code in found
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_block_is_run_or_says_why_not(page: str) -> None:
+    for block in blocks(page):
+        assert not block.why or len(block.why.split()) > 2, block
+        assert not block.needs or block.needs in NEEDED, block
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is measured for one page need not be for the next."""
+    return tmp_path_factory.mktemp("docs-cache")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_run(page: str, tmp_path: Path, cache: Path) -> None:
+    with_server = PROGRAMS is not None and Path(program("llama-server")).is_file()
+    ran = [block.text for block in blocks(page) if not block.why and (not block.needs or with_server)]
+    (tmp_path / "models").symlink_to(MODEL.parent)
+    environment = {
+        **os.environ,
+        **ollama_store(tmp_path),
+        "PATH": f"{commands(tmp_path)}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OALLAMA_CACHE_DIR": str(cache),
+        **({"OALLAMA_LLAMA_SERVER": program("llama-server")} if with_server else {}),
+        "MODEL": str(model_of(page, tmp_path)),
+    }
+    script = "set -euxo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n" + "\n".join(ran)
+    log = tmp_path / "log"
+    with log.open("w") as out:  # no pipe: what is left in the background would hold it open
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            timeout=800,
+        )  # fmt: skip
+    assert done.returncode == 0, log.read_text(encoding="utf-8", errors="replace")[-5000:]
+
+
+def commands(folder: Path) -> Path:
+    """What the pages call by a short name."""
+    made = folder / "bin"
+    made.mkdir()
+    script = made / "make_model.py"
+    call = shlex.join([sys.executable, str(ROOT / "scripts/make_model.py")])
+    script.write_text(f'#!/bin/sh\nexec {call} "$@"\n', encoding="utf-8")
+    script.chmod(0o755)
+    return made
+
+
+def model_of(page: str, folder: Path) -> Path:
+    """MODEL where a page has it downloaded: for the mixture of experts a small one."""
+    if page != "howto/12gb-moe.md":
+        return MODEL
+    made = folder / "small-moe.gguf"
+    shape = "--layers 2 --embd 256 --ff 256 --heads 4 --kv-heads 2 --vocab 512 --experts 8 --experts-used 2"
+    command = [sys.executable, str(ROOT / "scripts/make_model.py"), *shape.split(), "-o", str(made)]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    return made
+
+
+def ollama_store(folder: Path) -> dict[str, str]:
+    """The default model as ollama keeps it, under the name that the page uses."""
+    data = MODEL.read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    store = folder / "ollama"
+    (store / "blobs").mkdir(parents=True)
+    (store / "blobs" / f"sha256-{digest}").write_bytes(data)
+    manifest = store / "manifests/registry.ollama.ai/library/llama3.2/latest"
+    manifest.parent.mkdir(parents=True)
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}", "size": len(data)}
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": [layer]}), encoding="utf-8")
+    return {"OLLAMA_MODELS": str(store)}

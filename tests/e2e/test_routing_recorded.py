@@ -1,0 +1,299 @@
+"""Experts counted while a model runs, against what its mul-mats were given; and `oallama profile --routing`."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+from click.testing import CliRunner, Result
+from e2e.placed import placed
+from e2e.split_cases import ffn, split_placements, written
+from gguf_factory import write_gguf
+
+from oallama.bench.ggml_tensor import check_tensor_layout, tensor_at, weight_of
+from oallama.cli.main import cli, exit_code
+from oallama.cli.routing import COUNT_EVERY
+from oallama.core.options import Options
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.hyperparameters import model_info
+from oallama.plan.plan import Plan
+from oallama.profile.prompts import PROMPTS
+from oallama.profile.routing import Traffic, counted, unknown_routing
+from oallama.profile.routing_store import read_routing
+from oallama.profile.store import FOLDER_VARIABLE
+from oallama.run.engine import Engine
+
+Ids = npt.NDArray[np.int32]
+
+PROMPT = [int(token) for token in np.random.default_rng(11).integers(0, 300, 150)]
+N_UBATCH, N_GEN = 64, 9  # of placed()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def given_ids(path: str, batches: Sequence[Sequence[int]]) -> dict[int, list[Ids]]:
+    """By layer, the ids [n_tokens, n_used] that stock llama.cpp gives to the down mul-mat, batch after batch; the last
+    token of the last prompt batch and every later one has its logits computed."""
+    from llama_cpp import llama_cpp as api
+
+    from ggml_bridge.library import library_folder, soname
+
+    ggml = ctypes.CDLL(str(library_folder() / soname("ggml-base")))
+    check_tensor_layout(ggml)
+    seen: dict[int, list[Ids]] = {}
+
+    def on_node(node: int, ask: bool, _user_data: int) -> bool:
+        tensor = tensor_at(node)
+        if ggml.ggml_op_name(tensor.op) != b"MUL_MAT_ID":
+            return not ask
+        name = weight_of(tensor).name.decode()
+        if "ffn_down_exps" in name and not ask:
+            ids = tensor.src[2].contents
+            rows = [
+                (ctypes.c_int32 * ids.ne[0]).from_address(ids.data + token * ids.nb[1]) for token in range(ids.ne[1])
+            ]
+            if rows:
+                seen.setdefault(int(name.split(".")[1]), []).append(np.array(rows, dtype=np.int32))
+        return not ask or "ffn_down_exps" in name
+
+    no_devices = (ctypes.c_void_p * 1)(None)
+    model_params = api.llama_model_default_params()
+    model_params.devices, model_params.n_gpu_layers = ctypes.cast(no_devices, ctypes.c_void_p), 0
+    model = api.llama_model_load_from_file(path.encode(), model_params)
+    params = api.llama_context_default_params()
+    params.n_ctx = params.n_batch = 256
+    params.n_ubatch, params.n_threads, params.n_threads_batch = N_UBATCH, 1, 1
+    callback = api.ggml_backend_sched_eval_callback(on_node)
+    params.cb_eval = callback
+    context = api.llama_init_from_model(model, params)
+    batch, position = api.llama_batch_init(N_UBATCH, 0, 1), 0
+    first_with_logits = next(i for i, tokens in enumerate(batches) if len(tokens) == 1) - 1
+    for index, tokens in enumerate(batches):
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.seq_id[i][0] = token, position + i, 1, 0
+            batch.logits[i] = i == len(tokens) - 1 and index >= first_with_logits
+        assert api.llama_decode(context, batch) == 0
+        position += len(tokens)
+    api.llama_batch_free(batch)
+    api.llama_free(context)
+    api.llama_model_free(model)
+    return seen
+
+
+def batches_of(tokens: Sequence[int]) -> list[Sequence[int]]:
+    """The prompt's micro-batches, and the tokens that are decoded behind it: all but the last one."""
+    prompt = [PROMPT[start : start + N_UBATCH] for start in range(0, len(PROMPT), N_UBATCH)]
+    return [*prompt, *([token] for token in tokens[:-1])]
+
+
+def engine_of(
+    path: Path, take: Callable[[Traffic], None] | None, device: str = "none", every: int = 1, split: bool = False
+) -> Engine:
+    case = placed(path) if split else placed(path, device)
+    plan = case.plan
+    if split:
+        operators = split_placements(case.operators, ffn(0.5))
+        memory = replace(plan.record.memory, limit=1 << 40, capacity=1 << 40)
+        plan = Plan(replace(plan.record, device=device, operators=operators, memory=memory))
+    return Engine(
+        case.model,
+        plan,
+        Options(threads=1),
+        operators=case.operators,
+        tensor_names=case.tensor_names,
+        probed=True,
+        progress=False,
+        on_traffic=take,
+        record_every=every,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arch", "n_used", "device", "split"),
+    [
+        ("llama-moe", 2, "none", False),
+        ("llama-moe", 1, "none", False),
+        ("llama-moe", 8, "none", False),
+        ("qwen2moe", 2, "none", False),
+        ("deepseek2", 2, "none", False),
+        ("gpt-oss", 2, "none", False),
+        ("llama-moe", 2, "rpc-worker:1", False),
+        ("llama-moe", 2, "cpu-pair", True),
+    ],
+)
+def test_what_is_recorded_is_what_the_experts_were_given(
+    arch: str, n_used: int, device: str, split: bool, models: Path
+) -> None:
+    path = written(models, arch, n_expert_used=n_used)
+    taken: list[Traffic] = []
+    with engine_of(path, taken.append, device, split=split) as engine:
+        answer = engine.generate(PROMPT, N_GEN, temperature=0)
+    (traffic,) = taken
+    seen = given_ids(str(path), batches_of(answer.tokens))
+    n_decoded = len(answer.tokens) - 1
+    assert traffic.decode.keys() == traffic.prompt.keys() == seen.keys()
+    routing = counted(unknown_routing("", 8, n_used), traffic)
+    for layer, parts in seen.items():
+        (prompt,), (decode,) = traffic.prompt[layer], traffic.decode[layer]
+        together = np.concatenate(parts)
+        assert np.array_equal(np.concatenate([prompt, decode]), together)
+        assert len(decode) == n_decoded
+        (known,) = [each for each in routing.decode if each.layer == layer]
+        assert known.latest == tuple(np.bincount(together[-n_decoded:].ravel(), minlength=8))
+
+
+def test_every_third_token_is_one_of_three(models: Path) -> None:
+    path = written(models, "llama-moe", n_expert_used=2)
+    taken: list[Traffic] = []
+    for every in (1, 3):
+        with engine_of(path, taken.append, every=every) as engine:
+            for _ in range(2):
+                engine.generate(PROMPT, N_GEN, temperature=0)
+    full, full_again, sampled, sampled_again = ({0: t.decode[0], 1: t.decode[1]} for t in taken)
+    for layer in (0, 1):
+        every_third = [ids.tolist() for ids in full[layer][0][::3, None]]
+        assert [ids.tolist() for ids in sampled[layer]] == every_third
+        assert [ids.tolist() for ids in sampled_again[layer]] == every_third
+        assert np.array_equal(full[layer][0], full_again[layer][0])
+        assert np.array_equal(taken[0].prompt[layer][0], taken[2].prompt[layer][0])
+
+
+def test_a_broken_off_answer_is_recorded_as_far_as_it_went(models: Path) -> None:
+    taken: list[Traffic] = []
+    with engine_of(written(models, "llama-moe", n_expert_used=2), taken.append) as engine:
+        stream = engine.stream(PROMPT[:20], 50, temperature=0)
+        next(stream)
+        stream.close()
+        engine.generate(PROMPT[:20], 4, temperature=0)
+    broken, whole = taken
+    assert [len(run) for run in whole.decode[0]] == [3]
+    assert [len(run) for run in whole.prompt[0]] == [20]
+    assert len(broken.prompt[0][0]) == 20
+
+
+#
+# the command
+#
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def profile(path: Path, *arguments: str) -> dict[str, Any]:
+    command = ["profile", str(path), "--device", "none", "-t", "1", "--routing", "--json", *arguments]
+    done: Result = CliRunner().invoke(cli, command, catch_exceptions=False)
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def test_the_command_counts_once_and_then_more(models: Path, cache: Path, tmp_path: Path) -> None:
+    path = written(models, "llama-moe", n_expert_used=2)
+    first = profile(path, "-n", "3")
+    tokens = {layer["n_tokens"] for layer in first["routing"]["decode"]}
+    assert len(tokens) == 1
+    assert len(PROMPTS) < tokens.pop() <= 2 * len(PROMPTS)
+    assert first["report"]["decode"]["held_out"] is not None
+    assert profile(path) == first
+    (tmp_path / "prompts.txt").write_text("One prompt\nof two lines.\n\n\n  \nAnother one.\n")
+    more = profile(path, "-n", "3", "--prompts", str(tmp_path / "prompts.txt"))
+    before, after = (document["routing"]["prompt"][0]["n_tokens"] for document in (first, more))
+    assert before < after < before + 60
+    assert "of two lines" not in "".join(file.read_text() for file in cache.iterdir())
+    assert profile(path, "-n", "3", "--refresh") == first
+
+
+def test_the_command_begins_with_an_imatrix(models: Path, cache: Path, tmp_path: Path) -> None:
+    path = written(models, "llama-moe", n_expert_used=2)
+    writer = gguf.GGUFWriter(tmp_path / "imatrix.gguf", "none")
+    writer.add_type("imatrix")
+    counts = np.array([8, 4, 2, 1, 1, 0, 0, 0], dtype=np.float32)
+    writer.add_tensor("blk.1.ffn_up_exps.weight.counts", counts.reshape(-1, 1))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    document = profile(path, "--imatrix", str(tmp_path / "imatrix.gguf"))
+    assert document["report"]["prior"] == "imatrix"
+    assert document["report"]["decode"]["coverage"] == [0.5, 0.75, 15 / 16, 1.0]
+    (layer,) = document["routing"]["decode"]
+    assert (layer["layer"], layer["n_tokens"], layer["uses"]) == (1, 0, counts.tolist())
+
+
+def counted_in(path: Path) -> tuple[int, int]:
+    """Tokens of decode and of prompts in the cache, of the first layer."""
+    model = model_info(read_gguf(path))
+    routing = read_routing(model.fingerprint, model.n_expert, model.n_expert_used)
+    assert routing is not None
+    return routing.decode[0].n_tokens, routing.prompt[0].n_tokens
+
+
+def test_run_and_chat_count_what_they_answer(
+    models: Path, cache: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(models, "llama-moe", n_expert_used=2)
+    asked = ["--device", "none", "-t", "1", "-n", "40", "--temp", "0", "--no-chat"]
+    assert exit_code(["run", str(path), "-p", "Hello", "--json", *asked]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert list(cache.glob("routing-*")) == []
+    for times in (1, 2):
+        assert exit_code(["run", str(path), "-p", "Hello", "--json", "--count-experts", *asked]) == 0
+        counted = json.loads(capfd.readouterr().out)
+        assert counted["tokens"] == answer["tokens"]
+        n_decode, n_prompt = counted_in(path)
+        assert n_prompt == times * answer["n_prompt"]
+        assert n_decode in (
+            times * -(-(answer["n_gen"] - 1) // COUNT_EVERY),
+            times * -(-answer["n_gen"] // COUNT_EVERY),
+        )
+    monkeypatch.setattr("sys.stdin", io.StringIO("Hello\n"))
+    assert exit_code(["chat", str(path), "--count-experts", *asked]) == 0
+    assert counted_in(path)[0] > n_decode
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_what_has_no_experts_is_not_counted(
+    command: str, models: Path, cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = ["-p", "Hello"] if command == "run" else []
+    code = exit_code([command, str(dense(models)), *words, "--no-chat", "--device", "none", "--count-experts"])
+    assert code == 2
+    assert "--count-experts" in capfd.readouterr().err.splitlines()[-1]
+
+
+def dense(models: Path) -> Path:
+    path = models / "dense.gguf"
+    return path if path.is_file() else write_gguf(path, "llama")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        (("--routing",), "has no experts"),
+        (("--routing", "--export", "x.json"), "--export"),
+        (("--imatrix", "x.gguf"), "go with --routing"),
+        (("--prompts", "x.txt"), "go with --routing"),
+        (("--routing", "--chart", "x.svg"), "has no experts"),
+    ],
+)
+def test_what_cannot_be_counted_is_refused(
+    arguments: Sequence[str], phrase: str, models: Path, cache: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(["profile", str(dense(models)), "--device", "none", *arguments]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert phrase in line

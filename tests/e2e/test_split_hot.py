@@ -1,0 +1,207 @@
+"""Hot experts: whole on the device, the others on the host. Logits against stock llama.cpp for whatever tokens are
+routed to, and the bytes that are held against the plan's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from e2e.placed import ALL_LAYERS, Placed, Where, placed
+from e2e.plugin_runs import loaded, logits_of, logits_of_sequences, pattern_of, with_plugin
+from e2e.split_cases import written
+from e2e.test_engine import attention, engine_of, nmse, stock_logits
+from llama_cpp import llama_cpp as api
+
+from oallama.core.errors import PlanError, UsageError
+from oallama.core.types import Operator, OperatorPlacement
+from oallama.cost.blocks import hot_memory, is_ffn
+from oallama.device.load_params import load_bridge
+from oallama.device.opening import open_device
+from oallama.model.gguf_reader import read_gguf
+from oallama.model.memory import probe_memory
+from oallama.plan.patterns import host_patterns
+from oallama.plan.plan import Plan
+from oallama.plan.plugin_text import plugin_text, split_text
+from oallama.run.engine import Engine
+
+ARCHITECTURES = ("llama-moe", "qwen3moe", "qwen2moe", "deepseek2", "deepseek2-fused", "granitemoe", "gpt-oss")
+EMULATED = "emulated:vram=2GiB,scale=1,values=real"
+SETS = ((0,), (1, 2, 5), (0, 1, 2, 3, 4, 6, 7), tuple(range(8)))  # of the 8 experts of tiny models
+EXACT_NMSE = 1e-6  # F16 weights: both sides multiply the same numbers (test_split_logits.py)
+PROMPT = [int(token) for token in np.random.default_rng(7).integers(0, 300, 64)]  # one micro-batch
+
+
+@pytest.fixture(scope="module", params=("cpu-pair", EMULATED))
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    with open_device(request.param) as opened:
+        yield opened.name
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def hot_placements(case: Placed, hot: Sequence[int]) -> tuple[OperatorPlacement, ...]:
+    """Everything on the host, these experts of every layer on the device too."""
+    return tuple(
+        OperatorPlacement(o.name, 0.0, 0.0, 1.0, hot_experts=tuple(hot) if o.op == "MUL_MAT_ID" else ())
+        for o in case.operators
+    )
+
+
+def hot_case(path: Path, device: str, hot: Sequence[int], whole: Where | None = None) -> Placed:
+    """`path` with hot experts, its ledger filled. Operators of `whole` go to the device, and with them norms and KV."""
+    case = placed(path)
+    placements = tuple(
+        OperatorPlacement(o.name, 1.0, 0.0, 0.0) if whole is not None and whole(o) else placement
+        for o, placement in zip(case.operators, hot_placements(case, hot), strict=True)
+    )
+    n_gpu_layers = 0 if whole is None else ALL_LAYERS
+    settings = replace(
+        case.request,
+        device=device,
+        n_gpu_layers=n_gpu_layers,
+        split_text="" if whole is None else split_text(case.operators, placements, n_gpu_layers),
+        host_patterns=host_patterns(case.operators, placements, case.tensor_names),
+    )
+    probed = probe_memory(settings)
+    weights, staging = hot_memory(case.operators, [p.hot_experts for p in placements], settings.n_ubatch)
+    ledger = replace(
+        case.plan.memory,
+        weights_gpu=probed.on_device("model") + weights,
+        weights_host=probed.on_host("model"),
+        kv=probed.on_device("context"),
+        compute=probed.on_device("compute"),
+        staging=staging,
+    )
+    record = replace(
+        case.plan.record,
+        device=device,
+        policy="split",
+        operators=placements,
+        n_gpu_layers=n_gpu_layers,
+        memory=ledger,
+    )
+    return replace(case, plan=Plan(record), request=settings, probed=probed)
+
+
+@pytest.mark.parametrize(
+    ("arch", "n_used"), [*((arch, 2) for arch in ARCHITECTURES), ("llama-moe", 1), ("llama-moe", 8), ("qwen3moe", 5)]
+)
+def test_hot_experts_compute_the_same(arch: str, n_used: int, device: str, models: Path) -> None:
+    case = placed(written(models, arch, n_expert_used=n_used))
+    given = [operator.name for operator in case.operators if is_ffn(operator)]
+    with loaded(Path(case.model.path)) as context:
+        decode, prompt = logits_of_sequences(context, [PROMPT[:12]]), logits_of(context, PROMPT)
+    for hot in SETS:
+        for sum_bytes in (0, 1 << 40):
+            with with_plugin(case, hot_placements(case, hot), given, device, sum_bytes=sum_bytes) as context:
+                assert nmse(logits_of_sequences(context, [PROMPT[:12]]), decode) <= EXACT_NMSE, hot
+                assert nmse(logits_of(context, PROMPT), prompt) <= EXACT_NMSE, hot
+
+
+def attention_and_routers(operator: Operator) -> bool:
+    return attention(operator) or operator.role == "ffn_gate_inp"
+
+
+@pytest.mark.parametrize("whole", [None, attention, attention_and_routers])
+@pytest.mark.parametrize("arch", ["qwen3moe", "gpt-oss"])
+def test_the_device_holds_what_the_plan_says(arch: str, whole: Where | None, models: Path) -> None:
+    """Also where the router is on the device, and ids come from there."""
+    path = written(models, arch, n_expert_used=2)
+    case = hot_case(path, EMULATED, (1, 2, 5), whole)
+    experts = [operator for operator in case.operators if operator.op == "MUL_MAT_ID"]
+    with engine_of(case) as engine:
+        held = load_bridge().split().memory()
+        assert engine.warnings == ()
+        assert held.device_weights == sum(operator.bytes // 8 * 3 for operator in experts)
+        assert held.host_weights == sum(operator.bytes for operator in experts), "the host keeps all of them"
+        assert held.device_compute <= case.plan.memory.staging
+        assert engine.plan == case.plan
+        assert nmse(engine.logits(PROMPT), stock_logits(path, PROMPT, n_ubatch=64)) <= EXACT_NMSE
+        assert load_bridge().split().memory() == held, "nothing comes with computing"
+
+
+@pytest.mark.parametrize("arch", ["qwen3moe", "qwen2moe", "deepseek2-fused", "gpt-oss"])
+def test_other_experts_in_the_middle_of_a_generation_change_no_token(arch: str, device: str, models: Path) -> None:
+    case = placed(written(models, arch, n_expert_used=2))
+    given = [operator for operator in case.operators if is_ffn(operator)]
+    gguf = {tensor.name: tensor for tensor in read_gguf(case.model.path).tensors}
+    content = Path(case.model.path).read_bytes()
+    with loaded(Path(case.model.path)) as context:
+        expected = logits_of_sequences(context, [PROMPT])
+    layouts = [replace(p, layout="CPU") for p in hot_placements(case, (0, 1, 2)) if p.name in {o.name for o in given}]
+    text = plugin_text(replace(case.plan.record, operators=tuple(layouts)), given, device, every_operator=True)
+
+    def matrices(layer: int | None, expert: int) -> dict[str, bytes]:
+        own = [o for o in given if o.op == "MUL_MAT_ID" and o.layer == layer]
+        return {o.name: content[gguf[o.name].offset + expert * (o.bytes // 8) :][: o.bytes // 8] for o in own}
+
+    with load_bridge().split().plan(text) as plan:
+        hot = [0, 1, 2]
+
+        def swap(position: int) -> None:
+            if position == 0:
+                return
+            slot, expert = position % 3, next(e for e in range(position, 8 + position) if e % 8 not in hot) % 8
+            for layer in {o.layer for o in given}:
+                if found := matrices(layer, expert):
+                    plan.swap_expert(slot, expert, found)
+            hot[slot] = expert
+
+        overrides = [(pattern_of([o.name for o in given]), plan.buft)]
+        with loaded(Path(case.model.path), overrides, load_mode=api.LLAMA_LOAD_MODE_NONE) as context:
+            assert plan.problems() == (True, [])
+            assert nmse(logits_of_sequences(context, [PROMPT], swap), expected) <= EXACT_NMSE
+            with pytest.raises(ValueError, match="is hot already"):
+                plan.swap_expert(0, hot[1], matrices(given[-1].layer, hot[1]))
+
+
+def test_an_engine_exchanges_hot_experts_between_generations(models: Path) -> None:
+    path = written(models, "qwen3moe", n_expert_used=2)
+    expected = stock_logits(path, PROMPT, n_ubatch=64)
+    case = hot_case(path, "cpu-pair", (1, 2, 5))
+    with engine_of(case) as engine:
+        held = load_bridge().split().memory()
+        for experts, n_copied in (((5, 7, 2), 1), ((0, 3, 4), 3), ((4, 3, 0), 0)):
+            assert [engine.set_hot_experts(layer, experts) for layer in (0, 1)] == [n_copied] * 2
+            hot = {p.hot_experts for p in engine.plan.operators if p.hot_experts}
+            assert hot == {tuple(sorted(experts))}
+            assert nmse(engine.logits(PROMPT), expected) <= EXACT_NMSE
+        assert load_bridge().split().memory() == held
+        for wrong in ((0, 1), (0, 1, 8), (0, 1, 1), (-1, 0, 1)):
+            with pytest.raises(UsageError, match="room for 3 hot experts of 8"):
+                engine.set_hot_experts(0, wrong)
+        stream = engine.stream("once", max_tokens=4)
+        next(stream)
+        with pytest.raises(UsageError, match="still generating"):
+            engine.set_hot_experts(0, (0, 1, 2))
+        stream.close()
+    with engine_of(placed(path)) as engine, pytest.raises(UsageError, match="no hot experts"):
+        engine.set_hot_experts(0, (0,))
+
+
+def test_a_plan_of_hot_experts_is_written_and_read(models: Path, tmp_path: Path) -> None:
+    case = hot_case(written(models, "qwen3moe", n_expert_used=2), "cpu-pair", (1, 5))
+    case.plan.save(tmp_path / "plan.json")
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan == case.plan
+    with Engine(case.model, plan) as engine:
+        assert engine.generate("once", max_tokens=4, temperature=0).n_gen == 4
+
+
+@pytest.mark.parametrize(
+    ("hot", "cc", "said"), [((2, 1), 1.0, "ascending"), ((8,), 1.0, "8 experts"), ((1,), 0.0, "cc must be 1")]
+)
+def test_hot_experts_that_cannot_be_are_refused(hot: tuple[int, ...], cc: float, said: str, models: Path) -> None:
+    case = placed(written(models, "qwen3moe", n_expert_used=2))
+    operators = tuple(
+        replace(p, gg=1 - cc, cc=cc, hot_experts=hot) if p.name.endswith("up_exps.weight") else p
+        for p in hot_placements(case, (1,))
+    )
+    with pytest.raises(PlanError, match=said):
+        Plan(replace(case.plan.record, operators=operators)).check(case.model, case.operators)

@@ -1,0 +1,276 @@
+// A property: whatever a plan says, a block computes what unsplit ggml does. Every type × every kind of operator, each
+// with a random second type, random CC, CG and GG of each weight, a random layout, ring, link and table of n_g, and
+// batches of random sizes; on TEST0, on a second CPU backend and on the emulated device. Case i of a seed is always the
+// same.
+//
+// Bounds. The median token differs by no more than split_test_types.cpp allows. Over all tokens there is room for some
+// activations that are quantised to the next step, of 1e-7 each: cuts and n_g have kernels see other rows and tokens
+// together, whose last digits differ. In 4,500 cases of 13 comparisons each, two had one such activation. A wrong
+// element is 1e-5 or more of outputs of this size.
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "split_test.h"
+#include "support.h"
+#ifdef OALLAMA_EMULATED
+#include "ggml-emulated.h"
+#endif
+
+namespace split_test {
+
+uint64_t random_seed  = 1;
+int64_t  random_cases = 400;
+int64_t  random_first = 0;
+
+namespace {
+
+constexpr double layout_headroom = 4.0;
+constexpr double step_bound      = 1e-6;
+constexpr double stock_bound     = 1e-3; // layouts that differ more are wrong in stock ggml
+
+#ifdef OALLAMA_EMULATED
+// Quick, and with a copy queue of its own: what streams and events do is tested, not how long they take.
+const char * const emulated_parameters =
+    "name Emulated0\ndescription a test\nmemory_bytes 268435456\nvalues real\ncpu -1\nbytes_per_s 1e13\n"
+    "flops_per_s 1e15\nflops_float_per_s 1e15\npinned_bytes_per_s 1e12\npageable_bytes_per_s 1e12\nkernel_s 1e-9\n"
+    "launch_s 1e-9\ncopy_s 1e-9\ncopy_issue_s 1e-9\nsynchronize_s 1e-9\n";
+#endif
+
+bool one_in(bridge::Random & random, int64_t n) {
+    return random.below(n) == 0;
+}
+
+template <typename T, size_t N> T one_of(bridge::Random & random, const T (&choices)[N]) {
+    return choices[random.below(N)];
+}
+
+//
+// blocks
+//
+
+Block random_ffn(bridge::Random & random, ggml_type up, ggml_type down, Gate gate) {
+    constexpr Ffn par[]   = {Ffn::silu,           Ffn::gelu,       Ffn::relu,          Ffn::relu_sqr,
+                             Ffn::swiglu_clamped, Ffn::swiglu_oai, Ffn::swiglu_limited};
+    constexpr Ffn fused[] = {Ffn::silu, Ffn::gelu, Ffn::relu};
+    constexpr Ffn none[]  = {Ffn::silu, Ffn::gelu, Ffn::relu, Ffn::relu_sqr};
+    FfnOptions    options;
+    options.gate   = gate;
+    options.op     = gate == Gate::par     ? one_of(random, par)
+                     : gate == Gate::fused ? one_of(random, fused)
+                                           : one_of(random, none);
+    options.bias   = one_in(random, 3);
+    options.scales = one_in(random, 4);
+    options.watch  = gate != Gate::fused && one_in(random, 6);
+    return ffn_block(up, down, options);
+}
+
+Block random_moe(bridge::Random & random, ggml_type up, ggml_type down) {
+    constexpr Gate gates[] = {Gate::par, Gate::fused, Gate::none};
+    constexpr Ffn  par[]   = {Ffn::silu, Ffn::gelu, Ffn::swiglu_oai};
+    constexpr Ffn  none[]  = {Ffn::silu, Ffn::gelu, Ffn::relu_sqr};
+    MoeOptions     options;
+    options.gate   = one_of(random, gates);
+    options.op     = options.gate == Gate::none  ? one_of(random, none)
+                     : options.gate == Gate::par ? one_of(random, par)
+                                                 : Ffn::silu;
+    options.bias   = one_in(random, 3);
+    options.before = one_in(random, 4);
+    options.n_used = static_cast<int>(1 + random.below(4));
+    return moe_block(up, down, options);
+}
+
+constexpr int64_t n_kinds = 9;
+
+Block random_block(bridge::Random & random, int64_t kind, ggml_type type, ggml_type other) {
+    switch (kind) {
+        case 0: return random_ffn(random, type, other, Gate::par);
+        case 1: return random_ffn(random, type, other, Gate::fused);
+        case 2: return random_ffn(random, type, other, Gate::none);
+        case 3: return random_ffn(random, type, other, Gate::seq);
+        case 4: return random_moe(random, type, other);
+        case 5: return lone_block(type);
+        case 6: return qkv_block(type, one_in(random, 2));
+        case 7: return heads_block(type);
+        default: return batch_block(type);
+    }
+}
+
+//
+// plans
+//
+
+// Of n granules: 0, all or any number of them.
+int64_t random_part(bridge::Random & random, int64_t n) {
+    return one_in(random, 5) ? 0 : one_in(random, 5) ? n : random.below(n + 1);
+}
+
+std::string random_lines(bridge::Random & random) {
+    std::string lines = "slots " + std::to_string(1 + random.below(4)) + "\n";
+    lines += one_in(random, 2) ? "sum " + std::to_string(random.below(1 << 16)) + "\n" : "";
+    lines += one_in(random, 3) ? "prefetch layer\n" : "";
+    lines += one_in(random, 2) ? "piece " + std::to_string(4096 << random.below(5)) + "\n" : "";
+    lines += one_in(random, 2) ? "link " + std::to_string(int64_t{1'000'000'000} << random.below(6)) + "\n" : "";
+    if (!one_in(random, 3)) {
+        int64_t n_tokens = 0;
+        for (int64_t i = random.below(3); i >= 0; i--) {
+            n_tokens += 1 + random.below(40);
+            lines += "tokens " + std::to_string(n_tokens) + " " + std::to_string(random.below(n_tokens + 1)) + "\n";
+        }
+        lines += one_in(random, 2) ? "twice 1\n" : "";
+    }
+    return lines;
+}
+
+// A plan of random cuts; those of an FFN mostly at the same elements, as planners of ours cut.
+std::string random_plan(bridge::Random & random, const Block & block, const std::string & device,
+                        const std::string & layout) {
+    int64_t shared = 1;
+    for (const Weight & weight : block.weights) {
+        shared = std::lcm(shared, granularity(weight.type, weight.axis));
+    }
+    const bool     together = block.together && !one_in(random, 4);
+    const uint64_t cuts     = random.next();
+    std::string    text     = "oallama-plan 1\nmodel test\ndevice " + device + "\n" + random_lines(random);
+    for (const Weight & weight : block.weights) {
+        bridge::Random   same(cuts);
+        bridge::Random   own(random.next());
+        const int64_t    granule = block.together ? shared : granularity(weight.type, weight.axis);
+        const int64_t    n       = (weight.extent() + granule - 1) / granule; // the last may not be whole
+        bridge::Random & from    = together ? same : own;
+        const int64_t    last    = std::min(weight.extent(), granule * random_part(from, n)); // where CC and CG end
+        const int64_t    cc      = std::min(last, granule * random_part(from, n));
+        text += tensor_line(weight, cc, last - cc, layout) + (one_in(random, 6) ? " n_g=0\n" : "\n");
+    }
+    return text;
+}
+
+//
+// cases
+//
+
+struct Drawn {
+    Block                block;
+    Data                 data;
+    std::vector<int64_t> tokens;
+    SessionOptions       options;
+};
+
+std::vector<Outputs> computed(const Drawn & own, const Model & model, const SessionOptions & options, uint64_t seed) {
+    Session              session(options);
+    std::vector<Outputs> all;
+    for (int64_t n_tokens : own.tokens) {
+        all.push_back(session.compute(model, n_tokens, seed));
+    }
+    return all;
+}
+
+// Of the tokens of an output, whose last dimension they are; the worst of all outputs.
+double median_nmse(const Outputs & reference, const Outputs & result, int64_t n_tokens) {
+    double worst = 0.0;
+    for (size_t i = 0; i < reference.size() && i < result.size(); i++) {
+        const auto          width = static_cast<std::ptrdiff_t>(reference[i].size() / static_cast<size_t>(n_tokens));
+        std::vector<double> errors;
+        for (std::ptrdiff_t at = 0; result[i].size() == reference[i].size() && at < n_tokens * width; at += width) {
+            const auto token = [&](const std::vector<float> & all) {
+                return Outputs{{all.begin() + at, all.begin() + at + width}};
+            };
+            errors.push_back(nmse(token(reference[i]), token(result[i])));
+        }
+        if (errors.empty()) {
+            return HUGE_VAL;
+        }
+        const auto middle = errors.begin() + static_cast<std::ptrdiff_t>(errors.size() / 2);
+        std::nth_element(errors.begin(), middle, errors.end());
+        worst = std::max(worst, *middle);
+    }
+    return worst;
+}
+
+void check_device(const Drawn & own, const std::string & device, bridge::Random & random, const std::string & what) {
+    const std::vector<ggml_backend_buffer_type_t> layouts = host_layouts();
+    const uint64_t                                seed    = random.next();
+    ggml_backend_buffer_type_t                    layout =
+        layouts[static_cast<size_t>(random.below(static_cast<int64_t>(layouts.size())))];
+    const SessionOptions alone = {/*split=*/false, /*gpu=*/false};
+    const auto           plain = computed(own, Model(own.block, own.data, layouts.front()), alone, seed);
+    auto                 laid  = plain;
+    if (layout != layouts.front()) {
+        laid = computed(own, Model(own.block, own.data, layout), alone, seed);
+        for (size_t i = 0; i < plain.size(); i++) {
+            if (nmse(plain[i], laid[i]) > stock_bound) {
+                layout = layouts.front();
+            }
+        }
+        laid = layout == layouts.front() ? plain : laid;
+    }
+    const std::string text = random_plan(random, own.block, device, ggml_backend_buft_name(layout));
+    const PlanPtr     plan = new_plan(text);
+    if (plan == nullptr) {
+        return;
+    }
+    constexpr Pieces pieces[] = {Pieces::whole, Pieces::odd, Pieces::shuffled};
+    const Model      model(own.block, own.data, plan.get(), one_of(random, pieces));
+    const auto       found = computed(own, model, own.options, seed);
+    for (size_t i = 0; i < found.size(); i++) {
+        const double      layouts_differ = layout_headroom * nmse(plain[i], laid[i]);
+        const std::string where = what + ", " + std::to_string(own.tokens[i]) + " tokens on " + device + ": NMSE ";
+        const double      error = nmse(plain[i], found[i]);
+        const double      usual = median_nmse(plain[i], found[i], own.tokens[i]);
+        check(error <= step_bound + layouts_differ, where + split_test::text(error) + " with\n" + text);
+        check(usual <= summation_bound + layouts_differ,
+              where + split_test::text(usual) + " of the median token with\n" + text);
+    }
+}
+
+std::vector<std::string> devices() {
+    std::vector<std::string> names = {async_device::device_name, "CPU"};
+#ifdef OALLAMA_EMULATED
+    names.emplace_back("Emulated0");
+#endif
+    return names;
+}
+
+void check_case(int64_t i) {
+    const std::vector<ggml_type> types = mul_mat_types();
+    const auto                   n     = static_cast<int64_t>(types.size());
+    bridge::Random               random(random_seed * 1'000'003 + static_cast<uint64_t>(i));
+    const ggml_type              type  = types[static_cast<size_t>(i % n)];
+    const ggml_type              other = types[static_cast<size_t>(random.below(n))];
+    Drawn                        own;
+    own.block         = random_block(random, i / n % n_kinds, type, one_in(random, 3) ? type : other);
+    own.data          = make_data(own.block);
+    own.options.reuse = one_in(random, 4);
+    for (int64_t most : {3, 16, 100}) {
+        own.tokens.push_back(1 + random.below(most));
+    }
+    const std::string what =
+        "seed " + std::to_string(random_seed) + ", case " + std::to_string(i) + ", " + own.block.name;
+    for (const std::string & device : devices()) {
+        check_device(own, device, random, what);
+    }
+}
+
+} // namespace
+
+void test_random() {
+#ifdef OALLAMA_EMULATED
+    check(emulated_register(emulated_parameters) == 0, "the emulated device is registered");
+#endif
+    for (int64_t i = random_first; i < random_first + random_cases; i++) {
+        check_case(i);
+    }
+#ifdef OALLAMA_EMULATED
+    emulated_stats stats = {};
+    check(emulated_get_stats(&stats) == 0 && stats.device_bytes == 0 && stats.pinned_bytes == 0,
+          "the emulated device's memory is free");
+    check(stats.n_graphs > 0, "the emulated device computed");
+    check(emulated_rest() == 0 && emulated_unregister() == 0, "the emulated device can be left");
+#endif
+    done("random cuts, seed " + std::to_string(random_seed) + ", cases " + std::to_string(random_first) + " to " +
+         std::to_string(random_first + random_cases - 1) + " of " +
+         std::to_string(static_cast<int64_t>(mul_mat_types().size()) * n_kinds) + " pairs of a type and a kind");
+}
+
+} // namespace split_test

@@ -1,0 +1,116 @@
+"""What a run is expected to do, said before it, and what became of that, said after."""
+
+from dataclasses import replace
+
+import placement_records
+import pytest
+from report_records import model
+from test_attention import CPU, profile, rest
+
+from oallama.core.types import DeviceInfo, Predicted, Workload
+from oallama.core.units import GIB
+from oallama.device.opening import OpenDevice
+from oallama.device.spec import parse_device
+from oallama.place.depth import planned_depth, slower_from, token_seconds
+from oallama.place.record import unmeasured_cpu_record
+from oallama.report.expected import UNMEASURED, expected_line, fits_text, measured_texts, rates_text
+from oallama.run.load import spill_warning
+
+SERVED = placement_records.served()
+RECORD = replace(SERVED.plan.record, workload=Workload(500, 200, 8192))
+OPERATORS = SERVED.operators
+N_LAYER = 3
+
+
+def of_cpu(n_ctx=8192):
+    record = unmeasured_cpu_record(model(n_layer=4), OPERATORS, Workload(500, 200, n_ctx), 500_000)
+    return replace(record, predicted=Predicted(1.0, 0.004, 2.0))
+
+
+def test_a_token_takes_longer_by_what_attention_takes_longer():
+    record = of_cpu()
+    assert planned_depth(record.workload) == 600
+    assert token_seconds(CPU, "on", 4, record, 600) == pytest.approx(0.004)
+    assert token_seconds(CPU, "on", 4, record, 1600) == pytest.approx(0.004 + 4 * 1000 * 1e-6)
+    half = profile(rest("CPU", "on"), rest("RPC0", "on", 0.5), device="RPC0")
+    assert token_seconds(half, "on", 4, replace(record, n_gpu_layers=3), 1600) == pytest.approx(0.004 + 3e-3)
+
+
+def test_nothing_is_expected_without_a_prediction_or_a_profile():
+    assert token_seconds(CPU, "on", 4, replace(of_cpu(), predicted=None), 600) is None
+    assert token_seconds(replace(CPU, rest=()), "on", 4, of_cpu(), 600) is None
+
+
+def test_the_depth_from_which_on_it_is_slower_is_the_first_step_of_the_cache():
+    def seconds(depth):
+        return 1 + max(0, depth - 1000) / 1000  # a ninth more from 1111 on
+
+    assert slower_from(seconds, 600, 8192) == 1280
+    assert slower_from(seconds, 600, 1280) == 1280
+    assert slower_from(seconds, 600, 1279) is None
+    assert slower_from(lambda depth: 1.0, 600, 1 << 17) is None
+
+
+def test_what_fits_and_what_does_not():
+    n_bytes = sum(o.bytes for o in OPERATORS)
+    some = fits_text(RECORD, OPERATORS, N_LAYER)
+    assert " of weights on rpc://127.0.0.1:9 with 500 KiB of KV cache and 250 KiB of buffers, of the 5.15" in some
+    assert some.endswith(" MiB it may hold; the other weights and the KV cache of 1 of 3 layers on the CPU")
+    placed = tuple(replace(p, gg=1.0, cg=0.0, cc=0.0) for p in RECORD.operators)
+    whole = replace(RECORD, operators=placed, n_gpu_layers=N_LAYER + 1)
+    assert fits_text(whole, OPERATORS, N_LAYER).startswith("all weights on ")
+    assert "on the CPU" not in fits_text(whole, OPERATORS, N_LAYER)
+    none = fits_text(unmeasured_cpu_record(model(), OPERATORS, Workload(64, 32, 512), n_bytes), OPERATORS, N_LAYER)
+    assert none.startswith("all weights (") and none.endswith(") are on the CPU")
+
+
+def test_rates_say_where_they_change():
+    def seconds(depth):
+        return 4e-4 * (1 if depth <= 1024 else 2)
+
+    said = rates_text(RECORD, seconds)
+    assert said == ("expected 2,500 tokens/s at 600 tokens of context, 1,250 from 1,280 on, 1,250 at all 8,192")
+    steady = rates_text(RECORD, lambda depth: 4e-4)
+    assert steady == "expected 2,500 tokens/s at 600 tokens of context, and within a tenth of that up to all 8,192"
+    assert rates_text(RECORD, lambda depth: None) == "expected 2,500 tokens/s"
+    assert rates_text(replace(RECORD, predicted=None), seconds) == UNMEASURED
+
+
+def test_an_emulated_device_makes_no_rate_expected():
+    line = expected_line(RECORD, OPERATORS, N_LAYER, lambda depth: 4e-4, timed=False)
+    assert "tokens/s" not in line and "KV cache" in line
+    assert "; expected 2,500 tokens/s" in expected_line(RECORD, OPERATORS, N_LAYER, lambda depth: 4e-4)
+
+
+def test_measured_figures_stand_beside_the_expected_ones():
+    assert measured_texts(0.5, 0.1, Predicted(0.4, 0.08, 1.0)) == [
+        "TTFT 500 ms (400 ms expected)", "TPOT 100 ms", "10.0 (12.5 expected) tokens/s"
+    ]  # fmt: skip
+    assert measured_texts(0.5, 0.1, None) == ["TTFT 500 ms", "TPOT 100 ms", "10.0 tokens/s"]
+    assert measured_texts(0.5, 0.0, None) == ["TTFT 500 ms"]
+
+
+def card(kind="GPU", spec="CUDA0", free=8 * GIB):
+    info = DeviceInfo("CUDA0", "a card", "CUDA", kind, 12 * GIB, free, True, True, True)
+    return OpenDevice("CUDA0", info, parse_device(spec))
+
+
+def test_memory_that_a_driver_keeps_elsewhere_is_said():
+    said = spill_warning(10 * GIB, card())
+    assert "was given 10 GiB but had 8 GiB free" in said and "2 GiB in host memory" in said
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "device"),
+    [
+        (8 * GIB, card()),
+        (8 * GIB + GIB // 100, card()),  # what the device says is not exact
+        (10 * GIB, card("IGPU")),  # its memory is the host's
+        (10 * GIB, card(spec="rpc-worker")),
+        (10 * GIB, card(spec="emulated:rtx3060")),
+        (10 * GIB, card(free=0)),  # it does not tell
+        (10 * GIB, OpenDevice("none", None, parse_device("none"))),
+    ],
+)
+def test_nothing_is_said_of_what_is_not_known_to_spill(n_bytes, device):
+    assert spill_warning(n_bytes, device) == ""
