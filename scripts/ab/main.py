@@ -4,6 +4,7 @@
     python scripts/ab scripts/ab/oato-paper.toml --list         # what would be measured, and what is there
     python scripts/ab scripts/ab/rpc-worker.toml --only 1b      # cells whose name has that in it
     python scripts/ab scripts/ab/rpc-worker.toml --report-only  # from what is there
+    python scripts/ab scripts/ab/rpc-worker.toml --only pp256 --report-only --chart times.svg   # these cells as bars
     python scripts/ab scripts/ab/matrix.toml --refresh-profiles # time the machine anew before the cells still to do
     python scripts/ab scripts/ab/oato-paper.toml --device emulated:rtx4090   # on another device than the file's
 
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", action="append", default=[], metavar="TEXT", help="only cells that have TEXT in their name"
     )
     parser.add_argument("--list", action="store_true", help="list the cells and measure nothing")
+    parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="the cells' times as bars, besides the report")
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report what is there")
     parser.add_argument(
         "--refresh-profiles", action="store_true", help="time the machine anew for the models whose cells are to do"
@@ -74,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interrupted = True
         print("ab: interrupted; the same command goes on from here", file=sys.stderr)
     write_report(matrix, _all(matrix, store, outcomes), folder)
+    if options.chart is not None:
+        write_chart(folder, [cell.id for cell in wanted], options.chart)
     if interrupted:
         return 130
     return int(any(outcome.error for outcome in outcomes.values()))
@@ -125,6 +129,15 @@ def write_report(matrix: Matrix, outcomes: Sequence[Outcome], folder: Path) -> N
     ):
         (folder / name).write_text(text, encoding="utf-8")
         print(os.path.relpath(folder / name))
+
+
+def write_chart(folder: Path, ids: Sequence[str], file: Path) -> None:
+    from ab.chart import chart
+
+    document = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(chart(document, ids).svg(), encoding="utf-8")
+    print(os.path.relpath(file))
 
 
 def machine(outcomes: Sequence[Outcome]) -> dict[str, Any]:

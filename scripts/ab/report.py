@@ -163,11 +163,11 @@ def _metric_table(document: Mapping[str, Any], metric: str) -> tuple[Sequence[st
 def _predictions_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     columns = ("device", "model", "cap", "workload", "arm", "of", "measured ms", "predicted ms", "measured / predicted",
                "bound ms", "bound / measured")  # fmt: skip
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for row in document["predictions"]:
         measured, predicted, bound = row["measured_s"], row["predicted_s"], row.get("bound_s")
         rows.append(
-            (row["device"], row["model"], row["cap"], row["workload"], row["arm"], METRIC_NAMES[row["metric"]],
+            (*(str(row[key]) for key in ("device", "model", "cap", "workload", "arm")), METRIC_NAMES[row["metric"]],
              f"{1e3 * measured:.1f}", f"{1e3 * predicted:.1f}", f"{measured / predicted:.3f}",
              f"{1e3 * bound:.1f}" if bound else "-", f"{bound / measured:.0%}" if bound else "-")
         )  # fmt: skip
