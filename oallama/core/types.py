@@ -230,10 +230,10 @@ class PlanRecord:
     n_gpu_layers: int
     memory: MemoryLedger
     predicted: Predicted | None  # None: made without a profile
-    bound: Predicted | None = None  # what no placement takes less than, with this memory; None: it is not known
     token_assignment: tuple[tuple[int, int], ...] = ()  # (n_tokens, n_g)
     streaming: StreamSettings | None = None  # None: nothing was said of it, the defaults hold
     attention: Attention | None = None  # that it was made for; None: nothing was said of it
     notes: tuple[str, ...] = ()  # of the planner: what was lowered or left out to make it fit, in sentences
     version: int = 1
     extra: dict[str, Any] = field(default_factory=dict)
+    bound: Predicted | None = None  # what no placement takes less than, with this memory; None: it is not known

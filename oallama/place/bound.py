@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from oallama.core.types import MemoryLedger, Predicted, Workload
@@ -40,14 +40,20 @@ def physical_bound(problem: Problem, load: Workload, memory: MemoryLedger) -> Pr
     room = max(0, memory.limit - memory.kv - memory.compute)
     if problem.gpu_weights is not None:
         room = min(room, int(problem.gpu_weights * sum(operator.bytes for operator in problem.operators)))
-    ttft_s = sum(p.count * _pass_s(problem, p, room) for p in passes(load, "prefill"))
-    tpot_s = sum(p.count * _pass_s(problem, p, room) for p in passes(load, "decode"))
+    ttft_s, tpot_s = (_passes_s(problem, passes(load, phase), room) for phase in ("prefill", "decode"))
     return Predicted(ttft_s, tpot_s, ttft_s + load.n_gen * tpot_s)
 
 
+def _passes_s(problem: Problem, over: Sequence[Pass], room: int) -> float:
+    """Passes that differ in what is in the KV cache alone are one another's equals here."""
+    counted: Counter[Pass] = Counter()
+    for p in over:
+        counted[replace(p, n_kv=0, count=1)] += p.count
+    return sum(n * _pass_s(problem, p, room) for p, n in counted.items())
+
+
 def _pass_s(problem: Problem, one: Pass, room: int) -> float:
-    over = (Pass(one.n_tokens, one.n_kv, 1, one.n_outputs),)
-    costs = operator_costs(problem.kernels, problem.operators, problem.graph.n_layer, over)
+    costs = operator_costs(problem.kernels, problem.operators, problem.graph.n_layer, (one,))
     line = problem.profile.link.get("h2d_pinned") or problem.profile.link.get("h2d_pageable")
     works = []
     for operator, cost in zip(problem.operators, costs, strict=True):
@@ -63,33 +69,25 @@ def least_seconds(works: Sequence[Work], room: int, dram: float = 2.0) -> float:
 
     dram: how many of CPU and link the memory feeds at once, 1 to 2. The linear program's dual: at any prices of a
     second of the CPU, the device, the link and the DRAM that make one together, no placement takes less than what the
-    cheapest places cost; the best prices give the program's own value.
+    cheapest places cost; the best prices give the program's own value. What the DRAM feeds is worth the more the more
+    of the prices of CPU and link is its own, so that is all of the smaller one, and two prices are left to look for.
     """
     counted = Counter(works)
-    dram = min(2.0, max(1.0, dram))
+    spared = 2.0 - min(2.0, max(1.0, dram))
 
-    def at(cpu: float, link: float, shared: float) -> float:
-        return _dual(counted, room, cpu, max(0.0, 1 - cpu - link - dram * shared), link, shared)
+    def at(cpu: float, link: float) -> float:
+        return _dual(counted, room, cpu, max(0.0, 1 - cpu - link), link) / (1 - spared * min(cpu, link))
 
-    def best_link(cpu: float, shared: float) -> float:
-        return _highest(lambda link: at(cpu, link, shared), 1 - cpu - dram * shared)
-
-    def best_shared(cpu: float) -> float:
-        if dram == 2.0:  # each gets all of it, whatever the other does
-            return best_link(cpu, 0.0)
-        return _highest(lambda shared: best_link(cpu, shared), (1 - cpu) / dram)
-
-    return _highest(best_shared, 1.0)
+    return _highest(lambda cpu: _highest(lambda link: at(cpu, link), 1 - cpu), 1.0)
 
 
-def _dual(works: Counter[Work], room: int, cpu: float, device: float, link: float, shared: float) -> float:
+def _dual(works: Counter[Work], room: int, cpu: float, device: float, link: float) -> float:
     """What all works cost at these prices, the best of them resident: those that save the most a byte."""
     total, savings = 0.0, []
     for work, n in works.items():
-        here = (cpu + shared) * work.cpu_s
         there = inf if work.device_s is None else device * work.device_s
-        streamed = inf if work.link_s == inf else there + (link + shared) * work.link_s
-        cost = min(here, streamed)
+        streamed = inf if work.link_s == inf else there + link * work.link_s
+        cost = min(cpu * work.cpu_s, streamed)
         total += n * cost
         if cost > there and work.bytes:
             savings.append(((cost - there) / work.bytes, n * work.bytes))
@@ -102,7 +100,7 @@ def _dual(works: Counter[Work], room: int, cpu: float, device: float, link: floa
 
 
 def _highest(f: Callable[[float], float], end: float) -> float:
-    """The maximum of a concave function between 0 and `end`."""
+    """The maximum of a function between 0 and `end` that rises to it and falls behind it."""
     low, high = 0.0, max(0.0, end)
     a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     at_a, at_b = f(a), f(b)

@@ -70,7 +70,8 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord
         weights, _ = slice_memory(operators, gg, plan.workload.n_ubatch)
         whole, _ = hot_memory(operators, hot, plan.workload.n_ubatch)
         staging, streaming = plan.memory.staging, plan.streaming
-        slices = Slices(gg, cg, layouts, weights, staging, streaming, plan.token_assignment, hot=hot, hot_bytes=whole)
+        kept = hot if any(hot) else ()
+        slices = Slices(gg, cg, layouts, weights, staging, streaming, plan.token_assignment, hot=kept, hot_bytes=whole)
     return Placed(on_device, n_layer + 1 - plan.n_gpu_layers, slices=slices, layouts=layouts)
 
 

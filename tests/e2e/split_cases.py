@@ -77,10 +77,36 @@ def split_case(path: Path, device: str, share: Share, layout: str | None = None,
     """`path` with its operators cut by share, its ledger filled. Those of `whole` go to the device uncut, and with them
     norms and KV."""
     case = placed(path)
-    placements = tuple(
-        OperatorPlacement(operator.name, 1.0, 0.0, 0.0) if whole is not None and whole(operator) else placement
-        for operator, placement in zip(case.operators, split_placements(case.operators, share, layout), strict=True)
+    placements = with_whole(case, split_placements(case.operators, share, layout), whole)
+    there = sum(
+        round(placement.gg * operator.bytes)
+        for operator, placement in zip(case.operators, placements, strict=True)
+        if is_split(operator, placement, False)
     )
+    return with_ledger(case, device, placements, whole, there, -there)
+
+
+def with_whole(
+    case: Placed, placements: Sequence[OperatorPlacement], whole: Where | None
+) -> tuple[OperatorPlacement, ...]:
+    """The placements, but for operators of `whole`, which are on the device."""
+    return tuple(
+        OperatorPlacement(operator.name, 1.0, 0.0, 0.0) if whole is not None and whole(operator) else placement
+        for operator, placement in zip(case.operators, placements, strict=True)
+    )
+
+
+def with_ledger(
+    case: Placed,
+    device: str,
+    placements: tuple[OperatorPlacement, ...],
+    whole: Where | None,
+    there: int,
+    on_host: int,
+    **ledger: int,
+) -> Placed:
+    """The case with these placements, its ledger filled: what a dry load takes, and what the split backend adds to the
+    weights on the device and on the host."""
     n_gpu_layers = ALL_LAYERS if whole is not None else 0
     settings: LoadSettings = replace(
         case.request,
@@ -90,17 +116,13 @@ def split_case(path: Path, device: str, share: Share, layout: str | None = None,
         host_patterns=host_patterns(case.operators, placements, case.tensor_names),
     )
     probed = probe_memory(settings)
-    there = sum(
-        round(placement.gg * operator.bytes)
-        for operator, placement in zip(case.operators, placements, strict=True)
-        if is_split(operator, placement, False)
-    )
-    ledger = replace(
+    memory = replace(
         case.plan.memory,
         weights_gpu=probed.on_device("model") + there,
-        weights_host=probed.on_host("model") - there,
+        weights_host=probed.on_host("model") + on_host,
         kv=probed.on_device("context"),
         compute=probed.on_device("compute"),
+        **ledger,
     )
     record = replace(
         case.plan.record,
@@ -108,7 +130,7 @@ def split_case(path: Path, device: str, share: Share, layout: str | None = None,
         policy="split",
         operators=placements,
         n_gpu_layers=settings.n_gpu_layers,
-        memory=ledger,
+        memory=memory,
     )
     return replace(case, plan=Plan(record), request=settings, probed=probed)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e.placed import ALL_LAYERS, Placed, Where, placed
+from e2e.placed import Placed, Where, placed
 from e2e.plugin_runs import loaded, logits_of, logits_of_sequences, pattern_of, with_plugin
-from e2e.split_cases import written
+from e2e.split_cases import with_ledger, with_whole, written
 from e2e.test_engine import attention, engine_of, nmse, stock_logits
 from llama_cpp import llama_cpp as api
 
@@ -21,10 +21,8 @@ from oallama.cost.blocks import hot_memory, is_ffn
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
 from oallama.model.gguf_reader import read_gguf
-from oallama.model.memory import probe_memory
-from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
-from oallama.plan.plugin_text import plugin_text, split_text
+from oallama.plan.plugin_text import plugin_text
 from oallama.run.engine import Engine
 
 ARCHITECTURES = ("llama-moe", "qwen3moe", "qwen2moe", "deepseek2", "deepseek2-fused", "granitemoe", "gpt-oss")
@@ -56,37 +54,9 @@ def hot_placements(case: Placed, hot: Sequence[int]) -> tuple[OperatorPlacement,
 def hot_case(path: Path, device: str, hot: Sequence[int], whole: Where | None = None) -> Placed:
     """`path` with hot experts, its ledger filled. Operators of `whole` go to the device, and with them norms and KV."""
     case = placed(path)
-    placements = tuple(
-        OperatorPlacement(o.name, 1.0, 0.0, 0.0) if whole is not None and whole(o) else placement
-        for o, placement in zip(case.operators, hot_placements(case, hot), strict=True)
-    )
-    n_gpu_layers = 0 if whole is None else ALL_LAYERS
-    settings = replace(
-        case.request,
-        device=device,
-        n_gpu_layers=n_gpu_layers,
-        split_text="" if whole is None else split_text(case.operators, placements, n_gpu_layers),
-        host_patterns=host_patterns(case.operators, placements, case.tensor_names),
-    )
-    probed = probe_memory(settings)
-    weights, staging = hot_memory(case.operators, [p.hot_experts for p in placements], settings.n_ubatch)
-    ledger = replace(
-        case.plan.memory,
-        weights_gpu=probed.on_device("model") + weights,
-        weights_host=probed.on_host("model"),
-        kv=probed.on_device("context"),
-        compute=probed.on_device("compute"),
-        staging=staging,
-    )
-    record = replace(
-        case.plan.record,
-        device=device,
-        policy="split",
-        operators=placements,
-        n_gpu_layers=n_gpu_layers,
-        memory=ledger,
-    )
-    return replace(case, plan=Plan(record), request=settings, probed=probed)
+    placements = with_whole(case, hot_placements(case, hot), whole)
+    weights, staging = hot_memory(case.operators, [p.hot_experts for p in placements], case.request.n_ubatch)
+    return with_ledger(case, device, placements, whole, weights, 0, staging=staging)
 
 
 @pytest.mark.parametrize(
@@ -115,12 +85,14 @@ def test_the_device_holds_what_the_plan_says(arch: str, whole: Where | None, mod
     path = written(models, arch, n_expert_used=2)
     case = hot_case(path, EMULATED, (1, 2, 5), whole)
     experts = [operator for operator in case.operators if operator.op == "MUL_MAT_ID"]
+    before = load_bridge().split().memory()  # engines whose device was lost keep theirs
     with engine_of(case) as engine:
         held = load_bridge().split().memory()
         assert engine.warnings == ()
-        assert held.device_weights == sum(operator.bytes // 8 * 3 for operator in experts)
-        assert held.host_weights == sum(operator.bytes for operator in experts), "the host keeps all of them"
-        assert held.device_compute <= case.plan.memory.staging
+        assert held.device_weights - before.device_weights == sum(operator.bytes // 8 * 3 for operator in experts)
+        host_weights = held.host_weights - before.host_weights
+        assert host_weights == sum(operator.bytes for operator in experts), "the host keeps all of them"
+        assert held.device_compute - before.device_compute <= case.plan.memory.staging
         assert engine.plan == case.plan
         assert nmse(engine.logits(PROMPT), stock_logits(path, PROMPT, n_ubatch=64)) <= EXACT_NMSE
         assert load_bridge().split().memory() == held, "nothing comes with computing"
