@@ -4,6 +4,7 @@
 #include <numeric>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "split_test.h"
 
@@ -286,7 +287,9 @@ void test_cuts() {
     done("bytes of cuts");
     check_refused();
     done("refused cuts");
+    const Late kept = std::exchange(late, Late::none); // with an n_g the host may have nothing to do
     check_times();
+    late = kept;
     done("times of blocks");
     check_nothing_held("after cuts");
 }
