@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from ggml_bridge.bridge import Bridge
     from ggml_bridge.devices import Device, TypeInfo
     from ggml_bridge.emulated import EmulatedDevice, EmulatedStats
-    from ggml_bridge.split import SliceInfo, SplitBackend, SplitMemory, SplitPlan, SplitStats
+    from ggml_bridge.split import BlockTimes, SliceInfo, SplitBackend, SplitMemory, SplitPlan, SplitStats
 
 __all__ = [
+    "BlockTimes",
     "Bridge",
     "BridgeError",
     "ChildDied",
@@ -47,7 +48,7 @@ _LAZY = {
     "Bridge": "bridge",
     **dict.fromkeys(("Device", "TypeInfo"), "devices"),
     **dict.fromkeys(("EmulatedDevice", "EmulatedStats"), "emulated"),
-    **dict.fromkeys(("SliceInfo", "SplitBackend", "SplitMemory", "SplitPlan", "SplitStats"), "split"),
+    **dict.fromkeys(("BlockTimes", "SliceInfo", "SplitBackend", "SplitMemory", "SplitPlan", "SplitStats"), "split"),
 }
 """Names by the module they are in, imported on first use: they need cffi."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from struct import Struct
 from typing import Any, Literal
 
 from ggml_bridge.errors import BridgeError
@@ -35,6 +36,8 @@ _STEPS: tuple[Step, ...] = (  # in the order of enum oallama_step
 )
 _TRACE_OF: dict[TraceOf, int] = {"caller": 0, "events": 1, "read back": 2}  # enum oallama_trace_of
 _TEXT_BYTES = 1 << 20
+_TIMES = 256  # records of blocks' times that are fetched at once
+_TIME = Struct("=128s6q4d")  # oallama_block_times, whose fields are those of BlockTimes; cffi takes ten times as long
 
 _ffi: Any = declared("split/ggml-oallama.h")
 
@@ -55,6 +58,8 @@ class SliceInfo:
     device_bytes: int
     layout: str  # host buffer type of CC
     n_hot: int = 0  # experts that the device has whole as well
+    twice_bytes: int = 0  # of host_bytes: kept for other cuts than the one computed with
+    cuts: tuple[int, ...] = ()  # where CC may end, the one it was loaded with first
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,24 @@ class SplitStats:
     def __sub__(self, before: SplitStats) -> SplitStats:
         """What was done since `before`."""
         return SplitStats(**{f.name: getattr(self, f.name) - getattr(before, f.name) for f in fields(SplitStats)})
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """What runs of one sub-graph took, with one cut of its weights and batches of one class. Seconds of the caller's
+    thread, of all runs together."""
+
+    name: str  # its first weight
+    cc: int  # of that weight, elements along the axis
+    cg: int
+    gg: int
+    batch: int  # tokens at most: a power of two, and half of it is less than any run had
+    n_runs: int
+    n_tokens: int  # of all runs together
+    launch_s: float  # sending inputs and starting the device
+    host_s: float  # computing CC
+    wait_s: float  # for the device after CC was done
+    join_s: float  # adding and interleaving results
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +200,7 @@ class SplitPlan:
         handle = _ffi.new("oallama_plan **")
         native.call("oallama_plan_new", text.encode(), handle)
         self._handle = handle[0]
+        self._times = _ffi.new("oallama_block_times[]", _TIMES)
 
     def __enter__(self) -> SplitPlan:
         return self
@@ -216,9 +240,29 @@ class SplitPlan:
                     host_bytes=slice.host_bytes,
                     device_bytes=slice.device_bytes,
                     layout=decode(slice.layout),
+                    twice_bytes=slice.twice_bytes,
+                    cuts=tuple(slice.cuts[0 : slice.n_cuts]),
                 )
             )
         return out
+
+    def move_cut(self, name: str, cc: int) -> None:
+        """Lets CC of a tensor end at `cc` from the next decode on; what lies between is streamed instead of computed by
+        the CPU, or the other way round. To be called between decodes.
+
+        Raises ValueError where no model with this tensor is loaded, Unsupported where the cut was not kept (`cuts`).
+        """
+        self._native.call("oallama_plan_move_cut", self._open(), name.encode(), cc)
+
+    def take_times(self) -> list[BlockTimes]:
+        """What each block took since this was asked last, in no order that means anything."""
+        plan, count, made = self._open(), _ffi.new("int64_t *"), []
+        while True:
+            self._native.call("oallama_plan_take_times", plan, self._times, _TIMES, count)
+            for name, *numbers in _TIME.iter_unpack(_ffi.buffer(self._times, count[0] * _TIME.size)):
+                made.append(BlockTimes(name.partition(b"\0")[0].decode(errors="replace"), *numbers))
+            if count[0] < _TIMES:
+                return made
 
     def swap_expert(self, slot: int, expert: int, matrices: Mapping[str, bytes]) -> None:
         """Puts another expert into a slot of hot ones, while a model is loaded and nothing computes.

@@ -214,6 +214,12 @@ tune_option = click.option(
     "it; or measure before; or answer so and never measure.",
 )  # fmt: skip
 
+replan_option = click.option(
+    "--replan", is_flag=True,
+    help="While text is generated, move what the plan streams to where it is best, as other programs, heat or depth "
+    "change what the CPU and the link do. What may move is kept in host memory twice.",
+)  # fmt: skip
+
 profile_option = click.option(
     "--profile", type=click.Path(), metavar="FILE",
     help="Use this profile (from `oallama profile --json`) instead of measuring.",

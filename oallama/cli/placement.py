@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +26,7 @@ from oallama.cli.policy import PolicyOptions, note_unused, policy_options
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.types import StreamSettings, Workload
+from oallama.core.units import format_bytes
 
 if TYPE_CHECKING:
     from oallama.device.emulated import Emulated
@@ -45,6 +46,7 @@ class PlacementOptions:
     gate: bool
     refresh_gate: bool
     tune: str
+    replan: bool = False
 
     def __post_init__(self) -> None:
         if self.plan_file is not None and self.policy.given:
@@ -75,6 +77,21 @@ class PlacementOptions:
         placer = Placer.of_file(model, self.options, self.profile)
         note_unused(placer)
         return placer
+
+    def engine(self, placer: Placer, plan: Plan, **arguments: Any) -> Engine:
+        """The model loaded as the plan says, with other cuts kept beside it where --replan asks for that. arguments: as
+        Placer.engine."""
+        if not self.replan:
+            return placer.engine(plan, **arguments)
+        kept = placer.kept_cuts(plan)
+        if kept is None or not kept.moves:
+            talk("note: --replan changes nothing: the plan slices nothing of which other cuts could be kept")
+        else:
+            host, device = format_bytes(kept.twice_bytes), format_bytes(kept.staging_bytes)
+            talk(f"note: --replan keeps {host} of host memory twice, and {device} more on the device to stream to")
+        for note in kept.notes if kept is not None else ():
+            talk(f"note: {note}")
+        return placer.engine(plan, replan=kept, **arguments)
 
     def made_plan(self, placer: Placer, load: Workload) -> tuple[Plan, bool]:
         """The plan that the policy makes; `auto` passes the gate. And whether the gate is to measure after the

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from oallama.cli.gate import tune_after
 from oallama.cli.model_file import model_file
-from oallama.cli.options import complete_file, count, json_option, model_option, system_option
+from oallama.cli.options import complete_file, count, json_option, model_option, replan_option, system_option
 from oallama.cli.output import emit_json, is_terminal, talk, write_piece
 from oallama.cli.placement import PlacementOptions, placement_options, run_workload, say_warnings, tell_expected
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
@@ -49,6 +49,7 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
     help="Tokens to generate at most; -1: until the model ends or the context is full.",
 )
 @placement_options()
+@replan_option
 @sampling_options
 @click.option(
     "--chat/--no-chat",
@@ -117,7 +118,7 @@ def command(
     told = not as_json and is_terminal(sys.stderr)
     if told:
         tell_expected(placer, plan)
-    with counting(placer, count_experts) as recording, placer.engine(plan, **recording) as loaded:
+    with counting(placer, count_experts) as recording, asked.engine(placer, plan, **recording) as loaded:
         say_warnings(loaded, placer)
         if tokens is None:
             tokens = given.tokens(loaded)
@@ -128,6 +129,8 @@ def command(
             emit_json(run_document(generation, loaded) | ({"emulated": True} if placer.device.is_emulated else {}))
         elif told:
             talk(statistics(generation, loaded, expected_of(placer, loaded, generation), placer.operators))
+            for change in loaded.replanned:
+                talk(f"re-planned {change}")
             if loaded.split_stats is not None and loaded.split_stats.n_decoded:
                 talk(split_statistics(loaded.split_stats, loaded.device))
     if to_tune:
@@ -184,6 +187,7 @@ def run_document(generation: Generation, engine: Engine) -> dict[str, Any]:
         "plan_fingerprint": engine.plan.fingerprint,
         "attention": asdict(engine.attention),
         "split": split_document(engine),
+        **({"replanned": list(engine.replanned)} if engine.replans else {}),
     }
 
 

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from oallama.device import rpc_abort
 from oallama.device.load_params import load_bridge
 
 SOURCE_FOLDER = re.compile(r"\S*/(?=[^/\s]+\.(?:c|cpp|h|hpp|cu):\d+)")
@@ -19,7 +20,8 @@ _kept: list[Any] = []  # callbacks that native code may call
 
 def exit_at_abort(say: Callable[[str], None]) -> None:
     """From now on an abort of native code in this process, ggml's or that of a C++ exception which nobody catches, is
-    said in one sentence and ends the process with exit code 1. One that a guard waits for stays its own (rpc_abort.py).
+    said in one sentence and ends the process with exit code 1. One that a guard waits for stays the guard's
+    (rpc_abort.py), whether that was made before this or is made afterwards.
 
     Raises BridgeError.
     """
@@ -45,6 +47,7 @@ def exit_at_abort(say: Callable[[str], None]) -> None:
     set_callback = api._lib["ggml_set_abort_callback"]
     set_callback.argtypes, set_callback.restype = [of_ggml], ctypes.c_void_p
     set_callback(_kept[-2])
+    rpc_abort.install()
     set_handler = ctypes.CDLL(None)["signal"]  # Python's own would wait for the C code to return
     set_handler.argtypes, set_handler.restype = [ctypes.c_int, of_signal], ctypes.c_void_p
     set_handler(signal.SIGABRT, _kept[-1])

@@ -23,10 +23,12 @@ from oallama.core.types import (
     Phase,
     Predicted,
     PrefetchMode,
+    StreamSettings,
     Workload,
 )
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass
+from oallama.cost.timeline import Prefetch
 from oallama.device.guard import STALL_S
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
@@ -35,6 +37,7 @@ from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.bound import physical_bound
 from oallama.place.budget import ledger
 from oallama.place.decide import decide, decide_as_given
+from oallama.place.kept_cuts import Replan, with_kept
 from oallama.place.microbatch import larger_ubatches
 from oallama.place.oato import AffinityRule
 from oallama.place.placed import Placed
@@ -370,6 +373,31 @@ class Placer:
         self._dry_loads.check_host(record.workload, decision.placed, attention)
         return Plan(replace(record, attention=attention, bound=bound))
 
+    def kept_cuts(self, plan: Plan) -> Replan | None:
+        """The cuts to keep beside a plan's, so that an engine may change between them; None for a plan that slices
+        nothing. Raises PlanError for a plan of another model, ProfileError, and what measuring raises."""
+        from oallama.place.cuts import Layers
+        from oallama.place.kept_cuts import kept_cuts
+        from oallama.place.slicer import Slicer
+        from oallama.place.staging import most_n_g, staging_bytes
+
+        plan.check(self.model, self.operators)
+        placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
+        if placed.slices is None:
+            return None
+        problem = self._problem(plan.record.attention.flash_attn if plan.record.attention else "auto")
+        streaming, load = plan.record.streaming or StreamSettings(), plan.workload
+        slicer = Slicer(problem, load, Prefetch(streaming.prefetch, streaming.n_slots))
+        table, hot = plan.record.token_assignment, placed.slices.hot
+        layers = [one for one in slicer.again(placed).layers if not any(hot[i] for i in one[0].block.operators)]
+        n_g = most_n_g(table, load.n_ubatch)
+
+        def staging(layers: Layers) -> int:
+            return staging_bytes(layers, slicer.on.prefetch, load.n_ubatch, n_g)
+
+        room = max(0, plan.memory.spare)
+        return kept_cuts(self.operators, layers, table, slicer.on, problem.host_room, staging, room)
+
     def engine(
         self,
         plan: Plan,
@@ -377,17 +405,20 @@ class Placer:
         stall_s: float = STALL_S,
         on_traffic: Callable[[Traffic], None] | None = None,
         record_every: int = 1,
+        replan: Replan | None = None,
         **changes: Any,
     ) -> Engine:
         """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the
-        plan's where they ask for nothing. changes: of these options; progress to record_every: as Engine. Use it in a
-        `with` statement.
+        plan's where they ask for nothing. changes: of these options; progress to record_every: as Engine. replan: what
+        kept_cuts says of the plan, to let the engine change between cuts. Use it in a `with` statement.
 
         Raises PlanError (a plan of another model), DeviceError, ModelFileError.
         """
         from oallama.run.engine import Engine
 
         plan.check(self.model, self.operators)
+        if replan is not None:
+            plan = replace(plan, record=replace(plan.record, memory=with_kept(plan.memory, replan)))
         attention = self._attention_for(plan)
         asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
         options = replace(self.options, **asked)
@@ -409,6 +440,7 @@ class Placer:
             stall_s=stall_s,
             on_traffic=on_traffic,
             record_every=record_every,
+            replan=replan,
         )
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None) -> Workload:

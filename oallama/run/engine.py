@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from oallama.core.errors import UsageError
 from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
 from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
+from oallama.cost.tracker import BlockKey, BlockSeconds
 from oallama.device.cpu import default_threads
 from oallama.device.guard import STALL_S
 from oallama.device.host_memory import host_memory_bytes
 from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.opening import open_now
 from oallama.model.memory import memory_of, probe_memory
+from oallama.place.kept_cuts import Replan
 from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import split_text
@@ -36,6 +38,7 @@ from oallama.run.generate import (
 from oallama.run.hot_experts import HotExperts
 from oallama.run.kv_cache import KvCache
 from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_warning, usable_layouts
+from oallama.run.replan import RunningReplan
 from oallama.run.routing import RoutingMeter
 from oallama.run.sampler import Sampler, Sampling
 from oallama.run.setup import (
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_CUTS_STAY = "the device had less room than planned, so that cuts stay where they are: nothing is re-planned"
+
 
 class Engine:
     """A loaded model. Use it in a `with` statement. Calls of several threads wait for each other.
@@ -73,7 +78,8 @@ class Engine:
     not see a file first in this process. progress: a bar on stderr where that is a
     terminal. stall_s: a remote device that makes no progress for so long is given up. on_traffic: gets which experts
     each generate and stream used, at its end: the prompt, and one of every record_every tokens decoded behind it; None:
-    nothing is recorded, and computing is not held up for it.
+    nothing is recorded, and computing is not held up for it. replan: cuts that are kept beside the plan's, between
+    which the engine changes while it generates (place/replan.py); the plan's ledger says what they take.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
     memory), DeviceError, UsageError, BridgeError.
@@ -92,6 +98,7 @@ class Engine:
         stall_s: float = STALL_S,
         on_traffic: Callable[[Traffic], None] | None = None,
         record_every: int = 1,
+        replan: Replan | None = None,
     ) -> None:
         self._turns = Turns()
         self._cache = KvCache()
@@ -125,6 +132,7 @@ class Engine:
         if not probed:
             check_host(self._settings, probe_memory(self._settings), operators, host_memory_bytes())
         self._running: Generator[Piece, None, None] | None = None
+        self._replan: RunningReplan | None = None
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""
         self._on_traffic, self._record_every = on_traffic, record_every
@@ -138,7 +146,7 @@ class Engine:
             check_device(plan, device_now)
 
             def opened() -> LoadedSplit | None:
-                split = open_split(plan, placements, operators, device_now)
+                split = open_split(plan, placements, operators, device_now, replan)
                 loaded.extend([split] if split is not None else [])
                 return split
 
@@ -150,8 +158,12 @@ class Engine:
                 model, self._settings, device_now, self._runner, self._split, progress, loaded, self._recorder
             )
             if self._split is not None:
+                may_move = self._split.take_planned_cuts()
                 self.plan, shrunk = self._split.corrected(plan, operators)
                 warnings = (*warnings, *shrunk)
+                if replan is not None and replan.moves:
+                    self._replan = RunningReplan(self._split, replan) if may_move else None
+                    warnings = warnings if may_move else (*warnings, _CUTS_STAY)
             self._hot = HotExperts(model, operators, self.plan)
             self.memory = self._measure_memory()
         except BaseException:
@@ -259,7 +271,7 @@ class Engine:
             stops, sampler = Stops(stop), Sampler(Sampling(temperature, seed, **sampling), self._vocab)
             n_batches = -(-(len(tokens) - n_cached) // n_ubatch)
             meter = SplitMeter(self._split.stats, n_batches, beat) if self._split else None
-            step = meter.beat if meter else beat
+            step = self._step(meter.beat if meter else beat)
             recorded = RoutingMeter(self._recorder, n_batches, self._record_every, step) if self._recorder else None
             step = recorded.beat if recorded else step
             running = self._runner.iterate(
@@ -310,6 +322,34 @@ class Engine:
             n_copied = self._runner.call(lambda: self._hot.exchange(split, layer, experts))
             self.plan = self._hot.of_plan(self.plan)
         return n_copied
+
+    @property
+    def replans(self) -> bool:
+        """Whether it may move cuts while it generates."""
+        return self._replan is not None
+
+    @property
+    def replanned(self) -> tuple[str, ...]:
+        """What re-planning has changed so far, a sentence each."""
+        return tuple(self._replan.told) if self._replan is not None else ()
+
+    @property
+    def statistics(self) -> dict[BlockKey, BlockSeconds]:
+        """What each block of the split back end takes, by its cut, batch size and sequence length; empty unless the
+        engine re-plans."""
+        return self._replan.statistics if self._replan is not None else {}
+
+    def _step(self, beat: Callable[[], None]) -> Callable[[], None]:
+        """What is called after each decode."""
+        replan, cache = self._replan, self._cache
+        if replan is None:
+            return beat
+
+        def step() -> None:
+            beat()
+            replan.beat(len(cache.tokens))
+
+        return step
 
     @property
     def _context(self) -> int:

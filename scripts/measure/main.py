@@ -22,7 +22,7 @@ from experiments.machine import describe
 from experiments.pages import table
 from experiments.results import CUT, DONE, Results, ResultsError
 
-from measure import divergence, emulated, logits, placements, plots, slices, soak_loads, soak_tokens, split
+from measure import divergence, emulated, logits, placements, plots, replan, slices, soak_loads, soak_tokens, split
 from measure.measure import Measure, Step
 from oallama.core.errors import OallamaError
 
@@ -31,6 +31,7 @@ MEASURES: Mapping[str, Measure] = {
     "emulated": emulated.MEASURE,
     "logits": logits.MEASURE,
     "placements": placements.MEASURE,
+    "replan": replan.MEASURE,
     "soak-loads": soak_loads.MEASURE,
     "soak-tokens": soak_tokens.MEASURE,
     **split.MEASURES,

@@ -560,7 +560,10 @@ if how == "interrupt":
         assert engine._release.alive is False
         sys.exit(130)
 next(stream)
-if how == "lost":
+if how == "after":  # what ends a command at an abort came after the engine
+    from oallama.device.native_abort import exit_at_abort
+    exit_at_abort(lambda reason: print(reason, file=sys.stderr, flush=True))
+if how != "open":
     psutil.Process().children()[-1].send_signal(signal.SIGKILL)
     time.sleep(0.3)
 """
@@ -577,7 +580,9 @@ def script(f16: Path, device: str, how: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.parametrize(("device", "how"), [("none", "open"), ("rpc-worker", "open"), ("rpc-worker", "lost")])
+@pytest.mark.parametrize(
+    ("device", "how"), [("none", "open"), ("rpc-worker", "open"), ("rpc-worker", "lost"), ("rpc-worker", "after")]
+)
 def test_a_process_may_end_with_an_engine_open(f16: Path, device: str, how: str) -> None:
     with script(f16, device, how) as process:
         _, errors = process.communicate(timeout=60)

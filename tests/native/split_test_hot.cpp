@@ -381,6 +381,10 @@ void check_refused() {
     check(oallama_plan_new("oallama-plan 1\ntensor a_exps Q4_0 64x64x4 rows 64 0 0 CPU hot=1", &plan) ==
               OALLAMA_INVALID,
           "hot experts need a device");
+    for (const char * end : {"64 0 0 CPU hot=1 cc=32", "64 0 0 CPU cc=32 hot=1"}) {
+        check(oallama_plan_new((begin + end).c_str(), &plan) == OALLAMA_INVALID, std::string("is refused: ") + end);
+        check(std::string(oallama_last_error()).find("other cuts (cc=)") != std::string::npos, "and said to be both");
+    }
     oallama_plan_free(plan);
     done("plans of hot experts that are refused");
 }

@@ -39,7 +39,7 @@ bool is_ours(const ggml_tensor * node) {
 
 } // namespace
 
-Session::Session(const SessionOptions & options) : reuse_(options.reuse) {
+Session::Session(const SessionOptions & options) : reuse_(options.reuse), between_(options.between) {
     std::vector<ggml_backend_t>             backends;
     std::vector<ggml_backend_buffer_type_t> bufts;
 
@@ -99,6 +99,9 @@ Outputs Session::compute(const Model & model, int64_t n_tokens, uint64_t seed) {
         const std::vector<float> x = bridge::random_normal(model.block().n_embd * n_tokens, 1.0F, input);
         ggml_backend_tensor_set(graph.x, x.data(), 0, x.size() * sizeof(float));
         status_ = ggml_backend_sched_graph_compute(sched_.get(), graph.gf);
+        if (between_ && input != seed) {
+            between_();
+        }
     }
     if (status_ != GGML_STATUS_SUCCESS) {
         return {};

@@ -35,6 +35,7 @@ TESTS = [
     "stream",
     "tokens",
     "trace",
+    "cuts",
     "resident",
     "faults",
     "hot",
@@ -56,7 +57,7 @@ STREAMS = [
     "--late all --streamed half",
 ]
 # blocks live on the device; what its memory does to ggml's own allocator is not ours to test
-RESIDENT = ["device", "types-dense", "types-moe", "types-lone", "graphs", "partial", "hot", "threads", "leaks"]
+RESIDENT = ["device", "types-dense", "types-moe", "types-lone", "graphs", "partial", "cuts", "hot", "threads", "leaks"]
 
 
 def run_tests(program: Path, tests: list[str], threads: int = 1, options: str = "") -> None:
@@ -91,7 +92,7 @@ def run_all(pool: ThreadPoolExecutor, program: Path, runs: Sequence[tuple[list[s
 def streaming(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> dict[str, Future[None]]:
     """The tests under each of STREAMS, started together."""
     program = build_native("split_test", bridge.libraries.folder)
-    some = ["types-dense", "types-moe", "graphs", *THREADED]
+    some = ["types-dense", "types-moe", "graphs", "cuts", *THREADED]
     tests = {options: TESTS if options == STREAMS[0] else some for options in STREAMS}
     return {options: pool.submit(run_tests, program, tests[options], 1, options) for options in STREAMS}
 

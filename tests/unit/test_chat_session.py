@@ -28,6 +28,7 @@ class Engine:
     """A token is a character. Answers are given out one after the other; an exception among them is raised."""
 
     n_ctx = 4096
+    replanned = ()
 
     def __init__(self, *answers, n_ctx=4096):
         self.answers, self.n_ctx, self.asked, self.drawn = list(answers), n_ctx, [], []

@@ -488,6 +488,13 @@ int oallama_plan_slice(const oallama_plan * plan, int64_t index, oallama_slice *
     });
 }
 
+int oallama_plan_move_cut(oallama_plan * plan, const char * name, int64_t cc) {
+    return guarded([&] {
+        require(plan != nullptr && name != nullptr, "a plan and a tensor's name are needed");
+        plan->loaded->move_cut(name, cc);
+    });
+}
+
 int oallama_slot_free(oallama_plan * plan, const char * tensor, int64_t slot) {
     return guarded([&] { slotted(plan, tensor).free_slot(slot); });
 }
@@ -514,5 +521,13 @@ int oallama_plan_problems(const oallama_plan * plan, int32_t * usable, char * te
         }
         *usable = is_usable ? 1 : 0;
         std::snprintf(text, static_cast<size_t>(capacity), "%s", lines.c_str());
+    });
+}
+
+int oallama_plan_take_times(oallama_plan * plan, oallama_block_times * times, int64_t capacity, int64_t * n) {
+    return guarded([&] {
+        require(plan != nullptr && times != nullptr && capacity >= 0 && n != nullptr,
+                "a plan and room for the times are needed");
+        *n = plan->loaded->times().take(times, capacity);
     });
 }

@@ -48,6 +48,12 @@
 // are routed to these, the CPU computes the rest at the same time, and each token's results are weighted and added up
 // where they come together. CC is then all of the tensor. Gate, up and down run as one block when they are the same.
 //
+//     tensor blk.3.ffn_up.weight Q4_0 2048x8192x1 rows 4096 2048 2048 CPU_REPACK cc=5120 cc=3072
+//
+// cc=: up to four other places where CC may end, with the same GG. What lies between the places is kept both as CC and
+// as CG, so that oallama_plan_move_cut can change from one to another while the model is loaded. A tensor with hot
+// experts has none.
+//
 // Python's cffi reads the part between the two "cdef" lines. Functions return an oallama_status; on failure
 // oallama_last_error() of the same thread says in one sentence what went wrong. No exception crosses this boundary.
 
@@ -65,8 +71,9 @@ extern "C" {
 
 // cdef begin
 
-#define OALLAMA_ABI 3
+#define OALLAMA_ABI 4
 #define OALLAMA_NAME_BYTES 128
+#define OALLAMA_MAX_CUTS 5 // of one tensor
 
 typedef enum oallama_status {
     OALLAMA_OK          = 0,
@@ -120,11 +127,21 @@ typedef struct oallama_slice {
     int64_t n_hot;      // experts that the device has too; as loaded, else as planned
     int64_t host_bytes; // as loaded
     int64_t device_bytes;
-    char    layout[32]; // host buffer type; as loaded, else as planned
+    char    layout[32];             // host buffer type; as loaded, else as planned
+    int64_t twice_bytes;            // of host_bytes: kept for other cuts than the one computed with
+    int64_t n_cuts;                 // as loaded, else as planned
+    int64_t cuts[OALLAMA_MAX_CUTS]; // where CC may end, the one it was loaded with first
 } oallama_slice;
 
 int oallama_plan_count(const oallama_plan * plan, int64_t * n_slices);
 int oallama_plan_slice(const oallama_plan * plan, int64_t index, oallama_slice * slice);
+
+// Lets CC of a tensor end elsewhere: what lies between is computed by the CPU instead of streamed to the device, or the
+// other way round, from the next sub-graph on, in every model that is loaded with the plan. Nothing is copied. To be
+// called while none of them computes. Gate, up and down of one FFN run as one block only while their cuts are equal.
+// OALLAMA_INVALID: the plan does not name the tensor, or no model with it is loaded. OALLAMA_UNSUPPORTED: CC cannot end
+// there, as what lies between was not kept in both layouts (cc= of the plan).
+int oallama_plan_move_cut(oallama_plan * plan, const char * name, int64_t cc);
 
 // Why the last load with this plan did not do what the plan says: one sentence a line, empty when it did. A device
 // that had too little memory gives smaller GG and a line here; host memory that ran out makes the load unusable
@@ -175,6 +192,25 @@ typedef struct oallama_stats {
 
 int oallama_get_stats(oallama_stats * stats);
 int oallama_reset_stats(void);
+
+// How long sub-graphs took: one record for each block, cut of it and class of batch sizes.
+typedef struct oallama_block_times {
+    char    name[OALLAMA_NAME_BYTES]; // the sub-graph's first weight
+    int64_t cc;                       // of that weight, elements along the axis
+    int64_t cg;
+    int64_t gg;
+    int64_t batch; // tokens at most: a power of two, and half of it is less than any run had
+    int64_t n_runs;
+    int64_t n_tokens; // of all runs together, as all that follows
+    double  launch_s;
+    double  host_s;
+    double  wait_s;
+    double  join_s;
+} oallama_block_times;
+
+// Hands over what was noted of a plan's blocks since it was handed over last; `capacity` records at most, *n of them.
+// What there was no room for is kept for the next call.
+int oallama_plan_take_times(oallama_plan * plan, oallama_block_times * times, int64_t capacity, int64_t * n);
 
 //
 // when it was done: a trace, which costs a few microseconds a step while it is on

@@ -17,12 +17,13 @@ constexpr size_t max_programs = 1024; // of a few kilobytes each
 
 class Stopwatch {
   public:
-    // Adds the time since the last call to a counter.
-    void lap(std::atomic<int64_t> & counter) {
-        const auto now = std::chrono::steady_clock::now();
-        counter.fetch_add(std::chrono::duration_cast<std::chrono::nanoseconds>(now - last_).count(),
-                          std::memory_order_relaxed);
+    // Adds the time since the last call to a counter, and returns it.
+    int64_t lap(std::atomic<int64_t> & counter) {
+        const auto    now         = std::chrono::steady_clock::now();
+        const int64_t nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(now - last_).count();
+        counter.fetch_add(nanoseconds, std::memory_order_relaxed);
         last_ = now;
+        return nanoseconds;
     }
 
   private:
@@ -244,6 +245,7 @@ void SplitBackend::evict() {
 void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
                            ggml_backend_graph_optimize_params * params) {
     const Program & program = find(graph, memory);
+    prepared_               = n_cuts_moved();
     if (params == nullptr || params->add_alloc_dep == nullptr || program.device == nullptr) {
         return;
     }
@@ -334,6 +336,7 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
     bind_residents(program, graph);
     n_tokens_ = program.n_tokens;
     Stopwatch watch;
+    PhaseTime took;
     for (Phase & phase : program.phases) {
         stats().n_phases++;
         if (Trace::get().on()) {
@@ -349,14 +352,14 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
                 ggml_backend_synchronize(partner_->backend()); // what was queued reads memory that may go now
                 throw;
             }
-            watch.lap(stats().launch_ns);
+            took.launch_ns += watch.lap(stats().launch_ns);
             step.done(OALLAMA_LAUNCH);
         }
         ggml_status status = GGML_STATUS_SUCCESS;
         if (computes_on_host(program, phase)) {
             ggml_cgraph range = graph_range(program.host_graph, phase.host_begin, phase.host_end);
             status            = ggml_backend_graph_compute(cpu_.get(), &range);
-            watch.lap(stats().host_ns);
+            took.host_ns += watch.lap(stats().host_ns);
             step.done(OALLAMA_HOST);
         }
         if (program.resident && status == GGML_STATUS_SUCCESS) {
@@ -365,27 +368,30 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
                 join(phase, graph);
             }
             lift(program, phase);
-            watch.lap(stats().join_ns);
+            took.join_ns += watch.lap(stats().join_ns);
         }
         if (on_device) {
             ggml_backend_synchronize(partner_->backend()); // whatever became of the host side: the device must be idle
-            watch.lap(stats().wait_ns);
+            took.wait_ns += watch.lap(stats().wait_ns);
             step.done(OALLAMA_WAIT);
             end(phase);
             if (partner_->streams()) { // the slot that was computed with is free now
                 ask_ahead();
-                watch.lap(stats().launch_ns);
+                took.launch_ns += watch.lap(stats().launch_ns);
                 step.done(OALLAMA_AHEAD);
             }
             if (status == GGML_STATUS_SUCCESS && !program.resident) {
                 join(phase, graph);
             }
-            watch.lap(stats().join_ns);
+            took.join_ns += watch.lap(stats().join_ns);
             step.done(OALLAMA_JOIN);
         }
         if (status != GGML_STATUS_SUCCESS) {
             return status;
         }
+    }
+    if (program.times != nullptr) {
+        program.times->add(program.n_tokens, took);
     }
     return GGML_STATUS_SUCCESS;
 }
@@ -452,12 +458,14 @@ void SplitBackend::lift(Program & program, Phase & phase) {
 int64_t SplitBackend::send(const Phase & phase, const ggml_cgraph * graph) {
     constexpr int64_t piece = int64_t{1} << 20;
 
-    int64_t sent = 0;
+    // a graph that was prepared for other cuts may give the memory of what is sent to something else too early
+    const bool lasts = prepared_ == n_cuts_moved();
+    int64_t    sent  = 0;
     for (const Upload & upload : phase.uploads) {
         const ggml_tensor * source = upload.origin.of(graph);
         const size_t        bytes  = ggml_nbytes(upload.tensor);
         sent += static_cast<int64_t>(bytes);
-        if (upload.packed && (!partner_->pinned() || partner_->is_pinned(source))) {
+        if (upload.packed && lasts && (!partner_->pinned() || partner_->is_pinned(source))) {
             const char * data = host_data(source) + static_cast<size_t>(upload.first_row) * source->nb[1];
             ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, data, 0, bytes);
             continue;

@@ -75,6 +75,7 @@ class SplitBackend {
     Programs                 programs_;
     size_t                   n_programs_ = 0;
     uint64_t                 clock_      = 0;
+    uint64_t                 prepared_   = 0; // n_cuts_moved() when llama.cpp's graph was prepared
     Signature                scratch_;
     Turns                    turns_;              // of small copies to the device
     Phase *                  last_     = nullptr; // that ended, until the next one is launched

@@ -101,6 +101,13 @@ SplitBuffer & context_of(ggml_backend_buffer_t buffer) {
     return *static_cast<SplitBuffer *>(buffer->context);
 }
 
+// With all of its cuts.
+SplitWeight * whole_weight_of(const ggml_tensor * tensor) {
+    return plan_of(tensor) == nullptr ? nullptr : static_cast<SplitWeight *>(tensor->extra);
+}
+
+std::atomic<uint64_t> cuts_moved{0};
+
 //
 // buffer
 //
@@ -129,8 +136,8 @@ struct Place {
 };
 
 Place place_of(const ggml_tensor * tensor) {
-    return tensor->view_src == nullptr ? Place{weight_of(tensor), 0}
-                                       : Place{weight_of(tensor->view_src), tensor->view_offs};
+    const ggml_tensor * whole = tensor->view_src == nullptr ? tensor : tensor->view_src;
+    return {whole_weight_of(whole), tensor->view_src == nullptr ? 0 : tensor->view_offs};
 }
 
 void split_buffer_set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset,
@@ -230,7 +237,20 @@ oallama_slice as_planned(const SliceSpec & slice) {
     out.cc_planned = slice.cc;
     out.gg_planned = slice.gg;
     out.n_hot      = static_cast<int64_t>(slice.hot.size());
+    out.n_cuts     = static_cast<int64_t>(1 + slice.other_cc.size());
+    out.cuts[0]    = slice.cc;
+    std::copy(slice.other_cc.begin(), slice.other_cc.end(), out.cuts + 1);
     return out;
+}
+
+// What of it follows from the cut that is computed with.
+void tell_cut(const SplitWeight & weight, oallama_slice & out) {
+    const SplitWeight & active = weight.active();
+    out.cc                     = active.slice().cc;
+    out.cg                     = active.slice().cg;
+    out.gg                     = active.slice().gg;
+    out.twice_bytes            = out.host_bytes - active.host_bytes();
+    std::snprintf(out.layout, sizeof out.layout, "%s", active.slice().layout.c_str());
 }
 
 } // namespace
@@ -275,8 +295,8 @@ ggml_backend_dev_t LoadedPlan::memory_of(const SliceSpec & slice) const {
 
 LoadedPlan::LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner)
     : spec_(std::move(spec)), buft_{split_buft_i, owner, this} {
+    held_.resize(spec_.slices.size());
     placed_.reserve(spec_.slices.size());
-    weights_.resize(spec_.slices.size());
     for (const SliceSpec & slice : spec_.slices) {
         placed_.push_back(as_planned(slice));
     }
@@ -331,20 +351,50 @@ void LoadedPlan::report(SplitWeight & weight, bool loaded) {
         return;
     }
     const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<SplitWeight *> &      held   = held_[found->second];
     oallama_slice &                   placed = placed_[found->second];
-    SplitWeight *&                    known  = weights_[found->second];
-    known                                    = loaded ? &weight : known == &weight ? nullptr : known;
-    placed                                   = as_planned(spec_.slices[found->second]);
+    held.erase(std::remove(held.begin(), held.end(), &weight), held.end());
+    placed = as_planned(spec_.slices[found->second]);
     if (loaded) {
+        held.push_back(&weight);
         placed.loaded       = 1;
-        placed.host_bytes   = weight.host_bytes();
+        placed.host_bytes   = weight.host_bytes_of_all();
         placed.device_bytes = weight.part_bytes(side_device);
-        placed.cc           = weight.slice().cc;
-        placed.cg           = weight.slice().cg;
-        placed.gg           = weight.slice().gg;
         placed.n_hot        = weight.n_slots();
-        std::snprintf(placed.layout, sizeof placed.layout, "%s", weight.slice().layout.c_str());
+        placed.n_cuts       = static_cast<int64_t>(weight.n_cuts());
+        for (size_t i = 0; i < weight.n_cuts(); i++) {
+            placed.cuts[i] = weight.cut(i).slice().cc;
+        }
+        tell_cut(weight, placed);
     }
+}
+
+void LoadedPlan::move_cut(const std::string & name, int64_t cc) {
+    const auto found = spec_.by_name.find(name);
+    require(found != spec_.by_name.end(), "the plan has no tensor " + name);
+    const std::lock_guard<std::mutex>  lock(mutex_);
+    const std::vector<SplitWeight *> & held = held_[found->second];
+    require(!held.empty(), "no model with " + name + " is loaded, so its cut cannot be moved");
+    std::vector<size_t> chosen;
+    for (const SplitWeight * weight : held) {
+        std::string kept;
+        size_t      at = weight->n_cuts();
+        for (size_t i = 0; i < weight->n_cuts(); i++) {
+            kept += (i == 0 ? "" : ", ") + std::to_string(weight->cut(i).slice().cc);
+            at = weight->cut(i).slice().cc == cc ? i : at;
+        }
+        chosen.push_back(at);
+        if (at == weight->n_cuts()) {
+            throw Error(OALLAMA_UNSUPPORTED, "CC of " + name + " cannot end at " + std::to_string(cc) +
+                                                 ": it was loaded so that it may end at " + kept +
+                                                 "; what lies between other cuts is not kept in both layouts");
+        }
+    }
+    for (size_t i = 0; i < held.size(); i++) {
+        held[i]->use_cut(chosen[i]);
+    }
+    tell_cut(*held.back(), placed_[found->second]);
+    cuts_moved++;
 }
 
 void LoadedPlan::problem(uint64_t load, const std::string & sentence, bool usable) {
@@ -360,9 +410,9 @@ void LoadedPlan::problem(uint64_t load, const std::string & sentence, bool usabl
 SplitWeight & LoadedPlan::weight(const std::string & name) const {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto                        found = spec_.by_name.find(name);
-    SplitWeight *                     known = found == spec_.by_name.end() ? nullptr : weights_[found->second];
-    require(known != nullptr, "no model that was loaded with the plan has the tensor " + name);
-    return *known;
+    const bool                        held  = found != spec_.by_name.end() && !held_[found->second].empty();
+    require(held, "no model that was loaded with the plan has the tensor " + name);
+    return *held_[found->second].back();
 }
 
 oallama_slice LoadedPlan::placed(size_t index) const {
@@ -398,7 +448,12 @@ LoadedPlan * plan_of(const ggml_tensor * tensor) {
 }
 
 SplitWeight * weight_of(const ggml_tensor * tensor) {
-    return plan_of(tensor) == nullptr ? nullptr : static_cast<SplitWeight *>(tensor->extra);
+    SplitWeight * weight = whole_weight_of(tensor);
+    return weight == nullptr ? nullptr : &weight->active();
+}
+
+uint64_t n_cuts_moved() {
+    return cuts_moved.load(std::memory_order_relaxed);
 }
 
 bool is_sound(const ggml_tensor * tensor) {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <set>
 
+#include "block_times.h"
 #include "split_weight.h"
 
 namespace oallama {
@@ -59,6 +60,11 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     // A weight of the model that was loaded last. Throws OALLAMA_INVALID where none is.
     SplitWeight & weight(const std::string & name) const;
 
+    BlockTimes & times() { return times_; }
+
+    // Lets CC of a weight end elsewhere, in every model of the plan. Throws OALLAMA_INVALID, OALLAMA_UNSUPPORTED.
+    void move_cut(const std::string & name, int64_t cc);
+
     oallama_slice            placed(size_t index) const;
     std::vector<std::string> problems(bool * usable) const;
 
@@ -72,15 +78,17 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner);
 
     PlanSpec                   spec_;
+    BlockTimes                 times_;
     ggml_backend_buffer_type   buft_;
     mutable std::mutex         mutex_;
     mutable ggml_backend_dev_t device_   = nullptr;
     mutable ggml_backend_dev_t resident_ = nullptr; // the device where blocks can live there
     std::vector<oallama_slice> placed_;
-    std::vector<SplitWeight *> weights_; // as placed_; NULL: no model has it
-    std::vector<Problem>       problems_;
-    std::set<uint64_t>         loads_; // that have not ended
-    uint64_t                   n_loads_ = 0;
+
+    std::vector<std::vector<SplitWeight *>> held_; // of each slice, the weights that are loaded
+    std::vector<Problem>                    problems_;
+    std::set<uint64_t>                      loads_; // that have not ended
+    uint64_t                                n_loads_ = 0;
 };
 
 bool is_split_buft(ggml_backend_buffer_type_t buft);
@@ -93,7 +101,10 @@ void remove_resident_device(ggml_backend_dev_t device);
 // The plan of a tensor in a split buffer; NULL for any other tensor. Views of one are not in it themselves.
 LoadedPlan * plan_of(const ggml_tensor * tensor);
 
-// The weight behind a tensor in a split buffer; NULL for any other, and before it was allocated.
+// How often a cut was moved, of any plan: since then graphs are computed otherwise than they were prepared for.
+uint64_t n_cuts_moved();
+
+// The weight behind a tensor in a split buffer, as it is cut now; NULL for any other, and before it was allocated.
 SplitWeight * weight_of(const ggml_tensor * tensor);
 
 // Gives a weight's parts their memory if that has not been done; false where that failed.

@@ -269,6 +269,7 @@ class Builder {
         if (program_.first == nullptr) {
             program_.first    = &weight;
             program_.n_tokens = value(i).n_tokens;
+            program_.times    = &plan_of(node->src[0])->times().of(weight.slice(), program_.n_tokens);
         }
         const bool    streamed = side == side_stream || side == side_prime;
         ggml_tensor * w        = streamed ? slot_of(i, weight, side) : weight.part(side).tensor;

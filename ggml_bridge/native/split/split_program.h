@@ -173,6 +173,7 @@ struct Program {
     ContextPtr                 ctx;
     const SplitWeight *        first        = nullptr; // weight, and tokens of its mul-mat: what a trace calls it
     int64_t                    n_tokens     = 0;
+    BlockTime *                times        = nullptr; // of this block, cut and class of batch sizes
     ggml_cgraph *              device_graph = nullptr;
     ggml_cgraph *              host_graph   = nullptr;
     ggml_backend_dev_t         device       = nullptr; // NULL: nothing runs there

@@ -24,6 +24,14 @@ uint64_t next_id() {
 SplitWeight::SplitWeight(const ggml_tensor * tensor, SliceSpec slice)
     : id_(next_id()), slice_(std::move(slice)), row_bytes_(row_size(tensor->type, tensor->ne[0])) {
     set_hot(slice_.hot);
+    for (const int64_t cc : slice_.other_cc) {
+        SliceSpec other = slice_;
+        other.cg += other.cc - cc;
+        other.cc = cc;
+        other.other_cc.clear();
+        others_.push_back(std::make_unique<SplitWeight>(tensor, std::move(other)));
+        others_.back()->share(side_device);
+    }
 }
 
 void SplitWeight::set_hot(std::vector<int32_t> hot) {
@@ -125,7 +133,9 @@ void SplitWeight::set(const void * data, size_t offset, size_t size) {
     int64_t      left  = static_cast<int64_t>(size);
     while (left > 0) {
         const Segment piece = segment(at, left);
-        write(piece.side, bytes, piece.offset, piece.size);
+        if (owns_[piece.side]) {
+            write(piece.side, bytes, piece.offset, piece.size);
+        }
         if (piece.side == side_host && prime_is_copy()) {
             write(side_prime, bytes, piece.offset, piece.size);
         }
@@ -140,6 +150,9 @@ void SplitWeight::set(const void * data, size_t offset, size_t size) {
         if (parts_[side].pieces) {
             flush(side);
         }
+    }
+    for (const auto & other : others_) {
+        other->set(data, offset, size);
     }
 }
 
@@ -160,11 +173,24 @@ void SplitWeight::write_hot(const char * data, int64_t offset, int64_t size) {
 }
 
 int64_t SplitWeight::host_bytes() const {
-    return part_bytes(side_host) + part_bytes(side_stream) + (prime_is_copy() ? part_bytes(side_prime) : 0);
+    const bool copied = has_prime() && parts_[side_prime].tensor->data != parts_[side_host].tensor->data;
+    return part_bytes(side_host) + part_bytes(side_stream) + (copied ? part_bytes(side_prime) : 0);
 }
 
+int64_t SplitWeight::host_bytes_of_all() const {
+    int64_t bytes = 0;
+    for (size_t i = 0; i < n_cuts(); i++) {
+        const SplitWeight & one = cut(i);
+        bytes += (one.owns(side_host) ? one.part_bytes(side_host) : 0) +
+                 (one.owns(side_stream) ? one.part_bytes(side_stream) : 0) +
+                 (one.prime_is_copy() ? one.part_bytes(side_prime) : 0);
+    }
+    return bytes;
+}
+
+// Which is written by itself.
 bool SplitWeight::prime_is_copy() const {
-    return has_prime() && parts_[side_prime].tensor != parts_[side_host].tensor;
+    return owns_[side_prime] && has_prime() && parts_[side_prime].tensor != parts_[side_host].tensor;
 }
 
 void SplitWeight::write(Side side, const char * data, int64_t offset, int64_t size) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <array>
+#include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -41,12 +43,34 @@ class SplitWeight {
 
     Part & part(Side side) { return parts_[side]; }
 
+    // The cuts of it that are kept: itself first, each of the others with the same GG.
+    size_t n_cuts() const { return 1 + others_.size(); }
+
+    SplitWeight & cut(size_t i) { return i == 0 ? *this : *others_[i - 1]; }
+
+    const SplitWeight & cut(size_t i) const { return i == 0 ? *this : *others_[i - 1]; }
+
+    // The one that is computed with.
+    SplitWeight & active() { return cut(active_.load(std::memory_order_relaxed)); }
+
+    const SplitWeight & active() const { return cut(active_.load(std::memory_order_relaxed)); }
+
+    void use_cut(size_t i) { active_ = i; }
+
+    void forget_other_cuts() { others_.clear(); }
+
+    // Whether a part has memory of its own, rather than another cut's.
+    bool owns(Side side) const { return owns_[side]; }
+
+    void share(Side side) { owns_[side] = false; }
+
     // Shape of a part's tensor, ne[0..2].
     std::array<int64_t, 3> shape(Side side) const;
 
     int64_t part_bytes(Side side) const;
 
-    int64_t host_bytes() const; // of CC, CG, and of CC's copy for CG'
+    int64_t host_bytes() const;        // of CC, CG, and of CC's copy for CG'
+    int64_t host_bytes_of_all() const; // that all cuts need together
 
     // Where the device has each expert; -1: nowhere. Empty: it has no hot ones.
     const std::vector<int32_t> & slot_of() const { return slot_of_; }
@@ -72,7 +96,7 @@ class SplitWeight {
     // expert's are on the device where it is hot.
     void move_cuts(int64_t cg, int64_t gg);
 
-    // Bytes [offset, offset + size) of the whole tensor, in any order and any pieces.
+    // Bytes [offset, offset + size) of the whole tensor, in any order and any pieces, for every cut.
     void set(const void * data, size_t offset, size_t size);
 
     // Throws OALLAMA_UNSUPPORTED for a part that is in a repacked layout.
@@ -98,7 +122,11 @@ class SplitWeight {
     SliceSpec                 slice_;
     int64_t                   row_bytes_;
     std::array<Part, n_sides> parts_;
+    std::array<bool, n_sides> owns_ = {true, true, true, true};
     std::vector<int32_t>      slot_of_;
+
+    std::vector<std::unique_ptr<SplitWeight>> others_; // cuts of it that are kept beside this one
+    std::atomic<size_t>                       active_{0};
 
     // bytes collected for a part before they are handed over in one go
     struct Pending {

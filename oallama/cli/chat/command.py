@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.model_file import model_file
-from oallama.cli.options import complete_file, count, model_option, system_option
+from oallama.cli.options import complete_file, count, model_option, replan_option, system_option
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
 from oallama.cli.policy import PolicyOptions
@@ -41,6 +42,7 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
     f"[default: -1; {DEFAULT_N_GEN} where text is continued]",
 )
 @placement_options()
+@replan_option
 @sampling_options
 @click.option(
     "--chat/--no-chat",
@@ -111,7 +113,7 @@ def start(
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
     reader = reader_of_stdin()
     with counting(placer, count_experts) as recording:
-        session_model = ChatModel(placer, plan, load, to_tune, fixed, recording)
+        session_model = ChatModel(placer, plan, load, to_tune, fixed, partial(asked.engine, **recording))
         session = Session(session_model, template, Conversation(system or None), settings)
         try:
             session_model.engine  # noqa: B018  # the first message need not wait for it

@@ -37,6 +37,7 @@ def reader_of_stdin() -> Reader:
 def converse(session: Session, model: ChatModel, reader: Reader) -> None:
     """Answer until the end of the input or /bye. What is wrong with a message or a command is one sentence, and the
     session goes on; from a pipe, a lost device and Ctrl-C end it."""
+    n_replanned = 0
     while True:
         try:
             message = reader.read()
@@ -64,6 +65,9 @@ def converse(session: Session, model: ChatModel, reader: Reader) -> None:
             _tell(error)
         if session.settings.verbose and session.last is not None and session.n_answers > n_answers:
             talk(figures(session.last, model.token_seconds))
+            for change in model.engine.replanned[n_replanned:]:
+                talk(f"re-planned {change}")
+            n_replanned = len(model.engine.replanned)
 
 
 def _take(session: Session, model: ChatModel, message: str, interactive: bool) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from oallama.cli.gate import measured, tune_after
 from oallama.cli.placement import say_warnings
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 class ChatModel:
     """to_tune: whether nothing was measured yet for this workload. fixed: why the placement is not to be measured, else
-    empty. recording: arguments for Placer.engine."""
+    empty. opened: loads a plan; None: as the placer does."""
 
     def __init__(
         self,
@@ -28,17 +27,18 @@ class ChatModel:
         load: Workload,
         to_tune: bool,
         fixed: str = "",
-        recording: Mapping[str, Any] = MappingProxyType({}),
+        opened: Callable[[Placer, Plan], Engine] | None = None,
     ) -> None:
-        self.placer, self.plan, self.load = placer, plan, load
-        self._to_tune, self._fixed, self._recording = to_tune, fixed, recording
+        self.placer, self.plan, self.load, self._opened = placer, plan, load, opened
+        self._to_tune, self._fixed = to_tune, fixed
         self._engine: Engine | None = None
 
     @property
     def engine(self) -> Engine:
         """Loaded now if it is not. Raises what loading raises."""
         if self._engine is None:
-            self._engine = self.placer.engine(self.plan, **self._recording)
+            opened = self._opened
+            self._engine = opened(self.placer, self.plan) if opened else self.placer.engine(self.plan)
             say_warnings(self._engine, self.placer)
         return self._engine
 
