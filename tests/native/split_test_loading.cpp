@@ -436,14 +436,16 @@ void check_program_cache() {
         }
         check(bytes() - begun == 16 * int64_t{each}, "all of them are held");
         check(cache.find({0}) != nullptr && cache.find({16}) == nullptr, "what was added is found");
-        check(add(16) && add(17), "one more takes another's place");
-        check(cache.find({1}) == nullptr && cache.find({2}) == nullptr, "that of what was used longest ago");
-        check(cache.find({0}) != nullptr && cache.find({3}) != nullptr && cache.find({17}) != nullptr,
+        check(add(16) && !add(17), "one more takes the place of half of them");
+        check(bytes() - begun == 9 * int64_t{each}, "which are dropped");
+        check(cache.find({1}) == nullptr && cache.find({9}) == nullptr, "those that were used longest ago");
+        check(cache.find({0}) != nullptr && cache.find({10}) != nullptr && cache.find({17}) != nullptr,
               "what was used since stays");
         for (uint64_t number = 100; number < 1100; number++) {
             add(number);
+            check(bytes() - begun <= 16 * int64_t{each}, "no more is held than there is room for");
         }
-        check(bytes() - begun == 16 * int64_t{each}, "no more is held than there is room for");
+        check(cache.find({1099}) != nullptr && cache.find({1092}) != nullptr, "the last ones are");
         cache.make_room(size_t{1} << 30U);
         check(bytes() == begun, "for what is larger than all, everything goes");
         add(0);

@@ -22,12 +22,13 @@ Program * ProgramCache::find(const Signature & signature) {
 }
 
 bool ProgramCache::make_room(size_t bytes) {
-    bool dropped = false;
-    while (!programs_.empty() && bytes_ + bytes > max_bytes) {
-        drop_last();
-        dropped = true;
+    if (bytes_ + bytes <= max_bytes) {
+        return false;
     }
-    return dropped;
+    while (!programs_.empty() && bytes_ + bytes > max_bytes / 2) {
+        drop_last();
+    }
+    return true;
 }
 
 Program & ProgramCache::add(std::unique_ptr<Program> program) {

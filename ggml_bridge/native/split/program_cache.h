@@ -1,4 +1,4 @@
-// Programs that were prepared, to be used again: those used last, as many as a number of bytes has room for.
+// Programs that were prepared, to be used again: those used last, as many as there is room for.
 //
 // A server computes batches of ever new sizes, and each needs a program for each block.
 
@@ -23,7 +23,8 @@ class ProgramCache {
     // The program of a sub-graph, which is now the one used last; NULL: there is none.
     Program * find(const Signature & signature);
 
-    // Drops what was used longest ago until so much more may be held; whether there was anything to drop.
+    // Where so much more may not be held, drops what was used longest ago, half of all at once: what was made at about
+    // the same time lies together, so that memory is not full of small holes. Whether anything was dropped.
     bool make_room(size_t bytes);
 
     Program & add(std::unique_ptr<Program> program);
