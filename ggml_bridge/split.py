@@ -64,7 +64,8 @@ class SliceInfo:
 
 @dataclass(frozen=True, slots=True)
 class SplitMemory:
-    """What the backend holds now, over all models and contexts of the process: bytes, tensors, prepared sub-graphs."""
+    """What the backend holds now, over all models and contexts of the process: bytes, tensors, prepared sub-graphs.
+    program_bytes: of the sub-graphs in host memory, 16 MiB of a context at most."""
 
     host_weights: int
     device_weights: int
@@ -72,6 +73,7 @@ class SplitMemory:
     device_compute: int
     n_weights: int
     n_programs: int
+    program_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

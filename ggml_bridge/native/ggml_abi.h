@@ -156,6 +156,7 @@ ggml_abort_callback_t    ggml_set_abort_callback(ggml_abort_callback_t callback)
 
 ggml_context * ggml_init(ggml_init_params params);
 void           ggml_free(ggml_context * ctx);
+size_t         ggml_get_mem_size(const ggml_context * ctx);
 ggml_tensor *  ggml_new_tensor(ggml_context * ctx, ggml_type type, int n_dims, const int64_t * ne);
 ggml_tensor *  ggml_new_tensor_1d(ggml_context * ctx, ggml_type type, int64_t ne0);
 ggml_tensor *  ggml_new_tensor_2d(ggml_context * ctx, ggml_type type, int64_t ne0, int64_t ne1);

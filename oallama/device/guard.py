@@ -181,8 +181,6 @@ class Guard:
         if self.lost:
             return False
         results: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._stop.set()
-        self.beat()
 
         def job() -> None:
             try:
@@ -190,9 +188,11 @@ class Guard:
             finally:
                 results.put(None)
 
-        self._jobs.put(job)
-        self._jobs.put(None)
         with held_interrupt(), self._listening(results), contextlib.suppress(DeviceError):
+            self._stop.set()
+            self.beat()
+            self._jobs.put(job)
+            self._jobs.put(None)
             self._next(results)
         return not self.lost
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from oallama.core.errors import DeviceError
 from oallama.core.types import DeviceInfo
 from oallama.device.guard import Guard
+from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import load_bridge
 from oallama.device.spec import DeviceSpec
 
@@ -127,13 +128,25 @@ def connect(spec: DeviceSpec, endpoint: str, alive: Callable[[], bool]) -> RpcLi
     Guarded, because the server may go right after its greeting. Then ggml's client stays locked, and this process
     cannot connect again, which later calls say.
     """
+    made: list[RpcLink] = []
+    try:
+        _connect(spec, endpoint, alive, made)
+        return made[0]
+    except BaseException:
+        for link in made:  # interrupted when it was there: a server has no other client as long as it is
+            link.close()
+        raise
+
+
+def _connect(spec: DeviceSpec, endpoint: str, alive: Callable[[], bool], made: list[RpcLink]) -> None:
+    """made: gets the connection as soon as it is there."""
     global _stuck
     import ggml_bridge
 
     bridge = load_bridge()
     _forget_dead()
 
-    def make() -> RpcLink:
+    def make() -> None:
         try:
             names = bridge.rpc_add(endpoint)
         except ggml_bridge.BridgeError as error:
@@ -141,22 +154,23 @@ def connect(spec: DeviceSpec, endpoint: str, alive: Callable[[], bool]) -> RpcLi
         client = _Client(bridge)
         client.buffer_type(endpoint.encode(), 0)  # asks the server once; the answer is kept
         backend = client.init(endpoint.encode(), 0)
-        return RpcLink(bridge.device(names[0]), client.registry(endpoint.encode()), backend, alive)
+        made.append(RpcLink(bridge.device(names[0]), client.registry(endpoint.encode()), backend, alive))
+        _links.extend(made)
 
     with _lock:
         if _stuck:
             raise DeviceError(f"cannot connect to {spec}: {_stuck}")
         guard = Guard(str(spec), alive, stall_s=CONNECT_S)
         try:
-            _links.append(guard.call(make))
-            return _links[-1]
+            guard.call(make)
         except DeviceError:
             if guard.lost:
                 _stuck = f"the server at {endpoint} went while this process connected to it; start oallama again"
             raise
         finally:
-            _register_links()
-            guard.close(lambda: None)
+            with held_interrupt():
+                _register_links()
+                guard.close(lambda: None)
 
 
 def device_info(device: Device) -> DeviceInfo:

@@ -19,6 +19,7 @@ from oallama.cost.tracker import BlockKey, BlockSeconds
 from oallama.device.cpu import default_threads
 from oallama.device.guard import STALL_S
 from oallama.device.host_memory import host_memory_bytes
+from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.opening import open_now
 from oallama.model.memory import memory_of, probe_memory
@@ -186,8 +187,9 @@ class Engine:
             with contextlib.suppress(ValueError):  # it is executing
                 running.close()
                 in_stream = True
-        self._turns.close(in_stream)
-        self._release()
+        with held_interrupt():
+            self._turns.close(in_stream)
+            self._release()
 
     @property
     def llama(self) -> PlacedLlama:

@@ -8,6 +8,7 @@ from typing import Protocol
 from oallama.core.errors import DeviceError, DoesNotFit, PlanError
 from oallama.core.types import PLAIN_LAYOUT, Operator
 from oallama.device.guard import Direct, Guard, Runner
+from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings
 from oallama.device.opening import NO_DEVICE, OpenDevice
 from oallama.device.spec import DeviceSpec, parse_device
@@ -24,18 +25,22 @@ class Held(Protocol):
 
 
 def release(loaded: list[Held], runner: Runner, device: OpenDevice) -> None:
-    """Free what an engine holds, the last made first; a lost device's memory is left alone."""
+    """Free what an engine holds, the last made first; a lost device's memory is left alone.
+
+    A Ctrl-C waits until all is done: a worker that ends before what lies on it is freed takes this process with it.
+    """
 
     def free() -> None:
         for held in reversed(loaded):
             held.close()
 
-    try:
-        if not runner.close(free):
-            for held in loaded:
-                held.abandon()
-    finally:
-        device.close()
+    with held_interrupt():
+        try:
+            if not runner.close(free):
+                for held in loaded:
+                    held.abandon()
+        finally:
+            device.close()
 
 
 def read_operators(path: str) -> tuple[Sequence[Operator], Sequence[str]]:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from ggml_bridge import BridgeError
 from ggml_bridge.rpc import RpcServer, probe
 from oallama.core.errors import DeviceError, UsageError
 from oallama.device.cpu import default_threads
+from oallama.device.guard import Guard
 from oallama.device.identity import known_device
 from oallama.device.opening import LOOK_S, list_devices, open_device
 from oallama.device.spec import parse_device
@@ -162,6 +164,24 @@ def test_a_running_server_is_connected_to() -> None:
     with RpcServer(threads=1) as server, open_device(f"rpc://{server.endpoint}") as device:
         assert device.info is not None and device.info.backend == "RPC"
         assert device.pid is None
+
+
+def test_a_ctrl_c_while_it_is_connected_to_leaves_the_server_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server has one client at a time, and one that nobody knows of would stay."""
+    call = Guard.call
+
+    def interrupted(self: Guard, function: Callable[[], None]) -> None:
+        call(self, function)
+        signal.raise_signal(signal.SIGINT)
+
+    with RpcServer(threads=1) as server:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(Guard, "call", interrupted)
+            with open_device(f"rpc://{server.endpoint}"):
+                pass
+        probe(server.endpoint)
+        with open_device(f"rpc://{server.endpoint}") as device:
+            assert device.alive()
 
 
 def test_a_server_with_another_client_is_reported_and_not_waited_for() -> None:

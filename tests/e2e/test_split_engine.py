@@ -31,7 +31,7 @@ from e2e.test_engine import (
     stock_logits,
     until_lost,
 )
-from e2e.what_is_held import nothing_grew
+from e2e.what_is_held import ONE_ARENA, nothing_grew
 from gguf_factory import write_llama_shape
 
 from ggml_bridge.rpc import RpcServer
@@ -453,6 +453,38 @@ for round in range(n):
 def test_loading_and_freeing_again_and_again_leaks_nothing(device: str, n: int, q4_0: Path) -> None:
     """A load has 2 MiB of weights and buffers: one of them that stays would show."""
     nothing_grew(LEAK, q4_0, device, n, timeout_s=280)
+
+
+BATCHES = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from e2e.split_cases import everything, split_case
+from e2e.what_is_held import held_now
+from oallama.device.load_params import load_bridge
+from oallama.core.options import Options
+from oallama.run.engine import Engine
+case = split_case(Path(sys.argv[2]), "cpu-pair", everything(0.5))
+with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
+    engine.logits(range(5, 69))
+    allocated, split = held_now().allocated, load_bridge().split().memory()
+    for n_tokens in range(1, 64):
+        engine.logits(range(5, 5 + n_tokens))
+    now = load_bridge().split().memory()
+    print(held_now().allocated - allocated, now.program_bytes - split.program_bytes, now.n_programs - split.n_programs)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mallinfo2 is glibc's")
+def test_batches_of_many_sizes_take_little_memory(q4_0: Path) -> None:
+    """A server's batches are of ever new sizes, for each of which the split back end keeps programs."""
+    command = [sys.executable, "-c", BATCHES, str(Path(__file__).parents[1]), str(q4_0)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, env={**os.environ, **ONE_ARENA})
+    assert run.returncode == 0, run.stderr
+    allocated, told, n_programs = map(int, run.stdout.split())
+    assert n_programs >= 63 * 4  # of two blocks in each of two layers at the least
+    assert allocated < n_programs * 10_000  # some 70,000 each, where they had room for all that they might need
+    assert abs(allocated - told) < 0.25 * told
 
 
 PEAK = """

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "program_cache.h"
 #include "split_test.h"
 
 namespace split_test {
@@ -413,9 +414,49 @@ static void check_same_sources() {
     done("same sources");
 }
 
+constexpr int64_t program_bytes = 16 << 10; // of a feed-forward block, at most
+
+// A mebibyte each, of which the cache has room for sixteen.
+void check_program_cache() {
+    constexpr size_t each  = size_t{1} << 20U;
+    const auto       bytes = [] { return memory().program_bytes; };
+    const int64_t    begun = bytes();
+    {
+        oallama::ProgramCache cache;
+        const auto            add = [&](uint64_t number) {
+            const bool full    = cache.make_room(each);
+            auto       program = std::make_unique<oallama::Program>();
+            program->signature = {number};
+            program->bytes     = each;
+            cache.add(std::move(program));
+            return full;
+        };
+        for (uint64_t number = 0; number < 16; number++) {
+            check(!add(number), "there is room for sixteen");
+        }
+        check(bytes() - begun == 16 * int64_t{each}, "all of them are held");
+        check(cache.find({0}) != nullptr && cache.find({16}) == nullptr, "what was added is found");
+        check(add(16) && !add(17), "one more takes the place of half of them");
+        check(bytes() - begun == 9 * int64_t{each}, "which are dropped");
+        check(cache.find({1}) == nullptr && cache.find({9}) == nullptr, "those that were used longest ago");
+        check(cache.find({0}) != nullptr && cache.find({10}) != nullptr && cache.find({17}) != nullptr,
+              "what was used since stays");
+        for (uint64_t number = 100; number < 1100; number++) {
+            add(number);
+            check(bytes() - begun <= 16 * int64_t{each}, "no more is held than there is room for");
+        }
+        check(cache.find({1099}) != nullptr && cache.find({1092}) != nullptr, "the last ones are");
+        cache.make_room(size_t{1} << 30U);
+        check(bytes() == begun, "for what is larger than all, everything goes");
+        add(0);
+    }
+    check(bytes() == begun, "a cache that is gone holds nothing");
+}
+
 void test_programs() {
     check_replaced_weights();
     check_same_sources();
+    check_program_cache();
     const Block                block = ffn_block(q4_0, q4_0);
     const Data                 data  = make_data(block);
     std::map<int64_t, Outputs> expected;
@@ -451,12 +492,7 @@ void test_programs() {
             session.compute(model, n_tokens);
         }
         check(memory().n_programs <= 64, "every shape has one program");
-        round();
-        // more shapes than are kept
-        for (int64_t n_tokens = 1; n_tokens <= 1100; n_tokens += 1) {
-            session.compute(model, n_tokens % 2 == 0 ? n_tokens : 1100 - n_tokens);
-        }
-        check(memory().n_programs <= 1100, "programs are dropped");
+        check(memory().program_bytes <= memory().n_programs * program_bytes, "programs are small");
         round();
     }
     done("programs");

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import queue
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,8 +19,11 @@ import pytest
 from oallama.device.guard import Direct, Guard
 from oallama.device.interrupt import held_interrupt
 from oallama.device.native_log import native_log
+from oallama.device.opening import OpenDevice
+from oallama.device.spec import DeviceSpec
 from oallama.placer import Placer
 from oallama.run.load import LoadProgress
+from oallama.run.setup import release
 
 MODEL = Path(__file__).resolve().parents[2] / "models/oallama-stories-q4_0.gguf"
 
@@ -214,3 +220,60 @@ def test_a_ctrl_c_in_what_frees_an_engine_is_raised(monkeypatch: pytest.MonkeyPa
         engine.close()
     assert n_freed == 1
     engine.close()
+
+
+class Order:
+    """What an engine holds and its device, which note when they have been closed."""
+
+    def __init__(self) -> None:
+        self.closed: list[str] = []
+
+    def close(self) -> None:
+        time.sleep(0.005)
+        self.closed.append("held")
+
+    def abandon(self) -> None:
+        self.closed.append("abandoned")
+
+    def device(self) -> OpenDevice:
+        return OpenDevice("a device", None, DeviceSpec("none"), close=lambda: self.closed.append("device"))
+
+
+def interrupted_at(line: int, function: Callable[[], None]) -> bool:
+    """Call the function with a Ctrl-C at a line of Python that it comes to; whether it came so far."""
+    left = line
+
+    def trace(_frame: FrameType, event: str, _argument: Any) -> Any:
+        nonlocal left
+        if event == "line":
+            left -= 1
+            if left == 0:
+                signal.raise_signal(signal.SIGINT)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except KeyboardInterrupt:
+        assert left <= 0
+    else:
+        assert left > 0, "it was lost"
+    finally:
+        sys.settrace(before)
+    return left <= 0
+
+
+def test_a_ctrl_c_at_any_line_of_closing_leaves_the_device_until_what_is_on_it_is_freed() -> None:
+    """A worker that ends before takes this process with it: ggml aborts where it misses the server."""
+    line, comes_so_far, n_done = 0, True, 0
+    while comes_so_far:
+        line += 1
+        order, guard = Order(), Guard("a device", lambda: True)
+        close = functools.partial(release, [order], guard, order.device())
+        comes_so_far = interrupted_at(line, close)
+        n_done += order.closed != []
+        if not order.closed:  # nothing had begun
+            close()
+        assert order.closed == ["held", "device"], line
+    assert n_done > line / 2 > 10

@@ -71,7 +71,7 @@ extern "C" {
 
 // cdef begin
 
-#define OALLAMA_ABI 4
+#define OALLAMA_ABI 5
 #define OALLAMA_NAME_BYTES 128
 #define OALLAMA_MAX_CUTS 5 // of one tensor
 
@@ -170,8 +170,9 @@ typedef struct oallama_memory {
     int64_t device_weights;
     int64_t host_compute;
     int64_t device_compute;
-    int64_t n_weights;  // tensors
-    int64_t n_programs; // prepared sub-graphs
+    int64_t n_weights;     // tensors
+    int64_t n_programs;    // prepared sub-graphs
+    int64_t program_bytes; // of these, in host memory: 16 MiB of a context at most
 } oallama_memory;
 
 int oallama_get_memory(oallama_memory * memory);

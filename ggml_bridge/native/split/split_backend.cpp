@@ -13,8 +13,6 @@ namespace oallama {
 
 namespace {
 
-constexpr size_t max_programs = 1024; // of a few kilobytes each
-
 class Stopwatch {
   public:
     // Adds the time since the last call to a counter, and returns it.
@@ -81,7 +79,6 @@ SplitBackend::SplitBackend() {
 }
 
 SplitBackend::~SplitBackend() {
-    counters().n_programs -= static_cast<int64_t>(n_programs_);
     if (host_) {
         counters().host_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(host_.get()));
     }
@@ -125,20 +122,11 @@ void SplitBackend::set_abort_callback(ggml_abort_callback callback, void * data)
 
 Program & SplitBackend::find(const ggml_cgraph * graph, ggml_backend_dev_t memory) {
     make_signature(graph, memory, scratch_);
-    const uint64_t key   = hash_of(scratch_);
-    const auto     found = programs_.find(key);
-    if (found != programs_.end()) {
-        for (const std::unique_ptr<Program> & program : found->second) {
-            if (program->signature == scratch_) {
-                program->last_used = ++clock_;
-                return *program;
-            }
-        }
-    }
-    return build(graph, memory, key);
+    Program * known = programs_.find(scratch_);
+    return known != nullptr ? *known : build(graph, memory);
 }
 
-Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memory, uint64_t key) {
+Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memory) {
     std::unique_ptr<Program> program = build_program(graph, memory, scratch_);
     stats().n_built++;
     reserve_host(*program);
@@ -161,15 +149,10 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
         }
         note_pageable(graph, *program);
     }
-    if (n_programs_ >= max_programs) {
-        evict();
+    if (programs_.make_room(program->bytes)) {
+        forget_turns();
     }
-    program->last_used = ++clock_;
-    n_programs_++;
-    counters().n_programs++;
-    std::vector<std::unique_ptr<Program>> & slot = programs_[key];
-    slot.push_back(std::move(program));
-    return *slot.back();
+    return programs_.add(std::move(program));
 }
 
 // Programs are given their place in it before each run. Pinned where the device's copies begin and end there.
@@ -211,35 +194,7 @@ void SplitBackend::note_pageable(const ggml_cgraph * graph, const Program & prog
 
 void SplitBackend::forget() {
     forget_turns();
-    counters().n_programs -= static_cast<int64_t>(n_programs_);
-    n_programs_ = 0;
     programs_.clear();
-}
-
-// Drops the half that was not used for longest.
-void SplitBackend::evict() {
-    forget_turns();
-    std::vector<uint64_t> used;
-    for (const auto & [key, slot] : programs_) {
-        for (const auto & program : slot) {
-            used.push_back(program->last_used);
-        }
-    }
-    std::nth_element(used.begin(), used.begin() + static_cast<int64_t>(used.size() / 2), used.end());
-    const uint64_t oldest_kept = used[used.size() / 2];
-    for (auto slot = programs_.begin(); slot != programs_.end();) {
-        auto & programs = slot->second;
-        programs.erase(std::remove_if(programs.begin(), programs.end(),
-                                      [&](const auto & program) { return program->last_used < oldest_kept; }),
-                       programs.end());
-        slot = programs.empty() ? programs_.erase(slot) : std::next(slot);
-    }
-    size_t left = 0;
-    for (const auto & [key, slot] : programs_) {
-        left += slot.size();
-    }
-    counters().n_programs -= static_cast<int64_t>(n_programs_ - left);
-    n_programs_ = left;
 }
 
 void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,

@@ -2,9 +2,8 @@
 
 #pragma once
 
-#include <unordered_map>
-
 #include "partner.h"
+#include "program_cache.h"
 
 namespace oallama {
 
@@ -45,13 +44,10 @@ class SplitBackend {
     void device_computes();
 
   private:
-    using Programs = std::unordered_map<uint64_t, std::vector<std::unique_ptr<Program>>>;
-
     Program &   find(const ggml_cgraph * graph, ggml_backend_dev_t memory);
-    Program &   build(const ggml_cgraph * graph, ggml_backend_dev_t memory, uint64_t key);
+    Program &   build(const ggml_cgraph * graph, ggml_backend_dev_t memory);
     void        forget();
     void        forget_turns();
-    void        evict();
     ggml_status run(Program & program, ggml_cgraph * graph);
     void        end(Phase & phase);
     void        ask_ahead();
@@ -72,10 +68,8 @@ class SplitBackend {
     int                      n_threads_ = 0;
     BufferPtr                host_; // for what the host makes for itself
     std::unique_ptr<Partner> partner_;
-    Programs                 programs_;
-    size_t                   n_programs_ = 0;
-    uint64_t                 clock_      = 0;
-    uint64_t                 prepared_   = 0; // n_cuts_moved() when llama.cpp's graph was prepared
+    ProgramCache             programs_;
+    uint64_t                 prepared_ = 0; // n_cuts_moved() when llama.cpp's graph was prepared
     Signature                scratch_;
     Turns                    turns_;              // of small copies to the device
     Phase *                  last_     = nullptr; // that ended, until the next one is launched

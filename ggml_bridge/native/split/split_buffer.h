@@ -20,6 +20,7 @@ struct Counters {
     std::atomic<int64_t> device_compute{0};
     std::atomic<int64_t> n_weights{0};
     std::atomic<int64_t> n_programs{0};
+    std::atomic<int64_t> program_bytes{0};
 };
 
 Counters & counters();

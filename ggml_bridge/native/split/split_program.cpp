@@ -15,19 +15,42 @@ using Sides = std::array<ggml_tensor *, n_sides>;
 
 constexpr std::array<Side, n_sides> all_sides = {side_host, side_stream, side_device, side_prime};
 
+// What a program's context has room for.
+struct Room {
+    int64_t n_tensors;
+    int64_t n_nodes; // of each graph, and as many leaves
+};
+
+// At most: each node, its weight and each of its sources on every side, and a slice of it.
+Room most_of(const ggml_cgraph * graph) {
+    const int64_t n_tensors = graph->n_nodes * int64_t{n_sides * (3 + GGML_MAX_SRC)} + 8;
+    return {n_tensors, n_tensors};
+}
+
+// What it took of that.
+Room taken_by(const Program & program) {
+    Room                 room = {0, 1};
+    const ggml_context * ctx  = program.ctx.get();
+    for (ggml_tensor * one = ggml_get_first_tensor(ctx); one != nullptr; one = ggml_get_next_tensor(ctx, one)) {
+        room.n_tensors++;
+    }
+    for (const ggml_cgraph * graph : {program.host_graph, program.device_graph}) {
+        room.n_nodes = std::max<int64_t>(room.n_nodes, std::max(graph->n_nodes, graph->n_leafs));
+    }
+    return room;
+}
+
 // Second pass: tensors of both sides.
 class Builder {
   public:
-    Builder(const ggml_cgraph * graph, const Values & values, ggml_backend_dev_t memory, Program & program)
+    Builder(const ggml_cgraph * graph, const Values & values, ggml_backend_dev_t memory, Room room, Program & program)
         : graph_(graph), values_(values), sides_(values.nodes.size()), program_(program), resident_(graph, program),
           routed_(graph, program) {
-        // at most: each node, its weight and each of its sources on every side, and a slice of it
-        const int64_t n_tensors = graph->n_nodes * int64_t{n_sides * (3 + GGML_MAX_SRC)} + 8;
-        program.device          = memory == nullptr ? values.device : memory;
-        program.resident        = memory != nullptr;
-        program.ctx             = new_context(n_tensors, 2, n_tensors);
-        program.device_graph    = ggml_new_graph_custom(program.ctx.get(), static_cast<size_t>(n_tensors), false);
-        program.host_graph      = ggml_new_graph_custom(program.ctx.get(), static_cast<size_t>(n_tensors), false);
+        program.device       = memory == nullptr ? values.device : memory;
+        program.resident     = memory != nullptr;
+        program.ctx          = new_context(room.n_tensors, 2, room.n_nodes);
+        program.device_graph = ggml_new_graph_custom(program.ctx.get(), static_cast<size_t>(room.n_nodes), false);
+        program.host_graph   = ggml_new_graph_custom(program.ctx.get(), static_cast<size_t>(room.n_nodes), false);
     }
 
     void build() {
@@ -711,6 +734,38 @@ const ggml_tensor * refused_by_device(const Program & program) {
     return nullptr;
 }
 
+std::unique_ptr<Program> new_program(const ggml_cgraph * graph, const Values & values, ggml_backend_dev_t memory,
+                                     Room room) {
+    auto program = std::make_unique<Program>();
+    Builder(graph, values, memory, room, *program).build();
+    return program;
+}
+
+template <typename T> size_t bytes_of(const std::vector<T> & items) {
+    return items.capacity() * sizeof(T);
+}
+
+size_t bytes_of(const Phase & phase) {
+    size_t bytes = bytes_of(phase.inputs) + bytes_of(phase.lifts) + bytes_of(phase.uploads) +
+                   bytes_of(phase.downloads) + bytes_of(phase.streamed) + bytes_of(phase.routings);
+    for (const Routed & routed : phase.routings) {
+        bytes += bytes_of(routed.weights) + bytes_of(routed.sized) + bytes_of(routed.gathered) + bytes_of(routed.sent);
+        // of a batch: experts, routing weights, and on either side which row it is and by which expert
+        bytes += static_cast<size_t>(routed.n_rows) * 6 * sizeof(int32_t);
+    }
+    return bytes;
+}
+
+size_t bytes_of(const Program & program) {
+    size_t bytes = sizeof program + ggml_get_mem_size(program.ctx.get()) + bytes_of(program.signature) +
+                   bytes_of(program.bindings) + bytes_of(program.device_bindings) + bytes_of(program.device_views) +
+                   bytes_of(program.host_views) + bytes_of(program.host_staged) + bytes_of(program.phases);
+    for (const Phase & phase : program.phases) {
+        bytes += bytes_of(phase);
+    }
+    return bytes;
+}
+
 } // namespace
 
 std::unique_ptr<Program> build_program(const ggml_cgraph * graph, ggml_backend_dev_t memory,
@@ -723,12 +778,13 @@ std::unique_ptr<Program> build_program(const ggml_cgraph * graph, ggml_backend_d
         }
     }
     for (const bool fuse : {true, false}) {
-        auto program        = std::make_unique<Program>();
-        program->signature  = signature;
-        const Values values = find_values(graph, fuse);
-        Builder(graph, values, memory, *program).build();
+        const Values        values  = find_values(graph, fuse);
+        auto                program = new_program(graph, values, memory, most_of(graph));
         const ggml_tensor * refused = refused_by_device(*program);
         if (refused == nullptr) {
+            program            = new_program(graph, values, memory, taken_by(*program)); // many are kept: no larger
+            program->signature = signature;
+            program->bytes     = bytes_of(*program);
             return program;
         }
         if (!fuse) {

@@ -187,7 +187,7 @@ struct Program {
     std::vector<Phase>         phases;
     size_t                     staging_bytes = 0; // of what is packed for the device, and of what comes back
     size_t                     host_bytes    = 0; // of host_staged
-    uint64_t                   last_used     = 0;
+    size_t                     bytes         = 0; // of itself
 };
 
 // Prepares a sub-graph; device memory is not allocated yet. memory: the device's that llama.cpp's tensors are in; NULL:

@@ -32,6 +32,7 @@ int oallama_get_memory(oallama_memory * memory) {
         memory->device_compute = counters().device_compute;
         memory->n_weights      = counters().n_weights;
         memory->n_programs     = counters().n_programs;
+        memory->program_bytes  = counters().program_bytes;
     });
 }
 

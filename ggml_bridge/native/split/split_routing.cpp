@@ -35,6 +35,10 @@ void route(const std::vector<int32_t> & ids, int64_t n_used, const std::vector<i
     routing.device_rows.clear();
     routing.host_ids.clear();
     routing.host_rows.clear();
+    routing.slots.reserve(static_cast<size_t>(routing.n_device * routing.n_tokens));
+    routing.device_rows.reserve(static_cast<size_t>(routing.n_device * routing.n_tokens));
+    routing.host_ids.reserve(ids.size());
+    routing.host_rows.reserve(ids.size());
     std::vector<int64_t> taken_by(static_cast<size_t>(n_slots), -1); // the last token that uses a slot
     for (int64_t token = 0; token < routing.n_tokens; token++) {
         const size_t begin = routing.slots.size();
