@@ -39,7 +39,8 @@ def measure_blocks(
     """Measure until every test has n_blocks calm blocks, or twice as many were measured in all, or all arms but the
     first are done.
 
-    An arm with a fault in a block is measured again at its end, unless all have one. Then the calmest of the discarded ones fill up what is missing; one with a fault is never kept, and where the first
+    An arm with a fault in a block is measured again at its end, unless all have one. What is missing in the end
+    is filled up with the calmest of the discarded blocks; one with a fault is never kept, and where the first
     MAX_FAULTY blocks all have one, nothing more is measured. on_block sees the state after every block, so that an
     interruption loses only the block under way.
     """
