@@ -37,9 +37,16 @@ class Arm:
     rows: list[tuple[Row, Row]] = field(default_factory=list)
 
     @property
+    def foretold(self) -> Row | None:
+        """Predicted times; where the arm was not simulated, those that `oallama bench` planned by."""
+        if self.predicted is not None:
+            return None if self.predicted["error"] else self.predicted
+        return next((row["predicted"] for row, _ in self.rows if row["predicted"]), None)
+
+    @property
     def predicted_s(self) -> float | None:
         """Of the whole run."""
-        return None if self.predicted is None or self.predicted["error"] else float(self.predicted["total_s"])
+        return None if self.foretold is None else float(self.foretold["total_s"])
 
     def measured_s(self, key: str = "samples_ns", unit: float = 1e-9) -> float | None:
         """The median sample; none of an arm that did not do what it says."""
@@ -142,8 +149,9 @@ def _winners(found: Sequence[Place]) -> Iterator[str]:
         if foreseen:
             first = foreseen[0]
             other = next((arm for arm in foreseen if not same_plan(arm, first)), first)
-            cells += [_names(arm for arm in foreseen if same_plan(arm, first)), f"`{other.name}`",
-                      f"{(other.predicted_s or 0.0) / (first.predicted_s or 1.0) - 1:.0%}", _busy(first)]  # fmt: skip
+            ahead = (other.predicted_s or 0.0) / (first.predicted_s or 1.0) - 1
+            names = _names(arm for arm in foreseen if same_plan(arm, first))
+            cells += [names, f"`{other.name}`", percent(f"{ahead:.0%}"), _busy(first)]
         else:
             cells += ["-"] * 4
         cells += [f"`{fastest[0].name}`", _ratio(fastest[0])] if fastest else ["-"] * 2
@@ -152,6 +160,8 @@ def _winners(found: Sequence[Place]) -> Iterator[str]:
 
 def same_plan(arm: Arm, other: Arm) -> bool:
     """Whether two policies made one plan, to the last weight."""
+    if arm is other:
+        return True
     if arm.predicted is None or other.predicted is None:
         return False
     return bool(arm.predicted["places"] == other.predicted["places"])
@@ -161,13 +171,13 @@ def _shares(found: Sequence[Place]) -> Iterator[str]:
     """What of the weights each side multiplies with, and the times of prompt and token."""
     yield "Weights that the CPU computes (CC), the card after a copy (CG), the card from memory (GG); (p): predicted."
     yield ""
-    yield from _head(["cap", "policy", "CC/CG/GG %", "CPU, card, link busy with a token", "TTFT ms", "(p)", "TPOT ms",
+    yield from _head(["cap", "policy", "CC/CG/GG %", "CPU/card/link busy with a token, %", "TTFT ms", "(p)", "TPOT ms",
                       "(p)", f"whole run × `{STOCK}`"])  # fmt: skip
     for place in found:
         for arm in place.arms.values():
-            told = arm.predicted if arm.predicted_s else None
-            weights = "/".join(f"{100 * told['weights'][side]:.0f}" for side in ("cc", "cg", "gg")) if told else "-"
-            busy = ", ".join(f"{told['busy']['token'][stream]:.0%}" for stream in STREAMS) if told else "-"
+            told, plan = arm.foretold, arm.predicted if arm.predicted_s else None
+            weights = "/".join(f"{100 * plan['weights'][side]:.0f}" for side in ("cc", "cg", "gg")) if plan else "-"
+            busy = "/".join(f"{100 * plan['busy']['token'][stream]:.0f}" for stream in STREAMS) if plan else "-"
             yield _line([percent(place.cap), f"`{arm.name}`", weights, busy,
                          _ms(arm.measured_s("samples_ttft_s", 1.0)), _ms(told["ttft_s"] if told else None),
                          _ms(arm.measured_s("samples_tpot_s", 1.0)), _ms(told["tpot_s"] if told else None),
@@ -190,7 +200,8 @@ def _refused(found: Sequence[Place]) -> Iterator[str]:
 
 def _busy(arm: Arm) -> str:
     """`link 97 %; CPU 98 %`: the busiest streams of a prompt and of a token, those within a tenth of the time."""
-    assert arm.predicted is not None
+    if arm.predicted is None:
+        return "-"
     told = []
     for phase in ("prompt", "token"):
         busy = arm.predicted["busy"][phase]
