@@ -242,8 +242,13 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def section(name: str) -> list[str]:
-    """The lines between the comments of that name."""
-    return tables(kept(name), kept(f"{name}-predicted"), shares=name == "emulated-slow-cpu")
+    """The lines between the comments of that name: which files there are, and their tables."""
+    measured, predicted = kept(name), kept(f"{name}-predicted")
+    files = [f"[{what}](benchmarks/{file}.json)" for what, file, document in (
+        ("measured", name, measured), ("predicted", f"{name}-predicted", predicted)) if document["cells"]]  # fmt: skip
+    if not files:
+        return ["Neither measured nor predicted yet."]
+    return [f"Raw: {', '.join(files)}.", "", *tables(measured, predicted, shares=name == "emulated-slow-cpu")]
 
 
 def with_section(page: str, name: str, lines: Sequence[str]) -> str:
