@@ -150,11 +150,13 @@ class LoadReport:
 class Block:
     """One palindrome A B C C B A of a test: for every arm its two samples, in time order; none of one that was done.
 
-    drift: how much the machine changed meanwhile (stats.block_drift of the whole times).
+    drift: how much the machine changed meanwhile (stats.block_drift of the whole times). replaced: for every arm the
+    samples with a fault in place of which others were taken.
     """
 
     samples: tuple[tuple[Sample, ...], ...]
     drift: float
+    replaced: tuple[tuple[Sample, ...], ...] = ()
 
     @property
     def fault(self) -> str:
@@ -173,6 +175,12 @@ class Series:
     def samples(self, arm: int) -> list[Sample]:
         """The kept samples of an arm, in time order; position i of every arm that was never done makes a pair."""
         return [sample for block in self.kept for sample in block.samples[arm]]
+
+    def unused(self, arm: int) -> list[Sample]:
+        """All others of an arm: of discarded blocks, and those with a fault that were replaced."""
+        blocks = (*self.discarded, *self.kept)
+        discarded = [sample for block in self.discarded for sample in block.samples[arm]]
+        return discarded + [sample for block in blocks if block.replaced for sample in block.replaced[arm]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ def _row(result: BenchResult, series: Series, index: int, seed: int) -> Row:
             if sample.late_share is not None
         ],
         "runs_per_sample": [sample.n_runs for sample in samples],
-        "discarded_ns": [round(s.seconds * 1e9) for block in series.discarded for s in block.samples[index]],
+        "discarded_ns": [round(sample.seconds * 1e9) for sample in series.unused(index)],
         "drifts": [block.drift for block in series.kept],
         "outliers": list(outliers.outliers) if outliers else [],
         "placement": _placement(arm),

@@ -23,6 +23,9 @@ MAX_DRIFT = 0.10
 MAX_FAULTY = 2
 """So many blocks with a fault at the start, and the machine is not fit to measure on."""
 
+REPAIRS = 2
+"""So often an arm with a fault is measured again at the end of its block, where others of the block have none."""
+
 
 def measure_blocks(
     n_arms: int,
@@ -36,7 +39,8 @@ def measure_blocks(
     """Measure until every test has n_blocks calm blocks, or twice as many were measured in all, or all arms but the
     first are done.
 
-    Then the calmest of the discarded ones fill up what is missing; one with a fault is never kept, and where the first
+    An arm with a fault in a block is measured again at its end, unless all have one. What is missing in the end
+    is filled up with the calmest of the discarded blocks; one with a fault is never kept, and where the first
     MAX_FAULTY blocks all have one, nothing more is measured. on_block sees the state after every block, so that an
     interruption loses only the block under way.
     """
@@ -76,11 +80,22 @@ def _block(n_arms: int, arms: Sequence[int], tests: Sequence[BenchTest], visit: 
     """Of the arms that are not done, out of n_arms."""
     there = {arm: visit(arm, tests) for arm in arms}
     back = {arm: visit(arm, tests) for arm in reversed(arms)}
+    samples = {test: {arm: (there[arm][test], back[arm][test]) for arm in arms} for test in tests}
+    replaced: dict[BenchTest, dict[int, tuple[Sample, ...]]] = {test: {} for test in tests}
+    for _ in range(REPAIRS):
+        late = [arm for arm in arms if any(sample.fault for of in samples.values() for sample in of[arm])]
+        if len(late) == len(arms):
+            break
+        for arm in late:
+            first, second = visit(arm, tests), visit(arm, tests)
+            for test, of in samples.items():
+                replaced[test][arm] = (*replaced[test].get(arm, ()), *of[arm])
+                of[arm] = (first[test], second[test])
     blocks = {}
-    for test in tests:
-        samples = {arm: (there[arm][test], back[arm][test]) for arm in arms}
-        drift = block_drift([(first.seconds, second.seconds) for first, second in samples.values()])
-        blocks[test] = Block(tuple(samples.get(arm, ()) for arm in range(n_arms)), drift)
+    for test, of in samples.items():
+        drift = block_drift([(first.seconds, second.seconds) for first, second in of.values()])
+        kept, others = (tuple(each.get(arm, ()) for arm in range(n_arms)) for each in (of, replaced[test]))
+        blocks[test] = Block(kept, drift, others if any(others) else ())
     return blocks
 
 

@@ -70,6 +70,8 @@ def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
             found.append(f"{label}: {changed} blocks were measured again because the machine changed")
         if faults := [block.fault for block in made.discarded if block.fault]:
             found.append(f"{label}: {len(faults)} blocks were discarded: {faults[-1]}")
+        if again := sum(sum(map(bool, block.replaced)) for block in made.kept):
+            found.append(f"{label}: {again} arms had a fault and were measured again at the end of their block")
         if made.kept:
             slow = trend([sample.seconds for sample in made.samples(0)])
             if slow.p_value < TREND_P and abs(slow.change) > TREND_CHANGE:

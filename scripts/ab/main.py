@@ -7,6 +7,7 @@
     python scripts/ab scripts/ab/rpc-worker.toml --only pp256 --report-only --chart times.svg   # these cells as bars
     python scripts/ab scripts/ab/matrix.toml --refresh-profiles # time the machine anew before the cells still to do
     python scripts/ab scripts/ab/oato-paper.toml --device emulated:rtx4090   # on another device than the file's
+    python scripts/ab scripts/ab/emulated-policies.toml --simulate plans.json    # what its policies are predicted to do
 
 Results, models that were made and the report (report.md, report.html, report.json) go to build/ab/NAME.
 """
@@ -44,6 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--list", action="store_true", help="list the cells and measure nothing")
     parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="the cells' times as bars, besides the report")
+    parser.add_argument(
+        "--simulate", type=Path, metavar="FILE.json", help="measure nothing, write what each policy is predicted to do"
+    )
+    parser.add_argument("--profile", metavar="FILE", help="of --simulate: predict from this one, not from the cache's")
     parser.add_argument("--report-only", action="store_true", help="measure nothing, report what is there")
     parser.add_argument(
         "--refresh-profiles", action="store_true", help="time the machine anew for the models whose cells are to do"
@@ -53,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         matrix = read_matrix(options.matrix, options.device)
         folder = options.out or ROOT / "build" / "ab" / matrix.name
         models = options.models or ROOT / "build" / "ab" / "models"
-        store = Cells(matrix, folder, models, read_only=options.list or options.report_only)
+        store = Cells(
+            matrix, folder, models, read_only=options.list or options.report_only or options.simulate is not None
+        )
     except (MatrixError, ResultsError) as error:
         print(f"ab: {error}", file=sys.stderr)
         return 2
@@ -65,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for cell in wanted:
             print(f"{'done' if store.known(cell) else 'to do':6}{cell.id}: oallama {' '.join(store.command(cell))}")
         return 0
+    if options.simulate is not None:
+        return write_simulated(matrix, store, wanted, options.profile, options.simulate)
     interrupted = False
     outcomes: dict[str, Outcome] = {}
     try:
@@ -129,6 +138,25 @@ def write_report(matrix: Matrix, outcomes: Sequence[Outcome], folder: Path) -> N
     ):
         (folder / name).write_text(text, encoding="utf-8")
         print(os.path.relpath(folder / name))
+
+
+def write_simulated(matrix: Matrix, store: Cells, cells: Sequence[Cell], profile: str | None, file: Path) -> int:
+    """Cell after cell; what the file has of other cells stays. Returns the exit status."""
+    from ab.simulated import simulated
+
+    for cell in cells:
+        print(f"simulate {cell.id}", file=sys.stderr)
+        if fault := store.make_model(cell.model):
+            print(f"ab: {fault}", file=sys.stderr)
+            return 1
+        found = simulated(store, cell, profile)
+        known = json.loads(file.read_text(encoding="utf-8"))["cells"] if file.is_file() else []
+        by_id = {each["id"]: each for each in (*known, found)}
+        in_order = [by_id[each.id] for each in matrix.cells if each.id in by_id]
+        document = {"name": matrix.name, "about": matrix.about, "cells": in_order}
+        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(os.path.relpath(file))
+    return 0
 
 
 def write_chart(folder: Path, ids: Sequence[str], file: Path) -> None:

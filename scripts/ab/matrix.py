@@ -13,8 +13,10 @@ without_arms = ["stock-ncmoe"]
 name = "1b"
 path = "models/x.gguf"                 # in the checkout or absolute, or made: like = "llama3-8b", type, layers
 extra_arms = ["stock-ncmoe"]           # beside options.arms
+at_once = 4                            # any of the options, for this model alone
 [[caps]]
 gpu_weights = "25%"                    # or vram = "12GiB", or both; none at all: what is free
+without_arms = ["cpu"]                 # under this cap
 [[workloads]]
 pg = [64, 32]                          # prompt, generated tokens; depth = 4096 besides
 """
@@ -24,6 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +38,16 @@ OPTIONS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "repetitions": (int, "-r"), "vram_fill": ((int, float), "--vram-fill"), "flash_attn": (str, "-fa"),
     "type_k": (str, "-ctk"), "type_v": (str, "-ctv"), "n_batch": (int, "-b"), "n_ubatch": (int, "-ub"),
     "fill": (str, "--fill"), "affinity": (str, "--affinity"), "stock_args": (list, ""), "delay": (int, "--delay"),
-    "seed": (int, "--seed"), "refresh_gate": (bool, ""),
+    "seed": (int, "--seed"), "refresh_gate": (bool, ""), "gate": (bool, ""), "at_once": (int, ""),
 }  # fmt: skip
-"""Options of a cell, as TOML names them: type, and the flag that takes the value, "" where it is not that simple."""
+"""Options of a cell, as TOML names them: type, and the flag that takes the value, "" where it is not that simple.
 
-_MODEL_KEYS = {"name", "path", "like", "type", "layers", "extra_arms", "without_arms"}
-_CAP_KEYS = {"gpu_weights", "vram"}
+at_once: so many arms are compared in one `oallama bench`, the first of them with every other; more arms than that make
+several cells, so that a large model's arms stay loaded between their turns and one that fails costs few others. gate:
+false for `auto` without its gate."""
+
+_MODEL_KEYS = {"name", "path", "like", "type", "layers", "extra_arms", "without_arms"}  # and OPTIONS
+_CAP_KEYS = {"gpu_weights", "vram", "without_arms"}
 _WORKLOAD_KEYS = {"pg", "depth"}
 _DEVICE_KEYS = {"name", "without_arms"}  # and OPTIONS
 
@@ -107,28 +114,17 @@ def matrix(document: Mapping[str, Any]) -> Matrix:
     models = [_model(row) for row in _rows(document, "models")]
     caps = [_cap(row) for row in document.get("caps") or [{}]]
     workloads = [_workload(row) for row in _rows(document, "workloads")]
-    for what, names in (("devices", [one.name for one in devices]), ("models", [model.name for model, _ in models])):
+    for what, names in (("devices", [one.name for one in devices]), ("models", [one.model.name for one in models])):
         if len(set(names)) < len(names):
             raise MatrixError(f"two {what} have the same name")
-    cells = []
-    for device in devices:
-        options = device.options
-        for model, arms_of in models:
-            arms = [arm for arm in arms_of(options["arms"]) if arm not in device.without_arms]
-            for cap, cap_arguments in caps:
-                for workload, workload_arguments in workloads:
-                    cells.append(
-                        Cell(
-                            id=_slug(*([device.name] if device.name else []), model.name, cap, workload),
-                            device=device.name or str(options.get("device", "")),
-                            model=model,
-                            cap=cap,
-                            workload=workload,
-                            arguments=("--arms", ",".join(arms), *_arguments(options), *cap_arguments,
-                                       *workload_arguments),
-                            profile=_profile_arguments(options),
-                        )
-                    )  # fmt: skip
+    cells = [
+        cell
+        for device in devices
+        for model in models
+        for cap in caps
+        for workload in workloads
+        for cell in _cells(device, model, cap, workload)
+    ]
     return Matrix(name, str(document.get("about", "")), tuple(cells))
 
 
@@ -137,6 +133,52 @@ class _Device:
     name: str  # "" where the file has no [[devices]]
     options: Mapping[str, Any]
     without_arms: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Model:
+    model: Model
+    options: Mapping[str, Any]  # before the device's
+    extra_arms: tuple[str, ...]
+    without_arms: frozenset[str]
+
+
+@dataclass(frozen=True)
+class _Cap:
+    label: str
+    arguments: tuple[str, ...]
+    without_arms: frozenset[str]
+
+
+def _cells(device: _Device, of: _Model, cap: _Cap, workload: tuple[str, list[str]]) -> list[Cell]:
+    """One for each `oallama bench`, more than one where not all arms are compared at once."""
+    options = {**device.options, **of.options}
+    without = device.without_arms | of.without_arms | cap.without_arms
+    arms = [arm for arm in (*options["arms"], *of.extra_arms) if arm not in without]
+    label, arguments = workload
+    name = _slug(*([device.name] if device.name else []), of.model.name, cap.label, label)
+    groups = _groups(arms, options.get("at_once", len(arms)))
+    return [
+        Cell(
+            id=name if len(groups) == 1 else f"{name}-{number}",
+            device=device.name or str(options.get("device", "")),
+            model=of.model,
+            cap=cap.label,
+            workload=label,
+            arguments=("--arms", ",".join(group), *_arguments(options), *cap.arguments, *arguments),
+            profile=_profile_arguments(options),
+        )
+        for number, group in enumerate(groups, start=1)
+    ]
+
+
+def _groups(arms: Sequence[str], at_once: int) -> list[list[str]]:
+    """The first arm with some of the others, as many in each group but for one."""
+    first, others = arms[:1], arms[1:]
+    n_groups = max(1, -(-len(others) // max(1, at_once - 1)))
+    size, larger = divmod(len(others), n_groups)
+    starts = [i * size + min(i, larger) for i in range(n_groups + 1)]
+    return [[*first, *others[start:end]] for start, end in pairwise(starts)]
 
 
 def _devices(document: Mapping[str, Any]) -> list[_Device]:
@@ -163,7 +205,8 @@ def _arguments(options: Mapping[str, Any]) -> list[str]:
     found = _flagged(options, OPTIONS)
     for text in options.get("stock_args", []):
         found += ["--stock-args", str(text)]
-    return [*found, "--refresh-gate"] if options.get("refresh_gate") else found
+    found += ["--refresh-gate"] if options.get("refresh_gate") else []
+    return [*found, "--no-gate"] if options.get("gate") is False else found
 
 
 def _flagged(options: Mapping[str, Any], names: Iterable[str]) -> list[str]:
@@ -173,34 +216,37 @@ def _flagged(options: Mapping[str, Any], names: Iterable[str]) -> list[str]:
 
 
 def _options(options: Mapping[str, Any]) -> None:
-    for key, value in options.items():
-        kind, _ = OPTIONS[key]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise MatrixError(f"options.{key} has the wrong type")
+    _types(options)
     if not options.get("arms"):
         raise MatrixError("options.arms must name at least one arm")
 
 
-def _model(row: Mapping[str, Any]) -> tuple[Model, Any]:
-    _only(row, _MODEL_KEYS, "a model")
+def _types(options: Mapping[str, Any]) -> None:
+    for key, value in options.items():
+        kind, _ = OPTIONS[key]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise MatrixError(f"options.{key} has the wrong type")
+    if options.get("at_once", 2) < 2:
+        raise MatrixError("options.at_once must be at least 2: the first arm, and one to compare with it")
+
+
+def _model(row: Mapping[str, Any]) -> _Model:
+    _only(row, _MODEL_KEYS | set(OPTIONS), "a model")
     if not isinstance(row.get("name"), str) or bool(row.get("path")) == bool(row.get("like")):
         raise MatrixError("a model needs a name, and either path or like")
-    extra, without = row.get("extra_arms", []), set(row.get("without_arms", []))
-
-    def arms_of(arms: Sequence[str]) -> list[str]:
-        return [arm for arm in (*arms, *extra) if arm not in without]
-
+    options = {key: value for key, value in row.items() if key in OPTIONS}
+    _types(options)
     file = row.get("path") or Shape(row["like"], row.get("type", "Q4_0"), row.get("layers"))
-    return Model(row["name"], file), arms_of
+    arms = (tuple(row.get("extra_arms", [])), frozenset(row.get("without_arms", [])))
+    return _Model(Model(row["name"], file), options, *arms)
 
 
-def _cap(row: Mapping[str, Any]) -> tuple[str, list[str]]:
+def _cap(row: Mapping[str, Any]) -> _Cap:
     _only(row, _CAP_KEYS, "a cap")
-    arguments: list[str] = []
-    for key, flag in (("vram", "--vram"), ("gpu_weights", "--gpu-weights")):
-        if key in row:
-            arguments += [flag, str(row[key])]
-    return " ".join(str(row[key]) for key in ("vram", "gpu_weights") if key in row) or "free", arguments
+    flags = [("vram", "--vram"), ("gpu_weights", "--gpu-weights")]
+    given = [(flag, str(row[key])) for key, flag in flags if key in row]
+    label = " ".join(value for _, value in given) or "free"
+    return _Cap(label, tuple(word for pair in given for word in pair), frozenset(row.get("without_arms", [])))
 
 
 def _workload(row: Mapping[str, Any]) -> tuple[str, list[str]]:

@@ -77,6 +77,35 @@ def test_a_device_has_options_of_its_own_before_those_of_all() -> None:
     )  # fmt: skip
 
 
+def test_a_model_has_options_of_its_own_and_a_cap_leaves_arms_out() -> None:
+    models = [{"name": "one", "path": "models/x.gguf", "repetitions": 2, "gate": False}]
+    caps = [{"gpu_weights": "25%", "without_arms": ["auto"]}, {"gpu_weights": "50%"}]
+    of_25, of_50 = matrix(changed(models=models, caps=caps, workloads=[{"pg": [8, 4]}])).cells
+    assert " ".join(of_25.arguments) == (
+        "--arms stock-fit --device rpc-worker:1 --threads 2 -r 2 --stock-args -ngl 3 --no-gate --gpu-weights 25% "
+        "-p 0 -n 0 -pg 8,4 -d 0"
+    )
+    assert of_50.arguments[1] == "stock-fit,auto"
+
+
+@pytest.mark.parametrize(
+    ("at_once", "groups"),
+    [
+        (6, ["stock-fit,a,b,c,d,e"]),
+        (5, ["stock-fit,a,b,c", "stock-fit,d,e"]),
+        (3, ["stock-fit,a,b", "stock-fit,c,d", "stock-fit,e"]),
+        (2, ["stock-fit,a", "stock-fit,b", "stock-fit,c", "stock-fit,d", "stock-fit,e"]),
+    ],
+)
+def test_the_first_arm_is_compared_with_every_other(at_once: int, groups: list[str]) -> None:
+    options = {"arms": ["stock-fit", *"abcde"], "device": "rpc-worker:1", "at_once": at_once}
+    models = [{"name": "one", "path": "models/x.gguf"}]
+    cells = matrix(changed(options=options, models=models, caps=[], workloads=[{"pg": [8, 4]}])).cells
+    assert [cell.arguments[1] for cell in cells] == groups
+    numbers = [""] if len(groups) == 1 else [f"-{n}" for n in range(1, len(groups) + 1)]
+    assert [cell.id for cell in cells] == [f"one-free-pp8_tg4{number}" for number in numbers]
+
+
 def test_without_a_device_there_is_nothing_to_profile() -> None:
     options = {"arms": ["stock-cpu", "cpu"], "device": "none"}
     assert {cell.profile for cell in matrix(changed(options=options)).cells} == {()}
@@ -91,6 +120,7 @@ def test_without_caps_what_is_free_is_used() -> None:
     [
         ({"name": "two words"}, "name must be"),
         ({"speed": 1}, "unknown key speed"),
+        ({"options": {"arms": ["a", "b"], "at_once": 1}}, "at_once must be at least 2"),
         ({"models": []}, r"at least one \[\[models\]\]"),
         ({"models": [{"name": "a"}]}, "either path or like"),
         ({"models": [{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]}, "same name"),

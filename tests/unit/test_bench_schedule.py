@@ -68,6 +68,17 @@ def test_a_block_with_a_fault_is_measured_again_and_never_kept() -> None:
     assert [block.fault for block in made.discarded] == ["the device was late"] * 5
 
 
+def test_an_arm_with_a_fault_is_measured_again_at_the_end_of_its_block() -> None:
+    turns: list[int] = []
+    (made,) = measure_blocks(3, [PP], 1, faulty([4, 6], turns))  # 0 1 2 2 1* 0, 1* 1, 1 1
+    assert turns == [0, 1, 2, 2, 1, 0, 1, 1, 1, 1]
+    (block,) = made.kept
+    assert not block.fault and not made.discarded
+    assert [len(pair) for pair in block.samples] == [2, 2, 2]
+    assert [bool(sample.fault) for sample in made.unused(1)] == [False, True, True, False]
+    assert made.unused(0) == made.unused(2) == []
+
+
 def test_a_machine_on_which_nothing_can_be_measured_is_given_up() -> None:
     turns: list[int] = []
     (made,) = measure_blocks(1, [PP], 10, faulty(range(40), turns))

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from experiments.comparison import compare_with_stock, figures  # noqa: E402
+from policy_tables import section, with_section  # noqa: E402
 
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 LINES = PAGE.splitlines()
@@ -98,6 +99,11 @@ def ratio(row: Row, first: Row, metric: str, medians: bool) -> str:
 )
 def test_arms_on_the_emulated_card(name: str, tpot_digits: int, predicted_digits: int, medians: bool) -> None:
     assert_on_the_page(list(emulated_rows(name, tpot_digits, predicted_digits, medians)))
+
+
+@pytest.mark.parametrize("name", ["emulated-policies", "emulated-slow-cpu"])
+def test_policies_measured_beside_predicted(name: str) -> None:
+    assert with_section(PAGE, name, section(name)) == PAGE
 
 
 #
