@@ -214,6 +214,17 @@ tune_option = click.option(
     "it; or measure before; or answer so and never measure.",
 )  # fmt: skip
 
+IDLE_S = 30  # after which nobody is taken to be waiting
+
+
+def idle_option(what: str) -> Decorator:
+    """The command gets `idle_s`. what: does not come meanwhile."""
+    return click.option(
+        "--idle", "idle_s", type=count(1, 86_400), default=IDLE_S, show_default=True, metavar="SECONDS",
+        help=f"--tune when-idle: without {what}, before measuring begins.",
+    )  # fmt: skip
+
+
 replan_option = click.option(
     "--replan", is_flag=True,
     help="While text is generated, move what the plan streams to where it is best, as other programs, heat or depth "

@@ -14,14 +14,15 @@ import click
 
 from oallama.cli.options import (
     count,
+    idle_option,
     model_argument,
     n_gen_option,
     n_prompt_option,
 )
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, placement_options, tell_expected
+from oallama.cli.tune import tune_command
 from oallama.core.errors import OallamaError, UsageError
-from oallama.core.options import Options
 
 if TYPE_CHECKING:
     from oallama.core.types import Workload
@@ -53,11 +54,13 @@ POOLINGS = ("model", "mean", "cls", "last", "none")
 @click.option("--log", "log_file", type=click.Path(dir_okay=False), metavar="FILE",
               help="Add what llama-server writes to this file.")  # fmt: skip
 @placement_options(
-    click.option("--tune", type=click.Choice(["before", "never"]), default="never", show_default=True,
-                 metavar="before|never", help="Policy auto, where nothing was measured yet: serve with stock "
-                 "llama.cpp's own placement, or measure before."),
+    click.option("--tune", type=click.Choice(["before", "when-idle", "never"]), default="never", show_default=True,
+                 metavar="before|when-idle|never", help="Policy auto, where nothing was measured yet: serve with stock "
+                 "llama.cpp's own placement; or measure before; or when no request has come for a while, which one "
+                 "that comes then waits for as long as the model takes to load."),
     (n_prompt_option, n_gen_option),
 )  # fmt: skip
+@idle_option("a request")
 def command(
     model: str,
     host: str,
@@ -68,6 +71,7 @@ def command(
     program: str | None,
     log_file: str | None,
     asked: PlacementOptions,
+    idle_s: int,
     n_prompt: int,
     n_gen: int,
 ) -> None:
@@ -98,10 +102,11 @@ def command(
             _check_device(placer)
             plan.check(placer.model, placer.operators)
             wanted = _timed(placer, plan, f"this is the plan of {asked.plan_file}, by policy {plan.policy}")
+            unknown = False
         else:
             placer = asked.placer(model)
             _check_device(placer)
-            wanted = _placed(placer, asked, placer.workload(n_prompt, n_gen), model)
+            wanted, unknown = _placed(placer, asked, placer.workload(n_prompt, n_gen), model)
         named, device_lost = stack.enter_context(_device(placer))
         wanted = named(wanted)
         settings = Settings(
@@ -112,10 +117,13 @@ def command(
         def placed_anew() -> Served:
             again = Placer.of_file(model, asked.options, asked.profile)
             known = replace(asked, refresh_gate=False, tune="never")
-            return named(_placed(again, known, again.workload(n_prompt, n_gen), model))
+            return named(_placed(again, known, again.workload(n_prompt, n_gen), model)[0])
 
         tunable = asked.plan_file is None and asked.gate and asked.policy.is_auto and asked.options.n_batch is None
-        tune = tune_arguments(model, asked.options, n_prompt, n_gen, asked.profile)
+        tune = Tune(
+            tune_command(model, asked.options, n_prompt, n_gen, asked.profile), placed_anew,
+            float(idle_s) if asked.tune == "when-idle" and unknown else None,
+        )  # fmt: skip
 
         def started(served: Served, socket_path: Path) -> Launch:
             return launch(found, served.plan, placer.operators, placer.tensor_names, settings, socket_path, os.environ)
@@ -125,7 +133,7 @@ def command(
         tell_expected(placer, wanted.plan)
         placements = Placements(
             wanted, _on_cpu(placer, wanted), started, device_lost,
-            Tune(tune, placed_anew) if tunable and placer.has_device else None,
+            tune if tunable and placer.has_device else None,
         )  # fmt: skip
         serve(sock, api_key, placements, lambda sentence: talk(sentence), log)
     talk("oallama: the server has ended")
@@ -136,25 +144,11 @@ def _check_device(placer: Placer) -> None:
         raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port, rpc-worker or none")
 
 
-def _placed(placer: Placer, asked: PlacementOptions, load: Workload, model: str) -> Served:
-    """What the policy makes, as `run` has it, which would measure after its answer where nothing is known."""
+def _placed(placer: Placer, asked: PlacementOptions, load: Workload, model: str) -> tuple[Served, bool]:
+    """What the policy makes, as `run` has it; and whether nothing was measured that it could follow."""
     asked = replace(asked, tune="before" if asked.tune == "before" else "after")
     plan, unknown = asked.made_plan(placer, load)
-    return _timed(placer, plan, _said(placer, asked, plan, unknown, model))
-
-
-def tune_arguments(model: str, options: Options, n_prompt: int, n_gen: int, profile: str | None) -> tuple[str, ...]:
-    """Arguments of `oallama tune` for what these options place."""
-    asked = {
-        "--device": options.device, "--vram": options.vram and f"{options.vram}B", "--vram-fill": options.vram_fill,
-        "--gpu-weights": options.gpu_weights, "-t": options.threads, "-c": options.n_ctx, "-ub": options.n_ubatch,
-        "-ctk": options.type_k, "-ctv": options.type_v, "-fa": options.flash_attn, "-p": n_prompt, "-n": n_gen,
-        "--profile": profile,
-    }  # fmt: skip
-    return (
-        "-m", str(Path(model).absolute()),
-        *(word for option, value in asked.items() if value is not None for word in (option, str(value))),
-    )  # fmt: skip
+    return _timed(placer, plan, _said(placer, asked, plan, unknown, model)), unknown
 
 
 def _said(placer: Placer, asked: PlacementOptions, plan: Plan, unknown: bool, model: str) -> str:
