@@ -294,6 +294,22 @@ def test_the_placement_tells_what_was_measured(on_worker: Serving) -> None:
 
 
 @needs_programs
+def test_when_idle_it_measures_until_somebody_asks(tmp_path: Path) -> None:
+    """Nothing is known in this cache, so there is something to measure."""
+    idle = ("--device", "rpc-worker:1", "--tune", "when-idle", "--idle", "1")
+    with serving(tmp_path, program("llama-server"), *idle, OALLAMA_CACHE_DIR=str(tmp_path / "cache")) as server:
+        server.until(lambda state: state["phase"] == "stopped")
+        assert "no request for 1 s: measuring which placement is faster" in server.said
+        assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+        answer = server.client().completions.create(model="any", prompt="Once upon", max_tokens=2, temperature=0)
+        assert answer.choices[0].text
+        assert "what was measured is kept" in server.said
+        assert server.state()["restarts"] == 0
+        server.process.terminate()
+        assert server.process.wait(30) == 0
+
+
+@needs_programs
 def test_a_killed_llama_server_is_started_again(tmp_path: Path) -> None:
     with serving(tmp_path, program("llama-server"), "--device", "none", "-c", "256", "-n", "32", "-p", "32") as server:
         before = server.client().completions.create(model=FILE, prompt="Once", temperature=0, max_tokens=8)
