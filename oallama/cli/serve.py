@@ -49,6 +49,9 @@ POOLINGS = ("model", "mean", "cls", "last", "none")
               help="Requests computed at the same time; they share the context.")  # fmt: skip
 @click.option("--pooling", type=click.Choice(POOLINGS), default="mean", show_default=True, metavar="|".join(POOLINGS),
               help="How /v1/embeddings makes one vector; model: as the GGUF says; none: not at all.")  # fmt: skip
+@click.option("-cram", "--cache-ram", "cache_mib", type=count(-1), metavar="MIB",
+              help="Host memory for prompts that no request uses now, so that they need not be evaluated again; 0: "
+              "none, -1: any.  [default: 8192, or what the host has left beside the model]")  # fmt: skip
 @click.option("--llama-server", "program", envvar=PROGRAM_VARIABLE, metavar="FILE",
               help="llama-server to run.  [default: what scripts/stock_binaries built, else that of PATH]")  # fmt: skip
 @click.option("--log", "log_file", type=click.Path(dir_okay=False), metavar="FILE",
@@ -68,6 +71,7 @@ def command(
     api_key: str | None,
     n_parallel: int,
     pooling: str,
+    cache_mib: int | None,
     program: str | None,
     log_file: str | None,
     asked: PlacementOptions,
@@ -114,8 +118,11 @@ def command(
             None if pooling == "none" else pooling,
         )  # fmt: skip
 
+        on_cpu, placers = _on_cpu(placer, wanted), [placer]
+
         def placed_anew() -> Served:
             again = Placer.of_file(model, asked.options, asked.profile)
+            placers.append(again)
             known = replace(asked, refresh_gate=False, tune="never")
             return named(_placed(again, known, again.workload(n_prompt, n_gen), model)[0])
 
@@ -126,17 +133,34 @@ def command(
         )  # fmt: skip
 
         def started(served: Served, socket_path: Path) -> Launch:
-            return launch(found, served.plan, placer.operators, placer.tensor_names, settings, socket_path, os.environ)
+            limit = cache_mib
+            if limit is None:
+                limit = _cache_mib(placers[-1], wanted if served is on_cpu else served, served is on_cpu)
+            limited = replace(settings, cache_mib=limit)
+            return launch(found, served.plan, placer.operators, placer.tensor_names, limited, socket_path, os.environ)
 
         log = stack.enter_context(_log(log_file))
         talk(f"oallama: {wanted.said}")
         tell_expected(placer, wanted.plan)
         placements = Placements(
-            wanted, _on_cpu(placer, wanted), started, device_lost,
+            wanted, on_cpu, started, device_lost,
             tune if tunable and placer.has_device else None,
         )  # fmt: skip
         serve(sock, api_key, placements, lambda sentence: talk(sentence), log)
     talk("oallama: the server has ended")
+
+
+def _cache_mib(placer: Placer, served: Served, device_lost: bool) -> int | None:
+    """What llama-server may keep of prompts beside the model; None where the model's own needs are not known."""
+    from oallama.serve.program import STOCK_CACHE_MIB, prompt_cache_mib
+
+    try:
+        mib = prompt_cache_mib(placer.host_left(served.plan, device_lost))
+    except OallamaError:  # llama-server is about to say it better
+        return None
+    if mib < STOCK_CACHE_MIB and not device_lost:
+        talk(f"note: llama-server keeps at most {mib} MiB of prompts, as the host has no more left (--cache-ram)")
+    return mib
 
 
 def _check_device(placer: Placer) -> None:

@@ -373,6 +373,17 @@ class Placer:
         self._dry_loads.check_host(record.workload, decision.placed, attention)
         return Plan(replace(record, attention=attention, bound=bound))
 
+    def host_left(self, plan: Plan, device_lost: bool = False) -> int:
+        """Bytes of host memory that may be used beside the model as this plan places it; device_lost: as the CPU alone
+        would then hold it. Raises PlanError for a plan of another model, and what a dry load raises."""
+        from oallama.device.host_memory import host_free_bytes
+
+        plan.check(self.model, self.operators)
+        placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
+        on_host, on_device = self._dry_loads.sides(plan.workload, placed, self._attention_for(plan))
+        needed = on_host + on_device if device_lost else on_host
+        return max(0, int(HOST_FILL * host_free_bytes()) - needed)
+
     def kept_cuts(self, plan: Plan) -> Replan | None:
         """The cuts to keep beside a plan's, so that an engine may change between them; None for a plan that slices
         nothing. Raises PlanError for a plan of another model, ProfileError, and what measuring raises."""
@@ -516,9 +527,9 @@ class Placer:
 
     def _host_room(self) -> int:
         """Bytes of host memory that second copies of weights may take: what is free beside the model itself."""
-        import psutil
+        from oallama.device.host_memory import host_free_bytes
 
-        return max(0, int(HOST_FILL * psutil.virtual_memory().available) - self.model.file_bytes)
+        return max(0, int(HOST_FILL * host_free_bytes()) - self.model.file_bytes)
 
     def _load_bytes(self, load: Workload, placed: Placed, flash_attn: FlashAttention) -> LoadBytes:
         return self._dry_loads.taken(load, placed, self._attention_rule.attention(flash_attn))

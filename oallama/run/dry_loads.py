@@ -81,6 +81,14 @@ class DryLoads:
             device_free=result.device_free,
         )
 
+    def sides(self, load: Workload, placed: Placed, attention: Attention) -> tuple[int, int]:
+        """Bytes of all that a placement keeps on the host, and on the device. Raises what probe_memory raises."""
+        from oallama.model.memory import PARTS
+
+        self.taken(load, placed, attention)
+        result = self._results[self.settings(load, placed, attention)]
+        return sum(map(result.on_host, PARTS)), sum(map(result.on_device, PARTS))
+
     def check_host(self, load: Workload, placed: Placed, attention: Attention) -> None:
         """Raises DoesNotFit for a placement that was asked for and that the host's memory does not hold."""
         from oallama.device.host_memory import host_memory_bytes
