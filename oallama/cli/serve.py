@@ -21,6 +21,7 @@ from oallama.cli.options import (
 )
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, placement_options, tell_expected
+from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.cli.tune import tune_command
 from oallama.core.errors import OallamaError, UsageError
 
@@ -64,6 +65,7 @@ POOLINGS = ("model", "mean", "cls", "last", "none")
     (n_prompt_option, n_gen_option),
 )  # fmt: skip
 @idle_option("a request")
+@projector_options
 def command(
     model: str,
     host: str,
@@ -76,6 +78,7 @@ def command(
     log_file: str | None,
     asked: PlacementOptions,
     idle_s: int,
+    pictures: ProjectorOptions,
     n_prompt: int,
     n_gen: int,
 ) -> None:
@@ -110,21 +113,37 @@ def command(
         else:
             placer = asked.placer(model)
             _check_device(placer)
+            if (roomy := pictures.keeping_room(placer, placer.workload(n_prompt, n_gen))) != placer.options:
+                asked = replace(asked, options=roomy)
+                placer = Placer.of_file(model, asked.options, asked.profile)
             wanted, unknown = _placed(placer, asked, placer.workload(n_prompt, n_gen), model)
         named, device_lost = stack.enter_context(_device(placer))
-        wanted = named(wanted)
+        projector = pictures.read()
+
+        def pictured(served: Served) -> Served:
+            served = named(served)
+            if projector is None:
+                return served
+            return replace(
+                served, plan=pictures.place(projector, served.plan, asked.plan_file is None).noted(served.plan)
+            )
+
+        wanted = pictured(wanted)
         settings = Settings(
             n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
             None if pooling == "none" else pooling,
         )  # fmt: skip
 
+        if projector is not None:
+            talk(f"note: {wanted.plan.record.notes[-1]}")
         on_cpu, placers = _on_cpu(placer, wanted), [placer]
+        on_cpu = None if on_cpu is None else pictured(on_cpu)
 
         def placed_anew() -> Served:
             again = Placer.of_file(model, asked.options, asked.profile)
             placers.append(again)
             known = replace(asked, refresh_gate=False, tune="never")
-            return named(_placed(again, known, again.workload(n_prompt, n_gen), model)[0])
+            return pictured(_placed(again, known, again.workload(n_prompt, n_gen), model)[0])
 
         tunable = asked.plan_file is None and asked.gate and asked.policy.is_auto and asked.options.n_batch is None
         tune = Tune(
@@ -133,11 +152,17 @@ def command(
         )  # fmt: skip
 
         def started(served: Served, socket_path: Path) -> Launch:
-            limit = cache_mib
+            lost = served is on_cpu
+            beside, limit = 0, cache_mib
+            chosen = settings
+            if projector is not None:
+                at = pictures.place(projector, served.plan, asked.plan_file is None)
+                chosen = replace(chosen, projector=projector.path, projector_on_device=at.on_device)
+                beside = 0 if at.on_device else at.n_bytes
             if limit is None:
-                limit = _cache_mib(placers[-1], wanted if served is on_cpu else served, served is on_cpu)
-            limited = replace(settings, cache_mib=limit)
-            return launch(found, served.plan, placer.operators, placer.tensor_names, limited, socket_path, os.environ)
+                limit = _cache_mib(placers[-1], wanted if lost else served, lost, beside)
+            chosen = replace(chosen, cache_mib=limit)
+            return launch(found, served.plan, placer.operators, placer.tensor_names, chosen, socket_path, os.environ)
 
         log = stack.enter_context(_log(log_file))
         talk(f"oallama: {wanted.said}")
@@ -150,12 +175,13 @@ def command(
     talk("oallama: the server has ended")
 
 
-def _cache_mib(placer: Placer, served: Served, device_lost: bool) -> int | None:
-    """What llama-server may keep of prompts beside the model; None where the model's own needs are not known."""
+def _cache_mib(placer: Placer, served: Served, device_lost: bool, beside: int) -> int | None:
+    """What llama-server may keep of prompts beside the model; None where the model's own needs are not known. beside:
+    bytes that are no plan's."""
     from oallama.serve.program import STOCK_CACHE_MIB, prompt_cache_mib
 
     try:
-        mib = prompt_cache_mib(placer.host_left(served.plan, device_lost))
+        mib = prompt_cache_mib(max(0, placer.host_left(served.plan, device_lost) - beside))
     except OallamaError:  # llama-server is about to say it better
         return None
     if mib < STOCK_CACHE_MIB and not device_lost:

@@ -37,7 +37,7 @@ _LINKED = re.compile(r"libggml-base\S* => (\S+)")
 class Settings:
     """What a user may ask of llama-server beside the placement. name: of the model, in answers; None: its file's.
     pooling: of embeddings; None: none are offered. cache_mib: of host memory for prompts that no request uses now; -1:
-    without a limit; None: llama-server's own default."""
+    without a limit; None: llama-server's own default. projector: of pictures, a path; on the device, or on the CPU."""
 
     n_parallel: int
     threads: int
@@ -45,6 +45,8 @@ class Settings:
     name: str
     pooling: str | None
     cache_mib: int | None = None
+    projector: str | None = None
+    projector_on_device: bool = False
 
 
 def find_program(asked: str | None) -> Path:
@@ -144,6 +146,9 @@ def _arguments(settings: Settings, n_ubatch: int) -> list[str]:
     arguments += ["--metrics", "--alias", settings.name, "--cors-origins", "localhost"]
     if settings.cache_mib is not None:
         arguments += ["--cache-ram", str(settings.cache_mib)]
+    if settings.projector is not None:
+        arguments += ["--mmproj", settings.projector]
+        arguments += ["--mmproj-offload" if settings.projector_on_device else "--no-mmproj-offload"]
     if settings.pooling is not None:
         arguments += ["--embeddings", "--batch-size", str(n_ubatch)]  # what embeds takes one pass
         arguments += ["--pooling", settings.pooling] if settings.pooling != "model" else []
@@ -159,7 +164,7 @@ def prompt_cache_mib(left: int) -> int:
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Without what would change the placement, the address or the key behind our back."""
-    dropped = (LIBRARY_VARIABLE, PLAN_VARIABLE, "AIP_MODE", "LLAMA_API_KEY", "OALLAMA_API_KEY")
+    dropped = (LIBRARY_VARIABLE, PLAN_VARIABLE, "MTMD_BACKEND_DEVICE", "AIP_MODE", "LLAMA_API_KEY", "OALLAMA_API_KEY")
     kept = {
         name: value for name, value in environment.items() if name not in dropped and not name.startswith("LLAMA_ARG_")
     }

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ import pytest
 from e2e.stock import PROGRAMS, needs_programs, program
 from e2e.stub import stub_program
 from e2e.test_stock_programs import plugin_is_built, split_plan
+from gguf_factory.projector import write_projector
 
 from ggml_bridge.library import find_plugin
 from oallama.cli.default_model import FILE
@@ -307,6 +311,44 @@ def test_when_idle_it_measures_until_somebody_asks(tmp_path: Path) -> None:
         assert server.state()["restarts"] == 0
         server.process.terminate()
         assert server.process.wait(30) == 0
+
+
+def picture() -> str:
+    """A small grey PNG as a data URL."""
+    rows = b"".join(b"\0" + bytes([90]) * 56 for _ in range(56))
+    parts = [(b"IHDR", struct.pack(">IIBBBBB", 56, 56, 8, 0, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    chunks = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
+    )
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+@needs_programs
+@pytest.mark.parametrize(("device", "asked", "side"), [
+    ("none", (), "on the CPU"),
+    ("rpc-worker:1", (), "on the device, as the plan leaves"),
+    ("rpc-worker:1", ("--mmproj-offload",), "on the device, kept free there"),
+    ("rpc-worker:1", ("--no-mmproj-offload",), "on the CPU"),
+])  # fmt: skip
+def test_a_picture_is_taken_where_a_projector_is_given(
+    tmp_path: Path, device: str, asked: tuple[str, ...], side: str
+) -> None:
+    path = write_projector(tmp_path / "mmproj.gguf")
+    options = ("--device", device, "--mmproj", path, *asked)
+    with serving(tmp_path, program("llama-server"), *options) as server:
+        assert f"to encode a picture of 56 x 56 in, {side}" in server.said
+        notes = httpx.get(f"{server.url}/placement", timeout=30).json()["plan"]["notes"]
+        assert side in notes[-1]
+        content = [{"type": "image_url", "image_url": {"url": picture()}}, {"type": "text", "text": "What is it?"}]
+        answer = server.client().chat.completions.create(
+            model="any",
+            messages=[{"role": "user", "content": content}],  # type: ignore[arg-type, misc, list-item]
+            max_tokens=2,
+        )
+        assert answer.usage is not None and answer.usage.prompt_tokens > 16  # a token for each patch
+        words = psutil.Process(server.state()["pid"]).cmdline()
+        assert ("--mmproj-offload" in words, "--no-mmproj-offload" in words) == ("device" in side, "CPU" in side)
 
 
 @needs_programs

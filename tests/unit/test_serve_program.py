@@ -141,6 +141,14 @@ def test_the_prompt_cache_is_limited_as_asked_for(tmp_path):
     assert "--cache-ram" not in words
 
 
+def test_a_vision_projector_lies_where_the_ledger_has_it(tmp_path):
+    _, words = arguments(whole(), tmp_path, replace(SETTINGS, projector="/p.gguf", projector_on_device=True))
+    assert value(words, "--mmproj") == "/p.gguf" and "--mmproj-offload" in words
+    _, words = arguments(whole(), tmp_path, replace(SETTINGS, projector="/p.gguf"))
+    assert value(words, "--mmproj") == "/p.gguf" and "--no-mmproj-offload" in words
+    assert "--mmproj" not in arguments(whole(), tmp_path)[1]
+
+
 @pytest.mark.parametrize(("left", "mib"), [(2**40, 8192), (8192 * 2**20 - 1, 8191), (5 * 2**20, 5), (0, 0)])
 def test_the_prompt_cache_takes_no_more_than_is_left(left, mib):
     assert prompt_cache_mib(left) == mib
@@ -155,6 +163,7 @@ def test_variables_that_would_change_it_behind_our_back_are_kept_from_it():
         "GGML_BACKEND_PATH": "/x",
         "OALLAMA_PLAN": "/x",
         "AIP_MODE": "PREDICTION",
+        "MTMD_BACKEND_DEVICE": "CUDA1",
         "LLAMA_CPP_LIB_PATH": "/kept",
     }
     assert clean_environment(given) == {"HOME": "/h", "LLAMA_CPP_LIB_PATH": "/kept", "GGML_NO_BACKTRACE": "1"}
