@@ -119,8 +119,9 @@ def model_option(function: Function) -> Function:
 
 
 threads_option = click.option(
-    "-t", "--threads", type=count(1, 1024), metavar="N", help="CPU threads.  [default: physical cores]"
-)
+    "-t", "--threads", type=count(1, 1024), metavar="N",
+    help="CPU threads.  [default: physical cores; of fast and slow ones as many as decode fastest]",
+)  # fmt: skip
 
 
 def _use_backend(_context: click.Context, _parameter: click.Parameter, path: str | None) -> None:

@@ -56,7 +56,7 @@ class ProjectorOptions:
         needed = projector.n_bytes(options.flash_attn != "off")
         return replace(options, vram=vram_beside(limit, options.vram_fill, needed, str(placer.device)))
 
-    def place(self, projector: Projector, plan: Plan, memory_kept: bool) -> Placed:
+    def place(self, projector: Projector, plan: Plan, memory_kept: bool) -> PlacedProjector:
         """Where it lies beside a plan. memory_kept: the plan was made with room for it."""
         needed = projector.n_bytes((plan.record.attention or Attention()).flash_attn != "off")
         uses_device = plan.device != "none" and plan.memory.limit > 0
@@ -66,11 +66,11 @@ class ProjectorOptions:
             why = f", as the plan leaves {format_bytes(max(0, plan.memory.spare))} there"
         elif on_device and memory_kept:
             why = ", kept free there"
-        return Placed(projector, needed, on_device, why)
+        return PlacedProjector(projector, needed, on_device, why)
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedProjector:
     """A projector beside a plan, and what it takes there. why: the end of the sentence."""
 
     projector: Projector

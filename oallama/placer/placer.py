@@ -51,7 +51,9 @@ from oallama.place.record import (
 )
 from oallama.placer.affinity import plan_report, search_report
 from oallama.plan.plan import Plan
-from oallama.profile.emulate import resolved
+from oallama.profile.emulate import resolved, this_host
+from oallama.profile.progress import Progress
+from oallama.profile.threads import usual_threads
 from oallama.run.dry_loads import DryLoads
 
 if TYPE_CHECKING:
@@ -86,12 +88,14 @@ class Placer:
         self.operators = tuple(operators)
         self.tensor_names = tuple(tensor_names)
         self.options = options if options.n_ctx != 0 else replace(options, n_ctx=model.n_ctx_train or None)
-        self.device, self.threads = resolved(parse_device(options.device), options.threads)
+        self.device, self._threads = resolved(parse_device(options.device), options.threads)
         self.attention = options.attention()  # with the KV cache that is measured and planned for
         self._attention_rule = AttentionRule(model, options)
         self._profile = profile
         self._graph: Graph = build_graph(model, self.operators, tensor_names)
-        self._dry_loads = DryLoads(model, self.operators, self.tensor_names, self.device.timed, self.threads, prober)
+        self._dry_loads = DryLoads(
+            model, self.operators, self.tensor_names, self.device.timed, lambda: self.threads, prober
+        )
 
     @classmethod
     def load(
@@ -218,6 +222,14 @@ class Placer:
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
         larger = larger_ubatches(load, self.options) if n_ubatch is None else ()
         return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attention_passes, prefetch, larger))
+
+    @cached_property
+    def threads(self) -> int:
+        """Of the CPU: what was asked for, else one for each physical core. Where cores are of several speeds as many as
+        decode fastest, which is measured when it is first asked for, and kept."""
+        if self.options.threads is not None or self.device.is_emulated:
+            return self._threads
+        return usual_threads(partial(this_host, say=Progress(True).say))
 
     @property
     def has_device(self) -> bool:

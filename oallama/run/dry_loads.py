@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from oallama.core.types import Attention, ModelInfo, Operator, Workload
@@ -26,10 +26,11 @@ class DryLoads:
         operators: Sequence[Operator],
         tensor_names: Sequence[str],
         device: DeviceSpec,
-        n_threads: int,
+        n_threads: Callable[[], int],
         prober: Prober | None = None,
     ) -> None:
-        """prober: a process that makes the loads; None: one is started for each."""
+        """n_threads: of the CPU, asked when a load is. prober: a process that makes the loads; None: one is started for
+        each."""
         self._model, self._operators, self._tensor_names = model, tuple(operators), tuple(tensor_names)
         self._device, self._n_threads = device, n_threads
         self._prober = prober
@@ -61,7 +62,7 @@ class DryLoads:
             n_gpu_layers=n_gpu_layers(self._model.n_layer, placed),
             host_patterns=patterns,
             split_text=split,
-            n_threads=self._n_threads,
+            n_threads=self._n_threads(),
             attention=attention,
         )
 
