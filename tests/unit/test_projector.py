@@ -116,3 +116,14 @@ def test_inspect_tells_what_it_takes(tmp_path: Path) -> None:
     shown = CliRunner().invoke(cli, ["inspect", str(model), "-mm", str(path)]).stdout
     assert "vision projector mlp: " in shown and "to encode a picture of 56 x 56" in shown
     assert "projector" not in json.loads(CliRunner().invoke(cli, ["inspect", str(model), "--json"]).stdout)
+
+
+def test_plan_writes_where_it_lies(tmp_path: Path) -> None:
+    model = write_gguf(tmp_path / "model.gguf", "llama")
+    path = write_projector(tmp_path / "mmproj.gguf")
+    words = ["plan", str(model), "--device", "none", "--policy", "cpu", "-t", "1", "--mmproj", str(path)]
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 0, done.output
+    (note,) = json.loads(done.stdout)["notes"]
+    assert note.endswith("on the CPU") and "the vision projector takes" in note
+    assert note in done.stderr
