@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
@@ -39,10 +40,11 @@ def command(as_json: bool) -> None:
 
 def cpu_document() -> tuple[dict[str, Any], dict[str, Any]]:
     """(`cpu` of the JSON, the versions of the native libraries)."""
-    from oallama.device.cpu import default_threads
+    from oallama.profile.emulate import this_host
     from oallama.profile.machine import fingerprint
+    from oallama.profile.threads import usual_threads
 
-    threads = default_threads()
+    threads = usual_threads(partial(this_host, say=talk))
     machine = fingerprint(threads, "none")
     cpu = {
         "name": machine["cpu"],

@@ -6,23 +6,28 @@ import click
 
 from oallama.cli.options import json_option, model_argument
 from oallama.cli.output import emit, emit_json, show
+from oallama.cli.projector import ProjectorOptions, mmproj_option
 
 
 @click.command("inspect")
 @model_argument
 @click.option("--all", "every_row", is_flag=True, help="One line per operator instead of one per role.")
+@mmproj_option
 @json_option
-def command(model: str, every_row: bool, as_json: bool) -> None:
+def command(model: str, every_row: bool, mmproj: str | None, as_json: bool) -> None:
     """Show a model's header and its operators: every weight that a matrix multiplication of the graph reads.
 
     Reads metadata only; no weight is loaded and no native code sees the file.
     """
     from oallama.placer import Placer
-    from oallama.report.inspect import inspect_document, model_lines, operator_table
+    from oallama.report.inspect import inspect_document, model_lines, operator_table, projector_document, projector_line
 
     placer = Placer.load(model, device="none")
+    projector = ProjectorOptions(mmproj, None).read()
     if as_json:
-        emit_json(inspect_document(placer.model, placer.operators))
+        beside = {} if projector is None else {"projector": projector_document(projector)}
+        emit_json({**inspect_document(placer.model, placer.operators), **beside})
         return
-    emit("\n".join(model_lines(placer.model)) + "\n")
+    lines = model_lines(placer.model)
+    emit("\n".join(lines if projector is None else (*lines, projector_line(projector))) + "\n")
     show([operator_table(placer.operators, every_row)])

@@ -119,8 +119,9 @@ def model_option(function: Function) -> Function:
 
 
 threads_option = click.option(
-    "-t", "--threads", type=count(1, 1024), metavar="N", help="CPU threads.  [default: physical cores]"
-)
+    "-t", "--threads", type=count(1, 1024), metavar="N",
+    help="CPU threads.  [default: physical cores; of fast and slow ones as many as decode fastest]",
+)  # fmt: skip
 
 
 def _use_backend(_context: click.Context, _parameter: click.Parameter, path: str | None) -> None:
@@ -213,6 +214,17 @@ tune_option = click.option(
     help="Policy auto, where nothing was measured yet: answer with stock llama.cpp's own placement and measure after "
     "it; or measure before; or answer so and never measure.",
 )  # fmt: skip
+
+IDLE_S = 30  # after which nobody is taken to be waiting
+
+
+def idle_option(what: str) -> Decorator:
+    """The command gets `idle_s`. what: does not come meanwhile."""
+    return click.option(
+        "--idle", "idle_s", type=count(1, 86_400), default=IDLE_S, show_default=True, metavar="SECONDS",
+        help=f"--tune when-idle: without {what}, before measuring begins.",
+    )  # fmt: skip
+
 
 replan_option = click.option(
     "--replan", is_flag=True,

@@ -94,8 +94,8 @@ class PlacementOptions:
         return placer.engine(plan, replan=kept, **arguments)
 
     def made_plan(self, placer: Placer, load: Workload) -> tuple[Plan, bool]:
-        """The plan that the policy makes; `auto` passes the gate. And whether the gate is to measure after the
-        answer."""
+        """The plan that the policy makes; `auto` passes the gate. And whether the gate is to measure after an
+        answer, or in a pause."""
         if self.policy.keeps_to_cpu(placer):
             return placer.cpu_plan(**asdict(load)), False
         to_tune = False
@@ -105,7 +105,7 @@ class PlacementOptions:
             plan = gated(placer, load, self.refresh_gate)
         else:
             plan, unknown = at_once(placer, load)
-            to_tune = unknown and self.tune == "after"
+            to_tune = unknown and self.tune in ("after", "when-idle")
         for note in plan.record.notes:
             talk(f"note: {note}")
         return plan, to_tune

@@ -16,6 +16,7 @@ from oallama.cli.options import (
 )
 from oallama.cli.output import emit_json, talk
 from oallama.cli.policy import PolicyOptions, note_unused, policy_options
+from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.core.options import Options
 
 
@@ -24,6 +25,7 @@ from oallama.core.options import Options
 @policy_options
 @gathered(*PLACEMENT, *WORKLOAD, ubatch_option, *ATTENTION)
 @profile_option
+@projector_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan also where -o writes it.")
 @output_option("the plan")
 def command(
@@ -33,6 +35,7 @@ def command(
     n_prompt: int,
     n_gen: int,
     profile: str | None,
+    pictures: ProjectorOptions,
     as_json: bool,
     output: str | None,
 ) -> None:
@@ -46,7 +49,12 @@ def command(
 
     placer = Placer.of_file(model, options, profile)
     note_unused(placer)
-    plan = policy.plan(placer, placer.workload(n_prompt, n_gen))
+    load = placer.workload(n_prompt, n_gen)
+    if (roomy := pictures.keeping_room(placer, load)) != placer.options:
+        placer = Placer.of_file(model, roomy, profile)
+    plan = policy.plan(placer, load)
+    if (projector := pictures.read()) is not None:
+        plan = pictures.place(projector, plan, memory_kept=True).noted(plan)
     if output is not None:
         plan.save(output)
         talk(f"wrote {output}")

@@ -14,14 +14,16 @@ import click
 
 from oallama.cli.options import (
     count,
+    idle_option,
     model_argument,
     n_gen_option,
     n_prompt_option,
 )
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, placement_options, tell_expected
+from oallama.cli.projector import ProjectorOptions, projector_options
+from oallama.cli.tune import tune_command
 from oallama.core.errors import OallamaError, UsageError
-from oallama.core.options import Options
 
 if TYPE_CHECKING:
     from oallama.core.types import Workload
@@ -48,16 +50,22 @@ POOLINGS = ("model", "mean", "cls", "last", "none")
               help="Requests computed at the same time; they share the context.")  # fmt: skip
 @click.option("--pooling", type=click.Choice(POOLINGS), default="mean", show_default=True, metavar="|".join(POOLINGS),
               help="How /v1/embeddings makes one vector; model: as the GGUF says; none: not at all.")  # fmt: skip
+@click.option("-cram", "--cache-ram", "cache_mib", type=count(-1), metavar="MIB",
+              help="Host memory for prompts that no request uses now, so that they need not be evaluated again; 0: "
+              "none, -1: any.  [default: 8192, or what the host has left beside the model]")  # fmt: skip
 @click.option("--llama-server", "program", envvar=PROGRAM_VARIABLE, metavar="FILE",
               help="llama-server to run.  [default: what scripts/stock_binaries built, else that of PATH]")  # fmt: skip
 @click.option("--log", "log_file", type=click.Path(dir_okay=False), metavar="FILE",
               help="Add what llama-server writes to this file.")  # fmt: skip
 @placement_options(
-    click.option("--tune", type=click.Choice(["before", "never"]), default="never", show_default=True,
-                 metavar="before|never", help="Policy auto, where nothing was measured yet: serve with stock "
-                 "llama.cpp's own placement, or measure before."),
+    click.option("--tune", type=click.Choice(["before", "when-idle", "never"]), default="never", show_default=True,
+                 metavar="before|when-idle|never", help="Policy auto, where nothing was measured yet: serve with stock "
+                 "llama.cpp's own placement; or measure before; or when no request has come for a while, which one "
+                 "that comes then waits for as long as the model takes to load."),
     (n_prompt_option, n_gen_option),
 )  # fmt: skip
+@idle_option("a request")
+@projector_options
 def command(
     model: str,
     host: str,
@@ -65,9 +73,12 @@ def command(
     api_key: str | None,
     n_parallel: int,
     pooling: str,
+    cache_mib: int | None,
     program: str | None,
     log_file: str | None,
     asked: PlacementOptions,
+    idle_s: int,
+    pictures: ProjectorOptions,
     n_prompt: int,
     n_gen: int,
 ) -> None:
@@ -98,37 +109,84 @@ def command(
             _check_device(placer)
             plan.check(placer.model, placer.operators)
             wanted = _timed(placer, plan, f"this is the plan of {asked.plan_file}, by policy {plan.policy}")
+            unknown = False
         else:
             placer = asked.placer(model)
             _check_device(placer)
-            wanted = _placed(placer, asked, placer.workload(n_prompt, n_gen), model)
+            if (roomy := pictures.keeping_room(placer, placer.workload(n_prompt, n_gen))) != placer.options:
+                asked = replace(asked, options=roomy)
+                placer = Placer.of_file(model, asked.options, asked.profile)
+            wanted, unknown = _placed(placer, asked, placer.workload(n_prompt, n_gen), model)
         named, device_lost = stack.enter_context(_device(placer))
-        wanted = named(wanted)
+        projector = pictures.read()
+
+        def pictured(served: Served) -> Served:
+            served = named(served)
+            if projector is None:
+                return served
+            return replace(
+                served, plan=pictures.place(projector, served.plan, asked.plan_file is None).noted(served.plan)
+            )
+
+        wanted = pictured(wanted)
         settings = Settings(
             n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
             None if pooling == "none" else pooling,
         )  # fmt: skip
 
+        if projector is not None:
+            talk(f"note: {wanted.plan.record.notes[-1]}")
+        on_cpu, placers = _on_cpu(placer, wanted), [placer]
+        on_cpu = None if on_cpu is None else pictured(on_cpu)
+
         def placed_anew() -> Served:
             again = Placer.of_file(model, asked.options, asked.profile)
+            placers.append(again)
             known = replace(asked, refresh_gate=False, tune="never")
-            return named(_placed(again, known, again.workload(n_prompt, n_gen), model))
+            return pictured(_placed(again, known, again.workload(n_prompt, n_gen), model)[0])
 
         tunable = asked.plan_file is None and asked.gate and asked.policy.is_auto and asked.options.n_batch is None
-        tune = tune_arguments(model, asked.options, n_prompt, n_gen, asked.profile)
+        tune = Tune(
+            tune_command(model, asked.options, n_prompt, n_gen, asked.profile), placed_anew,
+            float(idle_s) if asked.tune == "when-idle" and unknown else None,
+        )  # fmt: skip
 
         def started(served: Served, socket_path: Path) -> Launch:
-            return launch(found, served.plan, placer.operators, placer.tensor_names, settings, socket_path, os.environ)
+            lost = served is on_cpu
+            beside, limit = 0, cache_mib
+            chosen = settings
+            if projector is not None:
+                at = pictures.place(projector, served.plan, asked.plan_file is None)
+                chosen = replace(chosen, projector=projector.path, projector_on_device=at.on_device)
+                beside = 0 if at.on_device else at.n_bytes
+            if limit is None:
+                limit = _cache_mib(placers[-1], wanted if lost else served, lost, beside)
+            chosen = replace(chosen, cache_mib=limit)
+            return launch(found, served.plan, placer.operators, placer.tensor_names, chosen, socket_path, os.environ)
 
         log = stack.enter_context(_log(log_file))
         talk(f"oallama: {wanted.said}")
         tell_expected(placer, wanted.plan)
         placements = Placements(
-            wanted, _on_cpu(placer, wanted), started, device_lost,
-            Tune(tune, placed_anew) if tunable and placer.has_device else None,
+            wanted, on_cpu, started, device_lost,
+            tune if tunable and placer.has_device else None,
         )  # fmt: skip
         serve(sock, api_key, placements, lambda sentence: talk(sentence), log)
     talk("oallama: the server has ended")
+
+
+def _cache_mib(placer: Placer, served: Served, device_lost: bool, beside: int) -> int | None:
+    """What llama-server may keep of prompts beside the model; None where the model's own needs are not known. beside:
+    bytes that are no plan's."""
+    from oallama.serve.program import STOCK_CACHE_MIB, prompt_cache_mib
+
+    try:
+        mib = prompt_cache_mib(max(0, placer.host_left(served.plan, device_lost) - beside))
+    except OallamaError:  # llama-server is about to say it better
+        return None
+    if mib < STOCK_CACHE_MIB and not device_lost:
+        talk(f"note: llama-server keeps at most {mib} MiB of prompts, as the host has no more left (--cache-ram)")
+    return mib
 
 
 def _check_device(placer: Placer) -> None:
@@ -136,25 +194,11 @@ def _check_device(placer: Placer) -> None:
         raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port, rpc-worker or none")
 
 
-def _placed(placer: Placer, asked: PlacementOptions, load: Workload, model: str) -> Served:
-    """What the policy makes, as `run` has it, which would measure after its answer where nothing is known."""
+def _placed(placer: Placer, asked: PlacementOptions, load: Workload, model: str) -> tuple[Served, bool]:
+    """What the policy makes, as `run` has it; and whether nothing was measured that it could follow."""
     asked = replace(asked, tune="before" if asked.tune == "before" else "after")
     plan, unknown = asked.made_plan(placer, load)
-    return _timed(placer, plan, _said(placer, asked, plan, unknown, model))
-
-
-def tune_arguments(model: str, options: Options, n_prompt: int, n_gen: int, profile: str | None) -> tuple[str, ...]:
-    """Arguments of `oallama tune` for what these options place."""
-    asked = {
-        "--device": options.device, "--vram": options.vram and f"{options.vram}B", "--vram-fill": options.vram_fill,
-        "--gpu-weights": options.gpu_weights, "-t": options.threads, "-c": options.n_ctx, "-ub": options.n_ubatch,
-        "-ctk": options.type_k, "-ctv": options.type_v, "-fa": options.flash_attn, "-p": n_prompt, "-n": n_gen,
-        "--profile": profile,
-    }  # fmt: skip
-    return (
-        "-m", str(Path(model).absolute()),
-        *(word for option, value in asked.items() if value is not None for word in (option, str(value))),
-    )  # fmt: skip
+    return _timed(placer, plan, _said(placer, asked, plan, unknown, model)), unknown
 
 
 def _said(placer: Placer, asked: PlacementOptions, plan: Plan, unknown: bool, model: str) -> str:

@@ -15,17 +15,25 @@ E = TypeVar("E", bound=OallamaError)
 DISK_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Make or replace a file in one step: a reader sees the old file or the new one, which has the old one's mode. A
-    link goes on to point there. Raises OSError."""
+OWNER_ONLY = 0o600
+
+
+def owner_only(path: str, flags: int) -> int:
+    """An opener for open() whose file, where it is made, only its user can read."""
+    return os.open(path, flags, OWNER_ONLY)
+
+
+def write_whole(path: Path, text: str, private: bool = False) -> None:
+    """Make or replace a file in one step: a reader sees the old file or the new one, which has the old one's mode;
+    private: which only its user can read. A link goes on to point there. Raises OSError."""
     target = path.resolve()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
     try:
-        with temporary.open("x", encoding="utf-8") as file:
+        with open(temporary, "x", encoding="utf-8", opener=owner_only if private else None) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        if target.exists():
+        if target.exists() and not private:
             temporary.chmod(target.stat().st_mode & 0o777)
         temporary.replace(target)
     finally:

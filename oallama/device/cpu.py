@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+ALIKE = 0.8  # of the fastest core's speed: clocks of one kind differ by less, of two kinds by more
+MOST_CPUS = 1 << 16
 
 
 def default_threads(root: Path = Path("/")) -> int:
@@ -17,6 +21,67 @@ def default_threads(root: Path = Path("/")) -> int:
     cores = {_core(root, cpu) for cpu in allowed}
     quota = _cgroup_quota(root)
     return max(1, len(cores) if quota is None else min(len(cores), math.ceil(quota)))
+
+
+def thread_counts(root: Path = Path("/"), allowed: Iterable[int] | None = None) -> tuple[int, ...]:
+    """Counts of threads that are worth trying: the physical cores of the fastest kind, then with the next kind too, and
+    so on, within the container's quota. One count where all cores are alike. allowed: as allowed_cpus has it."""
+    counts, n = [], 0
+    for kind in core_kinds(root, allowed_cpus() if allowed is None else allowed):
+        n += len({_core(root, cpu) for cpu in kind})
+        counts.append(n)
+    quota = _cgroup_quota(root)
+    most = math.inf if quota is None else max(1, math.ceil(quota))
+    return tuple(sorted({int(min(count, most)) for count in counts}))
+
+
+def core_kinds(root: Path, allowed: Iterable[int]) -> tuple[tuple[int, ...], ...]:
+    """Logical CPUs by the speed of their cores, the fastest first: as the kernel lists them for Intel's performance and
+    efficiency cores, else by their capacity, else by their highest clock. Within a kind no core is slower than ALIKE of
+    the fastest one. One kind where nothing is said of one of them."""
+    cpus = sorted(allowed)
+    speeds = _listed_speeds(root, cpus)
+    for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
+        speeds = speeds or _told_speeds(root, cpus, name)
+    if not speeds:
+        return (tuple(cpus),) if cpus else ()
+    kinds: list[list[int]] = []
+    fastest = 0.0
+    for cpu in sorted(cpus, key=lambda cpu: (-speeds[cpu], cpu)):
+        if not kinds or speeds[cpu] < ALIKE * fastest:
+            kinds.append([])
+            fastest = speeds[cpu]
+        kinds[-1].append(cpu)
+    return tuple(tuple(sorted(kind)) for kind in kinds)
+
+
+def _listed_speeds(root: Path, cpus: Sequence[int]) -> dict[int, float]:
+    """2 of a performance core, 1 of an efficiency core; empty where there are not both."""
+    fast, slow = (_cpu_list(root / f"sys/devices/{name}/cpus") for name in ("cpu_core", "cpu_atom"))
+    if not fast or not slow or not fast | slow >= set(cpus):
+        return {}
+    return {cpu: 2.0 if cpu in fast else 1.0 for cpu in cpus}
+
+
+def _told_speeds(root: Path, cpus: Sequence[int], name: str) -> dict[int, float]:
+    """What the kernel has under this name for each; empty where it is not there for all."""
+    try:
+        told = {cpu: float((root / f"sys/devices/system/cpu/cpu{cpu}/{name}").read_text()) for cpu in cpus}
+    except (OSError, ValueError):
+        return {}
+    return told if all(0 < speed < math.inf for speed in told.values()) else {}
+
+
+def _cpu_list(path: Path) -> set[int]:
+    """Of text such as 0-3,8: {0, 1, 2, 3, 8}; empty where there is none."""
+    cpus: set[int] = set()
+    try:
+        for part in path.read_text().strip().split(","):
+            first, _, last = part.partition("-")
+            cpus.update(range(int(first), min(int(last or first), MOST_CPUS) + 1))
+    except (OSError, ValueError):
+        return set()
+    return cpus
 
 
 def allowed_cpus() -> set[int]:

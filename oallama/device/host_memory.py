@@ -1,4 +1,4 @@
-"""How much memory this process may use: the machine's, or what its container allows."""
+"""How much memory this process may use, and how much of it is free: the machine's, or what its container allows."""
 
 from __future__ import annotations
 
@@ -14,3 +14,18 @@ def host_memory_bytes(root: Path = Path("/")) -> int:
         return min(total, int((root / "sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):  # not there, or "max"
         return total
+
+
+def host_free_bytes(root: Path = Path("/")) -> int:
+    """Bytes that can be allocated without swapping: pages of files give way. root: as above."""
+    import psutil
+
+    free = int(psutil.virtual_memory().available)
+    folder = root / "sys/fs/cgroup"
+    try:
+        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        of_files = sum(int(statistics[name]) for name in ("active_file", "inactive_file"))
+    except (OSError, ValueError, KeyError):  # not there, or "max"
+        return free
+    return max(0, min(free, limit - used + of_files))

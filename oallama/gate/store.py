@@ -58,7 +58,7 @@ def write_kept(kept: Kept) -> None:
     path = verdict_path(kept.verdict.key)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps(asdict(kept), indent=1))
+        write_whole(path, json.dumps(asdict(kept), indent=1), private=True)
 
 
 def _all_kept() -> Iterator[Kept]:

@@ -51,7 +51,9 @@ from oallama.place.record import (
 )
 from oallama.placer.affinity import plan_report, search_report
 from oallama.plan.plan import Plan
-from oallama.profile.emulate import resolved
+from oallama.profile.emulate import resolved, this_host
+from oallama.profile.progress import Progress
+from oallama.profile.threads import usual_threads
 from oallama.run.dry_loads import DryLoads
 
 if TYPE_CHECKING:
@@ -86,12 +88,14 @@ class Placer:
         self.operators = tuple(operators)
         self.tensor_names = tuple(tensor_names)
         self.options = options if options.n_ctx != 0 else replace(options, n_ctx=model.n_ctx_train or None)
-        self.device, self.threads = resolved(parse_device(options.device), options.threads)
+        self.device, self._threads = resolved(parse_device(options.device), options.threads)
         self.attention = options.attention()  # with the KV cache that is measured and planned for
         self._attention_rule = AttentionRule(model, options)
         self._profile = profile
         self._graph: Graph = build_graph(model, self.operators, tensor_names)
-        self._dry_loads = DryLoads(model, self.operators, self.tensor_names, self.device.timed, self.threads, prober)
+        self._dry_loads = DryLoads(
+            model, self.operators, self.tensor_names, self.device.timed, lambda: self.threads, prober
+        )
 
     @classmethod
     def load(
@@ -218,6 +222,14 @@ class Placer:
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
         larger = larger_ubatches(load, self.options) if n_ubatch is None else ()
         return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attention_passes, prefetch, larger))
+
+    @cached_property
+    def threads(self) -> int:
+        """Of the CPU: what was asked for, else one for each physical core. Where cores are of several speeds as many as
+        decode fastest, which is measured when it is first asked for, and kept."""
+        if self.options.threads is not None or self.device.is_emulated:
+            return self._threads
+        return usual_threads(partial(this_host, say=Progress(True).say))
 
     @property
     def has_device(self) -> bool:
@@ -373,6 +385,17 @@ class Placer:
         self._dry_loads.check_host(record.workload, decision.placed, attention)
         return Plan(replace(record, attention=attention, bound=bound))
 
+    def host_left(self, plan: Plan, device_lost: bool = False) -> int:
+        """Bytes of host memory that may be used beside the model as this plan places it; device_lost: as the CPU alone
+        would then hold it. Raises PlanError for a plan of another model, and what a dry load raises."""
+        from oallama.device.host_memory import host_free_bytes
+
+        plan.check(self.model, self.operators)
+        placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
+        on_host, on_device = self._dry_loads.sides(plan.workload, placed, self._attention_for(plan))
+        needed = on_host + on_device if device_lost else on_host
+        return max(0, int(HOST_FILL * host_free_bytes()) - needed)
+
     def kept_cuts(self, plan: Plan) -> Replan | None:
         """The cuts to keep beside a plan's, so that an engine may change between them; None for a plan that slices
         nothing. Raises PlanError for a plan of another model, ProfileError, and what measuring raises."""
@@ -516,9 +539,9 @@ class Placer:
 
     def _host_room(self) -> int:
         """Bytes of host memory that second copies of weights may take: what is free beside the model itself."""
-        import psutil
+        from oallama.device.host_memory import host_free_bytes
 
-        return max(0, int(HOST_FILL * psutil.virtual_memory().available) - self.model.file_bytes)
+        return max(0, int(HOST_FILL * host_free_bytes()) - self.model.file_bytes)
 
     def _load_bytes(self, load: Workload, placed: Placed, flash_attn: FlashAttention) -> LoadBytes:
         return self._dry_loads.taken(load, placed, self._attention_rule.attention(flash_attn))

@@ -98,11 +98,12 @@ def _rounded(factor: float) -> float:
 #
 
 
-def this_host(n_threads: int) -> Host:
+def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None) -> Host:
     """This machine's CPU with so many threads: weight bytes/s in decode in its fastest layout, flop/s in prompts in the
     plain layout, which is what a host computes in beside a card.
 
-    Measured once for a CPU, a build of ggml and a number of threads. Raises BridgeError, ProfileError.
+    Measured once for a CPU, a build of ggml and a number of threads; say: is told when it is. Raises BridgeError,
+    ProfileError.
     """
     machine = fingerprint(n_threads, "none")
     parts = {name: machine.get(name) for name in _KEY_PARTS}
@@ -111,7 +112,10 @@ def this_host(n_threads: int) -> Host:
     rates = _read_rates(path)
     if rates is None:
         with measuring_lock(path.parent, lambda: None, lambda _: None):
-            rates = _read_rates(path) or _measure_rates(n_threads)
+            rates = _read_rates(path)
+            if rates is None:
+                say(f"measuring how fast the CPU is with {n_threads} threads, once for this machine: some seconds")
+                rates = _measure_rates(n_threads)
             with contextlib.suppress(ProfileError):  # measured again next time
                 write_in_cache(path, json.dumps({"machine": parts, **rates}, indent=1) + "\n")
     return Host(str(machine["cpu"]), rates["bytes_per_s"], rates["flops_per_s"], "measured here")

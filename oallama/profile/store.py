@@ -28,7 +28,7 @@ from typing import Any
 
 from oallama.core.codec import CodecError, from_json, parse_json, to_json
 from oallama.core.errors import ProfileError
-from oallama.core.files import write_whole
+from oallama.core.files import owner_only, write_whole
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.profile import Profile, Sharing
 from oallama.profile.machine import fingerprint_key
@@ -168,10 +168,11 @@ def save(path: Path, profile: Profile) -> None:
 
 
 def write_in_cache(path: Path, text: str) -> None:
-    """Make or replace a file of the cache. Raises ProfileError where the folder cannot be written."""
+    """Make or replace a file of the cache, which only its user can read. Raises ProfileError where the folder cannot be
+    written."""
     with _writing_in(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text)
+        write_whole(path, text, private=True)
 
 
 @contextlib.contextmanager
@@ -229,7 +230,7 @@ class Journal:
         if self._lost:
             return
         try:
-            with _writing_in(self.path.parent), self.path.open("a", encoding="utf-8") as file:
+            with _writing_in(self.path.parent), open(self.path, "a", encoding="utf-8", opener=owner_only) as file:
                 file.write(f"\n{json.dumps(fragment, allow_nan=False)}\n")  # the line before may be cut off
         except ProfileError as fault:
             if self._on_fault is None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from oallama.core.types import ModelInfo, Operator
 from oallama.core.units import format_bytes
+from oallama.model.projector import Projector
 from oallama.report.table import Table, table
 from oallama.report.text import model_title, percent, plural, printable, ranges_text, shape_text
 
@@ -37,6 +39,22 @@ def model_lines(model: ModelInfo) -> tuple[str, ...]:
         f"embedding {model.n_embd}, feed-forward {model.n_ff}, heads {model.n_head} ({model.n_head_kv} KV){experts}",
         f"vocabulary {model.n_vocab}, trained context {model.n_ctx_train}",
         f"file {printable(model.path, 400)}",
+    )
+
+
+def projector_document(projector: Projector) -> dict[str, Any]:
+    """`projector` of the JSON of `inspect`. plain_compute_bytes: without flash attention."""
+    with_flash, plain = projector.compute_bytes(True), projector.compute_bytes(False)
+    return {**asdict(projector), "compute_bytes": with_flash, "plain_compute_bytes": plain}
+
+
+def projector_line(projector: Projector) -> str:
+    """One line of `inspect`."""
+    weights, compute = format_bytes(projector.weight_bytes), format_bytes(projector.compute_bytes(True))
+    plain = format_bytes(projector.compute_bytes(False))
+    return (
+        f"vision projector {printable(projector.type)}: {weights}, and {compute} to encode a picture of "
+        f"{projector.edge} x {projector.edge} ({plain} with -fa off)"
     )
 
 

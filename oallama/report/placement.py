@@ -219,14 +219,15 @@ def _tiles(served: Served) -> list[tuple[str, str, str, str]]:
     predicted = served.plan.predicted
     on_device, total = weights_on_device(served.plan.record, served.operators)
     rate = rate_text(predicted.tpot_s) if predicted else "-"
-    load = served.plan.workload
+    load, memory = served.plan.workload, served.plan.memory
+    weights = f"{format_bytes(memory.weights_gpu)}; {percent(on_device, total)} of the operators'"
     prompt = rate_text(predicted.ttft_s / load.n_prompt) if predicted and load.n_prompt else "-"
     return [
         ("Server", "…", "", "state"),
         ("Generation", "…", f"measured; predicted {rate}", "generation"),
         ("Prompt", "…", f"measured; predicted {prompt}", "prompt"),
         ("Requests now", "…", "answered, waiting", "requests"),
-        ("Weights on the device", percent(on_device, total), format_bytes(on_device), ""),
+        ("Weights on the device", percent(memory.weights_gpu, memory.weights_gpu + memory.weights_host), weights, ""),
         ("Context", f"{load.n_ctx:,}", "tokens, of all requests together", ""),
     ]
 

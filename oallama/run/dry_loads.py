@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from oallama.core.types import Attention, ModelInfo, Operator, Workload
@@ -26,10 +26,11 @@ class DryLoads:
         operators: Sequence[Operator],
         tensor_names: Sequence[str],
         device: DeviceSpec,
-        n_threads: int,
+        n_threads: Callable[[], int],
         prober: Prober | None = None,
     ) -> None:
-        """prober: a process that makes the loads; None: one is started for each."""
+        """n_threads: of the CPU, asked when a load is. prober: a process that makes the loads; None: one is started for
+        each."""
         self._model, self._operators, self._tensor_names = model, tuple(operators), tuple(tensor_names)
         self._device, self._n_threads = device, n_threads
         self._prober = prober
@@ -61,7 +62,7 @@ class DryLoads:
             n_gpu_layers=n_gpu_layers(self._model.n_layer, placed),
             host_patterns=patterns,
             split_text=split,
-            n_threads=self._n_threads,
+            n_threads=self._n_threads(),
             attention=attention,
         )
 
@@ -80,6 +81,14 @@ class DryLoads:
             compute=result.on_device("compute"),
             device_free=result.device_free,
         )
+
+    def sides(self, load: Workload, placed: Placed, attention: Attention) -> tuple[int, int]:
+        """Bytes of all that a placement keeps on the host, and on the device. Raises what probe_memory raises."""
+        from oallama.model.memory import PARTS
+
+        self.taken(load, placed, attention)
+        result = self._results[self.settings(load, placed, attention)]
+        return sum(map(result.on_host, PARTS)), sum(map(result.on_device, PARTS))
 
     def check_host(self, load: Workload, placed: Placed, attention: Attention) -> None:
         """Raises DoesNotFit for a placement that was asked for and that the host's memory does not hold."""

@@ -16,6 +16,7 @@ from typing import Literal
 from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, find_plugin, soname
 from oallama.core.errors import BridgeError
 from oallama.core.types import Operator
+from oallama.core.units import MIB
 from oallama.plan.export import LIBRARY_VARIABLE, PLAN_VARIABLE, Plugin, splits, stock_command, stock_device
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
@@ -23,6 +24,7 @@ from oallama.profile.store import cache_folder
 from oallama.serve.supervisor import Launch
 
 NAME: Literal["llama-server"] = "llama-server"
+STOCK_CACHE_MIB = 8192  # llama-server's --cache-ram
 BUILD = "scripts/stock_binaries builds it (about 10 minutes on two cores)"
 _ASK_VERSION = (
     "import ctypes, sys; base = ctypes.CDLL(sys.argv[1]); base.ggml_version.restype = ctypes.c_char_p; "
@@ -34,13 +36,17 @@ _LINKED = re.compile(r"libggml-base\S* => (\S+)")
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a user may ask of llama-server beside the placement. name: of the model, in answers; None: its file's.
-    pooling: of embeddings; None: none are offered."""
+    pooling: of embeddings; None: none are offered. cache_mib: of host memory for prompts that no request uses now; -1:
+    without a limit; None: llama-server's own default. projector: of pictures, a path; on the device, or on the CPU."""
 
     n_parallel: int
     threads: int
     n_batch: int | None
     name: str
     pooling: str | None
+    cache_mib: int | None = None
+    projector: str | None = None
+    projector_on_device: bool = False
 
 
 def find_program(asked: str | None) -> Path:
@@ -138,6 +144,11 @@ def _arguments(settings: Settings, n_ubatch: int) -> list[str]:
     """Requests share one KV cache, so that one of them may use all of the context."""
     arguments = ["--parallel", str(settings.n_parallel), "--kv-unified", "--threads", str(settings.threads)]
     arguments += ["--metrics", "--alias", settings.name, "--cors-origins", "localhost"]
+    if settings.cache_mib is not None:
+        arguments += ["--cache-ram", str(settings.cache_mib)]
+    if settings.projector is not None:
+        arguments += ["--mmproj", settings.projector]
+        arguments += ["--mmproj-offload" if settings.projector_on_device else "--no-mmproj-offload"]
     if settings.pooling is not None:
         arguments += ["--embeddings", "--batch-size", str(n_ubatch)]  # what embeds takes one pass
         arguments += ["--pooling", settings.pooling] if settings.pooling != "model" else []
@@ -146,9 +157,14 @@ def _arguments(settings: Settings, n_ubatch: int) -> list[str]:
     return arguments
 
 
+def prompt_cache_mib(left: int) -> int:
+    """As much of the host's memory as llama-server would use by default, but no more than is left. left: bytes."""
+    return min(STOCK_CACHE_MIB, left // MIB)
+
+
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Without what would change the placement, the address or the key behind our back."""
-    dropped = (LIBRARY_VARIABLE, PLAN_VARIABLE, "AIP_MODE", "LLAMA_API_KEY", "OALLAMA_API_KEY")
+    dropped = (LIBRARY_VARIABLE, PLAN_VARIABLE, "MTMD_BACKEND_DEVICE", "AIP_MODE", "LLAMA_API_KEY", "OALLAMA_API_KEY")
     kept = {
         name: value for name, value in environment.items() if name not in dropped and not name.startswith("LLAMA_ARG_")
     }

@@ -19,6 +19,7 @@ from oallama.core.errors import DeviceError, UsageError
 from oallama.report.placement import Served
 from oallama.serve.access import Access, is_local
 from oallama.serve.app import answers, application, why_not
+from oallama.serve.idle import Idle
 from oallama.serve.proxy import Proxy
 from oallama.serve.supervisor import PATIENCE, Launch, Patience, Supervisor
 from oallama.serve.tuning import Tune, Tuning
@@ -137,8 +138,12 @@ async def _serve(
 
     tune = placements.tune
     tuning = None if tune is None else Tuning(tune, supervisor, launch, wanted.append, talk)
-    app = Access(application(supervisor, proxy, served, tuning), key)
-    server = Server(_config(app))
+    app: ASGIApp = application(supervisor, proxy, served, tuning)
+    idling = None
+    if tune is not None and tuning is not None and tune.idle_s is not None:
+        app = idle = Idle(app, supervisor, tuning)
+        idling = asyncio.create_task(idle.tune(tune.idle_s))
+    server = Server(_config(Access(app, key)))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.handle_exit, number, None)
@@ -152,6 +157,8 @@ async def _serve(
     finally:
         server.should_exit = True
         ready.cancel()
+        if idling is not None:
+            idling.cancel()
         await asyncio.wait({serving})
         if tuning is not None:
             await tuning.end()

@@ -166,6 +166,13 @@ class Supervisor:
             self.state.on_device, self.state.said = launch.uses_device, None
         self._wanted.set()
 
+    async def started(self) -> None:
+        """Until it is ready, or its start has failed."""
+        while not self.ready.is_set() and self.state.phase in ("stopped", "starting"):
+            waiting = asyncio.ensure_future(self.ready.wait())
+            await asyncio.wait({waiting}, timeout=self.patience.look_s)
+            waiting.cancel()
+
     async def _start(self) -> str | None:
         """Start it and wait until it answers. Returns why it did not."""
         self._not_ready("starting")

@@ -1,4 +1,5 @@
-"""`POST /placement/tune`: llama-server makes room for `oallama tune`, and starts again with what won."""
+"""`POST /placement/tune`, and measuring when idle: llama-server makes room for `oallama tune`, and starts again with
+what won."""
 
 from __future__ import annotations
 
@@ -6,8 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from oallama.core.errors import OallamaError
@@ -16,18 +16,21 @@ from oallama.serve.launch import with_us
 from oallama.serve.supervisor import Launch, Supervisor
 
 END_S = 5.0  # that it gets to keep what it has measured
+ASKED = "measuring which placement is faster, as /placement/tune asks; requests wait for the end of it"
 
 
 @dataclass(frozen=True, slots=True)
 class Tune:
-    """arguments: of `oallama tune`. replan: what is to be served then; it may raise an OallamaError."""
+    """command: measures, and ends with exit code 0 where it did. replan: what is to be served then; it may raise an
+    OallamaError. idle_s: without a request, after which it is done by itself; None: only where it is asked for."""
 
-    arguments: tuple[str, ...]
+    command: tuple[str, ...]
     replan: Callable[[], Served]
+    idle_s: float | None = None
 
 
 class Tuning:
-    """Done at most once at a time. begin: how a placement is started; take: called with the one that is served next."""
+    """Done at most once at a time. launch: how a placement is started; take: called with what is served next."""
 
     def __init__(
         self,
@@ -39,14 +42,41 @@ class Tuning:
     ) -> None:
         self._tune, self._supervisor, self._launch, self._take, self._talk = tune, supervisor, launch, take, talk
         self._task: asyncio.Task[None] | None = None
+        self._idle = False  # what is being measured is measured because nobody asks anything
+        self._wanted = asyncio.Event()  # a request has come
+        self.succeeded = False
 
-    def begin(self) -> str | None:
-        """Begin to measure, unless that is being done; or why not."""
+    def begin(self, idle: str | None = None) -> str | None:
+        """Begin to measure, unless that is being done; or why not. idle: what to say of it where nobody asked for it,
+        so that it gives way to requests; None: they are refused meanwhile."""
         if self._supervisor.state.device_lost:
             return "the device was lost; start oallama again to measure with it"
         if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._measure())
+            self._idle = idle is not None
+            self._wanted.clear()
+            self._task = asyncio.create_task(self._measure(idle or ASKED))
+        elif idle is None:
+            self._idle = False
         return None
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether something is being measured that ends when a request comes."""
+        return self._idle and self._task is not None and not self._task.done()
+
+    async def make_way(self) -> None:
+        """End what gives way, and wait until llama-server answers again, or has failed to start."""
+        if self.gives_way:
+            assert self._task is not None
+            self._wanted.set()
+            await asyncio.wait({self._task})
+            await self._supervisor.started()
+
+    async def gave_way(self) -> bool:
+        """Whether what is being measured, once it has ended, did so for a request."""
+        if self._task is not None:
+            await asyncio.wait({self._task})
+        return self._wanted.is_set() and not self.succeeded
 
     async def end(self) -> None:
         """Give up what is being measured."""
@@ -54,18 +84,23 @@ class Tuning:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def _measure(self) -> None:
+    async def _measure(self, why: str) -> None:
         supervisor = self._supervisor
-        self._talk("measuring which placement is faster, as /placement/tune asks; requests wait for the end of it")
+        if self._wanted.is_set():
+            return
+        self._talk(why)
         await supervisor.pause()
         supervisor.state.said = "it is being measured which placement is faster, for some minutes at most"
         served = None
         try:
-            code = await _run("tune", *self._tune.arguments)
-            if code:
+            code = await _run(self._tune.command, self._wanted)
+            if code is None:
+                self._talk("a request came, so measuring has ended; what was measured is kept")
+            elif code:
                 self._talk(f"oallama tune ended with exit code {code}; the placement stays as it was")
             else:
                 served = await asyncio.to_thread(self._tune.replan)
+                self.succeeded = True
         except OallamaError as error:
             self._talk(f"the placement stays as it was: {error}")
         finally:
@@ -75,25 +110,30 @@ class Tuning:
             supervisor.resume(None if served is None else self._launch(served))
 
 
-async def _run(*arguments: str) -> int:
-    """A command of oallama, in a process that ends with us and talks where we do. Returns its exit code."""
-    command, environment = with_us([sys.executable, "-m", "oallama", *arguments], os.environ)
+async def _run(command: Sequence[str], wanted: asyncio.Event) -> int | None:
+    """A command in a process that ends with us and talks where we do. Returns its exit code; None where it was ended,
+    as something else was wanted meanwhile."""
+    if wanted.is_set():
+        return None
+    words, environment = with_us(command, os.environ)
     process = await asyncio.create_subprocess_exec(
-        *command,
+        *words,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
         env=environment,
         start_new_session=True,
     )
+    ended, asked = asyncio.ensure_future(process.wait()), asyncio.ensure_future(wanted.wait())
     try:
-        return await process.wait()
+        await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+        return process.returncode
     finally:
+        asked.cancel()
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGINT)  # it keeps what it has measured
-            waiting = asyncio.ensure_future(process.wait())
-            await asyncio.wait({waiting}, timeout=END_S)
+            await asyncio.wait({ended}, timeout=END_S)
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-            await waiting
+            await ended

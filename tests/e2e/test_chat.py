@@ -273,6 +273,17 @@ def test_a_lost_device_is_a_sentence_and_the_next_message_is_answered():
         assert person.leave()[0] == 0
 
 
+@needs_model
+def test_where_nobody_types_it_measures_until_a_key_is_pressed(tmp_path):
+    arguments = (MODEL, "--device", "rpc-worker:1", "--temp", "0", "--tune", "when-idle", "--idle", "1")
+    with Typist("chat", *arguments, OALLAMA_CACHE_DIR=str(tmp_path)) as person:
+        person.wait("no input for 1 s: measuring which placement is faster; any key ends it")
+        person.wait(READY)
+        assert "3 + 4 = 7." in person.ask("What is 3 + 4?")
+        person.type("\x04")
+        assert person.leave()[0] == 0
+
+
 def test_what_was_typed_is_remembered_and_commands_are_completed(chatty, tmp_path):
     cache = {"OALLAMA_CACHE_DIR": str(tmp_path / "cache")}
     with Typist("chat", chatty, *ON_CPU, "-n", "2", "-c", "512", **cache) as person:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ import pytest
 from e2e.stock import PROGRAMS, needs_programs, program
 from e2e.stub import stub_program
 from e2e.test_stock_programs import plugin_is_built, split_plan
+from gguf_factory.projector import write_projector
 
 from ggml_bridge.library import find_plugin
 from oallama.cli.default_model import FILE
@@ -291,6 +295,60 @@ def test_the_placement_tells_what_was_measured(on_worker: Serving) -> None:
     assert told["live"]["generation"]["tokens"] >= 8 and told["live"]["generation"]["tokens_per_s"] > 0
     assert told["device"].startswith("rpc://127.0.0.1:") and told["state"]["on_device"]
     assert {row["on"] for row in told["operators"]} <= {"CPU", "GPU", "both"}
+
+
+@needs_programs
+def test_when_idle_it_measures_until_somebody_asks(tmp_path: Path) -> None:
+    """Nothing is known in this cache, so there is something to measure."""
+    idle = ("--device", "rpc-worker:1", "--tune", "when-idle", "--idle", "1")
+    with serving(tmp_path, program("llama-server"), *idle, OALLAMA_CACHE_DIR=str(tmp_path / "cache")) as server:
+        server.until(lambda state: state["phase"] == "stopped")
+        assert "no request for 1 s: measuring which placement is faster" in server.said
+        assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+        answer = server.client().completions.create(model="any", prompt="Once upon", max_tokens=2, temperature=0)
+        assert answer.choices[0].text
+        assert "what was measured is kept" in server.said
+        assert server.state()["restarts"] == 0
+        server.process.terminate()
+        assert server.process.wait(30) == 0
+
+
+def picture() -> str:
+    """A small grey PNG as a data URL."""
+    rows = b"".join(b"\0" + bytes([90]) * 56 for _ in range(56))
+    parts = [(b"IHDR", struct.pack(">IIBBBBB", 56, 56, 8, 0, 0, 0, 0)), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    chunks = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
+    )
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+@needs_programs
+@pytest.mark.parametrize(("device", "asked", "side"), [
+    ("none", (), "on the CPU"),
+    ("rpc-worker:1", (), "on the device, as the plan leaves"),
+    ("rpc-worker:1", ("--mmproj-offload",), "on the device, kept free there"),
+    ("rpc-worker:1", ("--no-mmproj-offload",), "on the CPU"),
+])  # fmt: skip
+def test_a_picture_is_taken_where_a_projector_is_given(
+    tmp_path: Path, device: str, asked: tuple[str, ...], side: str
+) -> None:
+    path = write_projector(tmp_path / "mmproj.gguf")
+    options = ("--device", device, "--mmproj", path, *asked)
+    with serving(tmp_path, program("llama-server"), *options) as server:
+        assert f"to encode a picture of 56 x 56 in, {side}" in server.said
+        notes = httpx.get(f"{server.url}/placement", timeout=30).json()["plan"]["notes"]
+        assert side in notes[-1]
+        content = [{"type": "image_url", "image_url": {"url": picture()}}, {"type": "text", "text": "What is it?"}]
+        answer = server.client().chat.completions.create(
+            model="any",
+            messages=[{"role": "user", "content": content}],  # type: ignore[arg-type, misc, list-item]
+            max_tokens=2,
+        )
+        assert answer.usage is not None and answer.usage.prompt_tokens > 16  # a token for each patch
+        words = psutil.Process(server.state()["pid"]).cmdline()
+        assert ("--mmproj-offload" in words, "--no-mmproj-offload" in words) == ("device" in side, "CPU" in side)
 
 
 @needs_programs

@@ -14,7 +14,7 @@ from gguf_factory import write_gguf
 from gguf_factory.raw import RawTensor, tiny_llama
 
 from oallama.core.errors import DoesNotFit
-from oallama.device.host_memory import host_memory_bytes
+from oallama.device.host_memory import host_free_bytes, host_memory_bytes
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import hyperparameters
 from oallama.placer import Placer
@@ -98,3 +98,28 @@ def test_a_container_s_limit_counts(tmp_path: Path, limit: str | None, expected:
         (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
         (tmp_path / "sys/fs/cgroup/memory.max").write_text(limit)
     assert host_memory_bytes(tmp_path) == (expected or psutil.virtual_memory().total)
+
+
+def test_what_a_container_has_left_is_its_limit_less_what_is_used_and_no_page_of_a_file(tmp_path: Path) -> None:
+    folder = tmp_path / "sys/fs/cgroup"
+    folder.mkdir(parents=True)
+    (folder / "memory.max").write_text("100000\n")
+    (folder / "memory.current").write_text("60000\n")
+    (folder / "memory.stat").write_text("anon 30000\nactive_file 9000\ninactive_file 1000\n")
+    assert host_free_bytes(tmp_path) == 50000
+    (folder / "memory.current").write_text("900000\n")
+    assert host_free_bytes(tmp_path) == 0
+    (folder / "memory.max").write_text("max\n")
+    assert host_free_bytes(tmp_path) > 100000
+
+
+def test_what_the_host_has_left_beside_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    placer = Placer.load(write_gguf(tmp_path / "model.gguf", "llama"), device="none", threads=1)
+    plan = placer.cpu_plan(8, 8)
+    with placer.engine(plan, progress=False) as engine:
+        needed = engine.memory.host_bytes
+    free = 100 * needed
+    monkeypatch.setattr("oallama.device.host_memory.host_free_bytes", lambda: free)
+    assert placer.host_left(plan) == int(0.9 * free) - needed
+    free = needed
+    assert placer.host_left(plan) == 0

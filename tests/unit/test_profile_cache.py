@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import sys
 import threading
@@ -33,6 +34,18 @@ def test_saved_profiles_come_back(tmp_path: Path) -> None:
     save(path, empty({"cpu": "y"}))
     assert load(path, no_warning) == empty({"cpu": "y"})
     assert [child.name for child in path.parent.iterdir()] == ["profile.json"]
+
+
+def test_what_is_kept_is_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    journal = Journal(path)
+    journal.append({"cases": []})
+    assert stat.S_IMODE(journal.path.stat().st_mode) == 0o600
+    save(path, empty({"cpu": "x"}))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o644)  # of an earlier version
+    save(path, empty({"cpu": "x"}))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_damaged_file_is_measured_again_and_said(tmp_path: Path) -> None:

@@ -92,5 +92,15 @@ def test_the_page_shows_who_computes_what():
     assert "predicted 2,500 tokens/s" in page.text
 
 
+def test_the_page_has_one_share_of_all_weights_and_names_the_other():
+    made = records.served()
+    memory = made.plan.memory
+    assert (memory.weights_gpu, memory.weights_host) == (300_000, 200_000)
+    text = Page(placement_html(made)).text
+    assert re.search(
+        r"Weights on the device\s*60%\s*293 KiB; 69% of the operators'", text
+    )  # norms and the embedding are weights too, and no operators
+
+
 def test_the_page_says_that_nothing_was_measured():
     assert "Nothing was measured yet" in Page(placement_html(records.on_cpu(records.served()))).text

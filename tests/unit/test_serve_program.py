@@ -12,7 +12,7 @@ from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, library_
 from oallama.core.errors import BridgeError
 from oallama.plan.plan import Plan
 from oallama.serve.live import Live, Rate, live_of
-from oallama.serve.program import Settings, clean_environment, find_program, ggml_version, launch
+from oallama.serve.program import Settings, clean_environment, find_program, ggml_version, launch, prompt_cache_mib
 
 SETTINGS = Settings(n_parallel=4, threads=2, n_batch=None, name="m.gguf", pooling="mean")
 
@@ -134,6 +134,26 @@ def test_embeddings_are_asked_for_by_pooling(tmp_path):
     assert "--embeddings" not in words and value(words, "--batch-size") == "1024"
 
 
+def test_the_prompt_cache_is_limited_as_asked_for(tmp_path):
+    _, words = arguments(whole(), tmp_path, replace(SETTINGS, cache_mib=100))
+    assert value(words, "--cache-ram") == "100"
+    _, words = arguments(whole(), tmp_path)
+    assert "--cache-ram" not in words
+
+
+def test_a_vision_projector_lies_where_the_ledger_has_it(tmp_path):
+    _, words = arguments(whole(), tmp_path, replace(SETTINGS, projector="/p.gguf", projector_on_device=True))
+    assert value(words, "--mmproj") == "/p.gguf" and "--mmproj-offload" in words
+    _, words = arguments(whole(), tmp_path, replace(SETTINGS, projector="/p.gguf"))
+    assert value(words, "--mmproj") == "/p.gguf" and "--no-mmproj-offload" in words
+    assert "--mmproj" not in arguments(whole(), tmp_path)[1]
+
+
+@pytest.mark.parametrize(("left", "mib"), [(2**40, 8192), (8192 * 2**20 - 1, 8191), (5 * 2**20, 5), (0, 0)])
+def test_the_prompt_cache_takes_no_more_than_is_left(left, mib):
+    assert prompt_cache_mib(left) == mib
+
+
 def test_variables_that_would_change_it_behind_our_back_are_kept_from_it():
     given = {
         "HOME": "/h",
@@ -143,6 +163,7 @@ def test_variables_that_would_change_it_behind_our_back_are_kept_from_it():
         "GGML_BACKEND_PATH": "/x",
         "OALLAMA_PLAN": "/x",
         "AIP_MODE": "PREDICTION",
+        "MTMD_BACKEND_DEVICE": "CUDA1",
         "LLAMA_CPP_LIB_PATH": "/kept",
     }
     assert clean_environment(given) == {"HOME": "/h", "LLAMA_CPP_LIB_PATH": "/kept", "GGML_NO_BACKTRACE": "1"}

@@ -1,6 +1,7 @@
 """Measuring while a server runs: llama-server makes room, and starts again with what won."""
 
 import asyncio
+import sys
 import time
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import psutil
 from serving import Stub, ready, running, until
 
 from oallama.cli.main import cli
-from oallama.cli.serve import tune_arguments
+from oallama.cli.tune import tune_command
 from oallama.core.errors import DeviceError
 from oallama.core.options import Options
 from oallama.serve import tuning as tuning_module
@@ -27,13 +28,13 @@ def tuned(tmp_path, monkeypatch, code=0, replan=lambda: WON):
         stub = Stub(tmp_path)
         supervisor = stub.supervisor("RPC0")
 
-        async def measure(*arguments):
-            happened.append((arguments, supervisor.state.phase, supervisor.state.pid, supervisor.state.said))
+        async def measure(command, wanted):
+            happened.append((command, supervisor.state.phase, supervisor.state.pid, supervisor.state.said))
             return code
 
         monkeypatch.setattr(tuning_module, "_run", measure)
         tuning = Tuning(
-            Tune(("-m", "m"), replan),
+            Tune(("measure", "m"), replan),
             supervisor,
             lambda served: stub.launch("CUDA0"),
             happened.append,
@@ -52,8 +53,8 @@ def tuned(tmp_path, monkeypatch, code=0, replan=lambda: WON):
 
 def test_llama_server_makes_room_and_starts_with_what_won(tmp_path, monkeypatch):
     happened, stub, state = tuned(tmp_path, monkeypatch)
-    (arguments, phase, pid, said), taken = happened
-    assert (arguments, phase, pid) == (("tune", "-m", "m"), "stopped", None)
+    (command, phase, pid, said), taken = happened
+    assert (command, phase, pid) == (("measure", "m"), "stopped", None)
     assert "measured" in said
     assert taken is WON
     assert state.phase == "ready" and state.said is None and state.restarts == 0
@@ -91,7 +92,7 @@ def test_the_end_of_the_server_ends_it(tmp_path):
     async def run():
         stub = Stub(tmp_path)
         supervisor = stub.supervisor("RPC0")
-        tune = Tune(("-m", str(tmp_path / "missing.gguf")), lambda: WON)
+        tune = Tune(tune_command(str(tmp_path / "missing.gguf"), Options(), 1, 1, None), lambda: WON)
         tuning = Tuning(tune, supervisor, lambda served: stub.launch(), lambda served: None, stub.said.append)
         async with running(supervisor):
             tuning.begin()
@@ -110,8 +111,9 @@ def test_tune_is_asked_for_the_same_options():
         device="rpc-worker:1", vram=6 * 2**30, vram_fill=0.8, gpu_weights=0.5, threads=3, n_ctx=4096, n_ubatch=256,
         type_k="q8_0", type_v="q8_0", flash_attn="on",
     )  # fmt: skip
-    words = list(tune_arguments("m.gguf", options, 100, 20, "p.json"))
-    asked = cli.get_command(click.Context(cli), "tune").make_context("tune", words).params
+    words = list(tune_command("m.gguf", options, 100, 20, "p.json"))
+    assert words[:4] == [sys.executable, "-m", "oallama", "tune"]
+    asked = cli.get_command(click.Context(cli), "tune").make_context("tune", words[4:]).params
     assert {name: asked[name] for name in ("n_prompt", "n_gen", "profile")} == {
         "n_prompt": 100,
         "n_gen": 20,
@@ -130,4 +132,4 @@ def test_tune_is_asked_for_the_same_options():
         "flash_attn",
     ):
         assert asked[name] == getattr(options, name), name
-    assert tune_arguments("m.gguf", Options(), 1, 1, None)[-4:] == ("-p", "1", "-n", "1")
+    assert tune_command("m.gguf", Options(), 1, 1, None)[-4:] == ("-p", "1", "-n", "1")

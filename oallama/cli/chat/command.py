@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.model_file import model_file
-from oallama.cli.options import complete_file, count, model_option, replan_option, system_option
+from oallama.cli.options import (
+    IDLE_S,
+    complete_file,
+    count,
+    idle_option,
+    model_option,
+    replan_option,
+    system_option,
+)
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
 from oallama.cli.policy import PolicyOptions
 from oallama.cli.routing import count_experts_option, counting
 from oallama.cli.sampling import DEFAULT_N_GEN, SamplingOptions, sampling_options
 from oallama.cli.template import template_for
+from oallama.cli.tune import tune_command
 from oallama.core.errors import UsageError
 from oallama.device.native_abort import exit_at_abort
 
@@ -41,7 +51,19 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
     help="Tokens of an answer at most; -1: until the model ends or the context is full.  "
     f"[default: -1; {DEFAULT_N_GEN} where text is continued]",
 )
-@placement_options()
+@placement_options(
+    click.option(
+        "--tune",
+        type=click.Choice(["before", "when-idle", "after", "never"]),
+        default="after",
+        show_default=True,
+        metavar="before|when-idle|after|never",
+        help="Policy auto, where nothing was measured yet: measure before the first answer; or when nothing was typed "
+        "for a while, after which the model is loaded anew and evaluates the conversation again; or when you leave; or "
+        "never. Answers until then come from stock llama.cpp's own placement.",
+    )
+)
+@idle_option("a key")
 @replan_option
 @sampling_options
 @click.option(
@@ -58,6 +80,7 @@ def command(
     system: str | None,
     n_gen: int | None,
     asked: PlacementOptions,
+    idle_s: int,
     sampling: SamplingOptions,
     chat: bool | None,
     count_experts: bool,
@@ -67,7 +90,8 @@ def command(
     and stdout gets the answers alone.
 
     A line that begins with / is a command; /? lists them. Ctrl-C stops an answer, Ctrl-D leaves. Without a measured
-    placement that of stock llama.cpp is used: /tune measures, and so does leaving, after answers that were given so.
+    placement that of stock llama.cpp is used: /tune measures, and so does leaving, after answers that were given so;
+    --tune when-idle does it in a pause.
 
     \b
       oallama chat model.gguf --system "Answer in one sentence."
@@ -78,7 +102,7 @@ def command(
         raise UsageError("MODEL is given twice, by position and by -m")
     model = model_option or position
     model = None if model is None else model_file(model)
-    start(model, system, n_gen, asked, sampling, chat, verbose, count_experts)
+    start(model, system, n_gen, asked, sampling, chat, verbose, count_experts, idle_s)
 
 
 def start(
@@ -90,10 +114,11 @@ def start(
     chat: bool | None,
     verbose: bool = False,
     count_experts: bool = False,
+    idle_s: int = IDLE_S,
 ) -> None:
     """A session, from its first word to its last. model None: the built-in one, or the plan's. n_gen None: as long as
     the model talks, or DEFAULT_N_GEN tokens where it continues text."""
-    from oallama.cli.chat.loop import converse, reader_of_stdin
+    from oallama.cli.chat.loop import converse, reader_of_stdin, somebody_types
     from oallama.cli.chat.model import ChatModel
     from oallama.cli.chat.session import Session
     from oallama.cli.chat.settings import settings_of
@@ -111,9 +136,13 @@ def start(
         fixed = why_fixed(placer, asked.policy)
     settings = settings_of(sampling, n_gen, template is not None, verbose)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
-    reader = reader_of_stdin()
     with counting(placer, count_experts) as recording:
-        session_model = ChatModel(placer, plan, load, to_tune, fixed, partial(asked.engine, **recording))
+        when_idle = to_tune and asked.tune == "when-idle" and asked.options.n_batch is None and somebody_types()
+        opened = partial(asked.engine, **recording)
+        session_model = ChatModel(placer, plan, load, to_tune and not when_idle, fixed, opened)
+        reader = reader_of_stdin(
+            session_model.tune_when_idle(tuned_by(placer, load, asked), idle_s) if when_idle else None
+        )
         session = Session(session_model, template, Conversation(system or None), settings)
         try:
             session_model.engine  # noqa: B018  # the first message need not wait for it
@@ -131,6 +160,12 @@ def chat_workload(placer: Placer) -> Workload:
     n_ctx = placer.options.n_ctx or min(CONTEXT_TOKENS, placer.model.n_ctx_train or CONTEXT_TOKENS)
     n_gen = max(1, min(DEFAULT_N_GEN, n_ctx // 4))
     return run_workload(placer, max(1, min(PROMPT_TOKENS, n_ctx - n_gen)), n_gen)
+
+
+def tuned_by(placer: Placer, load: Workload, asked: PlacementOptions) -> tuple[str, ...]:
+    """The command that measures for a session."""
+    options = replace(placer.options, n_ctx=load.n_ctx)
+    return tune_command(placer.model.path, options, load.n_prompt, load.n_gen, asked.profile)
 
 
 def why_fixed(placer: Placer, policy: PolicyOptions) -> str:

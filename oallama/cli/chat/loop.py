@@ -7,6 +7,7 @@ import sys
 from typing import Protocol
 
 from oallama.cli.chat.commands import Leave, is_command, obey
+from oallama.cli.chat.idle import IdleTune
 from oallama.cli.chat.lines import PipedLines
 from oallama.cli.chat.model import ChatModel
 from oallama.cli.chat.session import Session, figures
@@ -24,13 +25,19 @@ class Reader(Protocol):
     def read(self) -> str | None: ...
 
 
-def reader_of_stdin() -> Reader:
-    """A terminal's where a person sits at it, else line by line; a stdin that the caller has closed has no lines."""
-    if is_terminal(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr)):
+def somebody_types() -> bool:
+    """Whether a person sits at a terminal."""
+    return is_terminal(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr))
+
+
+def reader_of_stdin(idle: IdleTune | None = None) -> Reader:
+    """A terminal's where a person sits at it, else line by line; a stdin that the caller has closed has no lines. idle:
+    what is done while that person does not type."""
+    if somebody_types():
         from oallama.cli.chat.terminal import HISTORY, Terminal
         from oallama.profile.store import cache_folder
 
-        return Terminal(cache_folder() / HISTORY)
+        return Terminal(cache_folder() / HISTORY, idle)
     return PipedLines(io.StringIO() if sys.stdin is None else sys.stdin)
 
 

@@ -1,0 +1,98 @@
+"""--mmproj: a vision projector beside a plan, counted in its ledger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import click
+
+from oallama.cli.options import as_record
+from oallama.core.options import Options
+from oallama.core.types import Attention
+from oallama.core.units import format_bytes
+from oallama.place.projector import fits_beside, vram_beside
+
+if TYPE_CHECKING:
+    from oallama.core.types import Workload
+    from oallama.model.projector import Projector
+    from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+
+mmproj_option = click.option(
+    "-mm", "--mmproj", type=click.Path(), metavar="FILE",
+    help="Vision projector of the model, a GGUF that is called mmproj-…; what it takes is counted.",
+)  # fmt: skip
+
+offload_option = click.option(
+    "--mmproj-offload/--no-mmproj-offload", "offload", default=None,
+    help="Keep room for the projector on the device, or compute it on the CPU.  [default: on the device where the plan "
+    "leaves room for it]",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectorOptions:
+    """What was asked for: a file, and whether it goes to the device; None: where there is room."""
+
+    mmproj: str | None
+    offload: bool | None
+
+    def read(self) -> Projector | None:
+        """The projector. Raises ModelFileError."""
+        from oallama.model.projector import read_projector
+
+        return None if self.mmproj is None else read_projector(self.mmproj)
+
+    def keeping_room(self, placer: Placer, load: Workload) -> Options:
+        """The placer's options, with room for the projector kept free where that was asked for. Raises DoesNotFit,
+        and what asking for the device's free memory raises."""
+        from oallama.bench.prepare import memory_cap, setting_of
+
+        projector, options = self.read(), placer.options
+        if projector is None or not self.offload or not placer.has_device:
+            return options
+        limit = memory_cap(placer, setting_of(placer, load.n_ctx, load.n_ubatch)).device_bytes or 0
+        needed = projector.n_bytes(options.flash_attn != "off")
+        return replace(options, vram=vram_beside(limit, options.vram_fill, needed, str(placer.device)))
+
+    def place(self, projector: Projector, plan: Plan, memory_kept: bool) -> PlacedProjector:
+        """Where it lies beside a plan. memory_kept: the plan was made with room for it."""
+        needed = projector.n_bytes((plan.record.attention or Attention()).flash_attn != "off")
+        uses_device = plan.device != "none" and plan.memory.limit > 0
+        on_device = uses_device and fits_beside(plan.memory, needed, self.offload)
+        why = ""
+        if uses_device and self.offload is None:
+            why = f", as the plan leaves {format_bytes(max(0, plan.memory.spare))} there"
+        elif on_device and memory_kept:
+            why = ", kept free there"
+        return PlacedProjector(projector, needed, on_device, why)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedProjector:
+    """A projector beside a plan, and what it takes there. why: the end of the sentence."""
+
+    projector: Projector
+    n_bytes: int
+    on_device: bool
+    why: str
+
+    @property
+    def note(self) -> str:
+        """One sentence of a plan."""
+        weights = self.projector.weight_bytes
+        side = "on the device" if self.on_device else "on the CPU"
+        return (
+            f"the vision projector takes {format_bytes(weights)}, and {format_bytes(self.n_bytes - weights)} to encode "
+            f"a picture of {self.projector.edge} x {self.projector.edge} in, {side}{self.why}"
+        )
+
+    def noted(self, plan: Plan) -> Plan:
+        """The plan with that note, the only one of its kind."""
+        from oallama.plan.plan import Plan as PlanOf
+
+        return PlanOf(replace(plan.record, notes=(*plan.record.notes, self.note)))
+
+
+projector_options = as_record("pictures", ProjectorOptions, mmproj_option, offload_option)

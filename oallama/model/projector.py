@@ -1,0 +1,88 @@
+"""A vision projector, the GGUF that llama.cpp takes with --mmproj: what it takes of memory, from its header alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from oallama.core.errors import ModelFileError
+from oallama.model.gguf_file import CONVERT_AGAIN, fault, quoted
+from oallama.model.gguf_header import Header, read_header
+
+ARCH = "clip"
+F32_BYTES = 4
+MOST = 2**24  # of a count in the header: a picture's edge, a width, heads
+
+
+@dataclass(frozen=True, slots=True)
+class Projector:
+    """An encoder of pictures and what makes tokens of its output. edge: of the square picture that it is made for, in
+    pixels; n_patches: of it. n_ff: of a feed-forward network, with the gate that is multiplied in."""
+
+    path: str
+    type: str
+    weight_bytes: int
+    edge: int
+    n_patches: int
+    n_embd: int
+    n_ff: int
+    n_head: int
+
+    def compute_bytes(self, flash_attn: bool) -> int:
+        """What encoding one picture computes in: the picture, and either the feed-forward network's rows beside four
+        others as wide as the embedding, or attention's scores beside five. Larger pictures take more."""
+        n = self.n_patches + 1  # the class embedding
+        rows = n * (self.n_ff + 4 * self.n_embd)
+        if not flash_attn:
+            rows = max(rows, n * (n * self.n_head + 5 * self.n_embd))
+        return F32_BYTES * (rows + 3 * self.edge**2)
+
+    def n_bytes(self, flash_attn: bool) -> int:
+        """Weights and what is computed in."""
+        return self.weight_bytes + self.compute_bytes(flash_attn)
+
+
+def read_projector(path: str | os.PathLike[str]) -> Projector:
+    """Read the header of a vision projector. Raises ModelFileError for any other file."""
+    header = read_header(os.fspath(path))
+    arch = header.entries.get("general.architecture")
+    if arch is None or arch.value != ARCH:
+        what = "has no architecture" if arch is None else f"is a model of architecture {quoted(str(arch.value))}"
+        raise ModelFileError(f"{header.file.path}: this {what} and no vision projector; name the file called mmproj-…")
+    sees = header.entries.get("clip.has_vision_encoder")
+    if sees is None or sees.value is not True:
+        raise ModelFileError(f"{header.file.path}: this projector has no vision encoder, and others are not supported")
+    edge, patch = _count(header, "image_size"), _count(header, "patch_size")
+    if patch > edge:
+        raise _fault(header, "clip.vision.patch_size", f"is {patch}, more than the {edge} of a picture's edge")
+    pixels = max(edge**2, _count(header, "image_max_pixels", edge**2, MOST**2))
+    gated = any(tensor.name.endswith("ffn_gate.weight") for tensor in header.tensors)
+    kind = header.entries.get("clip.vision.projector_type") or header.entries.get("clip.projector_type")
+    return Projector(
+        str(Path(header.file.path)),
+        "unknown" if kind is None else str(kind.value),
+        sum(tensor.n_bytes for tensor in header.tensors),
+        max(edge, int(pixels**0.5)),
+        pixels // patch**2,
+        _count(header, "embedding_length"),
+        _count(header, "feed_forward_length") * (2 if gated else 1),
+        _count(header, "attention.head_count"),
+    )
+
+
+def _count(header: Header, name: str, default: int | None = None, most: int = MOST) -> int:
+    key = f"clip.vision.{name}"
+    entry = header.entries.get(key)
+    if entry is None:
+        if default is not None:
+            return default
+        raise _fault(header, key, "is missing")
+    if type(entry.value) is not int or not 0 < entry.value <= most:
+        raise _fault(header, key, f"is {quoted(str(entry.value))}, and must be a number from 1 to {most}")
+    return entry.value
+
+
+def _fault(header: Header, key: str, what: str) -> ModelFileError:
+    entry = header.entries.get(key)
+    return fault(header.file.path, entry.offset if entry else 0, f"{quoted(key)} {what}", CONVERT_AGAIN)
