@@ -388,8 +388,9 @@ class Placer:
         problem = self._problem(plan.record.attention.flash_attn if plan.record.attention else "auto")
         streaming, load = plan.record.streaming or StreamSettings(), plan.workload
         slicer = Slicer(problem, load, Prefetch(streaming.prefetch, streaming.n_slots))
-        table, hot = plan.record.token_assignment, placed.slices.hot
-        layers = [one for one in slicer.again(placed).layers if not any(hot[i] for i in one[0].block.operators)]
+        table = plan.record.token_assignment
+        hot = {i for i, experts in enumerate(placed.slices.hot) if experts}
+        layers = [one for one in slicer.again(placed).layers if hot.isdisjoint(one[0].block.operators)]
         n_g = most_n_g(table, load.n_ubatch)
 
         def staging(layers: Layers) -> int:
