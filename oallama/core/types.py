@@ -214,6 +214,7 @@ class StreamSettings:
     kept_twice: Annotated[bool, Mark.REQUIRED] = False
     piece_bytes: Count = 0  # asked for at once at most, so that other copies get through; 0: any number
     link_bytes_per_s: Count = 0  # no more is asked for ahead than the link copies meanwhile; 0: no limit
+    ring_bytes: Count = 0  # of the ring; 0: n_slots times the largest block
 
 
 @dataclass(frozen=True, slots=True)

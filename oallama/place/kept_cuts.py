@@ -47,6 +47,7 @@ class Replan:
     blocks: tuple[Kept, ...]
     prefetch: Prefetch
     staging_bytes: int = 0  # of the device
+    ring_bytes: int = 0  # of the ring that the largest of these cuts need, which is in the plan's staging and these
     notes: tuple[str, ...] = ()
 
     @property
@@ -82,11 +83,13 @@ def kept_cuts(
     host_room: int,
     staging: Callable[[Layers], int],
     device_room: int,
+    ring: Callable[[Layers], int],
 ) -> Replan:
     """The cuts to keep of a plan's blocks, as far as there is room.
 
     layers, table: the plan's blocks with their cuts, and its n_g. staging: bytes of the device that streaming takes for
-    layers; device_room: how many more of them there may be. host_room: bytes for second copies.
+    layers, and ring: those of the ring; device_room: how many more of them there may be. host_room: bytes for second
+    copies.
     """
     held = [(of, cut) for of, cut in layers if not cut.is_whole or (table and of.takes_n_g)]
     known: dict[object, Cut] = {}
@@ -101,9 +104,11 @@ def kept_cuts(
         """The cuts for a slow CPU, as far from the plan's as that share says."""
         return [_between(of, cut, slow, share) for (of, cut), slow in zip(held, slow_cpu, strict=True)]
 
+    def widest(cuts: Sequence[Cut]) -> Layers:
+        return [(of, max(cut, one, key=_streamed)) for (of, cut), one in zip(held, cuts, strict=True)]
+
     def more_bytes(cuts: Sequence[Cut]) -> int:
-        widest = [(of, max(cut, one, key=_streamed)) for (of, cut), one in zip(held, cuts, strict=True)]
-        return max(0, staging(widest) - planned_bytes)
+        return max(0, staging(widest(cuts)) - planned_bytes)
 
     share, notes = 1.0, []
     if more_bytes(toward(1.0)) > device_room:
@@ -123,8 +128,8 @@ def kept_cuts(
         if sum(one.twice_bytes for one in blocks) <= host_room:
             break
         notes.append("host memory has no room for all cuts that were to be kept")
-    widest = [max(kept.cuts, key=_streamed) for kept in blocks]
-    return Replan(blocks, on.prefetch, more_bytes(widest), tuple(dict.fromkeys(notes)))
+    most = [max(kept.cuts, key=_streamed) for kept in blocks]
+    return Replan(blocks, on.prefetch, more_bytes(most), ring(widest(most)), tuple(dict.fromkeys(notes)))
 
 
 def with_kept(memory: MemoryLedger, replan: Replan) -> MemoryLedger:

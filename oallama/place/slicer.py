@@ -37,7 +37,7 @@ from oallama.place.least import least
 from oallama.place.placed import Placed, Slices
 from oallama.place.problem import Problem
 from oallama.place.sliceable import Layouts, Sliceable
-from oallama.place.staging import most_n_g, staging_bytes
+from oallama.place.staging import most_n_g, ring_bytes, staging_bytes
 
 N_VALUES = 16
 """n_G of the paper: how many values of r_GG above 0 are looked at."""
@@ -287,10 +287,9 @@ class Slicer:
                 table = tables[key]
                 if mode.with_n_g and not any(n_g for _, n_g in table):
                     return None, tied
-                cut = [(kind, cut) for kind, cut, _ in counted]
-                staging = staging_bytes(cut, self.on.prefetch, n_ubatch, most_n_g(table, n_ubatch))
+                layers = tuple((mode.kinds[k], choices[k][i][0]) for k, i in chosen)
+                staging = staging_bytes(layers, self.on.prefetch, n_ubatch, most_n_g(table, n_ubatch))
                 if assigned.bytes + staging <= max(room, 0):
-                    layers = tuple((mode.kinds[k], choices[k][i][0]) for k, i in chosen)
                     seconds = self._phases(counted, table)
                     plan = SlicePlan(layers, table, mode.twice, assigned.bytes, staging, *seconds, assigned.short)
                     return plan, tied
@@ -380,7 +379,8 @@ class Slicer:
     def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
         """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
         prefetch, rates = self.on.prefetch, self.on.rates
-        settings = StreamSettings(prefetch.n_slots or 2, prefetch.mode, plan.kept_twice)
+        ring = ring_bytes(plan.layers, prefetch, most_n_g(plan.token_assignment, self.load.n_ubatch))
+        settings = StreamSettings(prefetch.n_slots or 2, prefetch.mode, plan.kept_twice, ring_bytes=ring)
         if rates.blocking or not plan.streams or not rates.weights.beta_s_per_byte:
             return settings
         link_bytes_per_s = int(1 / rates.weights.beta_s_per_byte)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import ceil
 
 from oallama.cost.blocks import F32
+from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.timeline import Prefetch
 from oallama.place.cuts import Layers, Table, n_g_at
 
@@ -16,20 +18,39 @@ def most_n_g(table: Table, n_ubatch: int) -> int:
     return max((n_g_at(table, n) for n in {n_ubatch, *(n for n, _ in table if n <= n_ubatch)}), default=0)
 
 
+def ring_bytes(layers: Layers, prefetch: Prefetch, n_g: int) -> int:
+    """Of the ring for what is streamed of these blocks, which are in the order in which they run. n_g: the most tokens
+    of a batch that CC is streamed for. Two slots lie at the ring's two ends, so that it need not be longer than two
+    blocks that follow one another, of which the last is followed by the first; any other number of slots as if each
+    held the largest block."""
+    sizes = [_streamed_bytes(of, cut, n_g) for of, cut in layers if _streamed(of, cut, n_g)]
+    if not sizes:
+        return 0
+    if prefetch.n_slots not in (None, 2):
+        return prefetch.n_slots * max(sizes)
+    return sizes[0] if len(sizes) == 1 else max(map(sum, pairwise([*sizes, sizes[0]])))
+
+
 def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -> int:
-    """Of the ring, whose slots hold what is streamed of the largest block, and of activations for the largest part of a
-    block that the device computes. n_g: the most tokens of a batch that CC is streamed for. llama.cpp reserves as if
-    the logits of all n_ubatch tokens were wanted, so the blocks behind the last attention count like the others."""
-    slot = activations = 0
-    for of, cut in layers:
-        primed = cut.cc if n_g and of.takes_n_g else 0
-        streamed = cut.cg + primed
-        if streamed:
-            padding = len(of.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight
-            slot = max(slot, ceil(of.block.bytes * streamed / of.block.extent) + padding)
+    """Of the ring, and of activations for the largest part of a block that the device computes. layers, n_g: as
+    ring_bytes. llama.cpp reserves as if the logits of all n_ubatch tokens were wanted, so the blocks behind the last
+    attention count like the others."""
+    activations = 0
+    for of, cut in {(id(of), cut): (of, cut) for of, cut in layers}.values():
+        streamed = _streamed(of, cut, n_g)
         if streamed or 0 < cut.gg < of.block.extent:
-            computed = cut.cg + ceil(primed * n_g / n_ubatch)
+            computed = cut.cg + ceil((streamed - cut.cg) * n_g / n_ubatch)
             sent = of.block.returned_each * cut.cc * n_ubatch * F32 if of.resident else 0  # by the host, beside it
             activations = max(activations, sent + of.block.staging_bytes(cut.gg, n_ubatch, computed))
-    n_slots = 2 if prefetch.n_slots is None else prefetch.n_slots
-    return n_slots * slot + activations
+    return ring_bytes(layers, prefetch, n_g) + activations
+
+
+def _streamed(of: BlockCost, cut: Cut, n_g: int) -> int:
+    """Elements of CG, and of CG' for the largest batch."""
+    return cut.cg + (cut.cc if n_g and of.takes_n_g else 0)
+
+
+def _streamed_bytes(of: BlockCost, cut: Cut, n_g: int) -> int:
+    """That a slot with these takes."""
+    padding = len(of.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight
+    return ceil(of.block.bytes * _streamed(of, cut, n_g) / of.block.extent / SLOT_PADDING) * SLOT_PADDING + padding

@@ -402,7 +402,7 @@ class Placer:
         from oallama.place.cuts import Layers
         from oallama.place.kept_cuts import kept_cuts
         from oallama.place.slicer import Slicer
-        from oallama.place.staging import most_n_g, staging_bytes
+        from oallama.place.staging import most_n_g, ring_bytes, staging_bytes
 
         plan.check(self.model, self.operators)
         placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
@@ -411,15 +411,19 @@ class Placer:
         problem = self._problem(plan.record.attention.flash_attn if plan.record.attention else "auto")
         streaming, load = plan.record.streaming or StreamSettings(), plan.workload
         slicer = Slicer(problem, load, Prefetch(streaming.prefetch, streaming.n_slots))
-        table, hot = plan.record.token_assignment, placed.slices.hot
-        layers = [one for one in slicer.again(placed).layers if not any(hot[i] for i in one[0].block.operators)]
+        table = plan.record.token_assignment
+        hot = {i for i, experts in enumerate(placed.slices.hot) if experts}
+        layers = [one for one in slicer.again(placed).layers if hot.isdisjoint(one[0].block.operators)]
         n_g = most_n_g(table, load.n_ubatch)
 
         def staging(layers: Layers) -> int:
             return staging_bytes(layers, slicer.on.prefetch, load.n_ubatch, n_g)
 
+        def ring(layers: Layers) -> int:
+            return ring_bytes(layers, slicer.on.prefetch, n_g)
+
         room = max(0, plan.memory.spare)
-        return kept_cuts(self.operators, layers, table, slicer.on, problem.host_room, staging, room)
+        return kept_cuts(self.operators, layers, table, slicer.on, problem.host_room, staging, room, ring)
 
     def engine(
         self,
@@ -441,7 +445,9 @@ class Placer:
 
         plan.check(self.model, self.operators)
         if replan is not None:
-            plan = replace(plan, record=replace(plan.record, memory=with_kept(plan.memory, replan)))
+            streaming = replace(plan.record.streaming or StreamSettings(), ring_bytes=replan.ring_bytes)
+            memory = with_kept(plan.memory, replan)
+            plan = replace(plan, record=replace(plan.record, memory=memory, streaming=streaming))
         attention = self._attention_for(plan)
         asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
         options = replace(self.options, **asked)

@@ -81,6 +81,7 @@ def _stream_lines(record: PlanRecord, may_stream: bool) -> list[str]:
     if not may_stream and not record.token_assignment and not any(placement.cg for placement in record.operators):
         return []
     lines = [f"slots {streaming.n_slots}"] if streaming.n_slots != default.n_slots else []
+    lines += [f"ring {streaming.ring_bytes}"] if streaming.ring_bytes else []
     lines += [f"prefetch {streaming.prefetch}"] if streaming.prefetch != default.prefetch else []
     lines += [f"piece {streaming.piece_bytes}"] if streaming.piece_bytes else []
     lines += [f"link {streaming.link_bytes_per_s}"] if streaming.link_bytes_per_s else []

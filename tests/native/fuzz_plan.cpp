@@ -8,7 +8,8 @@ namespace fuzz {
 
 const std::vector<std::string> & seeds() {
     static const std::vector<std::string> texts = {
-        "oallama-plan 1\nmodel 00ff\ndevice TEST0\nstaging 4096\nslots 3\nprefetch layer\npiece 4096\nlink 1000000000\n"
+        "oallama-plan 1\nmodel 00ff\ndevice TEST0\nstaging 4096\nslots 3\nring 4096\nprefetch layer\npiece 4096\nlink "
+        "1000000000\n"
         "twice 1\nsum 100\ntokens 8 0\ntokens 512 384\n"
         "tensor blk.0.ffn_up.weight Q4_0 256x512x1 rows 128 128 256 CPU\n"
         "tensor blk.0.ffn_down.weight Q4_0 512x256x1 cols 128 128 256 CPU_REPACK\n"
@@ -28,6 +29,7 @@ const std::vector<std::string> & words() {
         "model",
         "device",
         "staging",
+        "ring",
         "slots",
         "prefetch",
         "ahead",

@@ -110,6 +110,8 @@ int main(int argc, char ** argv) {
             n_threads = std::atoi(argv[++i]);
         } else if (std::strcmp(argv[i], "--streamed") == 0 && i + 1 < argc) {
             streamed = std::strcmp(argv[++i], "all") == 0 ? Streamed::all : Streamed::half;
+        } else if (std::strcmp(argv[i], "--ring") == 0 && i + 1 < argc) {
+            ring = std::atoi(argv[++i]);
         } else if (std::strcmp(argv[i], "--slots") == 0 && i + 1 < argc) {
             n_slots = std::atoi(argv[++i]);
         } else if (std::strcmp(argv[i], "--late") == 0 && i + 1 < argc) {

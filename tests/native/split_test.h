@@ -129,7 +129,7 @@ enum class Cut { none, one, half, most, all }; // how much of each weight is GG
 
 extern const std::vector<Cut> all_cuts;
 
-// How much of the device's part is streamed (CG) in every plan, and through how many slots.
+// How much of the device's part is streamed (CG) in every plan, and through how many slots of a ring.
 enum class Streamed { none, half, all };
 
 // n_g of every plan: for how many tokens of a batch the device computes CC as well (CG').
@@ -140,6 +140,7 @@ extern bool resident; // every plan that names TEST0: blocks live there, and in 
 extern Late     late;
 extern Streamed streamed;
 extern int      n_slots;
+extern int      ring; // bytes; 0: not said
 extern bool     sums; // experts' results are added up before they come back, however few they are
 
 extern uint64_t random_seed; // of the random cuts: the seed, how many cases, and the first of them

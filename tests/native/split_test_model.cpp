@@ -45,6 +45,7 @@ Streamed streamed = Streamed::none;
 Late     late     = Late::none;
 bool     resident = false;
 int      n_slots  = 2;
+int      ring     = 0;
 bool     sums     = true;
 
 const std::vector<Cut> all_cuts = {Cut::none, Cut::one, Cut::half, Cut::most, Cut::all};
@@ -110,6 +111,9 @@ std::string tensor_line(const Weight & weight, int64_t cc, int64_t cg, const std
 std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
                       const std::string & layout) {
     std::string text = "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\n" + (sums ? "sum 0\n" : "");
+    if (ring > 0) {
+        text += "ring " + std::to_string(ring) + "\n";
+    }
     if (!device.empty()) {
         text += "device " + device + "\n" + link_lines() + token_lines();
     }

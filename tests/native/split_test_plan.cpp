@@ -24,7 +24,10 @@ void check_accepted() {
     const std::vector<std::string> texts = {
         "oallama-plan 1",
         head + valid,
-        head + "slots 3\nstaging 4096\nprefetch layer\npiece 4096\nlink 1\ntwice 1\ntokens 8 0\ntokens 16 16\n" + valid,
+        head +
+            "slots 3\nring 65536\nstaging 4096\nprefetch layer\npiece 4096\nlink 1\ntwice 1\ntokens 8 0\ntokens 16 "
+            "16\n" +
+            valid,
         head + "tensor x F32 7x64x1 rows 64 0 0 CPU n_g=0\n",
         head + "tensor x F32 7x64x1 rows 32 0 32 CPU resident\n",
         "oallama-plan 1\ntensor x F32 7x64x1 rows 64 0 0 CPU n_g=0 resident\ndevice TEST0\n",
@@ -126,6 +129,7 @@ void check_all_refused() {
     check_refused(head + "slots 0\n" + valid);
     check_refused(head + "slots 65\n" + valid);
     check_refused(head + "staging many\n" + valid);
+    check_refused(head + "ring -1\n" + valid);
 }
 
 void check_random_texts() {

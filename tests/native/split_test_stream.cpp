@@ -1,5 +1,6 @@
 // Streamed weights: in pieces, ahead of their block's turn, and never more of them than the link has time for.
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 
@@ -141,6 +142,73 @@ void check_pieces() {
     done("pieces");
 }
 
+// Blocks that take turns in a ring of so many bytes (0: not said): what is copied while each is computed, once the
+// order is known, and what the device then holds. As copied_in_time, tried again until it is as foreseen. Results must
+// be the CPU's.
+struct Turn {
+    std::vector<int64_t> copied;
+    int64_t              device_bytes = 0;
+};
+
+Turn turns_in(int64_t bytes, const std::string & mode, const std::vector<int64_t> & foreseen = {}) {
+    constexpr int64_t        n_tokens = 30; // for which all experts are used
+    const std::vector<Block> blocks   = {ffn_block(q4_0, q4_0), lone_block(q4_0), moe_block(q4_0, q4_0)};
+    const std::string        whole =
+        plan_text({&blocks[0], &blocks[1], &blocks[2]}, Cut::half, async_device::device_name, "CPU");
+    const size_t      at    = whole.find("tensor ");
+    const std::string lines = "prefetch " + mode + "\n" + (bytes > 0 ? "ring " + std::to_string(bytes) + "\n" : "");
+    const PlanPtr     plan  = new_plan(whole.substr(0, at) + lines + whole.substr(at));
+    Turn              turn;
+    if (plan == nullptr) {
+        return turn;
+    }
+    std::vector<std::unique_ptr<Model>> models;
+    std::vector<Outputs>                expected;
+    Session                             cpu({/*split=*/false, /*gpu=*/false});
+    for (const Block & block : blocks) {
+        const Data data = make_data(block);
+        models.push_back(std::make_unique<Model>(block, data, plan.get()));
+        check(models.back()->loaded(), block.name + " is loaded");
+        expected.push_back(cpu.compute(Model(block, data, host_layouts().front()), n_tokens));
+    }
+    Session session;
+    for (int i = 0; i < 5 || (i < 50 && !foreseen.empty() && turn.copied != foreseen); i++) {
+        turn.copied.clear();
+        for (size_t block = 0; block < blocks.size(); block++) {
+            check_ok(oallama_reset_stats(), "statistics are reset");
+            const double error = nmse(expected[block], session.compute(*models[block], n_tokens));
+            check(error <= summation_bound, blocks[block].name + " in a ring: NMSE " + text(error));
+            turn.copied.push_back(stats().bytes_streamed);
+        }
+    }
+    turn.device_bytes = memory().device_compute;
+    return turn;
+}
+
+// Two slots lie at the two ends of a ring, which is as long as the two blocks that it must hold at once.
+void check_two_ends() {
+    const AllStreamed    all;
+    const int64_t        padding = 6 * 512; // of six weights
+    const Turn           own     = turns_in(0, "layer");
+    std::vector<int64_t> size    = own.copied;
+    check(size.size() == 3 && *std::min_element(size.begin(), size.end()) > padding, "three blocks are streamed");
+    if (size.size() != 3) {
+        return;
+    }
+    n_slots                             = 2;
+    const std::vector<int64_t> foreseen = {size[2], size[0], size[1]}; // when a block ends, that after the next
+    const Turn                 equal    = turns_in(0, "ahead", foreseen);
+    check(equal.copied == foreseen, "two slots that hold any block let copies run ahead");
+    const int64_t pair   = std::max({size[0] + size[1], size[1] + size[2], size[2] + size[0]});
+    const Turn    uneven = turns_in(pair + padding, "ahead", foreseen);
+    check(uneven.copied == foreseen, "so do slots that hold what they need");
+    const int64_t largest = *std::max_element(size.begin(), size.end());
+    check(equal.device_bytes - uneven.device_bytes >= 2 * largest - pair - padding, "they take less of the device");
+    check(turns_in(largest, "layer").copied == size, "a ring for one block holds one block");
+    check(turns_in(1, "layer").device_bytes == own.device_bytes, "and no ring is smaller");
+    done("two ends of a ring");
+}
+
 // Of two slots the one that was used longest ago goes: a block that was asked for again since stays.
 void check_eviction() {
     const AllStreamed all;
@@ -186,6 +254,7 @@ void test_stream() {
     check_ahead();
     check_pieces();
     check_eviction();
+    check_two_ends();
 }
 
 } // namespace split_test

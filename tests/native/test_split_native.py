@@ -52,6 +52,8 @@ STREAMS = [
     "--streamed all",
     "--streamed half --slots 1",
     "--streamed half --slots 4",
+    "--streamed half --ring 1",  # as large as one block
+    "--streamed half --slots 4 --ring 30000",
     "--late half",
     "--late one --streamed half --slots 1",
     "--late all --streamed half",

@@ -117,9 +117,9 @@ def test_the_text_of_a_plan_that_streams() -> None:
 
 
 def test_the_text_says_how_copies_are_asked_for() -> None:
-    streaming = StreamSettings(piece_bytes=262144, link_bytes_per_s=12 * 10**9)
+    streaming = StreamSettings(piece_bytes=262144, link_bytes_per_s=12 * 10**9, ring_bytes=101711872)
     lines = plugin_text(dataclasses.replace(streamed_record(), streaming=streaming), OPERATORS, "RPC0").splitlines()
-    assert {"piece 262144", "link 12000000000"} < set(lines)
+    assert {"piece 262144", "link 12000000000", "ring 101711872"} < set(lines)
 
 
 def test_what_is_the_default_or_streams_nothing_is_not_said() -> None:

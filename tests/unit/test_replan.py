@@ -46,7 +46,8 @@ def staging(layers: Layers) -> int:
 
 
 def kept(on: Pricing, host_room: int = PLENTY, device_room: int = PLENTY, layers: Layers | None = None) -> Replan:
-    return kept_cuts(OPERATORS, planned(on) if layers is None else layers, (), on, host_room, staging, device_room)
+    layers = planned(on) if layers is None else layers
+    return kept_cuts(OPERATORS, layers, (), on, host_room, staging, device_room, staging)
 
 
 def test_cuts_are_kept_for_a_slow_cpu_and_for_a_slow_link() -> None:
@@ -61,6 +62,7 @@ def test_cuts_are_kept_for_a_slow_cpu_and_for_a_slow_link() -> None:
         assert all(other.cc % of.block.step == 0 and other.cc > 0 for other in one.cuts)
         slow_cpu, slow_link = one.cuts[1:]
         assert slow_cpu.cc < cut.cc < slow_link.cc
+    assert replan.ring_bytes == max(cut.cg for one in replan.blocks for cut in one.cuts)
     assert replan.staging_bytes == max(c.cg for c in replan.blocks[0].cuts) - replan.blocks[0].cuts[0].cg
     assert replan.moves and not replan.notes
 

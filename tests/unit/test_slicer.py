@@ -26,7 +26,7 @@ from oallama.place.problem import LoadBytes, Problem, costs_over, predicted_of
 from oallama.place.record import placed_by_plan
 from oallama.place.record import placements as as_placements
 from oallama.place.slicer import SlicePlan, Slicer
-from oallama.place.staging import SLOT_PADDING, staging_bytes
+from oallama.place.staging import SLOT_PADDING, ring_bytes, staging_bytes
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 from oallama.profile.store import profile_from_json, profile_to_json
@@ -96,6 +96,20 @@ def test_the_ring_and_activations_are_counted() -> None:
     assert staging_bytes(half, ring, 1, 1) == 3 * (2304_000 + padding) + (256 + 256 + 3 * 768) * 4
     assert staging_bytes(((block, Cut(1024, 0, 0)),), ring, 1, 0) == 0
     assert staging_bytes(((block, Cut(0, 0, 1024)),), ring, 1, 0) == 0
+
+
+def test_two_slots_take_as_much_as_two_blocks_that_follow_one_another() -> None:
+    large = streamed([gemm(1e-3, 1e-4, n_bytes=2048_000)])
+    small = streamed([gemm(1e-3, 1e-4, n_bytes=1024_000)])
+    all_streamed, padding = Cut(0, 1024, 0), 2 * SLOT_PADDING
+    layers = [(of, all_streamed) for of in (large, small, small, large, small)]
+    ring = Prefetch("ahead", 2)
+    assert ring_bytes(layers, ring, 0) == 3072_000 + 2 * padding
+    assert ring_bytes(layers[:4], ring, 0) == 4096_000 + 2 * padding, "the last is followed by the first"
+    between = [layers[0], (large, Cut(1024, 0, 0)), layers[1]]
+    assert ring_bytes(between, ring, 0) == ring_bytes(layers[:2], ring, 0), "what is not streamed takes none"
+    assert ring_bytes(layers[:1], ring, 0) == ring_bytes(layers, Prefetch("ahead", 1), 0) == 2048_000 + padding
+    assert ring_bytes(layers, Prefetch("ahead", 3), 0) == 3 * (2048_000 + padding)
 
 
 def test_a_repacked_layout_is_given_up_or_kept_twice_where_prompts_are_long() -> None:

@@ -17,7 +17,10 @@
 //     model 9f2c…                     fingerprint of the GGUF, kept for the reader; at most once
 //     device RPC0                     ggml device; at most once; needed where any CG or GG > 0
 //     staging 22151168                bytes of the device to leave for activations and the ring; default 0
-//     slots 2                         of the ring that CG is copied to, 1 to 64; default 2
+//     slots 2                         of the ring that CG is copied to, 1 to 64, each as large as what it holds;
+//                                     default 2
+//     ring 101711872                  bytes of the ring, more where one block needs more; default: as if each of the
+//                                     slots held the largest block
 //     prefetch ahead                  ahead (default): copies begin as soon as a slot is free; layer: not before their
 //                                     block's turn
 //     piece 262144                    bytes of CG that are asked for at once at most, so that other copies get through;

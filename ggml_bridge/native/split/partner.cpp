@@ -37,7 +37,7 @@ void Partner::place_streamed(Program & program) {
     }
     for (Phase & phase : program.phases) { // the ring may have moved while it grew
         for (size_t i = 0; i < phase.streamed.size(); i++) {
-            stream_->bind(phase.streamed[i].tensor, *phase.block, i, 0);
+            stream_->bind(phase.streamed[i].tensor, *phase.block, i, no_slot);
         }
     }
 }

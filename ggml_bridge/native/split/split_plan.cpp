@@ -297,6 +297,9 @@ PlanSpec parse_plan(const std::string & text) {
                 line.fail("asks for " + std::to_string(plan.stream.n_slots) + " slots; 1 to " +
                           std::to_string(max_slots) + " can be had");
             }
+        } else if (item == "ring") {
+            plan.stream.ring = line.count(line.word("bytes of the ring"), "the bytes of the ring");
+            line.end();
         } else if (item == "staging") {
             plan.staging = line.count(line.word("staging bytes"), "the staging bytes");
             line.end();
@@ -339,9 +342,9 @@ PlanSpec parse_plan(const std::string & text) {
             }
             plan.slices.push_back(std::move(slice));
         } else {
-            line.fail(
-                "begins with " + item +
-                "; known are model, device, staging, slots, prefetch, piece, link, sum, twice, tokens and tensor");
+            line.fail("begins with " + item +
+                      "; known are model, device, staging, slots, ring, prefetch, piece, link, sum, twice, tokens and "
+                      "tensor");
         }
     }
     require(started, "the plan is empty: its first line must be oallama-plan 1");

@@ -12,6 +12,8 @@ namespace {
 
 constexpr size_t alignment = 256; // of a weight in a slot, more than any device asks for
 
+constexpr size_t nowhere = SIZE_MAX;
+
 constexpr size_t page  = 4096;      // what is asked for is a multiple of it, but for the end of a part
 constexpr size_t least = 16 * page; // asking for less ahead is not worth it
 
@@ -81,9 +83,11 @@ StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
         }
         found = blocks_.emplace(std::move(key), std::move(block)).first;
     }
-    StreamBlock & block = *found->second;
-    if (block.bytes > slot_bytes_) { // also of a known one, after a growth that failed
-        grow(block.bytes);
+    StreamBlock & block   = *found->second;
+    const auto    planned = static_cast<size_t>(spec_.ring) / alignment * alignment;
+    const size_t  wanted  = spec_.ring > 0 ? std::max(planned, block.bytes) : block.bytes * slots_.size();
+    if (wanted > ring_bytes_) { // also for a known one, after a growth that failed
+        grow(wanted);
     }
     return &block;
 }
@@ -94,31 +98,32 @@ void Stream::grow(size_t bytes) {
         counters().device_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
         ring_.reset();
     }
-    slot_bytes_ = 0;
+    ring_bytes_ = 0;
     for (Slot & slot : slots_) {
         slot.holds = nullptr;
+        slot.used  = 0;
         slot.zeros.clear();
     }
-    ring_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device_), bytes * slots_.size()));
+    ring_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device_), bytes));
     if (!ring_) {
-        // the next ring may have smaller slots: nothing is copied ahead that was not asked for again
+        // the next ring may be smaller: nothing is copied ahead that was not asked for again
         last_ = nullptr;
         for (const auto & [key, block] : blocks_) {
             block->next = nullptr;
         }
-        throw Error(OALLAMA_NO_MEMORY, std::string("device ") + ggml_backend_dev_name(device_) + " has no room for " +
-                                           std::to_string(slots_.size()) + " slots of " + std::to_string(bytes) +
+        throw Error(OALLAMA_NO_MEMORY, std::string("device ") + ggml_backend_dev_name(device_) +
+                                           " has no room for a ring of " + std::to_string(bytes) +
                                            " bytes; plan fewer slots or a smaller CG");
     }
     ggml_backend_buffer_clear(ring_.get(), 0);
-    slot_bytes_ = bytes;
+    ring_bytes_ = bytes;
     counters().device_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
 }
 
 void Stream::bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, size_t slot) const {
     char * base    = static_cast<char *>(ggml_backend_buffer_get_base(ring_.get()));
     tensor->buffer = ring_.get();
-    tensor->data   = base + slot * slot_bytes_ + block.offsets[part];
+    tensor->data   = base + (slot == no_slot ? 0 : slots_[slot].begin) + block.offsets[part];
 }
 
 size_t Stream::find(const StreamBlock & block) const {
@@ -141,12 +146,13 @@ size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts
     last_       = &block;
     size_t slot = find(block);
     if (slot == no_slot) {
-        // nothing is computed between phases, so any slot may go: the one that was used or filled longest ago
-        slot = 0;
-        for (size_t i = 1; i < slots_.size(); i++) {
-            slot = slots_[i].used < slots_[slot].used ? i : slot;
+        // nothing is computed between phases, so any slot may go: the oldest, or all where there is no room beside them
+        std::vector<bool> kept(slots_.size(), true);
+        kept[oldest({})] = false;
+        slot             = take(block, kept);
+        if (slot == no_slot) {
+            slot = take(block, std::vector<bool>(slots_.size()));
         }
-        take(block, slot);
     }
     Slot &     to   = slots_[slot];
     const bool some = !to.experts.empty();
@@ -155,7 +161,7 @@ size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts
         copy_experts(slot, *experts);
     } else {
         if (some) {
-            take(block, slot);
+            start(block, slot);
         }
         copy(slot, Time::max());
     }
@@ -188,15 +194,10 @@ void Stream::prefetch(size_t busy, Time until) {
         }
         size_t slot = find(next);
         if (slot == no_slot) {
-            for (size_t i = 0; i < slots_.size(); i++) {
-                if (!kept[i] && (slot == no_slot || slots_[i].used < slots_[slot].used)) {
-                    slot = i;
-                }
+            slot = allowed(until) == 0 ? no_slot : take(next, kept);
+            if (slot == no_slot) {
+                return; // the link is busy until then, or the ring full
             }
-            if (slot == no_slot || allowed(until) == 0) {
-                return; // the ring is full, or the link busy until then
-            }
-            take(next, slot);
             slots_[slot].used = ++clock_;
         }
         kept[slot] = true;
@@ -206,9 +207,61 @@ void Stream::prefetch(size_t busy, Time until) {
     }
 }
 
-// Gives a slot to a block, of which nothing is there yet. Every phase ends with an idle device, so nothing computes
-// with what its copies overwrite.
-void Stream::take(StreamBlock & block, size_t slot) {
+// The slot that was used or filled longest ago; no_slot: all are kept. kept: may be empty for none.
+size_t Stream::oldest(const std::vector<bool> & kept) const {
+    size_t found = no_slot;
+    for (size_t i = 0; i < slots_.size(); i++) {
+        if ((kept.empty() || !kept[i]) && (found == no_slot || slots_[i].used < slots_[found].used)) {
+            found = i;
+        }
+    }
+    return found;
+}
+
+// Where so many bytes begin that touch no slot that is kept: at the ring's end, if what is kept leaves them there last.
+size_t Stream::room_beside(size_t bytes, const std::vector<bool> & kept) const {
+    std::vector<Bytes> taken;
+    for (size_t i = 0; i < slots_.size(); i++) {
+        if (kept[i] && slots_[i].holds != nullptr) {
+            taken.emplace_back(slots_[i].begin, slots_[i].holds->bytes);
+        }
+    }
+    std::sort(taken.begin(), taken.end());
+    size_t free = 0;
+    for (const auto & [begin, count] : taken) {
+        if (begin - free >= bytes) {
+            return free;
+        }
+        free = begin + count;
+    }
+    return ring_bytes_ - free >= bytes ? ring_bytes_ - bytes : nowhere;
+}
+
+// A slot for a block, of which nothing is there yet, that leaves alone those that are kept; no_slot: there is no room.
+// Every phase ends with an idle device, so nothing computes with what its copies overwrite but what is kept.
+size_t Stream::take(StreamBlock & block, const std::vector<bool> & kept) {
+    const size_t slot  = oldest(kept);
+    const size_t begin = slot == no_slot ? nowhere : room_beside(block.bytes, kept);
+    if (begin == nowhere) {
+        return no_slot;
+    }
+    for (size_t i = 0; i < slots_.size(); i++) {
+        Slot &       other = slots_[i];
+        const size_t end   = other.begin + (other.holds == nullptr ? 0 : other.holds->bytes);
+        const bool   stays = i == slot && other.begin == begin;
+        if (!stays && (i == slot || (other.begin < begin + block.bytes && begin < end))) {
+            other.holds = nullptr;
+            other.used  = 0;
+            other.zeros.clear();
+        }
+    }
+    slots_[slot].begin = begin;
+    start(block, slot);
+    return slot;
+}
+
+// A block's copies into its slot begin.
+void Stream::start(StreamBlock & block, size_t slot) {
     clear_tails(block, slot);
     slots_[slot].holds = &block;
     slots_[slot].part  = 0;
@@ -231,7 +284,7 @@ void Stream::clear_tails(const StreamBlock & block, size_t slot) {
         }
         ggml_tensor * there = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, static_cast<int64_t>(count));
         there->buffer       = ring_.get();
-        there->data = static_cast<char *>(ggml_backend_buffer_get_base(ring_.get())) + slot * slot_bytes_ + first;
+        there->data = static_cast<char *>(ggml_backend_buffer_get_base(ring_.get())) + slots_[slot].begin + first;
         for (size_t at = 0; at < count; at += zeros.size()) {
             ggml_backend_tensor_set_async(backend_.get(), there, zeros.data(), at, std::min(count - at, zeros.size()));
         }

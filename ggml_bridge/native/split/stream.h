@@ -1,5 +1,6 @@
-// Weights on their way to the device: a ring of slots in device memory, filled by copies on a stream of their own while
-// the device computes with what came before (ScheInfer III-C).
+// Weights on their way to the device: a ring in device memory, filled by copies on a stream of their own while the
+// device computes with what came before (ScheInfer III-C). A slot of it holds a block, and takes as many bytes. Of two
+// slots each lies at its own end of the ring, so that any two blocks that fit together can take turns.
 //
 // Which block comes next is learned from the order in which blocks were asked for, which goes round: after the last
 // layer of a token comes the first layer of the next one. As soon as a slot is free the copy of the next block begins,
@@ -20,7 +21,7 @@ namespace oallama {
 
 using StreamedPart = std::pair<const SplitWeight *, Side>; // its CG or CG'
 
-// Bytes of a slot.
+// Bytes of a slot, or of the ring.
 using Bytes = std::pair<size_t, size_t>; // the first, and how many
 
 // What is streamed of the weights of one phase, which is copied together.
@@ -45,10 +46,10 @@ class Stream {
     Stream(const Stream &)             = delete;
     Stream & operator=(const Stream &) = delete;
 
-    // The block of these parts, with room for it in every slot. Throws OALLAMA_NO_MEMORY.
+    // The block of these parts, with room for it in the ring. Throws OALLAMA_NO_MEMORY.
     StreamBlock * block(const std::vector<StreamedPart> & parts);
 
-    // Gives a device tensor the place of a block's part in a slot.
+    // Gives a device tensor the place of a block's part in a slot; no_slot: anywhere in the ring, until its turn comes.
     void bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, size_t slot) const;
 
     // The slot of a block whose turn has come; asks for what is missing of it. experts: the only ones needed; NULL:
@@ -65,8 +66,9 @@ class Stream {
   private:
     struct Slot {
         StreamBlock *        holds = nullptr;
-        std::vector<Bytes>   zeros;   // tails of what was copied there last
-        std::vector<bool>    experts; // that are there; empty: all that was asked for
+        size_t               begin = 0; // bytes into the ring
+        std::vector<Bytes>   zeros;     // tails of what was copied there last, if nothing else was since
+        std::vector<bool>    experts;   // that are there; empty: all that was asked for
         ggml_backend_event_t copied = nullptr;
         uint64_t             used   = 0; // when it was last asked for or filled
         size_t               part   = 0; // the first that is not all asked for; the number of parts: none
@@ -75,8 +77,11 @@ class Stream {
 
     void   grow(size_t bytes);
     size_t find(const StreamBlock & block) const; // no_slot: nowhere
+    size_t oldest(const std::vector<bool> & kept) const;
+    size_t room_beside(size_t bytes, const std::vector<bool> & kept) const;
+    size_t take(StreamBlock & block, const std::vector<bool> & kept);
+    void   start(StreamBlock & block, size_t slot);
     void   clear_tails(const StreamBlock & block, size_t slot);
-    void   take(StreamBlock & block, size_t slot);
     bool   copy(size_t slot, Time until);
     void   copy_experts(size_t slot, const std::vector<int32_t> & experts);
     void   ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes);
@@ -88,7 +93,7 @@ class Stream {
     ggml_backend_dev_t device_;
     BackendPtr         backend_;
     BufferPtr          ring_;
-    size_t             slot_bytes_ = 0;
+    size_t             ring_bytes_ = 0;
     std::vector<Slot>  slots_;
     StreamBlock *      last_   = nullptr;
     uint64_t           clock_  = 0;
