@@ -81,7 +81,7 @@ def test_what_transformers_offers(template: str, expected: str) -> None:
         ("{% for m in messages if m.role == 'tool' %}{{ m }}{% else %}none{% endfor %}", "none"),
         ("{% for m in messages %}{{ loop.previtem.role if loop.previtem is defined }}{% endfor %}", "system"),
         (
-            "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% elif i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "{% for i in range(9) %}{% if i==2 %}{% continue %}{% elif i==4 %}{% break %}{% endif %}{{i}}{% endfor %}",
             "013",
         ),
         # tests and filters
