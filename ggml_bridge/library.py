@@ -146,6 +146,8 @@ def _check_ggml_version(base: ctypes.CDLL, folder: Path) -> None:
 def _import_llama_cpp(folder: Path) -> ModuleType:
     try:
         import llama_cpp.llama_cpp
+    except MemoryError:
+        raise
     except Exception as error:
         raise BridgeError(f"llama_cpp with the libraries in {folder} cannot be imported: {error}; {_INSTALL}") from None
     version = getattr(llama_cpp, "__version__", LLAMA_CPP_PYTHON_VERSION)  # none after import_interface_only

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import io
+import mmap
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ import click
 from oallama import __version__
 from oallama.core.errors import OallamaError
 from oallama.device.interrupt import drop_no_interrupt
+from oallama.report.text import printable
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -49,7 +51,18 @@ COMMANDS = {
 DEBUG_VARIABLE = "OALLAMA_DEBUG"
 
 OUT_OF_MEMORY = "out of memory; use a smaller model, a shorter context (-c) or a smaller batch (-ub)"
-NO_THREAD = "can't start new thread"  # Python's RuntimeError where there is no memory for a stack
+LIBRARIES_BYTES = 128 << 20  # of address space that numpy and llama.cpp take; 108 MiB were measured
+
+_MEMORY_REFUSED = (
+    "can't start new thread",  # Python, without memory for a stack
+    "returned NULL without setting an exception",  # Python, whose MemoryError was lost
+    "failed to map segment from shared object",  # the dynamic linker
+    "Memory allocation still failed",  # OpenBLAS, which then ends the process
+    "GGML_ASSERT(ctx->mem_buffer != NULL)",  # ggml, which then aborts
+    "insufficient memory (attempted to allocate",  # ggml too, after which llama.cpp blames the file
+    os.strerror(errno.ENOMEM),
+)
+"""What libraries say where memory is refused, in this process or in a child."""
 
 _TUTORIAL = """\
 Run large language models on machines whose GPU is too small for them: each weight goes where it saves the most time.
@@ -125,6 +138,7 @@ def exit_code(argv: Sequence[str] | None = None) -> int:
     """Run a command line; an expected failure is one line on stderr, never a traceback (unless OALLAMA_DEBUG=1)."""
     stdout = sys.stdout
     try:
+        _claim_libraries()
         result = cli.main(args=None if argv is None else list(argv), prog_name="oallama", standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
@@ -139,15 +153,23 @@ def exit_code(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{error.format_message().rstrip('.')}{where}", 2)
     except click.ClickException as error:
         return _fail(error.format_message(), 2)
-    except OallamaError as error:
-        return _fail(str(error), error.exit_code)
-    except MemoryError:
-        return _fail(OUT_OF_MEMORY, 1)
-    except OSError as error:
-        return _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 1)
     except Exception as error:
-        return _fail(OUT_OF_MEMORY if NO_THREAD in str(error) else _unexpected(error), 1)
+        if isinstance(error, MemoryError) or any(words in str(error) for words in _MEMORY_REFUSED):
+            return _fail(OUT_OF_MEMORY, 1)
+        if isinstance(error, OallamaError):
+            return _fail(str(error), error.exit_code)
+        if isinstance(error, OSError):
+            return _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 1)
+        return _fail(_unexpected(error), 1)
     return result if isinstance(result, int) else 0
+
+
+def _claim_libraries() -> None:
+    """Raise MemoryError or OSError where numpy and llama.cpp cannot be loaded: OpenBLAS, numpy's, would end the process
+    without a sentence. One thread is enough for what numpy computes here, and more take 40 MiB each at once."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if sys.platform == "linux":
+        mmap.mmap(-1, LIBRARIES_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
 
 
 class Results(io.FileIO):
@@ -214,8 +236,6 @@ def _unexpected(error: Exception) -> str:
 
 
 def _fail(message: str, code: int) -> int:
-    from oallama.report.text import printable
-
     if os.environ.get(DEBUG_VARIABLE) == "1" and code != 130:
         import traceback
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,6 +25,8 @@ MAX_MEMORY_BYTES = 1 << 26  # beside what the messages take
 BYTES_PER_CHAR = 32  # of the messages: read, put into pieces, joined, and written down again as JSON
 MAX_CPU_S = 1.0  # to compile and to render; the longest templates in use take some 0.05 s
 TIMEOUT_S = 30.0  # for the whole process, on a machine however busy
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
 
 _REMEDY = "give the prompt without a chat template, or use another file"
 
@@ -42,9 +44,10 @@ def render_chat(
 ) -> str:
     """The text that `template` makes of `messages` (role, content, ...), with the opening of the answer if asked for.
 
-    messages, tools and more (further variables) hold what JSON can. Raises ModelFileError, one sentence, for whatever
-    the template does but return a text: a fault in it, a message it refuses, a way out of the sandbox, too much time,
-    memory or text.
+    messages, tools and more (further variables) hold what JSON can. As in transformers, `documents` is None where none
+    are given, and a message's reasoning goes by every name that templates read it by. Raises ModelFileError, one
+    sentence, for whatever the template does but return a text: a fault in it, a message it refuses, a way out of the
+    sandbox, too much time, memory or text.
     """
     from ggml_bridge.child import run_in_child
     from ggml_bridge.errors import BridgeError, ChildDied
@@ -52,8 +55,9 @@ def render_chat(
     if len(template) > MAX_TEMPLATE_CHARS:
         raise ModelFileError(f"the chat template has {len(template)} characters, which no real one has; {_REMEDY}")
     variables = {
+        "documents": None,
         **more,
-        "messages": list(messages),
+        "messages": [_with_reasoning(message) for message in messages],
         "tools": tools,
         "bos_token": bos_token,
         "eos_token": eos_token,
@@ -67,6 +71,12 @@ def render_chat(
             error = ValueError(f"it takes more than {MAX_CPU_S:g} s of computing")
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelFileError(f"the chat template cannot be used ({reason}); {_REMEDY}") from None
+
+
+def _with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with its reasoning, the first of REASONING that it has, as `reasoning_content` and `thinking`."""
+    reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 
 
 #
@@ -109,13 +119,18 @@ def _environment() -> ImmutableSandboxedEnvironment:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """{% generation %}…{% endgeneration %} marks what is trained on; here it is only its content."""
+        """{% generation %}…{% endgeneration %} marks what is trained on; here it is only its content, in a scope of its
+        own as a macro's."""
 
         tags = {"generation"}  # noqa: RUF012
 
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            content = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.CallBlock(self.call_method("content"), [], [], content).set_lineno(line)
+
+        def content(self, caller: Callable[[], str]) -> str:
+            return caller()
 
     def raise_exception(message: str) -> NoReturn:
         raise ValueError(f"it refuses the messages: {str(message)[:1000]}")

@@ -57,7 +57,7 @@ class Access:
             if not is_local(host_name(headers.get("host", ""))):
                 return 403, "this server is for this machine: ask it as localhost, or start it with --api-key", {}
             origin = headers.get("origin")
-            if origin is not None and not is_local(urlsplit(origin).hostname or ""):
+            if origin is not None and not is_local(host_name(origin.partition("://")[2])):
                 return 403, "a website of another host may not ask this server; start it with --api-key", {}
             return None
         if path in PUBLIC or method == "OPTIONS":  # browsers send no key with that one

@@ -56,12 +56,12 @@ class Proxy:
             return Response(status_code=CLIENT_GONE)
         if isinstance(body, Response):
             return body
-        url = httpx.URL(scheme="http", host="llama-server", raw_path=_raw_path(request))
         headers = [
             (name, value) for name, value in request.headers.raw if name.decode("latin-1") not in _OF_A_HOP | _OURS
         ]
+        extensions = {"timeout": _timeouts(None), "target": _raw_path(request)}  # a URL would be put in order
         asked = httpx.Request(
-            request.method, url, headers=headers, content=body, extensions={"timeout": _timeouts(None)}
+            request.method, "http://llama-server", headers=headers, content=body, extensions=extensions
         )
         asked.headers["host"] = "llama-server"
         answer = await self._answer(asked, request)

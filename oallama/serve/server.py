@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -208,7 +209,10 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._wait_for_request()
-        super().data_received(data)
+        try:
+            super().data_received(data)
+        except h11.LocalProtocolError:  # uvicorn answers what is no HTTP with a text, even behind the head of a HEAD
+            self.transport.close()
         if self._is_answering() and self._late is not None:
             self._late.cancel()
             self._late = None

@@ -30,7 +30,7 @@ from typing import Any
 
 from experiments.child import ROOT
 
-from fuzz import documents, gguf_files, native, texts
+from fuzz import documents, gguf_files, http_requests, native, texts
 from oallama.core.errors import OallamaError
 
 SECONDS = 2.0
@@ -59,6 +59,7 @@ TARGETS = {
     "device": Target(texts.make_device, texts.check_device, ".txt"),
     "value": Target(texts.make_value, texts.check_value, ".txt"),
     "command": Target(texts.make_command, texts.check_command, ".txt"),
+    "request": Target(http_requests.make, http_requests.check, ".http"),
 }
 
 

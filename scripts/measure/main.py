@@ -22,7 +22,19 @@ from experiments.machine import describe
 from experiments.pages import table
 from experiments.results import CUT, DONE, Results, ResultsError
 
-from measure import divergence, emulated, logits, placements, plots, replan, slices, soak_loads, soak_tokens, split
+from measure import (
+    divergence,
+    emulated,
+    logits,
+    placements,
+    plots,
+    replan,
+    slices,
+    soak_loads,
+    soak_tokens,
+    split,
+    templates,
+)
 from measure.measure import Measure, Step
 from oallama.core.errors import OallamaError
 
@@ -34,6 +46,7 @@ MEASURES: Mapping[str, Measure] = {
     "replan": replan.MEASURE,
     "soak-loads": soak_loads.MEASURE,
     "soak-tokens": soak_tokens.MEASURE,
+    "templates": templates.MEASURE,
     **split.MEASURES,
     **slices.MEASURES,
 }

@@ -95,7 +95,9 @@ def test_without_a_key_a_name_that_a_website_gave_this_machine_is_refused(host):
     assert "--api-key" in refused.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1.evil.example", "file://"])
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://127.0.0.1.evil.example", "file://", "http://["]
+)
 def test_without_a_key_a_website_may_not_ask(origin):
     refused = status(Access(app, None), "/v1/chat/completions", "POST", origin=origin)
     assert refused.status_code == 403

@@ -38,6 +38,13 @@ def test_a_request_and_its_answer_are_passed_on_as_they_are(served):
     assert answer.headers["content-type"] == "application/json; charset=utf-8"
 
 
+@pytest.mark.parametrize("path", ["/echo/../a", "/echo#b", "/echo//a/./b?x=#", "/echo%2e%2e"])
+def test_a_path_is_passed_on_as_the_client_wrote_it(served, path):
+    asked = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    answer = raw(served, asked.encode())
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["path"] == path
+
+
 def test_llama_servers_own_errors_come_through(served):
     answer = httpx.get(served.url + "/nothing")
     assert answer.status_code == 404 and answer.json()["error"]["type"] == "not_found_error"
@@ -147,6 +154,11 @@ def test_headers_that_do_not_come_are_given_up(served, monkeypatch):
 
 def test_what_is_no_http_is_refused(served):
     assert raw(served, b"\x16\x03\x01\x02\x00\r\n\r\n").startswith(b"HTTP/1.1 400")
+
+
+def test_what_is_no_http_behind_a_head_ends_the_connection_and_no_more(served, caplog):
+    assert raw(served, b"HEAD / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nno chunk\r\n")
+    assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
 def raw(server, sent):

@@ -1,0 +1,53 @@
+"""scripts/flaky.py: which tests do not pass every time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+TESTS = """
+from pathlib import Path
+
+COUNT = Path(__file__).with_name("count")
+
+
+def test_sound():
+    pass
+
+
+def test_every_second_time():
+    n = int(COUNT.read_text()) if COUNT.exists() else 0
+    COUNT.write_text(str(n + 1))
+    assert n % 2
+"""
+
+
+def flaky(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    own = ["-o", str(folder / "flaky.json"), "-p", "no:cacheprovider", str(folder / "test_some.py")]
+    command = [sys.executable, str(ROOT / "scripts" / "flaky.py"), *arguments, *own]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def test_failures_are_counted_and_runs_go_on(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    done = flaky(tmp_path, "-n", "2")
+    assert done.returncode == 1, done.stderr
+    assert "1 of 2 runs failed (0 busy loops" in done.stdout and "1 × " in done.stdout
+    done = flaky(tmp_path, "-n", "3")
+    assert "2 of 3 runs failed" in done.stdout
+    runs = json.loads((tmp_path / "flaky.json").read_text())["runs"]
+    assert [run["tests"] for run in runs] == [2, 2, 2]
+    assert [[name.split("::")[1] for name in run["failed"]] for run in runs] == [
+        ["test_every_second_time"], [], ["test_every_second_time"],
+    ]  # fmt: skip
+
+
+def test_other_tests_begin_anew_and_none_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text("def test_sound():\n    pass\n")
+    assert flaky(tmp_path, "-n", "1", "--busy", "0.5").returncode == 0
+    done = flaky(tmp_path, "-n", "1", "--busy", "0", "-k", "no_such_test")
+    assert done.returncode == 2 and "tested nothing" in done.stderr
