@@ -187,4 +187,5 @@ def affinities(
 
 
 def _backend(placement: OperatorPlacement) -> Backend:
-    return "GPU" if placement.gg == 1 else "split" if placement.gg or placement.cg else "CPU"
+    split = placement.gg or placement.cg or placement.hot_experts
+    return "GPU" if placement.gg == 1 else "split" if split else "CPU"

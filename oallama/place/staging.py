@@ -22,6 +22,9 @@ def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -
     the logits of all n_ubatch tokens were wanted, so the blocks behind the last attention count like the others."""
     slot = activations = 0
     for of, cut in layers:
+        if cut.n_hot:
+            activations = max(activations, of.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
+            continue
         primed = cut.cc if n_g and of.takes_n_g else 0
         streamed = cut.cg + primed
         if streamed:
