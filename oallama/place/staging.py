@@ -20,11 +20,13 @@ def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -
     """Of the ring, whose slots hold what is streamed of the largest block, and of activations for the largest part of a
     block that the device computes. n_g: the most tokens of a batch that CC is streamed for. llama.cpp reserves as if
     the logits of all n_ubatch tokens were wanted, so the blocks behind the last attention count like the others."""
-    slot = activations = 0
+    slot = activations = hot = beside = 0
     for of, cut in layers:
         if cut.n_hot:
-            activations = max(activations, of.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
+            hot = max(hot, of.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
             continue
+        if of.block.held_each and not of.routed and (cut.gg or cut.cg):
+            beside = max(beside, of.block.download_bytes(cut.gg, n_ubatch))
         primed = cut.cc if n_g and of.takes_n_g else 0
         streamed = cut.cg + primed
         if streamed:
@@ -34,5 +36,7 @@ def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -
             computed = cut.cg + ceil(primed * n_g / n_ubatch)
             sent = of.block.returned_each * cut.cc * n_ubatch * F32 if of.resident else 0  # by the host, beside it
             activations = max(activations, sent + of.block.staging_bytes(cut.gg, n_ubatch, computed))
+    if hot:  # what slices of a shared expert made stays until the rows of the others are joined
+        activations = max(activations, hot + beside)
     n_slots = 2 if prefetch.n_slots is None else prefetch.n_slots
     return n_slots * slot + activations
