@@ -1,7 +1,8 @@
 """How a layer's experts are used, as recorded: what a hot set serves of later traffic, and how many of a token's miss.
 
 A set that is judged on the traffic that it was chosen from promises too much. So the recordings before the last one
-choose, and the last one judges.
+choose, and the last one judges, as if each expert had been used once more in it (Laplace's rule): a short one says
+little, and then experts count as used alike.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def cold_experts_read(n_cold: int, n_misses: float, n_tokens: int) -> float:
 
 
 def _coverage(order: Sequence[int], uses: Uses) -> tuple[float, ...]:
-    total = sum(uses)
-    served = (0.0, *accumulate(uses[expert] / total for expert in order))
+    total = sum(uses) + len(uses)
+    served = (0.0, *accumulate((uses[expert] + 1.0) / total for expert in order))
     return (*(min(1.0, share) for share in served[:-1]), 1.0)
 
 

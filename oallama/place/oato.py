@@ -181,6 +181,7 @@ def affinities(
                 there[index].gg,
                 there[index].cg,
                 there[index].cc,
+                len(there[index].hot_experts),
             )
         )
     return tuple(rows)

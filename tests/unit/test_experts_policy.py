@@ -122,10 +122,12 @@ def test_a_set_is_judged_on_later_traffic() -> None:
     changed = tuple(reversed(SKEWED))
     (use,) = expert_use(routing(SKEWED, later=changed)).values()
     assert use.order[:2] == (2, 4), "chosen from all that is known"
-    assert use.decode[2] == pytest.approx((4 + 3) / sum(SKEWED)), "what it served when others were used"
+    assert use.decode[2] == pytest.approx((4 + 3 + 2) / (sum(SKEWED) + 8)), "what it served when others were used"
     assert (use.decode[0], use.decode[N_EXPERT]) == (0.0, 1.0)
     (same,) = expert_use(routing(SKEWED)).values()
-    assert same.decode[2] == pytest.approx(1700 / sum(SKEWED)) == same.prompt[2]
+    assert same.decode[2] == pytest.approx(1702 / (sum(SKEWED) + 8)) == same.prompt[2]
+    (short,) = expert_use(routing(SKEWED, later=(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0))).values()
+    assert short.decode[2] == pytest.approx(0.4), "two uses say little"
     once = replace(routing(SKEWED).decode[0], before=(0.0,) * N_EXPERT)
     assert expert_use(replace(routing(SKEWED), decode=(once,))) == {}, "seen once promises nothing"
     assert expert_use(replace(routing(SKEWED), prompt=()))[0].prompt == pytest.approx(experts_alike(N_EXPERT).prompt)
