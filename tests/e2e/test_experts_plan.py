@@ -6,6 +6,7 @@ Plans are made of a described profile, so that they do not depend on how busy th
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,19 @@ from oallama.bench.prepare import memory_cap, shared_setting
 from oallama.bench.records import BenchTest
 from oallama.bench.verify import expected_shares
 from oallama.core.routing import LayerRouting, Routing
+from oallama.cost.experts import expert_use
 from oallama.device.load_params import load_bridge
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
+from oallama.profile.routing import Traffic
 from oallama.profile.routing_store import write_routing
 from oallama.profile.store import profile_to_json
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from routing.drawn import Drawing, draw, zipf_shares
+from routing.kept import counts_of, first_and_second
+from routing.table import write_routing as write_ids
 
 EMULATED = "emulated:vram=1GiB,scale=1,values=real"
 EXACT_NMSE = 1e-6  # F16 weights: both sides multiply the same numbers (test_split_logits.py)
@@ -116,3 +125,38 @@ def test_the_command_line_and_bench_know_it(cache: Path) -> None:
     shares = expected_shares(spec, placer.operators, N_LAYER)
     hot = next(p for p in Plan.from_json(dict(spec.plan or {}), "the arm").operators if p.hot_experts)
     assert shares[hot.name] == pytest.approx(len(hot.hot_experts) / N_EXPERT)
+
+
+def engine_tokens(traffic: list[Traffic]) -> int:
+    """Decoded ones that a layer has seen, and prompts, which go on to give one each."""
+    return sum(1 + sum(map(len, one.decode.get(0, ()))) for one in traffic)
+
+
+def test_later_traffic_hits_as_often_as_promised(cache: Path) -> None:
+    """The device follows the second half of a drawing; the plan was made from the first."""
+    path = write_gguf(cache / "qwen3moe.gguf", "qwen3moe", weight_type="F16", n_layer=N_LAYER)
+    model = Placer.load(path, device="none").model
+    n_used = model.n_expert_used
+    drawn = draw(Drawing(N_LAYER, zipf_shares(N_EXPERT, 1.0), n_used, 1200, overlap=0.4))
+    first, second = first_and_second(drawn)
+    counts = counts_of(first, model.fingerprint, N_LAYER, N_EXPERT, n_used)
+    write_routing(counts)
+    write_ids(cache / "later.txt", second, "the second half")
+    placer, plan = planned(path, f"emulated:vram=1GiB,scale=1,values=drawn,routing={cache / 'later.txt'}")
+    hot = {
+        operator.layer: placement.hot_experts
+        for operator, placement in zip(placer.operators, plan.operators, strict=True)
+        if placement.hot_experts and operator.layer is not None
+    }
+    routers = {o.name: p for o, p in zip(placer.operators, plan.operators, strict=True) if o.role == "ffn_gate_inp"}
+    assert hot and all(placement.gg == 1 for placement in routers.values()), "only these follow the file"
+    traffic: list[Traffic] = []
+    with placer.engine(plan, progress=False, on_traffic=traffic.append) as engine:
+        while engine_tokens(traffic) < 150:  # what is drawn may end an answer
+            engine.generate(list(range(1, 17)), max_tokens=50, temperature=1.0)
+    use = expert_use(counts)
+    used = {layer: [int(i) for t in traffic for ids in t.decode.get(layer, ()) for i in ids.ravel()] for layer in hot}
+    hits = sum(sum(i in hot[layer] for i in ids) for layer, ids in used.items())
+    promised = sum(use[layer].decode[len(hot[layer])] * len(ids) for layer, ids in used.items())
+    n_ids = sum(map(len, used.values()))
+    assert hits / n_ids == pytest.approx(promised / n_ids, abs=0.07)
