@@ -96,6 +96,7 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
     """By the engine as a plan says, exactly as `oallama run --plan` would."""
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
+    from oallama.plan.split import device_share
 
     load = spec.setting.load
     assert spec.plan is not None
@@ -107,8 +108,9 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
         n_batch=load.n_batch,  # the micro-batch is the plan's
         **asdict(load.attention),
     )
-    engine = Placer.of_file(load.path, options).engine(plan, progress=False)
-    llama = engine.llama
+    placer = Placer.of_file(load.path, options)
+    engine = placer.engine(plan, progress=False)
+    llama, placements = engine.llama, {placement.name: placement for placement in engine.plan.operators}
     return LoadedModel(
         device=engine.device,
         context=llama.ctx,
@@ -117,7 +119,7 @@ def load_planned(spec: ArmSpec) -> LoadedModel:
         n_gpu_layers=plan.n_gpu_layers,
         call=engine.call,
         buffers=lambda: engine.memory.buffers,
-        device_share={placement.name: placement.gg for placement in engine.plan.operators},
+        device_share={o.name: device_share(o, placements[o.name]) for o in placer.operators},
         owner=engine,
         warnings=engine.warnings,
     )

@@ -135,7 +135,11 @@ def expected_shares(spec: ArmSpec, operators: Sequence[Operator], n_layer: int) 
         return {name: float(place == "device") for name, place in places.items()}
     assert spec.plan is not None
     rows: Sequence[Mapping[str, Any]] = spec.plan["operators"]
-    return {str(row["name"]): float(row["gg"]) for row in rows}
+    n_expert = {operator.name: operator.shape[2] for operator in operators}
+    return {
+        str(row["name"]): float(row["gg"]) + len(row.get("hot_experts", ())) / n_expert[str(row["name"])]
+        for row in rows
+    }
 
 
 def device_share(report: LoadReport, name: str) -> float:

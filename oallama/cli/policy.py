@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oallama.plan.plan import Plan
 
 
-STREAMING_POLICIES = ("auto", "scheinfer", "hetegen", "twinpilots", "flexgen", "fiddler")
+STREAMING_POLICIES = ("auto", "scheinfer", "experts", "hetegen", "twinpilots", "flexgen", "fiddler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,8 @@ fill_option = click.option(
 policy_option = click.option(
     "--policy", type=click.Choice([*POLICIES, FIT]), metavar="POLICY",
     help="oato: operators by GPU affinity; split: besides, operators computed by CPU and device at the same time; "
-    "scheinfer: besides, weights streamed to the device; layers: whole layers, as llama.cpp's -ngl; cpu: nothing on "
+    "scheinfer: besides, weights streamed to the device; experts: besides, the experts that are used most "
+    "(docs/routing.md); layers: whole layers, as llama.cpp's -ngl; cpu: nothing on "
     "the device; auto: whichever of these should be fastest. To compare with: fit, llama.cpp's own --fit; hetegen, "
     "twinpilots, flexgen, fiddler and atsinfer, as other systems place weights (docs/policies.md).  [default: auto]",
 )  # fmt: skip

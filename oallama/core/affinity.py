@@ -27,6 +27,7 @@ class Affinity:
     gg: float = 0.0  # fractions of the weight, as in OperatorPlacement
     cg: float = 0.0
     cc: float = 1.0
+    n_hot: int = 0  # experts that the device has whole, and the host too
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oallama.core.types import Operator
 from oallama.core.units import KIB
@@ -86,6 +86,17 @@ class SplitBlock:
                 peak = max(peak, kept + result + joined)
             kept += joined
         return sent + peak
+
+    def with_rows(self, n_rows: int, n_used: int) -> SplitBlock:
+        """The same where of n_used experts of a token only n_rows are computed."""
+        return replace(
+            self,
+            sent=self.sent - n_used + n_rows,
+            returned=self.returned * n_rows // n_used,
+            returned_each=self.returned_each * n_rows // n_used,
+            held_each=self.held_each * n_rows // n_used,
+            summed=min(self.summed, n_rows),
+        )
 
     def cuts(self) -> range:
         """Every possible size of GG, ascending, none and all of it excepted: CC is a multiple of the step."""

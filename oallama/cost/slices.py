@@ -9,7 +9,7 @@ scripts/measure/scheinfer_testbed.py.)
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import sqrt
 
@@ -18,9 +18,10 @@ from oallama.core.profile import LinearFit, Profile
 from oallama.core.types import CPU_DEVICE, MulMat, Operator
 from oallama.core.units import KIB, MIB
 from oallama.cost.blocks import F32, SplitBlock
+from oallama.cost.experts import ExpertUse, cold_experts_read, experts_alike, miss_odds
 from oallama.cost.interference import Interference, InterferenceCurve, interference_at, interference_curve
 from oallama.cost.kernels import NO_TIME, Curve, Kernel, Kernels, interpolate
-from oallama.cost.streams import BlockTimes, Step
+from oallama.cost.streams import BlockTimes, Step, run_block
 from oallama.cost.timeline import Prefetch, cycle_seconds, runs_ahead
 from oallama.cost.transfer import TransferRates, transfer_rates
 from oallama.profile.fit import fit_linear
@@ -45,6 +46,7 @@ class Cut:
     cc: int
     cg: int
     gg: int
+    n_hot: int = 0  # experts that the device has whole, the most used ones; CC is all there is then
 
     @property
     def extent(self) -> int:
@@ -53,7 +55,7 @@ class Cut:
     @property
     def is_whole(self) -> bool:
         """Nothing of it is on the device, or goes there."""
-        return self.cg == self.gg == 0
+        return self.cg == self.gg == self.n_hot == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,7 @@ class BlockCost:
     takes_n_g: bool = True  # CC may be streamed for some tokens: it is held in the plain layout too
     kind: Hashable = None  # of two blocks that cost the same it is the same; None: the block is like no other
     slice_kind: Hashable = None  # of blocks that cost the same where they are sliced, but for gap and gap_cpu
+    use: ExpertUse | None = None  # of the layer's experts, which the device may have some of; None: it may not
 
     def __post_init__(self) -> None:
         if not isinstance(self.gemms, Gemms):
@@ -166,8 +169,28 @@ class BlockCost:
         """Another block that costs the same."""
         return BlockCost(
             block, self.gemms, self.layout, self.gap, self.gap_cpu, self.whole, self.outputs_only, self.resident,
-            self.away, self.takes_n_g, self.kind, self.slice_kind,
+            self.away, self.takes_n_g, self.kind, self.slice_kind, self.use,
         )  # fmt: skip
+
+    def used(self, use: ExpertUse, layer: int) -> BlockCost:
+        """The same, whose experts are known to be used so; no other layer's are."""
+        kind = None if self.kind is None else ("used", self.kind, layer)
+        return replace(self, use=use, kind=kind)
+
+    @property
+    def n_expert(self) -> int:
+        return self.gemms[0].mul_mat.shape[2]
+
+    def weight_bytes(self, cut: Cut) -> int:
+        """Of GG, or of whole experts, on the device."""
+        if cut.n_hot:
+            return sum(gemm.bytes // self.n_expert for gemm in self.gemms) * cut.n_hot
+        return self.block.weight_bytes(cut.gg)
+
+    def hot(self, n_hot: int) -> SplitBlock:
+        """The block as the device computes it that has so many experts whole."""
+        n_used = self.gemms[0].mul_mat.n_expert_used
+        return self.block.with_rows(min(n_used, n_hot), n_used)
 
     @property
     def routed(self) -> bool:
@@ -218,6 +241,22 @@ def block_costs(kernels: Kernels, operators: Sequence[Operator], block: SplitBlo
 
 
 @dataclass(frozen=True, slots=True)
+class Crossing:
+    """What a block's inputs and results take, seconds."""
+
+    send_s: float = 0.0  # of the thread that computes CC
+    join_s: float = 0.0
+    launch_s: float = 0.0  # of the device's graph
+    staged_in_s: float = 0.0  # copies that go on while the thread does
+    staged_out_s: float = 0.0
+    in_s: float = 0.0  # of send_s: copies that the thread waits for
+    out_s: float = 0.0  # of join_s
+
+
+NO_CROSSING = Crossing()
+
+
+@dataclass(frozen=True, slots=True)
 class SliceRates:
     """What work on the device costs beside computing."""
 
@@ -248,6 +287,16 @@ class SliceRates:
             return MIN_PIECE_BYTES
         wanted = sqrt(2 * self.issue.alpha_s / self.weights.beta_s_per_byte * BYTES_PER_WAIT)
         return max(MIN_PIECE_BYTES, min(MAX_PIECE_BYTES, int(wanted) // (4 * KIB) * (4 * KIB)))
+
+    def crossing(self, n_up: int, n_down: int, joined: float, n_steps: int) -> Crossing:
+        """Of so many bytes, joined elements and launches."""
+        link = self.transfer
+        send_s = self.staging_s(n_up) + n_steps * link.launch_issue_s
+        join_s = joined * JOIN_BYTES * self.join_s_per_byte
+        in_s, out_s = link.copy_in.seconds(n_up), link.copy_out.seconds(n_down)
+        if self.staged:
+            return Crossing(send_s, join_s, link.launch_s, in_s, out_s)
+        return Crossing(send_s + in_s, join_s + out_s, link.launch_s, in_s=in_s, out_s=out_s)
 
     def staging_s(self, n_bytes: float) -> float:
         """Of the thread, until activations are on their way from pinned memory: moved there, and asked for piece by
@@ -302,8 +351,10 @@ def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: in
     """As slice_times, without the gap before the block.
 
     Where nothing is on the device llama.cpp runs the block where it is, and there is nothing to send or to join; nor
-    is there where all is GG.
+    is there where all is GG. Hot experts take no part in n_g.
     """
+    if cut.n_hot:
+        return hot_times(of, rates, cut.n_hot, n_tokens, n_outputs)
     rows = n_outputs if of.outputs_only else n_tokens
     if of.outputs_only or not of.takes_n_g:
         n_g = 0
@@ -327,50 +378,109 @@ def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: in
     # what is streamed is queued behind GG, so that the link's latency is waited for once
     streams = cg > 0 or prime
     n_steps = (gg > 0) + streams
-    send_s = join_s = in_s = out_s = launch_s = staged_in_s = staged_out_s = 0.0
+    crossing = NO_CROSSING
     if gg < 1 and of.resident:
         # the device reads its input where it is; two launches: it adds what the thread sends, and llama.cpp goes on
         send_s = _fetch_s(block, link, rows) + n_steps * link.launch_issue_s
         join_s = _lift_s(block, link, cut.cc, rows - n_g) + 2 * link.split_s
-        launch_s = link.launch_s
+        crossing = Crossing(send_s, join_s, link.launch_s)
     elif gg < 1:
         elements = extent if prime else cut.cg + cut.gg
         there = n_g if cut.is_whole else rows  # tokens that the device computes something of
         n_up, n_down = block.upload_bytes(elements, there, rows), block.download_bytes(elements, there, rows)
-        send_s = rates.staging_s(n_up) + n_steps * link.launch_issue_s
-        join_s = n_down // F32 * JOIN_BYTES * rates.join_s_per_byte
-        copy_in_s, copy_out_s = link.copy_in.seconds(n_up), link.copy_out.seconds(n_down)
-        launch_s = link.launch_s
-        if rates.staged:
-            staged_in_s, staged_out_s = copy_in_s, copy_out_s
-        else:
-            in_s, out_s = copy_in_s, copy_out_s
-            send_s += in_s
-            join_s += out_s
+        crossing = rates.crossing(n_up, n_down, n_down // F32, n_steps)
+    launch_s, behind_s = crossing.launch_s + crossing.staged_in_s, crossing.staged_out_s
     steps: tuple[Step, ...] = ()
     if streams:
-        gpu_s = of.gpu_s(cg, rows) + of.gpu_s(cc, n_g) + staged_out_s
-        launched = (0.0, 0.0) if gg > 0 else (launch_s + staged_in_s, staged_in_s)
-        steps = (Step(rates.weights.seconds(streamed), gpu_s, *launched, staged_out_s),)
+        gpu_s = of.gpu_s(cg, rows) + of.gpu_s(cc, n_g) + behind_s
+        launched = (0.0, 0.0) if gg > 0 else (launch_s, crossing.staged_in_s)
+        steps = (Step(rates.weights.seconds(streamed), gpu_s, *launched, behind_s),)
     if gg > 0:
-        behind_s = 0.0 if streams else staged_out_s
-        steps = (Step(0.0, of.gpu_s(gg, rows) + behind_s, launch_s + staged_in_s, staged_in_s, behind_s), *steps)
-    waited: tuple[Step, ...] = ()
+        last_s = 0.0 if streams else behind_s
+        steps = (Step(0.0, of.gpu_s(gg, rows) + last_s, launch_s, crossing.staged_in_s, last_s), *steps)
+    return _together(of, rates, crossing, steps, of.cpu_s(cc, rows - n_g), rows, issue_s)
+
+
+def hot_times(of: BlockCost, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
+    """The tasks of a block of which the device has so many experts whole, without the gap before it.
+
+    Of each token the device computes as many rows as may be hits, whether they are or not. The CPU computes misses, one
+    row each: of one token it reads their experts; of a prompt it reads those that are missed at all, or multiplies,
+    whichever takes longer. How many miss differs from token to token, and the later side decides, which takes longer
+    than the average number of misses would.
+    """
+    rows = n_outputs if of.outputs_only else n_tokens
+    if rows <= 0:
+        return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
+    use, link, n_expert = of.use or experts_alike(of.n_expert), rates.transfer, of.n_expert
+    block, own = of.block, of.hot(n_hot)
+    n_used = of.gemms[0].mul_mat.n_expert_used
+    n_rows, miss = min(n_used, n_hot), 1.0 - use.coverage(n_hot, n_tokens)
+    returned = block.returned + block.returned_each * block.extent  # of all experts of a token
+    n_up, n_down = own.upload_bytes(own.extent, rows), own.download_bytes(own.extent, rows)
+    joined = n_down // F32 + miss * returned * rows
+    if of.resident:
+        # input, experts and routing weights come down with one wait; what comes together here goes up, and is launched
+        n_up = n_rows * rows * F32 * (2 if own.n_summed(rows) > 1 else 1)
+        crossing = rates.crossing(n_up, n_down, joined, 1)
+        fetch_s = link.copy_out.seconds((block.sent + n_used) * rows * F32)
+        lift_s = link.copy_in.seconds(returned // block.summed * rows * F32)
+        crossing = replace(
+            crossing, send_s=crossing.send_s + fetch_s, join_s=crossing.join_s + lift_s + 2 * link.split_s
+        )
+    else:
+        crossing = rates.crossing(n_up, n_down, joined, 1)
+    behind_s = crossing.staged_out_s
+    gpu_s = of.gpu_s(n_rows / n_used, rows) + behind_s
+    step = Step(0.0, gpu_s, crossing.launch_s + crossing.staged_in_s, crossing.staged_in_s, behind_s)
+    lines = of.gemms.at(rows)
+
+    def made(cpu_s: float, more_s: float = 0.0) -> BlockTimes:
+        late = replace(crossing, join_s=crossing.join_s + more_s)
+        return _together(of, rates, late, (step,), cpu_s, rows)
+
+    if rows > 1:
+        expert_s = of.gemms.at(1).cpu_rest_s / n_used
+        read_s = expert_s * cold_experts_read(n_expert - n_hot, miss * n_used, rows)
+        return made(lines.cpu_alpha_s + max(miss * lines.cpu_rest_s, read_s) if miss > 0 else 0.0)
+    seconds = [0.0, *(lines.cpu_alpha_s + n / n_used * lines.cpu_rest_s for n in range(1, n_used + 1))]
+    odds = miss_odds(n_used, 1.0 - miss)
+    average = made(sum(p * s for p, s in zip(odds, seconds, strict=True)))
+    expected_s = sum(p * _alone_s(made(s)) for p, s in zip(odds, seconds, strict=True))
+    return made(average.cpu_s, max(0.0, expected_s - _alone_s(average)))
+
+
+def _alone_s(block: BlockTimes) -> float:
+    """Until both sides are joined, nothing else on the link."""
+    return run_block(block, 0.0, True, 0.0, 0.0, 0.0)[0] + block.join_s
+
+
+def _together(
+    of: BlockCost,
+    rates: SliceRates,
+    crossing: Crossing,
+    steps: tuple[Step, ...],
+    cpu_s: float,
+    rows: int,
+    issue_s: float = 0.0,
+) -> BlockTimes:
+    """Both sides of a block. A device that does nothing by itself is waited for before the CPU begins."""
+    send_s, waited = crossing.send_s, ()
     if rates.blocking:
         send_s += sum(step.copy_s + step.launch_s + step.gpu_s for step in steps)
         steps, waited = (), steps
     return BlockTimes(
         gap_s=0.0,
         send_s=send_s,
-        cpu_s=of.cpu_s(cc, rows - n_g),
+        cpu_s=cpu_s,
         steps=steps,
-        join_s=join_s,
+        join_s=crossing.join_s,
         routed=of.routed,
         issue_s=issue_s,
         interference=rates.beside(rows),
-        in_s=in_s,
+        in_s=crossing.in_s,
         waited=waited,
-        out_s=out_s,
+        out_s=crossing.out_s,
     )
 
 
@@ -404,6 +514,13 @@ class Pricing:
     def seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         """Of one block among others like it, round after round."""
         gap_s, gap_cpu_s = self._gap(of, n_tokens)
+        if cut.n_hot:
+            hot = (of.same, cut.n_hot, n_tokens, n_outputs)
+            if of.kind is None or hot not in self._own:
+                self._own[hot] = self._of(of, cut, n_tokens, 0, n_outputs)
+            _, hot_s = self._own[hot]
+            assert hot_s is not None  # nothing of it is streamed
+            return gap_s + hot_s
         if of.slice_kind is None or (cut.gg == cut.cg == 0 and (n_g == 0 or of.outputs_only or not of.takes_n_g)):
             own, own_s = self._of(of, cut, n_tokens, n_g, n_outputs)
             return cycle_seconds([own.behind(gap_s, gap_cpu_s)], self.prefetch) if own_s is None else gap_s + own_s

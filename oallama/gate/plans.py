@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from oallama.bench.arms import STOCK_CPU
 from oallama.core.errors import DoesNotFit
 from oallama.gate.verdict import CPU_ALONE, Candidate
-from oallama.place.decide import CANDIDATES
+from oallama.place.decide import CANDIDATES, EXPERTS
 from oallama.run.setup import only_splits
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from oallama.plan.plan import Plan
 
 FIRST = (CPU_ALONE, "scheinfer")  # alone, and what has the most to choose from
-NAMES = (*FIRST, *(policy for policy in CANDIDATES if policy not in FIRST), STOCK_CPU)
+NAMES = (*FIRST, EXPERTS, *(policy for policy in CANDIDATES if policy not in FIRST), STOCK_CPU)
 """What may pass the gate: a plan by each policy, and the CPU alone with stock's own attention. The most promising ones
 first, as there may be no time for all."""
 
@@ -39,6 +39,8 @@ def all_plans(
         if found and deadline is not None and not deadline.left_s:
             break
         if policy == STOCK_CPU and not (placer.options.flash_attn == "auto" and leaves_flash_off(found[CPU_ALONE])):
+            continue
+        if policy == EXPERTS and not placer.knows_experts:
             continue
         with contextlib.suppress(DoesNotFit):
             plan = plan_by(placer, load, attention_passes, policy)

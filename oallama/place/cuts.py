@@ -76,7 +76,7 @@ def solve_n_g(layers: Layers, on: Pricing, n_tokens: int) -> tuple[int, float]:
 
 def least_n_g(layers: Counted, on: Pricing, n_tokens: int) -> tuple[int, float]:
     """As solve_n_g."""
-    on_cpu = [of for of, cut, _ in layers if cut.cc and of.takes_n_g and not of.outputs_only]
+    on_cpu = [of for of, cut, _ in layers if cut.cc and not cut.n_hot and of.takes_n_g and not of.outputs_only]
 
     @cache
     def seconds(n_g: int) -> float:

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.errors import DoesNotFit, UsageError
-from oallama.core.types import CPU_DEVICE, MemoryLedger, Phase, PrefetchMode, Workload
+from oallama.core.routing import Routing
+from oallama.core.types import CPU_DEVICE, MemoryLedger, Operator, Phase, PrefetchMode, Workload
 from oallama.core.units import format_bytes
+from oallama.cost.experts import expert_use
 from oallama.cost.placement import Costs
 from oallama.cost.timeline import Prefetch
 from oallama.place.affinity import GRANULARITIES, FillRule, Granularity, Transfers
@@ -46,7 +48,10 @@ CANDIDATES = ("oato", "scheinfer", "split", "layers", "cpu")
 FIT = "fit"
 """llama.cpp's own --fit, which only llama.cpp can answer (bench/fit_plan.py)."""
 
-POLICIES = ("auto", *CANDIDATES, *PUBLISHED)
+EXPERTS = "experts"
+"""As scheinfer, with hot sets of experts; for models whose routing is known, where it is a candidate as well."""
+
+POLICIES = ("auto", *CANDIDATES, EXPERTS, *PUBLISHED)
 
 VERIFY_ROUNDS = 6
 
@@ -99,8 +104,9 @@ def decide(
 
     "auto" with an affinity or a fill of the caller's choice is OATO, which they are for.
 
-    Raises UsageError for a policy that there is not, or that knows no affinity and fill where these are chosen,
-    DoesNotFit where the policy needs the device and not even KV and compute buffers of one layer fit.
+    Raises UsageError for a policy that there is not, that knows no affinity and fill where these are chosen, or that
+    needs to know which experts are used where that is not known; DoesNotFit where the policy needs the device and not
+    even KV and compute buffers of one layer fit.
     """
     if policy == FIT:
         raise UsageError("policy fit is llama.cpp's own choice; ask it with bench.fit_plan.fit_plan, or `oallama plan`")
@@ -110,13 +116,15 @@ def decide(
         if policy not in ("auto", "oato"):
             raise UsageError(f"affinity and fill say how oato places; policy {policy} does not use them")
         policy = "oato"
+    if policy == EXPERTS and (fault := hot_fault(problem.operators, problem.routing)):
+        raise UsageError(fault)
     if policy == "cpu" or problem.profile.device == CPU_DEVICE:
         return on_cpu(problem, load, phase)
 
     def one(name: str, load: Workload, effort: Effort = effort) -> Decision:
         if name == "cpu":
             return on_cpu(problem, load, phase)
-        if name in ("split", "scheinfer"):
+        if name in ("split", "scheinfer", EXPERTS):
             return _Sliced(problem, load, phase, name, Prefetch(prefetch), effort).decide()
         if name in PUBLISHED:
             return _decide_published(problem, name, load, phase, Prefetch(prefetch))
@@ -125,7 +133,8 @@ def decide(
     n_layer = problem.graph.n_layer
     policies: Sequence[str] = (policy,)
     if policy == "auto":
-        policies = ("cpu", "scheinfer") if problem.slices_only else ("oato", "layers", "cpu", "scheinfer")
+        most = "scheinfer" if hot_fault(problem.operators, problem.routing) else EXPERTS  # that has the most choices
+        policies = ("cpu", most) if problem.slices_only else ("oato", "layers", "cpu", most)
     found = {name: one(name, load) for name in policies}
 
     def promised(name: str, n_ubatch: int) -> float:
@@ -150,6 +159,10 @@ def decide(
 
     best = with_larger_ubatch(found, larger_ubatches, promised, searched)
     slices = best.placed.slices
+    if best.policy == EXPERTS and (slices is None or not slices.hot_bytes):
+        if policy == EXPERTS:
+            return replace(best, notes=(*best.notes, "no layer's experts are worth placing by use"))
+        best = replace(best, policy="scheinfer")
     if policy == "auto" and best.policy == "scheinfer" and slices is not None and not slices.streams:
         return replace(best, policy="split")
     return best
@@ -263,8 +276,9 @@ class Proposal:
 
 
 class _Sliced:
-    """The `split` and `scheinfer` policies: OATO decides what lies whole on the device; what is left on the host is
-    sliced, by `scheinfer` three ways and with a share of a prompt's tokens, by `split` into CC and GG.
+    """The `split`, `scheinfer` and `experts` policies: OATO decides what lies whole on the device; what is left on the
+    host is sliced, by `scheinfer` three ways and with a share of a prompt's tokens, by `split` into CC and GG. By
+    `experts` the device may have the most used experts of a layer instead of a slice through all of them.
 
     A slice needs nothing of llama.cpp on the device: no KV, no compute buffers, no layers. So OATO is asked for less
     and less of the device's memory, down to none, and what it leaves goes to slices; around the best share it is asked
@@ -320,7 +334,8 @@ class _Sliced:
         placed = with_layouts(problem, costs, placed)
         real = measured(problem, load, placed, capacity)
         predicted = predicted_of(problem, load, placed, costs.layouts)
-        notes = (*proposal.notes, *exchange_notes(placed), *streaming_notes(problem, placed))
+        hot = hot_notes(plan) if self._policy == EXPERTS else ()
+        notes = (*proposal.notes, *exchange_notes(placed), *streaming_notes(problem, placed), *hot)
         return Decision(self._policy, load, costs, placed, real, predicted, notes)
 
     def _alone(self, limit: int) -> Iterator[Proposal]:
@@ -445,7 +460,8 @@ class _Sliced:
 
     def _slicer(self, load: Workload) -> Slicer:
         if load not in self._slicers:
-            self._slicers[load] = Slicer(self._problem, load, self._prefetch, self._policy == "scheinfer")
+            streams, hot = self._policy != "split", self._policy == EXPERTS
+            self._slicers[load] = Slicer(self._problem, load, self._prefetch, streams, hot)
         return self._slicers[load]
 
 
@@ -465,3 +481,38 @@ def streaming_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
     rate = format_bytes(1 / profile.link["h2d_pageable"].beta_s_per_byte)
     cost = f"{profile.device} has no pinned host memory: weights are streamed from pageable memory, at {rate}/s"
     return (cost + ", and the CPU waits for every copy" if profile.is_blocking else cost,)
+
+
+#
+# hot experts
+#
+
+
+def hot_fault(operators: Sequence[Operator], routing: Routing | None) -> str:
+    """Why no experts can be placed by use; "" where some can."""
+    if all(operator.op != "MUL_MAT_ID" for operator in operators):
+        return f"policy {EXPERTS} is for models with experts, and this one has none; use scheinfer"
+    count = "count them with `oallama profile MODEL --routing`, with --prompts FILE for traffic like yours"
+    if routing is None:
+        return f"policy {EXPERTS} places experts by how often they are used, which is not known of this model; {count}"
+    if not expert_use(routing):
+        return (
+            f"policy {EXPERTS} believes uses only that were seen again later, and of this model's nothing was recorded "
+            f"twice; {count}, or count anew with --refresh"
+        )
+    return ""
+
+
+def hot_notes(plan: SlicePlan | None) -> tuple[str, ...]:
+    """How much of the traffic the hot experts are expected to serve."""
+    hot = [(of, cut) for of, cut in plan.layers if cut.n_hot] if plan is not None else []
+    if not hot:
+        return ()
+    n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(of.n_expert for of, _ in hot)
+    decode, prompt = (
+        sum(of.use.coverage(cut.n_hot, n) for of, cut in hot if of.use is not None) / len(hot) for n in (1, 2)
+    )
+    return (
+        f"{n_hot} of {n_all} experts of {len(hot)} layers are kept on the device by use; of later traffic such sets "
+        f"served {decode:.0%} in decode and {prompt:.0%} in prompts",
+    )

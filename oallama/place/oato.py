@@ -181,10 +181,12 @@ def affinities(
                 there[index].gg,
                 there[index].cg,
                 there[index].cc,
+                len(there[index].hot_experts),
             )
         )
     return tuple(rows)
 
 
 def _backend(placement: OperatorPlacement) -> Backend:
-    return "GPU" if placement.gg == 1 else "split" if placement.gg or placement.cg else "CPU"
+    split = placement.gg or placement.cg or placement.hot_experts
+    return "GPU" if placement.gg == 1 else "split" if split else "CPU"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from oallama.core.errors import DoesNotFit
 from oallama.core.profile import Profile
+from oallama.core.routing import Routing
 from oallama.core.types import MemoryLedger, Operator, Phase, Predicted, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.blocks import can_split
@@ -52,6 +53,7 @@ class Problem:
     gpu_weights: float | None  # cap on the share of operator bytes on the device
     slices_only: bool = False  # llama.cpp itself cannot keep anything on this device
     host_room: int = 0  # bytes of host memory for second copies of weights
+    routing: Routing | None = None  # what is known of which experts are used
     kernels: Kernels = field(init=False, compare=False, repr=False)
     splittable: tuple[bool, ...] = field(init=False, compare=False, repr=False)  # of each operator
 

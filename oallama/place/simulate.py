@@ -22,7 +22,7 @@ from oallama.cost.tasks import Engine, Task, whole_tasks
 from oallama.cost.timeline import Prefetch, Timeline, cycle_timeline, timeline
 from oallama.place.placed import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
-from oallama.place.slicer import MODEL_ROUNDS, SlicePlan, Slicer, held
+from oallama.place.slicer import MODEL_ROUNDS, SlicePlan, Slicer
 
 ENGINES: tuple[Engine, ...] = ("cpu", "gpu", "in", "out")
 
@@ -161,21 +161,22 @@ def slice_plan(slicer: Slicer, placed: Placed, operators: Sequence[Operator]) ->
     assert slices is not None
     blocks = slicer.blocks(placed)
     layers: list[tuple[BlockCost, Cut]] = []
-    left = {i for i, (gg, cg) in enumerate(zip(slices.gg, slices.cg, strict=True)) if gg or cg}
-    for by_layout, fastest in zip(blocks, slicer.fastest(blocks), strict=True):
-        members, extent = fastest.block.operators, fastest.block.extent
-        found = {(slices.gg[i], slices.cg[i]) for i in members}
-        if len(found) > 1:
+    hot = slices.hot or ((),) * len(operators)
+    cuts = tuple(zip(slices.gg, slices.cg, hot, strict=True))
+    left = {i for i, cut in enumerate(cuts) if any(cut)}
+    for by_layout in blocks:
+        of, cut = slicer.as_placed(by_layout, slices)
+        members = of.block.operators
+        if len({cuts[i] for i in members}) > 1:
             raise PlanError(f"the plan cuts {operators[members[0]].name} and the rest of its FFN at different elements")
-        gg, cg = found.pop()
-        of = by_layout.get(slices.layouts[members[0]] or "", fastest)
-        layers.append((held(of) if slices.token_assignment and of.takes_n_g else of, Cut(extent - cg - gg, cg, gg)))
+        layers.append((of, cut))
         left.difference_update(members)
     if left:
         raise PlanError(f"the plan splits {operators[min(left)].name}, which the device of this profile cannot compute")
     twice = slices.settings is not None and slices.settings.kept_twice
     table = slices.token_assignment
-    return SlicePlan(tuple(layers), table, twice, slices.weights_bytes, slices.staging_bytes, 0.0, 0.0)
+    weights_bytes = slices.weights_bytes + slices.hot_bytes
+    return SlicePlan(tuple(layers), table, twice, weights_bytes, slices.staging_bytes, 0.0, 0.0)
 
 
 def _block_name(members: Sequence[Operator]) -> str:

@@ -1,9 +1,10 @@
 """Slices for all blocks that a placement of whole operators leaves on the host: r_GG, r_CG and n_g (ScheInfer, section
-IV), under one memory limit.
+IV), or a hot set of experts, under one memory limit.
 
 Cuts are those that suit decode, as in the paper, or the workload: whichever its total time prefers. A host layout that
 the device cannot read (repacked weights) rules out n_g, unless CC is kept a second time in the plain one; the total
-decides again. Without streaming r_CG = n_g = 0: both sides compute, nothing is copied.
+decides again. Without streaming r_CG = n_g = 0: both sides compute, nothing is copied. Where it is known which experts
+are used, an FFN's menu has sets of its most used ones besides: more bytes, fewer seconds, like any larger slice.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from math import ceil
 from typing import Literal
 
 from oallama.core.types import PLAIN_LAYOUT, Phase, StreamSettings, Workload
+from oallama.cost.experts import expert_use, experts_alike
 from oallama.cost.passes import Pass, passes
 from oallama.cost.slices import BlockCost, Cut, Pricing, gap_times, slice_rates
 from oallama.cost.streams import BlockTimes
@@ -88,17 +90,36 @@ class SlicePlan:
 class Slicer:
     """Slices for a problem and a workload, whatever lies whole on the device."""
 
-    def __init__(self, problem: Problem, load: Workload, prefetch: Prefetch = Prefetch(), streams: bool = True) -> None:  # noqa: B008 - frozen
-        """streams: whether weights may be streamed. Raises ProfileError where the profile has no link."""
-        self._problem, self.load, self._streams = problem, load, streams
+    def __init__(
+        self,
+        problem: Problem,
+        load: Workload,
+        prefetch: Prefetch = Prefetch(),  # noqa: B008 - frozen
+        streams: bool = True,
+        hot: bool = False,
+    ) -> None:
+        """streams: whether weights may be streamed; hot: whether the device may have the most used experts of a layer.
+        Raises ProfileError where the profile has no link."""
+        self._problem, self.load, self._streams, self._hot = problem, load, streams, hot
+        self._uses = {} if problem.routing is None else expert_use(problem.routing)
         self.on = Pricing(slice_rates(problem.profile), prefetch)
         self.sliceable = Sliceable(problem, load)
         # what was best beside other placements, between whose blocks lies more time or less
         self._near_cg: dict[Hashable, Cut] = {}
 
     def blocks(self, placed: Placed) -> list[Layouts]:
-        """The blocks that may be sliced beside `placed`."""
-        return self.sliceable.blocks(placed)
+        """The blocks that may be sliced beside `placed`; with the use of their experts where these may be hot."""
+        blocks = self.sliceable.blocks(placed)
+        return [self._with_use(by_layout) for by_layout in blocks] if self._hot else blocks
+
+    def _with_use(self, by_layout: Layouts) -> Layouts:
+        """FFNs of experts only: a mul-mat of experts that runs alone is sliced."""
+        of = next(iter(by_layout.values()))
+        layer = self._problem.operators[of.block.operators[0]].layer
+        use = None if layer is None else self._uses.get(layer)
+        if use is None or layer is None or len(of.gemms) < 2 or not all(gemm.routed for gemm in of.gemms):
+            return by_layout
+        return {layout: one.used(use, layer) for layout, one in by_layout.items()}
 
     #
     # cuts
@@ -133,9 +154,9 @@ class Slicer:
             if key not in cuts:
                 cuts[key] = self._cuts(kind, n_values, near)
             if (kind.same, objective, streams) not in made:
-                made[kind.same, objective, streams] = tuple(
-                    self._best(kind, objective, same_gg if streams else same_gg[:1]) for same_gg in cuts[key]
-                )
+                sliced = (self._best(kind, objective, same_gg if streams else same_gg[:1]) for same_gg in cuts[key])
+                hot = (self._best(kind, objective, (cut,)) for cut in _hot_cuts(kind, n_values))
+                made[kind.same, objective, streams] = _ascending(kind, (*sliced, *hot))
             return made[kind.same, objective, streams]
 
         modes = self._modes(kinds)
@@ -262,7 +283,7 @@ class Slicer:
         choices: of each kind of the mode; of: the kind of each block; tables: n_g of cuts that were met before.
         """
         menus: list[Menu] = [
-            tuple((kind.block.weight_bytes(cut.gg), seconds) for cut, seconds in made)
+            tuple((kind.weight_bytes(cut), seconds) for cut, seconds in made)
             for kind, made in zip(mode.kinds, choices, strict=True)
         ]
         prompt, n_ubatch = passes(self.load, "prefill"), self.load.n_ubatch
@@ -309,17 +330,24 @@ class Slicer:
         slices = placed.slices
         assert slices is not None
         with_n_g = bool(slices.token_assignment)
-        layers: list[tuple[BlockCost, Cut]] = []
-        for by_layout in self.blocks(placed):
-            of = self._fastest(by_layout)
-            i = of.block.operators[0]
-            of = by_layout.get(slices.layouts[i] or of.layout, of)
-            gg, cg = slices.gg[i], slices.cg[i]
-            layers.append((held(of) if with_n_g and of.takes_n_g else of, Cut(of.block.extent - cg - gg, cg, gg)))
+        layers = [self.as_placed(by_layout, slices) for by_layout in self.blocks(placed)]
         lengths = sorted({p.n_tokens for p in passes(self.load, "prefill")}) if with_n_g else []
         table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
         twice = slices.settings is not None and slices.settings.kept_twice
-        return self.exact(self.priced(layers, table, twice, slices.weights_bytes, slices.staging_bytes))
+        weights_bytes = slices.weights_bytes + slices.hot_bytes
+        return self.exact(self.priced(layers, table, twice, weights_bytes, slices.staging_bytes))
+
+    def as_placed(self, by_layout: Layouts, slices: Slices) -> tuple[BlockCost, Cut]:
+        """A block as its first operator is cut, in the layout that it was given, with the use of its hot experts."""
+        of = self._fastest(by_layout)
+        i = of.block.operators[0]
+        of = by_layout.get(slices.layouts[i] or of.layout, of)
+        gg, cg, n_hot = slices.gg[i], slices.cg[i], len(slices.hot[i]) if slices.hot else 0
+        if n_hot and of.use is None:
+            layer = self._problem.operators[i].layer or 0
+            of = of.used(self._uses.get(layer) or experts_alike(of.n_expert), layer)
+        holds = slices.token_assignment and of.takes_n_g
+        return held(of) if holds else of, Cut(of.block.extent - cg - gg, cg, gg, n_hot)
 
     def priced(self, layers: Layers, table: Table, twice: bool, weights_bytes: int, staging: int) -> SlicePlan:
         """Cuts with the times of their blocks, each as one among others like it."""
@@ -364,15 +392,20 @@ class Slicer:
         n = len(self._problem.operators)
         gg, cg = [0] * n, [0] * n
         layouts: list[str | None] = [None] * n
+        hot: list[tuple[int, ...]] = [()] * n
         for of, cut in plan.layers:
+            experts = tuple(sorted(of.use.order[: cut.n_hot])) if of.use is not None else ()
             for i in of.block.operators:
+                hot[i] = experts
                 gg[i], cg[i] = cut.gg, cut.cg
                 held = not cut.is_whole or (plan.token_assignment and of.takes_n_g)
                 layouts[i] = of.layout if cut.cc and held else None
         settings = self._stream_settings(plan) if self._streams else None
+        hot_bytes = sum(of.weight_bytes(cut) for of, cut in plan.layers if cut.n_hot)
         slices = Slices(
-            tuple(gg), tuple(cg), tuple(layouts), plan.weights_bytes, plan.staging_bytes,
+            tuple(gg), tuple(cg), tuple(layouts), plan.weights_bytes - hot_bytes, plan.staging_bytes,
             settings, plan.token_assignment, plan.twice_bytes, plan.prefill_s, plan.decode_s,
+            tuple(hot) if hot_bytes else (), hot_bytes,
         )  # fmt: skip
         return replace(placed, slices=slices, seconds=seconds)
 
@@ -408,4 +441,22 @@ def _objectives(load: Workload) -> tuple[Objective, ...]:
 
 
 def _cc_bytes(layers: Layers) -> int:
-    return sum(of.block.bytes * cut.cc // of.block.extent for of, cut in layers if of.takes_n_g)
+    return sum(of.block.bytes * cut.cc // of.block.extent for of, cut in layers if of.takes_n_g and not cut.n_hot)
+
+
+def _hot_cuts(of: BlockCost, n_values: int) -> tuple[Cut, ...]:
+    """i/n of the experts for i = 1..n, each rounded to whole ones."""
+    if of.use is None:
+        return ()
+    counts = {max(1, round(i * of.n_expert / n_values)) for i in range(1, n_values + 1)}
+    return tuple(Cut(of.block.extent, 0, 0, n) for n in sorted(counts))
+
+
+def _ascending(of: BlockCost, choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """By bytes; of those with as many bytes the fastest, of equals the first."""
+    fastest: dict[int, Choice] = {}
+    for choice in choices:
+        n_bytes = of.weight_bytes(choice[0])
+        if n_bytes not in fastest or choice[1] < fastest[n_bytes][1]:
+            fastest[n_bytes] = choice
+    return tuple(fastest[n_bytes] for n_bytes in sorted(fastest))

@@ -35,18 +35,27 @@ def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -
     """Of the ring, and of activations for the largest part of a block that the device computes. layers, n_g: as
     ring_bytes. llama.cpp reserves as if the logits of all n_ubatch tokens were wanted, so the blocks behind the last
     attention count like the others."""
-    activations = 0
+    activations = hot = beside = 0
     for of, cut in {(id(of), cut): (of, cut) for of, cut in layers}.values():
+        if cut.n_hot:
+            hot = max(hot, of.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
+            continue
+        if of.block.held_each and not of.routed and (cut.gg or cut.cg):
+            beside = max(beside, of.block.download_bytes(cut.gg, n_ubatch))
         streamed = _streamed(of, cut, n_g)
         if streamed or 0 < cut.gg < of.block.extent:
             computed = cut.cg + ceil((streamed - cut.cg) * n_g / n_ubatch)
             sent = of.block.returned_each * cut.cc * n_ubatch * F32 if of.resident else 0  # by the host, beside it
             activations = max(activations, sent + of.block.staging_bytes(cut.gg, n_ubatch, computed))
+    if hot:  # what slices of a shared expert made stays until the rows of the others are joined
+        activations = max(activations, hot + beside)
     return ring_bytes(layers, prefetch, n_g) + activations
 
 
 def _streamed(of: BlockCost, cut: Cut, n_g: int) -> int:
-    """Elements of CG, and of CG' for the largest batch."""
+    """Elements of CG, and of CG' for the largest batch. Blocks with hot experts stream nothing."""
+    if cut.n_hot:
+        return 0
     return cut.cg + (cut.cc if n_g and of.takes_n_g else 0)
 
 

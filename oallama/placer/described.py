@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.profile import Profile
+from oallama.core.routing import Routing
 from oallama.core.types import FlashAttention, ModelInfo, Operator, PrefetchMode, Workload
 from oallama.cost.graph import Graph
 from oallama.device.card import Card
@@ -35,6 +36,7 @@ class Described:
     options: Options
     attention_rule: AttentionRule
     dry_loads: DryLoads
+    routing: Routing | None = None
 
     def begin(self, load: Workload, flash_attn: FlashAttention) -> None:
         """Have a dry load made meanwhile, where there is a process for it."""
@@ -57,6 +59,7 @@ class Described:
             options.vram_fill,
             options.gpu_weights,
             host_room=sys.maxsize,
+            routing=self.routing,
         )
 
     def plan(self, machine: Machine, load: Workload, policy: str | None, prefetch: PrefetchMode | None) -> Plan:

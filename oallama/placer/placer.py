@@ -14,6 +14,7 @@ from oallama.core.affinity import Affinity, AffinityReport
 from oallama.core.errors import DeviceError, PlanError, UsageError
 from oallama.core.options import STOCK_UBATCH, Options
 from oallama.core.profile import Profile
+from oallama.core.routing import Routing
 from oallama.core.types import (
     CPU_DEVICE,
     Attention,
@@ -36,7 +37,7 @@ from oallama.place.affinity import FillRule
 from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.bound import physical_bound
 from oallama.place.budget import ledger
-from oallama.place.decide import decide, decide_as_given
+from oallama.place.decide import decide, decide_as_given, hot_fault
 from oallama.place.kept_cuts import Replan, with_kept
 from oallama.place.microbatch import larger_ubatches
 from oallama.place.oato import AffinityRule
@@ -238,6 +239,19 @@ class Placer:
         return not spec.is_none
 
     @cached_property
+    def routing(self) -> Routing | None:
+        """What is known of which experts are used; None where nothing is."""
+        from oallama.profile.routing_store import read_routing
+
+        model = self.model
+        return read_routing(model.fingerprint, model.n_expert, model.n_expert_used) if model.n_expert else None
+
+    @property
+    def knows_experts(self) -> bool:
+        """Whether policy experts can place some."""
+        return not hot_fault(self.operators, self.routing)
+
+    @cached_property
     def known_device(self) -> KnownDevice:
         """What the device is, asked once. Raises DeviceError, BridgeError."""
         return known_device(self.device)
@@ -372,7 +386,15 @@ class Placer:
     def _described(self) -> Described:
         from oallama.placer.described import Described
 
-        return Described(self.model, self.operators, self._graph, self.options, self._attention_rule, self._dry_loads)
+        return Described(
+            self.model,
+            self.operators,
+            self._graph,
+            self.options,
+            self._attention_rule,
+            self._dry_loads,
+            self.routing,
+        )
 
     def _plan_of(self, decision: Decision, flash_attn: FlashAttention) -> Plan:
         from oallama.profile.machine import fingerprint_key
@@ -412,8 +434,7 @@ class Placer:
         streaming, load = plan.record.streaming or StreamSettings(), plan.workload
         slicer = Slicer(problem, load, Prefetch(streaming.prefetch, streaming.n_slots))
         table = plan.record.token_assignment
-        hot = {i for i, experts in enumerate(placed.slices.hot) if experts}
-        layers = [one for one in slicer.again(placed).layers if hot.isdisjoint(one[0].block.operators)]
+        layers = [(of, cut) for of, cut in slicer.again(placed).layers if not cut.n_hot]
         n_g = most_n_g(table, load.n_ubatch)
 
         def staging(layers: Layers) -> int:
@@ -541,6 +562,7 @@ class Placer:
             self.options.gpu_weights,
             slices_only=self.device.is_pair,  # llama.cpp has no second CPU
             host_room=self._host_room(),
+            routing=self.routing,
         )
 
     def _host_room(self) -> int:

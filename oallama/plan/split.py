@@ -46,6 +46,11 @@ def hot_bytes(operator: Operator, placement: OperatorPlacement) -> int:
     return operator.bytes // operator.shape[2] * len(placement.hot_experts)
 
 
+def device_share(operator: Operator, placement: OperatorPlacement) -> float:
+    """Of the weight, on the device: GG, or whole experts."""
+    return placement.gg + len(placement.hot_experts) / operator.shape[2]
+
+
 def check_hot_experts(operator: Operator, placement: OperatorPlacement) -> None:
     """Raises PlanError for hot experts of what has none, that do not exist or do not ascend, or that are cut too."""
     hot, n_expert = placement.hot_experts, operator.shape[2]

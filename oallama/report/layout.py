@@ -11,7 +11,7 @@ from oallama.core.types import MemoryLedger
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.report.affinity import ledger_items, operator_cells, saved_s, zero_affinity
 from oallama.report.colour import N_STEPS, step
-from oallama.report.slices import percent_text
+from oallama.report.slices import cut_text
 from oallama.report.text import percent, plural, printable, rate_text
 
 BAR_WIDTH = 1000
@@ -113,7 +113,7 @@ def _mark(row: Affinity) -> Mark:
 
 def _where(row: Affinity) -> str:
     if row.backend == "split":
-        return f"CC/CG/GG {percent_text((row.cc, row.cg, row.gg))}"
+        return f"{'' if row.n_hot else 'CC/CG/GG '}{cut_text(row)}"
     return f"on the {row.backend}"
 
 

@@ -169,6 +169,8 @@ def _marks(served: Served) -> list[tuple[int | None, str, layout.Mark]]:
         value = (seconds or 0.0) / (longest or 1.0) if served.times else placement.gg
         took = f", {format_seconds(seconds)} a token" if seconds else ""
         shares = "" if place != "both" else f", {placement.gg:.0%} there, {placement.cg:.0%} streamed"
+        if placement.hot_experts:
+            shares = f", {len(placement.hot_experts)} of {operator.shape[2]} experts there"
         label = f"{printable(operator.name)}: {_WHERE[place]}{shares}{took}"
         letter = {"both": "S"}.get(place, place[0])
         made.append((operator.layer, operator.role, layout.Mark(f"op-{index}", letter, step(value), label)))

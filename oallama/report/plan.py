@@ -63,15 +63,17 @@ def slice_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[
 
 def _rates(placed: Sequence[tuple[Operator, OperatorPlacement]]) -> Iterator[str]:
     """`layers 0-3 50/30/20 %` for layers alike that follow one another, then the operators outside of layers."""
-    by_layer: dict[int, set[tuple[float, float, float]]] = {}
+    by_layer: dict[int, set[tuple[float, float, float, int]]] = {}
     for operator, placement in placed:
         if operator.layer is not None and is_ffn(operator):
-            by_layer.setdefault(operator.layer, set()).add((placement.cc, placement.cg, placement.gg))
+            cut = (placement.cc, placement.cg, placement.gg, len(placement.hot_experts))
+            by_layer.setdefault(operator.layer, set()).add(cut)
     of_layer = [(layer, tuple(sorted(cuts))) for layer, cuts in sorted(by_layer.items())]
     for cuts, group in groupby(of_layer, key=lambda item: item[1]):
         layers = [layer for layer, _ in group]
         name = f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
-        yield f"{name} {' and '.join(percent_text(cut) for cut in cuts)}"
+        texts = (plural(n_hot, "hot expert") if n_hot else percent_text(cut) for *cut, n_hot in cuts)
+        yield f"{name} {' and '.join(texts)}"
     for operator, placement in placed:
         if operator.layer is None and placement.cg + placement.gg > 0:
             yield f"{printable(operator.role)} {percent_text((placement.cc, placement.cg, placement.gg))}"

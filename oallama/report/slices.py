@@ -12,7 +12,7 @@ from oallama.report.text import plural, printable, ranges_text
 
 MOST_LENGTHS = 6  # of the table of n_g that are shown
 
-Cut = tuple[float, float, float]
+Cut = Sequence[float]
 """CC, CG and GG as fractions."""
 
 TokenAssignment = Sequence[tuple[int, int]]
@@ -43,20 +43,27 @@ def percent_text(cut: Cut) -> str:
     return "/".join(f"{100 * share:.0f}" for share in cut) + " %"
 
 
+def cut_text(row: Affinity) -> str:
+    """`50/30/20 %`, or `32 of 128 experts` that are hot."""
+    return f"{row.n_hot} of {row.shape[2]} experts" if row.n_hot else percent_text((row.cc, row.cg, row.gg))
+
+
 def slices_table(rows: Sequence[Affinity]) -> Table | None:
     """Operators that are split or streamed, those with one role and one cut in a line; None where there are none."""
-    groups: dict[tuple[str, str, Cut], list[Affinity]] = {}
+    groups: dict[tuple[str, str, str], list[Affinity]] = {}
     for row in sorted(rows, key=lambda row: (row.layer is None, row.layer, row.role)):
         if row.backend == "split":
-            groups.setdefault((row.role, row.type, (row.cc, row.cg, row.gg)), []).append(row)
+            groups.setdefault((row.role, row.type, cut_text(row)), []).append(row)
     if not groups:
         return None
     cells = (
         (
             printable(role, 40), printable(kind), str(len(group)), format_bytes(sum(row.bytes for row in group)),
-            percent_text(cut), ranges_text([row.layer for row in group if row.layer is not None]) or "-",
+            cut, ranges_text([row.layer for row in group if row.layer is not None]) or "-",
         )
         for (role, kind, cut), group in groups.items()
     )  # fmt: skip
-    footer = ("CC: computed by the CPU; CG: streamed to the device; GG: on the device.",)
+    footer = ["CC: computed by the CPU; CG: streamed to the device; GG: on the device."]
+    if any(row.n_hot for row in rows):
+        footer.append("Experts: so many are on the device whole, the most used ones; the CPU computes the others.")
     return table("Slices", "operator |type |>count |>bytes |>CC/CG/GG |layers", cells, footer, WIDTH)

@@ -4,9 +4,11 @@
     python scripts/routing draw --layers 48 --experts 128 --used 8 --tokens 2000 \\
         --curve 25%=74%,37.5%=84%,50%=91%,75%=98% --overlap 0.257 -o ids.txt
     python scripts/routing show ids.txt --experts 128                                        # what is in one
+    python scripts/routing keep ids.txt --model model.gguf -o later.txt                      # as if it had been counted
 
-`record` asks the prompts of a file, one a line, or requests for stories, as models/training writes them. How the device
-goes through a file is told in docs/emulated.md.
+`keep` counts the first half of a file as traffic of a model, as `oallama profile --routing` would have, and writes the
+second half: what a plan made from the former meets. `record` asks the prompts of a file, one a line, or requests for
+stories, as models/training writes them. How the device goes through a file is told in docs/emulated.md.
 """
 
 from __future__ import annotations
@@ -68,6 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--topics", type=int, default=1, help="equal stretches of tokens, each with its own used experts")
     made.set_defaults(run=_draw)
 
+    kept = names.add_parser("keep", help="the first half of a file counted as a model's traffic; the second is written")
+    kept.add_argument("file", type=Path)
+    kept.add_argument("--model", required=True, metavar="GGUF")
+    kept.add_argument("-o", "--output", type=Path, required=True)
+    kept.set_defaults(run=_keep)
+
     for command in (own, made):
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("-o", "--output", type=Path, required=True)
@@ -124,6 +132,20 @@ def _show(options: argparse.Namespace) -> int:
             f"{layer:5}  {use.n_tokens:6}  {use.entropy:7.3f}  {use.quarter:9.1%}  {use.half:9.1%}  {use.overlap:7.1%}"
             f"  {use.chance:9.1%}"
         )
+    return 0
+
+
+def _keep(options: argparse.Namespace) -> int:
+    from oallama.model.gguf_reader import read_gguf
+    from oallama.model.hyperparameters import model_info
+    from oallama.profile.routing_store import write_routing as write_counts
+    from routing.kept import counts_of, first_and_second
+
+    model = model_info(read_gguf(options.model))
+    first, second = first_and_second(read_routing(options.file))
+    write_counts(counts_of(first, model.fingerprint, model.n_layer, model.n_expert, model.n_expert_used))
+    write_routing(options.output, second, f"the second half of {options.file.name}")
+    print(f"counted: {_counted(first)}; {options.output}: {_counted(second)}", file=sys.stderr)
     return 0
 
 

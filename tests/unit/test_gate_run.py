@@ -73,6 +73,7 @@ class FakePlacer:
     cpu_attention: str = "auto"  # of the plan cpu
     host_layout: str | None = None
     is_profiled: bool = True
+    knows_experts: bool = False
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
         return Workload(n_prompt, n_gen, n_ctx or 4096, n_ubatch)

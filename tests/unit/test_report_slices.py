@@ -6,8 +6,11 @@ import dataclasses
 
 from split_cases import llama
 
+from oallama.core.affinity import Affinity
 from oallama.core.types import MemoryLedger, OperatorPlacement, PlanRecord, StreamSettings, Workload
 from oallama.report.plan import plan_sentences, slice_sentences
+from oallama.report.slices import slices_table
+from oallama.report.table import plain
 
 OPERATORS = llama(4)
 CUTS = {0: (0.5, 0.25, 0.25), 1: (0.5, 0.25, 0.25), 2: (0.5, 0.25, 0.25), 3: (1.0, 0.0, 0.0), None: (0.0, 0.5, 0.5)}
@@ -66,3 +69,19 @@ def test_hot_experts_are_on_the_device_too() -> None:
     held = OperatorPlacement(expert.name, 0.0, 0.0, 1.0, hot_experts=(1, 5))
     told = plan_sentences(dataclasses.replace(record(), operators=(held,)), [expert])
     assert "of weights (25%)" in told[0] and ", 1 split between" in told[0]
+
+
+def test_hot_experts_are_counted_where_cuts_are_told() -> None:
+    ffn = [op for op in OPERATORS if op.layer == 1 and op.role.startswith("ffn")]
+    names = {op.name for op in ffn}
+    hot = tuple(
+        OperatorPlacement(p.name, 0.0, 0.0, 1.0, hot_experts=(0, 2, 5)) if p.name in names else p
+        for p in record().operators
+    )
+    _, slices = slice_sentences(dataclasses.replace(record(), operators=hot), OPERATORS)
+    assert "layer 0 50/25/25 %; layer 1 3 hot experts; layer 2 50/25/25 %" in slices
+    row = Affinity("a", 1, "ffn_up_exps", "Q4_0", (256, 512, 8), 800, 1.0, 0.1, 0.0, 1.0, 1.0, 1, "split", n_hot=3)
+    table = slices_table([row, dataclasses.replace(row, n_hot=0, gg=0.25, cc=0.75, layer=2)])
+    assert table is not None
+    text = plain(table)
+    assert "3 of 8 experts" in text and "75/0/25 %" in text and "the most used ones" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -18,7 +19,8 @@ from oallama.cli.main import exit_code
 from oallama.core.errors import PlanError, UsageError
 from oallama.core.options import Options
 from oallama.core.profile import LinearFit, Profile
-from oallama.core.types import PrefetchMode, Workload
+from oallama.core.routing import LayerRouting, Routing
+from oallama.core.types import Operator, PrefetchMode, Workload
 from oallama.core.units import MIB
 from oallama.cost.graph import build_graph
 from oallama.device.card import Card
@@ -87,15 +89,26 @@ def check_course(course: Course, one_after_another: bool) -> None:
 @pytest.mark.parametrize(
     ("share", "load"), [(0.4, Workload(700, 64, 1024)), (0.4, Workload(16, 8, 512)), (0.8, Workload(64, 8, 512))]
 )
-@pytest.mark.parametrize("policy", [p for p in POLICIES if p != "fiddler"])
+@pytest.mark.parametrize("policy", [p for p in POLICIES if p not in ("fiddler", "experts")])
 def test_spans_add_up_to_what_a_policy_predicts(policy: str, share: float, load: Workload) -> None:
     problem = described_problem("pc-12gb", share)
     check(problem, decide(problem, policy, load, "mixed"))
 
 
+def skewed(operators: Sequence[Operator]) -> Routing:
+    """Of each layer half of the experts are hardly used."""
+    (n_expert,) = {op.shape[2] for op in operators if op.op == "MUL_MAT_ID"}
+    uses = tuple(100.0 if expert % 2 else 1.0 for expert in range(n_expert))
+    layers = sorted({op.layer for op in operators if op.op == "MUL_MAT_ID" and op.layer is not None})
+    counted = tuple(LayerRouting(layer, 100, uses, uses, uses) for layer in layers)
+    return Routing(1, "f" * 64, n_expert, max(op.n_expert_used for op in operators), 4096, counted, counted)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_spans_add_up_for_experts(policy: str) -> None:
     problem = described_problem("scheinfer-c", 0.5, n_expert=8)
+    if policy == "experts":
+        problem = replace(problem, routing=skewed(problem.operators))
     check(problem, decide(problem, policy, Workload(128, 32, 512), "mixed"))
 
 

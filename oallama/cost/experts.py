@@ -1,0 +1,80 @@
+"""How a layer's experts are used, as recorded: what a hot set serves of later traffic, and how many of a token's miss.
+
+A set that is judged on the traffic that it was chosen from promises too much. So the recordings before the last one
+choose, and the last one judges, as if each expert had been used once more in it (Laplace's rule): a short one says
+little, and then experts count as used alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import comb
+
+from oallama.core.routing import LayerRouting, Routing, Uses
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertUse:
+    """A layer's experts, the most used in decode first. Coverage: by the number of hot experts, from 0 to all, the
+    share of later uses that these serve."""
+
+    order: tuple[int, ...]
+    decode: tuple[float, ...]
+    prompt: tuple[float, ...]
+
+    def coverage(self, n_hot: int, n_tokens: int) -> float:
+        """In a pass over so many tokens: one is decode."""
+        return (self.decode if n_tokens == 1 else self.prompt)[n_hot]
+
+
+def experts_alike(n_expert: int) -> ExpertUse:
+    """Where nothing is known."""
+    even = tuple(n / n_expert for n in range(n_expert + 1))
+    return ExpertUse(tuple(range(n_expert)), even, even)
+
+
+def expert_use(routing: Routing) -> dict[int, ExpertUse]:
+    """By layer, of those whose decode was recorded at least twice. Prompts that were not are taken to use all experts
+    alike."""
+    prompts = {layer.layer: layer for layer in routing.prompt}
+    return {
+        layer.layer: ExpertUse(
+            most_used(layer.uses),
+            _coverage(most_used(layer.before), layer.latest),
+            _coverage(most_used(layer.before), _later(prompts.get(layer.layer), routing.n_expert)),
+        )
+        for layer in routing.decode
+        if sum(layer.before) > 0 and sum(layer.latest) > 0
+    }
+
+
+def most_used(uses: Sequence[float]) -> tuple[int, ...]:
+    """Of equals the first one first."""
+    return tuple(sorted(range(len(uses)), key=lambda expert: (-uses[expert], expert)))
+
+
+def miss_odds(n_used: int, coverage: float) -> tuple[float, ...]:
+    """The probability of 0, 1, … n_used misses of one token, each expert of it a hit by itself (binomial)."""
+    miss = 1.0 - coverage
+    return tuple(comb(n_used, n) * miss**n * coverage ** (n_used - n) for n in range(n_used + 1))
+
+
+def cold_experts_read(n_cold: int, n_misses: float, n_tokens: int) -> float:
+    """Different experts among the misses of n_tokens tokens, n_misses each, cold experts used alike."""
+    if n_cold <= 0:
+        return 0.0
+    return n_cold * (1.0 - max(0.0, 1.0 - n_misses / n_cold) ** n_tokens)
+
+
+def _coverage(order: Sequence[int], uses: Uses) -> tuple[float, ...]:
+    total = sum(uses) + len(uses)
+    served = (0.0, *accumulate((uses[expert] + 1.0) / total for expert in order))
+    return (*(min(1.0, share) for share in served[:-1]), 1.0)
+
+
+def _later(layer: LayerRouting | None, n_expert: int) -> Uses:
+    if layer is None or not sum(layer.latest):
+        return (1.0,) * n_expert
+    return layer.latest

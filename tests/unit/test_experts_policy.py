@@ -1,0 +1,268 @@
+"""The `experts` policy: what hot experts cost by hand, choices as good as the best of all there are, within the memory,
+judged on traffic that they were not chosen from."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from math import comb
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from split_cases import EMBD, FF, VOCAB, World, attention, llama, operator
+from test_slices import block_of, experts
+from test_split_policy import GPU, LOAD, N_LAYER, PAIR, plan_of, problem
+
+from oallama.core.errors import UsageError
+from oallama.core.profile import LinearFit
+from oallama.core.routing import LayerRouting, Routing, Uses
+from oallama.core.types import Operator, Workload
+from oallama.cost.blocks import hot_memory
+from oallama.cost.experts import ExpertUse, expert_use, experts_alike
+from oallama.cost.slices import Cut, Pricing, slice_rates, slice_times
+from oallama.place.decide import decide
+from oallama.place.oato import affinities
+from oallama.place.placed import cpu
+from oallama.place.problem import Problem, costs_of
+from oallama.place.record import placed_by_plan
+from oallama.place.simulate import simulate
+from oallama.place.slicer import Slicer
+from oallama.plan.plan import Plan
+
+N_EXPERT, N_USED = 8, 2
+SKEWED: Uses = (1.0, 2.0, 900.0, 3.0, 800.0, 4.0, 5.0, 6.0)
+EVEN: Uses = (1.0,) * N_EXPERT
+FREE = 4_000_000  # bytes of the device; experts have 7.1 MB
+SLOW_CPU = World(cpu_rate=5e8, device_rate=8e9, launch_s=1e-6, link=LinearFit(1e-6, 1e-8, 1.0))
+
+
+def routing(*uses: Uses, later: Uses | None = None, prompt: Uses | None = None) -> Routing:
+    """Of layers that used their experts so in the first recording; later: in the last one, if otherwise."""
+
+    def layers(of: Sequence[Uses], last: Uses | None) -> tuple[LayerRouting, ...]:
+        return tuple(LayerRouting(i, 100, use, before=use, latest=last or use) for i, use in enumerate(of))
+
+    prompts = [prompt or use for use in uses]
+    return Routing(1, "f" * 64, N_EXPERT, N_USED, 4096, layers(uses, later), layers(prompts, prompt))
+
+
+def moe(n_layer: int = N_LAYER) -> list[Operator]:
+    layers = [
+        replace(op, layer=layer, name=op.name.replace("blk.0", f"blk.{layer}"))
+        for layer in range(n_layer)
+        for op in (*attention(0), *experts())
+    ]
+    return [*layers, operator("output", EMBD, VOCAB, None)]
+
+
+def known(world: World, free: int, uses: Routing | None, ops: list[Operator] | None = None) -> Problem:
+    return replace(problem(world, free, ops or moe()), routing=uses)
+
+
+#
+# prices
+#
+
+
+def test_one_token_by_hand() -> None:
+    """Two of eight experts a token, each a hit with probability c. The device computes both rows whatever they are."""
+    world = World(cpu_rate=1e9, device_rate=4e9, launch_s=3e-5, link=LinearFit(1e-5, 1e-9, 1.0))
+    ops = experts()
+    profile = world.profile(ops)
+    c = 0.7
+    use = ExpertUse(tuple(range(N_EXPERT)), (0.0, 0.4, c, *[0.9] * 5, 1.0), EVEN)
+    of = block_of(ops, profile).used(use, 0)
+    all_cpu_s = sum(op.bytes for op in ops) / 1e9
+    gpu_s = 3e-5 + sum(op.bytes for op in ops) / 4e9
+    up_s = 1e-5 + 4e-9 * (EMBD + N_USED)
+    down_s = 1e-5 + 4e-9 * N_USED * EMBD
+    join_s = 12 * (N_USED + (1 - c) * N_USED) * EMBD / 1e9
+    together_s = sum(
+        comb(2, misses) * (1 - c) ** misses * c ** (2 - misses) * max(misses / 2 * all_cpu_s, gpu_s)
+        for misses in range(3)
+    )
+    seconds = Pricing(slice_rates(profile)).seconds(of, Cut(FF, 0, 0, 2), 1)
+    assert seconds == pytest.approx(up_s + together_s + down_s + join_s)
+
+
+def test_of_a_prompt_the_device_computes_all_rows_and_the_cpu_what_misses() -> None:
+    world = World(cpu_rate=1e9, device_rate=4e9, token_s_per_byte=1e-10, launch_s=0.0, link=LinearFit(0.0, 0.0, 1.0))
+    ops = experts()
+    profile = world.profile(ops)
+    use = ExpertUse(tuple(range(N_EXPERT)), EVEN, (0.0, 0.3, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 1.0))
+    of = block_of(ops, profile).used(use, 0)
+    n_bytes = sum(op.bytes for op in ops)
+    times = slice_times(of, slice_rates(profile), Cut(FF, 0, 0, 2), 512)
+    assert times.cpu_s == pytest.approx(0.4 * n_bytes * (1e-9 + 511e-10))
+    assert [step.gpu_s for step in times.steps] == [pytest.approx(n_bytes * (1 / 4e9 + 511 * 1e-10 / 4))]
+    one_row = slice_times(of, slice_rates(profile), Cut(FF, 0, 0, 1), 512)
+    assert one_row.steps[0].gpu_s == pytest.approx(times.steps[0].gpu_s / 2), "of one hot expert one row of two"
+    few = slice_times(of, slice_rates(profile), Cut(FF, 0, 0, 2), 4)
+    read = 6 * (1 - (1 - 0.8 / 6) ** 4) / N_USED  # cold experts that four tokens miss, of those that one token reads
+    assert few.cpu_s == pytest.approx(max(read / 1e9, 0.4 * (1e-9 + 3e-10)) * n_bytes)
+    assert slice_times(of, slice_rates(profile), Cut(FF, 0, 0, N_EXPERT), 512).cpu_s == 0, "all hits"
+
+
+@given(st.integers(1, N_EXPERT), st.integers(1, 64), st.floats(1e8, 1e10))
+def test_more_coverage_is_never_dearer(n_hot: int, n_tokens: int, rate: float) -> None:
+    world = World(device_rate=rate, token_s_per_byte=1e-10)
+    profile = world.profile(experts())
+    on = Pricing(slice_rates(profile))
+    seconds = []
+    for layer, c in enumerate((0.0, 0.3, 0.6, 0.9, 1.0)):
+        use = ExpertUse(tuple(range(N_EXPERT)), (c,) * 9, (c,) * 9)
+        of = block_of(experts(), profile).used(use, layer)
+        seconds.append(on.seconds(of, Cut(FF, 0, 0, n_hot), n_tokens))
+    assert all(less >= more - 1e-12 for less, more in itertools.pairwise(seconds))
+
+
+def test_a_set_is_judged_on_later_traffic() -> None:
+    changed = tuple(reversed(SKEWED))
+    (use,) = expert_use(routing(SKEWED, later=changed)).values()
+    assert use.order[:2] == (2, 4), "chosen from all that is known"
+    assert use.decode[2] == pytest.approx((4 + 3 + 2) / (sum(SKEWED) + 8)), "what it served when others were used"
+    assert (use.decode[0], use.decode[N_EXPERT]) == (0.0, 1.0)
+    (same,) = expert_use(routing(SKEWED)).values()
+    assert same.decode[2] == pytest.approx(1702 / (sum(SKEWED) + 8)) == same.prompt[2]
+    (short,) = expert_use(routing(SKEWED, later=(0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0))).values()
+    assert short.decode[2] == pytest.approx(0.4), "two uses say little"
+    once = replace(routing(SKEWED).decode[0], before=(0.0,) * N_EXPERT)
+    assert expert_use(replace(routing(SKEWED), decode=(once,))) == {}, "seen once promises nothing"
+    assert expert_use(replace(routing(SKEWED), prompt=()))[0].prompt == pytest.approx(experts_alike(N_EXPERT).prompt)
+
+
+#
+# choices
+#
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.floats(1e8, 1e10), st.floats(0, 1e-3), st.integers(0, 3_000_000),
+    st.lists(st.lists(st.integers(0, 50), min_size=8, max_size=8), min_size=2, max_size=2),
+)  # fmt: skip
+def test_choices_are_close_to_brute_force(rate: float, launch_s: float, room: int, counts: list[list[int]]) -> None:
+    """Two FFNs of experts: every combination of hot sets and slices within the memory."""
+    ops = [replace(op, layer=i, name=f"blk.{i}.{op.role}.weight") for i in range(2) for op in experts()]
+    uses = [tuple(1.0 + count for count in of) for of in counts]
+    load = Workload(8, 32, 256, 8)
+    made = known(World(device_rate=rate, launch_s=launch_s), 10**9, routing(*uses), ops)
+    slicer = Slicer(made, load, streams=False, hot=True)
+    whole = cpu(costs_of(made, load, "mixed", llama_uses_device=False))
+    blocks = [by_layout["CPU"] for by_layout in slicer.blocks(whole)]
+    plan = slicer.plan(whole, room, room)
+    assert plan is not None and plan.weights_bytes + plan.staging_bytes <= room
+
+    def total_s(cuts: Sequence[Cut]) -> float:
+        return slicer.priced(list(zip(blocks, cuts, strict=True)), (), False, 0, 0).total_s(load)
+
+    choices = [
+        [Cut(FF, 0, 0), *(Cut(FF, 0, 0, n) for n in range(1, 9)), *(Cut(FF - gg, 0, gg) for gg in range(64, FF, 64))]
+        for _ in blocks
+    ]
+    start_s = total_s([Cut(FF, 0, 0)] * 2)
+    best, most = start_s, 0.0
+    for cuts in itertools.product(*choices):
+        seconds = total_s(cuts)
+        n_bytes = sum(of.weight_bytes(cut) for of, cut in zip(blocks, cuts, strict=True))
+        staging = max(
+            of.hot(cut.n_hot).staging_bytes(FF, 8) if cut.n_hot else of.block.staging_bytes(cut.gg, 8) if cut.gg else 0
+            for of, cut in zip(blocks, cuts, strict=True)
+        )
+        if n_bytes + staging <= room:
+            best = min(best, seconds)
+        if sum(not cut.is_whole for cut in cuts) == 1:
+            most = max(most, start_s - seconds)
+    assert plan.total_s(load) <= best + most + 1e-12, "a greedy ends at most one block worse"
+    if not plan.short:
+        assert plan.total_s(load) <= best * (1 + 1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.sampled_from([PAIR, GPU, SLOW_CPU, World(launch_s=1e-2)]),
+    st.integers(5_000, 6_000_000),
+    st.sampled_from([SKEWED, EVEN, (0.0,) * 7 + (1.0,)]),
+    st.sampled_from([None, 0.0, 0.4]),
+)
+def test_it_keeps_to_the_memory_and_is_never_predicted_slower(
+    world: World, free: int, use: Uses, gpu_weights: float | None
+) -> None:
+    made = replace(known(world, free, routing(*[use] * N_LAYER)), gpu_weights=gpu_weights)
+    found = decide(made, "experts", LOAD, "mixed")
+    memory, slices = found.memory, found.placed.slices
+    assert memory.spare >= 0
+    assert memory.weights_gpu + memory.kv + memory.compute + memory.staging + memory.spare == memory.limit
+    assert found.placed.seconds <= decide(made, "scheinfer", LOAD, "mixed").placed.seconds * (1 + 1e-3)
+    if slices is None:
+        return
+    hot = slices.hot or ((),) * len(made.operators)
+    whole = sum(op.bytes for op, there in zip(made.operators, found.placed.on_device, strict=True) if there)
+    assert slices.hot_bytes == hot_memory(made.operators, hot, found.workload.n_ubatch)[0]
+    assert slices.staging_bytes >= hot_memory(made.operators, hot, found.workload.n_ubatch)[1]
+    if gpu_weights is not None:
+        allowed = gpu_weights * sum(op.bytes for op in made.operators)
+        assert whole + slices.weights_bytes + slices.hot_bytes <= allowed
+    for i, own in enumerate(hot):
+        assert not own or not (slices.gg[i] or slices.cg[i] or found.placed.on_device[i])
+        assert set(own) == set(sorted(range(8), key=lambda e: (-use[e], e))[: len(own)]), "the most used ones"
+
+
+def hot_of(made: Problem, policy: str = "experts", load: Workload = LOAD) -> tuple[tuple[int, ...], ...]:
+    slices = decide(made, policy, load, "mixed").placed.slices
+    return tuple(own for own in (slices.hot if slices else ()) if own)
+
+
+def test_few_experts_of_much_use_are_hot_and_experts_used_alike_are_sliced() -> None:
+    few = hot_of(known(SLOW_CPU, FREE, routing(*[SKEWED] * N_LAYER)))
+    assert few and all({2, 4} <= set(own) for own in few)
+    assert hot_of(known(SLOW_CPU, FREE, routing(*[EVEN] * N_LAYER))) == ()
+
+
+def test_what_is_not_seen_again_is_not_hot() -> None:
+    gone = routing(*[SKEWED] * N_LAYER, later=(1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 1.0, 1.0))
+    assert hot_of(known(SLOW_CPU, FREE, gone)) == ()
+
+
+def test_a_crossing_that_costs_more_than_it_saves_is_not_made() -> None:
+    dear = replace(SLOW_CPU, launch_s=1.0)
+    assert hot_of(known(dear, FREE, routing(*[SKEWED] * N_LAYER))) == ()
+
+
+def test_a_plan_is_written_read_and_simulated_as_predicted() -> None:
+    made = known(SLOW_CPU, FREE, routing(*[SKEWED] * N_LAYER))
+    found = decide(made, "experts", LOAD, "mixed")
+    assert found.policy == "experts" and any("experts of" in note for note in found.notes)
+    plan = Plan.from_json(plan_of(made, found).to_json(), "test")
+    placed = placed_by_plan(N_LAYER, made.operators, plan.record)
+    assert placed.slices is not None and found.placed.slices is not None
+    assert placed.slices.hot == found.placed.slices.hot
+    assert placed.slices.hot_bytes == found.placed.slices.hot_bytes > 0
+    again = simulate(made, found.workload, placed).predicted
+    assert again.tpot_s == pytest.approx(found.predicted.tpot_s)
+    assert again.ttft_s == pytest.approx(found.predicted.ttft_s)
+    unknown = simulate(replace(made, routing=None), found.workload, placed).predicted
+    assert unknown.tpot_s > again.tpot_s, "experts are taken to be used alike where nothing is known"
+    rows = affinities(found.costs, made.operators, found.placed)
+    hot = {op.name for op, own in zip(made.operators, placed.slices.hot, strict=True) if own}
+    assert {row.name for row in rows if row.backend == "split"} >= hot
+
+
+def test_auto_takes_experts_where_their_use_is_known() -> None:
+    uses = routing(*[SKEWED] * N_LAYER)
+    assert hot_of(known(SLOW_CPU, FREE, uses), "auto")
+    assert decide(known(SLOW_CPU, FREE, uses), "auto", LOAD, "mixed").policy == "experts"
+    for unknown in (known(SLOW_CPU, FREE, None), known(SLOW_CPU, 10**8, uses)):
+        assert decide(unknown, "auto", LOAD, "mixed").policy != "experts"
+
+
+def test_without_known_uses_it_says_how_to_come_by_them() -> None:
+    with pytest.raises(UsageError, match="profile MODEL --routing"):
+        decide(known(SLOW_CPU, 10**6, None), "experts", LOAD, "mixed")
+    once = replace(routing(SKEWED), decode=(replace(routing(SKEWED).decode[0], before=(0.0,) * N_EXPERT),))
+    with pytest.raises(UsageError, match="nothing was recorded twice"):
+        decide(known(SLOW_CPU, 10**6, once), "experts", LOAD, "mixed")
+    with pytest.raises(UsageError, match="this one has none"):
+        decide(known(SLOW_CPU, 10**6, None, llama(N_LAYER)), "experts", LOAD, "mixed")
