@@ -148,6 +148,7 @@ class BlockCost:
     )
     gap_cpu: Curve = NO_TIME  # of these, in which the CPU works
     whole: Curve | None = None  # seconds by batch size as llama.cpp runs it on the host; None: as the gemms say
+    offload: Curve = NO_TIME  # of `whole`, in which llama.cpp copies the weights to the device
     outputs_only: bool = False  # behind the last attention: of a prompt it sees only tokens whose logits are wanted
     resident: bool = False  # its inputs and results are in the device's memory
     away: Curve = NO_TIME  # of such a block: seconds by batch size that llama.cpp's crossings take where it stays whole
@@ -168,8 +169,8 @@ class BlockCost:
     def like(self, block: SplitBlock) -> BlockCost:
         """Another block that costs the same."""
         return BlockCost(
-            block, self.gemms, self.layout, self.gap, self.gap_cpu, self.whole, self.outputs_only, self.resident,
-            self.away, self.takes_n_g, self.kind, self.slice_kind, self.use,
+            block, self.gemms, self.layout, self.gap, self.gap_cpu, self.whole, self.offload, self.outputs_only,
+            self.resident, self.away, self.takes_n_g, self.kind, self.slice_kind, self.use,
         )  # fmt: skip
 
     def used(self, use: ExpertUse, layer: int) -> BlockCost:
@@ -351,7 +352,8 @@ def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: in
     """As slice_times, without the gap before the block.
 
     Where nothing is on the device llama.cpp runs the block where it is, and there is nothing to send or to join; nor
-    is there where all is GG. Hot experts take no part in n_g.
+    is there where all is GG. A block that it offloads takes the link from what is streamed. Hot experts take no part in
+    n_g.
     """
     if cut.n_hot:
         return hot_times(of, rates, cut.n_hot, n_tokens, n_outputs)
@@ -362,6 +364,10 @@ def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: in
     if cut.is_whole and not prime:
         whole_s = of.cpu_s(1.0, rows) if of.whole is None else interpolate(of.whole, n_tokens)
         away_s = interpolate(of.away, n_tokens) if of.resident else 0.0
+        copy_s = min(whole_s, interpolate(of.offload, n_tokens)) if of.whole is not None else 0.0
+        if copy_s > 0:
+            offload = (Step(copy_s, whole_s - copy_s),)
+            return BlockTimes(away_s, 0.0, 0.0, offload, 0.0, interference=rates.beside(n_tokens), offloaded=True)
         return BlockTimes(away_s, 0.0, whole_s, (), 0.0, interference=rates.beside(n_tokens))
     if rows <= 0:
         return BlockTimes(0.0, 0.0, 0.0, (), 0.0)
@@ -381,8 +387,10 @@ def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: in
     crossing = NO_CROSSING
     if gg < 1 and of.resident:
         # the device reads its input where it is; two launches: it adds what the thread sends, and llama.cpp goes on
-        send_s = _fetch_s(block, link, rows) + n_steps * link.launch_issue_s
-        join_s = _lift_s(block, link, cut.cc, rows - n_g) + 2 * link.split_s
+        send_s, join_s = n_steps * link.launch_issue_s, link.split_s
+        if cut.cc > 0:  # else nothing crosses
+            send_s += _fetch_s(block, link, rows)
+            join_s += _lift_s(block, link, cut.cc, rows - n_g) + link.split_s
         crossing = Crossing(send_s, join_s, link.launch_s)
     elif gg < 1:
         elements = extent if prime else cut.cg + cut.gg

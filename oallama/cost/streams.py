@@ -50,6 +50,7 @@ class BlockTimes:
     in_s: float = 0.0  # of send_s, its end but for `waited`: inputs are copied
     waited: tuple[Step, ...] = ()  # of send_s, its end: steps of a device that does nothing by itself
     out_s: float = 0.0  # of join_s, its beginning: results are copied
+    offloaded: bool = False  # llama.cpp runs it, and copies its weights before it computes: they lie in no slot
 
     @property
     def copy_s(self) -> float:
@@ -62,7 +63,7 @@ class BlockTimes:
         """The same with so much more time before it, in whose last part the CPU works."""
         return BlockTimes(
             self.gap_s + gap_s, self.send_s, self.cpu_s, self.steps, self.join_s, self.routed, self.issue_s,
-            self.gap_cpu_s + gap_cpu_s, self.interference, self.in_s, self.waited, self.out_s,
+            self.gap_cpu_s + gap_cpu_s, self.interference, self.in_s, self.waited, self.out_s, self.offloaded,
         )  # fmt: skip
 
 
@@ -89,8 +90,12 @@ class Drawing:
             self.spans.append(Span(stream, self.block, start_s, end_s))
 
     def ask(self, block: BlockTimes, ordinal: int, at_s: float) -> None:
-        """Copies that the link makes behind all others."""
-        self.copying += ([ordinal, step.copy_s, at_s] for step in block.steps if step.copy_s > 0)
+        """Copies that the link makes behind all others, or, of an offloaded block, before them."""
+        asked = [[ordinal, step.copy_s, at_s] for step in block.steps if step.copy_s > 0]
+        if block.offloaded:
+            self.copying.extendleft(reversed(asked))
+        else:
+            self.copying.extend(asked)
 
     def copies(self, at_s: float, elapsed_s: float, speed: float) -> None:
         """The link works for so long at this speed."""
@@ -131,6 +136,7 @@ def run_block(
             drawing.draw("gap cpu", start, now)
     send_s = block.send_s
     if not asked:
+        later_s = min(later_s, link_s)  # some of it may have been copied
         link_s, send_s = link_s + copy_s, send_s + block.issue_s
         if drawing is not None:
             drawing.ask(block, drawing.block, now)

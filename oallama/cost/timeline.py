@@ -5,7 +5,7 @@ A block is run, its partial sums are joined, and then comes what lies between it
 What is streamed of a block lies in one slot of a ring. The thread asks for copies: with prefetch "ahead" those of later
 blocks whenever a block has ended, as many as there are free slots, so that the link works across blocks and during
 attention; with "layer" those of its own block, as the paper does. Routed weights are always asked for by their own
-block.
+block, and llama.cpp copies those of a block that it offloads: before what was asked for ahead.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def cycle_seconds(blocks: Sequence[BlockTimes], prefetch: Prefetch, max_rounds: 
 
 def runs_ahead(blocks: Sequence[BlockTimes], prefetch: Prefetch) -> bool:
     """Whether copies are asked for before their own block."""
-    return prefetch.mode == "ahead" and any(not block.routed and block.copy_s > 0 for block in blocks)
+    asked = (block for block in blocks if not block.routed and not block.offloaded)
+    return prefetch.mode == "ahead" and any(block.copy_s > 0 for block in asked)
 
 
 def _own_cycle(block: BlockTimes, prefetch: Prefetch, max_rounds: int) -> float:
@@ -153,7 +154,7 @@ class _Run:
         self.ordinal = 0  # of the next block, over all rounds
         self.drawing = Drawing() if draws else None
         self._blocks = blocks
-        self._copies = [block.copy_s for block in blocks]
+        self._copies = [0.0 if block.offloaded else block.copy_s for block in blocks]  # into the ring
         self.ahead = runs_ahead(blocks, prefetch)
         self._n_slots = len(blocks) if prefetch.n_slots is None else prefetch.n_slots
         self._end = None if n_rounds is None else n_rounds * len(blocks)
@@ -186,7 +187,10 @@ class _Run:
             self._held += copy_s > 0
         if drawing is not None:
             drawing.block = ordinal
-        self.now, self.link_left_s = run_block(block, copy_s, asked, self._later_s, self.link_left_s, self.now, drawing)
+        asked = asked and not block.offloaded
+        self.now, self.link_left_s = run_block(
+            block, block.copy_s, asked, self._later_s, self.link_left_s, self.now, drawing
+        )
         self.ordinal = ordinal + 1
         self._held -= copy_s > 0
         ask_s = self._ask_ahead() if self.ahead else 0.0

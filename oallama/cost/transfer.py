@@ -69,9 +69,11 @@ def transfer_rates(profile: Profile) -> TransferRates:
     return TransferRates(copy_in, copy_out, split_s, issue_s)
 
 
-def weight_stream(profile: Profile) -> LinearFit | None:
-    """The link llama.cpp streams plain host weights over for large batches: mapped files are pageable memory. None for
-    devices that take no such work (ggml's RPC and CPU devices have no offload_op)."""
+def weight_stream(profile: Profile, mapped: bool = True) -> LinearFit | None:
+    """The link llama.cpp streams plain host weights over for large batches. A mapped file is pageable memory; where it
+    is read instead (beside weights of the split back end), weights lie in the device's pinned memory if it has any.
+    None for devices that take no such work (ggml's RPC and CPU devices have no offload_op)."""
     if profile.fingerprint.get("device_backend") in (None, "RPC", "CPU"):
         return None
-    return profile.link.get("h2d_pageable")
+    pinned = None if mapped or not profile.is_pinned else profile.link.get("h2d_pinned")
+    return pinned or profile.link.get("h2d_pageable")

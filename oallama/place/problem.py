@@ -85,11 +85,13 @@ def costs_of(problem: Problem, load: Workload, phase: Phase, llama_uses_device: 
 
 
 def costs_over(
-    problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool = True, layouts: Sequence[str] | None = None
-) -> Costs:
-    """Prices over these passes. layouts: in which the host holds each operator; None: in the fastest over them."""
+    problem: Problem, over: tuple[Pass, ...], llama_uses_device: bool = True, layouts: Sequence[str] | None = None,
+    mapped: bool = True,
+) -> Costs:  # fmt: skip
+    """Prices over these passes. layouts: in which the host holds each operator; None: in the fastest over them. mapped:
+    whether llama.cpp maps the file, as it does where nothing is sliced."""
     profile, n_layer = problem.profile, problem.graph.n_layer
-    stream = weight_stream(profile) if llama_uses_device else None
+    stream = weight_stream(profile, mapped) if llama_uses_device else None
     operators = operator_costs(problem.kernels, problem.operators, n_layer, over, stream, layouts)
     cache = host_cache(profile) if stream and takes_attention(problem.operators, operators) else None
     return Costs(

@@ -235,9 +235,9 @@ def _works(
             alone = not block.steps and not block.waited and not block.join_s
             yield Work("cpu", "operator" if alone else "slice", name, start, end)
         case "gpu":
-            yield Work("gpu", "slice", name, start, end)
+            yield Work("gpu", "operator" if block.offloaded else "slice", name, start, end)
         case "copy":
-            yield Work("in", "stream", name, start, end)
+            yield Work("in", "weights" if block.offloaded else "stream", name, start, end)
         case "in" | "out":
             yield Work(span.stream, "activations", name, start, end)
         case "ask":

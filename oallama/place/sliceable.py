@@ -91,11 +91,12 @@ class Sliceable:
             operators, kind = alike.operators, (alike.number, lives, crossings)
             if kind not in made:
                 whole = self._curve(uses, lambda costs: sum(costs.operators[i].t_cpu_s for i in operators))
+                offload = self._curve(uses, lambda costs: sum(costs.operators[i].streamed_s for i in operators))
                 made[kind] = {
                     layout: replace(
-                        cost, gap=gap, gap_cpu=gap_cpu, whole=whole, outputs_only=alike.outputs_only, resident=lives,
-                        away=crossings, takes_n_g=alike.streamable, kind=self._kind(layout, *kind),
-                        slice_kind=self._kind(layout, alike.number, lives),
+                        cost, gap=gap, gap_cpu=gap_cpu, whole=whole, offload=offload, outputs_only=alike.outputs_only,
+                        resident=lives, away=crossings, takes_n_g=alike.streamable,
+                        kind=self._kind(layout, *kind), slice_kind=self._kind(layout, alike.number, lives),
                     )
                     for layout, cost in alike.by_layout.items()
                 }  # fmt: skip
@@ -182,7 +183,8 @@ class Sliceable:
         key = (n_tokens, llama_uses_device)
         if key not in self._costs:
             layouts = self._layouts(llama_uses_device)
-            self._costs[key] = costs_over(self._problem, self._over[n_tokens], llama_uses_device, layouts)
+            over = self._over[n_tokens]
+            self._costs[key] = costs_over(self._problem, over, llama_uses_device, layouts, mapped=False)
         return self._costs[key]
 
     def _layouts(self, llama_uses_device: bool) -> tuple[str, ...]:

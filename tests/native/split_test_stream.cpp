@@ -32,12 +32,12 @@ class AllStreamed {
     int      n_slots_;
 };
 
-// Two blocks that take turns: an FFN and a lone mul-mat, half of each streamed.
+// Two blocks that take turns: an FFN and a lone mul-mat, half of each streamed, or all.
 class TwoBlocks {
   public:
-    explicit TwoBlocks(const std::string & lines) {
+    explicit TwoBlocks(const std::string & lines, Cut cut = Cut::half) {
         const AllStreamed all;
-        const std::string text = plan_text({&ffn_, &lone_}, Cut::half, async_device::device_name, "CPU");
+        const std::string text = plan_text({&ffn_, &lone_}, cut, async_device::device_name, "CPU");
         const size_t      at   = text.find("tensor ");
         plan_                  = new_plan(text.substr(0, at) + lines + text.substr(at));
         if (plan_ != nullptr) {
@@ -71,8 +71,9 @@ class TwoBlocks {
 
 // What is copied once the order is known, and how long everything takes; tried again while it is not what was expected,
 // as a busy machine keeps no time.
-std::pair<int64_t, int64_t> copied_in_time(const std::string & lines, std::pair<int64_t, int64_t> expected = {}) {
-    TwoBlocks blocks(lines);
+std::pair<int64_t, int64_t> copied_in_time(const std::string & lines, std::pair<int64_t, int64_t> expected = {},
+                                           Cut cut = Cut::half) {
+    TwoBlocks blocks(lines, cut);
     if (!blocks.ready()) {
         return {};
     }
@@ -99,6 +100,17 @@ void check_ahead() {
     const auto slow = copied_in_time("piece 4096\nlink 1\n");
     check(slow == own, "a link that would keep an activation waiting is asked for nothing");
     done("copies ahead");
+}
+
+// Blocks that live on the device and are streamed whole neither send nor receive anything, and are copied ahead too.
+void check_ahead_of_whole() {
+    const bool kept  = resident;
+    resident         = true;
+    const auto own   = copied_in_time("prefetch layer\n", {}, Cut::all);
+    const auto ahead = copied_in_time("piece 4096\nlink 1000000000000000\n", {own.second, own.first}, Cut::all);
+    check(ahead.first == own.second && ahead.second == own.first, "the next block is copied ahead");
+    resident = kept;
+    done("copies ahead of blocks that send nothing");
 }
 
 // When the next small copy is due is what passed the last time between the same two.
@@ -252,6 +264,7 @@ void test_stream() {
     }
     check_turns();
     check_ahead();
+    check_ahead_of_whole();
     check_pieces();
     check_eviction();
     check_two_ends();

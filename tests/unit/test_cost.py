@@ -86,6 +86,15 @@ def test_plain_weights_are_streamed_for_large_batches_where_the_device_takes_the
     assert weight_stream(replace(made, fingerprint={"device_backend": "CUDA"})) == made.link["h2d_pageable"]
 
 
+def test_weights_of_a_file_that_is_read_are_streamed_from_pinned_memory_if_there_is_any() -> None:
+    link = {"h2d_pageable": LinearFit(1e-5, 1e-9, 1.0), "h2d_pinned": LinearFit(1e-5, 3e-10, 1.0)}
+    made = replace(profile(), link=link, fingerprint={"device_backend": "CUDA"})
+    assert weight_stream(made) == link["h2d_pageable"]
+    assert weight_stream(made, mapped=False) == link["h2d_pinned"]
+    without = replace(made, fingerprint={**made.fingerprint, "device_host_buffer": False})
+    assert weight_stream(without, mapped=False) == link["h2d_pageable"]
+
+
 def test_output_and_last_ffn_see_only_the_last_token_of_a_prompt() -> None:
     ops = operators(2)
     roles = {op.name for op in ops if computes_outputs_only(op, 2)}

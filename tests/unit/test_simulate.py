@@ -132,7 +132,7 @@ def test_spans_add_up_on_a_device_that_slices_pay_on(policy: str) -> None:
 @pytest.mark.parametrize("prefetch", ["ahead", "layer"])
 def test_spans_add_up_where_tokens_of_a_prompt_go_to_the_device(prefetch: PrefetchMode) -> None:
     load = Workload(n_prompt=512, n_gen=1, n_ctx=1024, n_ubatch=512)
-    problem = small_problem(replace(STREAMS, cpu_rate=1e9, token_s_per_byte=1e-9), free=10**7, gpu_weights=0.2)
+    problem = small_problem(replace(STREAMS, cpu_rate=4e9, token_s_per_byte=1e-9), free=10**7, gpu_weights=0.2)
     decision = decide(problem, "scheinfer", load, "mixed", prefetch=prefetch)
     assert decision.placed.slices is not None and decision.placed.slices.token_assignment
     made = check(problem, decision)

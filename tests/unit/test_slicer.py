@@ -156,7 +156,7 @@ def solved(world: World, weights_room: int = 300_000, *sharing: Sharing) -> tupl
 
 
 def test_a_solved_plan_is_a_record_that_can_be_written_and_run() -> None:
-    ops, plan, placed = solved(SLOW_CPU)
+    ops, plan, placed = solved(replace(SLOW_CPU, cpu_rate=4e8))
     assert placed.slices is not None
     placements = as_placements(ops, replace(placed, layouts=placed.slices.layouts))
     assert [p.name for p in placements] == [op.name for op in ops]

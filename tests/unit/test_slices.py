@@ -263,6 +263,8 @@ def test_a_block_whose_neighbours_are_on_the_device_crosses_twice() -> None:
     assert there.steps[0].launch_s == pytest.approx(6e-6)
     assert here.steps[0].launch_s > there.steps[0].launch_s
     assert there.cpu_s == here.cpu_s and there.steps[0].gpu_s < here.steps[0].gpu_s, "nothing is fetched from it"
+    streamed = slice_times(replace(of, resident=True), rates, Cut(0, FF, 0), 7)
+    assert (streamed.send_s, streamed.join_s) == pytest.approx((2e-6, 8e-6)), "without CC nothing crosses"
     lives = replace(of, resident=True, away=((1, 3e-5),))
     assert slice_times(lives, rates, Cut(FF, 0, 0), 1).gap_s == pytest.approx(3e-5), "whole, llama.cpp crosses to it"
     assert slice_times(lives, rates, cut, 7).gap_s == 0

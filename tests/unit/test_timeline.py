@@ -207,6 +207,17 @@ def test_routed_weights_are_not_copied_before_the_router_has_run() -> None:
     assert cycle_seconds([block], Prefetch("ahead", 2)) == pytest.approx(5.1)
 
 
+def test_what_llama_cpp_offloads_takes_the_link_from_what_is_streamed() -> None:
+    """Its copy goes before the others', lies in no slot, and is never asked for ahead."""
+    streamed = BlockTimes(0.0, 0.0, 0.0, (Step(4.0, 1.0),), 0.0)
+    offloaded = BlockTimes(0.0, 0.0, 0.0, (Step(3.0, 2.0),), 0.0, offloaded=True)
+    made = timeline([offloaded, streamed], Prefetch("ahead", 1))
+    assert made.block_ends_s == (5.0, 8.0)  # 3 and 2 of the first, beside which 2 of the second's 4 are copied
+    assert timeline([streamed, offloaded], Prefetch("ahead", 1)).block_ends_s == (5.0, 10.0)
+    assert timeline([offloaded], Prefetch("ahead", 1)).end_s == 5.0
+    assert cycle_seconds([streamed, offloaded], Prefetch("ahead", 2)) == pytest.approx(7.0)  # the link never rests
+
+
 def test_a_cpu_and_a_link_at_once_get_what_was_measured_together() -> None:
     shared = Interference(cpu_with_link=0.75, link_with_cpu=0.75)
     block = BlockTimes(0.0, 0.0, 1.0, (Step(1.0, 0.0),), 0.0, interference=shared)

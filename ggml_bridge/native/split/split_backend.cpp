@@ -369,7 +369,8 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
     route(phase, graph);
     const int64_t sent =
         send(phase, graph) + send_routed(phase, graph); // before weights are asked for, which it would wait for
-    if (sent > 0) {
+    // also where there is nothing to send: else it would never be known until when the link is free
+    if (sent > 0 || (program.resident && phase.lifts.empty())) {
         turns_.made(&phase.pace.sent);
     }
     traced(OALLAMA_SEND, phase.uploads.empty() ? nullptr : phase.uploads.back().tensor, sent);
