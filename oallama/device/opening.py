@@ -11,7 +11,7 @@ from oallama.core.errors import DeviceError
 from oallama.core.types import CPU_DEVICE, CPU_PAIR, DeviceInfo
 from oallama.device.emulated_link import EMULATED_BACKEND, open_emulated
 from oallama.device.load_params import load_bridge
-from oallama.device.rpc_link import connect, connection_broke, device_info, linked_pointer, list_with_links
+from oallama.device.rpc_link import connect, connection_broke, device_info, linked_pointer, list_with_links, was_lost
 from oallama.device.rpc_worker import RpcWorker
 from oallama.device.spec import DeviceSpec, parse_device
 
@@ -117,7 +117,7 @@ def first_gpu(devices: list[DeviceInfo]) -> DeviceInfo | None:
 
 def _open_worker(spec: DeviceSpec) -> OpenDevice:
     load_bridge()  # so that what is missing here is said before a process starts
-    worker = RpcWorker(spec)
+    worker = _new_worker(spec)
     try:
         link = connect(spec, worker.endpoint, worker.alive)
     except BaseException:
@@ -134,6 +134,18 @@ def _open_worker(spec: DeviceSpec) -> OpenDevice:
 
     info = replace(link.info, description=f"worker on {worker.endpoint}")
     return OpenDevice(info.name, info, spec, worker.alive, give_up, close, worker.pid)
+
+
+def _new_worker(spec: DeviceSpec) -> RpcWorker:
+    """At a port where no worker was lost before."""
+    passed: list[RpcWorker] = []
+    try:
+        while was_lost((worker := RpcWorker(spec)).endpoint):
+            passed.append(worker)  # it holds the port until another one is found
+        return worker
+    finally:
+        for one in passed:
+            one.close()
 
 
 def _connected_to(endpoint: str) -> Callable[[], bool]:

@@ -30,12 +30,17 @@ CONNECT_S = 20.0  # a server that greeted must have told its devices after so lo
 _lock = threading.Lock()  # of ggml's registry and of what follows
 _links: list[RpcLink] = []  # whose devices are registered
 _stuck = ""  # why this process can connect no more
+_lost: set[str] = (
+    set()
+)  # host:port of servers that were given up: ggml takes its broken connection for one to a new server
 
 
 class RpcLink:
-    """A held connection to the server of a device. registry: its ggml_backend_reg_t. Made by `connect`."""
+    """A held connection to the server of a device, at `endpoint` (host:port). registry: its ggml_backend_reg_t. Made by
+    `connect`."""
 
-    def __init__(self, device: Device, registry: int, backend: int, alive: Callable[[], bool]) -> None:
+    def __init__(self, endpoint: str, device: Device, registry: int, backend: int, alive: Callable[[], bool]) -> None:
+        self.endpoint = endpoint
         self.device = device
         self.registry = registry
         self.alive = alive
@@ -50,6 +55,7 @@ class RpcLink:
         thread may be parked on it."""
         self._backend = None
         with _lock:
+            _lost.add(self.endpoint)
             _unregister(self)
 
     def close(self) -> None:
@@ -60,6 +66,11 @@ class RpcLink:
             _unregister(self)
         if backend is not None:
             _Client(load_bridge()).free(backend)
+
+
+def was_lost(endpoint: str) -> bool:
+    """Whether a server at host:port was given up in this process, which can never connect there again."""
+    return endpoint in _lost
 
 
 def linked_pointer(name: str) -> int | None:
@@ -154,12 +165,15 @@ def _connect(spec: DeviceSpec, endpoint: str, alive: Callable[[], bool], made: l
         client = _Client(bridge)
         client.buffer_type(endpoint.encode(), 0)  # asks the server once; the answer is kept
         backend = client.init(endpoint.encode(), 0)
-        made.append(RpcLink(bridge.device(names[0]), client.registry(endpoint.encode()), backend, alive))
+        made.append(RpcLink(endpoint, bridge.device(names[0]), client.registry(endpoint.encode()), backend, alive))
         _links.extend(made)
 
     with _lock:
-        if _stuck:
-            raise DeviceError(f"cannot connect to {spec}: {_stuck}")
+        if _stuck or was_lost(endpoint):
+            raise DeviceError(
+                f"cannot connect to {spec}: "
+                + (_stuck or f"this process lost a server at {endpoint}; start oallama again")
+            )
         guard = Guard(str(spec), alive, stall_s=CONNECT_S)
         try:
             guard.call(make)

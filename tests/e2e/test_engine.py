@@ -31,7 +31,8 @@ from oallama.core.errors import DeviceError, ModelFileError, PlanError, UsageErr
 from oallama.core.options import Options
 from oallama.core.types import Operator
 from oallama.device.load_params import load_bridge
-from oallama.device.opening import OpenDevice, list_devices, open_now
+from oallama.device.opening import OpenDevice, list_devices, open_device, open_now
+from oallama.device.rpc_worker import RpcWorker
 from oallama.device.spec import DeviceSpec
 from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
@@ -534,6 +535,33 @@ def test_a_server_that_never_answers_is_given_up(f16: Path) -> None:
             error = until_lost(lambda: engine.generate("once", max_tokens=100, temperature=1.0))
             assert "has not answered for 1 s" in str(error)
         os.kill(server.pid, signal.SIGCONT)
+
+
+def test_where_a_worker_was_lost_no_other_is_connected_to(f16: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ggml would send to the connection that broke, and wait for ever."""
+    workers: list[RpcWorker] = []
+
+    class Worker(RpcWorker):
+        """The second is at the first one's port."""
+
+        def __init__(self, spec: DeviceSpec) -> None:
+            super().__init__(spec)
+            workers.append(self)
+
+        @property
+        def endpoint(self) -> str:
+            return workers[0].endpoint if self in workers[1:2] else super().endpoint
+
+    monkeypatch.setattr("oallama.device.opening.RpcWorker", Worker)
+    with engine_of(placed(f16, "rpc-worker", attention)) as engine:
+        lose(engine, signal.SIGKILL).join()
+        time.sleep(0.2)
+        until_lost(lambda: engine.generate("once", max_tokens=1))
+    endpoint = workers[0].endpoint
+    with pytest.raises(DeviceError, match=f"lost a server at {endpoint}"), open_device(f"rpc://{endpoint}"):
+        pass
+    with open_device("rpc-worker") as device:
+        assert (len(workers), device.pid) == (3, workers[2].pid) and not workers[1].alive()
 
 
 SCRIPT = """
