@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("policy", "link_bytes_per_s", "fills"),
     [
-        ("scheinfer", 1e9, True),  # streams
+        ("scheinfer", 8e8, True),  # streams
         ("scheinfer", 1e6, False),  # slices alone, of five FFNs; a part of one more would not pay for such a link
         ("oato", 1e9, False),  # an operator is a twentieth of the device
         ("layers", 1e9, False),  # a layer is a sixth of the device
