@@ -264,8 +264,7 @@ def slim(report: Row) -> dict[str, Any]:
     """A report of scripts/ab without the place of each weight, folders, and what its tables repeat of the rows."""
 
     def row_of(row: Row) -> dict[str, Any]:
-        name = Path(row["model_filename"]).name
-        return {key: name if key == "model_filename" else row[key] for key in row if key != "placement"}
+        return {key: Path(row[key]).name if key == "model_filename" else row[key] for key in row if key != "placement"}
 
     cells = [{**cell, "rows": [row_of(row) for row in cell["rows"]]} for cell in report["cells"]]
     return {**{key: report[key] for key in ("name", "about", "machine", "complete")}, "cells": cells}

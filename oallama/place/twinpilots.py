@@ -35,7 +35,9 @@ def twinpilots(
     best: Makespan | None = None
     for largest in sorted({0, *alone}):
         may_be_streamed = [m.cut is not None and size <= largest for m, size in zip(found, alone, strict=True)]
-        staging = staging_of(slicer, [module for module, may in zip(found, may_be_streamed, strict=True) if may])
+        # whichever of them are streamed: each as if it were followed by its like
+        twice = [(module, module) for module, may in zip(found, may_be_streamed, strict=True) if may]
+        staging = staging_of(slicer, [module for pair in twice for module in pair])
         if staging > max(0, room):
             break
         operations = [

@@ -91,7 +91,7 @@ def test_the_ledger_counts_ring_and_second_copies() -> None:
 def test_the_plan_says_how_weights_are_streamed(prefetch: str) -> None:
     """A long prompt on a device with a fast link: some of its tokens go there (n_g)."""
     load = Workload(n_prompt=512, n_gen=1, n_ctx=1024, n_ubatch=512)
-    made = problem(replace(STREAMS, cpu_rate=1e9, token_s_per_byte=1e-9), free=10**7, gpu_weights=0.2)
+    made = problem(replace(STREAMS, cpu_rate=2e9, token_s_per_byte=1e-9), free=10**7, gpu_weights=0.2)
     decision = decide(made, "scheinfer", load, "mixed", prefetch=prefetch)  # type: ignore[arg-type]
     plan = plan_of(made, decision)
     plan.check(model(N_LAYER), made.operators)
