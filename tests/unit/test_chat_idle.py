@@ -7,6 +7,7 @@ import types
 
 import psutil
 import pytest
+from idle_cases import MEASURES
 
 from oallama.cli.chat import model as chat_model
 from oallama.cli.chat.idle import IdleTune
@@ -14,20 +15,6 @@ from oallama.cli.chat.model import ChatModel
 from oallama.core.errors import DeviceError
 
 IDLE_S = 0.1
-
-MEASURES = """
-import pathlib, signal, sys, time
-folder = pathlib.Path(sys.argv[1])
-def ended(*_):
-    (folder / "kept").touch()
-    sys.exit(130)
-signal.signal(signal.SIGINT, ended)
-with open(folder / "began", "a") as began:
-    began.write("x")
-while not (folder / "enough").exists():
-    time.sleep(0.01)
-sys.exit(int((folder / "enough").read_text() or 0))
-"""
 
 
 class Prompt:

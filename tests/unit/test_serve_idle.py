@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import httpx
 import placement_records as records
+from idle_cases import MEASURES
 from serving import Stub, ready, running, until
 
 from oallama.serve.app import application
@@ -15,20 +16,6 @@ from oallama.serve.tuning import Tune, Tuning
 
 WON = replace(records.served(), said="what won")
 IDLE_S = 0.1
-
-MEASURES = """
-import pathlib, signal, sys, time
-folder = pathlib.Path(sys.argv[1])
-def ended(*_):
-    (folder / "kept").touch()
-    sys.exit(130)
-signal.signal(signal.SIGINT, ended)
-with open(folder / "began", "a") as began:
-    began.write("x")
-while not (folder / "enough").exists():
-    time.sleep(0.01)
-"""
-"""Measures until there is a file `enough`; where it is interrupted, it keeps what it has in a file `kept`."""
 
 
 @dataclass
