@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     own.add_argument("--temp", type=float, default=0.8, help="temperature; default 0.8")
     own.add_argument("--ctx", type=int, default=512, help="context, tokens; default 512")
     own.add_argument("--device", default="none", help="where all layers are; default: the CPU")
+    own.add_argument("--on-cpu", action="append", default=[], metavar="REGEX", help="weights that stay off the device")
     own.add_argument("--threads", type=int, default=1)
     own.add_argument("--texts", action="store_true", help="print the texts that were made")
     own.set_defaults(run=_record)
@@ -93,7 +94,7 @@ def _record(options: argparse.Namespace) -> int:
     prompts = _requests(options.n_prompts, options.seed) if options.prompts is None else _lines(options.prompts)
     run = Run(
         options.model, prompts, options.n_gen, options.phase, options.temp, options.seed, options.ctx, options.device,
-        options.threads,
+        tuple(options.on_cpu), options.threads,
     )  # fmt: skip
     routing, texts = record(run)
     if options.texts:

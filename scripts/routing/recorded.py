@@ -18,7 +18,8 @@ _NODE = re.compile(rb"ffn_moe_topk-(\d+)")  # llama.cpp's name: view [n_used, n_
 
 @dataclass(frozen=True)
 class Run:
-    """What is run: each prompt, and as many tokens behind it, drawn at `temperature`. Rows of `phase` are kept."""
+    """What is run: each prompt, and as many tokens behind it, drawn at `temperature`. Rows of `phase` are kept.
+    on_cpu: regular expressions of weights that stay off the device."""
 
     model: str
     prompts: tuple[str, ...]
@@ -28,6 +29,7 @@ class Run:
     seed: int = 0
     n_ctx: int = 512
     device: str = "none"
+    on_cpu: tuple[str, ...] = ()
     n_threads: int = 1
 
 
@@ -61,7 +63,8 @@ def record(run: Run, tick: Callable[[], object] = lambda: None) -> tuple[dict[in
         path, device=str(spec), n_ctx=run.n_ctx, n_batch=run.n_ctx, n_ubatch=run.n_ctx, n_threads=n_threads
     )
     with open_device(spec) as device:
-        stock = StockParams(StockPlacement(0 if device.name == NO_DEVICE else 999), device.name)
+        overrides = tuple((pattern, "CPU") for pattern in run.on_cpu)
+        stock = StockParams(StockPlacement(0 if device.name == NO_DEVICE else 999, overrides), device.name)
         params = context_params(settings)
         params.n_seq_max = 1
         params.cb_eval = api.ggml_backend_sched_eval_callback(reader.on_node)

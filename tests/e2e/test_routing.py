@@ -15,6 +15,8 @@ from gguf_factory import write_gguf
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
+from make_model import write_shape
+from model_shapes import llama
 from routing.drawn import Drawing, draw, zipf_shares
 from routing.table import Row, layer_use, read_routing, write_routing
 
@@ -55,6 +57,20 @@ def test_the_emulated_device_follows_a_file_and_begins_again_behind_its_end(mode
     for layer, rows in found.items():
         assert len(rows) > 14, "it went through the file more than twice"
         assert rows == [routing[layer][i % 7] for i in range(len(rows))]
+
+
+@needs_a_core
+def test_routers_on_the_host_follow_the_file_where_an_expert_reads_its_feature(tmp_path: Path) -> None:
+    """As in make_model's models. Layer 1's attention is on the host too: nothing is sent, noise decides."""
+    path, model = tmp_path / "routing.txt", tmp_path / "made.gguf"
+    write_shape(model, llama(3, 256, 512, 4, 4, 300, n_expert=N_EXPERT, n_expert_used=N_USED))
+    routing = draw(Drawing(N_LAYER, zipf_shares(N_EXPERT, 0.5), N_USED, 7))
+    write_routing(path, routing, "three layers")
+    host = ("--on-cpu", r"ffn_gate_inp", "--on-cpu", r"ffn_.*_exps", "--on-cpu", r"blk\.1\.")
+    found = recorded(model, tmp_path, f"{TIMED},routing={path}", *host)
+    for layer, rows in found.items():
+        assert len(rows) > 14
+        assert (rows == [routing[layer][i % 7] for i in range(len(rows))]) == (layer != 1)
 
 
 @needs_a_core

@@ -1,6 +1,7 @@
 #include "device.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -14,6 +15,7 @@ namespace {
 
 constexpr size_t noise_bytes  = 1 << 20;  // after which it is the same again
 constexpr size_t noise_spare  = 1 << 16;  // where it may begin
+constexpr float  largest_noise = 1.0f;
 constexpr size_t staged_bytes = 64 << 10; // CUDA keeps so much of a copy from pageable memory when the call returns
 
 uint64_t mixed(uint64_t seed) {
@@ -40,6 +42,13 @@ ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
 int layer_of(const char * name) {
     const char * dash = std::strrchr(name, '-');
     return dash == nullptr || dash[1] < '0' || dash[1] > '9' ? -1 : std::atoi(dash + 1);
+}
+
+// llama.cpp's names of what a layer's router reads.
+bool is_router_input(const char * name) {
+    constexpr std::array<const char *, 3> names = {"ffn_norm-", "attn_post_norm-", "post_attn_norm-"};
+    return std::any_of(names.begin(), names.end(),
+                       [&](const char * begin) { return std::strncmp(name, begin, std::strlen(begin)) == 0; });
 }
 
 } // namespace
@@ -139,6 +148,9 @@ void Device::download(const StreamPtr & stream, const ggml_tensor * tensor, void
     item.copy      = {data, drawn ? noise(tensor->type) : from, size, drawn ? noise_bytes : 0, true};
     bytes_out += static_cast<int64_t>(size);
     time.submit(stream, std::move(item));
+    if (drawn && tensor->type == GGML_TYPE_F32 && is_router_input(tensor->name)) {
+        send_routing(stream, tensor, data, offset, size);
+    }
     if (wait || !is_pinned) {
         time.finish(*stream);
     }
@@ -189,6 +201,11 @@ ggml_status Device::launch(const StreamPtr & stream, const ggml_cgraph * graph, 
         char * const result = memory_of(node, 0, ggml_nbytes(node));
         seconds += kernel_seconds(parameters, node);
         n_kernels++;
+        if (!parameters.real_values && is_router_input(node->name)) {
+            const std::lock_guard<std::mutex> lock(sent_mutex_);
+            SentLines &                       sent = sent_[layer_of(node->name)];
+            sent = {sent.first + static_cast<size_t>(sent.n_rows), node->ne[1] * node->ne[2] * node->ne[3]};
+        }
         if (!parameters.real_values && is_routing(node)) {
             routings.push_back({reinterpret_cast<int32_t *>(result), node->ne[0],
                                 node->ne[1] * node->ne[2] * node->ne[3], layer_of(node->name)});
@@ -218,6 +235,36 @@ ggml_status Device::launch(const StreamPtr & stream, const ggml_cgraph * graph, 
     time.submit(stream, std::move(item));
     spin_until(back);
     return GGML_STATUS_SUCCESS;
+}
+
+// Makes the features of a token's experts its largest, for a router whose expert e reads feature e. Takes no time.
+void Device::send_routing(const StreamPtr & stream, const ggml_tensor * tensor, void * data, size_t offset,
+                          size_t size) {
+    const int  layer    = layer_of(tensor->name);
+    const auto recorded = parameters.routing.find(layer);
+    if (recorded == parameters.routing.end()) {
+        return;
+    }
+    size_t first_line = 0;
+    {
+        const std::lock_guard<std::mutex> lock(sent_mutex_);
+        first_line = sent_[layer].first;
+    }
+    Item item;
+    item.engine    = engine_out;
+    item.submitted = now();
+    item.run       = [&lines = recorded->second, first_line, data, offset, size, row_bytes = tensor->nb[1]] {
+        for (size_t row = (offset + row_bytes - 1) / row_bytes; (row + 1) * row_bytes <= offset + size; row++) {
+            auto *       features = reinterpret_cast<float *>(static_cast<char *>(data) + row * row_bytes - offset);
+            const auto & line     = lines[(first_line + row) % lines.size()];
+            for (size_t i = 0; i < line.size(); i++) {
+                if (static_cast<size_t>(line[i]) < row_bytes / sizeof(float)) {
+                    features[line[i]] = largest_noise + static_cast<float>(line.size() - i);
+                }
+            }
+        }
+    };
+    time.submit(stream, std::move(item));
 }
 
 // Rows of distinct experts: those that were recorded, the others behind them; or all at random.

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "kernels.h"
@@ -47,12 +49,23 @@ class Device {
         int       layer; // -1: not known
     };
 
+    // A router on the host chooses from what it is sent: these are the lines of its layer that it shall choose by.
+    struct SentLines {
+        size_t  first;
+        int64_t n_rows;
+    };
+
     const void * noise(ggml_type type);
     void         draw_routing(const Routing & routing);
+    void         send_routing(const StreamPtr & stream, const ggml_tensor * tensor, void * data, size_t offset,
+                              size_t size);
 
     std::vector<char>     noise_f32_, noise_f16_;
     std::atomic<uint64_t> n_drawn_{0};
     std::map<int, size_t> next_row_; // of a layer's recorded routing; the device thread's
+
+    std::mutex               sent_mutex_;
+    std::map<int, SentLines> sent_; // of the layer's graph that was launched last
 };
 
 // Memory behind a tensor in a device buffer, of which size bytes from offset are used; stops the process, naming the
