@@ -20,6 +20,7 @@ from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Attentio
 COLD_FACTOR = 4  # a cache that does not replace strictly the oldest line keeps part of a set twice its size
 PASS_FLOPS = 8e9  # a tenth of a second on two ordinary cores
 COMPUTE_BOUND_TOKENS = 64  # from here on slow layouts are left out, and the output matrix does not run
+CPU_TOKENS = (4, 8)  # ggml's CPU kernels take so many rows of a batch at a time, the rest of it one by one
 SLOW_LAYOUT = 2.0
 KV_STEP = 256  # positions: llama.cpp pads the KV cache that attention sees to steps of so many
 REST_KV_RATIO = 4  # of the two large depths; attention is affine in the depth
@@ -36,6 +37,7 @@ class Wanted:
     rest: tuple[tuple[int, int], ...]  # (n_tokens, n_kv)
     rest_shape: RestShape  # with flash attention; measured as rest_ways says
     n_layer: int
+    on_cpu: tuple[tuple[MulMat, int, int], ...] = ()  # as mul_mats, of the CPU alone
 
 
 def wanted(
@@ -50,7 +52,8 @@ def wanted(
     COMPUTE_BOUND_TOKENS, from where on ggml's CPU flash attention works in tiles.
 
     Operators outside the blocks (the output matrix) run on the last token only, whatever the prompt's length: they are
-    not measured at COMPUTE_BOUND_TOKENS or more unless nothing smaller is asked for.
+    not measured at COMPUTE_BOUND_TOKENS or more unless nothing smaller is asked for. Those inside blocks are measured
+    on the CPU at CPU_TOKENS as well: from such a batch on it can be several times faster per token, or even faster.
     """
     sizes = sorted(set(tokens))
     small = [n for n in sizes if n < COMPUTE_BOUND_TOKENS] or sizes[:1]
@@ -83,6 +86,12 @@ def wanted(
             type_v=kv.type_v.lower(),
         ),
         n_layer=model.n_layer,
+        on_cpu=tuple(
+            (mul_mat, n, working_set(mul_mat, n, total, llc_bytes))
+            for mul_mat in ordered
+            for n in CPU_TOKENS
+            if inside[mul_mat] and mul_mat.op == "MUL_MAT" and sizes[0] < n < sizes[-1] and n not in sizes
+        ),
     )
 
 
@@ -133,7 +142,8 @@ def required(want: Wanted, device: str | None) -> list[Case]:
 
 def cases_at(want: Wanted, device: str, layout: str) -> list[Case]:
     """Every case of a model on one device in one layout."""
-    return [Case(device, layout, *what) for what in want.mul_mats]
+    more = want.on_cpu if device == CPU_DEVICE else ()
+    return [Case(device, layout, *what) for what in (*want.mul_mats, *more)]
 
 
 def kernel_kind(mul_mat: MulMat) -> str:

@@ -42,8 +42,10 @@ def test_equal_operators_are_measured_once() -> None:
     want = wanted(model(), [*LAYERS, OUTPUT], (32, 1, 32), llc_bytes=MIB)
     shapes = [(256, 256, 1), (256, 512, 1), (512, 256, 1), (256, 1000, 1)]
     assert [(s.shape, n) for s, n, _ in want.mul_mats] == [(shape, n) for shape in shapes for n in (1, 32)]
-    assert len(required(want, None)) == 8
-    assert len(required(want, "CUDA0")) == 16
+    assert len(required(want, None)) == 8 + 6, "the three inside blocks at 4 and 8 tokens as well"
+    on_device = [case.n_tokens for case in required(want, "CUDA0") if case.device == "CUDA0"]
+    assert sorted(on_device) == [1] * 4 + [32] * 4
+    assert len(required(want, "CUDA0")) == 16 + 6
 
 
 def test_type_and_routing_tell_mul_mats_apart() -> None:
