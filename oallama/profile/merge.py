@@ -159,7 +159,7 @@ def select(profile: Profile, want: Wanted) -> Profile:
 
     Of a CPU layout that has crashed nothing is passed on, or a plan might use it.
     """
-    wanted = set(want.mul_mats)
+    wanted = {*want.mul_mats, *want.on_cpu}
     shapes = rest_ways(want.rest_shape)
     broken = profile.fingerprint.get("broken_layouts") or ()
 

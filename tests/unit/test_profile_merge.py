@@ -150,6 +150,14 @@ def test_a_model_gets_only_its_own_part_in_a_fixed_order() -> None:
         store.rest[0], shape=replace(SHAPE, n_ff=1)))), SMALL).rest} == {SHAPE, PLAIN}  # fmt: skip
 
 
+def test_what_is_wanted_of_the_cpu_alone_belongs_to_the_model() -> None:
+    more = replace(SMALL, on_cpu=((MulMat("MUL_MAT", "F16", (64, 32, 1)), 4, 1 << 20),))
+    assert not is_complete(measured(SMALL, "CUDA0"), more)
+    part = select(measured(more, "CUDA0"), more)
+    assert is_complete(part, more)
+    assert [case.device for case in part.cases if case.n_tokens == 4] == ["CPU"]
+
+
 def test_noise_in_the_model_s_own_cases_becomes_a_warning() -> None:
     profile = measured(LARGE)
     noisy = replace(profile.cases[-1], samples=(1e-3, 3e-3, 1e-3, 2e-3))
