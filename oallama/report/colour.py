@@ -26,7 +26,8 @@ class Scale:
         """The colour of an affinity 0..1 as #rrggbb; values outside are clamped."""
         t = min(1.0, max(0.0, value))
         low, high = to_oklab(self.low), to_oklab(self.high)
-        return from_oklab((_mix(low[0], high[0], t), _mix(low[1], high[1], t), _mix(low[2], high[2], t)))
+        lightness, a, b = (one + (other - one) * t for one, other in zip(low, high, strict=True))
+        return from_oklab((lightness, a, b))
 
     def ink(self, value: float) -> str:
         """Black or white, whichever can be read better on `colour(value)`."""
@@ -101,7 +102,3 @@ def _linear(channel: float) -> float:
 
 def _gamma(channel: float) -> float:
     return 12.92 * channel if channel <= 0.0031308 else float(1.055 * channel ** (1 / 2.4) - 0.055)
-
-
-def _mix(low: float, high: float, t: float) -> float:
-    return low + (high - low) * t

@@ -88,7 +88,15 @@ def role_order(role: str) -> tuple[int, str]:
 
 def affinity_map(rows: Sequence[Affinity]) -> AffinityMap:
     """Arrange operators by layer and role."""
-    return arranged((row.layer, row.role, _mark(row)) for row in rows)
+
+    def mark(row: Affinity) -> Mark:
+        where = f"on the {row.backend}"
+        if row.backend == "split":
+            where = f"{'' if row.n_hot else 'CC/CG/GG '}{cut_text(row)}"
+        label = f"{printable(row.name)}: {where}, affinity {row.affinity:.3f}, rank {row.rank}"
+        return Mark(f"op-{row.rank}", row.backend[0].upper(), step(row.affinity), label)
+
+    return arranged((row.layer, row.role, mark(row)) for row in rows)
 
 
 def arranged(marks: Iterable[tuple[int | None, str, Mark]]) -> AffinityMap:
@@ -106,21 +114,6 @@ def arranged(marks: Iterable[tuple[int | None, str, Mark]]) -> AffinityMap:
     return AffinityMap(tuple(printable(role, 40) for role in roles), grid, tuple(outside))
 
 
-def _mark(row: Affinity) -> Mark:
-    label = f"{printable(row.name)}: {_where(row)}, affinity {row.affinity:.3f}, rank {row.rank}"
-    return Mark(_row_id(row), row.backend[0].upper(), step(row.affinity), label)
-
-
-def _where(row: Affinity) -> str:
-    if row.backend == "split":
-        return f"{'' if row.n_hot else 'CC/CG/GG '}{cut_text(row)}"
-    return f"on the {row.backend}"
-
-
-def _row_id(row: Affinity) -> str:
-    return f"op-{row.rank}"
-
-
 def scale_marks(rows: Sequence[Affinity]) -> tuple[bool, ...]:
     """For each step of the colour scale whether an operator that saves nothing has its colour; none where the zero is
     outside the scale."""
@@ -131,19 +124,17 @@ def scale_marks(rows: Sequence[Affinity]) -> tuple[bool, ...]:
 
 def operator_rows(rows: Sequence[Affinity]) -> tuple[OperatorRow, ...]:
     """Every operator in rank order, cells as in OPERATOR_HEADINGS."""
-    return tuple(_operator_row(row) for row in rows)
-
-
-def _operator_row(row: Affinity) -> OperatorRow:
-    n_weights = row.shape[0] * row.shape[1] * row.shape[2]
-    *texts, backend = operator_cells(row)
-    cells = (backend, *texts)
-    keys = (
-        *(backend, row.rank, texts[1], texts[2], n_weights, row.bytes),
-        *(row.t_cpu_s, _or_last(row.t_gpu_s), row.t_transfer_s, _or_last(saved_s(row))),
-        *(_or_last(row.benefit_s_per_byte), row.affinity),
-    )
-    return OperatorRow(_row_id(row), row.backend, step(row.affinity), cells, tuple(map(str, keys)))
+    made = []
+    for row in rows:
+        *texts, backend = operator_cells(row)
+        keys = (
+            *(backend, row.rank, texts[1], texts[2], row.shape[0] * row.shape[1] * row.shape[2], row.bytes),
+            *(row.t_cpu_s, _or_last(row.t_gpu_s), row.t_transfer_s, _or_last(saved_s(row))),
+            *(_or_last(row.benefit_s_per_byte), row.affinity),
+        )
+        cells = (backend, *texts)
+        made.append(OperatorRow(f"op-{row.rank}", backend, step(row.affinity), cells, tuple(map(str, keys))))
+    return tuple(made)
 
 
 def _or_last(value: float | None) -> float:
