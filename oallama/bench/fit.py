@@ -16,9 +16,10 @@ from typing import Any
 from oallama.bench.records import Cap, StockPlacement
 from oallama.bench.stock import operator_bytes_on_device
 from oallama.core.codec import from_json
-from oallama.core.errors import BridgeError, DeviceError, ModelFileError, UsageError, named_error
+from oallama.core.errors import BridgeError, DeviceError, ModelFileError, UsageError
 from oallama.core.types import Operator
 from oallama.core.units import MIB
+from oallama.device.child import ask_child
 from oallama.device.load_params import BuftOverride, LoadSettings
 
 FIT_PARAMS = (
@@ -53,18 +54,12 @@ def fit_under(
     Raises ModelFileError, DeviceError where llama.cpp fails on the file or the device, BridgeError where this
     llama-cpp-python lacks the function.
     """
-    import ggml_bridge
-    from ggml_bridge.child import ChildError, run_in_child
+
+    def failed(reason: str) -> DeviceError:
+        return DeviceError(f"llama.cpp's --fit failed on {settings.path}: {reason}; leave stock-fit out")
 
     request = {"settings": asdict(settings), "cap": asdict(cap), "operators": [asdict(o) for o in operators]}
-    try:
-        answer = run_in_child("oallama.bench.fit", request, timeout_s=TIMEOUT_S)
-    except (ggml_bridge.ChildDied, ggml_bridge.ChildTimeout) as error:
-        raise DeviceError(f"llama.cpp's --fit failed on {settings.path}: {error}; leave stock-fit out") from None
-    except ChildError as error:
-        raise named_error(error.type_name, str(error)) from None
-    except (ggml_bridge.BridgeError, ValueError) as error:
-        raise BridgeError(str(error)) from None
+    answer = ask_child("oallama.bench.fit", request, TIMEOUT_S, failed)
     placement = from_json(StockPlacement, answer["placement"], "the placement")
     return placement, tuple(FitStep(**step) for step in answer["steps"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from oallama.core.errors import UsageError
 from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Workload
@@ -116,18 +117,13 @@ def plan_record(
 ) -> PlanRecord:
     """The plan of a decision."""
     placed = decision.placed
-    return PlanRecord(
-        model_path=model.path,
-        model_fingerprint=model.fingerprint,
+    used = device if placed.uses_device(model.n_layer) else "none"
+    slices, memory = placed.slices, decision.memory
+    return replace(
+        unmeasured_record(model, operators, decision.workload, placed, memory, decision.policy, used),
         machine_fingerprint=machine_fingerprint,
-        device=device if placed.uses_device(model.n_layer) else "none",
-        policy=decision.policy,
-        workload=decision.workload,
-        operators=placements(operators, placed),
-        n_gpu_layers=n_gpu_layers(model.n_layer, placed),
-        memory=decision.memory,
         predicted=decision.predicted,
-        token_assignment=placed.slices.token_assignment if placed.slices else (),
-        streaming=placed.slices.settings if placed.slices else None,
+        token_assignment=slices.token_assignment if slices else (),
+        streaming=slices.settings if slices else None,
         notes=decision.notes,
     )
