@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oallama.core.errors import UsageError
-from oallama.core.units import format_bytes, parse_bytes
+from oallama.core.units import parse_bytes
 from oallama.device.card import Card
 from oallama.device.cards import CARDS, preset
 
@@ -243,18 +243,3 @@ _KEYS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
     "fail_alloc": (_count, str),
 }
 """How a key's value is read, and written so that it reads back."""
-
-
-def in_words(spec: Emulated) -> str:
-    """What was decided, for people."""
-    if spec.is_file:
-        what = spec.source
-    else:
-        card = card_of(spec)
-        what = (
-            f"{card.description}, emulated with {format_bytes(card.memory_bytes)}: memory {card.bytes_per_s / 1e9:.3g} "
-            f"GB/s, {card.flops_per_s / 1e12:.3g} TFLOP/s, link {card.pinned_bytes_per_s / 1e9:.3g} GB/s"
-        )
-    by_bytes, by_flops = spec.scale or (1.0, 1.0)
-    slower = f"its bytes/s are divided by {by_bytes:.3g} and its flop/s by {by_flops:.3g}, as the CPU here is slower"
-    return f"{what}; {slower}"

@@ -10,9 +10,11 @@ from oallama.core.affinity import Affinity, AffinityReport
 from oallama.core.types import MemoryLedger
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.report.affinity import ledger_items, operator_cells, saved_s, zero_affinity
-from oallama.report.colour import N_STEPS, step
 from oallama.report.slices import cut_text
 from oallama.report.text import percent, plural, printable, rate_text
+
+N_STEPS = 21
+"""Of the colour scale (templates/scale.css): affinity is shown to the nearest 0.05."""
 
 BAR_WIDTH = 1000
 """Width of a bar's drawing in its own units."""
@@ -79,6 +81,11 @@ class OperatorRow:
     step: int
     cells: tuple[str, ...]
     keys: tuple[str, ...]
+
+
+def step(value: float) -> int:
+    """The index, 0..N_STEPS - 1, of the step of the colour scale that is nearest to an affinity."""
+    return round(min(1.0, max(0.0, value)) * (N_STEPS - 1))
 
 
 def role_order(role: str) -> tuple[int, str]:

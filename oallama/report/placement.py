@@ -17,7 +17,6 @@ from oallama.place.simulate import Simulation
 from oallama.plan.plan import Plan
 from oallama.report import layout, page
 from oallama.report.affinity import printable_sentence
-from oallama.report.colour import step
 from oallama.report.inspect import model_document
 from oallama.report.plan import weights_on_device
 from oallama.report.text import model_title, percent, printable, rate_text
@@ -169,7 +168,7 @@ def _marks(served: Served) -> list[tuple[int | None, str, layout.Mark]]:
             shares = f", {len(placement.hot_experts)} of {operator.shape[2]} experts there"
         label = f"{printable(operator.name)}: {_WHERE[place]}{shares}{took}"
         letter = {"both": "S"}.get(place, place[0])
-        made.append((operator.layer, operator.role, layout.Mark(f"op-{index}", letter, step(value), label)))
+        made.append((operator.layer, operator.role, layout.Mark(f"op-{index}", letter, layout.step(value), label)))
     return made
 
 
