@@ -128,8 +128,6 @@ class _Arm:
 
 
 class _Session:
-    """A run: its arms and what they said so far."""
-
     def __init__(self, bench: Bench, progress: Progress, start: Start, available_memory: Callable[[], int]) -> None:
         self._bench = bench
         self._progress = progress

@@ -21,7 +21,6 @@ TABLE = "llama_bench"
 
 
 def formatted(rows: Sequence[Row], format: str) -> str:
-    """The rows in one of FORMATS."""
     return {"md": markdown, "csv": comma_separated, "json": json_text, "jsonl": json_lines, "sql": sql}[format](rows)
 
 

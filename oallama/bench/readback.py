@@ -34,7 +34,6 @@ class SeenGraph:
 
 
 def load_report(loaded: LoadedModel, settings: LoadSettings, operators: Collection[str]) -> LoadReport:
-    """The report of a model just loaded."""
     graph = loaded.call(lambda: seen_graph(loaded.model, loaded.params, frozenset(operators)))
     device_bytes, host_bytes = loaded.held_bytes()
     shares = loaded.device_share

@@ -196,7 +196,6 @@ def _overrides_text(arm: ArmResult) -> str:
 
 
 def _placement(arm: ArmResult) -> dict[str, Any]:
-    """Where operators were found after the load, by place."""
     report = arm.report
     found: dict[str, Any] = {"device": [], "host": [], "split": {}}
     for name, place in report.places.items():

@@ -31,7 +31,6 @@ class StockSearch:
     progress: Progress
 
     def best_layers(self, name: str) -> ArmSpec:
-        """The arm with the best -ngl."""
         n_layer = self.placer.model.n_layer
         most = largest_that_fits(0, n_layer + 1, lambda n: self._fits(StockPlacement(n)))
         if most is None:

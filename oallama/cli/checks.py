@@ -47,7 +47,6 @@ class Outcome:
 
 
 def outcomes() -> Iterator[Outcome]:
-    """Run the checks one after another."""
     from ggml_bridge.child import run_in_child
 
     for check in CHECKS:

@@ -143,7 +143,6 @@ class BlockCost:
         return id(self) if self.kind is None else self.kind
 
     def like(self, block: SplitBlock) -> BlockCost:
-        """Another block that costs the same."""
         return BlockCost(
             block, self.gemms, self.layout, self.gap, self.gap_cpu, self.whole, self.offload, self.outputs_only,
             self.resident, self.away, self.takes_n_g, self.kind, self.slice_kind, self.use,

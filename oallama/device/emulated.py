@@ -127,7 +127,6 @@ def parameters_of(spec: Emulated) -> str:
 
 
 def card_parameters(card: Card) -> str:
-    """Lines of libggml-emulated for a card."""
     names = [field.name for field in fields(Card) if field.name.endswith("_s")]
     lines = [f"description {' '.join(card.description.split())}, emulated", f"memory_bytes {card.memory_bytes}"]
     return "\n".join(lines + [f"{name} {getattr(card, name)!r}" for name in names]) + "\n"

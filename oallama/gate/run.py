@@ -36,8 +36,6 @@ Measure = Callable[[Bench, Progress], BenchResult]
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What the gate lets through, and why."""
-
     plan: Plan
     verdict: Verdict
     remembered: bool  # the verdict was measured before

@@ -58,7 +58,6 @@ def placed_as_named(
 
 
 def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord) -> Placed:
-    """The placement that a plan for these operators describes."""
     by_name = {placement.name: placement for placement in plan.operators}
     listed = [(operator, by_name[operator.name]) for operator in operators]
     gg = tuple(round(p.gg * cut_extent(o)) if 0 < p.gg < 1 else 0 for o, p in listed)
@@ -115,7 +114,6 @@ def plan_record(
     device: str,
     machine_fingerprint: str,
 ) -> PlanRecord:
-    """The plan of a decision."""
     placed = decision.placed
     used = device if placed.uses_device(model.n_layer) else "none"
     slices, memory = placed.slices, decision.memory

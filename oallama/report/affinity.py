@@ -187,7 +187,6 @@ def convergence_text(report: AffinityReport) -> str:
 
 
 def predicted_text(predicted: Predicted) -> str:
-    """TTFT, TPOT and the total as a sentence."""
     rate = f" ({rate_text(predicted.tpot_s)})" if predicted.tpot_s > 0 else ""
     return (
         f"Predicted: TTFT {format_seconds(predicted.ttft_s)}, TPOT {format_seconds(predicted.tpot_s)}{rate}, "
@@ -268,7 +267,6 @@ def printable_sentence(note: str) -> str:
 
 
 def affinity_markdown(report: AffinityReport, every_row: bool = False) -> str:
-    """The report as Markdown."""
     return "\n".join(markdown(t) for t in report_tables(report, every_row, wide=True))
 
 

@@ -64,7 +64,6 @@ class Picture(ABC):
         """In the order in which they are drawn."""
 
     def svg(self) -> str:
-        """The chart as a file."""
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" width="{WIDTH}" '
             f'height="{self.height}" font-family="system-ui, sans-serif" role="img" aria-label="{escape(self.label)}">',

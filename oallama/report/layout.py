@@ -33,8 +33,6 @@ OPERATOR_HEADINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One operator in the map."""
-
     row_id: str  # of its row in the operator table
     letter: str  # G or C; S: both compute
     step: int  # of the colour scale
@@ -94,8 +92,6 @@ def role_order(role: str) -> tuple[int, str]:
 
 
 def affinity_map(rows: Sequence[Affinity]) -> AffinityMap:
-    """Arrange operators by layer and role."""
-
     def mark(row: Affinity) -> Mark:
         where = f"on the {row.backend}"
         if row.backend == "split":
@@ -107,7 +103,6 @@ def affinity_map(rows: Sequence[Affinity]) -> AffinityMap:
 
 
 def arranged(marks: Iterable[tuple[int | None, str, Mark]]) -> AffinityMap:
-    """The map of marks with their layer and role."""
     inside: dict[tuple[int, str], list[Mark]] = {}
     outside = []
     for layer, role, mark in marks:

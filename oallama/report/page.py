@@ -30,7 +30,6 @@ def environment() -> Environment:
 
 
 def stylesheet() -> str:
-    """The colour scale and the style of all pages."""
     return script("scale.css") + script("affinity.css")
 
 

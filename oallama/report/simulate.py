@@ -200,7 +200,6 @@ def _merged(works: Sequence[Work], scale: float) -> Iterator[tuple[str, float, f
 
 
 def simulate_chart(setting: Setting, simulation: Simulation) -> StreamsChart:
-    """Both phases."""
     load, predicted = simulation.load, simulation.predicted
     title = model_title(setting.model)
     phases = (

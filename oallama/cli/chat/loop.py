@@ -22,7 +22,6 @@ HOW_TO_LEAVE = "to leave: /bye or Ctrl-D"
 
 
 def somebody_types() -> bool:
-    """Whether a person sits at a terminal."""
     return is_terminal(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr))
 
 
