@@ -80,18 +80,11 @@ def run_bench(
         session.load_all()
         session.warm_up()
         session.measure(on_partial)
-    except KeyboardInterrupt:
+    except BaseException as stop:
         session.kill()
-        if session.has_samples:
-            return replace(session.result(), interrupted=True)
-        raise
-    except OutOfTime:
-        session.kill()
-        if session.has_samples:
-            return replace(session.result(), out_of_time=True)
-        raise
-    except BaseException:
-        session.kill()
+        if isinstance(stop, KeyboardInterrupt | OutOfTime) and session.has_samples:
+            interrupted = isinstance(stop, KeyboardInterrupt)
+            return replace(session.result(), interrupted=interrupted, out_of_time=not interrupted)
         raise
     session.close()
     return session.result()
@@ -122,13 +115,6 @@ class _Arm:
         device_bytes, host_bytes = self.process.warm_up(tests)
         self.report = replace(self.report, device_bytes=device_bytes, host_bytes=host_bytes)
 
-    def measure(self, tests: Sequence[BenchTest]) -> Mapping[BenchTest, Sample]:
-        assert self.process is not None
-        return self.process.measure(tests)
-
-    def cpu_seconds(self) -> float:
-        return self.process.cpu_seconds() if self.process is not None else 0.0
-
     def close(self) -> None:
         process, self.process = self.process, None
         if process is not None:
@@ -142,8 +128,6 @@ class _Arm:
 
 
 class _Session:
-    """A run: its arms and what they said so far."""
-
     def __init__(self, bench: Bench, progress: Progress, start: Start, available_memory: Callable[[], int]) -> None:
         self._bench = bench
         self._progress = progress
@@ -241,12 +225,13 @@ class _Session:
             arm.warm_up(tests)
         if self._bench.delay_s:
             time.sleep(self._bench.delay_s)
-        others = [(other, other.cpu_seconds()) for other in self._arms if other.process and other is not arm]
+        others = [(o, o.process, o.process.cpu_seconds()) for o in self._arms if o.process and o is not arm]
+        assert arm.process is not None
         start = time.perf_counter()
-        samples = arm.measure(tests)
+        samples = arm.process.measure(tests)
         took = time.perf_counter() - start
-        for other, before in others:
-            other.idle_cpu_s += other.cpu_seconds() - before
+        for other, process, before in others:
+            other.idle_cpu_s += process.cpu_seconds() - before
             other.others_s += took
         if not self._resident:
             arm.close()

@@ -66,7 +66,6 @@ class Arm:
         return {"device_bytes": device_bytes, "host_bytes": host_bytes}
 
     def measure(self, tests: list[Message]) -> Message:
-        """One sample of each test."""
         loaded, timer = self._ready()
         return {"samples": [asdict(self._sample(loaded, timer, BenchTest(**test))) for test in tests]}
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from oallama.bench.records import Cap, StockPlacement
 from oallama.bench.stock import operator_bytes_on_device
 from oallama.core.codec import from_json
-from oallama.core.errors import BridgeError, DeviceError, ModelFileError, UsageError, named_error
+from oallama.core.errors import BridgeError, DeviceError, ModelFileError, UsageError
 from oallama.core.types import Operator
 from oallama.core.units import MIB
+from oallama.device.child import ask_child
 from oallama.device.load_params import BuftOverride, LoadSettings
 
 FIT_PARAMS = (
@@ -53,18 +54,12 @@ def fit_under(
     Raises ModelFileError, DeviceError where llama.cpp fails on the file or the device, BridgeError where this
     llama-cpp-python lacks the function.
     """
-    import ggml_bridge
-    from ggml_bridge.child import ChildError, run_in_child
+
+    def failed(reason: str) -> DeviceError:
+        return DeviceError(f"llama.cpp's --fit failed on {settings.path}: {reason}; leave stock-fit out")
 
     request = {"settings": asdict(settings), "cap": asdict(cap), "operators": [asdict(o) for o in operators]}
-    try:
-        answer = run_in_child("oallama.bench.fit", request, timeout_s=TIMEOUT_S)
-    except (ggml_bridge.ChildDied, ggml_bridge.ChildTimeout) as error:
-        raise DeviceError(f"llama.cpp's --fit failed on {settings.path}: {error}; leave stock-fit out") from None
-    except ChildError as error:
-        raise named_error(error.type_name, str(error)) from None
-    except (ggml_bridge.BridgeError, ValueError) as error:
-        raise BridgeError(str(error)) from None
+    answer = ask_child("oallama.bench.fit", request, TIMEOUT_S, failed)
     placement = from_json(StockPlacement, answer["placement"], "the placement")
     return placement, tuple(FitStep(**step) for step in answer["steps"])
 
@@ -114,6 +109,8 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
     from oallama.device.load_params import load_bridge
     from oallama.device.native_log import native_log
     from oallama.device.opening import open_device
+    from oallama.model.gguf_reader import read_gguf
+    from oallama.model.hyperparameters import model_info
 
     settings = from_json(LoadSettings, request["settings"], "the load")
     operators = tuple(from_json(Operator, row, "the operator") for row in request["operators"])
@@ -129,7 +126,7 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
         def fit(offered: int) -> StockPlacement:
             return _common_fit(library, settings, device.name, free - offered, log)
 
-        n_layer = _n_layer(settings.path)
+        n_layer = model_info(read_gguf(settings.path)).n_layer
         placement, steps = shrink_until_fits(fit, Cap(**request["cap"]), free, operators, n_layer)
     return {"placement": asdict(placement), "steps": [asdict(step) for step in steps]}
 
@@ -148,29 +145,16 @@ def open_common() -> ctypes.CDLL | None:
     for place in (folder, folder.parent.parent / "lib"):
         path = place / soname("llama-common")
         if path.is_file():
-            library = _opened(path)
-            if library is not None and _address(library) == _address(api._lib):
-                return library
+            with suppress(OSError):
+                library = ctypes.CDLL(str(path))
+                if _address(library) == _address(api._lib):
+                    return library
     return None
-
-
-def _opened(path: Path) -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError:
-        return None
 
 
 def _address(library: ctypes.CDLL) -> int | None:
     """Of a function of libllama, as code in `library` finds it."""
     return ctypes.cast(library["llama_model_default_params"], ctypes.c_void_p).value
-
-
-def _n_layer(path: str) -> int:
-    from oallama.model.gguf_reader import read_gguf
-    from oallama.model.hyperparameters import model_info
-
-    return model_info(read_gguf(path)).n_layer
 
 
 def _common_fit(library: Any, settings: LoadSettings, device: str, margin: int, log: Any) -> StockPlacement:

@@ -21,7 +21,6 @@ TABLE = "llama_bench"
 
 
 def formatted(rows: Sequence[Row], format: str) -> str:
-    """The rows in one of FORMATS."""
     return {"md": markdown, "csv": comma_separated, "json": json_text, "jsonl": json_lines, "sql": sql}[format](rows)
 
 
@@ -84,7 +83,10 @@ def _test_label(row: Row) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    size, params = row["model_size"], row["model_n_params"]
+    size, params, interval = row["model_size"], row["model_n_params"], row["ratio_ci95"]
+    ratio = "-" if row["ratio_to_first"] is None else f"{row['ratio_to_first']:g}"
+    if interval is not None:
+        ratio = f"{row['ratio_to_first']:.3f} ({interval[0]:.3f}..{interval[1]:.3f})"
     return [
         _cell(row["model_type"]),
         f"{size / MIB:.2f} MiB" if size < GIB else f"{size / GIB:.2f} GiB",
@@ -97,17 +99,9 @@ def _cells(row: Row) -> list[str]:
         _cell(row["arm"]),
         _test_label(row),
         f"{row['avg_ts']:.2f} ± {row['stddev_ts']:.2f}",
-        _ratio_text(row["ratio_to_first"], row["ratio_ci95"]),
+        ratio,
         f"{row['device_bytes'] / MIB:.1f}",
     ]
-
-
-def _ratio_text(value: float | None, interval: Sequence[float] | None) -> str:
-    if value is None:
-        return "-"
-    if interval is None:
-        return f"{value:g}"
-    return f"{value:.3f} ({interval[0]:.3f}..{interval[1]:.3f})"
 
 
 def _sentences(rows: Sequence[Row]) -> list[str]:
@@ -119,7 +113,8 @@ def _sentences(rows: Sequence[Row]) -> list[str]:
             continue
         seen.add(row["arm"])
         if row["search"] and row["search"][0].get("seconds") is not None:
-            found.append(f"{_cell(row['arm'])}: {_search_text(row['search'])}.")
+            steps = ", ".join(f"{step['value']} {1e3 * step['seconds']:.1f} ms" for step in row["search"])
+            found.append(f"{_cell(row['arm'])}: searched {row['search'][0]['flag']}: {steps}.")
         found += [f"{_cell(row['arm'])}: {_cell(note)}." for note in row["notes"]]
     if first["cap_device_bytes"] is not None:
         found.append(f"Cap on the device: {first['cap_device_bytes'] / MIB:.1f} MiB for every arm.")
@@ -143,12 +138,6 @@ def _refusals(rows: Sequence[Row]) -> list[str]:
         f"No ratio{'' if len(who) == len(rows) else ' for ' + ', '.join(who)}: {_cell(reason)}."
         for reason, who in by_reason.items()
     ]
-
-
-def _search_text(steps: Sequence[Mapping[str, Any]]) -> str:
-    """`searched -ngl: 0 12.3 ms, 3 9.8 ms`."""
-    parts = [f"{step['value']} {1e3 * step['seconds']:.1f} ms" for step in steps]
-    return f"searched {steps[0]['flag']}: " + ", ".join(parts)
 
 
 def _cell(text: Any) -> str:

@@ -48,7 +48,6 @@ class ArmProcess:
         return int(held["device_bytes"]), int(held["host_bytes"])
 
     def measure(self, tests: Sequence[BenchTest]) -> dict[BenchTest, Sample]:
-        """One sample of each test."""
         samples = self._ask("measure", tests=[asdict(test) for test in tests])["samples"]
         return {test: Sample(**sample) for test, sample in zip(tests, samples, strict=True)}
 
@@ -91,7 +90,6 @@ class ArmProcess:
 
 
 def _family(pid: int) -> list[Any]:
-    """psutil's records of a process and its children."""
     import psutil
 
     try:

@@ -8,7 +8,7 @@ callback: that would make the scheduler wait after every split.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,6 @@ class SeenGraph:
 
 
 def load_report(loaded: LoadedModel, settings: LoadSettings, operators: Collection[str]) -> LoadReport:
-    """The report of a model just loaded."""
     graph = loaded.call(lambda: seen_graph(loaded.model, loaded.params, frozenset(operators)))
     device_bytes, host_bytes = loaded.held_bytes()
     shares = loaded.device_share
@@ -75,7 +74,7 @@ def seen_graph(model: Any, like: Any, operators: Collection[str]) -> SeenGraph:
 
     ggml = ctypes.CDLL(str(library_folder() / soname("ggml-base")))
     check_tensor_layout(ggml)
-    functions = _BufferFunctions(ggml)
+    where = buffer_place(ggml)
     weights: dict[str, tuple[str, str, bool]] = {}
     flash_attn = False
 
@@ -89,7 +88,7 @@ def seen_graph(model: Any, like: Any, operators: Collection[str]) -> SeenGraph:
             weight = weight_of(tensor)
             name = weight.name.decode("utf-8", "replace")
             if name in operators and weight.buffer:
-                weights[name] = functions.where(weight.buffer)
+                weights[name] = where(weight.buffer)
         return False  # never stop at a node
 
     params = type(like).from_buffer_copy(like)
@@ -108,28 +107,26 @@ def seen_graph(model: Any, like: Any, operators: Collection[str]) -> SeenGraph:
     return SeenGraph(weights, flash_attn)
 
 
-class _BufferFunctions:
-    """ggml-backend.h's questions to a buffer, typed."""
+def buffer_place(ggml: Any) -> Callable[[int], tuple[str, str, bool]]:
+    """What tells (buffer type, its device or "", whether host memory) of a ggml_backend_buffer_t."""
 
-    def __init__(self, ggml: Any) -> None:
-        pointer, text = ctypes.c_void_p, ctypes.c_char_p
+    def function(name: str, result: type) -> Any:
+        found = ggml[name]
+        found.argtypes, found.restype = [ctypes.c_void_p], result
+        return found
 
-        def function(name: str, result: type) -> Any:
-            found = ggml[name]
-            found.argtypes, found.restype = [pointer], result
-            return found
+    type_of = function("ggml_backend_buffer_get_type", ctypes.c_void_p)
+    name_of = function("ggml_backend_buft_name", ctypes.c_char_p)
+    is_host = function("ggml_backend_buft_is_host", ctypes.c_bool)
+    device_of = function("ggml_backend_buft_get_device", ctypes.c_void_p)
+    device_name = function("ggml_backend_dev_name", ctypes.c_char_p)
 
-        self._type = function("ggml_backend_buffer_get_type", pointer)
-        self._name = function("ggml_backend_buft_name", text)
-        self._is_host = function("ggml_backend_buft_is_host", ctypes.c_bool)
-        self._device = function("ggml_backend_buft_get_device", pointer)
-        self._device_name = function("ggml_backend_dev_name", text)
+    def where(buffer: int) -> tuple[str, str, bool]:
+        buft = type_of(buffer)
+        device = device_of(buft)
+        return name_of(buft).decode(), device_name(device).decode() if device else "", bool(is_host(buft))
 
-    def where(self, buffer: int) -> tuple[str, str, bool]:
-        buft = self._type(buffer)
-        device = self._device(buft)
-        name = self._device_name(device).decode() if device else ""
-        return self._name(buft).decode(), name, bool(self._is_host(buft))
+    return where
 
 
 def _place(buft: str, device: str, is_host: bool) -> Place:

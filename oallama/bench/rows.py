@@ -72,15 +72,6 @@ def ratio_of(series: Series, index: int, value: Value, seed: int = 0) -> Ratio |
     return speed_ratio(first, other, seed=seed)
 
 
-def total(sample: Sample) -> float:
-    return sample.seconds
-
-
-def ttft(sample: Sample) -> float:
-    """Time to first token: reading the prompt, whose last logits are the first token's."""
-    return sample.prompt_s
-
-
 def _row(result: BenchResult, series: Series, index: int, seed: int) -> Row:
     arm, test = result.arms[index], series.test
     samples = series.samples(index)
@@ -99,15 +90,21 @@ def _row(result: BenchResult, series: Series, index: int, seed: int) -> Row:
         "stddev_ts": stdev(ts) if len(ts) > 1 else 0.0,
     }
 
+    def seconds(sample: Sample) -> float:
+        return sample.seconds
+
+    def ttft(sample: Sample) -> float:  # of reading the prompt, whose last logits are the first token's
+        return sample.prompt_s
+
     def tpot(sample: Sample) -> float:
         return sample.gen_s / test.n_gen if test.n_gen else 0.0
 
     refused = refusal(result.arms, index, len(samples))
-    row |= {"arm": arm.spec.name, **_ratio_fields("", series, index, total, refused, seed), "ratio_refused": refused}
+    row |= {"arm": arm.spec.name, **_ratio_fields("", series, index, seconds, refused, seed), "ratio_refused": refused}
     for name, value, present in (("ttft", ttft, test.n_prompt), ("tpot", tpot, test.n_gen)):
         row[f"{name}_s"] = mean(value(sample) for sample in samples) if present else None
         row |= _ratio_fields(f"{name}_", series, index, value, refused, seed)
-    outliers = ratio_of(series, index, total, seed)
+    outliers = ratio_of(series, index, seconds, seed)
     return row | {
         "device_bytes": arm.report.device_bytes,
         "host_bytes": arm.report.host_bytes,
@@ -160,15 +157,8 @@ def _setting_fields(result: BenchResult, arm: ArmResult) -> Row:
     spec, report = arm.spec, arm.report
     stock = spec.stock
     return {
-        "build_commit": report.facts["build_commit"],
-        "build_number": report.facts["build_number"],
-        "cpu_info": report.facts["cpu_info"],
-        "gpu_info": report.facts["gpu_info"],
-        "backends": report.facts["backends"],
+        **report.facts,
         "model_filename": spec.setting.load.path,
-        "model_type": report.facts["model_type"],
-        "model_size": report.facts["model_size"],
-        "model_n_params": report.facts["model_n_params"],
         "n_batch": spec.setting.load.n_batch,  # as asked for; llama.cpp lowers it to the context
         "n_ubatch": spec.setting.load.n_ubatch if spec.plan is None else int(spec.plan["workload"]["n_ubatch"]),
         "n_threads": report.n_threads,
@@ -182,7 +172,6 @@ def _setting_fields(result: BenchResult, arm: ArmResult) -> Row:
         "split_mode": "layer",
         "main_gpu": 0,
         "no_kv_offload": False,
-        "flash_attn": report.facts["flash_attn"],
         "devices": report.device,
         "tensor_split": "0.00",
         "tensor_buft_overrides": _overrides_text(arm),
@@ -207,7 +196,6 @@ def _overrides_text(arm: ArmResult) -> str:
 
 
 def _placement(arm: ArmResult) -> dict[str, Any]:
-    """Where operators were found after the load, by place."""
     report = arm.report
     found: dict[str, Any] = {"device": [], "host": [], "split": {}}
     for name, place in report.places.items():

@@ -8,7 +8,7 @@ from typing import Any
 
 from oallama.bench.ab import Progress
 from oallama.bench.process import ArmProcess
-from oallama.bench.records import ArmSpec, BenchTest, Cap, Sample, Setting, StockPlacement
+from oallama.bench.records import ArmSpec, BenchTest, Cap, Setting, StockPlacement
 from oallama.bench.stock import expert_overrides, operator_bytes_on_device
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.device.load_params import LoadSettings
@@ -31,7 +31,6 @@ class StockSearch:
     progress: Progress
 
     def best_layers(self, name: str) -> ArmSpec:
-        """The arm with the best -ngl."""
         n_layer = self.placer.model.n_layer
         most = largest_that_fits(0, n_layer + 1, lambda n: self._fits(StockPlacement(n)))
         if most is None:
@@ -95,17 +94,13 @@ def time_of(spec: ArmSpec, tests: Sequence[BenchTest]) -> float:
         arm.load(())
         arm.warm_up([replace(test, n_prompt=min(test.n_prompt, 8)) for test in unique])
         turns = [arm.measure(unique) for _ in range(SEARCH_TURNS)]
-        return min(sum(scaled_seconds(test, tried, turn[tried]) for test, tried in short.items()) for turn in turns)
+        longer = [(tried, test.n_gen / tried.n_gen if tried.n_gen else 1.0) for test, tried in short.items()]
+        return min(sum(turn[tried].prompt_s + turn[tried].gen_s * n for tried, n in longer) for turn in turns)
     except KeyboardInterrupt:
         arm.kill()
         raise
     finally:
         arm.close()
-
-
-def scaled_seconds(test: BenchTest, tried: BenchTest, sample: Sample) -> float:
-    """Seconds of `test` by a sample of the same with fewer generated tokens."""
-    return sample.prompt_s + sample.gen_s * (test.n_gen / tried.n_gen if tried.n_gen else 1.0)
 
 
 def largest_that_fits(low: int, high: int, fits: Callable[[int], bool]) -> int | None:

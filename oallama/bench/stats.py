@@ -114,13 +114,6 @@ def trend(seconds: Sequence[float]) -> Trend:
     return Trend(median(slopes) * (n - 1) / median(seconds), min(1.0, 2 * (1 - NormalDist().cdf(z))))
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive values; raises ValueError without any."""
-    if not values:
-        raise ValueError("no values have no mean")
-    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
-
-
 def student_t(probability: float, freedom: int) -> float:
     """Quantile of Student's t distribution for probability > 0.5: exact for one and two degrees of freedom, else the
     expansion in Abramowitz and Stegun 26.7.5 (off by less than 1 % at three degrees, 0.2 % at five)."""

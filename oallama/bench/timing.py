@@ -56,7 +56,6 @@ class Timer:
         return Sample(median(r.prompt_s for r in runs), median(r.gen_s for r in runs), len(runs))
 
     def run(self, test: BenchTest) -> Sample:
-        """The test once."""
         self._go_to(test.n_depth)
         position = test.n_depth
         start = self._clock()

@@ -102,7 +102,6 @@ def format_of(output: str | None) -> str:
 
 
 def render(report: AffinityReport, form: str, every_row: bool) -> str:
-    """The report as text in one of FORMATS."""
     from oallama.report import affinity, table
 
     if form == "json":

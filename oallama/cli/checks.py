@@ -47,24 +47,17 @@ class Outcome:
 
 
 def outcomes() -> Iterator[Outcome]:
-    """Run the checks one after another."""
+    from ggml_bridge.child import run_in_child
+
     for check in CHECKS:
         start_s = time.perf_counter()
         try:
-            detail, ok = (_in_child(check.name) if check.in_child else check.work()), True
+            if check.in_child:
+                answer = run_in_child("oallama.cli.checks", {"check": check.name}, timeout_s=TIMEOUT_S)
+            detail, ok = str(answer["detail"]) if check.in_child else check.work(), True
         except Exception as error:  # whatever it is, it is the finding
             detail, ok = " ".join(str(error).split()) or type(error).__name__, False
         yield Outcome(check.name, ok, detail, "" if ok else check.remedy, time.perf_counter() - start_s)
-
-
-def _in_child(name: str) -> str:
-    from ggml_bridge.child import run_in_child
-
-    return str(run_in_child("oallama.cli.checks", {"check": name}, timeout_s=TIMEOUT_S)["detail"])
-
-
-def check_python() -> str:
-    return f"{platform.python_version()} on {platform.system()} {platform.machine()}"
 
 
 def check_packages() -> str:
@@ -210,7 +203,9 @@ def _default_model_logits(device: str, gg: Callable[[Operator], float], whole_la
 
 
 CHECKS = (
-    Check("python", check_python, "", in_child=False),
+    Check(
+        "python", lambda: f"{platform.python_version()} on {platform.system()} {platform.machine()}", "", in_child=False
+    ),
     Check("packages", check_packages, f"install them with pip, or {_SET_UP}", in_child=False),
     Check("libraries", check_llama, f"install the version that is asked for, or {_SET_UP}"),
     Check("devices", check_devices, f"the build of llama-cpp-python is broken: {_SET_UP}"),

@@ -80,7 +80,6 @@ def tune_after(placer: Placer, load: Workload) -> None:
 
 
 def tell(found: Gated) -> None:
-    """The verdict in a line."""
     from oallama.gate.verdict import sentence
 
     near = " (measured with another length of prompt or -n; `oallama tune` measures this one)" if found.near else ""

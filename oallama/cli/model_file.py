@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os.path
 from typing import TYPE_CHECKING
 
 from oallama.cli.output import talk
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 def is_file(word: str) -> bool:
     """Whether a word names a file, or a GGUF file that need not be there."""
-    return word.endswith(".gguf") or (_exists(word) and Path(word).is_file())
+    return word.endswith(".gguf") or os.path.isfile(word)  # noqa: PTH113 - Path.is_file raises where a name is too long
 
 
 def model_file(model: str) -> str:
     """The path of MODEL. A name means a downloaded model before one of the hub, which is then downloaded; either is
     said. Raises UsageError for what is neither a file nor a name of one, ModelFileError, DownloadError."""
-    if is_file(model) or _exists(model):
+    if is_file(model) or os.path.exists(model):  # noqa: PTH110 - as in is_file
         return model
     from oallama.stores.find import find_model
 
@@ -53,10 +53,3 @@ def hub_name(text: str) -> HubName:
         return parse_hub_name(text)
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def _exists(word: str) -> bool:
-    try:
-        return Path(word).exists()
-    except (OSError, ValueError):  # too long for a file name, or a NUL in it
-        return False

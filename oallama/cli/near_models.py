@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os.path
 import re
 from collections.abc import Sequence
 from difflib import SequenceMatcher
@@ -28,7 +29,7 @@ def looks_like_model(word: str, folders: Sequence[Path] | None = None) -> bool:
     or a number in it, of a known family, or as a part of the name of a GGUF file near by begins."""
     if not word or any(character.isspace() for character in word) or not any(c.isalpha() for c in word):
         return False
-    if _NAMED_LIKE_A_FILE.search(word) or _OF_A_FAMILY.fullmatch(word) or _is_folder(Path(word)):
+    if _NAMED_LIKE_A_FILE.search(word) or _OF_A_FAMILY.fullmatch(word) or os.path.isdir(word):  # noqa: PTH112 - Path.is_dir raises where a name is too long
         return True
     parts = (part for path in _ggufs(word, folders) for part in re.split(r"[-_.]", path.stem.lower()))
     return len(word) >= LEAST_LETTERS and any(part.startswith(word.lower()) for part in parts)
@@ -40,31 +41,25 @@ def near_models(word: str, folders: Sequence[Path] | None = None) -> tuple[str, 
     named = Path(word)
     own = {named} | ({named.parent} if len(named.parts) > 1 else set())
 
-    def unlikeness(path: Path) -> float:
-        return -_likeness(named.name.lower(), path.stem.lower())
+    def order(path: Path) -> tuple[bool, float, str]:
+        return path.parent not in own, -_likeness(named.name.lower(), path.stem.lower()), str(path)
 
-    found = sorted(_ggufs(word, folders), key=lambda path: (path.parent not in own, unlikeness(path), str(path)))
-    return tuple(str(path) for path in found[:MOST_FILES])
+    return tuple(str(path) for path in sorted(_ggufs(word, folders), key=order)[:MOST_FILES])
 
 
 def near_text(word: str) -> str:
     """`GGUF files near by: a.gguf, b.gguf`, or that there are none; then downloaded models, and how one is."""
+    from oallama.stores.find import stored_models
+
     found = near_models(word)
     parts = [f"GGUF files near by: {', '.join(found)}" if found else "there is no GGUF file near by"]
-    stored = near_names(word)
-    if stored:
-        parts.append(f"downloaded: {', '.join(stored)}")
+    names = {model.name for model in stored_models()[0]}
+    if names:
+        nearest = sorted(names, key=lambda name: (-_likeness(word.lower(), name.lower()), name))
+        parts.append(f"downloaded: {', '.join(nearest[:MOST_FILES])}")
     if _OF_THE_HUB.fullmatch(word):
         parts.append(f"-hf {word} downloads it from Hugging Face")
     return "; ".join(parts)
-
-
-def near_names(word: str) -> tuple[str, ...]:
-    """The names of downloaded models, those first that are most like the word."""
-    from oallama.stores.find import stored_models
-
-    names = dict.fromkeys(model.name for model in stored_models()[0])
-    return tuple(sorted(names, key=lambda name: -_likeness(word.lower(), name.lower()))[:MOST_FILES])
 
 
 def _likeness(wanted: str, name: str) -> float:
@@ -82,10 +77,3 @@ def _ggufs(word: str, folders: Sequence[Path] | None) -> list[Path]:
                 if path.name.lower().endswith(".gguf") and path.is_file():
                     found.setdefault(path.resolve(), path)
     return list(found.values())
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except (OSError, ValueError):  # too long for a name, or a NUL in it
-        return False

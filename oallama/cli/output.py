@@ -39,7 +39,6 @@ def json_text(document: Any) -> str:
 
 
 def talk(message: str) -> None:
-    """Say something on stderr."""
     click.echo(message, err=True)
 
 

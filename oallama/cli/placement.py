@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,7 +30,6 @@ from oallama.core.types import StreamSettings, Workload
 from oallama.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from oallama.device.emulated import Emulated
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
     from oallama.run.engine import Engine
@@ -143,27 +143,18 @@ def say_warnings(engine: Engine, placer: Placer) -> None:
     for warning in engine.warnings:
         talk(f"warning: {warning}")
     if placer.device.emulated is not None:
-        talk(f"note: {without_meaning(placer.device.emulated)}")
-
-
-def tell_expected(placer: Placer, plan: Plan) -> None:
-    """Before a run, in one line: what fits, what does not, expected tokens/s, and the depth at which they change."""
-    talk(f"oallama: {expected(placer, plan)}")
+        if placer.device.emulated.values == "drawn":
+            talk("note: the device is emulated and computes nothing (values=drawn): the text is noise")
+        else:
+            talk(
+                "note: the device is emulated and computes on the CPU (values=real): its times mean nothing, those of "
+                "`bench` do"
+            )
 
 
 def expected(placer: Placer, plan: Plan) -> str:
-    """That line."""
+    """In one line, what fits, what does not, expected tokens/s, and the depth at which they change."""
     from oallama.report.expected import expected_line
 
-    def token_seconds(depth: int) -> float | None:
-        return placer.token_seconds(plan, depth)
-
-    timed = not placer.device.is_emulated
+    timed, token_seconds = not placer.device.is_emulated, partial(placer.token_seconds, plan)
     return expected_line(plan.record, placer.operators, placer.model.n_layer, token_seconds, timed)
-
-
-def without_meaning(emulated: Emulated) -> str:
-    """What of a run on an emulated device says nothing."""
-    if emulated.values == "drawn":
-        return "the device is emulated and computes nothing (values=drawn): the text is noise"
-    return "the device is emulated and computes on the CPU (values=real): its times mean nothing, those of `bench` do"

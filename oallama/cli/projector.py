@@ -80,7 +80,6 @@ class PlacedProjector:
 
     @property
     def note(self) -> str:
-        """One sentence of a plan."""
         weights = self.projector.weight_bytes
         side = "on the device" if self.on_device else "on the CPU"
         return (

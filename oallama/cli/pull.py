@@ -5,13 +5,14 @@ from __future__ import annotations
 import click
 
 from oallama.cli.model_file import hub_name, pulled
+from oallama.cli.options import json_option
 from oallama.cli.output import emit, emit_json
 from oallama.core.errors import UsageError
 
 
 @click.command("pull")
 @click.argument("name", metavar="USER/REPO[:QUANT]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@json_option
 def command(name: str, as_json: bool) -> None:
     """Download a model, and print the path of its GGUF. It lies in Hugging Face's cache, which other programs use too;
     what is there already is not fetched again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import click
 
 from oallama.cli.gate import at_once
 from oallama.cli.output import emit_json, is_terminal, show, talk, write_chart
+from oallama.cli.prompt import text_of_file
 from oallama.cli.template import prompt_of
 from oallama.core.errors import ProfileError, UsageError
 from oallama.device.native_abort import exit_at_abort
@@ -125,18 +127,7 @@ def _prompts(path: str | None) -> Sequence[str]:
 
     if path is None:
         return PROMPTS
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"the prompts {path} cannot be read: {reason}") from None
-    blocks: list[list[str]] = [[]]
-    for line in text.splitlines():
-        if line.strip():
-            blocks[-1].append(line)
-        elif blocks[-1]:
-            blocks.append([])
-    prompts = ["\n".join(block) for block in blocks if block]
+    prompts = [block.strip("\n") for block in re.split(r"\n\s*\n", text_of_file(path, "prompts")) if block.strip()]
     if not prompts:
         raise UsageError(f"{path} has no prompts; write some into it, separated by empty lines")
     return prompts

@@ -14,13 +14,14 @@ from oallama.cli.gate import tune_after
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, count, json_option, model_option, replan_option, system_option
 from oallama.cli.output import emit_json, is_terminal, talk, write_piece
-from oallama.cli.placement import PlacementOptions, placement_options, run_workload, say_warnings, tell_expected
+from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload, say_warnings
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
 from oallama.cli.routing import count_experts_option, counting
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, sampling_options
 from oallama.cli.template import Prompt, prompt_of
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.types import SPLIT_LAYOUT, Operator, Predicted
+from oallama.core.units import format_seconds
 from oallama.device.native_abort import exit_at_abort
 
 if TYPE_CHECKING:
@@ -108,16 +109,16 @@ def command(
         load, to_tune = plan.workload, False
     else:
         placer = asked.placer(model)
-        expected = likely_answer(placer, len(text.encode())) if n_gen == WITHOUT_END else n_gen
+        n_answer = likely_answer(placer, len(text.encode())) if n_gen == WITHOUT_END else n_gen
         given = prompt_of(placer.model.path, text, chat, system)
-        tokens = tokens_if_long(placer, given, placer.options.n_ctx, expected)
+        tokens = tokens_if_long(placer, given, placer.options.n_ctx, n_answer)
         n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
-        load = run_workload(placer, n_prompt, expected)
+        load = run_workload(placer, n_prompt, n_answer)
         plan, to_tune = asked.made_plan(placer, load)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
     told = not as_json and is_terminal(sys.stderr)
     if told:
-        tell_expected(placer, plan)
+        talk(f"oallama: {expected(placer, plan)}")
     with counting(placer, count_experts) as recording, asked.engine(placer, plan, **recording) as loaded:
         say_warnings(loaded, placer)
         if tokens is None:
@@ -240,8 +241,6 @@ def statistics(
 
 def split_statistics(done: SplitRun, device: str) -> str:
     """The line below that: where the time of split operators went, per token."""
-    from oallama.core.units import format_seconds
-
     spent = done.per_token()
     parts = {"launch": "launch_s", "CPU": "host_s", f"waiting for {device}": "wait_s", "join": "join_s"}
     return "split, per token: " + " · ".join(f"{name} {format_seconds(spent[key])}" for name, key in parts.items())

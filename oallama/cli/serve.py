@@ -20,7 +20,7 @@ from oallama.cli.options import (
     n_prompt_option,
 )
 from oallama.cli.output import talk
-from oallama.cli.placement import PlacementOptions, placement_options, tell_expected
+from oallama.cli.placement import PlacementOptions, expected, placement_options
 from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.cli.tune import tune_command
 from oallama.core.errors import OallamaError, UsageError
@@ -166,7 +166,7 @@ def command(
 
         log = stack.enter_context(_log(log_file))
         talk(f"oallama: {wanted.said}")
-        tell_expected(placer, wanted.plan)
+        talk(f"oallama: {expected(placer, wanted.plan)}")
         placements = Placements(
             wanted, on_cpu, started, device_lost,
             tune if tunable and placer.has_device else None,

@@ -119,7 +119,6 @@ class RestCase:
 
     @property
     def key(self) -> tuple[str, int, int, RestShape | None]:
-        """What identifies it in a profile."""
         return self.device, self.n_tokens, self.n_kv, self.shape
 
 
@@ -142,7 +141,6 @@ class Sharing:
 
     @property
     def key(self) -> tuple[Worker, Worker, int]:
-        """What identifies it in a profile."""
         return self.first, self.second, self.n_tokens
 
 

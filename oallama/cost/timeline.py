@@ -135,7 +135,9 @@ def _cycle(run: _Run, n_blocks: int, max_rounds: int) -> tuple[float, float, lis
     if not run.ahead:
         ends_s = [run.next_block() for _ in range(n_blocks)]
         return run.now, 0.0, ends_s
-    run.fill_ring()
+    run.link_left_s = 0.0  # what was asked for has arrived: the ring is full
+    if run.drawing is not None:
+        run.drawing.copying.clear()
     rounds = _Rounds(max_rounds)
     while rounds.last is None:
         now, left_s, ring = run.now, run.link_left_s, run.ring
@@ -168,12 +170,6 @@ class _Run:
     def ring(self) -> tuple[int, int]:
         """For how many blocks ahead copies were asked for, and how many slots are held."""
         return self._asked - self.ordinal, self._held
-
-    def fill_ring(self) -> None:
-        """What was asked for has arrived."""
-        self.link_left_s = 0.0
-        if self.drawing is not None:
-            self.drawing.copying.clear()
 
     def next_block(self) -> float:
         """Run the next block to the end of its join; returns that time."""

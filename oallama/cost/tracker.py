@@ -81,7 +81,6 @@ class Tracker:
         self._means = {k: mean for k, mean in self._means.items() if (k.block, k.cc, k.batch) not in predicted}
 
     def feed(self, samples: Iterable[Sample]) -> None:
-        """Of what was run."""
         for sample in samples:
             self._means[sample.key] = updated(self.mean(sample.key) or sample.seconds, sample)
 
@@ -96,5 +95,4 @@ class Tracker:
         return self._seeds.get((key.block, key.cc, key.batch))
 
     def means(self) -> dict[BlockKey, BlockSeconds]:
-        """Of all that was run."""
         return dict(self._means)

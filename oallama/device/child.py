@@ -7,11 +7,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from oallama.core.errors import BridgeError, DeviceError, ModelFileError, OallamaError, UsageError
-
-_ERRORS: dict[str, type[OallamaError]] = {
-    kind.__name__: kind for kind in (ModelFileError, DeviceError, UsageError, BridgeError)
-}
+from oallama.core.errors import BridgeError, OallamaError, named_error
 
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that say nothing of what the child was doing."""
@@ -48,6 +44,7 @@ def told(failed: Callable[[str], OallamaError], unexpected: type[OallamaError] =
             raise OallamaError(f"{error}; close other programs and run again") from None
         raise failed(str(error)) from None
     except ChildError as error:
-        raise _ERRORS.get(error.type_name, unexpected)(str(error)) from None
+        found = named_error(error.type_name, str(error))
+        raise (unexpected(str(error)) if type(found) is OallamaError else found) from None
     except (ggml_bridge.BridgeError, ValueError) as error:
         raise BridgeError(str(error)) from None

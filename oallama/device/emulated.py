@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oallama.core.errors import UsageError
-from oallama.core.units import format_bytes, parse_bytes
+from oallama.core.units import parse_bytes
 from oallama.device.card import Card
 from oallama.device.cards import CARDS, preset
 
@@ -56,7 +56,7 @@ class Emulated:
     def __str__(self) -> str:
         """The text that parses back into this record."""
         given = [(f.name, getattr(self, f.name)) for f in fields(self)[1:] if getattr(self, f.name) != f.default]
-        return ",".join([f"emulated:{self.source}", *(f"{name}={_KEYS[name].write(value)}" for name, value in given)])
+        return ",".join([f"emulated:{self.source}", *(f"{name}={_KEYS[name][1](value)}" for name, value in given)])
 
     @property
     def is_file(self) -> bool:
@@ -89,7 +89,7 @@ def parse_emulated(text: str) -> Emulated:
         if key in found:
             raise _wrong(text, f"{key} is given twice")
         try:
-            found[key] = _KEYS[key].parse(value)
+            found[key] = _KEYS[key][0](value)
         except ValueError as error:
             raise _wrong(text, f"{key}: {error}") from None
     made = Emulated(source or DEFAULT_CARD, **found)
@@ -127,7 +127,6 @@ def parameters_of(spec: Emulated) -> str:
 
 
 def card_parameters(card: Card) -> str:
-    """Lines of libggml-emulated for a card."""
     names = [field.name for field in fields(Card) if field.name.endswith("_s")]
     lines = [f"description {' '.join(card.description.split())}, emulated", f"memory_bytes {card.memory_bytes}"]
     return "\n".join(lines + [f"{name} {getattr(card, name)!r}" for name in names]) + "\n"
@@ -223,45 +222,23 @@ def _file(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """How a key's value is read, and written so that it reads back."""
-
-    parse: Callable[[str], Any]
-    write: Callable[[Any], str] = str
-
-
 def _write_scale(scale: tuple[float, float]) -> str:
     by_bytes, by_flops = scale
     return _written(by_bytes) if by_bytes == by_flops else f"{_written(by_bytes)}/{_written(by_flops)}"
 
 
-_KEYS = {
-    "vram": _Key(_vram),
-    "link": _Key(_gigabytes, lambda rate: _written(rate, _GIGA)),
-    "gbps": _Key(_gigabytes, lambda rate: _written(rate, _GIGA)),
-    "tflops": _Key(lambda text: _positive(text) * _TERA, lambda rate: _written(rate, _TERA)),
-    "latency": _Key(_latency, lambda seconds: _written(seconds, _MICRO)),
-    "scale": _Key(_scale, _write_scale),
-    "cpus": _Key(_cpu),
-    "values": _Key(_values),
-    "seed": _Key(_count),
-    "routing": _Key(_file),
-    "lost_after": _Key(_count),
-    "fail_alloc": _Key(_count),
+_KEYS: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
+    "vram": (_vram, str),
+    "link": (_gigabytes, lambda rate: _written(rate, _GIGA)),
+    "gbps": (_gigabytes, lambda rate: _written(rate, _GIGA)),
+    "tflops": (lambda text: _positive(text) * _TERA, lambda rate: _written(rate, _TERA)),
+    "latency": (_latency, lambda seconds: _written(seconds, _MICRO)),
+    "scale": (_scale, _write_scale),
+    "cpus": (_cpu, str),
+    "values": (_values, str),
+    "seed": (_count, str),
+    "routing": (_file, str),
+    "lost_after": (_count, str),
+    "fail_alloc": (_count, str),
 }
-
-
-def in_words(spec: Emulated) -> str:
-    """What was decided, for people."""
-    if spec.is_file:
-        what = spec.source
-    else:
-        card = card_of(spec)
-        what = (
-            f"{card.description}, emulated with {format_bytes(card.memory_bytes)}: memory {card.bytes_per_s / 1e9:.3g} "
-            f"GB/s, {card.flops_per_s / 1e12:.3g} TFLOP/s, link {card.pinned_bytes_per_s / 1e9:.3g} GB/s"
-        )
-    by_bytes, by_flops = spec.scale or (1.0, 1.0)
-    slower = f"its bytes/s are divided by {by_bytes:.3g} and its flop/s by {by_flops:.3g}, as the CPU here is slower"
-    return f"{what}; {slower}"
+"""How a key's value is read, and written so that it reads back."""

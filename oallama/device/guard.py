@@ -17,7 +17,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from oallama.core.errors import DeviceError, UsageError
 from oallama.device import rpc_abort
@@ -31,25 +31,14 @@ POLL_S = 0.2  # how often a waiting caller looks whether the device still lives
 STALL_S = 300.0  # no beat for so long: the device is given up
 
 
-class Runner(Protocol):
-    """Where native calls of an engine run.
+class Direct:
+    """Runs native calls of an engine on the caller's own thread: for devices whose loss ggml reports, or cannot survive
+    at all.
 
     call: an interrupt (Ctrl-C) calls `cancel`, waits until the function has ended or beats, and is then raised. beat:
     what runs there says that it makes progress, outside of native code. iterate: as call, for each item. close: False
     where the device is lost, and `last` did not end.
     """
-
-    def call(self, function: Callable[[], T], cancel: Callable[[], None] = ...) -> T: ...
-
-    def iterate(self, items: Callable[[], Generator[T, None, None]]) -> Generator[T, None, None]: ...
-
-    def beat(self) -> None: ...
-
-    def close(self, last: Callable[[], None]) -> bool: ...
-
-
-class Direct:
-    """Runs everything on the caller's own thread: for devices whose loss ggml reports, or cannot survive at all."""
 
     def __init__(self) -> None:
         self._held: HeldInterrupt | None = None  # of the call in flight
@@ -79,7 +68,7 @@ class Direct:
 
 
 class Guard:
-    """Runs native calls on a thread that may be given up; one call at a time.
+    """As Direct, on a thread that may be given up; one call at a time.
 
     name: the device in messages. alive: asks whether the server still works; called while a call lasts.
     on_lost: called once when the device is given up. Methods raise DeviceError when it is lost.
@@ -256,6 +245,9 @@ class Guard:
         """Called on ggml's thread, which is parked afterwards."""
         self.broke = True
         self._wake()
+
+
+Runner = Direct | Guard
 
 
 def _waking(results: queue.SimpleQueue[Any]) -> contextlib.AbstractContextManager[HeldInterrupt]:

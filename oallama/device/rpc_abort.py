@@ -8,29 +8,22 @@ import ctypes
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oallama.device.guard import Guard
 
 SOURCE_FILE = "ggml-rpc.cpp"  # in the message of every abort of the client
 
 
-class Waiter(Protocol):
-    """A guard. broke: connection_broke was called."""
-
-    broke: bool
-
-    def alive(self) -> bool: ...
-
-    def connection_broke(self) -> None: ...
-
-
 _lock = threading.Lock()
-_waiting: list[Waiter] = []  # with a call in flight
-_expected: list[Waiter] = []  # given up while ggml still waits: it will abort when the connection breaks at last
+_waiting: list[Guard] = []  # with a call in flight
+_expected: list[Guard] = []  # given up while ggml still waits: it will abort when the connection breaks at last
 _kept: list[Any] = []  # callbacks that ggml may call
 
 
 @contextlib.contextmanager
-def listening(waiter: Waiter) -> Iterator[None]:
+def listening(waiter: Guard) -> Iterator[None]:
     """For as long as this lasts, an abort of the waiter's connection is told to it instead of ending the process."""
     with _lock:
         _waiting.append(waiter)
@@ -41,7 +34,7 @@ def listening(waiter: Waiter) -> Iterator[None]:
             _waiting.remove(waiter)
 
 
-def expect(waiter: Waiter) -> None:
+def expect(waiter: Guard) -> None:
     """The waiter gave its connection up, and ggml may not have yet: park ggml's thread when it follows."""
     with _lock:
         if not waiter.broke:

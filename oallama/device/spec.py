@@ -53,7 +53,6 @@ class DeviceSpec:
 
     @property
     def is_none(self) -> bool:
-        """Whether no device is used."""
         return self.kind == "none"
 
     @property

@@ -82,7 +82,6 @@ class Contest:
                 self.refused[name] = why
 
     def standing(self, name: str, test: BenchTest) -> Standing:
-        """Of a candidate in a test."""
         return "lost" if name in self.refused else self._standing(self.pairs.get((name, test)))
 
     def settled(self, names: Sequence[str], tests: Sequence[BenchTest]) -> bool:
@@ -91,7 +90,6 @@ class Contest:
         return any(set(each) == {"won"} for each in standings) or all("lost" in each for each in standings)
 
     def trials(self) -> list[Trial]:
-        """Of all that was measured."""
         lengths = self.load.n_prompt, max(self.load.n_gen, 1)
         return [trial(each, *lengths, self.refused.get(name, "")) for (name, _), each in self.pairs.items()]
 

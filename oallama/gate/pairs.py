@@ -113,7 +113,6 @@ def pairs_of(policy: str, placement: str, series: Series, arm: int) -> Pairs:
 
 
 def together(first: Pairs, second: Pairs) -> Pairs:
-    """Both measurements of one candidate in one test."""
     kept = (*first.series.kept, *second.series.kept)
     return Pairs(first.policy, first.placement, Series(first.test, kept))
 

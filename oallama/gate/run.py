@@ -36,8 +36,6 @@ Measure = Callable[[Bench, Progress], BenchResult]
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """What the gate lets through, and why."""
-
     plan: Plan
     verdict: Verdict
     remembered: bool  # the verdict was measured before
@@ -104,7 +102,8 @@ def gated_plan(
     gave_up_s = budget_s if stuck and not settled and kept is not None and not contest.interrupted else 0.0
     trials = contest.trials() or [Trial(each.policy, 0, None, ruled_out(each, as_stock)) for each in candidates]
     if stuck and not contest.pairs:
-        trials = [Trial(name, tests[0].n_depth, None, _too_slow(budget_s)) for name in names]
+        too_slow = f"{budget_s:g} s were too short for one round of turns; `oallama tune` takes longer"
+        trials = [Trial(name, tests[0].n_depth, None, too_slow) for name in names]
     measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     settled = settled or gave_up_s > 0
     verdict = decide(key, stock.name, trials, free, measured_at, clock() - start, settled, gave_up_s)
@@ -114,10 +113,6 @@ def gated_plan(
     if contest.interrupted:
         raise KeyboardInterrupt
     return Gated(plans[verdict.winner] if verdict.winner else stocks, verdict, False)
-
-
-def _too_slow(budget_s: float) -> str:
-    return f"{budget_s:g} s were too short for one round of turns; `oallama tune` takes longer"
 
 
 def remembered(placer: Placer, load: Workload) -> Gated | None:

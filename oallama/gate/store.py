@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,8 +45,10 @@ def nearest_kept(key: Key) -> Kept | None:
     """Of the settled verdicts for other lengths of prompt and generation the nearest one, of these the last."""
     near = [
         (apart, kept)
-        for kept in _all_kept()
-        if kept.verdict.settled and (apart := distance(key, kept.verdict.key)) is not None
+        for path in sorted(cache_folder().glob(f"gate-v{VERSION}-*.json"))
+        if (kept := _read(path)) is not None
+        and kept.verdict.settled
+        and (apart := distance(key, kept.verdict.key)) is not None
     ]
     least = min((apart for apart, _ in near), default=0)
     return max((kept for apart, kept in near if apart == least), key=lambda k: k.verdict.measured_at, default=None)
@@ -59,13 +60,6 @@ def write_kept(kept: Kept) -> None:
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(asdict(kept), indent=1), private=True)
-
-
-def _all_kept() -> Iterator[Kept]:
-    for path in sorted(cache_folder().glob(f"gate-v{VERSION}-*.json")):
-        kept = _read(path)
-        if kept is not None:
-            yield kept
 
 
 def _read(path: Path) -> Kept | None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import Any
 
-from oallama.bench.stats import geometric_mean
 from oallama.core.codec import from_json
 from oallama.gate.key import Key
 from oallama.gate.pairs import Pairs, Trial, trial

@@ -56,7 +56,6 @@ class GgufArray(Sequence[Any]):
 
     @cached_property
     def values(self) -> tuple[Any, ...]:
-        """All elements."""
         if self.type == "string":
             return tuple(raw.decode("utf-8", "replace") for raw in self.raw_strings())
         return struct.unpack_from(f"<{self.length}{self.format}", self.header, self.offset)

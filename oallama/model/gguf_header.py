@@ -130,7 +130,6 @@ def _preamble(cursor: Cursor) -> tuple[int, int, int]:
 
 
 def _entry(cursor: Cursor, index: int, entries: dict[str, MetadataEntry]) -> None:
-    """Read one metadata record into `entries`."""
     start = cursor.position
     raw = cursor.take_string(f"metadata key {index}", MAX_KEY_BYTES)
     try:

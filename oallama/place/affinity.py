@@ -36,8 +36,6 @@ GRANULARITIES: tuple[Granularity, ...] = ("operator", "block", "layer")
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The result of the iteration."""
-
     on_device: tuple[bool, ...]
     iterations: int
     converged: bool

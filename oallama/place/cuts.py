@@ -14,7 +14,8 @@ from functools import cache
 from itertools import pairwise
 from math import ceil
 
-from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.cost.block_cost import BlockCost, Cut
+from oallama.cost.slices import Pricing
 from oallama.place.least import least
 
 Layers = Sequence[tuple[BlockCost, Cut]]

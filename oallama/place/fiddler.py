@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase
+from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.passes import passes
 from oallama.cost.placement import Costs, placement_seconds
-from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.cost.slices import Pricing
 from oallama.place.affinity import fill
 from oallama.place.cuts import Layers, Table, pass_seconds
 from oallama.place.placed import Placed, cpu

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oallama.cost.slices import BlockCost, Cut
+from oallama.cost.block_cost import BlockCost, Cut
 from oallama.place.modules import Module
 
 

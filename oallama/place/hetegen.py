@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
+from oallama.cost.block_cost import BlockCost, Cut, Gemms
 from oallama.cost.interference import interference_at
-from oallama.cost.slices import BlockCost, Cut, Gemm, Pricing, SliceRates
+from oallama.cost.slice_rates import SliceRates
+from oallama.cost.slices import Pricing
 from oallama.place.modules import Module
 
 GAMMA, STEP = 0.1, 0.02
@@ -85,26 +87,20 @@ def balance(of: BlockCost, on: Pricing) -> Balance:
 
 
 @lru_cache(maxsize=256)
-def _balance(gemms: tuple[Gemm, ...], rates: SliceRates) -> Balance:
+def _balance(gemms: Gemms, rates: SliceRates) -> Balance:
     """Of mul-mats that are cut alike: layers have the same ones."""
     beside = interference_at(rates.interference, 1)
 
-    def on_cpu_s(share: float) -> float:
-        return sum(gemm.cpu_s(share, 1) for gemm in gemms)
-
-    def on_gpu_s(share: float) -> float:
-        return sum(gemm.gpu_s(share, 1) for gemm in gemms)
-
-    def copied_s(share: float) -> float:
-        return sum(gemm.copy_s(rates.weights, share, 1) for gemm in gemms)
-
     def cpu_s(share: float) -> float:
-        return on_cpu_s(1 - share) / (beside.cpu_with_link if share else 1.0)
+        return gemms.cpu_s(1 - share, 1) / (beside.cpu_with_link if share else 1.0)
 
     def com_s(share: float) -> float:
-        return copied_s(share) / (beside.link_with_cpu if share < 1 else 1.0) + on_gpu_s(share)
+        copied_s = gemms.copy_s(rates.weights, share, 1)
+        return copied_s / (beside.link_with_cpu if share < 1 else 1.0) + gemms.gpu_s(share, 1)
 
-    return alpha_benchmark(cpu_s, com_s, alpha(on_cpu_s(1.0), on_gpu_s(1.0), copied_s(1.0)))
+    return alpha_benchmark(
+        cpu_s, com_s, alpha(gemms.cpu_s(1.0, 1), gemms.gpu_s(1.0, 1), gemms.copy_s(rates.weights, 1.0, 1))
+    )
 
 
 def cut(of: BlockCost, on: Pricing) -> Cut:

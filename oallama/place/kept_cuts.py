@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from oallama.core.types import MemoryLedger, Operator
-from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.cost.block_cost import BlockCost, Cut
+from oallama.cost.slices import Pricing
 from oallama.cost.streams import BlockTimes
 from oallama.cost.timeline import Prefetch, cycle_seconds
 from oallama.model.cut import cut_axis

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.types import Operator, Phase
+from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.placement import Costs, placement_seconds
-from oallama.cost.slices import BlockCost, Cut
 from oallama.place.affinity import fill
 from oallama.place.cuts import Layers
 from oallama.place.placed import Placed
@@ -46,7 +46,7 @@ def modules(
         members = of.block.operators
         layer = operators[members[0]].layer
         if layer is not None:
-            made[members[0]] = Module(members, layer, of.block.bytes, of.cpu_s(1.0, 1), (of, cut_of(of)))
+            made[members[0]] = Module(members, layer, of.block.bytes, of.gemms.cpu_s(1.0, 1), (of, cut_of(of)))
     inside = {i for module in made.values() for i in module.operators}
     for i, (operator, cost) in enumerate(zip(operators, costs.operators, strict=True)):
         if i not in inside and not base.on_device[i] and cost.t_gpu_s is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from oallama.core.errors import UsageError
 from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Workload
@@ -57,7 +58,6 @@ def placed_as_named(
 
 
 def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord) -> Placed:
-    """The placement that a plan for these operators describes."""
     by_name = {placement.name: placement for placement in plan.operators}
     listed = [(operator, by_name[operator.name]) for operator in operators]
     gg = tuple(round(p.gg * cut_extent(o)) if 0 < p.gg < 1 else 0 for o, p in listed)
@@ -114,20 +114,14 @@ def plan_record(
     device: str,
     machine_fingerprint: str,
 ) -> PlanRecord:
-    """The plan of a decision."""
     placed = decision.placed
-    return PlanRecord(
-        model_path=model.path,
-        model_fingerprint=model.fingerprint,
+    used = device if placed.uses_device(model.n_layer) else "none"
+    slices, memory = placed.slices, decision.memory
+    return replace(
+        unmeasured_record(model, operators, decision.workload, placed, memory, decision.policy, used),
         machine_fingerprint=machine_fingerprint,
-        device=device if placed.uses_device(model.n_layer) else "none",
-        policy=decision.policy,
-        workload=decision.workload,
-        operators=placements(operators, placed),
-        n_gpu_layers=n_gpu_layers(model.n_layer, placed),
-        memory=decision.memory,
         predicted=decision.predicted,
-        token_assignment=placed.slices.token_assignment if placed.slices else (),
-        streaming=placed.slices.settings if placed.slices else None,
+        token_assignment=slices.token_assignment if slices else (),
+        streaming=slices.settings if slices else None,
         notes=decision.notes,
     )

@@ -14,9 +14,9 @@ from itertools import accumulate
 
 from oallama.core.errors import PlanError
 from oallama.core.types import Operator, Predicted, Workload
+from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.offload import HostCache, host_cache
 from oallama.cost.passes import Pass, passes
-from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.streams import BlockTimes, Span
 from oallama.cost.tasks import Engine, Task, whole_tasks
 from oallama.cost.timeline import Prefetch, Timeline, cycle_timeline, timeline

@@ -10,12 +10,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
+from oallama.cost.block_cost import BlockCost, block_costs
 from oallama.cost.blocks import SplitBlock, ffn_of, is_ffn, residents, split_blocks, takes_n_g
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import NO_TIME, Curve
 from oallama.cost.passes import Pass, passes
 from oallama.cost.placement import Costs, cpu_seconds, placement_seconds, transfer_seconds
-from oallama.cost.slices import BlockCost, block_costs
 from oallama.place.placed import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
 

@@ -17,9 +17,11 @@ from math import ceil
 from typing import Literal
 
 from oallama.core.types import PLAIN_LAYOUT, Phase, StreamSettings, Workload
+from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.experts import expert_use, experts_alike
 from oallama.cost.passes import Pass, passes
-from oallama.cost.slices import BlockCost, Cut, Pricing, gap_times, slice_rates
+from oallama.cost.slice_rates import slice_rates
+from oallama.cost.slices import Pricing, gap_times
 from oallama.cost.streams import BlockTimes
 from oallama.cost.timeline import Prefetch, Timeline, cycle_seconds, timeline
 from oallama.place.cuts import (
@@ -261,7 +263,7 @@ class Slicer:
     def _fastest(self, by_layout: Layouts) -> BlockCost:
         over = passes(self.load, "mixed")
         return min(
-            by_layout.values(), key=lambda of: (sum(p.count * of.cpu_s(1.0, p.n_tokens) for p in over), of.layout)
+            by_layout.values(), key=lambda of: (sum(p.count * of.gemms.cpu_s(1.0, p.n_tokens) for p in over), of.layout)
         )
 
     def _solved(

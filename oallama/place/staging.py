@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 from math import ceil
 
+from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.blocks import F32
-from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.timeline import Prefetch
 from oallama.place.cuts import Layers, Table, n_g_at
 

@@ -68,7 +68,7 @@ def _operation(
         of, line = module.cut[0], slicer.on.rates.weights
         for p in costs.passes:
             rows = p.n_outputs if of.outputs_only else p.n_tokens
-            loaded_s += p.count * line.seconds(of.read_bytes(1.0, rows)) if rows else 0.0
+            loaded_s += p.count * line.seconds(of.gemms.read_bytes(1.0, rows)) if rows else 0.0
     layer = costs.graph.n_layer if module.layer is None else module.layer
     return Operation(
         module.bytes,

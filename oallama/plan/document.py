@@ -79,7 +79,6 @@ _REMEDY = "make it again with `oallama plan`"
 
 
 def plan_to_json(record: PlanRecord) -> dict[str, Any]:
-    """The JSON object of a plan."""
     document = PlanDocument(
         model=PlannedModel(record.model_path, record.model_fingerprint),
         machine=PlannedMachine(record.machine_fingerprint),

@@ -81,7 +81,6 @@ class Plan:
             check_hot_experts(operator, planned[operator.name])
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as its JSON object."""
         return plan_to_json(self.record)
 
     @classmethod

@@ -136,7 +136,6 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def beat(self) -> None:
-        """Something was finished."""
         self._last_beat = time.monotonic()
 
     def __enter__(self) -> Watchdog:

@@ -23,6 +23,7 @@ from oallama.core.profile import Profile, ProfileCase
 from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT
 from oallama.device.card import Card, Host
 from oallama.device.cards import USUAL_PC
+from oallama.device.child import ask_child
 from oallama.device.cpu import allowed_cpus, default_threads
 from oallama.device.emulated import PARAMETERS, Emulated, card_of, card_parameters
 from oallama.device.emulated_link import check_room
@@ -115,7 +116,10 @@ def this_host(n_threads: int, say: Callable[[str], None] = lambda sentence: None
             rates = _read_rates(path)
             if rates is None:
                 say(f"measuring how fast the CPU is with {n_threads} threads, once for this machine: some seconds")
-                rates = _measure_rates(n_threads)
+                rates = ask_child(
+                    "oallama.profile.emulate", {"n_threads": n_threads}, TIMEOUT_S,
+                    lambda reason: BridgeError(f"the CPU's rates cannot be measured: {reason}"), BridgeError,
+                )  # fmt: skip
             with contextlib.suppress(ProfileError):  # measured again next time
                 write_in_cache(path, json.dumps({"machine": parts, **rates}, indent=1) + "\n")
     return Host(str(machine["cpu"]), rates["bytes_per_s"], rates["flops_per_s"], "measured here")
@@ -128,16 +132,6 @@ def _read_rates(path: Path) -> dict[str, float] | None:
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None  # not there, or damaged: measured anew
     return rates if all(0 < rate < math.inf for rate in rates.values()) else None
-
-
-def _measure_rates(n_threads: int) -> dict[str, float]:
-    import ggml_bridge
-    from ggml_bridge.child import run_in_child
-
-    try:
-        return run_in_child("oallama.profile.emulate", {"n_threads": n_threads}, timeout_s=TIMEOUT_S)
-    except ggml_bridge.BridgeError as error:
-        raise BridgeError(f"the CPU's rates cannot be measured: {error}") from None
 
 
 def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:

@@ -49,12 +49,10 @@ class Progress:
         self._left = weight
 
     def start(self, label: str) -> None:
-        """The next thing is measured."""
         if self._bar is not None:
             self._bar.set_description_str(label)
 
     def finish(self, weight: float) -> None:
-        """It is done."""
         self._left -= weight
         if self._bar is not None:
             self._bar.update(weight)

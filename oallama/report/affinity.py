@@ -72,16 +72,6 @@ def zero_text(rows: Sequence[Affinity]) -> str:
     return "No operator saves time on the device, not even one of affinity 1."
 
 
-def benefit_text(benefit_s_per_byte: float | None) -> str:
-    """The benefit B as people read it: microseconds saved per MiB of device memory spent; `-` where there is none."""
-    return "-" if benefit_s_per_byte is None else three_digits(benefit_s_per_byte * 1e6 * MIB)
-
-
-def microseconds_text(seconds: float | None) -> str:
-    """A time in µs, one unit for a whole column; `-` for an operator that the device cannot compute."""
-    return "-" if seconds is None else f"{seconds * 1e6:,.1f}"
-
-
 def affinity_table(report: AffinityReport, every_row: bool = False) -> Table:
     """Operators in rank order; folded by role and backend when there are many and `every_row` is false."""
     if every_row or len(report.operators) <= FOLD_ABOVE:
@@ -160,9 +150,9 @@ def _numbers(row: Affinity | Fold) -> tuple[str, ...]:
     return (
         shape_text(row.shape),
         format_bytes(row.bytes),
-        *map(microseconds_text, (row.t_cpu_s, row.t_gpu_s, row.t_transfer_s)),
+        *("-" if t is None else f"{t * 1e6:,.1f}" for t in (row.t_cpu_s, row.t_gpu_s, row.t_transfer_s)),
         saved_text(saved_s(row)),
-        benefit_text(row.benefit_s_per_byte),
+        "-" if row.benefit_s_per_byte is None else three_digits(row.benefit_s_per_byte * 1e6 * MIB),
     )
 
 
@@ -197,7 +187,6 @@ def convergence_text(report: AffinityReport) -> str:
 
 
 def predicted_text(predicted: Predicted) -> str:
-    """TTFT, TPOT and the total as a sentence."""
     rate = f" ({rate_text(predicted.tpot_s)})" if predicted.tpot_s > 0 else ""
     return (
         f"Predicted: TTFT {format_seconds(predicted.ttft_s)}, TPOT {format_seconds(predicted.tpot_s)}{rate}, "
@@ -278,7 +267,6 @@ def printable_sentence(note: str) -> str:
 
 
 def affinity_markdown(report: AffinityReport, every_row: bool = False) -> str:
-    """The report as Markdown."""
     return "\n".join(markdown(t) for t in report_tables(report, every_row, wide=True))
 
 

@@ -64,7 +64,6 @@ class Picture(ABC):
         """In the order in which they are drawn."""
 
     def svg(self) -> str:
-        """The chart as a file."""
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" width="{WIDTH}" '
             f'height="{self.height}" font-family="system-ui, sans-serif" role="img" aria-label="{escape(self.label)}">',
@@ -170,7 +169,10 @@ class TimesChart(Picture):
                 yield Text(MARGIN, y - 14, group.label, colour=GREY)
             for number, title in enumerate(PANELS):
                 yield Text(MARGIN + NAMES + number * PANEL, y - 14, title, colour=GREY)
-            longest = [_longest(group.lines, number) for number in range(len(PANELS))]
+            longest = [
+                max((bar.seconds or 0.0 for line in group.lines for bar in line.bars[number]), default=0.0)
+                for number in range(len(PANELS))
+            ]
             for line in group.lines:
                 yield Text(MARGIN + NAMES - 12, y + 13, line.name, ends_at_x=True)
                 if line.remark:
@@ -179,10 +181,6 @@ class TimesChart(Picture):
                     yield from _bars(bars, MARGIN + NAMES + number * PANEL, y, longest[number])
                 y += line.height
             y += GAP
-
-
-def _longest(lines: Sequence[Line], number: int) -> float:
-    return max((bar.seconds or 0.0 for line in lines for bar in line.bars[number]), default=0.0)
 
 
 def _bars(bars: Sequence[TimeBar], left: float, top: float, longest: float) -> Iterator[Bar | Text]:

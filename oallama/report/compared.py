@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from oallama.core.affinity import AffinityReport
 from oallama.core.units import format_seconds
 from oallama.report.table import WIDTH, Table, table
 from oallama.report.text import rate_text
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """A placement's predicted times as text. factor: how many times as long as the plan it takes."""
-
-    name: str
-    ttft: str
-    tpot: str
-    rate: str
-    total: str
-    factor: str
-    is_plan: bool = False
-
-
-def compared(report: AffinityReport) -> tuple[Compared, ...]:
-    """The baselines, then the plan."""
+def compared(report: AffinityReport) -> list[tuple[str, ...]]:
+    """(name, TTFT, TPOT, rate, whole run, its times the plan's) of the baselines, then of the plan."""
     plan = report.predicted
     rows = [*((one.name, one.predicted) for one in report.baselines), ("this plan", plan)]
-    return tuple(
-        Compared(
+    return [
+        (
             name,
             format_seconds(one.ttft_s),
             format_seconds(one.tpot_s),
             rate_text(one.tpot_s),
             format_seconds(one.total_s),
             f"{one.total_s / plan.total_s:.2f}" if plan.total_s > 0 else "-",
-            one is plan,
         )
         for name, one in rows
-    )
+    ]
 
 
 def compared_title(report: AffinityReport) -> str:
@@ -49,6 +33,5 @@ def compared_title(report: AffinityReport) -> str:
 
 def compared_table(report: AffinityReport) -> Table:
     """Was it worth it: the baselines beside the plan."""
-    rows = [(row.name, row.ttft, row.tpot, row.rate, row.total, row.factor) for row in compared(report)]
     headings = "placement |>TTFT |>TPOT |>rate |>whole run |>times the plan's"
-    return table(compared_title(report), headings, rows, width=WIDTH)
+    return table(compared_title(report), headings, compared(report), width=WIDTH)

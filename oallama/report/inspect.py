@@ -31,7 +31,6 @@ def inspect_document(model: ModelInfo, operators: Iterable[Operator]) -> dict[st
 
 
 def model_lines(model: ModelInfo) -> tuple[str, ...]:
-    """Header lines of `inspect`."""
     experts = f", {model.n_expert_used} of {model.n_expert} experts per token" if model.n_expert else ""
     return (
         f"{model_title(model)}: {printable(model.arch)}, {plural(model.n_layer, 'layer')}, "
@@ -49,7 +48,6 @@ def projector_document(projector: Projector) -> dict[str, Any]:
 
 
 def projector_line(projector: Projector) -> str:
-    """One line of `inspect`."""
     weights, compute = format_bytes(projector.weight_bytes), format_bytes(projector.compute_bytes(True))
     plain = format_bytes(projector.compute_bytes(False))
     return (

@@ -10,9 +10,11 @@ from oallama.core.affinity import Affinity, AffinityReport
 from oallama.core.types import MemoryLedger
 from oallama.core.units import MIB, format_bytes, format_seconds
 from oallama.report.affinity import ledger_items, operator_cells, saved_s, zero_affinity
-from oallama.report.colour import N_STEPS, step
 from oallama.report.slices import cut_text
 from oallama.report.text import percent, plural, printable, rate_text
+
+N_STEPS = 21
+"""Of the colour scale (templates/scale.css): affinity is shown to the nearest 0.05."""
 
 BAR_WIDTH = 1000
 """Width of a bar's drawing in its own units."""
@@ -31,8 +33,6 @@ OPERATOR_HEADINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One operator in the map."""
-
     row_id: str  # of its row in the operator table
     letter: str  # G or C; S: both compute
     step: int  # of the colour scale
@@ -81,18 +81,28 @@ class OperatorRow:
     keys: tuple[str, ...]
 
 
+def step(value: float) -> int:
+    """The index, 0..N_STEPS - 1, of the step of the colour scale that is nearest to an affinity."""
+    return round(min(1.0, max(0.0, value)) * (N_STEPS - 1))
+
+
 def role_order(role: str) -> tuple[int, str]:
     """Sort key: the order in which a block uses its weights; unknown roles last, by name."""
     return (_ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER), role)
 
 
 def affinity_map(rows: Sequence[Affinity]) -> AffinityMap:
-    """Arrange operators by layer and role."""
-    return arranged((row.layer, row.role, _mark(row)) for row in rows)
+    def mark(row: Affinity) -> Mark:
+        where = f"on the {row.backend}"
+        if row.backend == "split":
+            where = f"{'' if row.n_hot else 'CC/CG/GG '}{cut_text(row)}"
+        label = f"{printable(row.name)}: {where}, affinity {row.affinity:.3f}, rank {row.rank}"
+        return Mark(f"op-{row.rank}", row.backend[0].upper(), step(row.affinity), label)
+
+    return arranged((row.layer, row.role, mark(row)) for row in rows)
 
 
 def arranged(marks: Iterable[tuple[int | None, str, Mark]]) -> AffinityMap:
-    """The map of marks with their layer and role."""
     inside: dict[tuple[int, str], list[Mark]] = {}
     outside = []
     for layer, role, mark in marks:
@@ -106,21 +116,6 @@ def arranged(marks: Iterable[tuple[int | None, str, Mark]]) -> AffinityMap:
     return AffinityMap(tuple(printable(role, 40) for role in roles), grid, tuple(outside))
 
 
-def _mark(row: Affinity) -> Mark:
-    label = f"{printable(row.name)}: {_where(row)}, affinity {row.affinity:.3f}, rank {row.rank}"
-    return Mark(_row_id(row), row.backend[0].upper(), step(row.affinity), label)
-
-
-def _where(row: Affinity) -> str:
-    if row.backend == "split":
-        return f"{'' if row.n_hot else 'CC/CG/GG '}{cut_text(row)}"
-    return f"on the {row.backend}"
-
-
-def _row_id(row: Affinity) -> str:
-    return f"op-{row.rank}"
-
-
 def scale_marks(rows: Sequence[Affinity]) -> tuple[bool, ...]:
     """For each step of the colour scale whether an operator that saves nothing has its colour; none where the zero is
     outside the scale."""
@@ -131,19 +126,17 @@ def scale_marks(rows: Sequence[Affinity]) -> tuple[bool, ...]:
 
 def operator_rows(rows: Sequence[Affinity]) -> tuple[OperatorRow, ...]:
     """Every operator in rank order, cells as in OPERATOR_HEADINGS."""
-    return tuple(_operator_row(row) for row in rows)
-
-
-def _operator_row(row: Affinity) -> OperatorRow:
-    n_weights = row.shape[0] * row.shape[1] * row.shape[2]
-    *texts, backend = operator_cells(row)
-    cells = (backend, *texts)
-    keys = (
-        *(backend, row.rank, texts[1], texts[2], n_weights, row.bytes),
-        *(row.t_cpu_s, _or_last(row.t_gpu_s), row.t_transfer_s, _or_last(saved_s(row))),
-        *(_or_last(row.benefit_s_per_byte), row.affinity),
-    )
-    return OperatorRow(_row_id(row), row.backend, step(row.affinity), cells, tuple(map(str, keys)))
+    made = []
+    for row in rows:
+        *texts, backend = operator_cells(row)
+        keys = (
+            *(backend, row.rank, texts[1], texts[2], row.shape[0] * row.shape[1] * row.shape[2], row.bytes),
+            *(row.t_cpu_s, _or_last(row.t_gpu_s), row.t_transfer_s, _or_last(saved_s(row))),
+            *(_or_last(row.benefit_s_per_byte), row.affinity),
+        )
+        cells = (backend, *texts)
+        made.append(OperatorRow(f"op-{row.rank}", backend, step(row.affinity), cells, tuple(map(str, keys))))
+    return tuple(made)
 
 
 def _or_last(value: float | None) -> float:

@@ -9,7 +9,6 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from oallama.core.units import MIB, format_bytes
-from oallama.report import colour
 from oallama.report.text import percent, printable
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -31,12 +30,11 @@ def environment() -> Environment:
 
 
 def stylesheet() -> str:
-    """The colour scale and the style of all pages."""
-    return colour.stylesheet() + (TEMPLATES / "affinity.css").read_text(encoding="utf-8")
+    return script("scale.css") + script("affinity.css")
 
 
 def script(name: str) -> str:
-    """The text of a script of ours."""
+    """The text of a script or a style of ours."""
     return (TEMPLATES / name).read_text(encoding="utf-8")
 
 

@@ -17,7 +17,6 @@ from oallama.place.simulate import Simulation
 from oallama.plan.plan import Plan
 from oallama.report import layout, page
 from oallama.report.affinity import printable_sentence
-from oallama.report.colour import step
 from oallama.report.inspect import model_document
 from oallama.report.plan import weights_on_device
 from oallama.report.text import model_title, percent, printable, rate_text
@@ -155,17 +154,13 @@ def _by_name(served: Served) -> dict[str, dict[str, Any]]:
     return made
 
 
-def _token_s(times: Mapping[str, Any] | None) -> float | None:
-    return None if times is None else sum(times["token_s"].values())
-
-
 def _marks(served: Served) -> list[tuple[int | None, str, layout.Mark]]:
     """Colours: the share of the slowest operator's time, or of the weight on the device where nothing was measured."""
-    times = _by_name(served)
-    longest = max((_token_s(known) or 0.0 for known in times.values()), default=0.0)
+    times = {name: sum(known["token_s"].values()) for name, known in _by_name(served).items()}
+    longest = max(times.values(), default=0.0)
     made = []
     for index, (operator, placement) in enumerate(_placed(served)):
-        place, seconds = place_of(placement), _token_s(times.get(operator.name))
+        place, seconds = place_of(placement), times.get(operator.name)
         value = (seconds or 0.0) / (longest or 1.0) if served.times else placement.gg
         took = f", {format_seconds(seconds)} a token" if seconds else ""
         shares = "" if place != "both" else f", {placement.gg:.0%} there, {placement.cg:.0%} streamed"
@@ -173,7 +168,7 @@ def _marks(served: Served) -> list[tuple[int | None, str, layout.Mark]]:
             shares = f", {len(placement.hot_experts)} of {operator.shape[2]} experts there"
         label = f"{printable(operator.name)}: {_WHERE[place]}{shares}{took}"
         letter = {"both": "S"}.get(place, place[0])
-        made.append((operator.layer, operator.role, layout.Mark(f"op-{index}", letter, step(value), label)))
+        made.append((operator.layer, operator.role, layout.Mark(f"op-{index}", letter, layout.step(value), label)))
     return made
 
 
@@ -181,11 +176,11 @@ _WHERE = {"GPU": "on the device", "CPU": "on the CPU", "both": "split between de
 
 
 def _rows(served: Served) -> list[layout.OperatorRow]:
-    times = _by_name(served)
+    times = {name: sum(known["token_s"].values()) for name, known in _by_name(served).items()}
     token_s = served.plan.predicted.tpot_s if served.plan.predicted else 0.0
     rows = []
     for index, (operator, placement) in enumerate(_placed(served)):
-        place, seconds = place_of(placement), _token_s(times.get(operator.name))
+        place, seconds = place_of(placement), times.get(operator.name)
         layer = "-" if operator.layer is None else str(operator.layer)
         cells = (
             place,

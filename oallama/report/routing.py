@@ -62,7 +62,6 @@ def coverage(chosen_on: Uses, judged_on: Uses, n_hot: int) -> float:
 
 
 def routing_report(routing: Routing) -> RoutingReport:
-    """The figures of a routing."""
     return RoutingReport(
         routing.n_expert,
         routing.n_expert_used,

@@ -17,30 +17,19 @@ from oallama.report.table import Table, table
 from oallama.report.text import model_title
 
 STREAMS = {"cpu": "CPU", "gpu": "GPU", "in": "copy in", "out": "copy out"}
-MEANINGS = {
-    "operator": "operators, whole",
-    "slice": "slices",
-    "rest": "attention and rest",
-    "stream": "streamed slices",
-    "weights": "weights of a batch",
-    "cache": "KV cache of a batch",
-    "activations": "activations",
-    "launch": "launches",
-    "ask": "sends",
-    "join": "joins",
+LOOKS = {
+    "operator": ("operators, whole", "#0b5cad"),
+    "slice": ("slices", "#2a9d8f"),
+    "rest": ("attention and rest", "#9aa7b4"),
+    "stream": ("streamed slices", "#e07a1f"),
+    "weights": ("weights of a batch", "#b3541e"),
+    "cache": ("KV cache of a batch", "#7b5ea7"),
+    "activations": ("activations", "#d4a017"),
+    "launch": ("launches", "#b23a48"),
+    "ask": ("sends", "#5b6875"),
+    "join": ("joins", "#3f7d20"),
 }
-COLOURS = {
-    "operator": "#0b5cad",
-    "slice": "#2a9d8f",
-    "rest": "#9aa7b4",
-    "stream": "#e07a1f",
-    "weights": "#b3541e",
-    "cache": "#7b5ea7",
-    "activations": "#d4a017",
-    "launch": "#b23a48",
-    "ask": "#5b6875",
-    "join": "#3f7d20",
-}
+"""Of a kind of work: (its meaning, its colour)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +100,7 @@ def simulate_tables(setting: Setting, simulation: Simulation) -> list[Table]:
     made = [
         (
             STREAMS[key[0]],
-            MEANINGS[key[1]],
+            LOOKS[key[1]][0],
             *(format_seconds(of[key][0]) if key in of else "" for of in (of_prompt, of_token)),
         )
         for key in sorted({*of_prompt, *of_token}, key=lambda key: (ENGINES.index(key[0]), KINDS.index(key[1])))
@@ -171,7 +160,7 @@ class StreamsChart(Picture):
         for number, kind in enumerate(self._kinds()):
             row, column = divmod(number, per_row)
             x, at = MARGIN + column * LEGEND_WIDTH, y + row * LEGEND_STEP
-            yield from (Bar(x, at - 10, 12, 12, COLOURS[kind]), Text(x + 18, at, MEANINGS[kind]))
+            yield from (Bar(x, at - 10, 12, 12, LOOKS[kind][1]), Text(x + 18, at, LOOKS[kind][0]))
 
 
 def _phase_height() -> int:
@@ -187,7 +176,7 @@ def _phase_shapes(name: str, course: Course, top: float) -> Iterator[Bar | Text]
         yield Bar(left, y, width, LANE, "#eef1f4")
         scale = width / course.seconds if course.seconds else 0.0
         for kind, start, end in _merged([w for w in course.works if w.stream == stream], scale):
-            yield Bar(left + start, y, max(0.3, end - start), LANE, COLOURS[kind])
+            yield Bar(left + start, y, max(0.3, end - start), LANE, LOOKS[kind][1])
         y += LANE + LANE_GAP
     for quarter in range(5):
         yield Text(
@@ -211,7 +200,6 @@ def _merged(works: Sequence[Work], scale: float) -> Iterator[tuple[str, float, f
 
 
 def simulate_chart(setting: Setting, simulation: Simulation) -> StreamsChart:
-    """Both phases."""
     load, predicted = simulation.load, simulation.predicted
     title = model_title(setting.model)
     phases = (

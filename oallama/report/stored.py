@@ -30,7 +30,6 @@ def models_document(models: Iterable[DescribedModel], faults: Iterable[Fault]) -
 
 
 def models_table(models: Iterable[DescribedModel]) -> Table:
-    """One model a row."""
     rows = [
         (
             printable(found.model.name),

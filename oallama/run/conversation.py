@@ -32,7 +32,6 @@ class Conversation:
         return replace(self, messages=(*self.messages, Message(role, content)))
 
     def without_messages(self) -> Conversation:
-        """The system prompt alone."""
         return replace(self, messages=())
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,15 +134,6 @@ class LoadProgress:
             return False
 
 
-@contextlib.contextmanager
-def load_progress(name: str, n_bytes: int, show: bool) -> Iterator[LoadProgress]:
-    progress = LoadProgress(name, n_bytes, show)
-    try:
-        yield progress
-    finally:
-        progress.close()
-
-
 def load_llama(
     model: ModelInfo,
     settings: LoadSettings,
@@ -163,7 +154,7 @@ def load_llama(
 
     check_unchanged(model.files)
     bridge = load_bridge()
-    shows = load_progress(Path(model.path).name, model.file_bytes, show_progress)
+    shows = contextlib.closing(LoadProgress(Path(model.path).name, model.file_bytes, show_progress))
     with native_log(hold_interrupt=False) as log, shows as shown:
 
         def load() -> PlacedLlama:

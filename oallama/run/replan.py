@@ -34,7 +34,6 @@ class RunningReplan:
 
     @property
     def statistics(self) -> dict[BlockKey, BlockSeconds]:
-        """Means of what was run."""
         return self._tracker.means()
 
     def beat(self, depth: int) -> None:

@@ -39,7 +39,6 @@ def is_offline() -> bool:
 
 
 def endpoint() -> str:
-    """Where the hub is."""
     return os.environ.get("HF_ENDPOINT", DEFAULT_ENDPOINT).rstrip("/")
 
 

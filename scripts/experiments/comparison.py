@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 from typing import Any
 
-from oallama.bench.stats import geometric_mean, speed_ratio
+from oallama.bench.stats import speed_ratio
 
 Row = Mapping[str, Any]
 Place = tuple[str, str, str, str]  # of a cell: device, model, cap, workload

@@ -22,7 +22,7 @@ from oallama.cli.main import cli
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.options import Options
 from oallama.core.units import format_bytes, parse_bytes, parse_memory, parse_share
-from oallama.device.emulated import in_words, parameters_of, use_parameters
+from oallama.device.emulated import parameters_of, use_parameters
 from oallama.device.load_params import LoadSettings
 from oallama.device.spec import parse_device
 from oallama.report.text import printable
@@ -98,7 +98,6 @@ def check_device(raw: bytes, folder: Path) -> None:
         use_parameters(spec.emulated).encode()
         lines = parameters_of(spec.emulated).encode().decode().splitlines()
         assert not any(line.endswith((" inf", " nan", "per_s 0.0")) for line in lines), f"{spec}: {lines}"
-        in_words(spec.emulated)
 
 
 #

@@ -14,8 +14,8 @@ from statistics import median
 from typing import Any
 
 from measure.measure import Measure, Step
-from oallama.core.units import KIB, MIB
-from oallama.device.emulated import DEVICE_NAME, card_of, in_words
+from oallama.core.units import KIB, MIB, format_bytes
+from oallama.device.emulated import DEVICE_NAME, Emulated, card_of
 from oallama.device.emulated_link import Watch
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
@@ -51,6 +51,21 @@ def _measure(device: str, repeats: int) -> dict[str, Any]:
         "kept_time": {"elapsed_s": kept.elapsed_s, "late_share": kept.late_share, **kept.stats},
         "card": asdict(card),
     }
+
+
+def in_words(spec: Emulated) -> str:
+    """What was decided, for people."""
+    if spec.is_file:
+        what = spec.source
+    else:
+        card = card_of(spec)
+        what = (
+            f"{card.description}, emulated with {format_bytes(card.memory_bytes)}: memory {card.bytes_per_s / 1e9:.3g} "
+            f"GB/s, {card.flops_per_s / 1e12:.3g} TFLOP/s, link {card.pinned_bytes_per_s / 1e9:.3g} GB/s"
+        )
+    by_bytes, by_flops = spec.scale or (1.0, 1.0)
+    slower = f"its bytes/s are divided by {by_bytes:.3g} and its flop/s by {by_flops:.3g}, as the CPU here is slower"
+    return f"{what}; {slower}"
 
 
 def copies(bridge: Any, card: Any, repeats: int) -> Iterator[dict[str, Any]]:

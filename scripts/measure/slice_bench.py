@@ -16,7 +16,7 @@ from experiments.traces import trace_of
 from ggml_bridge.split import Span, TraceOf
 from oallama import Placer, Plan
 from oallama.core.types import PLAIN_LAYOUT, FlashAttention, Workload
-from oallama.cost.slices import BlockCost, Cut
+from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.timeline import PAPER, Prefetch
 from oallama.device.load_params import load_bridge
 from oallama.place.cuts import n_g_at
@@ -57,7 +57,7 @@ class Bench:
         where that cannot be streamed."""
         layers: list[tuple[BlockCost, Cut]] = []
         for layouts in self.slicer.blocks(self.on_cpu):
-            fastest = min(layouts.values(), key=lambda b: sum(gemm.cpu_s(1.0, 1) for gemm in b.gemms))
+            fastest = min(layouts.values(), key=lambda b: b.gemms.cpu_s(1.0, 1))
             extent, step = fastest.block.extent, fastest.block.step
             cc = extent if gg + cg == 0 or not fastest.takes_n_g else round((1 - gg - cg) * extent / step) * step
             streamed = min(round(cg * extent / step) * step, extent - cc) if cc < extent else 0

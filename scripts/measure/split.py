@@ -19,10 +19,12 @@ from experiments.generation import Sample, best_layout, generations, interleaved
 from measure.measure import Measure, Step, add_common, column, name_of, ratio_text
 from oallama import Placer, Plan
 from oallama.core.types import PLAIN_LAYOUT, SPLIT_LAYOUT, OperatorPlacement, Phase
+from oallama.cost.block_cost import Cut, block_costs
 from oallama.cost.blocks import split_blocks
 from oallama.cost.passes import passes
 from oallama.cost.placement import placement_seconds
-from oallama.cost.slices import Cut, Pricing, block_costs, slice_rates
+from oallama.cost.slice_rates import slice_rates
+from oallama.cost.slices import Pricing
 from oallama.cost.transfer import NO_TRANSFER
 from oallama.device.spec import parse_cpus
 from oallama.model.cut import cut_extent

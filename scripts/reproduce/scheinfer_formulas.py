@@ -11,7 +11,7 @@ from typing import Any
 from experiments import published
 from experiments.published import CPU, GPU, LAUNCH_S, LINK, RATES
 
-from oallama.cost.slices import BlockCost, Cut
+from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.timeline import PAPER, Prefetch, timeline
 from oallama.place.cuts import pass_seconds, solve_cg, solve_n_g
 from oallama.place.knapsack import Assigned, assign

@@ -9,9 +9,11 @@ from experiments.published import BYTES_PER_WEIGHT, CPU, GPU, LAUNCH_S, LINK
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat
+from oallama.cost.block_cost import BlockCost, Cut, Gemm, Gemms
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.kernels import Curve, Kernel, interpolate
-from oallama.cost.slices import BlockCost, Cut, Gemm, Pricing, SliceRates
+from oallama.cost.slice_rates import SliceRates
+from oallama.cost.slices import Pricing
 from oallama.cost.streams import BlockTimes, Step
 from oallama.cost.timeline import PAPER, Prefetch, cycle_seconds
 from oallama.cost.transfer import NO_TRANSFER
@@ -79,9 +81,9 @@ class PaperPricing(Pricing):
                 gemm.gpu_s(cg, n_tokens) + gemm.gpu_s(gg, n_tokens) + gemm.gpu_s(cc, n_g),
                 n_launches * LAUNCH_S,
             )
-            for gemm in of.gemms
+            for gemm in (Gemms((one,)) for one in of.gemms)
         )
-        return BlockTimes(interpolate(of.gap, n_tokens), 0.0, of.cpu_s(cc, n_tokens - n_g), steps, 0.0)
+        return BlockTimes(interpolate(of.gap, n_tokens), 0.0, of.gemms.cpu_s(cc, n_tokens - n_g), steps, 0.0)
 
     def seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         times = self.block_times(of, cut, n_tokens, n_g)
@@ -117,7 +119,7 @@ def ffn(model: Model, betas: Betas, decode: bool = True) -> BlockCost:
     n_bytes = round(sum(k * n for k, n in model.expert()) * model.n_expert * betas.bytes_per_weight)
     block = SplitBlock((), model.n_ff, 32, n_bytes, 0, 0, 0, 0, 0)
     gap = tuple((n_tokens, _attention_s(model, betas, n_tokens)) for n_tokens in (1, 1024))
-    return BlockCost(block, tuple(gemms), gap=gap)
+    return BlockCost(block, Gemms(gemms), gap=gap)
 
 
 def alone(block: BlockCost) -> BlockCost:

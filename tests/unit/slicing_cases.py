@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat
+from oallama.cost.block_cost import BlockCost, Gemm
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.interference import NO_INTERFERENCE, Interference
 from oallama.cost.kernels import Curve, Kernel
-from oallama.cost.slices import BlockCost, Gemm, Pricing, SliceRates
+from oallama.cost.slice_rates import SliceRates
+from oallama.cost.slices import Pricing
 from oallama.cost.timeline import Prefetch
 from oallama.cost.transfer import NO_TRANSFER, TransferRates
 

@@ -14,7 +14,6 @@ from oallama.bench.stats import (
     LEAST_PAIRS,
     RESAMPLES,
     block_drift,
-    geometric_mean,
     speed_ratio,
     student_t,
     trend,
@@ -146,12 +145,6 @@ def test_a_trend_is_told_from_noise() -> None:
     assert trend(noisy(1.0, 20, 12, 0.01)).p_value > 0.05
     assert trend([1.0] * 10).p_value == 1.0
     assert trend([1.0, 2.0]).p_value == 1.0
-
-
-def test_the_geometric_mean() -> None:
-    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
-    with pytest.raises(ValueError, match="mean"):
-        geometric_mean([])
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from slicing_cases import INTERFERENCE, MACHINES, SHARED_MACHINES, STREAMED, gemm, machine, streamed
 
 from oallama.core.profile import LinearFit
+from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.interference import Interference
 from oallama.cost.kernels import Kernel
-from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.cost.slices import Pricing
 from oallama.cost.timeline import Prefetch
 from oallama.cost.transfer import TransferRates
 from oallama.place.cuts import alike, best_cg, n_g_at, pass_seconds, solve_cg, solve_n_g, token_table

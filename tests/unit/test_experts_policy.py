@@ -19,9 +19,11 @@ from oallama.core.errors import UsageError
 from oallama.core.profile import LinearFit
 from oallama.core.routing import LayerRouting, Routing, Uses
 from oallama.core.types import Operator, Workload
+from oallama.cost.block_cost import Cut
 from oallama.cost.blocks import hot_memory
 from oallama.cost.experts import ExpertUse, expert_use, experts_alike
-from oallama.cost.slices import Cut, Pricing, slice_rates, slice_times
+from oallama.cost.slice_rates import slice_rates
+from oallama.cost.slices import Pricing, slice_times
 from oallama.place.decide import decide
 from oallama.place.oato import affinities
 from oallama.place.placed import cpu

@@ -12,8 +12,8 @@ from split_cases import EMBD, FF, VOCAB, World, attention, ffn, operator, where
 from test_split_policy import LOAD, problem
 
 from oallama.core.profile import LinearFit
+from oallama.cost.block_cost import Gemm
 from oallama.cost.interference import Interference
-from oallama.cost.slices import Gemm
 from oallama.place.decide import decide
 from oallama.place.hetegen import Balance, alpha, alpha_benchmark, balance, cut
 

@@ -14,8 +14,8 @@ from test_split_policy import LOAD, N_LAYER, Table, plan_of, problem
 from oallama.core.errors import UsageError
 from oallama.core.profile import LinearFit
 from oallama.core.types import Operator, Workload
+from oallama.cost.block_cost import Cut
 from oallama.cost.graph import build_graph
-from oallama.cost.slices import Cut
 from oallama.place.decide import decide
 from oallama.place.fiddler import token_table
 from oallama.place.flexgen import order

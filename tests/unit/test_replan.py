@@ -13,7 +13,8 @@ from slicing_cases import gemm, machine, streamed
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import MemoryLedger, Operator
-from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.cost.block_cost import BlockCost, Cut
+from oallama.cost.slices import Pricing
 from oallama.cost.tracker import BlockSeconds
 from oallama.cost.transfer import TransferRates
 from oallama.place.cuts import Layers, solve_cg

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oallama.cost.slices import Cut
+from oallama.cost.block_cost import Cut, Gemms
 from oallama.cost.streams import Step
 from oallama.place.cuts import solve_cg
 
@@ -60,17 +60,17 @@ def test_equation_4_to_the_letter() -> None:
     half = Cut(extent // 2, extent // 4, extent // 4)
     times = on.block_times(block, half, 1)
     assert {step.launch_s for step in times.steps} == {3 * published.LAUNCH_S}  # 2 sgn(r_CG) + sgn(r_GG)
-    assert times.steps[0].copy_s == pytest.approx(block.gemms[0].copy_s(on.rates.weights, 0.25, 1))
-    assert times.steps[0].gpu_s == pytest.approx(2 * block.gemms[0].gpu_s(0.25, 1))
-    assert times.cpu_s == pytest.approx(block.cpu_s(0.5, 1))
+    assert times.steps[0].copy_s == pytest.approx(Gemms(block.gemms[:1]).copy_s(on.rates.weights, 0.25, 1))
+    assert times.steps[0].gpu_s == pytest.approx(2 * Gemms(block.gemms[:1]).gpu_s(0.25, 1))
+    assert times.cpu_s == pytest.approx(block.gemms.cpu_s(0.5, 1))
     assert times.send_s == times.join_s == 0
     prime = on.block_times(block, half, 512, 100)  # Eq. 15
     assert prime.steps[0].launch_s == pytest.approx(5 * published.LAUNCH_S)
-    assert prime.cpu_s == pytest.approx(block.cpu_s(0.5, 412))
+    assert prime.cpu_s == pytest.approx(block.gemms.cpu_s(0.5, 412))
 
 
 def test_the_start_up_time_of_a_kernel_is_that_of_any_number_of_tokens() -> None:
-    gemm = ffn(LLAMA, Betas()).gemms[0]
+    gemm = Gemms(ffn(LLAMA, Betas()).gemms[:1])
     work = LLAMA.n_embd * LLAMA.n_ff
     for n_tokens in (1, 300, 4000):
         half = 0.5 * n_tokens * work  # Eq. 3: alpha + beta T M H

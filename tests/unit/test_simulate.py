@@ -35,7 +35,7 @@ from oallama.place.what_if import HostLoad, probe_of, stock_decision
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 from oallama.profile.described import described, host_profile
-from oallama.report.simulate import COLOURS, MEANINGS, Setting, simulate_chart, simulate_document, simulate_tables
+from oallama.report.simulate import LOOKS, Setting, simulate_chart, simulate_document, simulate_tables
 from oallama.report.table import plain
 
 TOKENS = (1, 8, 32, 128, 512)
@@ -354,7 +354,7 @@ def test_the_picture_is_legible_on_any_background_and_keeps_inside(made) -> None
         assert float(bar.attrib["y"]) + float(bar.attrib["height"]) <= height
     texts = [text.text or "" for text in root.findall(f"{space}text")]
     assert {"CPU", "GPU", "copy in", "copy out"} <= set(texts) and "streamed slices" in texts
-    assert set(COLOURS) == set(MEANINGS) == set(KINDS) and len(set(COLOURS.values())) == len(COLOURS)
+    assert set(LOOKS) == set(KINDS) and len({colour for _, colour in LOOKS.values()}) == len(LOOKS)
 
 
 #

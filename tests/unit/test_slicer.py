@@ -13,12 +13,13 @@ from split_cases import FF, World, ffn, llama, model
 
 from oallama.core.profile import LinearFit, RestCase, Sharing
 from oallama.core.types import Operator, PlanRecord, Workload
+from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.blocks import residents
 from oallama.cost.graph import build_graph
 from oallama.cost.kernels import interpolate
 from oallama.cost.passes import Pass, passes
 from oallama.cost.placement import cpu_seconds, placement_seconds
-from oallama.cost.slices import BlockCost, Cut, Pricing
+from oallama.cost.slices import Pricing
 from oallama.cost.timeline import Prefetch
 from oallama.place.budget import ledger
 from oallama.place.placed import Placed, nothing_there

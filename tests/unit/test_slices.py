@@ -14,20 +14,11 @@ from split_cases import EMBD, FF, World, ffn, llama, operator
 from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, Sharing
 from oallama.core.types import Operator
+from oallama.cost.block_cost import BlockCost, Cut, block_costs
 from oallama.cost.blocks import SUM_BYTES, SplitBlock, can_split, hot_memory, slice_memory, split_blocks
 from oallama.cost.kernels import Kernels
-from oallama.cost.slices import (
-    BYTES_PER_WAIT,
-    MAX_PIECE_BYTES,
-    MIN_PIECE_BYTES,
-    BlockCost,
-    Cut,
-    Pricing,
-    SliceRates,
-    block_costs,
-    slice_rates,
-    slice_times,
-)
+from oallama.cost.slice_rates import BYTES_PER_WAIT, MAX_PIECE_BYTES, MIN_PIECE_BYTES, SliceRates, slice_rates
+from oallama.cost.slices import Pricing, slice_times
 from oallama.cost.timeline import Prefetch, timeline
 from oallama.cost.transfer import TransferRates
 
@@ -215,8 +206,8 @@ def test_a_slice_takes_what_a_weight_of_its_size_would(
         sum(world.seconds(there, op.bytes * share, n_tokens) for op in ops[:3])
         for there, share in ((False, 1 - gg / FF), (True, gg / FF))
     )
-    assert of.cpu_s(1 - gg / FF, n_tokens) == pytest.approx(host_s, rel=1e-3)
-    assert of.gpu_s(gg / FF, n_tokens) == pytest.approx(device_s, rel=1e-3)
+    assert of.gemms.cpu_s(1 - gg / FF, n_tokens) == pytest.approx(host_s, rel=1e-3)
+    assert of.gemms.gpu_s(gg / FF, n_tokens) == pytest.approx(device_s, rel=1e-3)
 
 
 @given(st.floats(1e8, 1e11), st.floats(1e8, 1e11), st.floats(0, 1e-8), st.floats(0, 1e-3))
@@ -237,9 +228,9 @@ def test_assigned_tokens_move_cc_to_the_device() -> None:
     at = {n_g: slice_times(of, rates, Cut(768, 0, 256), 512, n_g) for n_g in (0, 1, 256, 512)}
     assert [len(times.steps) for times in at.values()] == [1, 2, 2, 2]
     assert [step.copy_s for step in at[1].steps] == [0, pytest.approx(3 * 0.75 * SIZE * 1e-9)]
-    assert at[256].cpu_s == pytest.approx(of.cpu_s(0.75, 256))
+    assert at[256].cpu_s == pytest.approx(of.gemms.cpu_s(0.75, 256))
     assert at[512].cpu_s == 0
-    assert at[512].steps[1].gpu_s == pytest.approx(of.gpu_s(0.75, 512))
+    assert at[512].steps[1].gpu_s == pytest.approx(of.gemms.gpu_s(0.75, 512))
 
 
 def test_whole_blocks_are_llama_cpps() -> None:

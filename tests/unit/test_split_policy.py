@@ -13,9 +13,9 @@ from split_cases import EMBD, FF, World, ffn, llama, model, operator
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import Operator, Workload
+from oallama.cost.block_cost import Cut
 from oallama.cost.blocks import slice_memory
 from oallama.cost.graph import build_graph
-from oallama.cost.slices import Cut
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.place.decide import decide
 from oallama.place.placed import Placed, cpu

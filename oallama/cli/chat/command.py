@@ -27,6 +27,7 @@ from oallama.cli.template import template_for
 from oallama.cli.tune import tune_command
 from oallama.core.errors import UsageError
 from oallama.device.native_abort import exit_at_abort
+from oallama.report.text import printable
 
 if TYPE_CHECKING:
     from oallama.cli.chat.model import ChatModel
@@ -140,9 +141,12 @@ def start(
         when_idle = to_tune and asked.tune == "when-idle" and asked.options.n_batch is None and somebody_types()
         opened = partial(asked.engine, **recording)
         session_model = ChatModel(placer, plan, load, to_tune and not when_idle, fixed, opened)
-        reader = reader_of_stdin(
-            session_model.tune_when_idle(tuned_by(placer, load, asked), idle_s) if when_idle else None
-        )
+        idle = None
+        if when_idle:
+            options = replace(placer.options, n_ctx=load.n_ctx)
+            measures = tune_command(placer.model.path, options, load.n_prompt, load.n_gen, asked.profile)
+            idle = session_model.tune_when_idle(measures, idle_s)
+        reader = reader_of_stdin(idle)
         session = Session(session_model, template, Conversation(system or None), settings)
         try:
             session_model.engine  # noqa: B018  # the first message need not wait for it
@@ -162,12 +166,6 @@ def chat_workload(placer: Placer) -> Workload:
     return run_workload(placer, max(1, min(PROMPT_TOKENS, n_ctx - n_gen)), n_gen)
 
 
-def tuned_by(placer: Placer, load: Workload, asked: PlacementOptions) -> tuple[str, ...]:
-    """The command that measures for a session."""
-    options = replace(placer.options, n_ctx=load.n_ctx)
-    return tune_command(placer.model.path, options, load.n_prompt, load.n_gen, asked.profile)
-
-
 def why_fixed(placer: Placer, policy: PolicyOptions) -> str:
     """Why /tune has nothing to choose from; empty where it has."""
     if not policy.is_auto:
@@ -180,7 +178,6 @@ def why_fixed(placer: Placer, policy: PolicyOptions) -> str:
 def welcome(session: Session, model: ChatModel) -> str:
     """The lines before the first message."""
     from oallama.report.plan import processor_text, weights_on_device
-    from oallama.report.text import printable
 
     placer, engine = model.placer, model.engine
     where = processor_text(*weights_on_device(engine.plan.record, placer.operators))

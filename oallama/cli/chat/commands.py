@@ -16,6 +16,8 @@ from oallama.cli.chat.settings import MEANINGS, changed, setting_name
 from oallama.cli.output import talk, write_file
 from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
+from oallama.core.units import format_bytes
+from oallama.report.text import printable
 from oallama.run.conversation import Conversation
 
 if TYPE_CHECKING:
@@ -120,9 +122,6 @@ def _show(session: Session, model: ChatModel, topic: str) -> None:
 
 
 def _shown_model(session: Session, model: ChatModel) -> list[str]:
-    from oallama.core.units import format_bytes
-    from oallama.report.text import printable
-
     info = model.placer.model
     how = "in its chat template" if session.template is not None else "continues text (no chat template is used)"
     size = f"{info.n_layer} layers, {format_bytes(info.file_bytes)}"
@@ -145,27 +144,20 @@ def _shown_placement(_session: Session, model: ChatModel) -> list[str]:
 
 
 def _shown_speeds(session: Session, model: ChatModel) -> list[str]:
-    if session.last is None:
-        return ["no answer yet"]
-    return [f"last answer: {figures(session.last, model.token_seconds)}"]
+    last = session.last
+    return ["no answer yet" if last is None else f"last answer: {figures(last, model.token_seconds)}"]
 
 
 def _shown_settings(session: Session, _model: ChatModel) -> list[str]:
-    from oallama.report.text import printable
-
     return [f"{name:<14}  {printable(value):<8}  {meaning}" for name, value, meaning in session.settings.rows()]
 
 
 def _shown_system(session: Session, _model: ChatModel) -> list[str]:
-    from oallama.report.text import printable
-
     system = session.conversation.system
     return ["no system prompt"] if system is None else [printable(line, 10_000) for line in system.split("\n")]
 
 
 def _shown_conversation(session: Session, _model: ChatModel) -> list[str]:
-    from oallama.report.text import printable
-
     lines = [
         f"{each.role}: {printable(line, 10_000)}" for each in session.conversation.messages
         for line in each.content.split("\n")
@@ -174,8 +166,6 @@ def _shown_conversation(session: Session, _model: ChatModel) -> list[str]:
 
 
 def _shown_template(session: Session, _model: ChatModel) -> list[str]:
-    from oallama.report.text import printable
-
     if session.template is None:
         return ["no chat template"]
     return [printable(line, 100_000) for line in session.template.text.split("\n")]

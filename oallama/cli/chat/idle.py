@@ -39,7 +39,11 @@ class IdleTune:
             if pressed.is_set():
                 continue
             self._make_room()
-            self._process = self._begun()
+            words, environment = with_us(self._command, os.environ)
+            nowhere = subprocess.DEVNULL  # somebody may be about to type
+            self._process = subprocess.Popen(
+                words, stdin=nowhere, stdout=nowhere, stderr=nowhere, env=environment, start_new_session=True
+            )
             while self._process.poll() is None and not pressed.is_set():
                 await _set_within(pressed, POLL_S)
             if self._process.poll() is None:
@@ -65,14 +69,6 @@ class IdleTune:
         if process.returncode == 0:
             self.wanted = False
         return process.returncode == 0
-
-    def _begun(self) -> subprocess.Popen[bytes]:
-        """Silent, as somebody may be about to type."""
-        words, environment = with_us(self._command, os.environ)
-        nowhere = subprocess.DEVNULL
-        return subprocess.Popen(
-            words, stdin=nowhere, stdout=nowhere, stderr=nowhere, env=environment, start_new_session=True
-        )
 
     def _interrupt(self, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from oallama.cli.chat.commands import Leave, is_command, obey
 from oallama.cli.chat.idle import IdleTune
@@ -13,24 +13,19 @@ from oallama.cli.chat.model import ChatModel
 from oallama.cli.chat.session import Session, figures
 from oallama.cli.output import is_terminal, talk
 from oallama.core.errors import DeviceError, OallamaError
+from oallama.report.text import printable
+
+if TYPE_CHECKING:
+    from oallama.cli.chat.terminal import Terminal
 
 HOW_TO_LEAVE = "to leave: /bye or Ctrl-D"
 
 
-class Reader(Protocol):
-    """Where messages come from. interactive: whether a person types them."""
-
-    interactive: bool
-
-    def read(self) -> str | None: ...
-
-
 def somebody_types() -> bool:
-    """Whether a person sits at a terminal."""
     return is_terminal(sys.stdin) and (is_terminal(sys.stdout) or is_terminal(sys.stderr))
 
 
-def reader_of_stdin(idle: IdleTune | None = None) -> Reader:
+def reader_of_stdin(idle: IdleTune | None = None) -> Terminal | PipedLines:
     """A terminal's where a person sits at it, else line by line; a stdin that the caller has closed has no lines. idle:
     what is done while that person does not type."""
     if somebody_types():
@@ -41,7 +36,7 @@ def reader_of_stdin(idle: IdleTune | None = None) -> Reader:
     return PipedLines(io.StringIO() if sys.stdin is None else sys.stdin)
 
 
-def converse(session: Session, model: ChatModel, reader: Reader) -> None:
+def converse(session: Session, model: ChatModel, reader: Terminal | PipedLines) -> None:
     """Answer until the end of the input or /bye. What is wrong with a message or a command is one sentence, and the
     session goes on; from a pipe, a lost device and Ctrl-C end it."""
     n_replanned = 0
@@ -87,6 +82,4 @@ def _take(session: Session, model: ChatModel, message: str, interactive: bool) -
 
 
 def _tell(error: OallamaError) -> None:
-    from oallama.report.text import printable
-
     talk(printable(" ".join(str(error).split()), 2000))

@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.chat.settings import Settings
 from oallama.cli.output import is_terminal, talk, write_piece
-from oallama.cli.template import Prompt, Template, Tokenizer
+from oallama.cli.template import Prompt, Template
 from oallama.core.errors import DeviceError, UsageError
+from oallama.core.units import format_seconds
 from oallama.run.conversation import Conversation, fewest_dropped
 
 if TYPE_CHECKING:
+    from oallama.cli.chat.model import ChatModel
     from oallama.run.generate import Generation
 
 ANSWER_SHARE = 1 / 8  # of the context that a prompt leaves for the answer, else the oldest exchanges are dropped
 KEPT_SHARE = 3 / 4  # of the context that they are dropped down to, so that it does not happen with every message
-
-
-class Speaker(Tokenizer, Protocol):
-    """The part of an engine that a session needs."""
-
-    @property
-    def n_ctx(self) -> int: ...
-
-    def stream(
-        self, prompt: list[int], max_tokens: int, *, reuse: bool, **drawn: Any
-    ) -> Generator[str, None, Generation]: ...
-
-
-class Model(Protocol):
-    """What holds the engine; see ChatModel."""
-
-    @property
-    def engine(self) -> Speaker: ...
-
-    def close(self) -> None: ...
 
 
 class Session:
@@ -49,7 +31,7 @@ class Session:
 
     def __init__(
         self,
-        model: Model,
+        model: ChatModel,
         template: Template | None,
         conversation: Conversation | None = None,
         settings: Settings | None = None,
@@ -59,45 +41,40 @@ class Session:
         self.ended = False
         self.last: Generation | None = None
         self.n_answers = 0
-        self._conversation = conversation or Conversation()
+        self.conversation = conversation or Conversation()  # also what the model does not see any more
         self._n_dropped = 0  # oldest exchanges that the model does not see any more
         self._n_retries = 0  # of the last question
-
-    @property
-    def conversation(self) -> Conversation:
-        """All of it, also what the model does not see any more."""
-        return self._conversation
 
     def begin(self, conversation: Conversation) -> None:
         """Go on from another conversation. Raises UsageError for a system prompt that the model cannot be given."""
         if conversation.system is not None and self.template is None:
             raise UsageError("this model has no chat template, so it cannot be given a system prompt")
-        self._conversation, self._n_dropped, self._n_retries, self.ended = conversation, 0, 0, False
+        self.conversation, self._n_dropped, self._n_retries, self.ended = conversation, 0, 0, False
 
     def ask(self, message: str) -> None:
         """Write the answer to a message. Raises UsageError where it does not fit, and what rendering and generating
         raise; the message is not kept then."""
         if self.ended:
-            self.begin(self._conversation.without_messages())
+            self.begin(self.conversation.without_messages())
         self._n_retries = 0
-        self._answer(self._conversation.with_message("user", message))
+        self._answer(self.conversation.with_message("user", message))
 
     def go_on(self) -> None:
         """Continue the text. Raises UsageError where there is none, or the model has ended it."""
-        if not self._conversation.messages or self.ended:
+        if not self.conversation.messages or self.ended:
             raise UsageError("there is no text to go on with; type the beginning of one")
-        self._answer(self._conversation)
+        self._answer(self.conversation)
 
     def retry(self) -> None:
         """Answer the last question again, with another draw. Raises UsageError where there is none."""
-        question = self._conversation.last_question
+        question = self.conversation.last_question
         self._n_retries += 1
-        self._answer(self._conversation.without_last().with_message("user", question))
+        self._answer(self.conversation.without_last().with_message("user", question))
 
     def undo(self) -> None:
         """Take the last question and its answer back. Raises UsageError where there is none."""
-        self._conversation = self._conversation.without_last()
-        self._n_dropped = max(0, min(self._n_dropped, self._conversation.n_exchanges - 1))
+        self.conversation = self.conversation.without_last()
+        self._n_dropped = max(0, min(self._n_dropped, self.conversation.n_exchanges - 1))
         self._n_retries, self.ended = 0, False
 
     def prompt(self, conversation: Conversation) -> Prompt:
@@ -140,7 +117,7 @@ class Session:
 
     def _keep(self, asked: Conversation, shown: list[str]) -> None:
         if shown:
-            self._conversation = asked.with_message("assistant", "".join(shown))
+            self.conversation = asked.with_message("assistant", "".join(shown))
 
     def _tell_end(self, generation: Generation) -> None:
         if generation.end == "context":
@@ -188,8 +165,6 @@ class Session:
 def figures(generation: Generation, token_seconds: Callable[[int], float | None]) -> str:
     """The line below an answer: what was evaluated, and the rate beside what the plan predicts so deep in the
     conversation. token_seconds: of one token by the depth that it sees."""
-    from oallama.core.units import format_seconds
-
     n_new = generation.n_prompt - generation.n_cached
     parts = [
         f"{n_new} tokens read, {generation.n_cached} known, {generation.n_gen} written",
