@@ -3,12 +3,10 @@
     scripts/real_card fit TABLE.csv --models MODELS.toml -o MACHINE.json             # from a few of the rows
     scripts/real_card predict TABLE.csv --models MODELS.toml --machine MACHINE.json  # the others, with the errors
     scripts/real_card terms TABLE.csv --models MODELS.toml --machine MACHINE.json    # what each term is worth
-    scripts/real_card plans OTHER.csv --stock TABLE.csv --models MODELS.toml --machine MACHINE.json
 
-plans says what our plans are predicted to give at the budgets of another program's table, beside its figures.
 A TABLE has the columns Model, Context, NGL, Ubatch, PromptTokens, PromptTPS, EvalTokens, EvalTPS, and may have MVA, the
-budget in MB; it may also be what `predict --json` wrote. OTHER has Model, CtxSize, VramMB, TPS and TTFT(msec).
-MODELS.toml describes each model by its sizes. docs/real-card.md says what came of it on an RTX 5090.
+budget in MB; it may also be what `predict --json` wrote. MODELS.toml describes each model by its sizes.
+docs/real-card.md says what came of it on an RTX 5090.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from card_fit.errors import PHASES, document, median_error, rows_of, text
 from card_fit.fit import fit
 from card_fit.machine import FITTED, START, Machine, rates, read_machine, write_machine
 from card_fit.models import Model, read_models
-from card_fit.plans import POLICIES, budgets_text, plans_of, read_budgets
 from card_fit.plot import write_plot
 from card_fit.predict import Predictor
 from card_fit.tables import Run, TableError, read_tables
@@ -51,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="real_card", description=__doc__, formatter_class=raw)
-    commands = parser.add_subparsers(required=True, metavar="fit|predict|terms|plans")
+    commands = parser.add_subparsers(required=True, metavar="fit|predict|terms")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], what: str) -> Callable[..., argparse.Action]:
         made = commands.add_parser(name, help=what, description=what)
@@ -75,13 +72,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--plot", type=Path, metavar="FILE.svg", help="predicted against measured")
     add = command("terms", _terms, "switch off each term of the cost model, and say how far off predictions are then")
     add("--machine", type=Path, required=True, metavar="MACHINE.json")
-    add = command("plans", _plans, "what plans are predicted to give at a table's budgets, beside its figures")
-    add("--machine", type=Path, required=True, metavar="MACHINE.json")
-    add("--stock", type=Path, nargs="+", required=True, metavar="STOCK.csv",
-        help="stock llama.cpp's runs: the sizes of the prompts, and its best at each budget")  # fmt: skip
-    add("--vram", type=_numbers, metavar="MB,…", help="only these budgets: a plan takes half a minute")
-    add("--policy", choices=POLICIES, nargs="+", default=POLICIES, help="only these")
-    add("--json", action="store_true")
     return parser
 
 
@@ -168,12 +158,4 @@ def _terms(options: argparse.Namespace) -> int:
         raise TableError(f"{options.machine} was fitted to {len(fitted)} of these {len(runs)} rows; some and not all")
     found = effects(machine, models, [run for run in runs if not was_fitted(run)], fitted)
     print(terms_text(found, noise(runs)))
-    return 0
-
-
-def _plans(options: argparse.Namespace) -> int:
-    models, machine = read_models(options.models), read_machine(options.machine)
-    budgets = [b for b in read_budgets(options.tables, models) if b.vram_mb in (options.vram or (b.vram_mb,))]
-    plans = plans_of(machine, models, budgets, read_tables(options.stock), options.policy)
-    print(json.dumps({"rows": plans}, indent=1) if options.json else budgets_text(plans))
     return 0

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from card_fit.machine import read_machine
 from card_fit.models import read_models
-from card_fit.reckoned import Reckoned
 from experiments.child import ROOT
 from experiments.published import RATES
 from make_model import write_shape
@@ -28,6 +27,7 @@ from oallama.place.attention import with_attention
 from oallama.place.problem import Problem
 from oallama.profile.described import TOKENS, described
 from reproduce.figures import Arm, Cell, FiguresError
+from reproduce.reckoned import Reckoned
 from reproduce.scheinfer_formulas import implied_cpu_beta
 
 BENCHMARKS = ROOT / "docs" / "benchmarks"

@@ -212,22 +212,6 @@ def test_recorded_predictions_are_a_table_too(tmp_path: Path) -> None:
         read_tables([tmp_path / "bad.json"])
 
 
-def test_plans_as_a_command(tmp_path: Path, models: dict[str, Model], capsys: pytest.CaptureFixture[str]) -> None:
-    table = str(write_table(tmp_path / "runs.csv", runs_on(with_rates(START, TRUE), models)))
-    other = tmp_path / "other.csv"
-    other.write_text("Model,CtxSize,VramMB,TPS,TTFT(msec)\nagain,1K,1024,50,200\nagain,1K,200,1,1\n")
-    write_machine(with_rates(START, TRUE), tmp_path / "machine.json")
-    line = ["plans", str(other), "--stock", table, "--models", str(tmp_path / "models.toml"), "--machine",
-            str(tmp_path / "machine.json")]  # fmt: skip
-    assert main([*line, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [(row["model"], row["vram_mb"], row["tps"], row["ttft_s"]) for row in rows] == [
-        ("again", 1024, 50.0, 0.2), ("again", 200, 1.0, 0.001)]  # fmt: skip
-    assert rows[0]["oato"]["tps"] > rows[1]["stock_tps"] * 0 and rows[0]["oato"]["ttft_s"] > 0
-    assert main(line) == 0
-    assert capsys.readouterr().out.startswith("| model | context |")
-
-
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
@@ -323,4 +307,4 @@ def test_an_interrupt_is_told_and_leaves_nothing(
 
 def test_the_script_runs() -> None:
     done = subprocess.run([ROOT / "scripts" / "real_card", "--help"], capture_output=True, text=True, check=True)
-    assert "fit|predict|terms|plans" in done.stdout
+    assert "fit|predict|terms" in done.stdout
