@@ -120,21 +120,14 @@ def _all(matrix: Matrix, store: Cells, outcomes: dict[str, Outcome]) -> list[Out
 
 
 def write_report(matrix: Matrix, outcomes: Sequence[Outcome], folder: Path) -> None:
-    from ab.plots import plots
     from ab.report import html_page, markdown, record
 
     document = record(matrix, outcomes, machine(outcomes))
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = plots(document)
-    if not pictures:
-        print(
-            "ab: no pictures: nothing is measured, or matplotlib is missing (pip install 'oallama[plots]')",
-            file=sys.stderr,
-        )
     for name, text in (
         ("report.json", json.dumps(document, indent=1) + "\n"),
         ("report.md", markdown(document)),
-        ("report.html", html_page(document, pictures)),
+        ("report.html", html_page(document)),
     ):
         (folder / name).write_text(text, encoding="utf-8")
         print(os.path.relpath(folder / name))

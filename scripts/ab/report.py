@@ -1,4 +1,4 @@
-"""The report of a matrix: one record as JSON, a Markdown page, and a self-contained html page. Pure but for plots."""
+"""The report of a matrix: one record as JSON, a Markdown page, and a self-contained html page. Pure."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from experiments.comparison import (
 from experiments.pages import Section, ms
 
 from ab.cells import Outcome
+from ab.chart import chart
 from ab.matrix import Matrix
 
 METRIC_NAMES = {"total": "whole run", "ttft": "TTFT", "tpot": "TPOT"}
@@ -84,9 +85,15 @@ def markdown(document: Mapping[str, Any]) -> str:
     return pages.markdown(document["name"], _paragraphs(document, "**Not complete:**"), sections(document))
 
 
-def html_page(document: Mapping[str, Any], plots: Sequence[tuple[str, bytes]]) -> str:
-    """plots: (caption, svg)."""
-    return pages.html_page(document["name"], _paragraphs(document, "Not complete:"), sections(document), plots)
+def html_page(document: Mapping[str, Any]) -> str:
+    """With the times of each model's cells as bars."""
+    measured = [cell for cell in document["cells"] if cell["rows"]]
+    models = dict.fromkeys((cell["device"], cell["model"]) for cell in measured)
+    charts = [
+        chart(document, [cell["id"] for cell in measured if (cell["device"], cell["model"]) == of]).svg()
+        for of in models
+    ]
+    return pages.html_page(document["name"], _paragraphs(document, "Not complete:"), sections(document), charts)
 
 
 def _paragraphs(document: Mapping[str, Any], not_complete: str) -> list[str]:
