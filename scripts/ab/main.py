@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.child import ROOT
-from experiments.results import ResultsError
+from experiments.inputs import InputError
 
 from ab.cells import Cells, Outcome
-from ab.matrix import Cell, Matrix, MatrixError, read_matrix
+from ab.matrix import Cell, Matrix, read_matrix
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         store = Cells(
             matrix, folder, models, read_only=options.list or options.report_only or options.simulate is not None
         )
-    except (MatrixError, ResultsError) as error:
+    except InputError as error:
         print(f"ab: {error}", file=sys.stderr)
         return 2
     wanted = [cell for cell in matrix.cells if all(text in cell.id for text in options.only)]

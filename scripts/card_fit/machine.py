@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from card_fit.tables import TableError
+from experiments.inputs import InputError
+
 from oallama.device.card import Card, Host
 
 
@@ -90,16 +91,16 @@ def write_machine(machine: Machine, path: Path) -> None:
 
 
 def read_machine(path: Path) -> Machine:
-    """Raises TableError."""
+    """Raises InputError."""
     try:
         made = _machine(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise TableError(f"{path} cannot be read: {error.strerror}") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise TableError(f"{path} is no machine: make one with `scripts/real_card fit`") from None
+        raise InputError(f"{path} is no machine: make one with `scripts/real_card fit`") from None
     for part in (made.host, made.card):
         for each in fields(part):
             value = getattr(part, each.name)
             if each.name.endswith("_s") and value is not None and not (isinstance(value, int | float) and value > 0):
-                raise TableError(f"{path}: {each.name} is {value!r}, not above 0")
+                raise InputError(f"{path}: {each.name} is {value!r}, not above 0")
     return made

@@ -18,13 +18,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from experiments.inputs import InputError
+
 from card_fit.errors import PHASES, document, median_error, rows_of, text
 from card_fit.fit import fit
 from card_fit.machine import FITTED, START, Machine, rates, read_machine, write_machine
 from card_fit.models import Model, read_models
 from card_fit.plot import write_plot
 from card_fit.predict import Predictor
-from card_fit.tables import Run, TableError, read_tables
+from card_fit.tables import Run, read_tables
 from card_fit.terms import effects, noise
 from card_fit.terms import text as terms_text
 
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.run(options))
-    except TableError as error:
+    except InputError as error:
         print(f"real_card: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -93,9 +95,9 @@ def _read(options: argparse.Namespace) -> tuple[list[Run], dict[str, Model]]:
     runs, models = read_tables(options.tables), read_models(options.models)
     for run in runs:
         if run.model not in models:
-            raise TableError(f"{options.models} does not describe {run.model}, which the tables have")
+            raise InputError(f"{options.models} does not describe {run.model}, which the tables have")
         if run.ngl > models[run.model].info.n_layer + 1:
-            raise TableError(f"-ngl {run.ngl} is more than {run.model} has layers; are its sizes right?")
+            raise InputError(f"-ngl {run.ngl} is more than {run.model} has layers; are its sizes right?")
     return runs, models
 
 
@@ -113,7 +115,7 @@ def _fit(options: argparse.Namespace) -> int:
     runs, models = _read(options)
     used = chosen(runs, options.contexts, options.every)
     if 2 * len(used) < len(FITTED):
-        raise TableError(f"{len(used)} rows are too few to fit {len(FITTED)} rates to; see --contexts and --every")
+        raise InputError(f"{len(used)} rows are too few to fit {len(FITTED)} rates to; see --contexts and --every")
     card = replace(START.card, name=options.name, description=f"{options.name}, fitted to runs of stock llama.cpp",
                    memory_bytes=int(options.memory * 2**30), pinned_bytes_per_s=options.pinned * 1e9)  # fmt: skip
     notes = {"contexts": list(options.contexts), "every": options.every, "rows": len(used), "of": len(runs)}
@@ -155,7 +157,7 @@ def _terms(options: argparse.Namespace) -> int:
     was_fitted = _was_fitted(machine, runs)
     fitted = [run for run in runs if was_fitted(run)]
     if 2 * len(fitted) < len(FITTED) or len(fitted) == len(runs):
-        raise TableError(f"{options.machine} was fitted to {len(fitted)} of these {len(runs)} rows; some and not all")
+        raise InputError(f"{options.machine} was fitted to {len(fitted)} of these {len(runs)} rows; some and not all")
     found = effects(machine, models, [run for run in runs if not was_fitted(run)], fitted)
     print(terms_text(found, noise(runs)))
     return 0

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.child import ROOT
+from experiments.inputs import InputError
 from experiments.machine import describe
 from experiments.pages import table
-from experiments.results import CUT, DONE, Results, ResultsError
+from experiments.results import CUT, DONE, Results
 
 from measure import (
     divergence,
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OallamaError as error:
         print(f"measure: {error}", file=sys.stderr)
         return error.exit_code
-    except (ResultsError, OSError) as error:
+    except (InputError, OSError) as error:
         print(f"measure: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from pathlib import Path
 from card_fit.machine import read_machine
 from card_fit.models import read_models
 from experiments.child import ROOT
+from experiments.inputs import InputError
 from experiments.published import RATES
 from make_model import write_shape
 from model_shapes import KNOWN
@@ -26,7 +27,7 @@ from oallama.model.operators import operators
 from oallama.place.attention import with_attention
 from oallama.place.problem import Problem
 from oallama.profile.described import TOKENS, described
-from reproduce.figures import Arm, Cell, FiguresError
+from reproduce.figures import Arm, Cell
 from reproduce.reckoned import Reckoned
 from reproduce.scheinfer_formulas import implied_cpu_beta
 
@@ -44,7 +45,7 @@ def model(name: str, type_name: str) -> tuple[ModelInfo, tuple[Operator, ...], G
     if name not in KNOWN:
         described_models = read_models(BENCHMARKS / "real-card-models.toml")
         if name not in described_models:
-            raise FiguresError(f"there is no shape {name!r} in scripts/model_shapes.py")
+            raise InputError(f"there is no shape {name!r} in scripts/model_shapes.py")
         found = described_models[name]
         return found.info, found.operators, build_graph(found.info, found.operators)
     with tempfile.TemporaryDirectory() as folder:
@@ -54,12 +55,12 @@ def model(name: str, type_name: str) -> tuple[ModelInfo, tuple[Operator, ...], G
 
 
 def machine(cell: Cell) -> tuple[Host, Card]:
-    """The cell's CPU and card. Raises FiguresError."""
+    """The cell's CPU and card. Raises InputError."""
     if cell.machine in FITTED:
         fitted = read_machine(FITTED[cell.machine])
         return fitted.host, fitted.card
     if cell.machine not in MACHINES:
-        raise FiguresError(f"there is no machine {cell.machine!r}")
+        raise InputError(f"there is no machine {cell.machine!r}")
     of = MACHINES[cell.machine]
     return of.host if cell.threads is None else _with_threads(of.host, cell.threads), of.card
 

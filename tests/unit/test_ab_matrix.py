@@ -15,13 +15,13 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from ab.cells import Cells, Outcome
-from ab.matrix import MatrixError, matrix, read_matrix
+from ab.matrix import matrix, read_matrix
 from ab.report import comparisons_of, figures_of, html_page, markdown, record, sentences
 from click.testing import CliRunner
 from experiments.child import Ended
 from experiments.comparison import compare_with_stock, figures
+from experiments.inputs import InputError
 from experiments.models import Shape
-from experiments.results import ResultsError
 from model_shapes import KNOWN
 
 from oallama.cli.bench import command as bench_command
@@ -123,8 +123,8 @@ def test_without_caps_what_is_free_is_used() -> None:
         ({"models": []}, r"at least one \[\[models\]\]"),
         ({"models": [{"name": "a"}]}, "either path or like"),
         ({"models": [{"name": "a", "path": "x"}, {"name": "a", "path": "y"}]}, "same name"),
-        ({"workloads": [{"pg": [64]}]}, "a workload needs pg"),
-        ({"workloads": [{"pg": [0, 4]}]}, "a workload needs pg"),
+        ({"workloads": [{"pg": [64]}]}, "a workload: pg must be"),
+        ({"workloads": [{"pg": [0, 4]}]}, "a workload: pg must be"),
         ({"caps": [{"ram": "1GiB"}]}, "unknown key ram"),
         ({"options": {"arms": []}}, "at least one arm"),
         ({"options": {"arms": ["auto"], "threads": "2"}}, "threads has the wrong type"),
@@ -136,7 +136,7 @@ def test_without_caps_what_is_free_is_used() -> None:
     ],
 )
 def test_what_is_no_matrix_is_refused_in_one_sentence(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(MatrixError, match=says):
+    with pytest.raises(InputError, match=says):
         matrix(changed(**changes))
 
 
@@ -144,7 +144,7 @@ def test_a_file_that_is_no_toml_or_missing_is_refused(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text("name = ")
     for path in (bad, tmp_path / "none.toml"):
-        with pytest.raises(MatrixError, match=re.escape(str(path))):
+        with pytest.raises(InputError, match=re.escape(str(path))):
             read_matrix(path)
 
 
@@ -350,5 +350,5 @@ def test_a_cell_that_failed_is_to_be_measured_again(tmp_path: Path) -> None:
 
 def test_results_of_another_matrix_are_refused(tmp_path: Path) -> None:
     Cells(matrix(DOCUMENT), tmp_path, tmp_path).results.save()
-    with pytest.raises(ResultsError, match="is of matrix trial: name another folder in --out"):
+    with pytest.raises(InputError, match="is of matrix trial: name another folder in --out"):
         Cells(matrix(changed(name="other")), tmp_path, tmp_path)

@@ -20,8 +20,9 @@ from card_fit.machine import START, Machine, rates, read_machine, with_rates, wr
 from card_fit.main import chosen, main
 from card_fit.models import Model, read_models
 from card_fit.predict import Predictor, stock_ngl
-from card_fit.tables import Run, TableError, read_tables
+from card_fit.tables import Run, read_tables
 from card_fit.terms import TERMS, effects, noise, text
+from experiments.inputs import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = """
@@ -205,10 +206,10 @@ def test_recorded_predictions_are_a_table_too(tmp_path: Path) -> None:
     rows = read_tables([ROOT / "docs" / "benchmarks" / "real-card-predicted.json"])
     assert len(rows) == 274 and rows[0].model == "minitron-4b"
     (tmp_path / "bad.json").write_text('{"rows": [{"model": 5}]}')
-    with pytest.raises(TableError, match=r"rows\[0\]: model must be text"):
+    with pytest.raises(InputError, match=r"rows\[0\]: model must be text"):
         read_tables([tmp_path / "bad.json"])
     (tmp_path / "bad.json").write_text("[]")
-    with pytest.raises(TableError, match="predict --json"):
+    with pytest.raises(InputError, match="predict --json"):
         read_tables([tmp_path / "bad.json"])
 
 
@@ -254,20 +255,20 @@ def test_a_bad_table_is_one_sentence(
     [
         ("[x", "is no TOML"),
         ("", "describes no model"),
-        ("x = 1\n", "x is no table of a model's sizes"),
+        ("x = 1\n", "x must be an object, not 1"),
         ("[x]\nsame_as = 'y'\n", "the same as 'y', which is not above it"),
-        ("[x]\nwidth = 3\n", "has 'width', which is not known"),
-        (MODELS.replace("n_layer = 4", "n_layer = 0", 1), "dense: n_layer is 0, not a size"),
-        (MODELS.replace("n_layer = 4", "n_layer = true", 1), "dense: n_layer is True, not a size"),
+        ("[x]\nwidth = 3\n", "x has an unknown key width"),
+        (MODELS.replace("n_layer = 4", "n_layer = 0", 1), "dense: n_layer must be above 0, not 0"),
+        (MODELS.replace("n_layer = 4", "n_layer = true", 1), "dense: n_layer must be a whole number, not True"),
         (MODELS.replace("n_head_kv = 2", "n_head_kv = 3", 1), "n_head must be a multiple of n_head_kv"),
         (MODELS.replace("n_expert_used = 2", "n_expert_used = 20", 1), "n_expert_used must be some of n_expert"),
-        (MODELS.replace('"F16"', '"F17"', 1), "type is 'F17', not a ggml type"),
+        (MODELS.replace('"F16"', '"F17"', 1), "'F17' is not a ggml type"),
     ],
 )
 def test_bad_models_are_one_sentence(tmp_path: Path, toml: str, sentence: str) -> None:
     path = tmp_path / "models.toml"
     path.write_text(toml)
-    with pytest.raises(TableError) as caught:
+    with pytest.raises(InputError) as caught:
         read_models(path)
     assert sentence in str(caught.value)
 
@@ -276,19 +277,19 @@ def test_bad_models_are_one_sentence(tmp_path: Path, toml: str, sentence: str) -
 def test_a_bad_machine_is_one_sentence(tmp_path: Path, text: str) -> None:
     path = tmp_path / "machine.json"
     path.write_text(text)
-    with pytest.raises(TableError, match="is no machine"):
+    with pytest.raises(InputError, match="is no machine"):
         read_machine(path)
 
 
 def test_rates_of_nothing_are_refused(tmp_path: Path) -> None:
     write_machine(with_rates(START, {"card.bytes_per_s": 0.0}), tmp_path / "machine.json")
-    with pytest.raises(TableError, match=r"bytes_per_s is 0\.0, not above 0"):
+    with pytest.raises(InputError, match=r"bytes_per_s is 0\.0, not above 0"):
         read_machine(tmp_path / "machine.json")
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     for read in (read_models, read_machine, lambda path: read_tables([path])):
-        with pytest.raises(TableError, match="cannot be read"):
+        with pytest.raises(InputError, match="cannot be read"):
             read(tmp_path / "nothing")
 
 

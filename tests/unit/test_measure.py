@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from experiments.results import ResultsError  # noqa: E402
+from experiments.inputs import InputError  # noqa: E402
 from measure import plots  # noqa: E402
 from measure.divergence import divergence, log_softmax  # noqa: E402
 from measure.main import main, run  # noqa: E402
@@ -48,7 +48,7 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path, capsys: pytest.Captu
     assert run(trial(runs), options) == 0
     assert runs == ["a", "b", "b"], "what is done is not done again"
     assert "| a | 1.5 |\n| b | 1.5 |" in capsys.readouterr().out
-    with pytest.raises(ResultsError, match="name another file in -o"):
+    with pytest.raises(InputError, match="name another file in -o"):
         run(trial(runs), argparse.Namespace(name="trial", output=options.output, rounds=3))
 
 
