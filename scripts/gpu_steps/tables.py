@@ -85,7 +85,7 @@ ALIKE = 4.0
 
 
 def hidden(row: Mapping[str, Any]) -> str:
-    """The share of the shorter one of copy and mul-mats that the other covered."""
+    """Of results from before `sharing`: the share of the shorter one of copy and mul-mats that the other covered."""
     times = row["copy"]["seconds"], row["compute"]["seconds"]
     return f"{100 * row['hidden']:.0f} %" if max(times) <= ALIKE * min(times) else "too unlike"
 
@@ -101,6 +101,14 @@ def device_tables(document: Results) -> list[str]:
                  ms(row["copy"]["seconds"]), ms(row["compute"]["seconds"]), ms(row["both"]["seconds"]),
                  hidden(row))
                 for row in rows if row["what"] == "overlap" and "hidden" in row
+            ],
+        )  # fmt: skip
+        rates = ("first_alone", "first_with_second", "second_alone", "second_with_first")
+        lines += table(
+            ("tokens", "mul-mats alone, GB/s", "beside copies", "copies alone, GB/s", "beside mul-mats"),
+            [
+                (row["n_tokens"], *(f"{row[key] / 1e9:.3g}" for key in rates))
+                for row in rows if row["what"] == "sharing"
             ],
         )  # fmt: skip
         lines += table(
@@ -124,6 +132,12 @@ def device_tables(document: Results) -> list[str]:
     return lines
 
 
+def workload(data: Mapping[str, Any]) -> str:
+    return f"{data['n_prompt']} + {data['n_gen']} tokens" + (
+        f", -ub {data['n_ubatch']}" if data.get("n_ubatch") else ""
+    )
+
+
 def ab_tables(document: Results, with_papers: bool = True) -> list[str]:
     """One table a cell: what every arm did, against the best stock arm of the cell, beside the bound and the papers'
     figures, which a rehearsal is not put beside."""
@@ -131,8 +145,7 @@ def ab_tables(document: Results, with_papers: bool = True) -> list[str]:
     for _, step in of_kind(document, "ab"):
         data = step["data"]
         rows = data["rows"]
-        cell = f"{data['n_prompt']} + {data['n_gen']} tokens"
-        cell += f", -ub {data['n_ubatch']}" if data.get("n_ubatch") else ""
+        cell = workload(data)
         lines += [
             f"**{data['model']}, {data['cap']}, {cell}**" + (" (cut short)" if step["state"] != "done" else ""),
             "",
