@@ -7,8 +7,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from oallama.core.codec import CodecError, from_json
-
 T = TypeVar("T")
 
 
@@ -36,6 +34,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def record(cls: type[T], table: Any, where: str) -> T:
     """The dataclass of a table. Raises InputError for a key that is not known, is missing, or has the wrong type."""
+    from oallama.core.codec import CodecError, from_json  # scripts/gpu_run begins without it
+
     known = sorted(field.name for field in fields(cls))  # type: ignore[arg-type]
     for key in table if isinstance(table, Mapping) else ():
         if key not in known:
