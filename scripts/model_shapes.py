@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 Ne = tuple[int, ...]  # ne[0] first, as ggml counts
-EMPTY: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -69,34 +68,38 @@ def gated_ffn(n_embd: int, n_ff: int, suffix: str = "") -> dict[str, Ne]:
 
 
 QKV = ("attn_q", "attn_k", "attn_v")
+NO_MATRICES: dict[str, Ne] = {}
+NO_VECTORS: dict[str, int] = {}
+NO_METADATA: dict[str, Any] = {}
 
 
 def shape(
-    arch: str, n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int,
-    rope_base: float | None = None, *, head_dim: int = 0, n_expert: int = 0, n_expert_used: int = 0,
-    n_ff_expert: int = 0, biased: Iterable[str] = (), norms: Iterable[str] = ("attn_norm", "ffn_norm"),
-    matrices: Mapping[str, Ne] = EMPTY, vectors: Mapping[str, int] = EMPTY, metadata: Mapping[str, Any] = EMPTY,
-    **more: Any,
+    arch: str, *sizes: Any, head_dim: int = 0, n_expert: int = 0, n_expert_used: int = 0, n_ff_expert: int = 0,
+    biased: Iterable[str] = (), norms: Iterable[str] = ("attn_norm", "ffn_norm"), matrices: dict[str, Ne] = NO_MATRICES,
+    vectors: dict[str, int] = NO_VECTORS, metadata: dict[str, Any] = NO_METADATA, **more: Any,
 ) -> ModelShape:  # fmt: skip
     """RMSNorm, attention and a gated FFN or experts, as most models have them.
 
+    sizes: n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx and, where the file states it, RoPE's base.
     head_dim, n_ff_expert: where the file states the size of heads, and of experts beside a dense FFN's. biased: roles
     with biases; norms: of the model's width. matrices, vectors, metadata: beside these; more: other fields.
     """
-    found = attention_and_ffn(
-        n_embd, n_ff, n_head, n_head_kv, head_dim or n_embd // n_head, n_expert, n_ff_expert or n_ff
+    n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, *rope_base = sizes
+    of_heads = head_dim or n_embd // n_head
+    all_matrices = (
+        attention_and_ffn(n_embd, n_ff, n_head, n_head_kv, of_heads, n_expert, n_ff_expert or n_ff) | matrices
     )
-    keys: dict[str, Any] = {"rope.freq_base": rope_base} if rope_base is not None else {}
+    all_vectors = dict.fromkeys(norms, n_embd) | vectors
+    keys: dict[str, Any] = {"rope.freq_base": rope_base[0]} if rope_base else {}
     if head_dim:
         keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
     if n_expert:
         keys |= {"expert_count": n_expert, "expert_used_count": n_expert_used}
         keys |= {"expert_feed_forward_length": n_ff_expert} if n_ff_expert else {}
-    all_matrices, all_vectors = found | matrices, dict.fromkeys(norms, n_embd) | vectors
     biases = {role: all_matrices[role][1:] if role in all_matrices else all_vectors[role] for role in biased}
     return ModelShape(
         arch, n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, matrices=all_matrices, vectors=all_vectors,
-        metadata=keys | metadata, **{"biases": biases | more.pop("biases", EMPTY), **more},
+        metadata=keys | metadata, biases=biases | more.pop("biases", {}), **more,
     )  # fmt: skip
 
 
@@ -107,10 +110,10 @@ def llama(
     """Llama; Mixtral with experts. Raises ValueError for heads that do not divide the width."""
     if n_embd % n_head or n_head % n_head_kv:
         raise ValueError("n_embd must be a multiple of n_head, n_head of n_head_kv")
-    metadata = {"rope.dimension_count": n_embd // n_head, **more.pop("metadata", EMPTY)}
     return shape(
-        arch, n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, rope_base=rope_base, n_expert=n_expert,
-        n_expert_used=n_expert_used, metadata=metadata, **more,
+        arch, n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, *([] if rope_base is None else [rope_base]),
+        n_expert=n_expert, n_expert_used=n_expert_used,
+        metadata={"rope.dimension_count": n_embd // n_head, **more.pop("metadata", {})}, **more,
     )  # fmt: skip
 
 
@@ -168,15 +171,12 @@ def opt(n_layer: int, n_embd: int, n_head: int) -> ModelShape:
     )  # fmt: skip
 
 
-# Families; sizes: n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx and, where it is not fixed, rope_base
-
-
 def qwen2(*sizes: Any) -> ModelShape:
     """Llama's matrices, and biases of q, k and v."""
     return shape("qwen2", *sizes, biased=QKV)
 
 
-def qwen2moe(*sizes: Any, n_ff_shared: int, **experts: int) -> ModelShape:
+def qwen2moe(*sizes: Any, n_ff_shared: int, **experts: Any) -> ModelShape:
     """Qwen2 with small experts and one that every token uses besides. n_ff: what a dense model would have; unused."""
     n_embd = sizes[1]
     return shape(
@@ -185,13 +185,13 @@ def qwen2moe(*sizes: Any, n_ff_shared: int, **experts: int) -> ModelShape:
     )  # fmt: skip
 
 
-def qwen3(*sizes: Any, head_dim: int = 128, **experts: int) -> ModelShape:
+def qwen3(*sizes: Any, head_dim: int = 128, **experts: Any) -> ModelShape:
     """Norms of each head's q and k; with experts Qwen3-MoE, all of whose layers have them (n_ff is unused then)."""
     norms = {"attn_q_norm": head_dim, "attn_k_norm": head_dim}
     return shape("qwen3moe" if experts else "qwen3", *sizes, head_dim=head_dim, vectors=norms, **experts)
 
 
-def gpt_oss(*sizes: Any, head_dim: int, window: int, **experts: int) -> ModelShape:
+def gpt_oss(*sizes: Any, head_dim: int, window: int, **experts: Any) -> ModelShape:
     """Experts with biases, attention with biases and sinks, every other layer with a window."""
     _, _, n_ff, n_head, *_ = sizes
     roles = (*QKV, "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
@@ -205,7 +205,7 @@ def gpt_oss(*sizes: Any, head_dim: int, window: int, **experts: int) -> ModelSha
     )  # fmt: skip
 
 
-def glm4moe(*sizes: Any, head_dim: int, n_ff_expert: int, n_dense: int = 1, **experts: int) -> ModelShape:
+def glm4moe(*sizes: Any, head_dim: int, n_ff_expert: int, n_dense: int = 1, **experts: Any) -> ModelShape:
     """Experts and one that every token uses besides, but for the first layers; without the layer that predicts the
     token after next. Half of each head is rotated."""
     _, n_embd, n_ff, *_ = sizes

@@ -11,7 +11,7 @@ from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.kernels import Curve, Kernel, interpolate
-from oallama.cost.slices import BlockCost, Cut, Gemm, Pricing, SliceRates
+from oallama.cost.slices import BlockCost, Cut, Gemm, Gemms, Pricing, SliceRates
 from oallama.cost.streams import BlockTimes, Step
 from oallama.cost.timeline import PAPER, Prefetch, cycle_seconds
 from oallama.cost.transfer import NO_TRANSFER
@@ -117,7 +117,7 @@ def ffn(model: Model, betas: Betas, decode: bool = True) -> BlockCost:
     n_bytes = round(sum(k * n for k, n in model.expert()) * model.n_expert * betas.bytes_per_weight)
     block = SplitBlock((), model.n_ff, 32, n_bytes, 0, 0, 0, 0, 0)
     gap = tuple((n_tokens, _attention_s(model, betas, n_tokens)) for n_tokens in (1, 1024))
-    return BlockCost(block, tuple(gemms), gap=gap)
+    return BlockCost(block, Gemms(gemms), gap=gap)
 
 
 def alone(block: BlockCost) -> BlockCost:
