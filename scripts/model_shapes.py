@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -41,66 +41,79 @@ class ModelShape:
         return self if n_layer is None else replace(self, n_layer=n_layer)
 
 
-def llama(
-    n_layer: int,
-    n_embd: int,
-    n_ff: int,
-    n_head: int,
-    n_head_kv: int,
-    n_vocab: int,
-    n_ctx: int = 4096,
-    *,
-    n_expert: int = 0,
-    n_expert_used: int = 2,
-    rope_base: float | None = None,
-) -> ModelShape:
-    """Llama; Mixtral with experts. Raises ValueError for heads that do not divide the width."""
-    if n_embd % n_head or n_head % n_head_kv:
-        raise ValueError("n_embd must be a multiple of n_head, n_head of n_head_kv")
-    n_kv = n_embd // n_head * n_head_kv
-    attention = {"attn_q": (n_embd, n_embd), "attn_k": (n_embd, n_kv), "attn_v": (n_embd, n_kv),
-                 "attn_output": (n_embd, n_embd)}  # fmt: skip
-    ffn: dict[str, Ne] = {"ffn_gate": (n_embd, n_ff), "ffn_up": (n_embd, n_ff), "ffn_down": (n_ff, n_embd)}
-    metadata: dict[str, Any] = {"rope.dimension_count": n_embd // n_head}
-    if rope_base is not None:
-        metadata["rope.freq_base"] = rope_base
+def attention_and_ffn(
+    n_embd: int, n_ff: int, n_head: int, n_head_kv: int, head_dim: int, n_expert: int = 0, n_ff_expert: int = 0
+) -> dict[str, Ne]:
+    """Matrices of a layer whose heads need not add up to its width; its FFN is n_expert experts, if there are any."""
+    matrices: dict[str, Ne] = {
+        "attn_q": (n_embd, n_head * head_dim),
+        "attn_k": (n_embd, n_head_kv * head_dim),
+        "attn_v": (n_embd, n_head_kv * head_dim),
+        "attn_output": (n_head * head_dim, n_embd),
+    }
     if n_expert:
-        metadata |= {"expert_count": n_expert, "expert_used_count": n_expert_used}
-        ffn = {"ffn_gate_inp": (n_embd, n_expert)} | {f"{role}_exps": (*ne, n_expert) for role, ne in ffn.items()}
+        return matrices | {"ffn_gate_inp": (n_embd, n_expert)} | {
+            f"{role}_exps": (*ne, n_expert) for role, ne in gated_ffn(n_embd, n_ff_expert).items()
+        }  # fmt: skip
+    return matrices | gated_ffn(n_embd, n_ff)
+
+
+def gated_ffn(n_embd: int, n_ff: int, suffix: str = "") -> dict[str, Ne]:
+    """Gate, up and down."""
+    return {
+        f"ffn_gate{suffix}": (n_embd, n_ff),
+        f"ffn_up{suffix}": (n_embd, n_ff),
+        f"ffn_down{suffix}": (n_ff, n_embd),
+    }
+
+
+QKV = ("attn_q", "attn_k", "attn_v")
+NO_MATRICES: dict[str, Ne] = {}
+NO_VECTORS: dict[str, int] = {}
+NO_METADATA: dict[str, Any] = {}
+
+
+def shape(
+    arch: str, *sizes: Any, head_dim: int = 0, n_expert: int = 0, n_expert_used: int = 0, n_ff_expert: int = 0,
+    biased: Iterable[str] = (), norms: Iterable[str] = ("attn_norm", "ffn_norm"), matrices: dict[str, Ne] = NO_MATRICES,
+    vectors: dict[str, int] = NO_VECTORS, metadata: dict[str, Any] = NO_METADATA, **more: Any,
+) -> ModelShape:  # fmt: skip
+    """RMSNorm, attention and a gated FFN or experts, as most models have them.
+
+    sizes: n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx and, where the file states it, RoPE's base.
+    head_dim, n_ff_expert: where the file states the size of heads, and of experts beside a dense FFN's. biased: roles
+    with biases; norms: of the model's width. matrices, vectors, metadata: beside these; more: other fields.
+    """
+    n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, *rope_base = sizes
+    of_heads = head_dim or n_embd // n_head
+    all_matrices = (
+        attention_and_ffn(n_embd, n_ff, n_head, n_head_kv, of_heads, n_expert, n_ff_expert or n_ff) | matrices
+    )
+    all_vectors = dict.fromkeys(norms, n_embd) | vectors
+    keys: dict[str, Any] = {"rope.freq_base": rope_base[0]} if rope_base else {}
+    if head_dim:
+        keys |= {"attention.key_length": head_dim, "attention.value_length": head_dim}
+    if n_expert:
+        keys |= {"expert_count": n_expert, "expert_used_count": n_expert_used}
+        keys |= {"expert_feed_forward_length": n_ff_expert} if n_ff_expert else {}
+    biases = {role: all_matrices[role][1:] if role in all_matrices else all_vectors[role] for role in biased}
     return ModelShape(
-        "llama", n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx,
-        matrices=attention | ffn, vectors={"attn_norm": n_embd, "ffn_norm": n_embd}, metadata=metadata,
+        arch, n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, matrices=all_matrices, vectors=all_vectors,
+        metadata=keys | metadata, biases=biases | more.pop("biases", {}), **more,
     )  # fmt: skip
 
 
-def qwen2(
-    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int, rope_base: float
-) -> ModelShape:
-    """Llama's matrices, and biases of q, k and v."""
-    like = llama(n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx)
-    biases = {role: like.matrices[role][1] for role in ("attn_q", "attn_k", "attn_v")}
-    return replace(like, arch="qwen2", biases=biases, metadata={"rope.freq_base": rope_base})
-
-
-def qwen2moe(
-    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int, rope_base: float,
-    *, n_expert: int, n_expert_used: int, n_ff_expert: int, n_ff_shared: int,
+def llama(
+    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int = 4096,
+    *, n_expert: int = 0, n_expert_used: int = 2, rope_base: float | None = None, arch: str = "llama", **more: Any,
 ) -> ModelShape:  # fmt: skip
-    """Qwen2 with small experts and one that every token uses besides. n_ff: what a dense model would have; unused."""
-    like = qwen2(n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, rope_base)
-    experts = llama(n_layer, n_embd, n_ff_expert, n_head, n_head_kv, n_vocab, n_expert=n_expert).matrices
-    shared: dict[str, Ne] = {
-        "ffn_gate_shexp": (n_embd, n_ff_shared),
-        "ffn_up_shexp": (n_embd, n_ff_shared),
-        "ffn_down_shexp": (n_ff_shared, n_embd),
-    }
-    return replace(
-        like, arch="qwen2moe", matrices=experts | shared,
-        vectors={**like.vectors, "ffn_gate_inp_shexp": n_embd},
-        metadata={
-            **like.metadata, "expert_count": n_expert, "expert_used_count": n_expert_used,
-            "expert_feed_forward_length": n_ff_expert, "expert_shared_feed_forward_length": n_ff_shared,
-        },
+    """Llama; Mixtral with experts. Raises ValueError for heads that do not divide the width."""
+    if n_embd % n_head or n_head % n_head_kv:
+        raise ValueError("n_embd must be a multiple of n_head, n_head of n_head_kv")
+    return shape(
+        arch, n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, *([] if rope_base is None else [rope_base]),
+        n_expert=n_expert, n_expert_used=n_expert_used,
+        metadata={"rope.dimension_count": n_embd // n_head, **more.pop("metadata", {})}, **more,
     )  # fmt: skip
 
 
@@ -108,14 +121,11 @@ def phimoe(
     n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int, n_expert: int
 ) -> ModelShape:
     """Mixtral's matrices, and biases of everything but the experts; a long context by factors of its RoPE."""
-    like = llama(n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, n_expert=n_expert, rope_base=1e4)
-    biased = ("attn_q", "attn_k", "attn_v", "attn_output")
-    n_factors = n_embd // n_head // 2
-    return replace(
-        like, arch="phimoe",
-        biases={**{role: like.matrices[role][1] for role in biased}, **like.vectors},
-        metadata={**like.metadata, "rope.scaling.original_context_length": min(n_ctx, 4096)},
-        factors={"rope_factors_long": n_factors, "rope_factors_short": n_factors},
+    return llama(
+        n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, n_expert=n_expert, rope_base=1e4, arch="phimoe",
+        biased=(*QKV, "attn_output", "attn_norm", "ffn_norm"),
+        metadata={"rope.scaling.original_context_length": min(n_ctx, 4096)},
+        factors=dict.fromkeys(("rope_factors_long", "rope_factors_short"), n_embd // n_head // 2),
         last_biases={"output_norm": n_embd, "output": n_vocab},
     )  # fmt: skip
 
@@ -161,120 +171,68 @@ def opt(n_layer: int, n_embd: int, n_head: int) -> ModelShape:
     )  # fmt: skip
 
 
-def attention_and_ffn(
-    n_embd: int, n_ff: int, n_head: int, n_head_kv: int, head_dim: int, n_expert: int = 0, n_ff_expert: int = 0
-) -> dict[str, Ne]:
-    """Matrices of a layer whose heads need not add up to its width; its FFN is n_expert experts, if there are any."""
-    matrices: dict[str, Ne] = {
-        "attn_q": (n_embd, n_head * head_dim),
-        "attn_k": (n_embd, n_head_kv * head_dim),
-        "attn_v": (n_embd, n_head_kv * head_dim),
-        "attn_output": (n_head * head_dim, n_embd),
-    }
-    if n_expert:
-        return matrices | {"ffn_gate_inp": (n_embd, n_expert)} | {
-            f"{role}_exps": (*ne, n_expert) for role, ne in gated_ffn(n_embd, n_ff_expert).items()
-        }  # fmt: skip
-    return matrices | gated_ffn(n_embd, n_ff)
+def qwen2(*sizes: Any) -> ModelShape:
+    """Llama's matrices, and biases of q, k and v."""
+    return shape("qwen2", *sizes, biased=QKV)
 
 
-def gated_ffn(n_embd: int, n_ff: int, suffix: str = "") -> dict[str, Ne]:
-    """Gate, up and down."""
-    return {
-        f"ffn_gate{suffix}": (n_embd, n_ff),
-        f"ffn_up{suffix}": (n_embd, n_ff),
-        f"ffn_down{suffix}": (n_ff, n_embd),
-    }
-
-
-def head_sizes(head_dim: int, rope_base: float) -> dict[str, Any]:
-    """Metadata of heads whose size is stated."""
-    return {"attention.key_length": head_dim, "attention.value_length": head_dim, "rope.freq_base": rope_base}
-
-
-def qwen3(
-    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int, rope_base: float,
-    *, head_dim: int = 128, n_expert: int = 0, n_expert_used: int = 0, n_ff_expert: int = 0,
-) -> ModelShape:  # fmt: skip
-    """Norms of each head's q and k; with experts Qwen3-MoE, all of whose layers have them (n_ff is unused then)."""
-    metadata = head_sizes(head_dim, rope_base)
-    if n_expert:
-        metadata |= {
-            "expert_count": n_expert, "expert_used_count": n_expert_used, "expert_feed_forward_length": n_ff_expert,
-        }  # fmt: skip
-    return ModelShape(
-        "qwen3moe" if n_expert else "qwen3", n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx,
-        matrices=attention_and_ffn(n_embd, n_ff, n_head, n_head_kv, head_dim, n_expert, n_ff_expert),
-        vectors={"attn_norm": n_embd, "ffn_norm": n_embd, "attn_q_norm": head_dim, "attn_k_norm": head_dim},
-        metadata=metadata,
+def qwen2moe(*sizes: Any, n_ff_shared: int, **experts: Any) -> ModelShape:
+    """Qwen2 with small experts and one that every token uses besides. n_ff: what a dense model would have; unused."""
+    n_embd = sizes[1]
+    return shape(
+        "qwen2moe", *sizes, **experts, biased=QKV, matrices=gated_ffn(n_embd, n_ff_shared, "_shexp"),
+        vectors={"ffn_gate_inp_shexp": n_embd}, metadata={"expert_shared_feed_forward_length": n_ff_shared},
     )  # fmt: skip
 
 
-def gpt_oss(
-    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int,
-    *, head_dim: int, n_expert: int, n_expert_used: int, window: int,
-) -> ModelShape:  # fmt: skip
+def qwen3(*sizes: Any, head_dim: int = 128, **experts: Any) -> ModelShape:
+    """Norms of each head's q and k; with experts Qwen3-MoE, all of whose layers have them (n_ff is unused then)."""
+    norms = {"attn_q_norm": head_dim, "attn_k_norm": head_dim}
+    return shape("qwen3moe" if experts else "qwen3", *sizes, head_dim=head_dim, vectors=norms, **experts)
+
+
+def gpt_oss(*sizes: Any, head_dim: int, window: int, **experts: Any) -> ModelShape:
     """Experts with biases, attention with biases and sinks, every other layer with a window."""
-    matrices = attention_and_ffn(n_embd, n_ff, n_head, n_head_kv, head_dim, n_expert, n_ff)
-    return ModelShape(
-        "gpt-oss", n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx,
-        matrices=matrices,
-        vectors={"attn_norm": n_embd, "post_attention_norm": n_embd, "attn_sinks": n_head},
-        biases={role: ne[1:] for role, ne in matrices.items()},
+    _, _, n_ff, n_head, *_ = sizes
+    roles = (*QKV, "attn_output", "ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+    return shape(
+        "gpt-oss", *sizes, 150000.0, head_dim=head_dim, n_ff_expert=n_ff, **experts, biased=roles,
+        norms=("attn_norm", "post_attention_norm"), vectors={"attn_sinks": n_head},
         metadata={
-            **head_sizes(head_dim, 150000.0), "attention.sliding_window": window, "expert_count": n_expert,
-            "expert_used_count": n_expert_used, "expert_feed_forward_length": n_ff, "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 32.0, "rope.scaling.original_context_length": 4096,
+            "attention.sliding_window": window, "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 4096,
         },
     )  # fmt: skip
 
 
-def glm4moe(
-    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int, rope_base: float,
-    *, head_dim: int, n_expert: int, n_expert_used: int, n_ff_expert: int, n_dense: int = 1,
-) -> ModelShape:  # fmt: skip
+def glm4moe(*sizes: Any, head_dim: int, n_ff_expert: int, n_dense: int = 1, **experts: Any) -> ModelShape:
     """Experts and one that every token uses besides, but for the first layers; without the layer that predicts the
     token after next. Half of each head is rotated."""
-    matrices = attention_and_ffn(n_embd, n_ff, n_head, n_head_kv, head_dim, n_expert, n_ff_expert)
-    biases: dict[str, int | Ne] = {role: matrices[role][1] for role in ("attn_q", "attn_k", "attn_v")}
-    return ModelShape(
-        "glm4moe", n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx,
-        matrices=matrices | gated_ffn(n_embd, n_ff_expert, "_shexp"),
-        vectors={"attn_norm": n_embd, "post_attention_norm": n_embd},
-        biases={**biases, "exp_probs_b": n_expert},
-        dense=gated_ffn(n_embd, n_ff), n_dense=n_dense,
+    _, n_embd, n_ff, *_ = sizes
+    return shape(
+        "glm4moe", *sizes, head_dim=head_dim, n_ff_expert=n_ff_expert, **experts, biased=QKV,
+        matrices=gated_ffn(n_embd, n_ff_expert, "_shexp"), norms=("attn_norm", "post_attention_norm"),
+        biases={"exp_probs_b": experts["n_expert"]}, dense=gated_ffn(n_embd, n_ff), n_dense=n_dense,
         metadata={
-            **head_sizes(head_dim, rope_base), "rope.dimension_count": head_dim // 2, "expert_count": n_expert,
-            "expert_used_count": n_expert_used, "expert_feed_forward_length": n_ff_expert, "expert_shared_count": 1,
-            "leading_dense_block_count": n_dense, "expert_gating_func": 2, "expert_weights_norm": True,
-            "expert_weights_scale": 1.0, "nextn_predict_layers": 0,
+            "rope.dimension_count": head_dim // 2, "expert_shared_count": 1, "leading_dense_block_count": n_dense,
+            "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 1.0,
+            "nextn_predict_layers": 0,
         },
     )  # fmt: skip
 
 
-def gemma3(
-    n_layer: int, n_embd: int, n_ff: int, n_head: int, n_head_kv: int, n_vocab: int, n_ctx: int,
-    *, head_dim: int, window: int,
-) -> ModelShape:  # fmt: skip
+def gemma3(*sizes: Any, head_dim: int, window: int) -> ModelShape:
     """Norms on both sides of attention and FFN, five layers with a window to one without, tied embeddings."""
-    return ModelShape(
-        "gemma3", n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx,
-        matrices=attention_and_ffn(n_embd, n_ff, n_head, n_head_kv, head_dim),
-        vectors={
-            "attn_norm": n_embd, "post_attention_norm": n_embd, "ffn_norm": n_embd, "post_ffw_norm": n_embd,
-            "attn_q_norm": head_dim, "attn_k_norm": head_dim,
-        },
-        metadata={
-            **head_sizes(head_dim, 1e6), "attention.sliding_window": window, "rope.scaling.type": "linear",
-            "rope.scaling.factor": 8.0,
-        },
-        tied=True,
+    return shape(
+        "gemma3", *sizes, 1e6, head_dim=head_dim, vectors={"attn_q_norm": head_dim, "attn_k_norm": head_dim}, tied=True,
+        norms=("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
+        metadata={"attention.sliding_window": window, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
     )  # fmt: skip
 
 
-def llama3_long(shape: ModelShape) -> ModelShape:
+def llama3_long(of: ModelShape) -> ModelShape:
     """Llama 3.1 and later: a long context by factors of its RoPE."""
-    return replace(shape, factors={"rope_freqs": shape.n_embd // shape.n_head // 2})
+    return replace(of, factors={"rope_freqs": of.n_embd // of.n_head // 2})
 
 
 # The figures of these are those of config.json in the repositories of the same name on huggingface.co: Qwen/Qwen3-32B,

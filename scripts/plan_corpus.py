@@ -15,27 +15,20 @@ import argparse
 import hashlib
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from make_model import write_shape
-from model_shapes import KNOWN
+from experiments.planned import Planned, planned
 
 from oallama.core.errors import OallamaError
 from oallama.core.profile import Profile
-from oallama.core.types import CPU_DEVICE, ModelInfo, Operator, Workload
+from oallama.core.types import CPU_DEVICE, Workload
 from oallama.core.units import GIB, MIB
-from oallama.cost.graph import Graph, build_graph
 from oallama.cost.offload import cache_bytes
 from oallama.device.cards import preset
-from oallama.model.gguf_reader import read_gguf
-from oallama.model.hyperparameters import model_info
-from oallama.model.operators import operators
 from oallama.place.attention import with_attention
 from oallama.place.decide import decide
 from oallama.place.problem import Decision, Problem, costs_of, with_layouts
@@ -61,23 +54,8 @@ LOAD = Workload(n_prompt=512, n_gen=128, n_ctx=4096)
 COMPUTE_BYTES = 256 * MIB  # of a context's buffers, taken as the same everywhere
 
 
-@dataclass(frozen=True)
-class Model:
-    """What planning knows of a model."""
-
-    info: ModelInfo
-    operators: tuple[Operator, ...]
-    graph: Graph
-
-
-@cache
-def model(name: str) -> Model:
-    """The shape's operators, from a file that has headers only."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = write_shape(Path(folder) / f"{name}.gguf", KNOWN[name].with_layers(MODELS[name]), "Q4_0", empty=True)
-        gguf = read_gguf(path)
-        info, found = model_info(gguf), tuple(operators(gguf))
-        return Model(info, found, build_graph(info, found, [tensor.name for tensor in gguf.tensors]))
+def model(name: str) -> Planned:
+    return planned(name, n_layer=MODELS[name])
 
 
 def profiles() -> Iterator[tuple[str, str, Profile]]:
@@ -112,12 +90,11 @@ def _of_model(profile: Profile, name: str) -> Profile:
 def problem(name: str, profile: Profile, cap: dict[str, float]) -> Problem:
     """With flash attention everywhere."""
     of = model(name)
-    n_bytes = sum(operator.bytes for operator in of.operators)
     flash = with_attention(profile, "on")
     shape = next(rest.shape for rest in flash.rest if rest.shape is not None)
     kv = int(LOAD.n_ctx * of.info.n_layer * cache_bytes(shape))
-    vram = int(cap.get("vram_share", 0) * n_bytes) + (kv + COMPUTE_BYTES if "vram_share" in cap else 24 * GIB)
-    probe = probe_of(HostLoad(n_bytes, kv, COMPUTE_BYTES), of.operators, of.info.n_layer, vram)
+    vram = int(cap.get("vram_share", 0) * of.n_bytes) + (kv + COMPUTE_BYTES if "vram_share" in cap else 24 * GIB)
+    probe = probe_of(HostLoad(of.n_bytes, kv, COMPUTE_BYTES), of.operators, of.info.n_layer, vram)
     return Problem(of.operators, of.graph, flash, probe, vram, 0.9, cap.get("gpu_weights"),
                    slices_only=profile.device == "cpu-pair", host_room=8 * GIB)  # fmt: skip
 

@@ -11,20 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from pathlib import Path
 
-from make_model import write_shape
+from experiments.pages import table
+from experiments.planned import planned
 from model_shapes import KNOWN
 
 from oallama.core.types import Workload
 from oallama.core.units import MIB
-from oallama.cost.graph import build_graph
 from oallama.device.machines import machine_of
-from oallama.model.gguf_reader import read_gguf
-from oallama.model.hyperparameters import model_info
-from oallama.model.operators import operators
 from oallama.place.attention import with_attention
 from oallama.place.decide import QUICK, THOROUGH, decide
 from oallama.place.problem import Problem
@@ -40,15 +36,11 @@ LOAD = Workload(n_prompt=512, n_gen=128, n_ctx=4096)
 
 
 def problem_of(name: str) -> Problem:
-    with tempfile.TemporaryDirectory() as folder:
-        gguf = read_gguf(write_shape(Path(folder) / "model.gguf", KNOWN[name], "Q4_0", empty=True))
-    info, found = model_info(gguf), tuple(operators(gguf))
-    n_bytes = sum(operator.bytes for operator in found)
-    machine = machine_of(MACHINE)
-    profile = with_attention(described(machine.host, machine.card, info, found, BATCHES), "on")
-    host = HostLoad(n_bytes, info.n_layer * 16 * MIB, 64 * MIB)
-    graph = build_graph(info, found, [tensor.name for tensor in gguf.tensors])
-    return Problem(found, graph, profile, probe_of(host, found, info.n_layer, int(SHARE * n_bytes)), None, 0.9, None)
+    of, machine = planned.__wrapped__(name), machine_of(MACHINE)  # what a graph remembers belongs to what is timed
+    profile = with_attention(described(machine.host, machine.card, of.info, of.operators, BATCHES), "on")
+    host = HostLoad(of.n_bytes, of.info.n_layer * 16 * MIB, 64 * MIB)
+    probe = probe_of(host, of.operators, of.info.n_layer, int(SHARE * of.n_bytes))
+    return Problem(of.operators, of.graph, profile, probe, None, 0.9, None)
 
 
 def seconds(name: str, policy: str) -> float:
@@ -71,10 +63,12 @@ def main() -> None:
         policy: {name: [seconds(name, policy) for _ in range(options.samples)] for name in MODELS}
         for policy in (*POLICIES, "what-if")
     }
-    print(f"| policy | {' | '.join(f'{name}, {KNOWN[name].n_layer} layers' for name in MODELS)} |")
-    print(f"|---|{'---|' * len(MODELS)}")
-    for policy, by_model in found.items():
-        print(f"| `{policy}` | {' | '.join(f'{statistics.median(by_model[name]):.2f}' for name in MODELS)} |")
+    columns = ("policy", *(f"{name}, {KNOWN[name].n_layer} layers" for name in MODELS))
+    rows = [
+        (f"`{policy}`", *(f"{statistics.median(by_model[name]):.2f}" for name in MODELS))
+        for policy, by_model in found.items()
+    ]
+    print("\n".join(table(columns, rows)), end="")
     if options.json:
         about = {"machine": MACHINE, "vram_share": SHARE, "processor_seconds": found}
         options.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")

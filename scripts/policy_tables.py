@@ -186,7 +186,7 @@ def _shares(found: Sequence[Place]) -> Iterator[str]:
 
 def _refused(found: Sequence[Place]) -> Iterator[str]:
     """Arms without a time, in a list."""
-    why = {}
+    why: dict[str, None] = {}
     for place in found:
         for arm in place.arms.values():
             problems = [problem for row, _ in arm.rows for problem in row["problems"]]

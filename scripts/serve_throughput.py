@@ -18,19 +18,21 @@ import http.client
 import json
 import os
 import socket
-import subprocess
+import statistics
 import sys
 import tempfile
-import threading
 import time
+import urllib.request
 from collections import defaultdict
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.servers import running
+
 OURS, SAME, FIT = "oallama-serve", "llama-server-same", "llama-server-fit"
-START_S = 300.0
 PROMPT = "Once upon a time there was a {} who lived by the sea."
 WHO = ("fox", "dog", "girl", "boy", "cat", "bird", "king", "bear")
 
@@ -49,8 +51,8 @@ def main(arguments: list[str] | None = None) -> None:
         plan = options.plan or made_plan(options.model, options.context, folder)
         ports = {arm: free_port() for arm in (OURS, SAME, FIT)}
         for arm, port in ports.items():
-            started = command(arm, options, plan, program, port, folder)
-            stack.enter_context(running(started, port, folder / f"{arm}.log"))
+            started, env = command(arm, options, plan, program, port, folder)
+            stack.enter_context(running(started, folder / f"{arm}.log", partial(healthy, port), env))
         arms = list(ports)
         for turn in range(options.rounds + 1):
             for n in counts:
@@ -67,12 +69,24 @@ def main(arguments: list[str] | None = None) -> None:
         }
         for arm in (OURS, SAME, FIT):
             rates = [1 / value for value in per_token[arm]]
-            row = {"clients": n, "arm": arm, "tokens_per_s": median(rates), "samples": rates, "tokens": tokens[n][arm]}
+            row = {
+                "clients": n,
+                "arm": arm,
+                "tokens_per_s": statistics.median(rates),
+                "samples": rates,
+                "tokens": tokens[n][arm],
+            }
             if arm != OURS:
                 ratio = speed_ratio(per_token[arm], per_token[OURS])
                 row["ours_over_this"] = None if ratio is None else asdict(ratio)
             rows.append(row)
-    deliver({"model": Path(options.model).name, "n_gen": options.n_gen, "load": load(), "rows": rows}, options.output)
+    load = {"load_average": os.getloadavg(), "cpus": os.cpu_count()}
+    document = {"model": Path(options.model).name, "n_gen": options.n_gen, "load": load, "rows": rows}
+    text = json.dumps(document, indent=1) + "\n"
+    if options.output is None:
+        sys.stdout.write(text)
+    else:
+        Path(options.output).write_text(text, encoding="utf-8")
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
@@ -121,56 +135,21 @@ def command(
     return made, dict(started.environment)
 
 
-@contextlib.contextmanager
-def running(started: tuple[list[str], dict[str, str]], port: int, log: Path) -> Iterator[None]:
-    """Until the end of the block; it answers at its beginning."""
-    arguments, environment = started
-    with log.open("wb") as out:
-        process = subprocess.Popen(arguments, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-        try:
-            deadline = time.monotonic() + START_S
-            while not healthy(port):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    sys.exit(f"error: {arguments[0]} does not answer: {log.read_text(errors='replace')[-2000:]}")
-                time.sleep(0.2)
-            yield
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
 def healthy(port: int) -> bool:
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        link.request("GET", "/health")
-        return link.getresponse().status == 200
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
     except OSError:
         return False
-    finally:
-        link.close()
 
 
 def sample(port: int, n_clients: int, n_gen: int, turn: int) -> tuple[float, int]:
     """(seconds, tokens) of so many clients at once."""
-    counts = [0] * n_clients
-    faults: list[BaseException] = []
-
-    def ask(number: int) -> None:
-        try:
-            counts[number] = completion(port, f"{turn}: " + PROMPT.format(WHO[number % len(WHO)]), n_gen)
-        except BaseException as fault:
-            faults.append(fault)
-
-    clients = [threading.Thread(target=ask, args=(number,)) for number in range(n_clients)]
-    start_s = time.perf_counter()
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join()
-    took_s = time.perf_counter() - start_s
-    if faults:
-        raise faults[0]
-    return took_s, sum(counts)
+    prompts = [f"{turn}: " + PROMPT.format(WHO[number % len(WHO)]) for number in range(n_clients)]
+    with ThreadPoolExecutor(n_clients) as pool:
+        start_s = time.perf_counter()
+        counts = list(pool.map(lambda prompt: completion(port, prompt, n_gen), prompts))
+        return time.perf_counter() - start_s, sum(counts)
 
 
 def completion(port: int, prompt: str, n_gen: int) -> int:
@@ -196,25 +175,6 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
-
-
-def load() -> dict[str, Any]:
-    """How busy the machine was: what its load averages say now, and its cores."""
-    return {"load_average": os.getloadavg(), "cpus": os.cpu_count()}
-
-
-def median(values: list[float]) -> float:
-    import statistics
-
-    return statistics.median(values)
-
-
-def deliver(document: dict[str, Any], path: str | None) -> None:
-    text = json.dumps(document, indent=1) + "\n"
-    if path is None:
-        sys.stdout.write(text)
-    else:
-        Path(path).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ class Outcome:
 
 
 class Cells:
-    """The cells of a matrix, their results in `folder`, synthetic models in `models`. Raises ResultsError."""
+    """The cells of a matrix, their results in `folder`, synthetic models in `models`. Raises InputError."""
 
     def __init__(self, matrix: Matrix, folder: Path, models: Path, read_only: bool = False) -> None:
         self.folder = folder

@@ -17,8 +17,8 @@ def chart(document: Mapping[str, Any], ids: Sequence[str]) -> TimesChart:
         Group(f"{cell['cap']}, {cell['workload']}", tuple(_line(row, cell["rows"][0]) for row in cell["rows"]))
         for cell in cells
     )
-    models = ", ".join(sorted({cell["model"] for cell in cells}))
-    title = f"{models} on {document['machine']['device']}"
+    models, devices = (", ".join(sorted({cell[key] for cell in cells})) for key in ("model", "device"))
+    title = f"{models} on {document['machine'].get('device') or devices}"
     return TimesChart(title, "shorter is better; × as fast as the first arm, over the whole run", groups, title)
 
 
@@ -28,5 +28,5 @@ def _line(row: Mapping[str, Any], first: Mapping[str, Any]) -> Line:
         (TimeBar(seconds, colour, format_seconds(seconds)) if seconds else TimeBar(None, colour, ""),)
         for seconds in (mean(row[key]) if row[key] else None for key in ("samples_ttft_s", "samples_tpot_s"))
     )
-    ratio = row["ratio_to_first"]
+    ratio = row.get("ratio_to_first")
     return Line(row["arm"], bars, "" if row is first or not ratio else f"{ratio:.2f} ×")

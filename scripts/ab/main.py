@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.child import ROOT
-from experiments.results import ResultsError
+from experiments.inputs import InputError
 
 from ab.cells import Cells, Outcome
-from ab.matrix import Cell, Matrix, MatrixError, read_matrix
+from ab.matrix import Cell, Matrix, read_matrix
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         store = Cells(
             matrix, folder, models, read_only=options.list or options.report_only or options.simulate is not None
         )
-    except (MatrixError, ResultsError) as error:
+    except InputError as error:
         print(f"ab: {error}", file=sys.stderr)
         return 2
     wanted = [cell for cell in matrix.cells if all(text in cell.id for text in options.only)]
@@ -120,21 +120,14 @@ def _all(matrix: Matrix, store: Cells, outcomes: dict[str, Outcome]) -> list[Out
 
 
 def write_report(matrix: Matrix, outcomes: Sequence[Outcome], folder: Path) -> None:
-    from ab.plots import plots
     from ab.report import html_page, markdown, record
 
     document = record(matrix, outcomes, machine(outcomes))
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = plots(document)
-    if not pictures:
-        print(
-            "ab: no pictures: nothing is measured, or matplotlib is missing (pip install 'oallama[plots]')",
-            file=sys.stderr,
-        )
     for name, text in (
         ("report.json", json.dumps(document, indent=1) + "\n"),
         ("report.md", markdown(document)),
-        ("report.html", html_page(document, pictures)),
+        ("report.html", html_page(document)),
     ):
         (folder / name).write_text(text, encoding="utf-8")
         print(os.path.relpath(folder / name))

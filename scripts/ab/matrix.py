@@ -25,13 +25,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from experiments.inputs import InputError, read_toml, record
 from experiments.models import Shape
-from experiments.toml_file import TomlError, read_toml
+
+from oallama.core.codec import Expect, Size
+
+Table = Mapping[str, Any]
+
 
 OPTIONS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
     "arms": (list, ""), "device": (str, "--device"), "threads": (int, "--threads"), "cpus": (str, "--cpus"),
@@ -45,15 +50,6 @@ OPTIONS: Mapping[str, tuple[type | tuple[type, ...], str]] = {
 at_once: so many arms are compared in one `oallama bench`, the first of them with every other; more arms than that make
 several cells, so that a large model's arms stay loaded between their turns and one that fails costs few others. gate:
 false for `auto` without its gate."""
-
-_MODEL_KEYS = {"name", "path", "like", "type", "layers", "extra_arms", "without_arms"}  # and OPTIONS
-_CAP_KEYS = {"gpu_weights", "vram", "without_arms"}
-_WORKLOAD_KEYS = {"pg", "depth"}
-_DEVICE_KEYS = {"name", "without_arms"}  # and OPTIONS
-
-
-class MatrixError(Exception):
-    """The TOML is no matrix: one sentence."""
 
 
 @dataclass(frozen=True)
@@ -85,191 +81,161 @@ class Matrix:
     cells: tuple[Cell, ...]
 
 
+@dataclass(frozen=True)
+class _File:
+    """The whole document. Tables of devices and models also have OPTIONS of their own."""
+
+    name: str
+    models: tuple[dict[str, Any], ...] = ()
+    workloads: tuple[dict[str, Any], ...] = ()
+    about: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+    devices: tuple[dict[str, Any], ...] | None = None
+    caps: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class _Device:
+    name: str = ""  # where the file has no [[devices]]
+    without_arms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Model:
+    name: str
+    path: str = ""
+    like: str = ""
+    type: str = "Q4_0"
+    layers: int | None = None
+    extra_arms: tuple[str, ...] = ()
+    without_arms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Cap:
+    vram: Any = None
+    gpu_weights: Any = None
+    without_arms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Workload:
+    pg: Annotated[tuple[Size, Size], Expect("must be [prompt tokens, generated tokens], both above 0")]
+    depth: int = 0
+
+
 def read_matrix(path: Path, device: str | None = None) -> Matrix:
-    """device: takes the place of the file's own, and joins its name. Raises MatrixError."""
-    try:
-        document = read_toml(path)
-    except TomlError as error:
-        raise MatrixError(str(error)) from None
+    """device: takes the place of the file's own, and joins its name. Raises InputError."""
+    document = read_toml(path)
     try:
         return matrix(document if device is None else _on_device(document, device))
-    except MatrixError as error:
-        raise MatrixError(f"{path}: {error}") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
-def _on_device(document: Mapping[str, Any], device: str) -> Mapping[str, Any]:
+def _on_device(document: Table, device: str) -> Table:
     found = {key: value for key, value in document.items() if key != "devices"}
     word = re.sub(r"[^A-Za-z0-9._-]+", "-", device).strip("-")
     name = f"{document.get('name')}-{word}"
     return {**found, "name": name, "options": {**document.get("options", {}), "device": device}}
 
 
-def matrix(document: Mapping[str, Any]) -> Matrix:
-    """Cells in the order devices, models, caps, workloads. Raises MatrixError naming the key that is wrong."""
-    _only(document, {"name", "about", "options", "devices", "models", "caps", "workloads"}, "the file")
-    name = document.get("name")
-    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9._-]+", name):
-        raise MatrixError("name must be a word of letters, digits, dots, dashes and underscores")
-    devices = _devices(document)
-    models = [_model(row) for row in _rows(document, "models")]
-    caps = [_cap(row) for row in document.get("caps") or [{}]]
-    workloads = [_workload(row) for row in _rows(document, "workloads")]
-    for what, names in (("devices", [one.name for one in devices]), ("models", [one.model.name for one in models])):
+def matrix(document: Table) -> Matrix:
+    """Cells in the order devices, models, caps, workloads. Raises InputError naming the key that is wrong."""
+    file = record(_File, document, "the file")
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", file.name):
+        raise InputError("name must be a word of letters, digits, dots, dashes and underscores")
+    for what, rows in (("devices", file.devices), ("models", file.models), ("workloads", file.workloads)):
+        names = [row["name"] for row in rows or () if "name" in row]
+        if rows is not None and not rows:
+            raise InputError(f"there must be at least one [[{what}]]")
         if len(set(names)) < len(names):
-            raise MatrixError(f"two {what} have the same name")
+            raise InputError(f"two {what} have the same name")
+    for row in file.devices or ():
+        if "name" not in row:
+            raise InputError("a device needs a name")
+    caps = [record(_Cap, row, "a cap") for row in file.caps or ({},)]
+    workloads = [record(_Workload, row, "a workload") for row in file.workloads]
     cells = [
         cell
-        for device in devices
-        for model in models
+        for device in file.devices or ({},)
+        for model in file.models
         for cap in caps
         for workload in workloads
-        for cell in _cells(device, model, cap, workload)
+        for cell in _cells(file.options, device, model, cap, workload)
     ]
-    return Matrix(name, str(document.get("about", "")), tuple(cells))
+    return Matrix(file.name, file.about, tuple(cells))
 
 
-@dataclass(frozen=True)
-class _Device:
-    name: str  # "" where the file has no [[devices]]
-    options: Mapping[str, Any]
-    without_arms: frozenset[str]
+def _own(row: Table) -> Table:
+    """The keys of a table that are no options."""
+    return {key: row[key] for key in row if key not in OPTIONS}
 
 
-@dataclass(frozen=True)
-class _Model:
-    model: Model
-    options: Mapping[str, Any]  # before the device's
-    extra_arms: tuple[str, ...]
-    without_arms: frozenset[str]
+def _options(*tables: Table) -> Table:
+    """Of several tables, later ones first. Raises InputError."""
+    options = {key: row[key] for row in tables for key in row if row is tables[0] or key in OPTIONS}
+    for key, value in options.items():
+        if key not in OPTIONS:
+            raise InputError(f"options has an unknown key {key}; known are {', '.join(sorted(OPTIONS))}")
+        kind, _ = OPTIONS[key]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise InputError(f"options.{key} has the wrong type")
+    if not options.get("arms"):
+        raise InputError("options.arms must name at least one arm")
+    if options.get("at_once", 2) < 2:
+        raise InputError("options.at_once must be at least 2: the first arm, and one to compare with it")
+    return options
 
 
-@dataclass(frozen=True)
-class _Cap:
-    label: str
-    arguments: tuple[str, ...]
-    without_arms: frozenset[str]
-
-
-def _cells(device: _Device, of: _Model, cap: _Cap, workload: tuple[str, list[str]]) -> list[Cell]:
-    """One for each `oallama bench`, more than one where not all arms are compared at once."""
-    options = {**device.options, **of.options}
-    without = device.without_arms | of.without_arms | cap.without_arms
-    arms = [arm for arm in (*options["arms"], *of.extra_arms) if arm not in without]
-    label, arguments = workload
-    name = _slug(*([device.name] if device.name else []), of.model.name, cap.label, label)
-    groups = _groups(arms, options.get("at_once", len(arms)))
-    return [
-        Cell(
-            id=name if len(groups) == 1 else f"{name}-{number}",
-            device=device.name or str(options.get("device", "")),
-            model=of.model,
-            cap=cap.label,
-            workload=label,
-            arguments=("--arms", ",".join(group), *_arguments(options), *cap.arguments, *arguments),
-            profile=_profile_arguments(options),
-        )
-        for number, group in enumerate(groups, start=1)
-    ]
-
-
-def _groups(arms: Sequence[str], at_once: int) -> list[list[str]]:
-    """The first arm with some of the others, as many in each group but for one."""
-    first, others = arms[:1], arms[1:]
-    n_groups = max(1, -(-len(others) // max(1, at_once - 1)))
-    size, larger = divmod(len(others), n_groups)
-    starts = [i * size + min(i, larger) for i in range(n_groups + 1)]
-    return [[*first, *others[start:end]] for start, end in pairwise(starts)]
-
-
-def _devices(document: Mapping[str, Any]) -> list[_Device]:
-    shared = document.get("options", {})
-    if not isinstance(shared, dict):
-        raise MatrixError("options must be a table")
-    _only(shared, set(OPTIONS), "options")
-    found = []
-    for row in _rows(document, "devices") if "devices" in document else [{}]:
-        _only(row, set(OPTIONS) | _DEVICE_KEYS, "a device")
-        if row and not isinstance(row.get("name"), str):
-            raise MatrixError("a device needs a name")
-        options = {**shared, **{key: value for key, value in row.items() if key in OPTIONS}}
-        _options(options)
-        found.append(_Device(row.get("name", ""), options, frozenset(row.get("without_arms", []))))
-    return found
-
-
-def _profile_arguments(options: Mapping[str, Any]) -> tuple[str, ...]:
-    return () if options.get("device") == "none" else tuple(_flagged(options, ("device", "threads")))
-
-
-def _arguments(options: Mapping[str, Any]) -> list[str]:
-    found = _flagged(options, OPTIONS)
-    for text in options.get("stock_args", []):
-        found += ["--stock-args", str(text)]
-    found += ["--refresh-gate"] if options.get("refresh_gate") else []
-    return [*found, "--no-gate"] if options.get("gate") is False else found
-
-
-def _flagged(options: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+def _flagged(options: Table, names: Iterable[str]) -> list[str]:
     """The flags of these options, where they are given, and their values."""
     flags = ((OPTIONS[name][1], options[name]) for name in names if name in options)
     return [word for flag, value in flags if flag for word in (flag, str(value))]
 
 
-def _options(options: Mapping[str, Any]) -> None:
-    _types(options)
-    if not options.get("arms"):
-        raise MatrixError("options.arms must name at least one arm")
+def _cells(shared: Table, device_row: Table, model_row: Table, cap: _Cap, workload: _Workload) -> list[Cell]:
+    """One for each `oallama bench`, more than one where not all arms are compared at once."""
+    device, model = record(_Device, _own(device_row), "a device"), record(_Model, _own(model_row), "a model")
+    if bool(model.path) == bool(model.like):
+        raise InputError("a model needs a name, and either path or like")
+    options = _options(shared, device_row, model_row)
+    without = {*device.without_arms, *model.without_arms, *cap.without_arms}
+    groups = _groups([a for a in (*options["arms"], *model.extra_arms) if a not in without], options.get("at_once"))
+    caps = [pair for pair in (("--vram", cap.vram), ("--gpu-weights", cap.gpu_weights)) if pair[1] is not None]
+    cap_label = " ".join(str(value) for _, value in caps) or "free"
+    n_prompt, n_gen = workload.pg
+    label = f"pp{n_prompt}+tg{n_gen}" + (f" @ d{workload.depth}" if workload.depth else "")
+    name = _slug(*([device.name] if device.name else []), model.name, cap_label, label)
+    arguments = [
+        *_flagged(options, OPTIONS),
+        *(word for text in options.get("stock_args", []) for word in ("--stock-args", str(text))),
+        *(["--refresh-gate"] if options.get("refresh_gate") else []),
+        *(["--no-gate"] if options.get("gate") is False else []),
+        *(str(word) for pair in caps for word in pair),
+        *("-p", "0", "-n", "0", "-pg", f"{n_prompt},{n_gen}", "-d", str(workload.depth)),
+    ]
+    return [
+        Cell(
+            id=name if len(groups) == 1 else f"{name}-{number}",
+            device=device.name or str(options.get("device", "")),
+            model=Model(model.name, model.path or Shape(model.like, model.type, model.layers)),
+            cap=cap_label,
+            workload=label,
+            arguments=("--arms", ",".join(group), *arguments),
+            profile=() if options.get("device") == "none" else tuple(_flagged(options, ("device", "threads"))),
+        )
+        for number, group in enumerate(groups, start=1)
+    ]
 
 
-def _types(options: Mapping[str, Any]) -> None:
-    for key, value in options.items():
-        kind, _ = OPTIONS[key]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise MatrixError(f"options.{key} has the wrong type")
-    if options.get("at_once", 2) < 2:
-        raise MatrixError("options.at_once must be at least 2: the first arm, and one to compare with it")
-
-
-def _model(row: Mapping[str, Any]) -> _Model:
-    _only(row, _MODEL_KEYS | set(OPTIONS), "a model")
-    if not isinstance(row.get("name"), str) or bool(row.get("path")) == bool(row.get("like")):
-        raise MatrixError("a model needs a name, and either path or like")
-    options = {key: value for key, value in row.items() if key in OPTIONS}
-    _types(options)
-    file = row.get("path") or Shape(row["like"], row.get("type", "Q4_0"), row.get("layers"))
-    arms = (tuple(row.get("extra_arms", [])), frozenset(row.get("without_arms", [])))
-    return _Model(Model(row["name"], file), options, *arms)
-
-
-def _cap(row: Mapping[str, Any]) -> _Cap:
-    _only(row, _CAP_KEYS, "a cap")
-    flags = [("vram", "--vram"), ("gpu_weights", "--gpu-weights")]
-    given = [(flag, str(row[key])) for key, flag in flags if key in row]
-    label = " ".join(value for _, value in given) or "free"
-    return _Cap(label, tuple(word for pair in given for word in pair), frozenset(row.get("without_arms", [])))
-
-
-def _workload(row: Mapping[str, Any]) -> tuple[str, list[str]]:
-    _only(row, _WORKLOAD_KEYS, "a workload")
-    pair = row.get("pg")
-    if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(n, int) and n > 0 for n in pair)):
-        raise MatrixError("a workload needs pg = [prompt tokens, generated tokens], both above 0")
-    depth = row.get("depth", 0)
-    label = f"pp{pair[0]}+tg{pair[1]}" + (f" @ d{depth}" if depth else "")
-    return label, ["-p", "0", "-n", "0", "-pg", f"{pair[0]},{pair[1]}", "-d", str(depth)]
-
-
-def _rows(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    rows = document.get(key)
-    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
-        raise MatrixError(f"there must be at least one [[{key}]]")
-    return rows
-
-
-def _only(row: Mapping[str, Any], known: set[str], where: str) -> None:
-    unknown = sorted(set(row) - known)
-    if unknown:
-        raise MatrixError(f"{where} has an unknown key {unknown[0]}; known are {', '.join(sorted(known))}")
+def _groups(arms: Sequence[str], at_once: int | None) -> list[list[str]]:
+    """The first arm with some of the others, as many in each group but for one."""
+    first, others = arms[:1], arms[1:]
+    n_groups = max(1, -(-len(others) // max(1, (at_once or len(arms)) - 1)))
+    size, larger = divmod(len(others), n_groups)
+    starts = [i * size + min(i, larger) for i in range(n_groups + 1)]
+    return [[*first, *others[start:end]] for start, end in pairwise(starts)]
 
 
 def _slug(*parts: str) -> str:

@@ -1,4 +1,4 @@
-"""The report of a matrix: one record as JSON, a Markdown page, and a self-contained html page. Pure but for plots."""
+"""The report of a matrix: one record as JSON, a Markdown page, and a self-contained html page. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from experiments import pages
 from experiments.comparison import (
     METRICS,
     NO_HARM,
+    PLACE,
     Comparison,
     Figures,
-    Gate,
     compare_with_stock,
     figures,
     gates,
@@ -22,8 +22,10 @@ from experiments.comparison import (
 from experiments.pages import Section, ms
 
 from ab.cells import Outcome
+from ab.chart import chart
 from ab.matrix import Matrix
 
+Table = tuple[Sequence[str], Sequence[pages.Row]]
 METRIC_NAMES = {"total": "whole run", "ttft": "TTFT", "tpot": "TPOT"}
 
 
@@ -50,7 +52,7 @@ def record(matrix: Matrix, outcomes: Sequence[Outcome], machine: Mapping[str, An
         ],
         "against_stock": [asdict(each) for each in found],
         "figures": [asdict(each) for each in figures(found)],
-        "gates": [asdict(each) for place, rows in placed for each in gates(place, rows)],
+        "gates": [each for place, rows in placed for each in gates(place, rows)],
         "predictions": predicted,
     }  # fmt: skip
 
@@ -84,9 +86,15 @@ def markdown(document: Mapping[str, Any]) -> str:
     return pages.markdown(document["name"], _paragraphs(document, "**Not complete:**"), sections(document))
 
 
-def html_page(document: Mapping[str, Any], plots: Sequence[tuple[str, bytes]]) -> str:
-    """plots: (caption, svg)."""
-    return pages.html_page(document["name"], _paragraphs(document, "Not complete:"), sections(document), plots)
+def html_page(document: Mapping[str, Any]) -> str:
+    """With the times of each model's cells as bars."""
+    measured = [cell for cell in document["cells"] if cell["rows"]]
+    models = dict.fromkeys((cell["device"], cell["model"]) for cell in measured)
+    charts = [
+        chart(document, [cell["id"] for cell in measured if (cell["device"], cell["model"]) == of]).svg()
+        for of in models
+    ]
+    return pages.html_page(document["name"], _paragraphs(document, "Not complete:"), sections(document), charts)
 
 
 def _paragraphs(document: Mapping[str, Any], not_complete: str) -> list[str]:
@@ -136,7 +144,7 @@ def ratio_text(found: Comparison) -> str:
     return f"{found.value:.3f} ({found.low:.3f}..{found.high:.3f})"
 
 
-def _figures_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+def _figures_table(document: Mapping[str, Any]) -> Table:
     columns = ("arm", "of", "cells", "geometric mean", "worst cell", "which", "best cell", "which", f"below {NO_HARM}",
                "surely", "same as stock")  # fmt: skip
     rows: list[tuple[str, ...]] = [
@@ -150,79 +158,58 @@ def _figures_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tup
     return columns, rows
 
 
-def _metric_table(document: Mapping[str, Any], metric: str) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+def _metric_table(document: Mapping[str, Any], metric: str) -> Table:
     found = [each for each in comparisons_of(document) if each.metric == metric]
     arms = list(dict.fromkeys(each.arm for each in found))
     cells: dict[tuple[str, ...], dict[str, Comparison]] = {}
     for each in found:
         cells.setdefault((each.device, each.model, each.cap, each.workload, each.stock), {})[each.arm] = each
     rows = [(*place, *(ratio_text(of[arm]) if arm in of else "" for arm in arms)) for place, of in cells.items()]
-    return ("device", "model", "cap", "workload", "best stock", *arms), rows
+    return (*PLACE, "best stock", *arms), rows
 
 
-def _predictions_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    columns = ("device", "model", "cap", "workload", "arm", "of", "measured ms", "predicted ms", "measured / predicted",
-               "bound ms", "bound / measured")  # fmt: skip
-    rows: list[tuple[str, ...]] = []
+def _predictions_table(document: Mapping[str, Any]) -> Table:
+    rows = []
     for row in document["predictions"]:
         measured, predicted, bound = row["measured_s"], row["predicted_s"], row.get("bound_s")
         rows.append(
-            (*(str(row[key]) for key in ("device", "model", "cap", "workload", "arm")), METRIC_NAMES[row["metric"]],
-             f"{1e3 * measured:.1f}", f"{1e3 * predicted:.1f}", f"{measured / predicted:.3f}",
-             f"{1e3 * bound:.1f}" if bound else "-", f"{bound / measured:.0%}" if bound else "-")
+            (*_of(row, "arm"), METRIC_NAMES[row["metric"]], f"{1e3 * measured:.1f}", f"{1e3 * predicted:.1f}",
+             f"{measured / predicted:.3f}", f"{1e3 * bound:.1f}" if bound else "-",
+             f"{bound / measured:.0%}" if bound else "-")
         )  # fmt: skip
-    return columns, rows
+    return (*PLACE, "arm", "of", "measured ms", "predicted ms", "measured / predicted", "bound ms",
+            "bound / measured"), rows  # fmt: skip
 
 
-def _gates_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    rows: list[tuple[str, ...]] = [
-        (gate.device, gate.model, gate.cap, gate.workload, gate.said, f"{gate.seconds:.1f}", "yes" * gate.remembered)
-        for gate in (Gate(**row) for row in document["gates"])
+def _gates_table(document: Mapping[str, Any]) -> Table:
+    return (*PLACE, "it said", "seconds", "remembered"), [
+        (*_of(gate, "said"), f"{gate['seconds']:.1f}", "yes" * gate["remembered"]) for gate in document["gates"]
     ]
-    return ("device", "model", "cap", "workload", "it said", "seconds", "remembered"), rows
 
 
-def _rows_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    columns = (
-        "device",
-        "model",
-        "cap",
-        "workload",
-        "arm",
-        "TTFT ms",
-        "TPOT ms",
-        "t/s",
-        "device MiB",
-        "weights there MiB",
-        "notes",
-    )
-    rows: list[tuple[str, ...]] = [
-        (
-            cell["device"], cell["model"], cell["cap"], cell["workload"], row["arm"],
-            ms(row["ttft_s"], ".2f"), ms(row["tpot_s"], ".2f"),
-            f"{row['avg_ts']:.1f}", _mib(row["device_bytes"]), _mib(row["operator_bytes_on_device"]),
-            "; ".join(str(note) for note in row["notes"]),
-        )
-        for cell in document["cells"]
-        for row in cell["rows"]
+def _rows_table(document: Mapping[str, Any]) -> Table:
+    rows = [
+        (*_of(cell), row["arm"], ms(row["ttft_s"], ".2f"), ms(row["tpot_s"], ".2f"), f"{row['avg_ts']:.1f}",
+         _mib(row["device_bytes"]), _mib(row["operator_bytes_on_device"]), "; ".join(map(str, row["notes"])))
+        for cell in document["cells"] for row in cell["rows"]
     ]  # fmt: skip
-    return columns, rows
+    return (*PLACE, "arm", "TTFT ms", "TPOT ms", "t/s", "device MiB", "weights there MiB", "notes"), rows
 
 
-def _errors_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    rows: list[tuple[str, ...]] = [
-        (c["device"], c["model"], c["cap"], c["workload"], c["error"]) for c in document["cells"] if c["error"]
-    ]
-    return ("device", "model", "cap", "workload", "why"), rows
+def _errors_table(document: Mapping[str, Any]) -> Table:
+    return (*PLACE, "why"), [_of(cell, "error") for cell in document["cells"] if cell["error"]]
 
 
-def _refused_table(document: Mapping[str, Any]) -> tuple[Sequence[str], list[tuple[str, ...]]]:
-    rows: list[tuple[str, ...]] = [
-        (each.device, each.model, each.cap, each.workload, each.arm, METRIC_NAMES[each.metric], each.refused)
-        for each in comparisons_of(document)
-        if each.refused
-    ]
-    return ("device", "model", "cap", "workload", "arm", "of", "why"), rows
+def _refused_table(document: Mapping[str, Any]) -> Table:
+    return (*PLACE, "arm", "of", "why"), [
+        (*_of(row, "arm"), METRIC_NAMES[row["metric"]], row["refused"])
+        for row in document["against_stock"] if row["refused"]
+    ]  # fmt: skip
+
+
+def _of(row: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
+    """The place of a cell, and what else the row has."""
+    return tuple(str(row[key]) for key in (*PLACE, *keys))
 
 
 def _place(found: Comparison) -> str:

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import gguf
-from experiments.toml_file import TomlError, read_toml
+from experiments.inputs import InputError, read_toml, record
+from model_shapes import attention_and_ffn
 
-from card_fit.tables import TableError
+from oallama.core.codec import Count32, Size32
 from oallama.core.types import ModelInfo, Operator
 
-SIZES = ("n_layer", "n_embd", "n_head", "n_head_kv", "head_dim", "n_ff", "n_vocab")
-EXPERTS = ("n_expert", "n_expert_used")
-TEXTS = ("type", "output_type", "source", "same_as")
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a described model, as TOML names them. source: where they are from."""
+
+    n_layer: Size32
+    n_embd: Size32
+    n_head: Size32
+    n_head_kv: Size32
+    head_dim: Size32
+    n_ff: Size32
+    n_vocab: Size32
+    type: str
+    output_type: str = ""  # as the others
+    n_expert: Count32 = 0
+    n_expert_used: Count32 = 0
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,94 +43,55 @@ class Model:
 
 
 def read_models(path: Path) -> dict[str, Model]:
-    """By the names that the tables use. Raises TableError."""
-    try:
-        tables = read_toml(path)
-    except TomlError as error:
-        raise TableError(str(error)) from None
+    """By the names that the tables use. Raises InputError."""
     made: dict[str, Model] = {}
-    for name, table in tables.items():
+    for name, table in read_toml(path).items():
         where = f"{path}: {name}"
-        if not isinstance(table, dict):
-            raise TableError(f"{where} is no table of a model's sizes")
-        if "same_as" in table:
+        if isinstance(table, dict) and "same_as" in table:
             if table["same_as"] not in made:
-                raise TableError(f"{where} is the same as {table['same_as']!r}, which is not above it")
+                raise InputError(f"{where} is the same as {table['same_as']!r}, which is not above it")
             made[name] = made[table["same_as"]]
         else:
-            made[name] = model_of(name, _checked(table, where))
+            made[name] = model_of(name, _checked(record(Sizes, table, where), where))
     if not made:
-        raise TableError(f"{path} describes no model")
+        raise InputError(f"{path} describes no model")
     return made
 
 
-def _checked(table: dict[str, Any], where: str) -> dict[str, Any]:
-    """The table with what may be left out filled in."""
-    unknown = sorted(set(table) - {*SIZES, *EXPERTS, *TEXTS})
-    if unknown:
-        raise TableError(
-            f"{where} has {unknown[0]!r}, which is not known: it takes {', '.join(SIZES + EXPERTS + TEXTS)}"
-        )
-    full = {"n_expert": 0, "n_expert_used": 0, "output_type": table.get("type"), **table}
-    for name in SIZES + EXPERTS:
-        if type(full.get(name)) is not int or not (name in EXPERTS or full[name] > 0) or not 0 <= full[name] < 2**31:
-            raise TableError(f"{where}: {name} is {full.get(name)!r}, not a size")
-    if full["n_head"] % full["n_head_kv"]:
-        raise TableError(f"{where}: n_head must be a multiple of n_head_kv")
-    if not 0 <= full["n_expert_used"] <= full["n_expert"] or (full["n_expert"] > 0) != (full["n_expert_used"] > 0):
-        raise TableError(f"{where}: n_expert_used must be some of n_expert")
-    for name in ("type", "output_type"):
-        if full[name] not in gguf.GGMLQuantizationType.__members__:
-            raise TableError(f"{where}: {name} is {full[name]!r}, not a ggml type")
+def _checked(sizes: Sizes, where: str) -> Sizes:
+    """With the output's type. Raises InputError."""
+    if sizes.n_head % sizes.n_head_kv:
+        raise InputError(f"{where}: n_head must be a multiple of n_head_kv")
+    if sizes.n_expert_used > sizes.n_expert or (sizes.n_expert > 0) != (sizes.n_expert_used > 0):
+        raise InputError(f"{where}: n_expert_used must be some of n_expert")
+    full = replace(sizes, output_type=sizes.output_type or sizes.type)
+    for name in (full.type, full.output_type):
+        if name not in gguf.GGMLQuantizationType.__members__:
+            raise InputError(f"{where}: {name!r} is not a ggml type")
     return full
 
 
-def model_of(name: str, shape: dict[str, Any]) -> Model:
+def model_of(name: str, of: Sizes) -> Model:
     """Llama's graph, or with experts Qwen3-MoE's."""
-    operators = tuple(_operators(shape))
+    operators = tuple(_operators(of))
     info = ModelInfo(
-        path=name,
-        arch="qwen3moe" if shape["n_expert"] else "llama",
-        name=name,
-        n_layer=shape["n_layer"],
-        n_embd=shape["n_embd"],
-        n_ff=shape["n_ff"],
-        n_head=shape["n_head"],
-        n_head_kv=shape["n_head_kv"],
-        n_embd_head_k=shape["head_dim"],
-        n_embd_head_v=shape["head_dim"],
-        n_expert=shape["n_expert"],
-        n_expert_used=shape["n_expert_used"],
-        n_vocab=shape["n_vocab"],
-        n_ctx_train=0,
-        file_bytes=sum(operator.bytes for operator in operators),
-        fingerprint="",
-    )
+        path=name, arch="qwen3moe" if of.n_expert else "llama", name=name, n_layer=of.n_layer, n_embd=of.n_embd,
+        n_ff=of.n_ff, n_head=of.n_head, n_head_kv=of.n_head_kv, n_embd_head_k=of.head_dim, n_embd_head_v=of.head_dim,
+        n_expert=of.n_expert, n_expert_used=of.n_expert_used, n_vocab=of.n_vocab, n_ctx_train=0,
+        file_bytes=sum(operator.bytes for operator in operators), fingerprint="",
+    )  # fmt: skip
     return Model(name, info, operators)
 
 
-def _operators(shape: dict[str, Any]) -> Iterator[Operator]:
-    n_embd, n_ff = shape["n_embd"], shape["n_ff"]
-    n_q, n_kv = (shape[heads] * shape["head_dim"] for heads in ("n_head", "n_head_kv"))
-    n_expert = shape["n_expert"]
-    attention = (
-        ("attn_q", n_embd, n_q),
-        ("attn_k", n_embd, n_kv),
-        ("attn_v", n_embd, n_kv),
-        ("attn_output", n_q, n_embd),
-    )
-    ffn = (("ffn_gate", n_embd, n_ff), ("ffn_up", n_embd, n_ff), ("ffn_down", n_ff, n_embd))
-    for layer in range(shape["n_layer"]):
-        for role, k, n in attention:
-            yield _operator(f"blk.{layer}.{role}.weight", layer, role, shape["type"], (k, n, 1))
-        if n_expert:
-            name = f"blk.{layer}.ffn_gate_inp.weight"
-            yield _operator(name, layer, "ffn_gate_inp", "F32", (n_embd, n_expert, 1))
-        for role, k, n in ffn:
-            role += "_exps" if n_expert else ""
-            name = f"blk.{layer}.{role}.weight"
-            yield _operator(name, layer, role, shape["type"], (k, n, n_expert or 1), shape["n_expert_used"])
-    yield _operator("output.weight", None, "output", shape["output_type"], (n_embd, shape["n_vocab"], 1))
+def _operators(of: Sizes) -> Iterator[Operator]:
+    matrices = attention_and_ffn(of.n_embd, of.n_ff, of.n_head, of.n_head_kv, of.head_dim, of.n_expert, of.n_ff)
+    for layer in range(of.n_layer):
+        for role, ne in matrices.items():
+            routed = len(ne) > 2
+            shape = (ne[0], ne[1], ne[2] if routed else 1)
+            kind = "F32" if role == "ffn_gate_inp" else of.type
+            yield _operator(f"blk.{layer}.{role}.weight", layer, role, kind, shape, of.n_expert_used if routed else 0)
+    yield _operator("output.weight", None, "output", of.output_type, (of.n_embd, of.n_vocab, 1))
 
 
 def _operator(

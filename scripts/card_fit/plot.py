@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments import pictures
+from experiments.inputs import InputError
 from experiments.pictures import COLOURS, GREY
 
 from card_fit.errors import PHASES, Row, median_error
-from card_fit.tables import TableError
 
 NAMES = {"prompt": "prompt", "eval": "generation"}
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -17,9 +17,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 def write_plot(rows: Sequence[Row], path: Path) -> None:
     """A panel for the prompt and one for generation; models by colour, contexts by shape, filled where nothing was
-    fitted to the row. Raises TableError."""
+    fitted to the row. Raises InputError."""
     if not pictures.is_there():
-        raise TableError("--plot needs matplotlib: pip install 'oallama[plots]'")
+        raise InputError("--plot needs matplotlib: pip install 'oallama[plots]'")
     figure, axes = pictures.panels(1, 2, (11, 5.6), layout="constrained")
     models = list(dict.fromkeys(row["model"] for row in rows))
     contexts = sorted({row["context"] for row in rows})

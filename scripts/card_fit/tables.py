@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from experiments.inputs import InputError
+
 from oallama.core.codec import CodecError, from_json
 
 COLUMNS = ("Model", "Context", "NGL", "Ubatch", "PromptTokens", "PromptTPS", "EvalTokens", "EvalTPS")
-
-
-class TableError(Exception):
-    """What is wrong with a file that was given, in a sentence."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Run:
 
 
 def read_tables(paths: list[Path]) -> list[Run]:
-    """The runs of all tables that came to an end. Raises TableError for what is no such table."""
+    """The runs of all tables that came to an end. Raises InputError for what is no such table."""
     return [run for path in paths for run in _read(path)]
 
 
@@ -48,7 +46,7 @@ def _read(path: Path) -> list[Run]:
     rows = read_csv(path, COLUMNS)
     runs = [_run(row, where) for where, row in rows if row.get("Status") in (None, "SUCCESS")]
     if not runs:
-        raise TableError(f"{path} has no run that came to an end")
+        raise InputError(f"{path} has no run that came to an end")
     return runs
 
 
@@ -57,26 +55,26 @@ def _read_json(path: Path) -> list[Run]:
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
         return [from_json(Run, row, f"{path}: rows[{i}]") for i, row in enumerate(rows)]
     except OSError as error:
-        raise TableError(f"{path} cannot be read: {error.strerror}") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except CodecError as error:
-        raise TableError(str(error)) from None
+        raise InputError(str(error)) from None
     except (ValueError, KeyError, TypeError):
-        raise TableError(f"{path} is nothing that `real_card predict --json` wrote") from None
+        raise InputError(f"{path} is nothing that `real_card predict --json` wrote") from None
 
 
 def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
-    """(file and line, row) of a table that has these columns. Raises TableError."""
+    """(file and line, row) of a table that has these columns. Raises InputError."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file)
             missing = [name for name in columns if name not in (rows.fieldnames or ())]
             if missing:
-                raise TableError(f"{path} has no column {missing[0]}: it takes {', '.join(columns)}")
+                raise InputError(f"{path} has no column {missing[0]}: it takes {', '.join(columns)}")
             return [(f"{path}, line {rows.line_num}", row) for row in rows]
     except OSError as error:
-        raise TableError(f"{path} cannot be read: {error.strerror}") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
-        raise TableError(f"{path} is no CSV table: {error}") from None
+        raise InputError(f"{path} is no CSV table: {error}") from None
 
 
 def _run(row: dict[str, str], where: str) -> Run:
@@ -97,7 +95,7 @@ def _number(row: dict[str, str], name: str, where: str, least: float = 1) -> flo
     try:
         value = float(row[name])
     except (TypeError, ValueError):
-        raise TableError(f"{where}: {name} is {row[name]!r}, not a number") from None
+        raise InputError(f"{where}: {name} is {row[name]!r}, not a number") from None
     if not least <= value <= 1e9:
-        raise TableError(f"{where}: {name} is {row[name]}, which cannot be")
+        raise InputError(f"{where}: {name} is {row[name]}, which cannot be")
     return value

@@ -10,7 +10,8 @@ from typing import Any
 from oallama.bench.stats import speed_ratio
 
 Row = Mapping[str, Any]
-Place = tuple[str, str, str, str]  # of a cell: device, model, cap, workload
+Place = tuple[str, str, str, str]  # of a cell: as PLACE
+PLACE = ("device", "model", "cap", "workload")
 METRICS: Mapping[str, str] = {"total": "samples_ns", "ttft": "samples_ttft_s", "tpot": "samples_tpot_s"}
 """Metric -> the row's samples, of which less is better."""
 
@@ -39,20 +40,6 @@ class Comparison:
     same: bool = False
     refused: str = ""
     noise: float | None = None
-
-
-@dataclass(frozen=True)
-class Gate:
-    """What the gate said in a cell: the line, what it uses ("" for stock's placement), and what it took."""
-
-    device: str
-    model: str
-    cap: str
-    workload: str
-    said: str
-    winner: str
-    seconds: float
-    remembered: bool
 
 
 @dataclass(frozen=True)
@@ -99,10 +86,13 @@ def compare_with_stock(place: Place, rows: Sequence[Row], metric: str, seed: int
     return found
 
 
-def gates(place: Place, rows: Sequence[Row]) -> list[Gate]:
-    """What the gate said for the arms that passed it."""
-    said = [row["gate"] for row in rows if row.get("gate")]
-    return [Gate(*place, gate["said"], gate["winner"] or "", gate["seconds"], gate["remembered"]) for gate in said]
+def gates(place: Place, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """What the gate said of the arms that passed it: the line, what it uses ("": stock's placement), what it took."""
+    return [
+        {**dict(zip(PLACE, place, strict=True)), "said": gate["said"], "winner": gate["winner"] or "",
+         "seconds": gate["seconds"], "remembered": gate["remembered"]}
+        for gate in (row.get("gate") for row in rows) if gate
+    ]  # fmt: skip
 
 
 def figures(found: Sequence[Comparison]) -> list[Figures]:
@@ -139,7 +129,7 @@ def predictions(place: Place, rows: Sequence[Row]) -> list[dict[str, Any]]:
             predicted, samples = (row["predicted"] or {}).get(f"{metric}_s"), row[METRICS[metric]]
             if predicted and samples:
                 found.append(
-                    {**dict(zip(("device", "model", "cap", "workload"), place, strict=True)), "arm": row["arm"],
+                    {**dict(zip(PLACE, place, strict=True)), "arm": row["arm"],
                      "metric": metric, "predicted_s": predicted, "measured_s": sum(samples) / len(samples),
                      "bound_s": (row.get("bound") or {}).get(f"{metric}_s")}
                 )  # fmt: skip

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,20 +40,6 @@ def generations(engine: Any, prompt: list[int], n_gen: int, rounds: int) -> list
     if not rows:
         raise SystemExit("the model ends at once: there is nothing to time")
     return rows
-
-
-def interleaved(arms: Mapping[str, Callable[[], Sample]], rounds: int) -> dict[str, list[Sample]]:
-    """Samples of every arm, one a round, the order reversed every other round; a first round is thrown away."""
-    from tqdm import tqdm
-
-    samples: dict[str, list[Sample]] = {name: [] for name in arms}
-    for i in tqdm(range(rounds + 1), unit="round", disable=not sys.stderr.isatty()):
-        order = list(arms.items())
-        for name, run in order if i % 2 else reversed(order):
-            sample = run()
-            if i:
-                samples[name].append(sample)
-    return samples
 
 
 def best_layout(operator: Any, cc: int) -> str:

@@ -42,24 +42,11 @@ class Shape:
         return self.n_layer or KNOWN[self.like].n_layer
 
     @property
-    def embedding_bytes(self) -> float:
-        like = KNOWN[self.like]
-        return like.n_vocab * like.n_embd * BITS[self.type] / 8
-
-    @property
     def n_bytes(self) -> int:
         """About what the file will take."""
-        layer = sum(math.prod(ne) for ne in KNOWN[self.like].matrices.values())
-        return int(self.layers * layer * BITS[self.type] / 8 + 2 * self.embedding_bytes)
-
-    @property
-    def active_values(self) -> float:
-        """Weights that one token is multiplied with: of experts, those it is routed to; the output, not the
-        embedding."""
         like = KNOWN[self.like]
-        used = like.metadata.get("expert_used_count", 1) / like.metadata.get("expert_count", 1)
-        layer = sum(math.prod(ne) * (used if len(ne) > 2 else 1.0) for ne in like.matrices.values())
-        return float(self.layers * layer + like.n_vocab * like.n_embd)
+        layer = sum(math.prod(ne) for ne in like.matrices.values())
+        return int((self.layers * layer + 2 * like.n_vocab * like.n_embd) * BITS[self.type] / 8)
 
 
 class Models:

@@ -10,14 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from experiments.inputs import InputError
+
 SCHEMA = 1
 NAME = "results.json"
 DONE, FAILED, CUT = "done", "failed", "cut"
 """States of a step. CUT: it ran out of time, or was interrupted."""
-
-
-class ResultsError(Exception):
-    """The results cannot be used: one sentence."""
 
 
 class Results:
@@ -25,7 +23,7 @@ class Results:
     read_only: for looking, which may always be done. program, elsewhere: for messages, who writes here and how it is
     told to write to another file.
 
-    Raises ResultsError where the file is of another experiment, or another process is at it.
+    Raises InputError where the file is of another experiment, or another process is at it.
     """
 
     def __init__(
@@ -55,13 +53,13 @@ class Results:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.close()
-            raise ResultsError(
+            raise InputError(
                 f"another {self.program} is at work in {self.path.parent}: wait for it, or {self.elsewhere}"
             ) from None
         return file
 
     def adopt(self, path: Path) -> None:
-        """Go on from the results of another machine, unless there are some here. Raises ResultsError."""
+        """Go on from the results of another machine, unless there are some here. Raises InputError."""
         if not self.steps:
             self._read(path)
 
@@ -69,10 +67,10 @@ class Results:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ResultsError(f"{path} cannot be read ({error}): remove it to begin anew") from None
+            raise InputError(f"{path} cannot be read ({error}): remove it to begin anew") from None
         if not isinstance(found, dict) or any(found.get(key) != value for key, value in self.identity.items()):
             of = ", ".join(f"{key} {found.get(key)}" for key in self.identity if key != "schema")
-            raise ResultsError(f"{path} is of {of}: {self.elsewhere}")
+            raise InputError(f"{path} is of {of}: {self.elsewhere}")
         self.record = found
 
     @property

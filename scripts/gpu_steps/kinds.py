@@ -138,7 +138,7 @@ ROW_KEYS = (
     "samples_tpot_s", "ttft_s", "tpot_s", "ttft_ratio_to_first", "ttft_ratio_ci95", "tpot_ratio_to_first",
     "tpot_ratio_ci95", "ratio_to_first", "ratio_ci95", "ratio_refused", "device_bytes", "host_bytes",
     "operator_bytes_on_device", "cap_device_bytes", "cap_operator_bytes", "flash_attn_used", "problems", "predicted",
-    "notes", "same_as", "warnings", "gate", "cpu_info", "gpu_info",
+    "bound", "notes", "same_as", "warnings", "gate", "cpu_info", "gpu_info",
 )  # fmt: skip
 
 

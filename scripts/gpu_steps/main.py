@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.child import ROOT
+from experiments.inputs import InputError
 from experiments.machine import backend_of
 from experiments.models import Models, Shape
-from experiments.results import CUT, DONE, FAILED, NAME, Results, ResultsError
+from experiments.results import CUT, DONE, FAILED, NAME, Results
 
 from gpu_steps.kinds import Setting, StepFailed, run_step
 from gpu_steps.scale import SCALES
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         results = Results(work / NAME, identity, copies, read_only=options.list)
         if options.resume:
             results.adopt(options.resume)
-    except ResultsError as error:
+    except InputError as error:
         print(f"gpu_run: {error}", file=sys.stderr)
         return 2
     from oallama.place.decide import POLICIES

@@ -1,5 +1,4 @@
-"""Pictures of the results: every arm against the best stock arm beside what the papers print, small copies, and the
-streams."""
+"""Pictures of the results: the times of every arm, small copies, and the streams."""
 
 from __future__ import annotations
 
@@ -7,14 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ab.chart import chart
 from experiments import pictures
-from experiments.comparison import compare_with_stock
-from experiments.pictures import CPU, DEVICE, GREY, INK, JOIN, LIGHT, LINK, panels
-from experiments.published import OATO_PAPER
+from experiments.pictures import CPU, DEVICE, GREY, JOIN, LIGHT, LINK, panels
 
 from gpu_steps import copy_tables, tables
 
-COLOURS = {"oato": "#2a6f97", "split": "#d1495b", "scheinfer": "#66a182", "auto": "#8d6a9f"}
 IDLE = "#e8e8e8"
 STEPS = {"host": ("CPU", CPU), "launch": ("CPU", LIGHT), "wait": ("CPU", IDLE), "join": ("CPU", JOIN),
          "send": ("device", LIGHT), "resident": ("device", DEVICE), "streamed": ("device", "#7fbf9f"),
@@ -26,52 +23,28 @@ STEP_NAMES = {CPU: "CC", DEVICE: "GG", "#7fbf9f": "CG", LINK: "copy", JOIN: "joi
 
 
 def write_plots(documents: Mapping[str, Any], folder: Path) -> list[Path]:
-    """The pictures that could be made; [] without matplotlib."""
-    if not pictures.is_there():
-        return []
+    """The pictures that could be made; without matplotlib only the times of the comparisons."""
     made = []
     for name, document in documents.items():
-        for kind, draw in (("ratios", _ratios), ("copies", _copies), ("trace", _trace)):
+        stem = name.removesuffix(".json")
+        if cells := cells_of(document):
+            made.append(folder / f"{stem}-times.svg")
+            made[-1].write_text(chart({"cells": cells, "machine": {}}, [cell["id"] for cell in cells]).svg(), "utf-8")
+        for kind, draw in (("copies", _copies), ("trace", _trace)) if pictures.is_there() else ():
             figure = draw(document)
             if figure is not None:
-                path = folder / f"{name.removesuffix('.json')}-{kind}.svg"
-                pictures.write(figure, path)
-                made.append(path)
+                made.append(folder / f"{stem}-{kind}.svg")
+                pictures.write(figure, made[-1])
     return made
 
 
-def _ratios(document: Mapping[str, Any]) -> Any:
-    """Whole run, times as fast as the best stock arm: a group a cell, a mark an arm, the paper's as a line."""
-    cells = []
-    for _, step in tables.of_kind(document, "ab"):
-        data = step["data"]
-        place = (document["device"], data["model"], data["cap"], "")
-        rows = [a for a in compare_with_stock(place, data["rows"], "total") if a.value is not None]
-        if rows:
-            cells.append((f"{data['model']}\n{data['cap']}", data, rows))
-    if not cells:
-        return None
-    figure, axes = panels(1, 1, (9, 0.55 * len(cells) + 1.6), layout="constrained")
-    (axis,) = axes.flat
-    seen = set()
-    for i, (_, data, rows) in enumerate(cells):
-        for j, a in enumerate(rows):
-            value, low, high = (a.value or 0.0, a.low or 0.0, a.high or 0.0)
-            axis.errorbar(
-                value, i + 0.14 * (j - (len(rows) - 1) / 2), xerr=[[value - low], [high - value]], fmt="o", ms=5,
-                label=None if a.arm in seen else a.arm, color=COLOURS.get(a.arm, "#555"),
-            )  # fmt: skip
-            seen.add(a.arm)
-        if data["paper"] == "oato" and data["cap"] in OATO_PAPER and "f16" in data["model"]:
-            axis.plot([1 + OATO_PAPER[data["cap"]] / 100] * 2, [i - 0.4, i + 0.4], color=GREY, lw=2,
-                      label=None if "paper" in seen else "OATO paper (RTX 4090)")  # fmt: skip
-            seen.add("paper")
-    axis.axvline(1.0, color=INK, lw=0.8)
-    axis.set_yticks(range(len(cells)), [label for label, _, _ in cells])
-    axis.invert_yaxis()
-    axis.set_xlabel(f"whole run, times as fast as the best stock arm ({document['device']})")
-    axis.legend(loc="best", frameon=False)
-    return figure
+def cells_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The comparisons of a results file, as a report of scripts/ab has its cells."""
+    return [
+        {"id": name, "device": document["device"], "model": step["data"]["model"], "rows": step["data"]["rows"],
+         "cap": f"{step['data']['model']}, {step['data']['cap']}", "workload": tables.workload(step["data"])}
+        for name, step in tables.of_kind(document, "ab") if step["data"]["rows"]
+    ]  # fmt: skip
 
 
 def _copies(document: Mapping[str, Any]) -> Any:

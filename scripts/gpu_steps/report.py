@@ -137,7 +137,7 @@ def papers_table(measured: Mapping[str, Document]) -> list[str]:
     ]  # fmt: skip
     columns = ("figure", "on the GPU", "the paper", "ours, best arm of each model, against the best stock arm")
     return [*table(columns, rows), "The papers' cards are smaller and their links slower than a data centre's: "
-            "see the bound beside each cell below."]  # fmt: skip
+            "see the bound below a cell (older ones have none)."]  # fmt: skip
 
 
 def found(measured: Mapping[str, Document], paper: str, cap: str, metric: str) -> str:

@@ -109,16 +109,25 @@ def _stock(shape: Shape, work: Workload) -> list[str]:
     return ["stock-fit", "stock-ngl", *(["stock-ncmoe"] if experts else []), *(["stock-cpu"] if alone else [])]
 
 
-def _oato_step(scale: Scale, shape: Shape, share: str, policies: tuple[str, ...]) -> Step:
-    work = scale.oato
-    auto = ["auto"] if share == "50%" else []
-    arms = _arms(policies, *_stock(shape, work), "layers", "oato", "split", *auto)
-    title = f"{shape.name}, {share} of the weights, {work.n_prompt} + {work.n_gen} tokens"
-    settings = {
-        "model": shape.name, "arms": arms, "cap": ["--gpu-weights", share], "shown_cap": share, "paper": "oato",
-        "n_prompt": work.n_prompt, "n_gen": work.n_gen, "repetitions": scale.repetitions,
+def _ab(
+    scale: Scale, shape: Shape, work: Workload, policies: tuple[str, ...], arms: list[str], cap: list[str], shown: str,
+    name: str, seconds: float, of: str = "", paper: str = "", n_ubatch: int | None = None,
+) -> Step:  # fmt: skip
+    """All arms in one cell, as `oallama bench` compares them. of: what the cap is a share of, or counts."""
+    settings: dict[str, Any] = {
+        "model": shape.name, "arms": _arms(policies, *_stock(shape, work), "layers", "oato", "split", *arms),
+        "cap": cap, "shown_cap": shown, "paper": paper, "n_prompt": work.n_prompt, "n_gen": work.n_gen,
+        "repetitions": scale.repetitions, **({} if n_ubatch is None else {"n_ubatch": n_ubatch}),
     }  # fmt: skip
-    return Step(f"oato-{shape.name}-{share[:-1]}", title, "ab", 95, settings, (shape,), ("doctor",))
+    title = f"{shape.name}, {shown}{of}, {work.n_prompt} + {work.n_gen} tokens"
+    title += "" if n_ubatch is None else f", -ub {n_ubatch}"
+    return Step(name, title, "ab", seconds, settings, (shape,), ("doctor",))
+
+
+def _oato_step(scale: Scale, shape: Shape, share: str, policies: tuple[str, ...]) -> Step:
+    arms = ["auto"] if share == "50%" else []
+    return _ab(scale, shape, scale.oato, policies, arms, ["--gpu-weights", share], share,
+               f"oato-{shape.name}-{share[:-1]}", 95, " of the weights", "oato")  # fmt: skip
 
 
 def _memory_caps(scale: Scale, shape: Shape) -> list[int]:
@@ -136,21 +145,13 @@ def _memory_step(scale: Scale, shape: Shape, cap: int, policies: tuple[str, ...]
     and micro-batches of so many tokens."""
     work = scale.oato if n_ubatch is None else scale.ubatch
     given = _scaled_cap(scale, shape, cap)
-    shown = (f"{cap // GIB} GiB" if cap >= GIB else f"{cap >> 20} MiB") + (
-        "" if given == cap else f" × {shape.share:.3g}"
-    )
-    auto = ["auto"] if n_ubatch is None else []
-    arms = _arms(policies, *_stock(shape, work), "layers", "oato", "split", "scheinfer", *auto)
-    settings: dict[str, Any] = {
-        "model": shape.name, "arms": arms, "cap": ["--vram", str(given), "--vram-fill", "1"], "shown_cap": shown,
-        "paper": "", "n_prompt": work.n_prompt, "n_gen": work.n_gen, "repetitions": scale.repetitions,
-    }  # fmt: skip
-    title = f"{shape.name}, {shown} of device memory, {work.n_prompt} + {work.n_gen} tokens"
+    shown = f"{cap // GIB} GiB" if cap >= GIB else f"{cap >> 20} MiB"
+    shown += "" if given == cap else f" × {shape.share:.3g}"
     name = f"memory-{shape.name}-" + (f"{cap // GIB}g" if cap >= GIB else f"{cap >> 20}m")
-    if n_ubatch is not None:
-        settings["n_ubatch"] = n_ubatch
-        name, title = f"{name}-ub{n_ubatch}", f"{title}, -ub {n_ubatch}"
-    return Step(name, title, "ab", 115, settings, (shape,), ("doctor",))
+    name += "" if n_ubatch is None else f"-ub{n_ubatch}"
+    arms = ["scheinfer", *(["auto"] if n_ubatch is None else [])]
+    given_cap = ["--vram", str(given), "--vram-fill", "1"]
+    return _ab(scale, shape, work, policies, arms, given_cap, shown, name, 115, " of device memory", n_ubatch=n_ubatch)
 
 
 def _scheinfer_steps(scale: Scale, cap: int, policies: tuple[str, ...]) -> list[Step]:
@@ -161,19 +162,13 @@ def _scheinfer_steps(scale: Scale, cap: int, policies: tuple[str, ...]) -> list[
 
 def _scheinfer_step(scale: Scale, shape: Shape, cap: int, policies: tuple[str, ...]) -> Step:
     """The paper's cap. Where caps are not applied, 25 and 50 % of the weights stand for 12 and 24 GiB."""
-    work = scale.scheinfer
-    arms = _arms(policies, *_stock(shape, work), "layers", "oato", "split", "scheinfer", "auto")
-    shown = f"{cap // GIB} GiB"
-    share = "25%" if cap == min(SCHEINFER_CAPS) else "50%"
+    share, shown = "25%" if cap == min(SCHEINFER_CAPS) else "50%", f"{cap // GIB} GiB"
     given = ["--gpu-weights", share]
     if scale.caps:
         given = ["--vram", str(_scaled_cap(scale, shape, cap)), "--vram-fill", "1"]
-    settings = {
-        "model": shape.name, "arms": arms, "cap": given, "shown_cap": shown if scale.caps else f"{share} for {shown}",
-        "n_prompt": work.n_prompt, "n_gen": work.n_gen, "repetitions": scale.repetitions, "paper": "scheinfer",
-    }  # fmt: skip
-    title = f"{shape.name}, {settings['shown_cap']}, {work.n_prompt} + {work.n_gen} tokens"
-    return Step(f"scheinfer-{shape.name}-{cap // GIB}", title, "ab", 170, settings, (shape,), ("doctor",))
+    return _ab(scale, shape, scale.scheinfer, policies, ["scheinfer", "auto"], given,
+               shown if scale.caps else f"{share} for {shown}", f"scheinfer-{shape.name}-{cap // GIB}", 170,
+               paper="scheinfer")  # fmt: skip
 
 
 def _device_settings(scale: Scale) -> dict[str, Any]:

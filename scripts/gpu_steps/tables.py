@@ -6,12 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.comparison import compare_with_stock
-from experiments.models import Shape
 from experiments.pages import ms, table
 from experiments.published import OATO_PAPER, SCHEINFER_GENERATION, SCHEINFER_PROMPT
-
-from gpu_steps.bounds import Rates, rates_of, tpot_bounds, ttft_bound
-from gpu_steps.scale import SCALES
 
 Results = Mapping[str, Any]
 
@@ -89,7 +85,7 @@ ALIKE = 4.0
 
 
 def hidden(row: Mapping[str, Any]) -> str:
-    """The share of the shorter one of copy and mul-mats that the other covered."""
+    """Of results from before `sharing`: the share of the shorter one of copy and mul-mats that the other covered."""
     times = row["copy"]["seconds"], row["compute"]["seconds"]
     return f"{100 * row['hidden']:.0f} %" if max(times) <= ALIKE * min(times) else "too unlike"
 
@@ -105,6 +101,14 @@ def device_tables(document: Results) -> list[str]:
                  ms(row["copy"]["seconds"]), ms(row["compute"]["seconds"]), ms(row["both"]["seconds"]),
                  hidden(row))
                 for row in rows if row["what"] == "overlap" and "hidden" in row
+            ],
+        )  # fmt: skip
+        rates = ("first_alone", "first_with_second", "second_alone", "second_with_first")
+        lines += table(
+            ("tokens", "mul-mats alone, GB/s", "beside copies", "copies alone, GB/s", "beside mul-mats"),
+            [
+                (row["n_tokens"], *(f"{row[key] / 1e9:.3g}" for key in rates))
+                for row in rows if row["what"] == "sharing"
             ],
         )  # fmt: skip
         lines += table(
@@ -128,19 +132,10 @@ def device_tables(document: Results) -> list[str]:
     return lines
 
 
-def shape_named(name: str) -> Shape | None:
-    for scale in SCALES.values():
-        for shape in (scale.oato_f16, scale.oato_q4, scale.llama70b, scale.mixtral):
-            if shape.name == name:
-                return shape
-    return None
-
-
-def rates_for(document: Results, model: str, threads: int) -> Rates | None:
-    """Of the profile of that model with the arms' threads, else of any with that model."""
-    found = [step["data"] for _, step in of_kind(document, "profile") if step["data"]["model"] == model]
-    found.sort(key=lambda data: data["threads"] != threads)
-    return rates_of(found[0]) if found else None
+def workload(data: Mapping[str, Any]) -> str:
+    return f"{data['n_prompt']} + {data['n_gen']} tokens" + (
+        f", -ub {data['n_ubatch']}" if data.get("n_ubatch") else ""
+    )
 
 
 def ab_tables(document: Results, with_papers: bool = True) -> list[str]:
@@ -150,8 +145,7 @@ def ab_tables(document: Results, with_papers: bool = True) -> list[str]:
     for _, step in of_kind(document, "ab"):
         data = step["data"]
         rows = data["rows"]
-        cell = f"{data['n_prompt']} + {data['n_gen']} tokens"
-        cell += f", -ub {data['n_ubatch']}" if data.get("n_ubatch") else ""
+        cell = workload(data)
         lines += [
             f"**{data['model']}, {data['cap']}, {cell}**" + (" (cut short)" if step["state"] != "done" else ""),
             "",
@@ -179,25 +173,18 @@ def ab_tables(document: Results, with_papers: bool = True) -> list[str]:
                 for row in rows
             ],
         )  # fmt: skip
-        bound = _bound(document, data, with_papers)
-        lines += [f"× : times as fast as the best stock arm of the cell (whole run: {best}). {bound}", ""]
+        bound = _bound(data, with_papers)
+        lines += [f"× : times as fast as the best stock arm of the cell (whole run: {best}). {bound}".rstrip(), ""]
     return lines
 
 
-def _bound(document: Results, data: Mapping[str, Any], with_papers: bool) -> str:
-    shape = shape_named(data["model"])
-    rates = rates_for(document, data["model"], data["rows"][0]["n_threads"]) if data["rows"] else None
+def _bound(data: Mapping[str, Any], with_papers: bool) -> str:
+    """What no placement in any arm's memory can beat, as `oallama bench` reckons it, and the paper's figure."""
     parts = []
-    if shape is not None and rates is not None:
-        caps = [row["cap_operator_bytes"] for row in data["rows"] if row.get("cap_operator_bytes")]
-        held = max((row["operator_bytes_on_device"] for row in data["rows"]), default=0)
-        total = shape.n_bytes - shape.embedding_bytes
-        share = min(1.0, (min(caps) if caps else held) / total)
-        serial, both = tpot_bounds(shape, rates, share)
-        parts.append(
-            f"Bound with {100 * share:.0f} % of the operators' bytes there: TPOT {ms(both)} ms with both sides "
-            f"at once, {ms(serial)} ms one after the other; TTFT {ms(ttft_bound(shape, rates, data['n_prompt']))} ms."
-        )
+    bounds = [row["bound"] for row in data["rows"] if row.get("bound")]
+    if bounds:
+        ttft_s, tpot_s = (min(bound[key] for bound in bounds) for key in ("ttft_s", "tpot_s"))
+        parts.append(f"No placement takes less than TTFT {ms(ttft_s)} ms, TPOT {ms(tpot_s)} ms.")
     if with_papers and data["paper"] == "oato" and data["cap"] in OATO_PAPER:
         parts.append(f"The paper: {OATO_PAPER[data['cap']]} % faster than llama.cpp (RTX 4090, F16).")
     if with_papers and data["paper"] == "scheinfer":

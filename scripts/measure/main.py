@@ -1,11 +1,11 @@
 """Measure what no command of the product measures. Raw samples are kept as JSON; what is kept is not measured again.
 
-    python scripts/measure logits models/*.gguf --device rpc-worker -o logits.json
+    python scripts/measure divergence models/*.gguf --device rpc-worker -o divergence.json
     python scripts/measure placements m1b-q4_0.gguf --placements 10 -r 3      # results: build/measure/placements.json
     python scripts/measure plot placements docs/benchmarks/predict.json       # draws docs/pictures/predicted.svg
 
-`python scripts/measure NAME --help` says what is measured and how. Arms of a measurement run interleaved in one
-process; ratios are taken within a round. What `oallama bench` can compare is compared there.
+`python scripts/measure NAME --help` says what is measured and how. What `oallama bench` can
+compare is compared there.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from experiments.child import ROOT
+from experiments.inputs import InputError
 from experiments.machine import describe
 from experiments.pages import table
-from experiments.results import CUT, DONE, Results, ResultsError
+from experiments.results import CUT, DONE, Results
 
 from measure import (
     divergence,
     emulated,
-    logits,
     placements,
     plots,
     replan,
     slices,
     soak_loads,
     soak_tokens,
-    split,
     templates,
 )
 from measure.measure import Measure, Step
@@ -41,13 +40,11 @@ from oallama.core.errors import OallamaError
 MEASURES: Mapping[str, Measure] = {
     "divergence": divergence.MEASURE,
     "emulated": emulated.MEASURE,
-    "logits": logits.MEASURE,
     "placements": placements.MEASURE,
     "replan": replan.MEASURE,
     "soak-loads": soak_loads.MEASURE,
     "soak-tokens": soak_tokens.MEASURE,
     "templates": templates.MEASURE,
-    **split.MEASURES,
     **slices.MEASURES,
 }
 DOCS = ROOT / "docs"
@@ -64,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OallamaError as error:
         print(f"measure: {error}", file=sys.stderr)
         return error.exit_code
-    except (ResultsError, OSError) as error:
+    except (InputError, OSError) as error:
         print(f"measure: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

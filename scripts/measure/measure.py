@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oallama.bench.stats import speed_ratio
-
 
 @dataclass(frozen=True)
 class Step:
@@ -50,12 +48,6 @@ def numbers(text: str) -> list[int]:
 def name_of(file: str) -> str:
     """Of a model or a plan, as tables show it."""
     return Path(file).name.removesuffix(".gguf")
-
-
-def ratio_text(reference_s: Sequence[float], other_s: Sequence[float]) -> str:
-    """How many times faster the second is than the first, with its 95 % interval, as `oallama bench` has it."""
-    ratio = speed_ratio(reference_s, other_s)
-    return "too few rounds" if ratio is None else f"{ratio.value:.3f} ({ratio.low:.3f}..{ratio.high:.3f})"
 
 
 def column(samples: Sequence[dict[str, float]], key: str) -> list[float]:

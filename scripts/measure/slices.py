@@ -129,41 +129,6 @@ def _stream_rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:
     ]  # fmt: skip
 
 
-#
-# contention
-#
-
-ARMS = {"CC + GG": (0.5, 0.0), "CC + CG": (0.0, 0.5), "CC + GG + CG": (0.25, 0.25), "CC alone": (0.0, 0.0)}
-"""r_GG and r_CG of every FFN."""
-
-STEPS = ("host", "resident", "stall", "streamed", "copy")
-
-
-def _contention_steps(options: argparse.Namespace) -> Iterator[Step]:
-    bench = Bench(options)
-    for name, (gg, cg) in ARMS.items():
-        yield Step(name, options.files[0], partial(_contention, bench, gg, cg))
-
-
-def _contention(bench: Bench, gg: float, cg: float) -> dict[str, float] | None:
-    """Medians in decode of what CC takes while nothing, the device's GG, or the copies of CG run beside it, and of what
-    those take; None where nothing was split."""
-    phases = phases_of(bench.traced(bench.sliced(gg, cg, 0)), 1)
-    if not phases:
-        return None
-    every = [span for steps in phases.values() for span in steps]
-    taken = {step: median([s.end_s - s.begin_s for s in every if s.step == step] or [0.0]) for step in STEPS}
-    return {"r_cc": 1 - gg - cg, "t_fin_s": median(map(t_fin, phases.values())), **taken}
-
-
-def _contention_rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:
-    return [
-        (name, *(f"{1e3 * data[key]:.2f}" for key in ("t_fin_s", "host", "resident", "copy", "streamed")),
-         f"{1e3 * data['host'] / data['r_cc']:.2f}")
-        for name, data in found if data
-    ]  # fmt: skip
-
-
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_common(parser, n_prompt=128, n_gen=8, rounds=2)
     parser.add_argument("--cpus", type=parse_cpus, default=(), help="of the engine, such as 0: off a worker's core")
@@ -193,9 +158,5 @@ MEASURES = {
     "streams": Measure(
         "when host, device and link were busy: one prompt, one token", _add_stream_options, _stream_steps,
         ("phase", "ms", "predicted", "link busy", "device busy"), _stream_rows,
-    ),
-    "contention": Measure(
-        "CC, CG and GG alone and at the same time", _add_options, _contention_steps,
-        ("beside each other", "t_fin ms", "CC", "GG", "copy", "CG", "all of an FFN in CC"), _contention_rows,
     ),
 }  # fmt: skip

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import random
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -17,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.child import ROOT
+from experiments.servers import running
 
 from ggml_bridge.library import library_folder, soname
 from measure.divergence import profile_of
@@ -118,17 +117,13 @@ def _serving(path: str, options: argparse.Namespace, folder: Path) -> Iterator[t
     log = folder / "serve.log"
     command = [sys.executable, "-m", "oallama", "serve", path, "--port", "0", "--llama-server", str(own), "-c", "512",
                "-t", "1", "-np", str(N_CLIENTS), *placement(path, options, folder)]  # fmt: skip
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
-    try:
-        while not (at := re.search(r"serving at (http://\S+)/v1", log.read_text(errors="replace"))):
-            if process.poll() is not None:
-                raise SystemExit(f"measure: soak-tokens: {log.read_text(errors='replace')}")
-            time.sleep(0.1)
-        yield process, at[1]
-    finally:
-        process.terminate()
-        process.wait(60)
+
+    def answer() -> str:
+        told = re.search(r"serving at (http://\S+)/v1", log.read_text(errors="replace"))
+        return told[1] if told else ""
+
+    with running(command, log, answer) as served:
+        yield served
 
 
 def placement(path: str, options: argparse.Namespace, folder: Path) -> list[str]:

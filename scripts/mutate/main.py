@@ -23,9 +23,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.child import ROOT
+from experiments.inputs import InputError
 
 import ggml_bridge
-from mutate.table import Mutant, TableError, check_table, read_table
+from mutate.table import Mutant, check_table, read_table
 
 RESULTS = ROOT / "build" / "mutate" / "results.json"
 PYTEST = (
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
             outcomes = _try_all(chosen, Path(folder))
-    except TableError as error:
+    except InputError as error:
         print(f"mutate: {error}", file=sys.stderr)
         return 2
     known = _keep(outcomes, mutants)
@@ -84,13 +85,13 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _try_all(mutants: Sequence[Mutant], copy: Path) -> dict[str, bool]:
-    """By name, whether it was caught. Raises TableError."""
+    """By name, whether it was caught. Raises InputError."""
     _copy_tree(copy)
     tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
     status, said = _pytest(copy, tests) if tests else (PASSED, "")
     if status != PASSED:
         print(said, file=sys.stderr)
-        raise TableError(f"the tests fail without a fault: {' '.join(tests)}")
+        raise InputError(f"the tests fail without a fault: {' '.join(tests)}")
     outcomes = {}
     for mutant in mutants:
         start = time.monotonic()
@@ -103,7 +104,7 @@ def _try_all(mutants: Sequence[Mutant], copy: Path) -> dict[str, bool]:
             file.write_text(sound, encoding="utf-8")
         if status not in (PASSED, FAILED):
             print(said, file=sys.stderr)
-            raise TableError(f"mutant {mutant.name!r} is no fault that tests can notice: pytest ends with {status}")
+            raise InputError(f"mutant {mutant.name!r} is no fault that tests can notice: pytest ends with {status}")
         outcomes[mutant.name] = status == FAILED
         outcome = "caught  " if outcomes[mutant.name] else "SURVIVED"
         print(f"{outcome} {time.monotonic() - start:5.0f} s  {mutant.file}: {mutant.name}", flush=True)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.toml_file import TomlError, read_toml
+from experiments.inputs import InputError, read_toml, record
 
 TABLE = Path(__file__).with_name("mutants.toml")
-
-
-class TableError(Exception):
-    """The table cannot be used: one sentence."""
 
 
 @dataclass(frozen=True)
@@ -26,35 +22,30 @@ class Mutant:
     tests: tuple[str, ...]
 
     def planted(self, text: str) -> str:
-        """The file's text with the fault. Raises TableError unless `old` is in it exactly once."""
+        """The file's text with the fault. Raises InputError unless `old` is in it exactly once."""
         count = text.count(self.old)
         if count != 1:
             where = "is not" if count == 0 else f"is {count} times"
-            raise TableError(f"mutant {self.name!r} is stale: its old text {where} in {self.file}; look what it became")
+            raise InputError(f"mutant {self.name!r} is stale: its old text {where} in {self.file}; look what it became")
         return text.replace(self.old, self.new)
 
 
 def read_table(path: Path = TABLE) -> tuple[Mutant, ...]:
-    """Raises TableError for what is no table of mutants, and for two of one name."""
-    try:
-        entries = read_toml(path).get("mutant", [])
-    except TomlError as error:
-        raise TableError(str(error)) from None
-    keys = {field.name for field in fields(Mutant)}
-    for entry in entries:
-        if set(entry) != keys or not entry["tests"] or entry["old"] == entry["new"]:
-            raise TableError(f"{path}: a mutant needs {', '.join(sorted(keys))}, and a change: {entry}")
-    made = tuple(Mutant(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries)
+    """Raises InputError for what is no table of mutants, and for two of one name."""
+    made = tuple(record(Mutant, entry, f"{path}: a mutant") for entry in read_toml(path).get("mutant", []))
+    for mutant in made:
+        if not mutant.tests or mutant.old == mutant.new:
+            raise InputError(f"{path}: mutant {mutant.name!r} changes nothing, or has no tests")
     names = [mutant.name for mutant in made]
     if len(set(names)) < len(names):
-        raise TableError(f"{path}: two mutants have one name: {next(n for n in names if names.count(n) > 1)}")
+        raise InputError(f"{path}: two mutants have one name: {next(n for n in names if names.count(n) > 1)}")
     return made
 
 
 def check_table(mutants: Sequence[Mutant], root: Path) -> None:
-    """Raises TableError where a mutant's file or test is not there, or its text has changed."""
+    """Raises InputError where a mutant's file or test is not there, or its text has changed."""
     for mutant in mutants:
         for name in (mutant.file, *(test.partition("::")[0] for test in mutant.tests)):
             if not (root / name).is_file():
-                raise TableError(f"mutant {mutant.name!r} is stale: there is no {name}")
+                raise InputError(f"mutant {mutant.name!r} is stale: there is no {name}")
         mutant.planted((root / mutant.file).read_text(encoding="utf-8"))

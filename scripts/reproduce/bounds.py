@@ -25,7 +25,7 @@ def least_seconds(cell: Cell, metric: str) -> float:
 def _pass_seconds(cell: Cell, n_tokens: int) -> float:
     host, card = machine(cell)
     _, operators, _ = model(cell.model, cell.type)
-    operators = [o for o in operators if n_tokens == 1 or o.layer is not None]
+    operators = tuple(o for o in operators if n_tokens == 1 or o.layer is not None)
     there, here = _divided(operators, _card_bytes(cell, card, operators))
     on_card_s = _seconds(there, n_tokens, card.bytes_per_s, card)
     by_link = sum(share * o.mul_mat.bytes_read(n_tokens) for o, share in here) / card.pinned_bytes_per_s

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from experiments.toml_file import read_toml
+from experiments.inputs import InputError, read_toml, record
 
 FOLDER = Path(__file__).parent / "published"
 ORDER = ("oato", "scheinfer", "hetegen", "twinpilots", "atsinfer", "pipeshard")
 """Papers in the order of the page; others follow by name."""
-
-
-class FiguresError(Exception):
-    """A file of published figures is not as it must be: one sentence."""
 
 
 @dataclass(frozen=True)
@@ -90,24 +86,24 @@ class Paper:
 
 
 def papers(folder: Path = FOLDER) -> tuple[Paper, ...]:
-    """All of them. Raises FiguresError, TomlError."""
+    """All of them. Raises InputError."""
     found = {path.stem: path for path in folder.glob("*.toml")}
     keys = [*(key for key in ORDER if key in found), *sorted(set(found) - set(ORDER))]
     return tuple(read_paper(found[key]) for key in keys)
 
 
 def read_paper(path: Path) -> Paper:
-    """Raises FiguresError, TomlError."""
+    """Raises InputError."""
     document = read_toml(path)
     for key in ("name", "citation"):
         if not document.get(key):
-            raise FiguresError(f"{path} does not say the paper's {key}")
-    cells = {name: tuple(_cell(path, one) for one in group) for name, group in document.get("cells", {}).items()}
-    arms = {name: _record(path, Arm, arm) for name, arm in document.get("arms", {}).items()}
+            raise InputError(f"{path} does not say the paper's {key}")
+    cells = {name: _cells(path, group) for name, group in document.get("cells", {}).items()}
+    arms = {name: record(Arm, arm, f"{path}: arms.{name}") for name, arm in document.get("arms", {}).items()}
     figures = tuple(_figure(path, each, cells, arms) for each in document.get("figure", ()))
     ids = [figure.id for figure in figures]
     if len(set(ids)) < len(ids):
-        raise FiguresError(f"{path} has two figures {max(ids, key=ids.count)!r}")
+        raise InputError(f"{path} has two figures {max(ids, key=ids.count)!r}")
     return Paper(path.stem, document["name"], document["citation"], document.get("about", ""), figures)
 
 
@@ -115,26 +111,17 @@ def _figure(path: Path, each: dict[str, Any], cells: Mapping[str, tuple[Cell, ..
     known = {one.name for one in fields(Figure)}
     for key in ("id", "place", "what", "kind"):
         if not each.get(key):
-            raise FiguresError(f"{path}: figure {each.get('id', '?')!r} has no {key}")
+            raise InputError(f"{path}: figure {each.get('id', '?')!r} has no {key}")
     try:
         group = each.get("cells", ())
         named: dict[str, Any] = {arm: arms[each[arm]] for arm in ("ours", "baseline", "variant") if arm in each}
-        named["cells"] = cells[group] if isinstance(group, str) else tuple(_cell(path, one) for one in group)
+        named["cells"] = cells[group] if isinstance(group, str) else _cells(path, group)
     except KeyError as error:
-        raise FiguresError(f"{path}: figure {each['id']!r} names {error}, which the file has not") from None
+        raise InputError(f"{path}: figure {each['id']!r} names {error}, which the file has not") from None
     plain = {key: value for key, value in each.items() if key in known and key not in named}
     extra = {key: value for key, value in each.items() if key not in known}
     return Figure(**{"paper": path.stem, "published": None, "unit": "×", **plain, **named, "of": extra})
 
 
-def _cell(path: Path, table: dict[str, Any]) -> Cell:
-    cell = _record(path, Cell, table)
-    assert isinstance(cell, Cell)
-    return cell
-
-
-def _record(path: Path, kind: type, table: dict[str, Any]) -> Any:
-    try:
-        return kind(**table)
-    except TypeError as error:
-        raise FiguresError(f"{path}: {table} is no {kind.__name__.lower()}: {error}") from None
+def _cells(path: Path, group: Sequence[dict[str, Any]]) -> tuple[Cell, ...]:
+    return tuple(record(Cell, one, f"{path}: a cell") for one in group)

@@ -17,12 +17,12 @@ from dataclasses import asdict
 from typing import Any
 
 from experiments.child import ROOT
+from experiments.inputs import InputError
 from experiments.pages import table
-from experiments.toml_file import TomlError
 
 from oallama.core.errors import OallamaError
 from reproduce.chart import chart
-from reproduce.figures import Figure, FiguresError, papers
+from reproduce.figures import Figure, papers
 from reproduce.page import COLUMNS, cells_of, page, ratio
 from reproduce.quantities import find, formulas
 from reproduce.runs import needed, run_all
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         write(None if options.page else options.only or "", options.jobs)
-    except (FiguresError, TomlError, OallamaError, OSError) as error:
+    except (InputError, OallamaError, OSError) as error:
         print(f"reproduce: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write(only: str | None, jobs: int | None) -> None:
-    """Simulate figures (None: none; "": all), and write everything. Raises FiguresError, TomlError, OallamaError."""
+    """Simulate figures (None: none; "": all), and write everything. Raises InputError, OallamaError."""
     found = papers()
     figures = [figure for paper in found for figure in paper.figures]
     wanted = [figure for figure in figures if only is not None and only in figure.key]
@@ -79,7 +79,7 @@ def write(only: str | None, jobs: int | None) -> None:
     own_formulas = json.loads(FORMULAS.read_text(encoding="utf-8"))
     RESULTS.write_text(text_of(document), encoding="utf-8")
     if missing := [figure.key for figure in figures if figure.key not in numbers]:
-        raise FiguresError(f"{missing[0]} was never simulated: the page is not written without it")
+        raise InputError(f"{missing[0]} was never simulated: the page is not written without it")
     PAGE.write_text(page(document, own_formulas), encoding="utf-8")
     PICTURE.write_text(chart(document).svg(), encoding="utf-8")
 

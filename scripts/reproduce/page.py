@@ -104,13 +104,10 @@ def _summary(document: Mapping[str, Any]) -> list[str]:
 def _sentences(rows: Sequence[Row]) -> list[str]:
     """What was assumed, and why figures differ: each sentence once, with the figures that it is about."""
     made: list[str] = []
-    for heading, key, wanted in (
-        ("Assumed", "assumed", lambda row: True),
-        ("Why they differ", "why", lambda row: verdict(row) not in (SAME, HOLDS)),
-    ):
+    for heading, key, left_out in (("Assumed", "assumed", ()), ("Why they differ", "why", (SAME, HOLDS))):
         told: dict[str, list[str]] = {}
         for row in rows:
-            if row[key] and wanted(row):
+            if row[key] and verdict(row) not in left_out:
                 told.setdefault(row[key], []).append(row["what"])
         if told:
             made += [f"**{heading}.**", ""]

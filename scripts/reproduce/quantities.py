@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
+from experiments.inputs import InputError
 from experiments.published import PEAK_GB_PER_S
 
 from oallama.core.types import Operator
@@ -18,7 +19,7 @@ from oallama.place.simulate import simulate
 from oallama.profile.described import rest_kernels
 from reproduce import scheinfer_formulas
 from reproduce.bounds import least_seconds
-from reproduce.figures import Arm, Cell, Figure, FiguresError
+from reproduce.figures import Arm, Cell, Figure
 from reproduce.runs import Key, Run
 from reproduce.settings import machine, model, problem, workload
 
@@ -46,9 +47,9 @@ TAKE: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 def find(figure: Figure, runs: Runs) -> Found:
-    """Raises FiguresError for a kind that there is not."""
+    """Raises InputError for a kind that there is not."""
     if figure.kind not in KINDS:
-        raise FiguresError(f"{figure.key} is of kind {figure.kind!r}; there are {', '.join(KINDS)}")
+        raise InputError(f"{figure.key} is of kind {figure.kind!r}; there are {', '.join(KINDS)}")
     return KINDS[figure.kind](figure, runs)
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 from card_fit.machine import read_machine
 from card_fit.models import read_models
-from card_fit.reckoned import Reckoned
 from experiments.child import ROOT
+from experiments.inputs import InputError
+from experiments.planned import planned
 from experiments.published import RATES
-from make_model import write_shape
 from model_shapes import KNOWN
 
 from oallama.core.types import ModelInfo, Operator, Workload
@@ -21,13 +19,11 @@ from oallama.core.units import GIB
 from oallama.cost.graph import Graph, build_graph
 from oallama.device.card import Card, Host
 from oallama.device.machines import MACHINES
-from oallama.model.gguf_reader import read_gguf
-from oallama.model.hyperparameters import model_info
-from oallama.model.operators import operators
 from oallama.place.attention import with_attention
 from oallama.place.problem import Problem
 from oallama.profile.described import TOKENS, described
-from reproduce.figures import Arm, Cell, FiguresError
+from reproduce.figures import Arm, Cell
+from reproduce.reckoned import Reckoned
 from reproduce.scheinfer_formulas import implied_cpu_beta
 
 BENCHMARKS = ROOT / "docs" / "benchmarks"
@@ -40,26 +36,24 @@ PLENTY = 1e15  # bytes/s: nobody waits for the DRAM
 
 @cache
 def model(name: str, type_name: str) -> tuple[ModelInfo, tuple[Operator, ...], Graph]:
-    """By its shape's name, its matrices of one type; from a file that has headers only."""
+    """By its shape's name, its matrices of one type."""
     if name not in KNOWN:
         described_models = read_models(BENCHMARKS / "real-card-models.toml")
         if name not in described_models:
-            raise FiguresError(f"there is no shape {name!r} in scripts/model_shapes.py")
+            raise InputError(f"there is no shape {name!r} in scripts/model_shapes.py")
         found = described_models[name]
         return found.info, found.operators, build_graph(found.info, found.operators)
-    with tempfile.TemporaryDirectory() as folder:
-        gguf = read_gguf(write_shape(Path(folder) / f"{name}.gguf", KNOWN[name], type_name, empty=True))
-        info, ops = model_info(gguf), tuple(operators(gguf))
-        return info, ops, build_graph(info, ops, [tensor.name for tensor in gguf.tensors])
+    of = planned(name, type_name)
+    return of.info, of.operators, of.graph
 
 
 def machine(cell: Cell) -> tuple[Host, Card]:
-    """The cell's CPU and card. Raises FiguresError."""
+    """The cell's CPU and card. Raises InputError."""
     if cell.machine in FITTED:
         fitted = read_machine(FITTED[cell.machine])
         return fitted.host, fitted.card
     if cell.machine not in MACHINES:
-        raise FiguresError(f"there is no machine {cell.machine!r}")
+        raise InputError(f"there is no machine {cell.machine!r}")
     of = MACHINES[cell.machine]
     return of.host if cell.threads is None else _with_threads(of.host, cell.threads), of.card
 

@@ -12,8 +12,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from experiments.child import Ended, json_lines, run_child
+from experiments.inputs import InputError
 from experiments.machine import backend_of
-from experiments.results import CUT, DONE, FAILED, NAME, Results, ResultsError
+from experiments.results import CUT, DONE, FAILED, NAME, Results
 from experiments.traces import events_of, last_token, overlap_of, sums_of, union
 from gpu_steps.correctness import BOUNDS, bound, cases, verdict
 from gpu_steps.kinds import Setting, run_step
@@ -244,7 +245,7 @@ def test_results_survive_and_are_copied(tmp_path: Path) -> None:
 def test_two_at_once_do_not_write_the_same_results(tmp_path: Path) -> None:
     first = results(tmp_path)
     first.put("doctor", state=DONE)
-    with pytest.raises(ResultsError, match="another gpu_run is at work"):
+    with pytest.raises(InputError, match="another gpu_run is at work"):
         results(tmp_path)
     assert results(tmp_path, read_only=True).steps == first.steps
     del first
@@ -264,13 +265,13 @@ def test_results_of_another_machine_are_taken_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("device", "scale"), [("Vulkan0", "lease"), ("CUDA0", "small")])
 def test_results_of_something_else_are_refused(device: str, scale: str, tmp_path: Path) -> None:
     results(tmp_path).put("doctor", state=DONE)
-    with pytest.raises(ResultsError, match="--work"):
+    with pytest.raises(InputError, match="--work"):
         results(tmp_path, device, scale)
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text("{", encoding="utf-8")
-    with pytest.raises(ResultsError, match="remove it"):
+    with pytest.raises(InputError, match="remove it"):
         results(tmp_path)
 
 

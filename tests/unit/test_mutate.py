@@ -11,8 +11,9 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+from experiments.inputs import InputError  # noqa: E402
 from mutate.main import main  # noqa: E402
-from mutate.table import Mutant, TableError, check_table, read_table  # noqa: E402
+from mutate.table import Mutant, check_table, read_table  # noqa: E402
 
 MUTANT = Mutant("a sign", "half.py", "a + b", "a - b", ("test_half.py::test_sum",))
 
@@ -43,7 +44,7 @@ def test_a_mutant_changes_one_place(tree: Path) -> None:
      ({"tests": ("test_other.py",)}, "no test_other.py")],
 )  # fmt: skip
 def test_a_stale_mutant_is_named(tree: Path, change: dict[str, str], said: str) -> None:
-    with pytest.raises(TableError, match=f"'a sign' is stale.*{said}"):
+    with pytest.raises(InputError, match=f"'a sign' is stale.*{said}"):
         check_table([replace(MUTANT, **change)], tree)
 
 
@@ -57,7 +58,7 @@ ENTRY = '[[mutant]]\nname = "n"\nfile = "f"\nold = "o"\nnew = "w"\ntests = ["t"]
 def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
     table = tmp_path / "mutants.toml"
     table.write_text(text, encoding="utf-8")
-    with pytest.raises(TableError):
+    with pytest.raises(InputError):
         read_table(table)
 
 

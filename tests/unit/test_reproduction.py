@@ -14,9 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from experiments import published as constants  # noqa: E402
+from experiments.inputs import InputError  # noqa: E402
 from reproduce.bounds import least_seconds  # noqa: E402
 from reproduce.chart import chart  # noqa: E402
-from reproduce.figures import Arm, Cell, Figure, FiguresError, papers, read_paper  # noqa: E402
+from reproduce.figures import Arm, Cell, Figure, papers, read_paper  # noqa: E402
 from reproduce.main import FORMULAS, NUMBERS, PAGE, PICTURE, RESULTS, main, row_of  # noqa: E402
 from reproduce.page import CLOSE, DIFFERS, FAILS, RULED_OUT, page, verdict  # noqa: E402
 from reproduce.quantities import KINDS, find  # noqa: E402
@@ -127,7 +128,7 @@ def test_verdicts() -> None:
     [
         ('name = "X"', "citation"),
         ('name = "X"\ncitation = "Y"\n[[figure]]\nid = "a"\nwhat = "b"\nkind = "speed-up"', "no place"),
-        ('name = "X"\ncitation = "Y"\n[arms.a]\npolicy = "oato"\nbetter = true', "is no arm"),
+        ('name = "X"\ncitation = "Y"\n[arms.a]\npolicy = "oato"\nbetter = true', "arms.a has an unknown key better"),
         ('name = "X"\ncitation = "Y"\n[[figure]]\nid = "a"\nplace = "Fig. 1"\nwhat = "b"\nkind = "k"\ncells = "none"',
          "the file has not"),
     ],
@@ -135,7 +136,7 @@ def test_verdicts() -> None:
 def test_files_that_say_too_little_are_refused(text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(FiguresError, match=said):
+    with pytest.raises(InputError, match=said):
         read_paper(path)
 
 

@@ -1,0 +1,34 @@
+"""What the command line of every experiment has: its description, and an end that is told in a sentence."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+
+from experiments.inputs import InputError
+
+GOES_ON = "the same command goes on from here"
+
+
+def parser_of(program: str, description: str | None) -> argparse.ArgumentParser:
+    """With the description as it was written."""
+    raw = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog=program, description=description, formatter_class=raw)
+
+
+def guarded(program: str, job: Callable[[], int], interrupted: str = GOES_ON) -> int:
+    """The exit status of `job`, or of what it ran into: 2 wrong input, 130 interrupted, as the errors of oallama have."""
+    from oallama.core.errors import OallamaError
+
+    try:
+        return job()
+    except OallamaError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return error.exit_code
+    except (InputError, OSError) as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted; {interrupted}", file=sys.stderr)
+        return 130
