@@ -64,8 +64,12 @@ class Predictor:
     def _costs(self, name: str, passes: tuple[Pass, ...]) -> Costs:
         key = (name, passes)
         if key not in self.costs:
-            self.costs[key] = costs_over(self.problem(name), passes)
+            self.costs[key] = self.priced(self.problem(name), passes)
         return self.costs[key]
+
+    def priced(self, problem: Problem, passes: tuple[Pass, ...]) -> Costs:
+        """By the product's cost model."""
+        return costs_over(problem, passes)
 
 
 def prompt_passes(run: Run) -> tuple[Pass, ...]:
