@@ -26,8 +26,9 @@ from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
 from oallama.model.operators import operators
 from oallama.place.attention import with_attention
-from oallama.place.decide import QUICK, THOROUGH, decide
+from oallama.place.decide import decide
 from oallama.place.problem import Problem
+from oallama.place.sliced import QUICK, THOROUGH
 from oallama.place.what_if import HostLoad, probe_of
 from oallama.profile.described import described
 
