@@ -22,8 +22,9 @@ from oallama.core.types import Workload
 from oallama.core.units import MIB
 from oallama.device.machines import machine_of
 from oallama.place.attention import with_attention
-from oallama.place.decide import QUICK, THOROUGH, decide
+from oallama.place.decide import decide
 from oallama.place.problem import Problem
+from oallama.place.sliced import QUICK, THOROUGH
 from oallama.place.what_if import HostLoad, probe_of
 from oallama.profile.described import described
 

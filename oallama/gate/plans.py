@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from oallama.bench.arms import STOCK_CPU
 from oallama.core.errors import DoesNotFit
 from oallama.gate.verdict import CPU_ALONE, Candidate
-from oallama.place.decide import CANDIDATES, EXPERTS
+from oallama.place.decide import CANDIDATES
+from oallama.place.sliced import EXPERTS
 from oallama.run.setup import only_splits
 
 if TYPE_CHECKING:

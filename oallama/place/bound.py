@@ -19,7 +19,7 @@ from oallama.cost.graph import computes_outputs_only
 from oallama.cost.interference import interference_at, interference_curve
 from oallama.cost.operators import operator_costs
 from oallama.cost.passes import Pass, passes
-from oallama.place.problem import Problem
+from oallama.place.problem import Problem, operators_limit
 
 GOLDEN = 0.6180339887498949
 ROUNDS = 40  # of a search: its interval shrinks to 4e-9 of the first one
@@ -36,10 +36,15 @@ class Work:
 
 
 def physical_bound(problem: Problem, load: Workload, memory: MemoryLedger) -> Predicted:
-    """Bounds of TTFT, TPOT and the whole run, with the device's memory that `memory` leaves for weights."""
+    """Bounds of TTFT, TPOT and the whole run, with the device's memory that `memory` leaves for weights.
+
+    A cap on weights does not count the ring: what was streamed last is there still when it is wanted again, and of no
+    more blocks than there are slots nothing is copied. So the cap is raised by what is staged.
+    """
     room = max(0, memory.limit - memory.kv - memory.compute)
-    if problem.gpu_weights is not None:
-        room = min(room, int(problem.gpu_weights * sum(operator.bytes for operator in problem.operators)))
+    cap = operators_limit(problem)
+    if cap is not None:
+        room = min(room, cap + memory.staging)
     ttft_s, tpot_s = (_passes_s(problem, passes(load, phase), room) for phase in ("prefill", "decode"))
     return Predicted(ttft_s, tpot_s, ttft_s + load.n_gen * tpot_s)
 

@@ -13,9 +13,10 @@ from oallama.core.errors import DoesNotFit
 from oallama.core.types import Operator, Workload
 from oallama.device.card import Card
 from oallama.place.budget import DeviceMemory
-from oallama.place.decide import FIT, QUICK, decide
+from oallama.place.decide import FIT, decide
 from oallama.place.placed import Placed, nothing_there
 from oallama.place.problem import Decision, LoadBytes, Probe, Problem, measured, on_cpu
+from oallama.place.sliced import QUICK
 from oallama.place.stock_fit import priced_stock_fit
 
 

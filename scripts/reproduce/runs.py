@@ -10,9 +10,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from oallama.core.errors import DoesNotFit
-from oallama.place.decide import QUICK, THOROUGH, decide
+from oallama.place.decide import decide
 from oallama.place.placed import Placed
 from oallama.place.simulate import simulate
+from oallama.place.sliced import QUICK, THOROUGH
 from reproduce.figures import Arm, Cell, Figure
 from reproduce.settings import problem, workload
 

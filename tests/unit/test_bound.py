@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from split_cases import EMBD, VOCAB, World, ffn, operator
+from test_split_policy import problem
 
-from oallama.place.bound import Work, least_seconds
+from oallama.core.types import Workload
+from oallama.cost.slices import Cut
+from oallama.cost.timeline import cycle_seconds
+from oallama.place.bound import Work, least_seconds, physical_bound
+from oallama.place.budget import ledger
+from oallama.place.placed import nothing_there
+from oallama.place.slicer import Slicer
+from oallama.place.staging import staging_bytes
 
 seconds = st.floats(0.1, 10)
 works = st.builds(Work, st.integers(1, 100), seconds, st.one_of(st.none(), seconds), st.one_of(seconds, st.just(inf)))
@@ -64,3 +74,19 @@ def test_a_memory_that_feeds_one_of_them_at_a_time() -> None:
 @given(st.lists(works, min_size=1, max_size=4), st.integers(0, 300), st.integers(0, 100))
 def test_more_memory_is_never_slower(listed: list[Work], room: int, more: int) -> None:
     assert least_seconds(listed, room + more) <= least_seconds(listed, room) * (1 + 1e-6)
+
+
+def test_what_stays_in_the_ring_is_not_under_a_cap_on_weights() -> None:
+    """No weight may lie on the device, and two blocks are streamed whole: the ring holds both, so nothing is copied
+    once it does."""
+    listed = [*ffn(0), operator("output", EMBD, VOCAB, None)]
+    made, load = problem(World(cpu_rate=2e8, device_rate=8e10), 10**8, listed, gpu_weights=0.0), Workload(1, 1, 256)
+    slicer = Slicer(made, load)
+    layers = [(of, Cut(0, of.block.extent, 0)) for of in slicer.fastest(slicer.blocks(nothing_there(len(listed), 3)))]
+    token = [slicer.on.block_times(of, cut, 1) for of, cut in layers]
+    held = ledger(10**8, 0.9, 0, 0, 0, 0, staging_bytes(layers, slicer.on.prefetch, 1, 0))
+    there = [replace(times, steps=tuple(replace(s, copy_s=0.0) for s in times.steps)) for times in token]
+    least_s = cycle_seconds(there, slicer.on.prefetch)
+    assert len(token) == 2 and least_s < cycle_seconds(token, slicer.on.prefetch)
+    assert physical_bound(made, load, held).tpot_s <= least_s
+    assert physical_bound(made, load, replace(held, staging=0)).tpot_s > least_s

@@ -20,8 +20,9 @@ from oallama.cost.placement import placement_seconds
 from oallama.device import cards as known
 from oallama.device.cards import CARDS, preset
 from oallama.place.attention import with_attention
-from oallama.place.decide import QUICK, THOROUGH, decide
+from oallama.place.decide import decide
 from oallama.place.problem import Problem, costs_over, on_cpu
+from oallama.place.sliced import QUICK, THOROUGH
 from oallama.place.what_if import HostLoad, WhatIf, probe_of, what_if
 from oallama.profile.described import described, host_profile, with_card
 from oallama.report import chart

@@ -1,0 +1,307 @@
+"""Slices beside whole operators: OATO decides what lies whole on the device, slices take what it leaves.
+
+Pure but for the problem's probe (decide.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from oallama.core.types import Phase, Workload
+from oallama.core.units import format_bytes
+from oallama.cost.placement import Costs
+from oallama.cost.timeline import Prefetch
+from oallama.place.affinity import GRANULARITIES, Granularity, Transfers
+from oallama.place.budget import DeviceMemory, Room
+from oallama.place.exchange import attention, exchange, exchange_notes, whole_ffns
+from oallama.place.oato import search
+from oallama.place.placed import Budget, Placed, cpu, nothing_there
+from oallama.place.problem import (
+    SMALLEST_UBATCH,
+    Decision,
+    Problem,
+    capacity_of,
+    costs_of,
+    device_memory,
+    measured,
+    nothing_placed,
+    operators_limit,
+    own_bytes,
+    predicted_of,
+    with_layouts,
+)
+from oallama.place.slicer import N_VALUES, SlicePlan, Slicer
+
+EXPERTS = "experts"
+"""As scheinfer, with hot sets of experts; for models whose routing is known."""
+
+SLICED = ("split", "scheinfer", EXPERTS)
+"""Policies that slice what OATO leaves."""
+
+VERIFY_ROUNDS = 6
+
+NO_SHARE = 0.0
+"""Of what OATO was not asked for."""
+
+COARSE_MISSES = 1.0
+"""Of a block's seconds."""
+
+MUCH_STAGING = 0.1
+"""Of the device's memory: where staging takes more, a smaller micro-batch may leave more for weights than it costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is looked at where slices lie beside whole operators."""
+
+    shares: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25, 0.125)  # of the room for whole operators that OATO may fill
+    refinements: tuple[float, ...] = (0.125, 0.0625)  # steps in which the neighbours of the best share are tried
+    attention_layers: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25)  # the last ones, whose attention is tried whole there
+    coarse_values: int = 4  # of r_GG while shares are compared
+    fine_values: int = N_VALUES  # of r_GG at the best one
+    granularities: tuple[Granularity, ...] = GRANULARITIES  # of OATO
+    first_layers: tuple[int, ...] | None = None  # of OATO; None: its own choice
+    lowers_ubatch: bool = True  # whether smaller micro-batches are tried
+    exchanges: bool = True  # whether operators are exchanged after OATO's fill, and whole FFNs left to slices
+
+
+THOROUGH = Effort()
+QUICK = Effort((1.0, 0.5), (), (1.0,), 4, 4, ("block",), (0,), lowers_ubatch=False, exchanges=False)
+"""For questions that are asked of many devices at once, and for a first look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A placement that has not been verified, and the workload it is for: its micro-batch may be lowered."""
+
+    workload: Workload
+    costs: Costs
+    placed: Placed
+    notes: tuple[str, ...] = ()
+    share: float | None = None  # of the room that OATO was asked to fill; None: llama.cpp has nothing on the device
+    plan: SlicePlan | None = None  # of its slices
+    room: tuple[int, int] = (0, 0)  # bytes of the device: for these and their staging, and for these alone
+
+
+class Sliced:
+    """The `split`, `scheinfer` and `experts` policies: OATO decides what lies whole on the device; what is left on the
+    host is sliced, by `scheinfer` three ways and with a share of a prompt's tokens, by `split` into CC and GG. By
+    `experts` the device may have the most used experts of a layer instead of a slice through all of them.
+
+    A slice needs nothing of llama.cpp on the device: no KV, no compute buffers, no layers. So OATO is asked for less
+    and less of the device's memory, down to none, and what it leaves goes to slices; around the best share it is asked
+    whether a little more or less would buy more as slices. OATO's own placement is among the proposals.
+    """
+
+    def __init__(
+        self, problem: Problem, asked: Workload, phase: Phase, policy: str, prefetch: Prefetch, effort: Effort
+    ) -> None:
+        self._problem, self._asked, self._phase = problem, asked, phase
+        self._policy, self._prefetch, self._effort = policy, prefetch, effort
+        self._slicers: dict[Workload, Slicer] = {}
+
+    def decide(self) -> Decision:
+        """The verified placement with the least predicted time."""
+        problem, asked = self._problem, self._asked
+        capacity = capacity_of(problem, asked)
+        alone = list(self._alone(int(problem.vram_fill * capacity)))
+        memory, load, notes = (
+            (None, asked, ()) if problem.slices_only else device_memory(problem, asked, required=False)
+        )
+        bare = Proposal(load, costs_of(problem, load, self._phase), nothing_there(len(problem.operators), 0), notes)
+        room = None if memory is None else Room(memory)
+        shares = self._effort.shares
+        made: Decision | None = None
+        for _ in range(VERIFY_ROUNDS):
+            beside = [] if room is None else self._beside(bare, room.memory, shares)
+            best = min([*beside, *alone], key=_seconds)
+            if not best.placed.uses_device(problem.graph.n_layer):
+                break
+            decision = self._verified(best, capacity)
+            if decision.memory.spare >= 0 and (made is None or decision.placed.seconds < made.placed.seconds):
+                made = decision
+            if room is None or best.share is None:
+                break  # slices alone take what they say
+            if not room.learn(best.placed.first_device_layer, own_bytes(problem, decision.placed), decision.memory):
+                break
+            shares = tuple({1.0: None, best.share: None})
+        if made is None and alone:
+            least = min(alone, key=_seconds)
+            made = self._verified(least, capacity) if least.placed.uses_device(problem.graph.n_layer) else None
+        if made is not None:
+            return made
+        reason = f"no operator, and no part of one, is predicted to make it faster on {problem.profile.device}"
+        return nothing_placed(problem, self._policy, asked, self._phase, capacity, reason)
+
+    def _verified(self, proposal: Proposal, capacity: int) -> Decision:
+        """With n_g for batches of any size, and the ledger of a dry load: `spare` may be negative."""
+        problem, load, costs, plan = self._problem, proposal.workload, proposal.costs, proposal.plan
+        placed = proposal.placed
+        if plan is not None and plan.token_assignment:
+            placed = self._placed(load, placed, self._slicer(load).with_table(plan, proposal.room[0]))
+        placed = with_layouts(problem, costs, placed)
+        real = measured(problem, load, placed, capacity)
+        predicted = predicted_of(problem, load, placed, costs.layouts)
+        hot = hot_notes(plan) if self._policy == EXPERTS else ()
+        notes = (*proposal.notes, *exchange_notes(placed), *streaming_notes(problem, placed), *hot)
+        return Decision(self._policy, load, costs, placed, real, predicted, notes)
+
+    def _alone(self, limit: int) -> Iterator[Proposal]:
+        """Slices, and llama.cpp on the CPU alone. While memory is short, smaller micro-batches are tried: they leave
+        more of it for weights."""
+        problem, load = self._problem, self._asked
+        cap = operators_limit(problem)
+        room = (limit, limit if cap is None else min(limit, cap))
+        while True:
+            costs = costs_of(problem, load, self._phase, llama_uses_device=False)
+            change = f"lowered from {self._asked.n_ubatch} to {load.n_ubatch} tokens"
+            lowered = f"micro-batch {change}, which leaves room for slices"
+            whole = Proposal(load, costs, cpu(costs), (lowered,) if load != self._asked else ())
+            plan = self._slicer(load).plan(whole.placed, *room, self._effort.fine_values, near=False)
+            if plan is not None and not plan.is_empty:
+                yield replace(whole, placed=self._placed(load, whole.placed, plan), plan=plan, room=room)
+            elif load == self._asked:
+                yield whole
+            hindered = plan is not None and plan.short and (plan.is_empty or plan.staging_bytes > MUCH_STAGING * limit)
+            if not (hindered and self._effort.lowers_ubatch) or load.n_ubatch // 2 < SMALLEST_UBATCH:
+                return
+            load = replace(load, n_ubatch=load.n_ubatch // 2)
+
+    def _beside(self, bare: Proposal, memory: DeviceMemory, shares: Sequence[float]) -> list[Proposal]:
+        """OATO's placements in shares of the room, and the best of them with slices in what they leave.
+
+        bare: what all of them have in common.
+        """
+        problem, effort, costs = self._problem, self._effort, bare.costs
+        transfers = Transfers(costs)
+        whole: dict[float, Proposal] = {}
+        sliced: dict[float, Proposal] = {}
+
+        def budget_of(share: float) -> Budget:
+            def budget(first_device_layer: int) -> int:
+                room = memory.operator_room(first_device_layer)
+                return int(share * room) if room > 0 else room
+
+            return budget
+
+        def look(share: float) -> None:
+            if not 0 < share <= 1 or share in whole:
+                return
+            found = search(costs, problem.operators, budget_of(share), granularities=effort.granularities,
+                           first_layers=effort.first_layers, transfers=transfers)  # fmt: skip
+            whole[share] = replace(bare, placed=found, share=share)
+            same = next((s for s in sliced if _sides(whole[s]) == _sides(whole[share])), None)
+            if same is not None:
+                sliced[share] = replace(sliced[same], share=share)
+            elif found.first_device_layer <= problem.graph.n_layer:
+                sliced[share] = self._with_slices(whole[share], memory, effort.coarse_values)
+
+        for share in shares:
+            look(share)
+            if share not in sliced:
+                break  # nothing gains as a whole
+        for step in effort.refinements if shares == effort.shares else ():
+            if sliced:
+                best = min(sliced, key=lambda share: _seconds(sliced[share]))
+                look(best - step)
+                look(best + step)
+        found: list[Proposal] = []
+        beside: dict[tuple[bool, ...], Proposal] = {}
+        if sliced:
+            best = min(sliced, key=lambda share: _seconds(sliced[share]))
+            found += [*(whole[share] for share in sliced), sliced[best]]
+            beside[whole[best].placed.on_device] = whole[best]
+        held = self._attention(bare, memory)
+        attended = [self._with_slices(one, memory, effort.coarse_values) for one in held]
+        if held:
+            chosen = min(range(len(held)), key=lambda i: _seconds(attended[i]))
+            found.append(attended[chosen])
+            beside.setdefault(held[chosen].placed.on_device, held[chosen])
+        if sliced and effort.exchanges:
+            for share in {1.0: None, best: None}:
+                filled = whole[share].placed
+                exchanged = replace(
+                    bare, placed=exchange(costs, problem.operators, budget_of(share), filled), share=share
+                )
+                found.append(exchanged)
+                untorn = replace(bare, placed=whole_ffns(costs, problem.operators, filled), share=share)
+                for other in (exchanged, untorn):
+                    beside.setdefault(other.placed.on_device, other)
+        known = {**{id(whole[share]): one for share, one in sliced.items()},
+                 **{id(one): with_slices for one, with_slices in zip(held, attended, strict=True)}}  # fmt: skip
+        best_of = [
+            known.get(id(one)) or self._with_slices(one, memory, effort.coarse_values) for one in beside.values()
+        ]
+        found += best_of
+        if effort.fine_values != effort.coarse_values and best_of:
+            of_block = min(map(_seconds, best_of)) / max(1, sum(problem.splittable))
+            to_beat = min(map(_seconds, best_of)) + COARSE_MISSES * of_block
+            found += (
+                self._with_slices(one, memory, effort.fine_values)
+                for one, looked in zip(beside.values(), best_of, strict=True)
+                if _seconds(looked) <= to_beat
+            )
+        return found
+
+    def _attention(self, bare: Proposal, memory: DeviceMemory) -> list[Proposal]:
+        """Attention whole on the device, of all layers and of the last ones, where it fits."""
+        n_layer = self._problem.graph.n_layer
+        firsts = {n_layer - round(part * n_layer) for part in self._effort.attention_layers}
+        held = (attention(bare.costs, self._problem.operators, first) for first in sorted(firsts))
+        fit = (one for one in held if own_bytes(self._problem, one) <= memory.operator_room(one.first_device_layer))
+        return [replace(bare, placed=one, share=NO_SHARE) for one in fit]
+
+    def _with_slices(self, whole: Proposal, memory: DeviceMemory, n_values: int) -> Proposal:
+        """The same with slices in what it leaves of the device's memory."""
+        placed, load = whole.placed, whole.workload
+        used = own_bytes(self._problem, placed)
+        room = memory.room(placed.first_device_layer) - used
+        cap = memory.operators_limit
+        rooms = (room, room if cap is None else min(room, cap - used))
+        plan = self._slicer(load).plan(placed, *rooms, n_values, near=n_values != self._effort.fine_values)
+        if plan is None or plan.is_empty:
+            return whole
+        return replace(whole, placed=self._placed(load, placed, plan), plan=plan, room=rooms)
+
+    def _placed(self, load: Workload, placed: Placed, plan: SlicePlan) -> Placed:
+        return self._slicer(load).placed(placed, plan, plan.seconds(load, self._phase))
+
+    def _slicer(self, load: Workload) -> Slicer:
+        if load not in self._slicers:
+            streams, hot = self._policy != "split", self._policy == EXPERTS
+            self._slicers[load] = Slicer(self._problem, load, self._prefetch, streams, hot)
+        return self._slicers[load]
+
+
+def _seconds(proposal: Proposal) -> float:
+    return proposal.placed.seconds
+
+
+def _sides(proposal: Proposal) -> tuple[tuple[bool, ...], int]:
+    return proposal.placed.on_device, proposal.placed.first_device_layer
+
+
+def streaming_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
+    """What streaming from pageable memory costs, where the device has no other."""
+    profile = problem.profile
+    if placed.slices is None or not placed.slices.streams or profile.is_pinned:
+        return ()
+    rate = format_bytes(1 / profile.link["h2d_pageable"].beta_s_per_byte)
+    cost = f"{profile.device} has no pinned host memory: weights are streamed from pageable memory, at {rate}/s"
+    return (cost + ", and the CPU waits for every copy" if profile.is_blocking else cost,)
+
+
+def hot_notes(plan: SlicePlan | None) -> tuple[str, ...]:
+    """How much of the traffic the hot experts are expected to serve."""
+    hot = [(of, cut) for of, cut in plan.layers if cut.n_hot] if plan is not None else []
+    if not hot:
+        return ()
+    n_hot, n_all = sum(cut.n_hot for _, cut in hot), sum(of.n_expert for of, _ in hot)
+    decode, prompt = (
+        sum(of.use.coverage(cut.n_hot, n) for of, cut in hot if of.use is not None) / len(hot) for n in (1, 2)
+    )
+    return (
+        f"{n_hot} of {n_all} experts of {len(hot)} layers are kept on the device by use; of later traffic such sets "
+        f"served {decode:.0%} in decode and {prompt:.0%} in prompts",
+    )
