@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h11
 import uvicorn
@@ -191,9 +192,20 @@ def _config(app: ASGIApp) -> uvicorn.Config:
 class Server(uvicorn.Server):
     """uvicorn, whose signals are handled by us: they end llama-server too."""
 
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(unless_given_up)
+        await super().serve(sockets)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def unless_given_up(loop: asyncio.AbstractEventLoop, fault: dict[str, Any]) -> None:
+    """Tells faults of callbacks. A read from llama-server that ends in the turn of the loop in which its client goes is
+    none: anyio then sets the result of a future that has just been cancelled."""
+    if not isinstance(fault.get("exception"), asyncio.InvalidStateError):
+        loop.default_exception_handler(fault)
 
 
 class Connection(H11Protocol):

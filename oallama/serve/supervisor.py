@@ -90,6 +90,7 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
+        self._exit: asyncio.Task[int] | None = None  # once for each start: wait() keeps what was cancelled
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._reader: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
@@ -189,6 +190,7 @@ class Supervisor:
             limit=LINE_BYTES,
         )
         self.state.pid = self._process.pid
+        self._exit = asyncio.create_task(self._process.wait())
         self._reader = asyncio.create_task(self._read(self._process))
         deadline = time.monotonic() + self.patience.start_s
         while time.monotonic() < deadline:
@@ -213,13 +215,9 @@ class Supervisor:
             elif time.monotonic() - answered > self.patience.answer_s:
                 return f"it has answered nobody for {self.patience.answer_s:.0f} s"
 
-    async def _ended_within(self, seconds: float) -> bool:
-        assert self._process is not None
-        waiting = asyncio.ensure_future(self._process.wait())
-        try:
-            await asyncio.wait({waiting}, timeout=seconds)  # wait_for would lose a cancellation that comes with the end
-        finally:
-            waiting.cancel()
+    async def _ended_within(self, seconds: float | None) -> bool:
+        assert self._process is not None and self._exit is not None
+        await asyncio.wait({self._exit}, timeout=seconds)  # wait_for would lose a cancellation that comes with the end
         return self._process.returncode is not None
 
     async def _how_it_ended(self) -> str:
@@ -261,7 +259,7 @@ class Supervisor:
             if not await self._ended_within(self.patience.end_s):
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-                await process.wait()
+                await self._ended_within(None)
         if self._reader is not None:
             await asyncio.wait([self._reader], timeout=1.0)
             self._reader.cancel()

@@ -6,13 +6,16 @@ import placement_records
 import pytest
 from report_records import model
 from test_attention import CPU, profile, rest
+from test_simulate import described_problem
 
 from oallama.core.types import DeviceInfo, Predicted, Workload
 from oallama.core.units import GIB
 from oallama.device.opening import OpenDevice
 from oallama.device.spec import parse_device
+from oallama.place.decide import decide
 from oallama.place.depth import planned_depth, slower_from, token_seconds
-from oallama.place.record import unmeasured_cpu_record
+from oallama.place.record import placed_by_plan, plan_record, unmeasured_cpu_record
+from oallama.place.simulate import simulate
 from oallama.report.expected import UNMEASURED, expected_line, fits_text, measured_texts, rates_text
 from oallama.run.load import spill_warning
 
@@ -34,6 +37,22 @@ def test_a_token_takes_longer_by_what_attention_takes_longer():
     assert token_seconds(CPU, "on", 4, record, 1600) == pytest.approx(0.004 + 4 * 1000 * 1e-6)
     half = profile(rest("CPU", "on"), rest("RPC0", "on", 0.5), device="RPC0")
     assert token_seconds(half, "on", 4, replace(record, n_gpu_layers=3), 1600) == pytest.approx(0.004 + 3e-3)
+
+
+@pytest.mark.parametrize("policy", ["cpu", "layers", "oato", "split", "scheinfer"])
+@pytest.mark.parametrize("share", [0.3, 0.7])
+def test_it_is_what_a_plan_made_for_that_depth_would_be_priced_at(policy, share):
+    """Whole operators to the digit. Behind slices that are streamed, attention that takes longer may hide copies, or
+    take memory from them."""
+    problem = described_problem("pc-12gb", share)
+    of, n_layer = model(n_layer=problem.graph.n_layer), problem.graph.n_layer
+    record = plan_record(decide(problem, policy, Workload(500, 200, 16384), "mixed"), of, problem.operators, "a", "")
+    placed = placed_by_plan(n_layer, problem.operators, record)
+    sliced = placed.slices is not None and placed.slices.streams
+    for depth in (600, 2048, 12000):
+        there = simulate(problem, Workload(depth, 1, 16384), placed).predicted.tpot_s
+        found = token_seconds(problem.profile, "on", n_layer, record, depth)
+        assert found == pytest.approx(there, rel=0.05 if sliced else 1e-6)
 
 
 def test_nothing_is_expected_without_a_prediction_or_a_profile():

@@ -131,6 +131,20 @@ def test_a_client_that_goes_ends_its_request_there_too(served):
     assert ended.read_text(encoding="utf-8") == "True"
 
 
+def test_a_read_that_ends_as_its_client_goes_is_no_fault_and_others_are_told(caplog):
+    async def run():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(server_module.unless_given_up)
+        reading = loop.create_future()
+        loop.call_soon(reading.set_result, None)
+        reading.cancel()
+        loop.call_soon(int, "no number")
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert "InvalidStateError" not in caplog.text and "ValueError" in caplog.text
+
+
 def test_a_body_that_is_too_long_is_refused_by_its_length_and_by_its_bytes(served, monkeypatch):
     monkeypatch.setattr(served.proxy, "_most_body_bytes", 1000)
     assert post(served, "/echo", content=b"x" * 1000).status_code == 200

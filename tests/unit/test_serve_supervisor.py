@@ -1,6 +1,7 @@
 """Keeping llama-server running, tried on a stand-in: started, watched, started again, ended with us."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -196,6 +197,30 @@ def test_a_parent_that_is_killed_leaves_no_child(tmp_path):
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not alive(pid)
+
+
+def test_looking_at_it_again_and_again_holds_nothing(tmp_path):
+    """Process.wait() keeps what was cancelled of it, so one for each look would stay until the program ends."""
+
+    async def run():
+        supervisor = Stub(tmp_path).supervisor(patience=replace(QUICK, look_s=0.001))
+        looks, answers = [], supervisor.answers
+
+        async def counted():
+            looks.append(None)
+            return await answers()
+
+        supervisor.answers = counted
+        async with running(supervisor):
+            held = []
+            for n_looks in (50, 250):
+                await until(lambda: len(looks) >= n_looks)  # noqa: B023 - called here
+                gc.collect()
+                held.append(sum(isinstance(one, asyncio.Future) for one in gc.get_objects()))
+            return held
+
+    before, after = asyncio.run(run())
+    assert after < before + 50
 
 
 def test_last_words_are_those_of_the_error():
