@@ -141,11 +141,10 @@ QUICK_BYTES = 16 << 20
 def write_shape(
     path: str | Path, shape: ModelShape, type: str = "Q4_0", seed: int = 0, *, quick: bool = False, empty: bool = False
 ) -> Path:
-    """Write a model of that shape to `path` and return it. All matrices are of ggml type `type` (a router is of F32, and
-    its expert e reads feature e); untied embeddings; norms are ones, biases zeros. quick: large matrices repeat
-    QUICK_BYTES of random blocks, so that writing takes what the disk takes. empty: a hole in the place of the weights,
-    for what only reads headers. Raises ValueError for rows that the type cannot hold, KeyError for a type that there is
-    not."""
+    """Write a model of that shape to `path` and return it. All matrices are of ggml type `type`, a router of F32, whose
+    expert e reads feature e; untied embeddings; norms are ones, biases zeros. quick: large matrices repeat QUICK_BYTES
+    of random blocks, so that writing takes what the disk takes. empty: a hole in the place of the weights, for what
+    only reads headers. Raises ValueError for rows that the type cannot hold, KeyError for a type that there is not."""
     kind = gguf.GGMLQuantizationType[type]
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     odd = [role for role, ne in shape.matrices.items() if ne[0] % block_size and role != ROUTER]
