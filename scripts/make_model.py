@@ -60,9 +60,8 @@ def random_blocks(type_name: str, n_blocks: int, sigma: float, rng: np.random.Ge
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     if type_name in ("F32", "F16", "BF16"):
         values = (rng.standard_normal((n_blocks, block_size), dtype=np.float32) * sigma).astype(np.float32)
-        raw: Bytes = np.ascontiguousarray(gguf.quants.quantize(values, kind)).view(np.uint8)
-        return np.reshape(raw, (n_blocks, block_bytes))
-    blocks = np.frombuffer(rng.bytes(n_blocks * block_bytes), np.uint8).reshape(n_blocks, block_bytes).copy()
+        return np.ascontiguousarray(gguf.quants.quantize(values, kind)).view(np.uint8).reshape(n_blocks, block_bytes)
+    blocks: Bytes = np.frombuffer(rng.bytes(n_blocks * block_bytes), np.uint8).reshape(n_blocks, block_bytes).copy()
     if type_name in HALF_SCALES:
         for offset, scale in HALF_SCALES[type_name]:
             blocks[:, offset : offset + 2] = np.array([sigma * scale], np.float16).view(np.uint8)

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from experiments.command import guarded, parser_of
 from experiments.inputs import InputError
 
 from card_fit.errors import document, rows_of, text
@@ -27,8 +27,7 @@ from card_fit.tables import Run, read_tables
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 wrong usage or input, 130 interrupted."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="real_card", description=__doc__, formatter_class=raw)
+    parser = parser_of("real_card", __doc__)
     commands = parser.add_subparsers(required=True, metavar="predict")
     predict = commands.add_parser("predict", help="predict the rows, and say how far off that is")
     predict.add_argument("tables", type=Path, nargs="+", metavar="TABLE.csv")
@@ -37,14 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     predict.add_argument("--json", action="store_true")
     predict.add_argument("--plot", type=Path, metavar="FILE.svg", help="predicted against measured")
     options = parser.parse_args(arguments)
-    try:
-        return _predict(options)
-    except InputError as error:
-        print(f"real_card: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("real_card: interrupted; nothing was written", file=sys.stderr)
-        return 130
+    return guarded("real_card", lambda: _predict(options), "nothing was written")
 
 
 def _read(options: argparse.Namespace) -> tuple[list[Run], dict[str, Model]]:
