@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 from card_fit.predict import Predictor
 from card_fit.tables import Run
+from oallama.report.table import plain, table
 
 PHASES = ("prompt", "eval")
 Row = dict[str, Any]
@@ -53,24 +54,17 @@ def _which(row: Row) -> dict[str, Any]:
 
 def text(rows: Sequence[Row]) -> str:
     """Median, lean and worst by model and context, prompt and generation apart."""
-    heads = "   ".join(["  median    lean   worst  at -ngl"] * 2)
-    lines = [
-        f"{'':34}{'prompt, tokens/s':^33}   {'generation, tokens/s':^33}",
-        f"{'model':16}{'context':>8}{'runs':>6}    {heads}",
-    ]
-    groups: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["model"], row["context"]), []).append(row)
-    for (model, context), group in sorted(groups.items()):
-        lines.append(f"{model:16}{context:8}{len(group):6}    {_cells(group)}")
-    lines.append(f"{'all':16}{'':8}{len(rows):6}    {_cells(rows)}")
-    return "\n".join(lines)
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (row["model"], row["context"])):
+        groups.setdefault((row["model"], str(row["context"])), []).append(row)
+    groups["all", ""] = list(rows)
+    lines = [(*place, str(len(group)), *_cells(group)) for place, group in groups.items()]
+    columns = " | ".join(f"> {phase}: median | > lean | > worst | > at -ngl" for phase in PHASES)
+    return plain(table("", f"model | > context | > runs | {columns}", lines))
 
 
-def _cells(rows: Sequence[Row]) -> str:
-    cells = []
+def _cells(rows: Sequence[Row]) -> Iterator[str]:
     for phase in PHASES:
         at = worst(rows, phase)
         lean = median(error(row, phase) for row in rows)
-        cells.append(f"{median_error(rows, phase):8.1%}{lean:+8.1%}{error(at, phase):+8.1%}{at['ngl']:9}")
-    return "   ".join(cells)
+        yield from (f"{median_error(rows, phase):.1%}", f"{lean:+.1%}", f"{error(at, phase):+.1%}", str(at["ngl"]))

@@ -68,10 +68,10 @@ def _predict(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(document(rows), indent=1))
         return 0
-    print(text(rows))
+    print(text(rows), end="")
     others = [row for row in rows if not row["fitted"]]
     if others and len(others) < len(rows):
-        print(f"\nThe {len(others)} rows that nothing was fitted to:\n{text(others)}")
+        print(f"\nThe {len(others)} rows that nothing was fitted to:\n{text(others)}", end="")
     return 0
 
 
