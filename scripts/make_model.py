@@ -111,28 +111,6 @@ def add_byte_bpe(writer: gguf.GGUFWriter, n_vocab: int) -> None:
     writer.add_add_bos_token(True)
 
 
-def write_llama_shape(
-    path: str | Path,
-    n_layer: int,
-    n_embd: int,
-    n_ff: int,
-    n_head: int,
-    n_head_kv: int,
-    n_vocab: int,
-    type: str = "Q4_0",
-    *,
-    n_expert: int = 0,
-    n_expert_used: int = 2,
-    n_ctx: int = 4096,
-    seed: int = 0,
-) -> Path:
-    """Write a Llama of these sizes: see write_shape. Raises ValueError for shapes that cannot be."""
-    shape = llama(
-        n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, n_expert=n_expert, n_expert_used=n_expert_used
-    )
-    return write_shape(path, shape, type, seed)
-
-
 QUICK_BYTES = 16 << 20
 """What is drawn of a matrix in the quick way; the rest repeats it. Beyond any core's own cache."""
 

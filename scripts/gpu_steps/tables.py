@@ -158,12 +158,7 @@ def ab_tables(document: Results, with_papers: bool = True) -> list[str]:
         best = next((a.stock for a in ratios["total"].values()), "")
 
         def ratio(metric: str, arm: str, ratios: Mapping[str, Any] = ratios) -> str:
-            found = ratios[metric].get(arm)
-            if found is None:
-                return ""
-            if found.value is None:
-                return f"none: {found.refused}"
-            return "1 (the same)" if found.same else f"{found.value:.2f} ({found.low:.2f}..{found.high:.2f})"
+            return ratios[metric][arm].text(2) if arm in ratios[metric] else ""
 
         lines += table(
             ("arm", "TTFT ms", "TPOT ms", "device MiB", "TTFT ×", "TPOT ×", "whole run ×"),
