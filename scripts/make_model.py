@@ -60,9 +60,8 @@ def random_blocks(type_name: str, n_blocks: int, sigma: float, rng: np.random.Ge
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     if type_name in ("F32", "F16", "BF16"):
         values = (rng.standard_normal((n_blocks, block_size), dtype=np.float32) * sigma).astype(np.float32)
-        raw: Bytes = np.ascontiguousarray(gguf.quants.quantize(values, kind)).view(np.uint8)
-        return np.reshape(raw, (n_blocks, block_bytes))
-    blocks = np.frombuffer(rng.bytes(n_blocks * block_bytes), np.uint8).reshape(n_blocks, block_bytes).copy()
+        return np.ascontiguousarray(gguf.quants.quantize(values, kind)).view(np.uint8).reshape(n_blocks, block_bytes)
+    blocks: Bytes = np.frombuffer(rng.bytes(n_blocks * block_bytes), np.uint8).reshape(n_blocks, block_bytes).copy()
     if type_name in HALF_SCALES:
         for offset, scale in HALF_SCALES[type_name]:
             blocks[:, offset : offset + 2] = np.array([sigma * scale], np.float16).view(np.uint8)
@@ -110,28 +109,6 @@ def add_byte_bpe(writer: gguf.GGUFWriter, n_vocab: int) -> None:
     writer.add_eos_token_id(1)
     writer.add_pad_token_id(2)
     writer.add_add_bos_token(True)
-
-
-def write_llama_shape(
-    path: str | Path,
-    n_layer: int,
-    n_embd: int,
-    n_ff: int,
-    n_head: int,
-    n_head_kv: int,
-    n_vocab: int,
-    type: str = "Q4_0",
-    *,
-    n_expert: int = 0,
-    n_expert_used: int = 2,
-    n_ctx: int = 4096,
-    seed: int = 0,
-) -> Path:
-    """Write a Llama of these sizes: see write_shape. Raises ValueError for shapes that cannot be."""
-    shape = llama(
-        n_layer, n_embd, n_ff, n_head, n_head_kv, n_vocab, n_ctx, n_expert=n_expert, n_expert_used=n_expert_used
-    )
-    return write_shape(path, shape, type, seed)
 
 
 QUICK_BYTES = 16 << 20

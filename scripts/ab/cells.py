@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.child import ROOT, Ended, oallama
 from experiments.models import Models
-from experiments.results import DONE, FAILED, Results
+from experiments.results import Results, StepFailed
 
 from ab.matrix import Cell, Matrix, Model
 
@@ -70,18 +70,20 @@ class Cells:
         """Run the cell and keep its result. Ctrl-C ends the cell and is raised."""
         if fault := self.make_model(cell.model):
             return Outcome(cell, error=fault)
+        noted = {"command": self.command(cell), "model": self._model_key(cell)}
+        found = self.results.measured(cell.id, lambda: self._bench(cell), **noted)
+        return Outcome(cell, tuple(found["data"]), found["error"], found["seconds"])
+
+    def _bench(self, cell: Cell) -> Any:
+        """Its rows. Raises StepFailed."""
         rows = self.folder / f"{cell.id}.rows.json"
         rows.unlink(missing_ok=True)
         ended = self._run(*self.command(cell), "-o", rows)
-        seconds = round(ended.seconds, 2)
-        record = {"command": self.command(cell), "model": self._model_key(cell), "seconds": seconds}
         if ended.status != 0:
-            self.results.put(cell.id, state=FAILED, error=ended.why, data=[], **record)
-            return Outcome(cell, error=ended.why)
-        data = json.loads(rows.read_text(encoding="utf-8"))
+            raise StepFailed(ended.why, [])
+        found = json.loads(rows.read_text(encoding="utf-8"))
         rows.unlink()
-        self.results.put(cell.id, state=DONE, error="", data=data, **record)
-        return Outcome(cell, tuple(data), "", seconds)
+        return found
 
     def _run(self, *arguments: object) -> Ended:
         ended = oallama(*arguments, limit_s=None, log=self.log)

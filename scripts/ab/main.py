@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.child import ROOT
+from experiments.command import guarded, parser_of
 from experiments.inputs import InputError
 
 from ab.cells import Cells, Outcome
@@ -33,9 +34,7 @@ from ab.matrix import Cell, Matrix, read_matrix
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 some cells failed, 2 wrong usage, 130 interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="ab", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("ab", __doc__)
     parser.add_argument("matrix", type=Path, metavar="MATRIX.toml")
     parser.add_argument("--device", metavar="NAME", help="measure on this device, whatever the file says")
     parser.add_argument("--out", type=Path, help="another folder than build/ab/NAME")
@@ -54,41 +53,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--refresh-profiles", action="store_true", help="time the machine anew for the models whose cells are to do"
     )
     options = parser.parse_args(arguments)
-    try:
-        matrix = read_matrix(options.matrix, options.device)
-        folder = options.out or ROOT / "build" / "ab" / matrix.name
-        models = options.models or ROOT / "build" / "ab" / "models"
-        store = Cells(
-            matrix, folder, models, read_only=options.list or options.report_only or options.simulate is not None
-        )
-    except InputError as error:
-        print(f"ab: {error}", file=sys.stderr)
-        return 2
+    return guarded("ab", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Raises InputError."""
+    matrix = read_matrix(options.matrix, options.device)
+    folder = options.out or ROOT / "build" / "ab" / matrix.name
+    models = options.models or ROOT / "build" / "ab" / "models"
+    looks = options.list or options.report_only or options.simulate is not None
+    store = Cells(matrix, folder, models, read_only=looks)
     wanted = [cell for cell in matrix.cells if all(text in cell.id for text in options.only)]
     if not wanted:
-        print(f"ab: no cell has {' and '.join(options.only)} in its name; --list shows them", file=sys.stderr)
-        return 2
+        raise InputError(f"no cell has {' and '.join(options.only)} in its name; --list shows them")
     if options.list:
         for cell in wanted:
             print(f"{'done' if store.known(cell) else 'to do':6}{cell.id}: oallama {' '.join(store.command(cell))}")
         return 0
     if options.simulate is not None:
         return write_simulated(matrix, store, wanted, options.profile, options.simulate)
-    interrupted = False
     outcomes: dict[str, Outcome] = {}
     try:
         if not options.report_only:
             _profile(store, [cell for cell in wanted if store.known(cell) is None], options.refresh_profiles)
         for index, cell in enumerate(wanted):
             outcomes[cell.id] = _outcome(store, cell, index, len(wanted), options.report_only)
-    except KeyboardInterrupt:
-        interrupted = True
-        print("ab: interrupted; the same command goes on from here", file=sys.stderr)
-    write_report(matrix, _all(matrix, store, outcomes), folder)
-    if options.chart is not None:
-        write_chart(folder, [cell.id for cell in wanted], options.chart)
-    if interrupted:
-        return 130
+    finally:
+        write_report(matrix, _all(matrix, store, outcomes), folder)
+        if options.chart is not None:
+            write_chart(folder, [cell.id for cell in wanted], options.chart)
     return int(any(outcome.error for outcome in outcomes.values()))
 
 

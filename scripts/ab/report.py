@@ -78,7 +78,6 @@ def sections(document: Mapping[str, Any]) -> list[Section]:
         Section("The gate", *_gates_table(document)),
         Section("What every arm did", *_rows_table(document)),
         Section("Cells without a result", *_errors_table(document)),
-        Section("Arms without a ratio", *_refused_table(document)),
     ]  # fmt: skip
 
 
@@ -109,8 +108,8 @@ def sentences(document: Mapping[str, Any]) -> list[str]:
         if (each.arm, each.metric) == ("auto", "total"):
             surely = f", {each.n_surely} of them beyond the noise" if each.n_harmed else ""
             made.append(
-                f"auto, whole run, {each.n_cells} cells: worst {ratio_text(each.worst)} of the best stock arm "
-                f"({_place(each.worst)}), best {ratio_text(each.best)} ({_place(each.best)}), geometric mean "
+                f"auto, whole run, {each.n_cells} cells: worst {each.worst.text()} of the best stock arm "
+                f"({_place(each.worst)}), best {each.best.text()} ({_place(each.best)}), geometric mean "
                 f"{each.mean:.3f}; {each.n_harmed} below {NO_HARM}{surely}; in {each.n_same} it is that stock arm's "
                 "very configuration, which counts as 1."
             )
@@ -136,21 +135,13 @@ def machine_text(document: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in machine.items() if value)
 
 
-def ratio_text(found: Comparison) -> str:
-    if found.value is None:
-        return "-"
-    if found.same:
-        return "1 (same)"
-    return f"{found.value:.3f} ({found.low:.3f}..{found.high:.3f})"
-
-
 def _figures_table(document: Mapping[str, Any]) -> Table:
     columns = ("arm", "of", "cells", "geometric mean", "worst cell", "which", "best cell", "which", f"below {NO_HARM}",
                "surely", "same as stock")  # fmt: skip
     rows: list[tuple[str, ...]] = [
         (
             each.arm, METRIC_NAMES[each.metric], str(each.n_cells), f"{each.mean:.3f}",
-            ratio_text(each.worst), _place(each.worst), ratio_text(each.best), _place(each.best), str(each.n_harmed),
+            each.worst.text(), _place(each.worst), each.best.text(), _place(each.best), str(each.n_harmed),
             str(each.n_surely), str(each.n_same),
         )
         for each in figures_of(document)
@@ -164,7 +155,7 @@ def _metric_table(document: Mapping[str, Any], metric: str) -> Table:
     cells: dict[tuple[str, ...], dict[str, Comparison]] = {}
     for each in found:
         cells.setdefault((each.device, each.model, each.cap, each.workload, each.stock), {})[each.arm] = each
-    rows = [(*place, *(ratio_text(of[arm]) if arm in of else "" for arm in arms)) for place, of in cells.items()]
+    rows = [(*place, *(of[arm].text() if arm in of else "" for arm in arms)) for place, of in cells.items()]
     return (*PLACE, "best stock", *arms), rows
 
 
@@ -198,13 +189,6 @@ def _rows_table(document: Mapping[str, Any]) -> Table:
 
 def _errors_table(document: Mapping[str, Any]) -> Table:
     return (*PLACE, "why"), [_of(cell, "error") for cell in document["cells"] if cell["error"]]
-
-
-def _refused_table(document: Mapping[str, Any]) -> Table:
-    return (*PLACE, "arm", "of", "why"), [
-        (*_of(row, "arm"), METRIC_NAMES[row["metric"]], row["refused"])
-        for row in document["against_stock"] if row["refused"]
-    ]  # fmt: skip
 
 
 def _of(row: Mapping[str, Any], *keys: str) -> tuple[str, ...]:

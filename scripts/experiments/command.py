@@ -18,7 +18,7 @@ def parser_of(program: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def guarded(program: str, job: Callable[[], int], interrupted: str = GOES_ON) -> int:
-    """The exit status of `job`, or of what it ran into: 2 wrong input, 130 interrupted, as oallama's errors have."""
+    """The exit status of `job`, or of what it ran into, which is told: 2 for wrong input, 130 for Ctrl-C."""
     from oallama.core.errors import OallamaError
 
     try:

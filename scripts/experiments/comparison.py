@@ -41,6 +41,13 @@ class Comparison:
     refused: str = ""
     noise: float | None = None
 
+    def text(self, digits: int = 3) -> str:
+        """`1.250 (1.200..1.300)`, or why there is none."""
+        if self.value is None:
+            return f"none: {self.refused}"
+        shown = f"{self.value:.{digits}f} ({self.low:.{digits}f}..{self.high:.{digits}f})"
+        return "1 (same)" if self.same else shown
+
 
 @dataclass(frozen=True)
 class Figures:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +17,15 @@ SCHEMA = 1
 NAME = "results.json"
 DONE, FAILED, CUT = "done", "failed", "cut"
 """States of a step. CUT: it ran out of time, or was interrupted."""
+
+
+class StepFailed(Exception):
+    """The step found nothing: one sentence. `data`: what it has all the same; late: it ran out of time."""
+
+    def __init__(self, message: str, data: Any = None, late: bool = False) -> None:
+        super().__init__(message)
+        self.data = data
+        self.late = late
 
 
 class Results:
@@ -94,6 +104,20 @@ class Results:
         """Note what is known of a step, beside what was, and write it."""
         self.steps[step] = {**self.steps.get(step, {}), **values}
         self.save()
+
+    def measured(self, step: str, run: Callable[[], Any], **noted: Any) -> dict[str, Any]:
+        """The record of a step that is run now: what it returned, its seconds, what `noted` says, or why it failed."""
+        self.put(step, state=CUT, seconds=0.0, **noted)  # were this the end
+        start = time.monotonic()
+        values: dict[str, Any] = {"state": DONE, "error": ""}
+        try:
+            values["data"] = run()
+        except StepFailed as error:
+            values = {"state": CUT if error.late else FAILED, "error": str(error)}
+            if error.data is not None:
+                values["data"] = error.data
+        self.put(step, seconds=round(time.monotonic() - start, 2), **values)
+        return self.steps[step]
 
     def save(self) -> None:
         """Write file and copies, each whole or not at all."""

@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from experiments.child import ROOT
@@ -217,15 +218,9 @@ def verdicts() -> tuple[Any, ...]:
 
 def check_verdict(raw: bytes, folder: Path) -> None:
     """A file that is no use is as good as none: nothing is raised, and what is kept can be used as `run` does."""
-    before = os.environ.get(FOLDER_VARIABLE)
-    os.environ[FOLDER_VARIABLE] = str(folder)
-    try:
+    with mock.patch.dict(os.environ, {FOLDER_VARIABLE: str(folder)}):
         verdict_path(KEY).write_bytes(raw)
         found = [kept for kept in (read_kept(KEY), nearest_kept(KEY)) if kept is not None]
-    finally:
-        os.environ.pop(FOLDER_VARIABLE)
-        if before is not None:
-            os.environ[FOLDER_VARIABLE] = before
     if not found:
         raise OallamaError("no verdict that can be used")
     for kept in found:
@@ -263,9 +258,7 @@ def routings() -> tuple[Any, ...]:
 def check_routing(raw: bytes, folder: Path) -> None:
     """A file that is no use is as good as none; what is read is reported, counted on, and written again."""
     traffic = Traffic({0: [np.array([[0, 3], [2, 1]], dtype=np.int32)]}, {})
-    before = os.environ.get(FOLDER_VARIABLE)
-    os.environ[FOLDER_VARIABLE] = str(folder)
-    try:
+    with mock.patch.dict(os.environ, {FOLDER_VARIABLE: str(folder)}):
         routing_path(MODEL.fingerprint).write_bytes(raw)
         routing = read_routing(MODEL.fingerprint, 4, 2)
         if routing is None:
@@ -278,10 +271,6 @@ def check_routing(raw: bytes, folder: Path) -> None:
                 assert abs(sum(use) - 2) < 1e-6, "the uses of a token do not add up"
         write_routing(routing)
         assert read_routing(MODEL.fingerprint, 4, 2) == routing, "a routing that was written is read back otherwise"
-    finally:
-        os.environ.pop(FOLDER_VARIABLE)
-        if before is not None:
-            os.environ[FOLDER_VARIABLE] = before
 
 
 #

@@ -13,6 +13,7 @@ from typing import Any
 
 from experiments.child import Ended, json_lines, oallama, run_child
 from experiments.machine import backend_of, describe
+from experiments.results import StepFailed
 
 from gpu_steps.steps import Step
 
@@ -25,15 +26,6 @@ SWITCHES: Mapping[str, Mapping[str, dict[str, str]]] = {
     "Vulkan": {"fusion off": {"GGML_VK_DISABLE_FUSION": "1"}},
 }
 """Backend -> what is switched -> environment. Read by ggml when it starts, so each setting is a process of its own."""
-
-
-class StepFailed(Exception):
-    """The step found nothing: one sentence. `data`: what it has all the same; late: it ran out of time."""
-
-    def __init__(self, message: str, data: Any = None, late: bool = False) -> None:
-        super().__init__(message)
-        self.data = data
-        self.late = late
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from experiments.child import ROOT
-from experiments.inputs import InputError
+from experiments.command import guarded
 from experiments.machine import backend_of
 from experiments.models import Models, Shape
-from experiments.results import CUT, DONE, FAILED, NAME, Results
+from experiments.results import DONE, FAILED, NAME, Results
 
-from gpu_steps.kinds import Setting, StepFailed, run_step
+from gpu_steps.kinds import Setting, run_step
 from gpu_steps.scale import SCALES
 from gpu_steps.schedule import choose, expected_seconds, pace_of
 from gpu_steps.steps import Step, steps_of
@@ -62,16 +61,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from gpu_steps.report import write_report
 
         return write_report(ROOT)
+    return guarded("gpu_run", lambda: _run(options, begun))
+
+
+def _run(options: argparse.Namespace, begun: float) -> int:
+    """begun: on the clock of time.time. Raises InputError."""
     work = work_folder(options).absolute()
-    try:
-        copies = tuple(folder.absolute() for folder in options.out)
-        identity = {"device": options.device, "scale": options.scale}
-        results = Results(work / NAME, identity, copies, read_only=options.list)
-        if options.resume:
-            results.adopt(options.resume)
-    except InputError as error:
-        print(f"gpu_run: {error}", file=sys.stderr)
-        return 2
+    identity = {"device": options.device, "scale": options.scale}
+    copies = tuple(folder.absolute() for folder in options.out)
+    results = Results(work / NAME, identity, copies, read_only=options.list)
+    if options.resume:
+        results.adopt(options.resume)
     from oallama.place.decide import POLICIES
 
     scale = SCALES[options.scale]
@@ -93,11 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     results.begin_call({"began": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun)), "budget_s": options.budget,
                       "threads": setting.threads, "cpus": setting.cpus})  # fmt: skip
-    try:
-        return loop(steps, results, models, setting, begun + options.budget)
-    except KeyboardInterrupt:
-        print("gpu_run: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
+    return loop(steps, results, models, setting, begun + options.budget)
 
 
 def loop(steps: Sequence[Step], results: Results, models: Models, setting: Setting, deadline: float) -> int:
@@ -123,25 +119,16 @@ def run_one(
     """Run a step and note what came of it; whether it is done."""
     tries = results.steps.get(step.id, {}).get("tries", 0) + 1
     print(f"gpu_run: {step.id}: {step.title}", file=sys.stderr, flush=True)
-    results.put(step.id, state=CUT, tries=tries, seconds=0.0, title=step.title, kind=step.kind)  # were this the end
+    noted = {"tries": tries, "title": step.title, "kind": step.kind}
     for shape in step.models:
         models.make_room(shape, step.models)
         if why := models.make(shape, deadline - time.time() - 2):
-            results.put(step.id, state=FAILED, error=why)
+            results.put(step.id, state=FAILED, error=why, seconds=0.0, **noted)
             print(f"    {why}", file=sys.stderr)
             return False
-    begun = time.time()
-    values: dict[str, Any] = {"state": DONE, "error": ""}
-    try:
-        values["data"] = run_step(step, setting, deadline - begun - 2, tries)
-    except StepFailed as error:
-        values = {"state": CUT if error.late else FAILED, "error": str(error)}
-        if error.data is not None:
-            values["data"] = error.data
-    values["seconds"] = round(time.time() - begun, 2)
-    results.put(step.id, **values)
-    print(f"    {values['error'] or 'done'} ({values['seconds']:.1f} s)", file=sys.stderr, flush=True)
-    return bool(values["state"] == DONE)
+    found = results.measured(step.id, lambda: run_step(step, setting, deadline - time.time() - 2, tries), **noted)
+    print(f"    {found['error'] or 'done'} ({found['seconds']:.1f} s)", file=sys.stderr, flush=True)
+    return bool(found["state"] == DONE)
 
 
 def show(steps: Sequence[Step], results: Results, models: Models) -> None:

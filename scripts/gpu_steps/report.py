@@ -10,16 +10,7 @@ from typing import Any
 
 from experiments.comparison import compare_with_stock
 from experiments.pages import table
-from experiments.published import (
-    OATO_PAPER,
-    OATO_PAPER_END_TO_END,
-    OATO_TTFT_75,
-    SCHEINFER_GENERATION,
-    SCHEINFER_GENERATION_ABSTRACT,
-    SCHEINFER_PROMPT,
-    SCHEINFER_THREADS,
-    SCHEINFER_WHOLE,
-)
+from reproduce.figures import least_and_most, published
 
 from gpu_steps import copy_tables, tables
 from gpu_steps.scale import LEASE
@@ -31,6 +22,8 @@ NOT_YET = "not yet measured on a GPU"
 LEASE_S = 3 * 570.0
 """Three calls, in which the models are written as well."""
 SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader")
+OATO_TTFT_75 = "about 2"
+"""Section 4.3, the same model at 75 %: times as fast as llama.cpp ("close to one time")."""
 POLICIES = ("auto", "oato", "split", "scheinfer", "layers", "cpu")
 
 
@@ -118,22 +111,23 @@ def steps_table() -> list[str]:
 
 def papers_table(measured: Mapping[str, Document]) -> list[str]:
     """The published figures, and for each what was found on each GPU."""
-    (low, high), generation = SCHEINFER_PROMPT, SCHEINFER_GENERATION
+    of, caps = published(), ("12 GiB", "24 GiB")
+    abstract, threads = of["scheinfer/generation-most-abstract"], (16, 8, 4, 2)
     rows: list[Sequence[object]] = [
-        *(("OATO §4.5: LLaMA3-8B F16, 64 + 32 tokens, whole run, against llama.cpp", share,
-           f"{gain} % faster", found(measured, "oato", share, "total")) for share, gain in OATO_PAPER.items()),
-        *(("OATO §4.2: the same, another figure", share, f"{gain} % faster",
-           found(measured, "oato", share, "total")) for share, gain in OATO_PAPER_END_TO_END.items()),
+        *(("OATO §4.5: LLaMA3-8B F16, 64 + 32 tokens, whole run, against llama.cpp", share, tables.oato_gain(share),
+           found(measured, "oato", share, "total")) for share in ("25%", "50%", "75%")),
+        ("OATO §4.2: the same, another figure", "50%", tables.per_cent(of["oato/fig7-llama-llama.cpp"]),
+         found(measured, "oato", "50%", "total")),
         ("OATO §4.3: the same, TTFT", "75%", f"{OATO_TTFT_75} times", found(measured, "oato", "75%", "ttft")),
-        *(("ScheInfer §V-C: prompt of 1024, against llama.cpp and Fiddler", cap, f"{low}-{high} times",
-           found(measured, "scheinfer", cap, "ttft")) for cap in ("12 GiB", "24 GiB")),
+        *(("ScheInfer §V-C: prompt of 1024, against llama.cpp and Fiddler", cap, f"{least_and_most('prompt')} times",
+           found(measured, "scheinfer", cap, "ttft")) for cap in caps),
         *(("ScheInfer §V-D: generation, against llama.cpp and Fiddler", cap,
-           f"{generation[0]:.2f}-{generation[1]:.2f} times (abstract: {SCHEINFER_GENERATION_ABSTRACT[1]:.2f})",
-           found(measured, "scheinfer", cap, "tpot")) for cap in ("12 GiB", "24 GiB")),
-        *(("ScheInfer §V-D: both together", cap, "{}-{} times".format(*SCHEINFER_WHOLE),
-           found(measured, "scheinfer", cap, "total")) for cap in ("12 GiB", "24 GiB")),
+           f"{least_and_most('generation')} times (abstract: {abstract:.2f})",
+           found(measured, "scheinfer", cap, "tpot")) for cap in caps),
+        *(("ScheInfer §V-D: both together", cap, f"{least_and_most('both')} times",
+           found(measured, "scheinfer", cap, "total")) for cap in caps),
         ("ScheInfer §V-E1: generation with 16, 8, 4, 2 threads, against llama.cpp", "",
-         ", ".join(f"{value}" for value in SCHEINFER_THREADS.values()) + " times", "-"),
+         ", ".join(f"{of[f'scheinfer/threads-{n}-llama.cpp']}" for n in threads) + " times", "-"),
     ]  # fmt: skip
     columns = ("figure", "on the GPU", "the paper", "ours, best arm of each model, against the best stock arm")
     return [*table(columns, rows), "The papers' cards are smaller and their links slower than a data centre's: "

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.child import ROOT
-from experiments.inputs import InputError
+from experiments.command import guarded, parser_of
 from experiments.machine import describe
 from experiments.pages import table
-from experiments.results import CUT, DONE, Results
+from experiments.results import Results
 
 from measure import (
     divergence,
@@ -35,7 +35,6 @@ from measure import (
     templates,
 )
 from measure.measure import Measure, Step
-from oallama.core.errors import OallamaError
 
 MEASURES: Mapping[str, Measure] = {
     "divergence": divergence.MEASURE,
@@ -54,24 +53,13 @@ NO_SETTINGS = ("name", "output", "files")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 wrong usage or input, 130 interrupted; others as the errors of oallama have."""
     options = _parser().parse_args(arguments)
-    try:
-        if options.name == "plot":
-            return plots.draw(options.what, options.file, options.folder)
-        return run(MEASURES[options.name], options)
-    except OallamaError as error:
-        print(f"measure: {error}", file=sys.stderr)
-        return error.exit_code
-    except (InputError, OSError) as error:
-        print(f"measure: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("measure: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
+    if options.name == "plot":
+        return guarded("measure", lambda: plots.draw(options.what, options.file, options.folder))
+    return guarded("measure", lambda: run(MEASURES[options.name], options))
 
 
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="measure", description=__doc__, formatter_class=raw)
+    parser = parser_of("measure", __doc__)
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     for name, measure in MEASURES.items():
         command = commands.add_parser(name, help=measure.about.splitlines()[0], description=measure.about)
@@ -107,8 +95,4 @@ def _measured(results: Results, step: Step) -> Any:
     if known := results.done(step.id, model=model):
         return known["data"]
     print(f"measure: {step.id}", file=sys.stderr, flush=True)
-    results.put(step.id, state=CUT, model=model, seconds=0.0)  # were this the end
-    start = time.monotonic()
-    data = step.run()
-    results.put(step.id, state=DONE, data=data, seconds=round(time.monotonic() - start, 2))
-    return data
+    return results.measured(step.id, step.run, model=model)["data"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,32 @@ class Measure:
 
 
 def add_common(
-    parser: argparse.ArgumentParser, files: str = "MODEL", n_prompt: int = 64, n_gen: int = 32, rounds: int = 8
-) -> None:
+    parser: argparse.ArgumentParser, device: str = "rpc-worker:1:1", n_prompt: int = 64, n_gen: int = 32,
+    rounds: int = 8,
+) -> None:  # fmt: skip
     """The options that most measurements have."""
-    parser.add_argument("files", nargs="+", metavar=files)
-    parser.add_argument("--device", default="rpc-worker:1:1")
+    parser.add_argument("files", nargs="+", metavar="MODEL")
+    parser.add_argument("--device", default=device)
     parser.add_argument("-t", "--threads", type=numbers, default=[1], metavar="N,…", help="of the CPU (default: 1)")
     parser.add_argument("-p", "--n-prompt", type=int, default=n_prompt)
     parser.add_argument("-n", "--n-gen", type=int, default=n_gen)
     parser.add_argument("-r", "--rounds", type=int, default=rounds)
+
+
+def add_soak(parser: argparse.ArgumentParser, device: str, what: str, total: int, each: int) -> None:
+    """The options of a soak: so many of `what` in all, and by one process."""
+    parser.add_argument("files", nargs=1, metavar="MODEL")
+    parser.add_argument("--device", default=device)
+    parser.add_argument(f"--{what}", type=int, default=total, help=f"in all (default: {total})")
+    parser.add_argument("--each", type=int, default=each, help=f"by one process (default: {each})")
+    parser.add_argument("--minutes", type=float, default=30.0, help="of one process at most (default: 30)")
+
+
+def soak_steps(options: argparse.Namespace, total: int, name: str, run: Callable[..., Any]) -> Iterator[Step]:
+    """A step a process; run: takes the model's path, the options and a seed."""
+    (path,) = options.files
+    for seed in range(-(-total // options.each)):
+        yield Step(f"{name} {seed + 1}", path, partial(run, path, options, seed))
 
 
 def numbers(text: str) -> list[int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from experiments.generation import prompt_of
 
-from measure.measure import Measure, Step, name_of, numbers
+from measure.measure import Measure, Step, add_common, name_of
 from oallama import Placer, Plan
 from oallama.core.units import format_bytes
 from oallama.run.engine import Engine
@@ -26,15 +26,10 @@ SPIN = "while True: pass"
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", metavar="MODEL")
-    parser.add_argument("--device", default="emulated:rtx3060-12")
+    add_common(parser, "emulated:rtx3060-12", n_gen=96, rounds=3)  # tokens: of each phase
     parser.add_argument("--vram", help="of the device, as oallama's --vram")
     parser.add_argument("--vram-fill", type=float, default=0.8, help="leaves room to stream more (default: 0.8)")
-    parser.add_argument("-t", "--threads", type=numbers, default=[1], metavar="N", help="of the CPU (default: 1)")
     parser.add_argument("--policy", default="scheinfer")
-    parser.add_argument("-p", "--n-prompt", type=int, default=64)
-    parser.add_argument("-n", "--n-gen", type=int, default=96, help="tokens of each phase (default: 96)")
-    parser.add_argument("-r", "--rounds", type=int, default=3)
 
 
 def _steps(options: argparse.Namespace) -> Iterator[Step]:

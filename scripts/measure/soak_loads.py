@@ -8,11 +8,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measure.measure import Measure, Step
+from measure.measure import Measure, Step, add_soak, soak_steps
 from measure.slope import pooled_slope
 
 Sample = dict[str, Any]
@@ -22,9 +21,7 @@ SAME = ("mapped_models", "descriptors", "threads", "tasks", "children", "device_
 
 
 def _steps(options: argparse.Namespace) -> Iterator[Step]:
-    (path,) = options.files
-    for seed in range(-(-options.loads // options.each)):
-        yield Step(f"process {seed + 1}", path, partial(_load, path, options, seed))
+    return soak_steps(options, options.loads, "process", _load)
 
 
 def _load(path: str, options: argparse.Namespace, seed: int) -> list[Sample]:
@@ -64,11 +61,7 @@ def _rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs=1, metavar="MODEL")
-    parser.add_argument("--device", default="emulated:vram=1GiB,scale=1,values=real")
-    parser.add_argument("--loads", type=int, default=1000, help="in all (default: 1000)")
-    parser.add_argument("--each", type=int, default=250, help="in one process (default: 250)")
-    parser.add_argument("--minutes", type=float, default=30.0, help="of one process at most (default: 30)")
+    add_soak(parser, "emulated:vram=1GiB,scale=1,values=real", "loads", 1000, 250)
     parser.add_argument("--every", type=int, default=6, help="loads between samples (default: 6)")
 
 

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from experiments.servers import running
 
 from ggml_bridge.library import library_folder, soname
 from measure.divergence import profile_of
-from measure.measure import Measure, Step
+from measure.measure import Measure, Step, add_soak, soak_steps
 from measure.slope import pooled_slope
 from oallama import Placer, Plan
 from oallama.serve.program import find_program
@@ -35,9 +34,7 @@ GIVEN_UP = 0.4  # of the requests
 
 
 def _steps(options: argparse.Namespace) -> Iterator[Step]:
-    (path,) = options.files
-    for seed in range(-(-options.tokens // options.each)):
-        yield Step(f"server {seed + 1}", path, partial(_serve, path, options, seed))
+    return soak_steps(options, options.tokens, "server", _serve)
 
 
 def _serve(path: str, options: argparse.Namespace, seed: int) -> dict[str, Any]:
@@ -182,12 +179,8 @@ def _rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs=1, metavar="MODEL")
-    parser.add_argument("--device", default="rpc-worker")
+    add_soak(parser, "rpc-worker", "tokens", 100_000, 25_000)
     parser.add_argument("--llama-server", metavar="FILE", help="(default: that of scripts/stock_binaries)")
-    parser.add_argument("--tokens", type=int, default=100_000, help="that clients are sent in all (default: 100000)")
-    parser.add_argument("--minutes", type=float, default=30.0, help="of one server at most (default: 30)")
-    parser.add_argument("--each", type=int, default=25_000, help="by one server (default: 25000)")
 
 
 MEASURE = Measure(

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.child import ROOT
+from experiments.command import guarded, parser_of
 from experiments.inputs import InputError
 
 import ggml_bridge
@@ -48,26 +49,25 @@ settings.load_profile("first")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 all were caught, 1 some survived, 2 the table is stale or the tests fail without a fault."""
-    parser = argparse.ArgumentParser(
-        prog="mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("mutate", __doc__)
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="only mutants with TEXT in them")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="every N-th mutant from the I-th on")
     parser.add_argument("--list", action="store_true", help="list the mutants and plant none")
     options = parser.parse_args(arguments)
-    try:
-        mutants = read_table()
-        check_table(mutants, ROOT)
-        first, step = options.part
-        chosen = [m for m in mutants[first - 1 :: step] if all(text in m.name + m.file for text in options.only)]
-        if options.list:
-            print("\n".join(f"{mutant.file}: {mutant.name}" for mutant in chosen))
-            return 0
-        with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
-            outcomes = _try_all(chosen, Path(folder))
-    except InputError as error:
-        print(f"mutate: {error}", file=sys.stderr)
-        return 2
+    return guarded("mutate", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Raises InputError."""
+    mutants = read_table()
+    check_table(mutants, ROOT)
+    first, step = options.part
+    chosen = [m for m in mutants[first - 1 :: step] if all(text in m.name + m.file for text in options.only)]
+    if options.list:
+        print("\n".join(f"{mutant.file}: {mutant.name}" for mutant in chosen))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+        outcomes = _try_all(chosen, Path(folder))
     known = _keep(outcomes, mutants)
     survivors = [name for name, caught in known.items() if not caught]
     print(f"caught {len(known) - len(survivors)} of {len(known)} ({len(mutants) - len(known)} not tried yet)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,18 @@ def papers(folder: Path = FOLDER) -> tuple[Paper, ...]:
     found = {path.stem: path for path in folder.glob("*.toml")}
     keys = [*(key for key in ORDER if key in found), *sorted(set(found) - set(ORDER))]
     return tuple(read_paper(found[key]) for key in keys)
+
+
+@cache
+def published() -> Mapping[str, float]:
+    """Every figure that has a number, by its key."""
+    figures = (figure for paper in papers() for figure in paper.figures)
+    return {figure.key: figure.published for figure in figures if figure.published is not None}
+
+
+def least_and_most(key: str) -> str:
+    """`1.69-6.33`, of figures `scheinfer/KEY-least-…` and `-most-…`, whose baselines are llama.cpp and Fiddler."""
+    return "-".join(f"{published()[f'scheinfer/{key}-{end}-llama.cpp']:.2f}" for end in ("least", "most"))
 
 
 def read_paper(path: Path) -> Paper:

@@ -9,18 +9,16 @@ The figures are in scripts/reproduce/published/, a file a paper. No device, weig
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from experiments.child import ROOT
+from experiments.command import guarded, parser_of
 from experiments.inputs import InputError
 from experiments.pages import table
 
-from oallama.core.errors import OallamaError
 from reproduce.chart import chart
 from reproduce.figures import Figure, papers
 from reproduce.page import COLUMNS, cells_of, page, ratio
@@ -38,26 +36,19 @@ Row = dict[str, Any]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 wrong usage or input, 130 interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="reproduce", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("reproduce", __doc__)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--only", metavar="TEXT", help="simulate only figures whose paper/id contains it")
     which.add_argument("--page", action="store_true", help="simulate nothing")
     parser.add_argument("--jobs", type=int, metavar="N", help="processes (default: as many as there are cores)")
     options = parser.parse_args(arguments)
-    try:
-        write(None if options.page else options.only or "", options.jobs)
-    except (InputError, OallamaError, OSError) as error:
-        print(f"reproduce: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    only = None if options.page else options.only or ""
+    return guarded("reproduce", lambda: write(only, options.jobs), "nothing was written")
 
 
-def write(only: str | None, jobs: int | None) -> None:
-    """Simulate figures (None: none; "": all), and write everything. Raises InputError, OallamaError."""
+def write(only: str | None, jobs: int | None) -> int:
+    """Simulate figures (None: none; "": all), and write everything. Returns the exit status. Raises InputError,
+    OallamaError."""
     found = papers()
     figures = [figure for paper in found for figure in paper.figures]
     wanted = [figure for figure in figures if only is not None and only in figure.key]
@@ -82,6 +73,7 @@ def write(only: str | None, jobs: int | None) -> None:
         raise InputError(f"{missing[0]} was never simulated: the page is not written without it")
     PAGE.write_text(page(document, own_formulas), encoding="utf-8")
     PICTURE.write_text(chart(document).svg(), encoding="utf-8")
+    return 0
 
 
 def text_of(document: Mapping[str, Any]) -> str:

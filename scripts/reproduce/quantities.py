@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 from experiments.inputs import InputError
-from experiments.published import PEAK_GB_PER_S
 
 from oallama.core.types import Operator
 from oallama.core.units import MIB
@@ -21,6 +20,7 @@ from reproduce import scheinfer_formulas
 from reproduce.bounds import least_seconds
 from reproduce.figures import Arm, Cell, Figure
 from reproduce.runs import Key, Run
+from reproduce.scheinfer_constants import PEAK_GB_PER_S
 from reproduce.settings import machine, model, problem, workload
 
 MICRO = 1e6

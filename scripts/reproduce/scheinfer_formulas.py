@@ -8,14 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from experiments import published
-from experiments.published import CPU, GPU, LAUNCH_S, LINK, RATES
-
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.timeline import PAPER, Prefetch, timeline
 from oallama.place.cuts import pass_seconds, solve_cg, solve_n_g
 from oallama.place.knapsack import Assigned, assign
 from oallama.place.slicer import N_VALUES
+from reproduce import scheinfer_constants as published
+from reproduce.scheinfer_constants import CPU, GPU, LAUNCH_S, LINK, RATES
 from reproduce.scheinfer_testbed import LLAMA, MIXTRAL, Betas, Model, alone, ffn, streaming
 
 GIB = 2**30

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from experiments.published import BYTES_PER_WEIGHT, CPU, GPU, LAUNCH_S, LINK
-
 from oallama.core.profile import LinearFit
 from oallama.core.types import MulMat
 from oallama.cost.block_cost import BlockCost, Cut, Gemm, Gemms
@@ -17,6 +15,7 @@ from oallama.cost.slices import Pricing
 from oallama.cost.streams import BlockTimes, Step
 from oallama.cost.timeline import PAPER, Prefetch, cycle_seconds
 from oallama.cost.transfer import NO_TRANSFER
+from reproduce.scheinfer_constants import BYTES_PER_WEIGHT, CPU, GPU, LAUNCH_S, LINK
 
 
 @dataclass(frozen=True)

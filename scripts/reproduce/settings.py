@@ -11,7 +11,6 @@ from card_fit.models import read_models
 from experiments.child import ROOT
 from experiments.inputs import InputError
 from experiments.planned import planned
-from experiments.published import RATES
 from model_shapes import KNOWN
 
 from oallama.core.types import ModelInfo, Operator, Workload
@@ -24,6 +23,7 @@ from oallama.place.problem import Problem
 from oallama.profile.described import TOKENS, described
 from reproduce.figures import Arm, Cell
 from reproduce.reckoned import Reckoned
+from reproduce.scheinfer_constants import RATES
 from reproduce.scheinfer_formulas import implied_cpu_beta
 
 BENCHMARKS = ROOT / "docs" / "benchmarks"

@@ -13,7 +13,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from experiments.pages import table
-from experiments.published import OATO_PAPER
 from gpu_steps import tables
 from gpu_steps.copy_tables import copies_table
 from gpu_steps.plots import write_plots
@@ -93,9 +92,7 @@ def test_what_a_card_did_is_measured() -> None:
     text = whole({"gpu-h100.json": document()})
     assert "**Measured on:**" in text and "## Measured: CUDA0" in text and f"This is {NOT_YET}" not in text
     line = next(line for line in text.splitlines() if line.startswith("| OATO §4.5") and "| 50% |" in line)
-    assert f"{OATO_PAPER['50%']} % faster" in line and f"{MODEL}: 1.50" in line, (
-        "against the best stock arm, not the first"
-    )
+    assert "20.7 % faster" in line and f"{MODEL}: 1.50" in line, "against the best stock arm, not the first"
     assert "[gpu-h100.json](benchmarks/gpu-h100.json)" in text
 
 

@@ -13,7 +13,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from experiments import published as constants  # noqa: E402
 from experiments.inputs import InputError  # noqa: E402
 from reproduce.bounds import least_seconds  # noqa: E402
 from reproduce.chart import chart  # noqa: E402
@@ -48,20 +47,6 @@ def test_every_figure_can_be_asked_for() -> None:
         assert figure.published is not None or figure.kind == "not simulated" or figure.why, figure.key
         for arm in (figure.ours, figure.baseline, figure.variant):
             assert arm is None or arm.policy in POLICIES, figure.key
-
-
-def test_the_constants_of_other_scripts_are_the_same_figures() -> None:
-    by_key = {figure.key: figure.published for figure in FIGURES}
-    for share, gain in constants.OATO_PAPER.items():
-        assert by_key[f"oato/fig10-{share.removesuffix('%')}-llama.cpp"] == pytest.approx(1 + gain / 100)
-    for phase, (least, most) in (
-        ("prompt", constants.SCHEINFER_PROMPT),
-        ("generation", constants.SCHEINFER_GENERATION),
-        ("both", constants.SCHEINFER_WHOLE),
-    ):
-        assert (by_key[f"scheinfer/{phase}-least-fiddler"], by_key[f"scheinfer/{phase}-most-fiddler"]) == (least, most)
-    for threads, gain in constants.SCHEINFER_THREADS.items():
-        assert by_key[f"scheinfer/threads-{threads}-llama.cpp"] == gain
 
 
 def test_the_page_and_the_picture_are_what_the_results_give(results: dict[str, Any]) -> None:

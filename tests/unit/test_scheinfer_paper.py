@@ -19,7 +19,7 @@ from oallama.place.cuts import solve_cg
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from experiments import published  # noqa: E402
+from reproduce import scheinfer_constants as published  # noqa: E402
 from reproduce import scheinfer_formulas as predict  # noqa: E402
 from reproduce.scheinfer_testbed import LLAMA, Betas, alone, device_end, ffn, streaming  # noqa: E402
 
