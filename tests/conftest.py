@@ -8,12 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # started in the background by a shell: children would ignore Ctrl-C as well, and the tests of it would hang
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+settings.register_profile("any machine", deadline=None)  # an example may take long where others compute
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session", autouse=True)

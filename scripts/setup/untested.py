@@ -18,18 +18,19 @@ _STAND_INS = ("CPU", "RPC", "BLAS", "OALLAMA")  # processors, worker processes a
 _SOFTWARE = ("llvmpipe", "lavapipe", "swiftshader")  # Vulkan devices that are the processor
 
 
-def skipped(report: Path) -> dict[str, list[str]]:
-    """Reason -> the tests skipped for it, from pytest's --junitxml; empty when pytest wrote no report."""
-    try:
-        root = ElementTree.parse(report).getroot()
-    except (OSError, ElementTree.ParseError):
-        return {}
+def skipped(*reports: Path) -> dict[str, list[str]]:
+    """Reason -> the tests skipped for it, from files of pytest's --junitxml; nothing from one that was not written."""
     reasons: dict[str, list[str]] = {}
-    for case in root.iter("testcase"):
-        for mark in case.iter("skipped"):
-            reason = mark.get("message") or "no reason given"
-            name = case.get("name") or ""
-            reasons.setdefault(reason, []).append(".".join(filter(None, (case.get("classname"), name))))
+    for report in reports:
+        try:
+            root = ElementTree.parse(report).getroot()
+        except (OSError, ElementTree.ParseError):
+            continue
+        for case in root.iter("testcase"):
+            for mark in case.iter("skipped"):
+                reason = mark.get("message") or "no reason given"
+                name = case.get("name") or ""
+                reasons.setdefault(reason, []).append(".".join(filter(None, (case.get("classname"), name))))
     return reasons
 
 
@@ -64,7 +65,7 @@ def _stands_in(device: Mapping[str, object]) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     listed = capture([str(Path(sys.executable).with_name("oallama")), "devices", "--json"], os.environ, 60.0)
-    print("\n".join(report_lines(skipped(Path(arguments[0])), absent_devices(listed))))
+    print("\n".join(report_lines(skipped(*map(Path, arguments)), absent_devices(listed))))
     return 0
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
+from e2e.described_card import slow_cpu_fast_card
 from gguf_factory import write_llama_shape
 from stock import needs_programs, program
 
@@ -354,7 +355,7 @@ def test_arms_that_do_not_fit_together_are_loaded_in_turns(model: Path, ops: tup
 
 def test_where_the_gate_says_stock_the_very_configuration_of_the_stock_arm_is_loaded(moe: Path) -> None:
     """So that it counts as 1.0 by identity: every weight, buffer and parameter read back is the same."""
-    placer = Placer.load(moe, device=WORKER, threads=1)
+    placer = Placer.load(moe, device=WORKER, threads=1, profile=slow_cpu_fast_card(moe, 1e9))
     here = setting(moe, WORKER, n_ubatch=128)
 
     def reports(placement: StockPlacement) -> tuple[LoadReport, LoadReport]:

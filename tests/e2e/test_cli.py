@@ -53,16 +53,11 @@ def document(*arguments, **options):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A cache of profiles for these tests alone."""
-    folder = tmp_path_factory.mktemp("cache")
-    before = os.environ.get("OALLAMA_CACHE_DIR")
-    os.environ["OALLAMA_CACHE_DIR"] = str(folder)
-    yield folder
-    if before is None:
-        del os.environ["OALLAMA_CACHE_DIR"]
-    else:
-        os.environ["OALLAMA_CACHE_DIR"] = before
+def cache(measured_cache):
+    """The cache of profiles for these tests."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("OALLAMA_CACHE_DIR", str(measured_cache))
+        yield measured_cache
 
 
 @pytest.fixture(scope="module")

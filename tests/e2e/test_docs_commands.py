@@ -61,15 +61,9 @@ def test_a_block_is_run_or_says_why_not(page: str) -> None:
         assert not block.needs or block.needs in NEEDED, block
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is measured for one page need not be for the next."""
-    return tmp_path_factory.mktemp("docs-cache")
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_run(page: str, tmp_path: Path, cache: Path) -> None:
+def test_commands_run(page: str, tmp_path: Path, measured_cache: Path) -> None:
     with_server = PROGRAMS is not None and Path(program("llama-server")).is_file()
     ran = [block.text for block in blocks(page) if not block.why and (not block.needs or with_server)]
     (tmp_path / "models").symlink_to(MODEL.parent)
@@ -77,7 +71,7 @@ def test_commands_run(page: str, tmp_path: Path, cache: Path) -> None:
         **os.environ,
         **ollama_store(tmp_path),
         "PATH": f"{commands(tmp_path)}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "OALLAMA_CACHE_DIR": str(cache),
+        "OALLAMA_CACHE_DIR": str(measured_cache),
         **({"OALLAMA_LLAMA_SERVER": program("llama-server")} if with_server else {}),
         "MODEL": str(model_of(page, tmp_path)),
     }

@@ -7,7 +7,6 @@ machine the tests run on.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +17,7 @@ import pytest
 from e2e.placed import Placed
 from e2e.split_cases import streaming_case
 from e2e.test_engine import TOKENS, engine_of, f16, nmse, q4_0, stock_logits
-from gguf_factory import write_gguf, write_llama_shape
+from gguf_factory import write_gguf
 
 from oallama.core.errors import PlanError
 from oallama.core.profile import Profile
@@ -48,20 +47,13 @@ def oallama(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama_shape(tmp_path_factory.mktemp("model") / "model.gguf", 2, 256, 1024, 4, 2, 300, "Q4_0")
+def model(two_layers: Path) -> Path:
+    return two_layers
 
 
 @pytest.fixture(scope="module")
-def profile(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Profile:
-    """Measured with few tokens; then the CPU is slowed down, in prompts too, and the link made a fast one."""
-    folder = tmp_path_factory.mktemp("profile")
-    before = os.environ.get("OALLAMA_CACHE_DIR")
-    os.environ["OALLAMA_CACHE_DIR"] = str(folder)
-    try:
-        measured = Placer.load(model, device=WORKER, threads=1).profile(progress=False, tokens=(1, 8, 64))
-    finally:
-        os.environ.pop("OALLAMA_CACHE_DIR") if before is None else os.environ.update(OALLAMA_CACHE_DIR=before)
+def profile(measured: Profile) -> Profile:
+    """A measured one whose CPU is slowed down, in prompts too."""
     assert measured.contention is not None and measured.contention.first_with_second_gb_per_s > 0
     cases = tuple(replace(c, seconds=c.seconds * SLOWER) if c.device == CPU_DEVICE else c for c in measured.cases)
     return replace(measured, cases=cases)

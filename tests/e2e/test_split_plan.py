@@ -5,14 +5,12 @@ pays whatever machine the tests run on.
 """
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from gguf_factory import write_llama_shape
 
 from oallama.core.types import CPU_DEVICE
 from oallama.model.cut import cut_extent, cut_granularity
@@ -34,26 +32,19 @@ def oallama(*arguments, code=0):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return write_llama_shape(tmp_path_factory.mktemp("model") / "model.gguf", 2, 256, 1024, 4, 2, 300, "Q4_0")
+def model(two_layers):
+    return two_layers
 
 
 @pytest.fixture(scope="module")
-def profile(model, tmp_path_factory):
-    """Measured with few tokens, which is enough of a line; then the CPU is slowed down. What it and the worker leave
-    each other depends on how many cores are free just then, so it is left out."""
-    folder = tmp_path_factory.mktemp("profile")
-    before = os.environ.get("OALLAMA_CACHE_DIR")
-    os.environ["OALLAMA_CACHE_DIR"] = str(folder)
-    try:
-        measured = Placer.load(model, device=WORKER[1], threads=1).profile(progress=False, tokens=(1, 8))
-    finally:
-        os.environ.pop("OALLAMA_CACHE_DIR") if before is None else os.environ.update(OALLAMA_CACHE_DIR=before)
+def profile(measured, tmp_path_factory):
+    """A measured one whose CPU is slowed down. What it and the worker leave each other depends on how many cores are
+    free just then, so it is left out."""
     cases = tuple(
         replace(case, seconds=case.seconds * (SLOWER if case.device == CPU_DEVICE else SLOWER / 2))
         for case in measured.cases
     )
-    path = folder / "slow.json"
+    path = tmp_path_factory.mktemp("profile") / "slow.json"
     path.write_text(json.dumps(profile_to_json(replace(measured, cases=cases, sharing=()))), encoding="utf-8")
     return path
 

@@ -42,7 +42,7 @@ def busy(parameters: str, seconds: float) -> int:
 
 
 def two(parameters: str) -> dict[str, Any]:
-    alone = busy(parameters, 0.2)
+    alone = min(busy(parameters, 0.2) for _ in range(5))  # other processes of this machine may use the core as well
     ggml_bridge.load().emulated().rest()
     other = subprocess.Popen([sys.executable, "-m", "emulated_cases", parameters], stdout=subprocess.PIPE)
     assert other.stdout is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import shutil
@@ -22,7 +23,8 @@ class RunHere(Protocol):
 
 @functools.cache
 def build_native(target: str, lib_dir: Path, sanitizers: str = "") -> Path:
-    """Builds a native test program in the checkout's build folder, quickly the second time, and once in a process.
+    """Builds a native test program in the checkout's build folder, quickly the second time, and once in a process;
+    processes that build in one folder wait for each other.
 
     sanitizers: as -fsanitize takes them. Skips where the program cannot be built.
     """
@@ -35,9 +37,12 @@ def build_native(target: str, lib_dir: Path, sanitizers: str = "") -> Path:
     generator = ["-G", "Ninja"] if shutil.which("ninja") else []
     options = ["-DOALLAMA_WERROR=ON", "-DOALLAMA_NATIVE_TESTS=ON", f"-DOALLAMA_SANITIZE={sanitizers}"]
     configure = [cmake, "-S", str(ROOT), "-B", str(folder), *generator, *options, f"-DLLAMA_CPP_LIB_DIR={lib_dir}"]
-    for command in (configure, [cmake, "--build", str(folder), "--target", target, "--parallel", "2"]):
-        run = subprocess.run(command, capture_output=True, text=True)
-        assert run.returncode == 0, run.stdout + run.stderr
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "building.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for command in (configure, [cmake, "--build", str(folder), "--target", target, "--parallel", "2"]):
+            run = subprocess.run(command, capture_output=True, text=True)
+            assert run.returncode == 0, run.stdout + run.stderr
     return folder / target
 
 

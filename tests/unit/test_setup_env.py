@@ -643,7 +643,7 @@ def test_skipped_tests_are_reported_with_their_reason(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
-    reasons = untested.skipped(report)
+    reasons = untested.skipped(tmp_path / "missing.xml", report)
     assert {reason: len(tests) for reason, tests in reasons.items()} == {"torch is not installed": 2}
     lines = untested.report_lines(reasons, ["a graphics card: none answers here"])
     assert lines[0] == "  - a graphics card: none answers here"

@@ -1,0 +1,94 @@
+"""scripts/test with stand-ins for what it calls: every test is run once, and what fails beside the others is told."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BIN = ("python", "ruff", "mypy", "clang-format", "oallama")
+STAND_IN = """#!/bin/bash
+echo "${0##*/} $*" >> calls
+case "$*" in
+    *allowed_cpus*) exit $ONE_CORE ;;
+    *--ignore=*) echo others; exit $OTHERS ;;
+    *test_split_native*) echo native; eval "$NATIVE" ;;
+esac
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A checkout of scripts/test alone."""
+    for folder in ("scripts", ".venv/bin", "ggml_bridge", "tests"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "scripts/test", tmp_path / "scripts/test")
+    (tmp_path / "scripts/setup_env.py").touch()
+    for name in BIN:
+        made = tmp_path / ".venv/bin" / name
+        made.write_text(STAND_IN, encoding="utf-8")
+        made.chmod(0o755)
+    return tmp_path
+
+
+def start(tree: Path, *arguments: str, one_core: bool = False, others: int = 0, native: str = "true"):
+    told = {"ONE_CORE": str(int(one_core)), "OTHERS": str(others), "NATIVE": native}
+    return subprocess.Popen(
+        [tree / "scripts/test", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, **told},
+    )  # fmt: skip
+
+
+def run(tree: Path, *arguments: str, **options) -> tuple[int, str]:
+    process = start(tree, *arguments, **options)
+    out, _ = process.communicate(timeout=60)
+    return process.returncode, out
+
+
+def pytests(tree: Path) -> list[list[str]]:
+    calls = [line.split() for line in (tree / "calls").read_text(encoding="utf-8").splitlines()]
+    return [call[3:] for call in calls if call[:3] == ["python", "-m", "pytest"]]
+
+
+@pytest.mark.parametrize("one_core", [False, True])
+def test_what_runs_beside_the_others_is_what_they_leave_out(tree: Path, one_core: bool) -> None:
+    code, said = run(tree, one_core=one_core)
+    assert code == 0 and "all passed" in said and said.index("others") < said.index("native")
+    beside, others = sorted(pytests(tree), key=lambda call: any("--ignore" in word for word in call))
+    ran = {word for word in beside if word.startswith("tests/")}
+    assert ran == {word.partition("=")[2] for word in others if word.startswith("--ignore=")}
+    assert all((ROOT / path).exists() for path in ran) and not any(word.startswith("tests") for word in others)
+
+
+@pytest.mark.parametrize("one_core", [False, True])
+def test_a_failure_on_either_side_fails_the_whole(tree: Path, one_core: bool) -> None:
+    code, said = run(tree, one_core=one_core, native="exit 1")
+    assert code == 1 and "failed: pytest of native programs and units" in said and "pytest: passed" in said
+    code, said = run(tree, one_core=one_core, others=1)
+    assert code == 1 and "failed: pytest\n" in said and "native programs and units: passed" in said
+
+
+def test_arguments_go_to_pytest_alone(tree: Path) -> None:
+    assert run(tree, "-k", "x")[0] == 0
+    (call,) = pytests(tree)
+    assert call[-2:] == ["-k", "x"]
+
+
+def test_what_runs_beside_ends_with_the_script(tree: Path) -> None:
+    process = start(tree, native="echo $$ > beside; sleep 600")
+    deadline = time.monotonic() + 30
+    while not (beside := tree / "beside").exists() or not beside.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    pid = int((tree / "beside").read_text())
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
