@@ -96,7 +96,7 @@ def decide(
         if name == "cpu":
             return on_cpu(problem, load, phase)
         if name in SLICED:
-            return Sliced(problem, load, phase, name, Prefetch(prefetch), effort).decide()
+            return Sliced(problem, load, phase, name, prefetch, effort).decide()
         if name in PUBLISHED:
             return _decide_published(problem, name, load, phase, Prefetch(prefetch))
         return _decide_whole(problem, name, load, phase, affinity, fill, effort.exchanges, required=policy != "auto")
