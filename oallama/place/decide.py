@@ -121,7 +121,7 @@ def decide(
         operators with what is sliced cut as finely as ever."""
         larger = replace(load, n_ubatch=n_ubatch)
 
-        def made(look: Effort, at_most: float) -> Decision | None:
+        def within(at_most: float, look: Effort) -> Decision | None:
             try:
                 made = one(name, larger, replace(look, lowers_ubatch=False))
             except DoesNotFit:
@@ -130,9 +130,9 @@ def decide(
             return made if fits and made.placed.seconds < at_most else None
 
         hope_s = to_beat * (1 + QUICK_MISSES)
-        if made(QUICK, hope_s) is None and seconds_recut(problem, found[name], n_ubatch, phase) >= hope_s:
+        if within(hope_s, QUICK) is None and seconds_recut(problem, found[name], n_ubatch, phase) >= hope_s:
             return None
-        return made(effort, to_beat)
+        return within(to_beat, effort)
 
     best = with_larger_ubatch(found, larger_ubatches, promised, searched)
     slices = best.placed.slices
