@@ -20,7 +20,7 @@ from oallama.cost.timeline import Prefetch
 from oallama.place.affinity import FillRule
 from oallama.place.budget import DeviceMemory, Room
 from oallama.place.exchange import exchange, exchange_notes
-from oallama.place.microbatch import seconds_in, with_larger_ubatch
+from oallama.place.microbatch import seconds_in, seconds_recut, with_larger_ubatch
 from oallama.place.oato import AffinityRule, search
 from oallama.place.placed import Placed, layers
 from oallama.place.problem import (
@@ -96,7 +96,7 @@ def decide(
         if name == "cpu":
             return on_cpu(problem, load, phase)
         if name in SLICED:
-            return Sliced(problem, load, phase, name, Prefetch(prefetch), effort).decide()
+            return Sliced(problem, load, phase, name, prefetch, effort).decide()
         if name in PUBLISHED:
             return _decide_published(problem, name, load, phase, Prefetch(prefetch))
         return _decide_whole(problem, name, load, phase, affinity, fill, effort.exchanges, required=policy != "auto")
@@ -114,19 +114,25 @@ def decide(
         decision = found[name]
         if name in PUBLISHED or decision.workload != load or not decision.placed.uses_device(n_layer):
             return float("inf")
-        return seconds_in(problem, decision, n_ubatch, phase, Prefetch(prefetch))
+        return seconds_in(problem, decision, n_ubatch, phase)
 
     def searched(name: str, n_ubatch: int, to_beat: float) -> Decision | None:
-        """Quickly first: often there is not the memory for what was promised."""
-        larger, found = replace(load, n_ubatch=n_ubatch), None
-        for look, at_most in ((QUICK, to_beat * (1 + QUICK_MISSES)), (effort, to_beat)):
+        """Quickly first, as often there is not the memory for what was promised: anew, or beside the same whole
+        operators with what is sliced cut as finely as ever."""
+        larger = replace(load, n_ubatch=n_ubatch)
+
+        def within(at_most: float, look: Effort) -> Decision | None:
             try:
-                found = one(name, larger, replace(look, lowers_ubatch=False))
+                made = one(name, larger, replace(look, lowers_ubatch=False))
             except DoesNotFit:
                 return None
-            if found.workload != larger or not found.placed.uses_device(n_layer) or found.placed.seconds >= at_most:
-                return None
-        return found
+            fits = made.workload == larger and made.placed.uses_device(n_layer)
+            return made if fits and made.placed.seconds < at_most else None
+
+        hope_s = to_beat * (1 + QUICK_MISSES)
+        if within(hope_s, QUICK) is None and seconds_recut(problem, found[name], n_ubatch, phase) >= hope_s:
+            return None
+        return within(to_beat, effort)
 
     best = with_larger_ubatch(found, larger_ubatches, promised, searched)
     slices = best.placed.slices

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from oallama.core.options import STOCK_BATCH, Options
 from oallama.core.types import Phase, Workload
 from oallama.cost.placement import placement_seconds
 from oallama.cost.timeline import Prefetch
-from oallama.place.problem import Decision, Problem, costs_of
+from oallama.place.placed import Slices
+from oallama.place.problem import Decision, Problem, costs_of, operators_limit, own_bytes
 from oallama.place.slicer import Slicer
 
 LEAST_GAIN = 0.03
@@ -41,16 +43,36 @@ def larger_ubatches(load: Workload, asked: Options) -> tuple[int, ...]:
     return (*sizes, most) if most > load.n_ubatch else ()
 
 
-def seconds_in(problem: Problem, decision: Decision, n_ubatch: int, phase: Phase, prefetch: Prefetch) -> float:
+def seconds_in(problem: Problem, decision: Decision, n_ubatch: int, phase: Phase) -> float:
     """Predicted seconds of a phase with the decision's placement as it is, in micro-batches of n_ubatch, whatever
     memory these need."""
     placed, load = decision.placed, replace(decision.workload, n_ubatch=n_ubatch)
     if placed.slices is not None:
-        slicer = Slicer(problem, load, prefetch, placed.slices.settings is not None)
-        return slicer.again(placed).seconds(load, phase)
+        return _slicer(problem, placed.slices, load).again(placed).seconds(load, phase)
     llama_uses_device = placed.first_device_layer <= problem.graph.n_layer
     costs = costs_of(problem, load, phase, llama_uses_device)
     return placement_seconds(costs, placed.on_device, placed.first_device_layer)
+
+
+def seconds_recut(problem: Problem, decision: Decision, n_ubatch: int, phase: Phase) -> float:
+    """As seconds_in, but what is sliced is cut as suits such micro-batches, in the memory that the decision has for it
+    and compute buffers leave, which grow with the micro-batch. Infinite where nothing is sliced."""
+    placed, load, slices = decision.placed, replace(decision.workload, n_ubatch=n_ubatch), decision.placed.slices
+    if slices is None:
+        return inf
+    whole, held = replace(placed, slices=None), decision.memory
+    more_compute = held.compute * (n_ubatch - decision.workload.n_ubatch) // decision.workload.n_ubatch
+    room = slices.weights_bytes + slices.hot_bytes + slices.staging_bytes + held.spare - more_compute
+    cap = operators_limit(problem)
+    weights_room = room if cap is None else min(room, cap - own_bytes(problem, whole))
+    plan = _slicer(problem, slices, load).plan(whole, room, weights_room, near=False)
+    return inf if plan is None else plan.seconds(load, phase)
+
+
+def _slicer(problem: Problem, slices: Slices, load: Workload) -> Slicer:
+    settings = slices.settings
+    prefetch = Prefetch() if settings is None else Prefetch(settings.prefetch, settings.n_slots)
+    return Slicer(problem, load, prefetch, streams=settings is not None, hot=bool(slices.hot))
 
 
 def with_larger_ubatch(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from oallama.core.types import Phase, Workload
+from oallama.core.types import Phase, PrefetchMode, Workload
 from oallama.core.units import format_bytes
 from oallama.cost.placement import Costs
 from oallama.cost.timeline import Prefetch
@@ -47,6 +47,9 @@ NO_SHARE = 0.0
 COARSE_MISSES = 1.0
 """Of a block's seconds."""
 
+N_SLOTS = (2, 1)
+"""Of the ring: with two a block is copied while another is computed with; one leaves the memory to weights."""
+
 MUCH_STAGING = 0.1
 """Of the device's memory: where staging takes more, a smaller micro-batch may leave more for weights than it costs."""
 
@@ -82,6 +85,7 @@ class Proposal:
     share: float | None = None  # of the room that OATO was asked to fill; None: llama.cpp has nothing on the device
     plan: SlicePlan | None = None  # of its slices
     room: tuple[int, int] = (0, 0)  # bytes of the device: for these and their staging, and for these alone
+    n_slots: int = N_SLOTS[0]  # of the ring that these are streamed through
 
 
 class Sliced:
@@ -95,11 +99,13 @@ class Sliced:
     """
 
     def __init__(
-        self, problem: Problem, asked: Workload, phase: Phase, policy: str, prefetch: Prefetch, effort: Effort
+        self, problem: Problem, asked: Workload, phase: Phase, policy: str, prefetch: PrefetchMode, effort: Effort
     ) -> None:
         self._problem, self._asked, self._phase = problem, asked, phase
         self._policy, self._prefetch, self._effort = policy, prefetch, effort
-        self._slicers: dict[Workload, Slicer] = {}
+        self._slicers: dict[tuple[Workload, int], Slicer] = {}
+        ahead = policy != "split" and prefetch == "ahead" and not problem.profile.is_blocking
+        self._n_slots = N_SLOTS if ahead else (1,)  # where nothing is copied ahead, more gain nothing
 
     def decide(self) -> Decision:
         """The verified placement with the least predicted time."""
@@ -116,6 +122,8 @@ class Sliced:
         for _ in range(VERIFY_ROUNDS):
             beside = [] if room is None else self._beside(bare, room.memory, shares)
             best = min([*beside, *alone], key=_seconds)
+            if best.share is None:
+                best = self._in_fewer_slots(best, self._effort.fine_values)
             if not best.placed.uses_device(problem.graph.n_layer):
                 break
             decision = self._verified(best, capacity)
@@ -139,7 +147,8 @@ class Sliced:
         problem, load, costs, plan = self._problem, proposal.workload, proposal.costs, proposal.plan
         placed = proposal.placed
         if plan is not None and plan.token_assignment:
-            placed = self._placed(load, placed, self._slicer(load).with_table(plan, proposal.room[0]))
+            plan = self._slicer(proposal).with_table(plan, proposal.room[0])
+            placed = self._placed(proposal, placed, plan)
         placed = with_layouts(problem, costs, placed)
         real = measured(problem, load, placed, capacity)
         predicted = predicted_of(problem, load, placed, costs.layouts)
@@ -157,12 +166,11 @@ class Sliced:
             costs = costs_of(problem, load, self._phase, llama_uses_device=False)
             change = f"lowered from {self._asked.n_ubatch} to {load.n_ubatch} tokens"
             lowered = f"micro-batch {change}, which leaves room for slices"
-            whole = Proposal(load, costs, cpu(costs), (lowered,) if load != self._asked else ())
-            plan = self._slicer(load).plan(whole.placed, *room, self._effort.fine_values, near=False)
-            if plan is not None and not plan.is_empty:
-                yield replace(whole, placed=self._placed(load, whole.placed, plan), plan=plan, room=room)
-            elif load == self._asked:
-                yield whole
+            whole = Proposal(load, costs, cpu(costs), (lowered,) if load != self._asked else (), room=room)
+            made = self._in_slots(whole, self._effort.fine_values, self._n_slots[0])
+            plan = made.plan
+            if load == self._asked or (plan is not None and not plan.is_empty):
+                yield made
             hindered = plan is not None and plan.short and (plan.is_empty or plan.staging_bytes > MUCH_STAGING * limit)
             if not (hindered and self._effort.lowers_ubatch) or load.n_ubatch // 2 < SMALLEST_UBATCH:
                 return
@@ -173,7 +181,7 @@ class Sliced:
 
         bare: what all of them have in common.
         """
-        problem, effort, costs = self._problem, self._effort, bare.costs
+        problem, effort, costs, n_slots = self._problem, self._effort, bare.costs, self._n_slots[0]
         transfers = Transfers(costs)
         whole: dict[float, Proposal] = {}
         sliced: dict[float, Proposal] = {}
@@ -195,12 +203,16 @@ class Sliced:
             if same is not None:
                 sliced[share] = replace(sliced[same], share=share)
             elif found.first_device_layer <= problem.graph.n_layer:
-                sliced[share] = self._with_slices(whole[share], memory, effort.coarse_values)
+                sliced[share] = self._with_slices(whole[share], memory, effort.coarse_values, n_slots)
 
         for share in shares:
             look(share)
             if share not in sliced:
                 break  # nothing gains as a whole
+        if sliced:
+            for share in sorted({min(sliced, key=lambda share: _seconds(sliced[share])), min(sliced)}):
+                sliced[share] = self._in_fewer_slots(sliced[share], effort.coarse_values)
+            n_slots = min(sliced.values(), key=_seconds).n_slots
         for step in effort.refinements if shares == effort.shares else ():
             if sliced:
                 best = min(sliced, key=lambda share: _seconds(sliced[share]))
@@ -213,9 +225,11 @@ class Sliced:
             found += [*(whole[share] for share in sliced), sliced[best]]
             beside[whole[best].placed.on_device] = whole[best]
         held = self._attention(bare, memory)
-        attended = [self._with_slices(one, memory, effort.coarse_values) for one in held]
+        attended = [self._with_slices(one, memory, effort.coarse_values, n_slots) for one in held]
         if held:
             chosen = min(range(len(held)), key=lambda i: _seconds(attended[i]))
+            if not sliced:
+                attended[chosen] = self._in_fewer_slots(attended[chosen], effort.coarse_values)
             found.append(attended[chosen])
             beside.setdefault(held[chosen].placed.on_device, held[chosen])
         if sliced and effort.exchanges:
@@ -231,14 +245,15 @@ class Sliced:
         known = {**{id(whole[share]): one for share, one in sliced.items()},
                  **{id(one): with_slices for one, with_slices in zip(held, attended, strict=True)}}  # fmt: skip
         best_of = [
-            known.get(id(one)) or self._with_slices(one, memory, effort.coarse_values) for one in beside.values()
+            known.get(id(one)) or self._with_slices(one, memory, effort.coarse_values, n_slots)
+            for one in beside.values()
         ]
         found += best_of
         if effort.fine_values != effort.coarse_values and best_of:
             of_block = min(map(_seconds, best_of)) / max(1, sum(problem.splittable))
             to_beat = min(map(_seconds, best_of)) + COARSE_MISSES * of_block
             found += (
-                self._with_slices(one, memory, effort.fine_values)
+                self._with_slices(one, memory, effort.fine_values, looked.n_slots)
                 for one, looked in zip(beside.values(), best_of, strict=True)
                 if _seconds(looked) <= to_beat
             )
@@ -252,26 +267,43 @@ class Sliced:
         fit = (one for one in held if own_bytes(self._problem, one) <= memory.operator_room(one.first_device_layer))
         return [replace(bare, placed=one, share=NO_SHARE) for one in fit]
 
-    def _with_slices(self, whole: Proposal, memory: DeviceMemory, n_values: int) -> Proposal:
-        """The same with slices in what it leaves of the device's memory."""
-        placed, load = whole.placed, whole.workload
-        used = own_bytes(self._problem, placed)
-        room = memory.room(placed.first_device_layer) - used
+    def _with_slices(self, whole: Proposal, memory: DeviceMemory, n_values: int, n_slots: int) -> Proposal:
+        """The same with slices in what it leaves of the device's memory, and a ring of so many slots."""
+        used = own_bytes(self._problem, whole.placed)
+        room = memory.room(whole.placed.first_device_layer) - used
         cap = memory.operators_limit
-        rooms = (room, room if cap is None else min(room, cap - used))
-        plan = self._slicer(load).plan(placed, *rooms, n_values, near=n_values != self._effort.fine_values)
+        whole = replace(whole, room=(room, room if cap is None else min(room, cap - used)))
+        return self._in_slots(whole, n_values, n_slots)
+
+    def _in_fewer_slots(self, made: Proposal, n_values: int) -> Proposal:
+        """The same with a smaller ring where that is faster, as it takes memory that weights would gain by; else the
+        proposal itself."""
+        plan, (room, weights_room) = made.plan, made.room
+        if plan is None or not plan.short or (plan.streams and room - plan.staging_bytes >= weights_room):
+            return made
+        whole = replace(made, placed=replace(made.placed, slices=None))
+        others = [self._in_slots(whole, n_values, n) for n in self._n_slots if n < made.n_slots]
+        return min([made, *(one for one in others if one.placed.slices is not None)], key=_seconds)
+
+    def _in_slots(self, whole: Proposal, n_values: int, n_slots: int) -> Proposal:
+        """The same with slices in its room, and a ring of so many slots."""
+        whole = replace(whole, n_slots=n_slots)
+        near = n_values != self._effort.fine_values
+        plan = self._slicer(whole).plan(whole.placed, *whole.room, n_values, near)
         if plan is None or plan.is_empty:
-            return whole
-        return replace(whole, placed=self._placed(load, placed, plan), plan=plan, room=rooms)
+            return replace(whole, plan=plan)
+        return replace(whole, placed=self._placed(whole, whole.placed, plan), plan=plan)
 
-    def _placed(self, load: Workload, placed: Placed, plan: SlicePlan) -> Placed:
-        return self._slicer(load).placed(placed, plan, plan.seconds(load, self._phase))
+    def _placed(self, proposal: Proposal, placed: Placed, plan: SlicePlan) -> Placed:
+        return self._slicer(proposal).placed(placed, plan, plan.seconds(proposal.workload, self._phase))
 
-    def _slicer(self, load: Workload) -> Slicer:
-        if load not in self._slicers:
+    def _slicer(self, proposal: Proposal) -> Slicer:
+        key = (proposal.workload, proposal.n_slots)
+        if key not in self._slicers:
             streams, hot = self._policy != "split", self._policy == EXPERTS
-            self._slicers[load] = Slicer(self._problem, load, self._prefetch, streams, hot)
-        return self._slicers[load]
+            prefetch = Prefetch(self._prefetch, proposal.n_slots)
+            self._slicers[key] = Slicer(self._problem, proposal.workload, prefetch, streams, hot)
+        return self._slicers[key]
 
 
 def _seconds(proposal: Proposal) -> float:

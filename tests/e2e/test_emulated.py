@@ -72,6 +72,23 @@ def test_what_pays_is_streamed_and_computes_the_same(model: Path) -> None:
         assert engine.split_stats.decode.bytes_streamed > 0 and engine.split_stats.prompt.bytes_streamed > 0
 
 
+def test_a_plan_with_one_slot_computes_what_stock_does(model: Path) -> None:
+    """Chosen where memory is short: the ring is as long as a block, whose successors overwrite it one after another."""
+    profile = slow_cpu_fast_card(model, 3e8)
+    placer = Placer.load(model, device=REAL, profile=profile, vram=1536 * 1024, threads=1)
+    plan = placer.plan("scheinfer", n_prompt=1, n_gen=32)
+    streaming = plan.record.streaming
+    assert streaming is not None and streaming.n_slots == 1
+    streamed = [o.bytes * p.cg for o, p in zip(placer.operators, plan.operators, strict=True) if p.cg]
+    assert len(streamed) > 4 and max(streamed) <= streaming.ring_bytes < sum(streamed) / 2
+    with placer.engine(plan, progress=False) as engine:
+        assert nmse(engine.logits(TOKENS), stock_logits(model, TOKENS)) <= QUANTISED_NMSE
+        assert engine.memory.device_bytes <= engine.memory.planned_device_bytes
+        engine.generate([1, 2, 3], max_tokens=4, temperature=0)
+        assert engine.split_stats is not None
+        assert engine.split_stats.decode.bytes_streamed > 2 * sum(streamed), "of three tokens each fills it anew"
+
+
 def test_the_link_decides_how_much_is_streamed(model: Path) -> None:
     """A link that is too slow to help streams nothing, and the faster it is the more it helps."""
     shares, seconds = [], []

@@ -15,7 +15,6 @@ from test_split_policy import GPU, PAIR, problem
 from oallama.core.options import Options
 from oallama.core.profile import LinearFit
 from oallama.core.types import Phase, Workload
-from oallama.cost.timeline import Prefetch
 from oallama.place.decide import decide
 from oallama.place.microbatch import LEAST_GAIN, larger_ubatches, seconds_in, with_larger_ubatch
 from oallama.place.placed import Placed
@@ -107,7 +106,7 @@ def test_the_promise_of_its_own_size_is_the_price_it_was_chosen_by(
 ) -> None:
     made = problem(world, free)
     decision = decide(made, policy, LONG, phase)
-    again = seconds_in(made, decision, decision.workload.n_ubatch, phase, Prefetch("ahead"))
+    again = seconds_in(made, decision, decision.workload.n_ubatch, phase)
     assert again == pytest.approx(decision.placed.seconds, rel=1e-6)
 
 
@@ -116,7 +115,7 @@ def test_the_promise_of_its_own_size_is_the_price_it_was_chosen_by(
 #
 
 
-@pytest.mark.parametrize(("free", "raised"), [(10**9, True), (8 * 10**7, False)])
+@pytest.mark.parametrize(("free", "raised"), [(10**9, True), (10**8, True), (8 * 10**7, False)])
 def test_a_long_prompt_that_streams_is_read_in_larger_micro_batches_where_they_fit(free: int, raised: bool) -> None:
     """Of all sizes the best, in as many bytes as it really takes."""
     made = problem(STREAMS, free, WIDE, compute_per_token=10, gpu_weights=0.1)
