@@ -111,7 +111,7 @@ def placement_html(served: Served) -> str:
             title=model_title(served.model),
             subtitle=_subtitle(served),
             said=printable(served.said, 1000),
-            notes=[printable_sentence(note) for note in served.plan.record.notes],
+            notes=[printable_sentence(note) for note in served.plan.notes],
             tiles=_tiles(served),
             map=layout.arranged(_marks(served)),
             timed=bool(served.times),
@@ -214,7 +214,7 @@ def _others(served: Served) -> list[tuple[str, str, str]]:
 def _tiles(served: Served) -> list[tuple[str, str, str, str]]:
     """(what, value, remark, key by which the script fills it in; empty for what does not change)."""
     predicted = served.plan.predicted
-    on_device, total = weights_on_device(served.plan.record, served.operators)
+    on_device, total = weights_on_device(served.plan, served.operators)
     rate = rate_text(predicted.tpot_s) if predicted else "-"
     load, memory = served.plan.workload, served.plan.memory
     weights = f"{format_bytes(memory.weights_gpu)}; {percent(on_device, total)} of the operators'"

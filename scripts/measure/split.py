@@ -55,7 +55,7 @@ def _host(path: str, threads: int, options: argparse.Namespace) -> dict[str, lis
     operators = [o for o in placer.operators if o.name != "token_embd.weight"]
     plan = placer.cpu_plan(n_prompt=options.n_prompt, n_gen=options.n_gen)
     placements = {o.name: OperatorPlacement(o.name, 0.0, 0.0, 1.0, best_layout(o, cut_extent(o))) for o in operators}
-    record = replace(plan.record, operators=tuple(placements.get(p.name, p) for p in plan.operators))
+    record = replace(plan, operators=tuple(placements.get(p.name, p) for p in plan.operators))
     text = plugin_text(record, operators, "CPU", every_operator=True)
     settings = LoadSettings(path=path, n_ctx=options.n_prompt + options.n_gen + 8, n_threads=threads)
     names = "|".join(o.name.replace(".", "\\.") for o in operators)
@@ -123,7 +123,7 @@ def _stage_steps(options: argparse.Namespace) -> Iterator[Step]:
 def _stages(file: str, options: argparse.Namespace) -> dict[str, Any]:
     """Samples of TTFT, TPOT and a token's stages, and the bound of both."""
     plan = Plan.load(file)
-    placer = Placer.load(plan.record.model_path, device=plan.device, threads=options.threads[0])
+    placer = Placer.load(plan.model_path, device=plan.device, threads=options.threads[0])
     with placer.engine(plan) as engine, pinned(options.cpus):
         prompt = prompt_of(options.n_prompt, placer.model.n_vocab)
         samples = generations(engine, prompt, options.n_gen, options.rounds)
@@ -135,10 +135,10 @@ def _stages(file: str, options: argparse.Namespace) -> dict[str, Any]:
 def bound_of(placer: Placer, plan: Plan, n_prompt: int, n_gen: int) -> Sample:
     """TTFT and TPOT of the same placement with the profile's rates for computing, and nothing for launching, copying,
     joining."""
-    attention = plan.record.attention
+    attention = plan.attention
     problem = placer._problem("auto" if attention is None else attention.flash_attn)
     load = replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen)
-    placed = placed_by_plan(placer.model.n_layer, placer.operators, plan.record)
+    placed = placed_by_plan(placer.model.n_layer, placer.operators, plan)
     gg = placed.slices.gg if placed.slices else (0,) * len(placer.operators)
     blocks = split_blocks(placer.operators, gg)
     sliced = frozenset(i for block in blocks for i in block.operators)
@@ -180,7 +180,7 @@ _LOAD = f"""
 import sys
 from oallama import Placer, Plan
 plan = Plan.load(sys.argv[1])
-placer = Placer.load(plan.record.model_path, device=plan.device, threads=int(sys.argv[2]))
+placer = Placer.load(plan.model_path, device=plan.device, threads=int(sys.argv[2]))
 engine = placer.engine(plan, n_ctx=64)
 {_PEAK}
 print(peak, engine.memory.device_bytes)
@@ -200,8 +200,8 @@ def _memory(file: str, options: argparse.Namespace) -> dict[str, int]:
     (empty,) = _printed(_EMPTY)
     peak, device = _printed(_LOAD, file, str(options.threads[0]))
     return {
-        "file_bytes": Path(plan.record.model_path).stat().st_size,
-        "largest_tensor_bytes": max(o.bytes for o in Placer.load(plan.record.model_path).operators),
+        "file_bytes": Path(plan.model_path).stat().st_size,
+        "largest_tensor_bytes": max(o.bytes for o in Placer.load(plan.model_path).operators),
         "peak_bytes": peak, "python_bytes": empty, "device_bytes": device,
     }  # fmt: skip
 
