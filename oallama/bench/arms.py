@@ -96,8 +96,8 @@ class ArmMaker:
             plan=plan.to_json(),
             plan_fingerprint=plan.fingerprint,
             predicted=None if plan.predicted is None else asdict(plan.predicted),
-            bound=None if plan.record.bound is None else asdict(plan.record.bound),
-            notes=(*plan.record.notes, *self._other_cache(plan)),
+            bound=None if plan.bound is None else asdict(plan.bound),
+            notes=(*plan.notes, *self._other_cache(plan)),
         )
 
     @property
@@ -127,7 +127,7 @@ class ArmMaker:
 
     def _other_cache(self, plan: Plan) -> tuple[str, ...]:
         """A note where the plan was made for another KV cache than the arms share."""
-        planned, shared = plan.record.attention, self.setting.load.attention
+        planned, shared = plan.attention, self.setting.load.attention
         if planned is None or (planned.type_k, planned.type_v) == (shared.type_k, shared.type_v):
             return ()
         flags = f"-ctk {shared.type_k} -ctv {shared.type_v}"

@@ -29,7 +29,7 @@ def fit_plan(placer: Placer, load: Workload, setting: Setting, cap: Cap) -> Plan
         return placer.cpu_plan(**asdict(load), stock_attention=True)
     placement, steps = fit_under(cap, placer.operators, setting.load)
     plan = stock_plan(placer, load, placement)
-    return Plan(replace(plan.record, notes=(*plan.record.notes, fit_sentence(placement, steps))))
+    return replace(plan, notes=(*plan.notes, fit_sentence(placement, steps)))
 
 
 def fit_sentence(placement: StockPlacement, steps: Sequence[FitStep]) -> str:
@@ -53,4 +53,4 @@ def stock_plan(placer: Placer, load: Workload, placement: StockPlacement, priced
     gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
     plan = placer.plan_of(on_device, gpu_layers, **asdict(load), policy=FIT, stock_attention=True, priced=priced)
     operators = tuple(replace(operator, layout=None) for operator in plan.operators)
-    return Plan(replace(plan.record, device=str(placer.device), operators=operators))
+    return replace(plan, device=str(placer.device), operators=operators)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -106,15 +107,8 @@ def time_of(spec: ArmSpec, tests: Sequence[BenchTest]) -> float:
 def largest_that_fits(low: int, high: int, fits: Callable[[int], bool]) -> int | None:
     """The largest value in low..high that fits, given that what fits does so for every smaller value too; None where
     not even `low` does."""
-    if not fits(low):
-        return None
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    n_fit = bisect_left(range(low, high + 1), True, key=lambda value: not fits(value))
+    return low + n_fit - 1 if n_fit else None
 
 
 def best_value(low: int, high: int, seconds: Callable[[int], float]) -> tuple[int, dict[int, float]]:

@@ -198,7 +198,7 @@ def _default_model_logits(device: str, gg: Callable[[Operator], float], whole_la
         memory=MemoryLedger(0, 1.0, 0, 0, 0, 0, 0, 0, 0),
         predicted=Predicted(0.0, 0.0, 0.0),
     )
-    with placer.engine(Plan(record), progress=False) as engine:
+    with placer.engine(Plan.of(record), progress=False) as engine:
         return engine.logits(range(1, TOKENS + 1)), engine.memory.device_bytes
 
 

@@ -49,7 +49,7 @@ def command(plan_file: str, target: str, plugin_plan: str | None, output: str | 
     from oallama.plan.plan import Plan
 
     plan = Plan.load(plan_file)
-    placer = Placer.load(plan.record.model_path, device="none")
+    placer = Placer.load(plan.model_path, device="none")
     plan.check(placer.model, placer.operators)
     if target == PLUGIN:
         text = _plugin_text(plan, placer)

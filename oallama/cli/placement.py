@@ -62,10 +62,10 @@ class PlacementOptions:
             return None
         plan = Plan.load(self.plan_file)
         if self.policy.prefetch is not None:
-            streaming = replace(plan.record.streaming or StreamSettings(), prefetch=self.policy.prefetch)
-            plan = Plan(replace(plan.record, streaming=streaming))
+            streaming = replace(plan.streaming or StreamSettings(), prefetch=self.policy.prefetch)
+            plan = replace(plan, streaming=streaming)
         options = replace(self.options, device=self.options.device or plan.device)
-        return Placer.of_file(model or plan.record.model_path, options, self.profile), plan
+        return Placer.of_file(model or plan.model_path, options, self.profile), plan
 
     def placer(self, model: str | None) -> Placer:
         """For a model; None: the built-in one, which is said."""
@@ -106,7 +106,7 @@ class PlacementOptions:
         else:
             plan, unknown = at_once(placer, load)
             to_tune = unknown and self.tune in ("after", "when-idle")
-        for note in plan.record.notes:
+        for note in plan.notes:
             talk(f"note: {note}")
         return plan, to_tune
 
@@ -157,4 +157,4 @@ def expected(placer: Placer, plan: Plan) -> str:
     from oallama.report.expected import expected_line
 
     timed, token_seconds = not placer.device.is_emulated, partial(placer.token_seconds, plan)
-    return expected_line(plan.record, placer.operators, placer.model.n_layer, token_seconds, timed)
+    return expected_line(plan, placer.operators, placer.model.n_layer, token_seconds, timed)

@@ -60,5 +60,5 @@ def command(
         talk(f"wrote {output}")
     if output is None or as_json:
         emit_json(plan.to_json())
-    for sentence in plan_sentences(plan.record, placer.operators):
+    for sentence in plan_sentences(plan, placer.operators):
         talk(sentence)

@@ -58,7 +58,7 @@ class ProjectorOptions:
 
     def place(self, projector: Projector, plan: Plan, memory_kept: bool) -> PlacedProjector:
         """Where it lies beside a plan. memory_kept: the plan was made with room for it."""
-        needed = projector.n_bytes((plan.record.attention or Attention()).flash_attn != "off")
+        needed = projector.n_bytes((plan.attention or Attention()).flash_attn != "off")
         uses_device = plan.device != "none" and plan.memory.limit > 0
         on_device = uses_device and fits_beside(plan.memory, needed, self.offload)
         why = ""
@@ -89,9 +89,8 @@ class PlacedProjector:
 
     def noted(self, plan: Plan) -> Plan:
         """The plan with that note, the only one of its kind."""
-        from oallama.plan.plan import Plan as PlanOf
 
-        return PlanOf(replace(plan.record, notes=(*plan.record.notes, self.note)))
+        return replace(plan, notes=(*plan.notes, self.note))
 
 
 projector_options = as_record("pictures", ProjectorOptions, mmproj_option, offload_option)

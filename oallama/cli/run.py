@@ -235,7 +235,7 @@ def statistics(
         f"{generation.n_prompt} + {generation.n_gen} tokens",
         *measured_texts(generation.ttft_s, generation.tpot_s, expected),
     ]
-    where = processor_text(*weights_on_device(engine.plan.record, operators))
+    where = processor_text(*weights_on_device(engine.plan, operators))
     return " · ".join([*parts, f"{engine.plan.policy} on {engine.device}", where])
 
 

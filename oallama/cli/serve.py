@@ -135,7 +135,7 @@ def command(
         )  # fmt: skip
 
         if projector is not None:
-            talk(f"note: {wanted.plan.record.notes[-1]}")
+            talk(f"note: {wanted.plan.notes[-1]}")
         on_cpu, placers = _on_cpu(placer, wanted), [placer]
         on_cpu = None if on_cpu is None else pictured(on_cpu)
 
@@ -218,7 +218,6 @@ def _said(placer: Placer, asked: PlacementOptions, plan: Plan, unknown: bool, mo
 
 def _timed(placer: Placer, plan: Plan, said: str) -> Served:
     """With predicted times, where the machine was measured."""
-    from oallama.plan.plan import Plan as PlanOf
     from oallama.report.placement import Served, work_times
 
     served = Served(placer.model, placer.operators, plan, said)
@@ -229,7 +228,7 @@ def _timed(placer: Placer, plan: Plan, said: str) -> Served:
     except OallamaError:  # nothing is priced that the server does not need
         return served
     predicted = plan.predicted or simulation.predicted
-    return replace(served, plan=PlanOf(replace(plan.record, predicted=predicted)), times=work_times(simulation))
+    return replace(served, plan=replace(plan, predicted=predicted), times=work_times(simulation))
 
 
 @contextlib.contextmanager
@@ -237,13 +236,12 @@ def _device(placer: Placer) -> Iterator[tuple[Callable[[Served], Served], Callab
     """What names the device of a placement as another program knows it, and why the device is known to be lost, if so.
     A worker runs for the block."""
     from oallama.device.rpc_worker import RpcWorker
-    from oallama.plan.plan import Plan
 
     def of(device: str) -> Callable[[Served], Served]:
         def named(served: Served) -> Served:
-            record = served.plan.record
-            uses = record.device != "none" and (record.n_gpu_layers > 0 or any(p.cc < 1 for p in record.operators))
-            return replace(served, plan=Plan(replace(record, device=device if uses else "none")))
+            plan = served.plan
+            uses = plan.device != "none" and (plan.n_gpu_layers > 0 or any(p.cc < 1 for p in plan.operators))
+            return replace(served, plan=replace(plan, device=device if uses else "none"))
 
         return named
 
@@ -262,14 +260,14 @@ def _device(placer: Placer) -> Iterator[tuple[Callable[[Served], Served], Callab
 def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
     """The same model without its device; None where it has none."""
     from oallama.place.record import unmeasured_cpu_record
-    from oallama.plan.plan import Plan as PlanOf
+    from oallama.plan.plan import Plan
 
     if not placer.has_device:
         return None
     memory = wanted.plan.memory
     weights = memory.weights_gpu + memory.weights_host
     record = unmeasured_cpu_record(placer.model, placer.operators, wanted.plan.workload, weights)
-    plan = PlanOf(replace(record, attention=wanted.plan.record.attention))
+    plan = Plan.of(replace(record, attention=wanted.plan.attention))
     return replace(wanted, plan=plan, said="everything is on the CPU, as the device was lost", times=())
 
 

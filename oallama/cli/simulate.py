@@ -94,9 +94,7 @@ def command(
     plan = None if plan_path is None else Plan.load(plan_path)
     if plan is not None and found is None:
         options = replace(options, device=options.device or plan.device)
-    placer = Placer.of_file(
-        plan.record.model_path if model is None and plan else model_file(model or ""), options, profile
-    )
+    placer = Placer.of_file(plan.model_path if model is None and plan else model_file(model or ""), options, profile)
     if plan is not None:
         plan.check(placer.model, placer.operators)
         load = _workload(placer, plan, n_prompt, n_gen, options.n_ctx)
@@ -106,7 +104,7 @@ def command(
         plan = chosen.plan(placer, load) if found is None else placer.plan_for(found, load, policy, prefetch)
         load = plan.workload
     simulation = placer.simulate(plan, load, found)
-    notes = plan.record.notes
+    notes = plan.notes
     device = placer.profile().device if found is None else found.card.name
     used = plan.memory.limit - plan.memory.spare
     if found is not None and used > found.card.memory_bytes:

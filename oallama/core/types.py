@@ -219,7 +219,7 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
-    """The plan. plan/plan.py adds reading, writing and checks."""
+    """The plan. plan/plan.py's Plan is one that was checked, and adds reading and writing."""
 
     model_path: str
     model_fingerprint: str

@@ -28,11 +28,7 @@ def user_backend() -> str | None:
 
 def use_backend(path: str) -> None:
     """Have this process and its children load that library. Raises UsageError where there is no such file."""
-    try:
-        is_file = Path(path).is_file()
-    except (OSError, ValueError):  # too long for a file name, or a NUL in it
-        is_file = False
-    if not is_file:
+    if not os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises where a name is too long
         raise UsageError(f"--backend {repr(path)[:200]}: there is no such file; name the library of a ggml back end")
     os.environ[VARIABLE] = str(Path(path).resolve())
 

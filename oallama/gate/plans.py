@@ -70,5 +70,5 @@ def candidate(policy: str, plan: Plan) -> Candidate:
 
 
 def leaves_flash_off(plan: Plan) -> bool:
-    attention = plan.record.attention
+    attention = plan.attention
     return attention is not None and attention.flash_attn == "off"

@@ -9,7 +9,9 @@ experts on the device; a plan knows no single experts, so those of whole layers 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import takewhile
 
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase
 from oallama.cost.block_cost import BlockCost, Cut
@@ -45,17 +47,12 @@ def copied_from(layers: Layers, on: Pricing, most: int, also: Sequence[int] = ()
         return pass_seconds(layers, on, n, n) < pass_seconds(layers, on, n, 0)
 
     lengths = sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most, *(n for n in also if n <= most)})
-    above: int | None = None
-    below = 0
-    for n in reversed(lengths):
-        if not pays(n):
-            below = n
-            break
-        above = n
-    while above is not None and above - below > 1:
-        middle = (above + below) // 2
-        above, below = (middle, below) if pays(middle) else (above, middle)
-    return above
+    paying = list(takewhile(pays, reversed(lengths)))
+    if not paying:
+        return None
+    below = lengths[-len(paying) - 1] if len(paying) < len(lengths) else 0
+    between = range(below + 1, paying[-1])  # of these the larger ones pay
+    return below + 1 + bisect_left(between, True, key=pays)
 
 
 def token_table(first: int | None, most: int) -> Table:

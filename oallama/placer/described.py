@@ -72,7 +72,7 @@ class Described:
         else:
             raise UsageError("--gpu-weights does not limit --policy fit on a described machine; limit it by --vram")
         record = plan_record(decision, self.model, self.operators, machine.card.name, "")
-        return Plan(replace(record, attention=self.attention_rule.attention("on")))
+        return Plan.of(replace(record, attention=self.attention_rule.attention("on")))
 
     def what_if(
         self, of_cpu: Problem, profile: Profile, cards: Sequence[Card], load: Workload, policy: str

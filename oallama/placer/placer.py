@@ -198,7 +198,7 @@ class Placer:
         everything lies there. Raises PlanError for a plan of another model, UsageError, ProfileError, DeviceError."""
         plan.check(self.model, self.operators)
         problem = self._problem(self._attention_for(plan).flash_attn)
-        return plan_report(self.model, self.profile(), problem, plan.record, phase)
+        return plan_report(self.model, self.profile(), problem, plan, phase)
 
     def plan(
         self,
@@ -280,7 +280,7 @@ class Placer:
         taken = self._load_bytes(load, nothing, flash_attn)
         self._dry_loads.check_host(load, nothing, self._attention_rule.attention(flash_attn))
         record = unmeasured_cpu_record(self.model, self.operators, load, taken.weights_host)
-        return Plan(replace(record, attention=self._attention_rule.attention(flash_attn)))
+        return Plan.of(replace(record, attention=self._attention_rule.attention(flash_attn)))
 
     def plan_of(
         self,
@@ -320,7 +320,7 @@ class Placer:
             capacity, self.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
         )
         record = unmeasured_record(self.model, self.operators, load, placed, memory, policy, str(self.device))
-        return Plan(replace(record, attention=self._attention_rule.attention(self.options.flash_attn)))
+        return Plan.of(replace(record, attention=self._attention_rule.attention(self.options.flash_attn)))
 
     def what_if(
         self, cards: Sequence[Card], load: Workload, policy: str = "auto"
@@ -356,9 +356,9 @@ class Placer:
         from oallama.place.simulate import simulate
 
         plan.check(self.model, self.operators)
-        placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
+        placed = placed_by_plan(self.model.n_layer, self.operators, plan)
         if machine is None:
-            planned = plan.record.attention
+            planned = plan.attention
             problem = self._problem(planned.flash_attn if planned else self.options.flash_attn)
         else:
             problem = self._described.problem(machine)
@@ -380,7 +380,7 @@ class Placer:
         if plan.predicted is None or self._profile is None:
             return None
         flash_attn = self._attention_for(plan).flash_attn
-        return token_seconds(self._profile, flash_attn, self.model.n_layer, plan.record, depth)
+        return token_seconds(self._profile, flash_attn, self.model.n_layer, plan, depth)
 
     @cached_property
     def _described(self) -> Described:
@@ -405,7 +405,7 @@ class Placer:
         bound = physical_bound(self._problem(flash_attn), record.workload, record.memory)
         attention = self._attention_rule.attention(flash_attn)
         self._dry_loads.check_host(record.workload, decision.placed, attention)
-        return Plan(replace(record, attention=attention, bound=bound))
+        return Plan.of(replace(record, attention=attention, bound=bound))
 
     def host_left(self, plan: Plan, device_lost: bool = False) -> int:
         """Bytes of host memory that may be used beside the model as this plan places it; device_lost: as the CPU alone
@@ -413,7 +413,7 @@ class Placer:
         from oallama.device.host_memory import host_free_bytes
 
         plan.check(self.model, self.operators)
-        placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
+        placed = placed_by_plan(self.model.n_layer, self.operators, plan)
         on_host, on_device = self._dry_loads.sides(plan.workload, placed, self._attention_for(plan))
         needed = on_host + on_device if device_lost else on_host
         return max(0, int(HOST_FILL * host_free_bytes()) - needed)
@@ -427,13 +427,13 @@ class Placer:
         from oallama.place.staging import most_n_g, ring_bytes, staging_bytes
 
         plan.check(self.model, self.operators)
-        placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
+        placed = placed_by_plan(self.model.n_layer, self.operators, plan)
         if placed.slices is None:
             return None
-        problem = self._problem(plan.record.attention.flash_attn if plan.record.attention else "auto")
-        streaming, load = plan.record.streaming or StreamSettings(), plan.workload
+        problem = self._problem(plan.attention.flash_attn if plan.attention else "auto")
+        streaming, load = plan.streaming or StreamSettings(), plan.workload
         slicer = Slicer(problem, load, Prefetch(streaming.prefetch, streaming.n_slots))
-        table = plan.record.token_assignment
+        table = plan.token_assignment
         layers = [(of, cut) for of, cut in slicer.again(placed).layers if not cut.n_hot]
         n_g = most_n_g(table, load.n_ubatch)
 
@@ -466,9 +466,9 @@ class Placer:
 
         plan.check(self.model, self.operators)
         if replan is not None:
-            streaming = replace(plan.record.streaming or StreamSettings(), ring_bytes=replan.ring_bytes)
+            streaming = replace(plan.streaming or StreamSettings(), ring_bytes=replan.ring_bytes)
             memory = with_kept(plan.memory, replan)
-            plan = replace(plan, record=replace(plan.record, memory=memory, streaming=streaming))
+            plan = replace(plan, memory=memory, streaming=streaming)
         attention = self._attention_for(plan)
         asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
         options = replace(self.options, **asked)
@@ -477,7 +477,7 @@ class Placer:
             n_ctx=options.n_ctx or plan.workload.n_ctx,
             n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
         )
-        placed = placed_by_plan(self.model.n_layer, self.operators, plan.record)
+        placed = placed_by_plan(self.model.n_layer, self.operators, plan)
         as_planned = options.n_batch is None and not changes
         return Engine(
             self.model,
@@ -546,7 +546,7 @@ class Placer:
 
     def _attention_for(self, plan: Plan) -> Attention:
         """What was asked for, else what the plan says, else as for a new plan."""
-        planned = plan.record.attention
+        planned = plan.attention
         if planned is None:
             planned = self._attention_rule.attention("auto" if plan.n_gpu_layers else self._unmeasured(plan.workload))
         return self.options.attention(planned)

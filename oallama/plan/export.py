@@ -30,7 +30,7 @@ class Plugin:
 
 def splits(plan: Plan, operators: Sequence[Operator]) -> bool:
     """Whether the plan splits or streams an operator, so that stock llama.cpp needs the plugin for it."""
-    return bool(split_names(plan.record, operators))
+    return bool(split_names(plan, operators))
 
 
 def stock_device(plan: Plan) -> str:
@@ -85,7 +85,7 @@ def stock_command(
     needs_plugin = splits(plan, operators)
     if needs_plugin and (plugin is None or device == "none"):
         raise PlanError("the plan splits operators, so it needs a device and the plugin's library and plan file")
-    arguments = [target, "-m", plan.record.model_path, *_workload(plan, target), *_attention(plan.record.attention)]
+    arguments = [target, "-m", plan.model_path, *_workload(plan, target), *_attention(plan.attention)]
     if device == "none":
         return {}, [*arguments, "--device", "none", "-ngl", "0"]
     arguments += ["--rpc", spec.endpoint] if spec.kind == "rpc" else []
@@ -115,7 +115,7 @@ def _overrides(plan: Plan, operators: Sequence[Operator], all_tensor_names: Iter
     """`-ot` and its patterns, those of split operators first."""
     separators = ",=;" if target == "llama-bench" else ",="
     overrides: list[str] = []
-    streams_tokens = bool(plan.record.token_assignment)
+    streams_tokens = bool(plan.token_assignment)
     for pattern, layout in host_patterns(operators, plan.operators, all_tensor_names, streams_tokens):
         if any(character in pattern for character in separators):
             raise PlanError(f"{target} cannot take a tensor name with one of {separators} in it: {pattern}")

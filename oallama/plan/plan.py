@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from oallama.core.codec import CodecError, parse_json
 from oallama.core.errors import PlanError
 from oallama.core.files import unwritten, write_whole
 from oallama.core.options import CACHE_TYPES
-from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Predicted, Workload
+from oallama.core.types import ModelInfo, Operator, PlanRecord
 from oallama.plan.document import plan_from_json, plan_to_json
 from oallama.plan.split import FRACTION_TOLERANCE, check_hot_experts, slice_counts
 
@@ -24,41 +24,16 @@ MAX_SLOTS = 64  # of the ring that the split back end takes
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(PlanRecord):
     """A checked PlanRecord: its fractions are in 0..1 and sum to 1, its operator names are distinct."""
 
-    record: PlanRecord
-
     def __post_init__(self) -> None:
-        _check_record(self.record)
+        _check_record(self)
 
-    @property
-    def operators(self) -> tuple[OperatorPlacement, ...]:
-        return self.record.operators
-
-    @property
-    def device(self) -> str:
-        return self.record.device
-
-    @property
-    def policy(self) -> str:
-        return self.record.policy
-
-    @property
-    def workload(self) -> Workload:
-        return self.record.workload
-
-    @property
-    def n_gpu_layers(self) -> int:
-        return self.record.n_gpu_layers
-
-    @property
-    def memory(self) -> MemoryLedger:
-        return self.record.memory
-
-    @property
-    def predicted(self) -> Predicted | None:
-        return self.record.predicted
+    @classmethod
+    def of(cls, record: PlanRecord) -> Plan:
+        """The record, checked. Raises PlanError."""
+        return cls(**{field.name: getattr(record, field.name) for field in fields(PlanRecord)})
 
     @property
     def fingerprint(self) -> str:
@@ -68,10 +43,10 @@ class Plan:
     def check(self, model: ModelInfo, operators: Sequence[Operator]) -> None:
         """Refuse a plan made for another model: raises PlanError unless fingerprint, operator names and split
         granularity agree."""
-        if self.record.model_fingerprint != model.fingerprint:
+        if self.model_fingerprint != model.fingerprint:
             raise PlanError(
-                f"the plan was made for {ascii(Path(self.record.model_path).name)[1:-1]} with fingerprint "
-                f"{self.record.model_fingerprint[:12]}, but {Path(model.path).name} has {model.fingerprint[:12]}; "
+                f"the plan was made for {ascii(Path(self.model_path).name)[1:-1]} with fingerprint "
+                f"{self.model_fingerprint[:12]}, but {Path(model.path).name} has {model.fingerprint[:12]}; "
                 "make a new plan with `oallama plan`"
             )
         planned = {placement.name: placement for placement in self.operators}
@@ -81,12 +56,12 @@ class Plan:
             check_hot_experts(operator, planned[operator.name])
 
     def to_json(self) -> dict[str, Any]:
-        return plan_to_json(self.record)
+        return plan_to_json(self)
 
     @classmethod
     def from_json(cls, document: Any, source: str = "the plan") -> Plan:
         """A plan out of parsed JSON; `source` names it in errors. Raises PlanError on anything that is not a plan."""
-        return cls(plan_from_json(document, source))
+        return cls.of(plan_from_json(document, source))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan, whole or not at all. Raises PlanError where the file cannot be written."""

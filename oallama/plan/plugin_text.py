@@ -12,7 +12,6 @@ from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, PlanReco
 from oallama.cost.blocks import residents, takes_n_g
 from oallama.model.cut import cut_axis
 from oallama.plan.patterns import is_split, split_names
-from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 
 FORMAT = "oallama-plan 1"
@@ -23,7 +22,7 @@ _NAME_BYTES = 127  # OALLAMA_NAME_BYTES with its terminating zero
 
 
 def plugin_text(
-    plan: Plan | PlanRecord,
+    plan: PlanRecord,
     operators: Sequence[Operator],
     device_name: str,
     every_operator: bool = False,
@@ -38,20 +37,19 @@ def plugin_text(
     CC without a named layout is plain (CPU): the plugin asks for one it can slice. Raises PlanError for an operator
     without a placement, and for names that the format cannot carry.
     """
-    record = plan.record if isinstance(plan, Plan) else plan
-    by_name = {placement.name: placement for placement in record.operators}
-    lines = [FORMAT, f"model {_word(record.model_fingerprint)}", f"device {_word(device_name)}"]
-    if record.memory.staging > 0:
-        lines.append(f"staging {record.memory.staging}")
-    lines += _stream_lines(record, bool(cuts))
-    split = split_names(record, operators)
+    by_name = {placement.name: placement for placement in plan.operators}
+    lines = [FORMAT, f"model {_word(plan.model_fingerprint)}", f"device {_word(device_name)}"]
+    if plan.memory.staging > 0:
+        lines.append(f"staging {plan.memory.staging}")
+    lines += _stream_lines(plan, bool(cuts))
+    split = split_names(plan, operators)
     for operator in operators:
         if operator.name not in by_name:
             raise PlanError(f"the plan has no place for operator {operator.name}; make a new plan for this model")
-    for operator, resident in zip(operators, _residents(operators, by_name, record.n_gpu_layers), strict=True):
+    for operator, resident in zip(operators, _residents(operators, by_name, plan.n_gpu_layers), strict=True):
         if every_operator or operator.name in split:
             line = _tensor_line(operator, by_name[operator.name], resident, cuts.get(operator.name, ()))
-            no_n_g = record.token_assignment and not takes_n_g(operator)
+            no_n_g = plan.token_assignment and not takes_n_g(operator)
             lines.append(f"{line} n_g=0" if no_n_g else line)
     return "\n".join(lines) + "\n"
 

@@ -3,9 +3,6 @@ metadata unescaped. The content security policy allows exactly our stylesheet an
 
 from __future__ import annotations
 
-from markupsafe import Markup
-
-from oallama import __version__
 from oallama.core.affinity import AffinityReport
 from oallama.report import layout, page
 from oallama.report.affinity import (
@@ -25,20 +22,17 @@ from oallama.report.text import model_title, printable, ranges_text
 
 def affinity_html(report: AffinityReport) -> str:
     """The page. Deterministic: the same report gives the same bytes."""
-    environment = page.environment()
-    environment.filters |= {
+    filters = {
         "ranges": lambda layers: (ranges_text(layers) or "-").split(", "),
         "saved": lambda line: saved_text(saved_s(line)),
         "span": lambda values: span_text(*(f"{value:.2f}" for value in values)),
     }
-    css, js = page.stylesheet(), page.script("affinity.js")
     memory = report.memory
     headings = layout.OPERATOR_HEADINGS
-    return environment.get_template("affinity.html.j2").render(
-        policy=page.content_security_policy(css, js),
-        css=Markup(css),  # ours, not the model's
-        js=Markup(js),
-        version=__version__,
+    return page.rendered(
+        "affinity.html.j2",
+        ["affinity.js"],
+        filters,
         title=model_title(report.model),
         subtitle=layout.subtitle(report),
         device=printable(report.device),

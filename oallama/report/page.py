@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
+from oallama import __version__
 from oallama.core.units import MIB, format_bytes
 from oallama.report.text import percent, printable
 
@@ -29,16 +33,30 @@ def environment() -> Environment:
     return made
 
 
-def stylesheet() -> str:
-    return script("scale.css") + script("affinity.css")
+def rendered(template: str, scripts: Sequence[str], filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
+    """A page with the style of all pages and these scripts. Deterministic: the same values give the same bytes."""
+    made = environment()
+    made.filters |= filters
+    css, js = _sources(scripts)  # ours, not the model's
+    policy = _policy(css, js)
+    return made.get_template(template).render(css=css, js=js, policy=policy, version=__version__, **values)
 
 
-def script(name: str) -> str:
-    """The text of a script or a style of ours."""
-    return (TEMPLATES / name).read_text(encoding="utf-8")
+def content_security_policy(scripts: Sequence[str], connect: str) -> str:
+    """Of a page with these scripts. connect: what they may ask, such as 'self'."""
+    return _policy(*_sources(scripts), connect)
 
 
-def content_security_policy(css: str, js: str, connect: str = "") -> str:
+def _sources(scripts: Sequence[str]) -> tuple[Markup, Markup]:
+    """The colour scale and the style of all pages, and these scripts."""
+    css, js = (
+        Markup("".join((TEMPLATES / name).read_text(encoding="utf-8") for name in names))
+        for names in (("scale.css", "affinity.css"), scripts)
+    )
+    return css, js
+
+
+def _policy(css: str, js: str, connect: str = "") -> str:
     """Only this stylesheet and this script, nothing from anywhere else. connect: what the script may ask, 'self' or
     nothing."""
     asked = f" connect-src {connect};" if connect else ""

@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from markupsafe import Markup
-
-from oallama import __version__
 from oallama.core.types import ModelInfo, Operator, OperatorPlacement
 from oallama.core.units import format_bytes, format_seconds
 from oallama.place.simulate import Simulation
@@ -25,6 +22,7 @@ Seconds = Mapping[str, float]
 """By stream: cpu, gpu, in, out."""
 
 HEADINGS = ("on", "layer", "operator", "type", "bytes", "on the device", "streamed", "µs/token", "of a token")
+SCRIPTS = ("affinity.js", "placement.js")
 _NAME, _NUMERIC = 2, range(4, len(HEADINGS))
 
 
@@ -100,40 +98,34 @@ def placement_html(served: Served) -> str:
     """The page. What changes while the server runs is filled in by its script."""
     rows = _rows(served)
     memory = served.plan.memory
-    css, js = page.stylesheet(), page.script("affinity.js") + page.script("placement.js")
-    return (
-        page.environment()
-        .get_template("placement.html.j2")
-        .render(
-            css=Markup(css),
-            js=Markup(js),
-            version=__version__,
-            title=model_title(served.model),
-            subtitle=_subtitle(served),
-            said=printable(served.said, 1000),
-            notes=[printable_sentence(note) for note in served.plan.record.notes],
-            tiles=_tiles(served),
-            map=layout.arranged(_marks(served)),
-            timed=bool(served.times),
-            bar_width=layout.BAR_WIDTH,
-            device=printable(served.plan.device),
-            memory=memory,
-            memory_segments=layout.memory_segments(memory),
-            weight_segments=layout.weight_segments(memory),
-            headings=HEADINGS,
-            numeric=_NUMERIC,
-            name_column=_NAME,
-            rows=rows,
-            others=_others(served),
-            fingerprint=served.plan.fingerprint,
-        )
+    return page.rendered(
+        "placement.html.j2",
+        SCRIPTS,
+        {},
+        title=model_title(served.model),
+        subtitle=_subtitle(served),
+        said=printable(served.said, 1000),
+        notes=[printable_sentence(note) for note in served.plan.notes],
+        tiles=_tiles(served),
+        map=layout.arranged(_marks(served)),
+        timed=bool(served.times),
+        bar_width=layout.BAR_WIDTH,
+        device=printable(served.plan.device),
+        memory=memory,
+        memory_segments=layout.memory_segments(memory),
+        weight_segments=layout.weight_segments(memory),
+        headings=HEADINGS,
+        numeric=_NUMERIC,
+        name_column=_NAME,
+        rows=rows,
+        others=_others(served),
+        fingerprint=served.plan.fingerprint,
     )
 
 
 def page_policy() -> str:
     """The Content-Security-Policy of placement_html, as a header."""
-    css, js = page.stylesheet(), page.script("affinity.js") + page.script("placement.js")
-    return page.content_security_policy(css, js, "'self'") + "; frame-ancestors 'none'"
+    return page.content_security_policy(SCRIPTS, "'self'") + "; frame-ancestors 'none'"
 
 
 def _placed(served: Served) -> list[tuple[Operator, OperatorPlacement]]:
@@ -214,7 +206,7 @@ def _others(served: Served) -> list[tuple[str, str, str]]:
 def _tiles(served: Served) -> list[tuple[str, str, str, str]]:
     """(what, value, remark, key by which the script fills it in; empty for what does not change)."""
     predicted = served.plan.predicted
-    on_device, total = weights_on_device(served.plan.record, served.operators)
+    on_device, total = weights_on_device(served.plan, served.operators)
     rate = rate_text(predicted.tpot_s) if predicted else "-"
     load, memory = served.plan.workload, served.plan.memory
     weights = f"{format_bytes(memory.weights_gpu)}; {percent(on_device, total)} of the operators'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -117,13 +118,6 @@ def _checked(message: Any, number: int) -> tuple[str, str]:
 def fewest_dropped(conversation: Conversation, fits: Callable[[Conversation], bool]) -> int | None:
     """The least number of oldest exchanges to drop so that the rest fits; None where the last alone does not. A part of
     what fits must fit."""
-    low, high = 0, conversation.n_exchanges - 1
-    if high < 0 or not fits(conversation.without_oldest(high)):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if fits(conversation.without_oldest(middle)):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    numbers = range(conversation.n_exchanges)
+    n = bisect_left(numbers, True, key=lambda n: fits(conversation.without_oldest(n)))
+    return n if n < len(numbers) else None

@@ -108,9 +108,9 @@ class Engine:
             operators, tensor_names = read_operators(model.path)
         plan.check(model, operators)
         check_layers(plan, model.n_layer, operators)
-        self.attention = options.attention(plan.record.attention or STOCK_ATTENTION)
+        self.attention = options.attention(plan.attention or STOCK_ATTENTION)
         spec = device_of(plan, options.device)
-        streams_tokens, streaming = bool(plan.record.token_assignment), plan.record.streaming
+        streams_tokens, streaming = bool(plan.token_assignment), plan.streaming
         kept_twice = streaming is not None and streaming.kept_twice
         placements, warnings = usable_layouts(operators, plan.operators, load_bridge(), streams_tokens, kept_twice)
         patterns: tuple[tuple[str, str | None], ...] = ()

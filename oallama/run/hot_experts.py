@@ -60,7 +60,7 @@ class HotExperts:
             replace(p, hot_experts=self._now(layers[p.name]) or p.hot_experts) if p.name in layers else p
             for p in plan.operators
         )
-        return Plan(replace(plan.record, operators=placements))
+        return replace(plan, operators=placements)
 
     def _now(self, layer: int | None) -> tuple[int, ...]:
         return tuple(sorted(expert for expert in self._slots[layer] if expert != _NONE))

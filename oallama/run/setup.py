@@ -75,7 +75,7 @@ def only_splits(plan: Plan) -> bool:
 
 def check_device(plan: Plan, device: OpenDevice) -> None:
     """Raises PlanError for a plan that puts something on a device where none was found."""
-    needed = plan.record.token_assignment or any(p.gg > 0 or p.cg > 0 or p.hot_experts for p in plan.operators)
+    needed = plan.token_assignment or any(p.gg > 0 or p.cg > 0 or p.hot_experts for p in plan.operators)
     if device.name == NO_DEVICE and needed:
         raise PlanError(f"the plan needs device {plan.device}, but --device {device.spec} is none here; plan again")
 

@@ -122,14 +122,14 @@ def open_split(
     placements: the plan's, with the layouts that this CPU has. replan: the cuts that are kept beside the plan's. Raises
     PlanError for what the backend refuses, DeviceError, BridgeError.
     """
-    record = replace(plan.record, operators=tuple(placements))
-    if not split_names(record, operators):
+    usable = replace(plan, operators=tuple(placements))
+    if not split_names(usable, operators):
         return None
     import ggml_bridge
 
     blocks = replan.blocks if replan is not None else ()
     cuts = {name: _loaded_cuts(kept) for kept in blocks if len(kept.cuts) > 1 for name in kept.operators}
-    text = plugin_text(record, operators, device.name, cuts=cuts)
+    text = plugin_text(usable, operators, device.name, cuts=cuts)
     try:
         backend = load_bridge().split()
         return LoadedSplit(backend, backend.plan(text), device, replan)
@@ -159,10 +159,10 @@ def corrected_plan(plan: Plan, operators: Sequence[Operator], slices: Sequence[S
     pairs = [(by_name[before.name], before, after) for before, after in zip(plan.operators, placements, strict=True)]
     moved_bytes = sum(round((before.gg - after.gg) * operator.bytes) for operator, before, after in pairs)
     cold_bytes = sum(hot_bytes(operator, before) - hot_bytes(operator, after) for operator, before, after in pairs)
-    record = replace(plan.record, operators=placements)
+    loaded = replace(plan, operators=placements)
     if moved_bytes or cold_bytes:
-        record = replace(record, memory=_moved(plan.memory, moved_bytes, cold_bytes), predicted=None)
-    return Plan(record)
+        loaded = replace(loaded, memory=_moved(plan.memory, moved_bytes, cold_bytes), predicted=None)
+    return loaded
 
 
 def _placement(operator: Operator, planned: OperatorPlacement, slice: SliceInfo) -> OperatorPlacement:

@@ -53,7 +53,7 @@ def _of_plan(placer: Placer, plan: Plan) -> dict[str, Any]:
     """Predicted seconds; shares of the time that each stream is busy; of the weights' bytes that the CPU, the device
     after a copy, and the device from its memory multiply with."""
     made = placer.simulate(plan)
-    bound = plan.record.bound
+    bound = plan.bound
     return {
         "policy": plan.policy,
         "places": _places(plan),
@@ -61,14 +61,14 @@ def _of_plan(placer: Placer, plan: Plan) -> dict[str, Any]:
         "busy": {"prompt": _busy(made.prompt), "token": _busy(made.token)},
         "weights": _weights(plan, placer.operators),
         "bound": None if bound is None else asdict(bound),
-        "notes": list(plan.record.notes),
+        "notes": list(plan.notes),
         "error": "",
     }
 
 
 def _places(plan: Plan) -> str:
     """Equal for plans that differ in nothing but their policy's name."""
-    record = plan.record
+    record = plan
     cuts = [(each.name, each.gg, each.cg, each.cc) for each in plan.operators]
     text = json.dumps([plan.n_gpu_layers, cuts, record.token_assignment])
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -110,7 +110,7 @@ def plans() -> tuple[Any, ...]:
     whole = tuple(OperatorPlacement(o.name, float(i % 2), 0.0, float(1 - i % 2)) for i, o in enumerate(OPERATORS))
     plain = replace(split, operators=whole, token_assignment=(), streaming=None, attention=None, notes=())
     plain = replace(plain, device="CUDA0", predicted=None, extra={"comment": "by hand", "more": [1, {"x": 2.5}]})
-    return (Plan(split).to_json(), Plan(plain).to_json())
+    return (Plan.of(split).to_json(), Plan.of(plain).to_json())
 
 
 def check_plan(raw: bytes, folder: Path) -> None:
@@ -129,10 +129,8 @@ def check_plan(raw: bytes, folder: Path) -> None:
     for work in (
         lambda: plugin_text(plan, OPERATORS, "RPC0"),
         lambda: plugin_text(plan, OPERATORS, "RPC0", every_operator=True),
-        lambda: host_patterns(
-            OPERATORS, plan.operators, [o.name for o in OPERATORS], bool(plan.record.token_assignment)
-        ),
-        lambda: plan_sentences(plan.record, OPERATORS),
+        lambda: host_patterns(OPERATORS, plan.operators, [o.name for o in OPERATORS], bool(plan.token_assignment)),
+        lambda: plan_sentences(plan, OPERATORS),
     ):
         _refused(work)
     for target in TARGETS:

@@ -65,8 +65,8 @@ def compare(path: Path, device: str, mode: str) -> dict[str, Any]:
     if mode == "stream":
         placements = tuple(replace(p, gg=p.gg / 2, cg=p.gg / 2) if 0 < p.gg < 1 else p for p in placements)
     if mode == "tokens":
-        record = replace(case.plan.record, token_assignment=TOKEN_TABLE, streaming=StreamSettings())
-        case = replace(case, plan=Plan(record))
+        record = replace(case.plan, token_assignment=TOKEN_TABLE, streaming=StreamSettings())
+        case = replace(case, plan=Plan.of(record))
     rng = np.random.default_rng(7)
     tokens = [int(token) for token in rng.integers(0, 300, N_TOKENS)]
     with loaded(path) as context:

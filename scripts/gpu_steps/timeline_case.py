@@ -81,7 +81,6 @@ def made_plans(placer: Any, share: float, n_prompt: int, n_gen: int) -> dict[str
     from oallama.core.types import OperatorPlacement
     from oallama.cost.blocks import is_ffn
     from oallama.model.cut import cut_extent
-    from oallama.plan.plan import Plan
 
     base = placer.cpu_plan(n_prompt, n_gen)
     made: dict[str, list[OperatorPlacement]] = {"split": [], "streamed": []}
@@ -94,9 +93,7 @@ def made_plans(placer: Any, share: float, n_prompt: int, n_gen: int) -> dict[str
             layout = best_layout(operator, cc) if cc else None
             placements.append(OperatorPlacement(operator.name, (there - cg) / extent, cg / extent, cc / extent, layout))
     changes = {"device": str(placer.device), "policy": "manual", "n_gpu_layers": placer.model.n_layer + 1}
-    return {
-        name: Plan(replace(base.record, operators=tuple(placements), **changes)) for name, placements in made.items()
-    }
+    return {name: replace(base, operators=tuple(placements), **changes) for name, placements in made.items()}
 
 
 def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -152,8 +152,8 @@ def plain(plan: Plan) -> Plan:
     """The same with every weight in the plain layout."""
     from dataclasses import replace
 
-    operators = tuple(replace(p, layout="CPU") for p in plan.record.operators)
-    return Plan(replace(plan.record, operators=operators))
+    operators = tuple(replace(p, layout="CPU") for p in plan.operators)
+    return replace(plan, operators=operators)
 
 
 def _rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:

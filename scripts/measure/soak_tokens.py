@@ -21,7 +21,7 @@ from ggml_bridge.library import library_folder, soname
 from measure.divergence import profile_of
 from measure.measure import Measure, Step, add_soak, soak_steps
 from measure.slope import pooled_slope
-from oallama import Placer, Plan
+from oallama import Placer
 from oallama.serve.program import find_program
 
 Sample = dict[str, Any]
@@ -127,7 +127,7 @@ def placement(path: str, options: argparse.Namespace, folder: Path) -> list[str]
     """Streams and slices on a worker of this machine, planned for a described card."""
     placer = Placer.load(path, device="cpu-pair", profile=profile_of(path), gpu_weights=0.3, threads=1)
     plan = placer.plan("scheinfer", n_prompt=256, n_gen=32, n_ctx=512)
-    Plan(replace(plan.record, device=options.device)).save(folder / "plan.json")
+    replace(plan, device=options.device).save(folder / "plan.json")
     return ["--plan", str(folder / "plan.json")]
 
 

@@ -76,12 +76,12 @@ def placed(
         memory=ledger,
         predicted=Predicted(0.0, 0.0, 0.0),
     )
-    return Placed(model, ops, names, Plan(record), request, probed)
+    return Placed(model, ops, names, Plan.of(record), request, probed)
 
 
 def with_ledger(plan: Plan, **changes: int) -> Plan:
     """The same plan with other numbers in its ledger."""
-    return Plan(replace(plan.record, memory=replace(plan.memory, **changes)))
+    return replace(plan, memory=replace(plan.memory, **changes))
 
 
 @functools.cache

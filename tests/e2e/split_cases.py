@@ -125,14 +125,14 @@ def with_ledger(
         **ledger,
     )
     record = replace(
-        case.plan.record,
+        case.plan,
         device=device,
         policy="split",
         operators=placements,
         n_gpu_layers=settings.n_gpu_layers,
         memory=memory,
     )
-    return replace(case, plan=Plan(record), request=settings, probed=probed)
+    return replace(case, plan=Plan.of(record), request=settings, probed=probed)
 
 
 def streaming_case(
@@ -155,9 +155,7 @@ def streaming_case(
             cg = round(placement.gg * extent) - gg
             placement = OperatorPlacement(placement.name, gg / extent, cg / extent, placement.cc, layout)
         placements.append(placement)
-    made = replace(
-        case.plan.record, device=device, policy="scheinfer", n_gpu_layers=0, operators=tuple(placements), **record
-    )
+    made = replace(case.plan, device=device, policy="scheinfer", n_gpu_layers=0, operators=tuple(placements), **record)
     patterns = host_patterns(case.operators, placements, case.tensor_names, bool(made.token_assignment))
     request = replace(case.request, device=device, n_gpu_layers=0, host_patterns=patterns)
-    return replace(case, plan=Plan(made), request=request)
+    return replace(case, plan=Plan.of(made), request=request)

@@ -38,7 +38,7 @@ def plan(model: Path) -> Plan:
 
 
 def saying(plan: Plan, flash_attn: str, type_k: str = "f16") -> Plan:
-    return Plan(replace(plan.record, attention=Attention(flash_attn, type_k, "f16")))  # type: ignore[arg-type]
+    return replace(plan, attention=Attention(flash_attn, type_k, "f16"))  # type: ignore[arg-type]
 
 
 def loaded(model: Path, plan: Plan, **told: str) -> tuple[int, int, Attention]:
@@ -61,17 +61,17 @@ def test_the_engine_runs_with_what_the_plan_says(way: str, model: Path, plan: Pl
 def test_a_plan_that_says_nothing_is_run_as_a_new_one_would_be(model: Path, plan: Plan) -> None:
     for n_prompt, way in ((16, "on"), (900, "off")):
         load = replace(plan.workload, n_prompt=n_prompt, n_gen=64)
-        old = Plan(replace(plan.record, workload=load, attention=None))
+        old = replace(plan, workload=load, attention=None)
         assert loaded(model, old)[0] == FLASH_ATTENTION[way]
 
 
 def test_the_depth_of_the_workload_chooses_without_a_profile(model: Path) -> None:
     placer = Placer.load(model, device="none", threads=1)
     for n_prompt, n_gen, way in ((16, 64, "on"), (64, 900, "off")):
-        said = placer.cpu_plan(n_prompt, n_gen, N_CTX, 64).record.attention
+        said = placer.cpu_plan(n_prompt, n_gen, N_CTX, 64).attention
         assert said == Attention(way, "f16", "f16")  # type: ignore[arg-type]
     quantised = Placer.load(model, device="none", threads=1, type_v="q8_0")
-    assert quantised.cpu_plan(64, 900, N_CTX, 64).record.attention == Attention("on", "f16", "q8_0")
+    assert quantised.cpu_plan(64, 900, N_CTX, 64).attention == Attention("on", "f16", "q8_0")
     with pytest.raises(UsageError, match="needs flash attention"):
         Placer.load(model, device="none", type_v="q8_0", flash_attn="off")
 
@@ -101,7 +101,7 @@ def test_a_profile_decides_where_there_is_one(model: Path, tmp_path: Path) -> No
     profile = placer.profile(progress=False, tokens=(1,))
     assert {rest.shape.flash_attn for rest in profile.rest if rest.shape is not None} == {True, False}
     made = placer.plan("cpu", 16, 900, N_CTX, 64)
-    said = made.record.attention
+    said = made.attention
     over = passes(made.workload, "mixed")
     seconds = {way: attention_seconds(profile, way, "CPU", over) or 0.0 for way in ("on", "off")}  # type: ignore[arg-type]
     assert said is not None

@@ -34,7 +34,6 @@ from oallama.device.load_params import load_bridge
 from oallama.device.opening import OpenDevice, list_devices, open_device, open_now
 from oallama.device.rpc_worker import RpcWorker
 from oallama.device.spec import DeviceSpec
-from oallama.plan.plan import Plan
 from oallama.run.engine import Engine
 
 Logits = npt.NDArray[np.float32]
@@ -166,7 +165,7 @@ def test_a_named_layout_computes_the_same(q4_0: Path) -> None:
 def test_a_layout_this_cpu_lacks_is_left_to_llama_cpp(q4_0: Path) -> None:
     case = placed(q4_0)
     operators = tuple(replace(placement, layout="CPU_NEXT_YEAR") for placement in case.plan.operators)
-    plan = Plan(replace(case.plan.record, operators=operators))
+    plan = replace(case.plan, operators=operators)
     with Engine(case.model, plan, Options(threads=1), probed=True, progress=False) as engine:
         assert len(engine.warnings) == 1 and "CPU_NEXT_YEAR" in engine.warnings[0]
         assert np.array_equal(engine.logits(TOKENS), stock_logits(q4_0, TOKENS, n_ubatch=N_UBATCH))

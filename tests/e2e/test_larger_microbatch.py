@@ -47,7 +47,7 @@ def test_a_long_prompt_that_streams_gets_a_larger_micro_batch(policy: str, model
     plan = placer.plan(policy, n_prompt=N_PROMPT, n_gen=1)
     memory = plan.memory
     assert plan.workload.n_ubatch == N_PROMPT
-    assert plan.record.notes[0].startswith(f"micro-batch raised from 512 to {N_PROMPT} tokens")
+    assert plan.notes[0].startswith(f"micro-batch raised from 512 to {N_PROMPT} tokens")
     assert any(placement.cg for placement in plan.operators) is (policy == "scheinfer")
     fixed = placer_of(model, n_ubatch=512).plan(policy, n_prompt=N_PROMPT, n_gen=1)
     assert fixed.workload.n_ubatch == placer.plan(policy, N_PROMPT, 1, n_ubatch=512).workload.n_ubatch == 512

@@ -67,7 +67,7 @@ def test_a_plan_runs_as_planned_and_computes_what_stock_does(policy: str, arch: 
     if policy in STREAMING:
         assert done is not None and done.decode.bytes_streamed > 0
     if policy == "fiddler":
-        assert plan.record.token_assignment and done is not None
+        assert plan.token_assignment and done is not None
         assert done.prompt.bytes_streamed > 0 == done.decode.bytes_streamed
 
 
@@ -96,7 +96,7 @@ def test_fit_is_llama_cpps_own_choice_as_a_plan(models: Path, tmp_path: Path) ->
     common = ("--device", CARD, "--threads", 1, "--profile", profile)
     oallama("plan", path, "--policy", "fit", *common, "-p", 64, "-n", 8, "-o", written, cache=tmp_path)
     plan = Plan.load(written)
-    assert plan.policy == "fit" and any("--fit chooses" in note for note in plan.record.notes)
+    assert plan.policy == "fit" and any("--fit chooses" in note for note in plan.notes)
     assert all(placement.gg == 1 for placement in plan.operators), "the card holds all of it"
     done = oallama(
         "run", path, "-p", "hello", "-n", 2, "--temp", 0, "--json", "--policy", "fit", *common, cache=tmp_path

@@ -130,8 +130,8 @@ def test_blocks_with_hot_experts_keep_no_cuts_and_other_blocks_move_beside_them(
     placements = tuple(
         OperatorPlacement(p.name, 0.0, 0.0, 1.0, hot_experts=(1, 2, 5)) if p.name in hot else p for p in plan.operators
     )
-    table = plan.record.token_assignment or ((2, 0), (64, 32))
-    plan = Plan(replace(plan.record, operators=placements, token_assignment=table))
+    table = plan.token_assignment or ((2, 0), (64, 32))
+    plan = replace(plan, operators=placements, token_assignment=table)
     beside = placer.kept_cuts(plan)
     assert beside is not None and beside.moves
     assert not hot & {name for one in beside.blocks for name in one.operators}

@@ -25,7 +25,6 @@ from oallama.cli.routing import COUNT_EVERY
 from oallama.core.options import Options
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.hyperparameters import model_info
-from oallama.plan.plan import Plan
 from oallama.profile.prompts import PROMPTS
 from oallama.profile.routing import Traffic, counted, unknown_routing
 from oallama.profile.routing_store import read_routing
@@ -106,8 +105,8 @@ def engine_of(
     plan = case.plan
     if split:
         operators = split_placements(case.operators, ffn(0.5))
-        memory = replace(plan.record.memory, limit=1 << 40, capacity=1 << 40)
-        plan = Plan(replace(plan.record, device=device, operators=operators, memory=memory))
+        memory = replace(plan.memory, limit=1 << 40, capacity=1 << 40)
+        plan = replace(plan, device=device, operators=operators, memory=memory)
     return Engine(
         case.model,
         plan,

@@ -77,7 +77,7 @@ def test_the_plan_streams_and_says_so(model: Path, planned: tuple[str, Path]) ->
     plan, placer = Plan.load(path), Placer.load(model, device="none")
     plan.check(placer.model, placer.operators)
     assert plan.policy == "scheinfer"
-    streaming = plan.record.streaming
+    streaming = plan.streaming
     assert streaming is not None
     assert streaming.piece_bytes > 0 and streaming.link_bytes_per_s > 0 and streaming.ring_bytes > 0
     assert replace(streaming, piece_bytes=0, link_bytes_per_s=0, ring_bytes=0) == StreamSettings()
@@ -154,7 +154,7 @@ def test_a_repacked_layout_is_kept_twice_for_n_g(device: str, q4_0: Path) -> Non
     case = streaming_case(
         q4_0, device, lambda operator: (0.25, 0.0), "CPU_REPACK", token_assignment=((1, 0), (64, 32)), streaming=twice
     )
-    once = replace(case, plan=Plan(replace(case.plan.record, streaming=StreamSettings())))
+    once = replace(case, plan=replace(case.plan, streaming=StreamSettings()))
     wanted = stock_logits(q4_0, TOKENS, n_ubatch=N_UBATCH)
     host_bytes = []
     for each in (case, once):

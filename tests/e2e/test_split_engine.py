@@ -61,7 +61,7 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def changed(case: Placed, **fields: object) -> Plan:
-    return Plan(replace(case.plan.record, **fields))  # type: ignore[arg-type]
+    return replace(case.plan, **fields)  # type: ignore[arg-type]
 
 
 #

@@ -83,10 +83,10 @@ def test_streamed_parts_and_tokens(device: str, arch: str, models: Path) -> None
         streamed[o.name] if is_ffn(o) else p for o, p in zip(whole.operators, whole.plan.operators, strict=True)
     )
     record = replace(
-        whole.plan.record,
+        whole.plan,
         operators=placements,
         token_assignment=((32, 0), (64, 20)),
         memory=replace(whole.plan.memory, staging=16 << 20),
     )
-    with engine_of(replace(whole, plan=Plan(record))) as engine:
+    with engine_of(replace(whole, plan=Plan.of(record))) as engine:
         assert nmse(engine.logits(TOKENS), stock_logits(path, TOKENS, n_ubatch=N_UBATCH)) <= BOUNDS["F16"]

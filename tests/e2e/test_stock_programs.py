@@ -77,7 +77,7 @@ def split_plan(path: Path, device: str, slices_only: bool = False) -> Plan:
         ledger,
         None,
     )
-    plan = Plan(record)
+    plan = Plan.of(record)
     plan.check(model, ops)
     plan.save(path)
     return plan

@@ -36,7 +36,7 @@ def served(n_layer: int = 3) -> Served:
         ledger, Predicted(0.05, 0.0004, 0.07),
     )  # fmt: skip
     model = report_records.model(n_layer=n_layer, name="Small")
-    return Served(model, operators, Plan(record), "this is the placement of policy split", times)
+    return Served(model, operators, Plan.of(record), "this is the placement of policy split", times)
 
 
 def _shares(layer: int | None, role: str) -> tuple[float, float, float]:
@@ -48,7 +48,7 @@ def _shares(layer: int | None, role: str) -> tuple[float, float, float]:
 def on_cpu(of: Served) -> Served:
     """The same model without a device and without times."""
     record = unmeasured_cpu_record(of.model, of.operators, of.plan.workload, 500_000)
-    return replace(of, plan=Plan(record), said="everything is on the CPU", times=())
+    return replace(of, plan=Plan.of(record), said="everything is on the CPU", times=())
 
 
 def hostile() -> Served:
@@ -60,8 +60,8 @@ def hostile() -> Served:
     base = served(1)
     placements = tuple(OperatorPlacement(operator.name, 1.0, 0.0, 0.0) for operator in operators)
     record = replace(
-        base.plan.record, operators=placements, policy=HOSTILE, device=HOSTILE, notes=(HOSTILE,), model_path=HOSTILE
+        base.plan, operators=placements, policy=HOSTILE, device=HOSTILE, notes=(HOSTILE,), model_path=HOSTILE
     )
     model = report_records.model(name=HOSTILE, arch=HOSTILE, path=HOSTILE, n_layer=1)
     times = (WorkTime(HOSTILE, "operator", {"gpu": 1e-6}, {}), WorkTime(f"layer {HOSTILE}", "rest", {"cpu": 1e-6}, {}))
-    return Served(model, operators, Plan(record), HOSTILE, times)
+    return Served(model, operators, Plan.of(record), HOSTILE, times)

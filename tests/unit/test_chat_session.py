@@ -53,7 +53,7 @@ class Engine:
 class Model:
     def __init__(self, engine):
         self.engine, self.closed = engine, 0
-        self.plan = types.SimpleNamespace(record=types.SimpleNamespace(predicted=Predicted(1, 0.05, 2)), operators=())
+        self.plan = types.SimpleNamespace(predicted=Predicted(1, 0.05, 2), operators=())
         self.placer = types.SimpleNamespace(model=types.SimpleNamespace(name="tiny"))
 
     def token_seconds(self, depth):

@@ -59,7 +59,7 @@ def at_run(monkeypatch: pytest.MonkeyPatch, known: Gated | None, **changes: Any)
     def doing(name: str, result: Any) -> Any:
         return lambda *_, **__: (done.append(name), result)[1]
 
-    plans = {name: SimpleNamespace(name=name, record=SimpleNamespace(notes=())) for name in ("stock", "gate", "policy")}
+    plans = {name: SimpleNamespace(name=name, notes=()) for name in ("stock", "gate", "policy")}
     monkeypatch.setattr("oallama.gate.run.remembered", doing("remembered", known))
     monkeypatch.setattr("oallama.gate.run.stock_at_once", doing("stock", plans["stock"]))
     monkeypatch.setattr("oallama.cli.placement.gated", doing("measured", plans["gate"]))
@@ -82,7 +82,7 @@ def test_without_a_verdict_the_answer_comes_first_and_measuring_after_it(monkeyp
 
 
 def test_with_a_verdict_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan: Any = SimpleNamespace(name="known", record=SimpleNamespace(notes=()))
+    plan: Any = SimpleNamespace(name="known", notes=())
     known = Gated(plan, decide({}, "stock-fit", [], 0, "2026-11-22T10:00:00Z", 12.0), True)
     for tune in ("after", "never"):
         assert at_run(monkeypatch, known, tune=tune) == ("known", False, ["remembered"])

@@ -20,7 +20,7 @@ from oallama.report.expected import UNMEASURED, expected_line, fits_text, measur
 from oallama.run.load import spill_warning
 
 SERVED = placement_records.served()
-RECORD = replace(SERVED.plan.record, workload=Workload(500, 200, 8192))
+RECORD = replace(SERVED.plan, workload=Workload(500, 200, 8192))
 OPERATORS = SERVED.operators
 N_LAYER = 3
 

@@ -238,7 +238,7 @@ def test_a_plan_is_written_read_and_simulated_as_predicted() -> None:
     found = decide(made, "experts", LOAD, "mixed")
     assert found.policy == "experts" and any("experts of" in note for note in found.notes)
     plan = Plan.from_json(plan_of(made, found).to_json(), "test")
-    placed = placed_by_plan(N_LAYER, made.operators, plan.record)
+    placed = placed_by_plan(N_LAYER, made.operators, plan)
     assert placed.slices is not None and found.placed.slices is not None
     assert placed.slices.hot == found.placed.slices.hot
     assert placed.slices.hot_bytes == found.placed.slices.hot_bytes > 0

@@ -38,7 +38,7 @@ COUNTS = {"cpu": 0, "oato": 1, "split": 2, "layers": 3}  # operators on the devi
 
 def plan(policy: str, load: Workload, on_device: tuple[str, ...], total_s: float) -> Plan:
     operators = tuple(OperatorPlacement(n, float(n in on_device), 0.0, float(n not in on_device)) for n in NAMES)
-    return Plan(
+    return Plan.of(
         PlanRecord(
             model_path="model.gguf",
             model_fingerprint="m" * 64,
@@ -102,12 +102,12 @@ class FakePlacer:
         names = NAMES[: COUNTS.get(policy, 4)]
         made = plan(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), names, SECONDS.get(policy, 9.0))
         way: Any = self.cpu_attention if policy == "cpu" else "auto"
-        return Plan(replace(made.record, attention=Attention(way)))
+        return replace(made, attention=Attention(way))
 
     def cpu_plan(self, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int, stock_attention: bool) -> Plan:
         assert stock_attention  # what was measured
         made = plan("cpu", self.workload(n_prompt, n_gen, n_ctx, n_ubatch), (), 9.0)
-        return Plan(replace(made.record, attention=Attention(), predicted=None))
+        return replace(made, attention=Attention(), predicted=None)
 
     def plan_of(
         self,
@@ -122,9 +122,9 @@ class FakePlacer:
         priced: bool,
     ) -> Plan:
         assert stock_attention
-        made = plan(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), tuple(on_device), 1.0).record
+        made = plan(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), tuple(on_device), 1.0)
         operators = tuple(replace(p, layout=self.host_layout if p.cc else None) for p in made.operators)
-        return Plan(replace(made, n_gpu_layers=gpu_layers, operators=operators))
+        return Plan.of(replace(made, n_gpu_layers=gpu_layers, operators=operators))
 
 
 @pytest.fixture(autouse=True)
@@ -277,7 +277,7 @@ def test_a_plan_made_for_a_depth_is_measured_near_it() -> None:
 
     def depths(load: Workload, way: Any, total_s: float = 2.0) -> list[int]:
         made = plan("cpu", load, (), total_s)
-        return [t.n_depth for t in gate_tests(load, Plan(replace(made.record, attention=Attention(way))))]
+        return [t.n_depth for t in gate_tests(load, replace(made, attention=Attention(way)))]
 
     deep = Workload(2000, 32, 4096)  # 0.5 ms a prompt token
     assert depths(deep, "on") == [0]
@@ -427,8 +427,8 @@ def test_the_deep_test_is_for_those_who_have_not_lost_before() -> None:
 
     placer = FakePlacer()
     quick = placer.plan
-    placer.plan = lambda policy, *given, **o: Plan(
-        replace(quick(policy, *given, **o).record, predicted=Predicted(1.0, 0.01, 2.0))
+    placer.plan = lambda policy, *given, **o: Plan.of(
+        replace(quick(policy, *given, **o), predicted=Predicted(1.0, 0.01, 2.0))
     )  # type: ignore[method-assign, assignment]
     found = gated_plan(placer, load, measure=measure, clock=turns.clock)  # type: ignore[arg-type]
     first, second = measured
@@ -522,7 +522,7 @@ def test_the_cpu_alone_is_tried_with_stocks_attention_too_where_its_plan_has_ano
     assert "stock-cpu" not in all_plans(FakePlacer(), load, None)  # type: ignore[arg-type]
     assert "stock-cpu" not in all_plans(FakePlacer(cpu_attention="off", options=Options(flash_attn="off")), load, None)  # type: ignore[arg-type]
     plans = all_plans(FakePlacer(cpu_attention="off"), load, None)  # type: ignore[arg-type]
-    ways = {name: plans[name].record.attention for name in ("cpu", "stock-cpu")}
+    ways = {name: plans[name].attention for name in ("cpu", "stock-cpu")}
     assert {name: way and way.flash_attn for name, way in ways.items()} == {"cpu": "off", "stock-cpu": "auto"}
     chosen = choose([candidate(name, made) for name, made in plans.items()])
     assert [each.policy for each in chosen] == ["split", "oato", "cpu", "stock-cpu"]

@@ -90,12 +90,12 @@ def test_json_round_trip_keeps_every_field(
     workload = Workload(64, 32, 512, n_ubatch)
     table = ((1, 1), (512, 300))
     made = record(operators, workload=workload, token_assignment=table, streaming=streaming, extra={"note": ["x", 1]})
-    plan = Plan(made)
+    plan = Plan.of(made)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
 def test_save_and_load(tmp_path: Path) -> None:
-    plan = Plan(record())
+    plan = Plan.of(record())
     plan.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == plan
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"], "no temporary file stays"
@@ -104,27 +104,27 @@ def test_save_and_load(tmp_path: Path) -> None:
 def test_saving_replaces_an_older_plan_whole(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text("x" * 100_000)
-    Plan(record()).save(path)
-    assert Plan.load(path) == Plan(record())
+    Plan.of(record()).save(path)
+    assert Plan.load(path) == Plan.of(record())
 
 
 def test_saving_where_nothing_can_be_written_says_so(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot write"):
-        Plan(record()).save(tmp_path / "missing" / "plan.json")
+        Plan.of(record()).save(tmp_path / "missing" / "plan.json")
     for folder in (tmp_path, "", ".", "/"):
         with pytest.raises(PlanError, match="it is a folder"):
-            Plan(record()).save(folder)
+            Plan.of(record()).save(folder)
 
 
 def test_the_stored_plan_of_version_1_stays_readable() -> None:
     plan = Plan.load(GOLDEN / "plan_v1.json")
     assert (plan.policy, plan.device, plan.n_gpu_layers) == ("oato", "CUDA0", 999)
     assert plan.workload == Workload(n_prompt=64, n_gen=32, n_ctx=512, n_ubatch=512)
-    assert plan.record.token_assignment == ((512, 384),)
+    assert plan.token_assignment == ((512, 384),)
     assert plan.operators[1] == OperatorPlacement("blk.0.ffn_up.weight", 0.25, 0.25, 0.5, "CPU_REPACK")
     assert plan.memory.limit == 5400 and plan.predicted.tpot_s == 0.0125
-    assert plan.record.extra == {"comment": "written by hand for the test of version 1"}
-    assert plan.record.streaming is None
+    assert plan.extra == {"comment": "written by hand for the test of version 1"}
+    assert plan.streaming is None
     written = json.loads((GOLDEN / "plan_v1.json").read_text())
     written["workload"]["n_ubatch"] = 512
     assert plan.to_json() == written
@@ -132,7 +132,7 @@ def test_the_stored_plan_of_version_1_stays_readable() -> None:
 
 
 def test_the_contract_keys_are_there() -> None:
-    document = Plan(record()).to_json()
+    document = Plan.of(record()).to_json()
     assert set(document) == {
         "version", "model", "machine", "device", "policy", "workload", "operators", "token_assignment", "n_gpu_layers",
         "memory", "predicted",
@@ -145,12 +145,12 @@ def test_the_contract_keys_are_there() -> None:
 @pytest.mark.parametrize("version", [0, 2, 99])
 def test_other_versions_are_refused_by_name(version: int) -> None:
     with pytest.raises(PlanError, match=rf"version {version}\b.*version 1"):
-        Plan.from_json({**Plan(record()).to_json(), "version": version})
+        Plan.from_json({**Plan.of(record()).to_json(), "version": version})
 
 
 def broken(path: str, value: Any) -> dict[str, Any]:
     """A plan's JSON with one value at `a/b/0/c` replaced; `...` removes it."""
-    document = json.loads(json.dumps(Plan(record()).to_json()))
+    document = json.loads(json.dumps(Plan.of(record()).to_json()))
     *parents, last = [int(key) if key.isdigit() else key for key in path.split("/")]
     target = document
     for key in parents:
@@ -246,36 +246,36 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_a_plan_for_this_model_passes() -> None:
-    Plan(record()).check(MODEL, OPERATORS)
+    Plan.of(record()).check(MODEL, OPERATORS)
 
 
 def test_a_plan_for_another_model_is_refused() -> None:
     with pytest.raises(PlanError, match="fingerprint"):
-        Plan(record(model_fingerprint="ef" * 32)).check(MODEL, OPERATORS)
+        Plan.of(record(model_fingerprint="ef" * 32)).check(MODEL, OPERATORS)
 
 
 def test_missing_and_unknown_operators_are_named() -> None:
     with pytest.raises(PlanError, match=r"no place for operator output\.weight"):
-        Plan(record(HALF[:-1])).check(MODEL, OPERATORS)
+        Plan.of(record(HALF[:-1])).check(MODEL, OPERATORS)
     with pytest.raises(PlanError, match=r"output\.weight, which this model does not have"):
-        Plan(record()).check(MODEL, OPERATORS[:-1])
+        Plan.of(record()).check(MODEL, OPERATORS[:-1])
 
 
 def test_fractions_are_multiples_of_the_split_granularity() -> None:
     sliced = placements((1, 0, 0), (1 / 3, 0, 2 / 3), (1 / 3, 0, 2 / 3), (0, 1, 0))
-    Plan(record(sliced)).check(MODEL, OPERATORS)
+    Plan.of(record(sliced)).check(MODEL, OPERATORS)
     between = placements((1, 0, 0), (1 / 3, 0, 2 / 3), (0.25, 0, 0.75), (0, 1, 0))
     with pytest.raises(PlanError, match=r"ffn_down.*256 of 1536 columns; the nearest is 0\.6666"):
-        Plan(record(between)).check(MODEL, OPERATORS)
+        Plan.of(record(between)).check(MODEL, OPERATORS)
 
 
 def test_the_fingerprint_follows_the_content() -> None:
-    assert Plan(record()).fingerprint == Plan(record()).fingerprint
-    assert Plan(record()).fingerprint != Plan(record(n_gpu_layers=1)).fingerprint
+    assert Plan.of(record()).fingerprint == Plan.of(record()).fingerprint
+    assert Plan.of(record()).fingerprint != Plan.of(record(n_gpu_layers=1)).fingerprint
 
 
 def test_export_quotes_for_the_shell() -> None:
-    plan = Plan(record(model_path="my models/it's.gguf"))
+    plan = Plan.of(record(model_path="my models/it's.gguf"))
     command = export_command(plan, OPERATORS, [op.name for op in OPERATORS])
     words = shlex.split(command)
     assert words[0] == "llama-server"
@@ -287,19 +287,19 @@ def test_export_quotes_for_the_shell() -> None:
 
 def test_export_of_remote_and_host_only_plans() -> None:
     names = [op.name for op in OPERATORS]
-    remote = shlex.split(export_command(Plan(record(device="rpc://10.0.0.2:50052")), OPERATORS, names, "llama-cli"))
+    remote = shlex.split(export_command(Plan.of(record(device="rpc://10.0.0.2:50052")), OPERATORS, names, "llama-cli"))
     assert remote[0] == "llama-cli"
     assert remote[remote.index("--rpc") + 1] == "10.0.0.2:50052" and remote[remote.index("--device") + 1] == "RPC0"
-    host_only = shlex.split(export_command(Plan(record(device="none")), OPERATORS, names))
+    host_only = shlex.split(export_command(Plan.of(record(device="none")), OPERATORS, names))
     assert host_only[-4:] == ["--device", "none", "-ngl", "0"]
     with pytest.raises(PlanError, match="rpc-server"):
-        export_command(Plan(record(device="rpc-worker:1")), OPERATORS, names)
+        export_command(Plan.of(record(device="rpc-worker:1")), OPERATORS, names)
 
 
 def test_a_plan_without_a_profile_predicts_nothing_and_survives_a_round_trip(tmp_path: Path) -> None:
     operator = Operator("output.weight", None, "output", "MUL_MAT", "F16", (256, 1000, 1), 512_000, 1.0)
     model = ModelInfo("m.gguf", "llama", "m", 2, 256, 512, 8, 2, 32, 32, 0, 0, 1000, 512, 1, "f" * 64)
-    plan = Plan(unmeasured_cpu_record(model, [operator], Workload(8, 8, 256), 512_000))
+    plan = Plan.of(unmeasured_cpu_record(model, [operator], Workload(8, 8, 256), 512_000))
     plan.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")
     assert again.predicted is None

@@ -66,7 +66,7 @@ def test_the_text_of_version_1() -> None:
 
 
 def test_a_plan_and_its_record_give_the_same_text() -> None:
-    assert plugin_text(Plan(record()), OPERATORS, "RPC0") == plugin_text(record(), OPERATORS, "RPC0")
+    assert plugin_text(Plan.of(record()), OPERATORS, "RPC0") == plugin_text(record(), OPERATORS, "RPC0")
 
 
 def test_lines_are_in_graph_order_whatever_the_order_of_the_plan() -> None:

@@ -95,13 +95,13 @@ def test_a_projector_that_leaves_nothing_does_not_fit() -> None:
 @pytest.mark.parametrize(("spare", "side"), [(MIB, "on the device, as the plan leaves 1 MiB there"),
                                              (1024, "on the CPU, as the plan leaves 1 KiB there")])  # fmt: skip
 def test_a_plan_says_where_it_is_and_why(tmp_path: Path, spare: int, side: str) -> None:
-    record = records.served().plan.record
-    plan = Plan(replace(record, memory=replace(record.memory, spare=spare)))
+    record = records.served().plan
+    plan = Plan.of(replace(record, memory=replace(record.memory, spare=spare)))
     asked = ProjectorOptions(str(write_projector(tmp_path / "mmproj.gguf")), None)
     placed = asked.place(asked.read(), plan, memory_kept=False)
     assert placed.on_device == (spare == MIB) and placed.note.endswith(side)
     assert "to encode a picture of 56 x 56 in" in placed.note
-    assert placed.noted(plan).record.notes == (*record.notes, placed.note)
+    assert placed.noted(plan).notes == (*record.notes, placed.note)
     assert not asked.place(asked.read(), records.on_cpu(records.served()).plan, False).on_device
 
 

@@ -21,7 +21,7 @@ def plan(n_gpu_layers: int, *whole: int | None) -> Plan:
         for op in OPERATORS
     )
     memory = MemoryLedger(0, 0.9, 0, 0, 0, 0, 0, 0, 0)
-    return Plan(
+    return Plan.of(
         PlanRecord("m.gguf", "f" * 64, "", "CUDA0", "oato", Workload(1, 1, 64), placements, n_gpu_layers, memory, None)
     )
 

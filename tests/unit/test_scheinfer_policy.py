@@ -103,14 +103,14 @@ def test_the_plan_says_how_weights_are_streamed(prefetch: str) -> None:
     text = plugin_text(plan, made.operators, "RPC0").splitlines()
     assert [line for line in text if line.startswith("tokens ")] == [f"tokens {n} {n_g}" for n, n_g in table]
     assert ("prefetch layer" in text) is (prefetch == "layer")
-    given = split_names(plan.record, made.operators)
+    given = split_names(plan, made.operators)
     for op, placement in zip(made.operators, plan.operators, strict=True):
         cc, cg, _ = slice_counts(op, placement)
         assert (cc % cut_granularity(op), cg % cut_granularity(op)) == (0, 0)
         if op.role.startswith("ffn_") and cc:
             assert op.name in given, "its CC is streamed for n_g"
             assert placement.layout == "CPU"
-    again = placed_by_plan(N_LAYER, made.operators, plan.record)
+    again = placed_by_plan(N_LAYER, made.operators, plan)
     slices, kept = decision.placed.slices, again.slices
     assert slices is not None and kept is not None
     assert again.on_device == decision.placed.on_device

@@ -10,7 +10,6 @@ import pytest
 
 from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, library_folder, soname
 from oallama.core.errors import BridgeError
-from oallama.plan.plan import Plan
 from oallama.serve.live import Live, Rate, live_of
 from oallama.serve.program import Settings, clean_environment, find_program, ggml_version, launch, prompt_cache_mib
 
@@ -90,10 +89,8 @@ def arguments(served, tmp_path, settings=SETTINGS):
 def whole():
     """A plan that splits nothing."""
     served = records.served()
-    placements = tuple(
-        p if p.gg in (0, 1) else replace(p, gg=0.0, cg=0.0, cc=1.0) for p in served.plan.record.operators
-    )
-    return replace(served, plan=Plan(replace(served.plan.record, operators=placements)))
+    placements = tuple(p if p.gg in (0, 1) else replace(p, gg=0.0, cg=0.0, cc=1.0) for p in served.plan.operators)
+    return replace(served, plan=replace(served.plan, operators=placements))
 
 
 def value(words, option):

@@ -173,8 +173,8 @@ def test_a_solved_plan_is_a_record_that_can_be_written_and_run() -> None:
         "m.gguf", "f" * 64, "", "RPC0", "scheinfer", LOAD, placements, 3, memory, None, plan.token_assignment,
         placed.slices.settings,
     )  # fmt: skip
-    assert Plan.from_json(Plan(record).to_json()).record == record
-    Plan(record).check(replace(model(2), fingerprint="f" * 64), ops)
+    assert Plan.from_json(Plan.of(record).to_json()) == Plan.of(record)
+    Plan.of(record).check(replace(model(2), fingerprint="f" * 64), ops)
     again = placed_by_plan(2, ops, record)
     assert (again.on_device, again.slices) == (placed.on_device, replace(placed.slices, ttft_s=0.0, tpot_s=0.0))
 

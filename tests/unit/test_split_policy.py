@@ -67,7 +67,7 @@ def problem(world: World, free: int, ops: list[Operator] | None = None, **more: 
 
 
 def plan_of(made: Problem, decision: Decision) -> Plan:
-    return Plan(plan_record(decision, model(N_LAYER), made.operators, "rpc-worker", ""))
+    return Plan.of(plan_record(decision, model(N_LAYER), made.operators, "rpc-worker", ""))
 
 
 #
@@ -273,7 +273,7 @@ def test_the_plan_names_fractions_layouts_and_the_device() -> None:
         assert row.get("layout") == ("CPU" if elements else None), "named only where our backend holds it"
         cc, _, gg = slice_counts(op, next(p for p in plan.operators if p.name == op.name))
         assert (gg, cc % cut_granularity(op)) == (elements, 0) if elements else (gg, cc) == (0, cut_extent(op))
-    again = placed_by_plan(N_LAYER, made.operators, plan.record)
+    again = placed_by_plan(N_LAYER, made.operators, plan)
     assert (gg_of(again), again.on_device, again.first_device_layer) == (
         gg_of(decision.placed), decision.placed.on_device, decision.placed.first_device_layer
     )  # fmt: skip

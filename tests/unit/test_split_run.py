@@ -19,7 +19,7 @@ OPERATORS = (GATE, DOWN, OUTPUT)
 
 def plan(layout=None):
     half = [OperatorPlacement(operator.name, 0.5, 0.0, 0.5, layout) for operator in (GATE, DOWN)]
-    return Plan(
+    return Plan.of(
         PlanRecord(
             model_path="model.gguf",
             model_fingerprint="ab",

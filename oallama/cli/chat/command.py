@@ -180,7 +180,7 @@ def welcome(session: Session, model: ChatModel) -> str:
     from oallama.report.plan import processor_text, weights_on_device
 
     placer, engine = model.placer, model.engine
-    where = processor_text(*weights_on_device(engine.plan.record, placer.operators))
+    where = processor_text(*weights_on_device(engine.plan, placer.operators))
     lines = [
         f"{printable(placer.model.name)} · {where} · context {engine.n_ctx} tokens · /? for help, /bye to leave",
         expected(placer, engine.plan),

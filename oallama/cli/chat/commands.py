@@ -136,10 +136,10 @@ def _shown_placement(_session: Session, model: ChatModel) -> list[str]:
     from oallama.report.plan import plan_sentences, processor_text, weights_on_device
 
     engine = model.engine
-    where = processor_text(*weights_on_device(engine.plan.record, model.placer.operators))
+    where = processor_text(*weights_on_device(engine.plan, model.placer.operators))
     return [
         f"{engine.plan.policy} on {engine.device}: {where}",
-        *plan_sentences(engine.plan.record, model.placer.operators),
+        *plan_sentences(engine.plan, model.placer.operators),
     ]
 
 
