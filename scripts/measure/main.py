@@ -23,6 +23,7 @@ from experiments.pages import table
 from experiments.results import CUT, DONE, Results, ResultsError
 
 from measure import (
+    depths,
     divergence,
     emulated,
     logits,
@@ -39,6 +40,7 @@ from measure.measure import Measure, Step
 from oallama.core.errors import OallamaError
 
 MEASURES: Mapping[str, Measure] = {
+    "depths": depths.MEASURE,
     "divergence": divergence.MEASURE,
     "emulated": emulated.MEASURE,
     "logits": logits.MEASURE,
