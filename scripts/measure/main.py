@@ -24,6 +24,7 @@ from experiments.pages import table
 from experiments.results import Results
 
 from measure import (
+    depths,
     divergence,
     emulated,
     placements,
@@ -37,6 +38,7 @@ from measure import (
 from measure.measure import Measure, Step
 
 MEASURES: Mapping[str, Measure] = {
+    "depths": depths.MEASURE,
     "divergence": divergence.MEASURE,
     "emulated": emulated.MEASURE,
     "placements": placements.MEASURE,
