@@ -242,7 +242,9 @@ def _device(placer: Placer) -> Iterator[tuple[Callable[[Served], Served], Callab
     def of(device: str) -> Callable[[Served], Served]:
         def named(served: Served) -> Served:
             record = served.plan.record
-            uses = record.device != "none" and (record.n_gpu_layers > 0 or any(p.cc < 1 for p in record.operators))
+            uses = record.device != "none" and (
+                record.n_gpu_layers > 0 or any(p.cc < 1 or p.hot_experts for p in record.operators)
+            )
             return replace(served, plan=Plan(replace(record, device=device if uses else "none")))
 
         return named

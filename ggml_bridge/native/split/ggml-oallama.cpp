@@ -511,6 +511,15 @@ int oallama_slot_fill(oallama_plan * plan, const char * tensor, int64_t slot, in
     return guarded([&] { slotted(plan, tensor).fill_slot(slot, expert); });
 }
 
+int oallama_plan_take_uses(oallama_plan * plan, const char * tensor, int32_t of, int64_t * uses, int64_t n_expert,
+                           int64_t * n_tokens) {
+    return guarded([&] {
+        require(uses != nullptr && n_tokens != nullptr, "room for the uses is needed");
+        require(of == OALLAMA_SINGLE || of == OALLAMA_SEVERAL, "there are batches of one token and of several");
+        *n_tokens = slotted(plan, tensor).take_uses(static_cast<oallama_batches>(of), uses, n_expert);
+    });
+}
+
 int oallama_plan_problems(const oallama_plan * plan, int32_t * usable, char * text, int64_t capacity) {
     return guarded([&] {
         require(usable != nullptr && text != nullptr && capacity > 0, "room for the results is needed");
