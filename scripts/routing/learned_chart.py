@@ -29,5 +29,5 @@ def courses(documents: Sequence[Mapping[str, Any]]) -> Any:
         axis.set(xlabel="tokens", ylim=(0, 1), title=f"{hot} of {of} experts hot, {document['n_used']} used")
         axis.axhline(hot / of, color=GREY, linewidth=0.6)
     axes[0, 0].set_ylabel("share of uses that are hits")
-    axes[0, -1].legend(frameon=False, fontsize=7, loc="lower right")
+    axes[0, len(documents) // 2].legend(frameon=False, fontsize=7, loc="lower right")
     return figure
