@@ -64,7 +64,7 @@ def planned(path: Path, device: str) -> tuple[Placer, Plan]:
 
 
 @pytest.mark.parametrize("device", ["cpu-pair", "rpc-worker:1", EMULATED])
-@pytest.mark.parametrize("arch", ["llama-moe", "qwen2moe", "qwen3moe", "granitemoe"])
+@pytest.mark.parametrize("arch", ["llama-moe", "qwen2moe", "qwen3moe", "granitemoe", "gpt-oss"])
 def test_a_plan_runs_as_planned_and_computes_what_stock_does(arch: str, device: str, cache: Path) -> None:
     path = counted(cache, arch)
     placer, plan = planned(path, device)
