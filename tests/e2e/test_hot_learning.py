@@ -10,17 +10,21 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 from e2e.split_cases import written
+from e2e.stock import needs_programs, program
 from e2e.test_engine import engine_of, nmse, stock_logits
+from e2e.test_serve import serving
 from e2e.test_split_hot import EMULATED, EXACT_NMSE, PROMPT, hot_case
+from e2e.test_stock_programs import plugin_is_built
 
 from oallama.core.routing import Routing, Tally
 from oallama.core.types import ModelInfo
 from oallama.place.learned_experts import exchanges
 from oallama.profile.routing import Traffic, tallied, unknown_routing
-from oallama.profile.routing_store import read_routing
+from oallama.profile.routing_store import read_routing, write_routing
 from oallama.run import hot_experts
 from oallama.run.engine import Engine
 from oallama.run.learned_experts import Known
@@ -171,3 +175,32 @@ def test_run_and_chat_keep_counts(models: Path, tmp_path: Path, monkeypatch: pyt
     oallama("chat", "-m", path, *asked, "--verbose", input="once\nupon\n")
     second = read_routing(*shape)
     assert second is not None and second.decode[0].n_tokens > first.decode[0].n_tokens
+
+
+@needs_programs
+@pytest.mark.skipif(not plugin_is_built(), reason="libggml-oallama is not built")
+def test_serve_keeps_counts_and_begins_with_what_is_known(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama-server has no call between requests, so what it counts is for the next start."""
+    path = written(models, "qwen3moe", n_expert_used=2)
+    case = hot_case(path, "rpc-worker:1", (0, 1, 2))
+    case.plan.save(tmp_path / "plan.json")
+    monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path))
+    shape = (case.model.fingerprint, case.model.n_expert, case.model.n_expert_used)
+    known = tallied(unknown(case.model).routing, {0: Tally(4000, (1, 1, 2000, 3000, 3000, 0, 0, 0))})
+    write_routing(known)
+    asked = ("--plan", tmp_path / "plan.json", "--pooling", "none")
+    with serving(tmp_path, program("llama-server"), *asked, model=path) as server:
+        told = httpx.get(f"{server.url}/placement", timeout=30).json()
+        assert told["device"].startswith("rpc"), "hot experts alone need the device"
+        body = {"prompt": [5, 6, 7, 8], "n_predict": 30, "temperature": 0, "ignore_eos": True}
+        assert httpx.post(f"{server.url}/completion", json=body, timeout=120).status_code == 200
+        lines = Path(f"/proc/{told['state']['pid']}/environ").read_bytes().split(b"\0")
+        plan = next(line for line in lines if line.startswith(b"OALLAMA_PLAN="))[13:].decode()
+        text = Path(plan).read_text(encoding="utf-8")
+        assert "hot=2,3,4" in text and "hot=0,1,2" in text, "of layer 0, and of layer 1, of which nothing was known"
+    after = read_routing(*shape)
+    assert after is not None
+    counts = {each.layer: each.n_tokens for each in after.decode}
+    assert counts[0] >= 4000 + 29 and counts[1] >= 29

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "ggml-oallama.h"
@@ -20,6 +21,10 @@ class ExpertUses {
 
     // uses: room for one number an expert. Returns the tokens.
     int64_t take(oallama_batches of, int64_t * uses);
+
+    // Adds what was not taken to a file: lines `TENSOR single|several TOKENS USES…`, nothing where there are no tokens.
+    // A file that cannot be written loses it.
+    void append_to(const std::string & path, const std::string & tensor);
 
   private:
     struct Counts {

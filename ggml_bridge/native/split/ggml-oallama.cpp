@@ -408,6 +408,9 @@ void * ggml_backend_init(void) {
     const int status = guarded([&] {
         const std::lock_guard<std::mutex> lock(registering);
         start(std::getenv("OALLAMA_PLAN"));
+        if (const char * path = std::getenv("OALLAMA_USES"); path != nullptr) {
+            default_plan()->keep_uses(path);
+        }
         registered = true; // ggml adds what is returned
         reg        = &the_reg;
     });

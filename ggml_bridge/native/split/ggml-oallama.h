@@ -6,7 +6,8 @@
 // Two ways in. A program that loads models itself hands a plan over with oallama_plan_new, and gives the plan's buffer
 // type to llama_model_params.tensor_buft_overrides. Stock binaries load the library by GGML_BACKEND_PATH, which calls
 // ggml_backend_init; it reads the plan file that OALLAMA_PLAN names, and `-ot 'regex=OALLAMA_Split'` chooses the
-// tensors.
+// tensors. When the model is freed, the uses of hot experts are added to the file that OALLAMA_USES names, in lines
+// `TENSOR single|several TOKENS USES...`, as oallama_plan_take_uses has them.
 //
 // Of a large batch, the device may also compute CC for the last n_g of the tokens (CG', ScheInfer IV-B), to which it is
 // streamed like CG.

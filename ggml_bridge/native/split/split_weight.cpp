@@ -89,6 +89,12 @@ int64_t SplitWeight::take_uses(oallama_batches of, int64_t * uses, int64_t n_exp
     return uses_->take(of, uses);
 }
 
+void SplitWeight::append_uses(const std::string & path) const {
+    if (uses_ != nullptr) {
+        uses_->append_to(path, slice_.name);
+    }
+}
+
 void SplitWeight::move_cuts(int64_t cg, int64_t gg) {
     slice_.cg           = cg;
     slice_.gg           = gg;

@@ -93,6 +93,7 @@ class SplitWeight {
 
     // Tokens, and the uses of each of n_expert experts, since they were taken last. Throws OALLAMA_INVALID.
     int64_t take_uses(oallama_batches of, int64_t * uses, int64_t n_expert) const;
+    void    append_uses(const std::string & path) const; // see expert_uses.h
 
     void set_layout(const std::string & layout) { slice_.layout = layout; }
 
