@@ -123,6 +123,9 @@ class Engine:
         patterns: tuple[tuple[str, str | None], ...] = ()
         if not spec.is_none or any(placement.layout for placement in placements):
             patterns = host_patterns(operators, placements, tensor_names, streams_tokens)
+        self._learned: LearnedExperts | None = None
+        self._idle: IdleWork | None = None
+        self._n_in_plan = 0  # exchanges
         self.model, self.plan = model, plan
         self.n_threads = options.threads or default_threads()
         self._settings = LoadSettings(
@@ -141,8 +144,6 @@ class Engine:
             check_host(self._settings, probe_memory(self._settings), operators, host_memory_bytes())
         self._running: Generator[Piece, None, None] | None = None
         self._replan: RunningReplan | None = None
-        self._learned: LearnedExperts | None = None
-        self._idle: IdleWork | None = None
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""
         self._on_traffic, self._record_every = on_traffic, record_every
@@ -177,7 +178,8 @@ class Engine:
             self._hot = HotExperts(model, operators, self.plan)
             if learn is not None and self._split is not None and self._hot.layers:
                 self._learned = LearnedExperts(self._split, self._hot, learn)
-                self._idle = IdleWork(self._learned.next_step, self._turns, self._runner, self._follow_hot)
+                self._idle = IdleWork(self._learned.next_step, self._turns, self._runner)
+                weakref.finalize(self, self._idle.stop)  # comes before `_release`, which is older
             self.memory = self._measure_memory()
         except BaseException:
             self.close()
@@ -204,6 +206,17 @@ class Engine:
         with held_interrupt():
             self._turns.close(in_stream)
             self._release()
+
+    @property
+    def plan(self) -> Plan:
+        """As it was loaded, with the experts that are hot now."""
+        if self._n_in_plan != self.n_exchanged:
+            self._n_in_plan, self._plan = self.n_exchanged, self._hot.of_plan(self._plan)
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: Plan) -> None:
+        self._plan = plan
 
     @property
     def llama(self) -> PlacedLlama:
@@ -342,7 +355,7 @@ class Engine:
                 self._idle.drop()
                 self._learned.start_anew()
             n_copied = self._runner.call(lambda: self._hot.exchange(split, layer, experts))
-            self._follow_hot()
+            self.plan = self._hot.of_plan(self.plan)
         return n_copied
 
     @property
@@ -351,12 +364,15 @@ class Engine:
         return self._idle is not None and not self._idle.failure
 
     @property
+    def exchanges(self) -> bool:
+        """Whether experts are being exchanged, or are to be when the call at hand has ended."""
+        idle, learned = self._idle, self._learned
+        return idle is not None and learned is not None and (idle.is_busy or learned.wants_more) and not idle.failure
+
+    @property
     def n_exchanged(self) -> int:
         """Hot experts that gave their place to others so far, because these are used more."""
         return self._learned.n_exchanged if self._learned is not None else 0
-
-    def _follow_hot(self) -> None:
-        self.plan = self._hot.of_plan(self.plan)
 
     @property
     def replans(self) -> bool:

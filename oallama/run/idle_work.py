@@ -15,12 +15,10 @@ Step = Callable[[], None]
 class IdleWork:
     """next_step: the next thing to do, found in the background while the engine may compute; None: there is nothing to
     do. The step itself is run where the engine computes, in a turn of its own; when a call has the turn, or waits for
-    it, it is kept for later. on_end: called in the background when there is nothing to do, or no turn."""
+    it, it is kept for later."""
 
-    def __init__(
-        self, next_step: Callable[[], Step | None], turns: Turns, runner: Runner, on_end: Callable[[], None]
-    ) -> None:
-        self._next_step, self._turns, self._runner, self._on_end = next_step, turns, runner, on_end
+    def __init__(self, next_step: Callable[[], Step | None], turns: Turns, runner: Runner) -> None:
+        self._next_step, self._turns, self._runner = next_step, turns, runner
         self._kept: Step | None = None
         self._changed = threading.Lock()
         self._wanted = self._stops = False
@@ -40,10 +38,15 @@ class IdleWork:
         """Returns when the step at hand is done; `begin` goes on."""
         with self._changed:
             self._stops, self._wanted, thread = True, False, self._thread
-        if thread is not None:
+        if thread is not None and thread is not threading.current_thread():  # as where an engine is collected there
             thread.join()
         with self._changed:
             self._stops = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether steps are looked for, or done."""
+        return self._thread is not None
 
     def drop(self) -> None:
         """A step that is kept for later is not to be done any more. For the one whose turn it is."""
@@ -54,7 +57,6 @@ class IdleWork:
             while self._goes_on():
                 while self._one():
                     pass
-                self._on_end()
         except OallamaError as error:
             self._fail(str(error))
         except BaseException as error:

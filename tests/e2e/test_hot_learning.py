@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,16 +56,12 @@ def unknown(model: ModelInfo) -> Known:
 
 
 def settled(engine: Engine) -> None:
-    """Until nothing is exchanged any more. A turn of an engine lets it go on."""
+    """Until nothing is exchanged any more."""
     assert engine.learns
-    before, quiet = -1, 0
-    for _ in range(3000):
-        time.sleep(0.01)
-        now = engine.n_exchanged
-        quiet = quiet + 1 if now == before else 0
-        before = now
-        if quiet >= 30 and not any(thread.name == "oallama-idle" for thread in threading.enumerate()):
+    for _ in range(6000):
+        if not engine.exchanges:
             return
+        time.sleep(0.01)
     raise AssertionError("the background never ends")
 
 

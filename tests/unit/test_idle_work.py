@@ -17,12 +17,11 @@ class Work:
     """Steps that are made as they are asked for."""
 
     def __init__(self, steps: Iterator[Step]) -> None:
-        self.turns, self.ended = Turns(), threading.Semaphore(0)
-        self._steps = steps
-        self.idle = IdleWork(lambda: next(self._steps, None), self.turns, Direct(), self.ended.release)
+        self.turns = Turns()
+        self.idle = IdleWork(lambda: next(steps, None), self.turns, Direct())
 
     def wait(self) -> None:
-        assert self.ended.acquire(timeout=60)
+        assert _until(lambda: not self.idle.is_busy)
 
 
 def test_all_steps_are_done_in_their_order_while_nobody_calls() -> None:
