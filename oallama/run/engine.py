@@ -126,7 +126,7 @@ class Engine:
         self._learned: LearnedExperts | None = None
         self._idle: IdleWork | None = None
         self._n_in_plan = 0  # exchanges
-        self.model, self.plan = model, plan
+        self.model, self._plan = model, plan
         self.n_threads = options.threads or default_threads()
         self._settings = LoadSettings(
             path=model.path,
