@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from oallama.core.units import parse_share
+from oallama.core.units import parse_memory, parse_share
 from oallama.place.learned_experts import HALF_LIFE_TOKENS
 from routing.drawn import Drawing, curve_shares, draw, zipf_shares
 from routing.table import Routing, layer_use, read_routing, write_routing
@@ -101,6 +101,20 @@ def _parser() -> argparse.ArgumentParser:
     picture.add_argument("files", type=Path, nargs="+", metavar="FILE.json")
     picture.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.svg")
     picture.set_defaults(run=_picture)
+
+    on_time = names.add_parser("time", help="tokens of an emulated device that follows a file")
+    on_time.add_argument("file", type=Path)
+    on_time.add_argument("--model", required=True, metavar="GGUF")
+    on_time.add_argument("--device", required=True, metavar="emulated:…")
+    on_time.add_argument("--vram", type=parse_memory, metavar="SIZE")
+    on_time.add_argument(
+        "--gpu-weights", type=parse_share, metavar="SHARE", help="of the weights on the device, at most"
+    )
+    on_time.add_argument("--profile", metavar="FILE", help="instead of measuring")
+    on_time.add_argument("--first", type=int, required=True, help="tokens that sets are planned from")
+    on_time.add_argument("-n", "--n-gen", type=int, default=128, help="tokens of a request; default 128")
+    on_time.add_argument("--learn", action="store_true", help="let sets follow what is used")
+    on_time.set_defaults(run=_time)
 
     shown = names.add_parser("show", help="how a file's experts are used")
     shown.add_argument("file", type=Path)
@@ -185,6 +199,18 @@ def _learn(options: argparse.Namespace) -> int:
     if options.output is not None:
         options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print("\n".join("  ".join(f"{cell:>9}" for cell in row) for row in table(served, _PARTS)))
+    return 0
+
+
+def _time(options: argparse.Namespace) -> int:
+    from routing.timed import Timing, timed
+
+    timing = Timing(
+        options.model, options.device, options.first, options.n_gen, options.learn, options.vram, options.gpu_weights,
+        options.profile,
+    )  # fmt: skip
+    for request in timed(read_routing(options.file), timing):
+        print(json.dumps(request), flush=True)
     return 0
 
 
