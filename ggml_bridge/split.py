@@ -7,7 +7,7 @@ process knows it, and gives it the operators whose weights are in its buffer typ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from struct import Struct
@@ -128,6 +128,16 @@ class Span:
     bytes: int  # moved
     begin_s: float  # since the trace was started
     end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertUses:
+    """How often tokens were routed to each expert of a weight, in batches of one token and in larger ones."""
+
+    n_single: int  # tokens
+    single: tuple[int, ...]
+    n_several: int
+    several: tuple[int, ...]
 
 
 class SplitBackend:
@@ -273,13 +283,38 @@ class SplitPlan:
         weight of the block. Raises ValueError for a slot, an expert or bytes that cannot be; then the slot is free, and
         the CPU computes the expert that it held.
         """
-        plan = self._open()
-        for name in matrices:
-            self._native.call("oallama_slot_free", plan, name.encode(), slot)
+        self.free_slot(matrices, slot)
         for name, data in matrices.items():
-            self._native.call("oallama_slot_write", plan, name.encode(), slot, _ffi.from_buffer(data), 0, len(data))
-        for name in matrices:
-            self._native.call("oallama_slot_fill", plan, name.encode(), slot, expert)
+            self.write_slot(name, slot, data, 0)
+        self.fill_slot(matrices, slot, expert)
+
+    def free_slot(self, names: Iterable[str], slot: int) -> None:
+        """From here on the CPU computes the expert that a slot had. names: every weight of the block. Like
+        swap_expert otherwise, as write_slot and fill_slot."""
+        for name in names:
+            self._native.call("oallama_slot_free", self._open(), name.encode(), slot)
+
+    def write_slot(self, name: str, slot: int, data: bytes, offset: int) -> None:
+        """A piece of one matrix of the expert that comes; offset: of the piece in it, bytes. Pieces begin and end
+        between the blocks of the weight's type."""
+        self._native.call(
+            "oallama_slot_write", self._open(), name.encode(), slot, _ffi.from_buffer(data), offset, len(data)
+        )
+
+    def fill_slot(self, names: Iterable[str], slot: int, expert: int) -> None:
+        """From here on the device computes the expert that was written."""
+        for name in names:
+            self._native.call("oallama_slot_fill", self._open(), name.encode(), slot, expert)
+
+    def take_uses(self, name: str, n_expert: int) -> ExpertUses:
+        """How often tokens were routed to each expert of a weight with hot ones since this was asked last. Raises
+        ValueError for another number of experts, and where no model with this tensor is loaded."""
+        made, count = [], _ffi.new("int64_t *")
+        for of in range(2):  # in the order of enum oallama_batches
+            uses = _ffi.new("int64_t[]", n_expert)
+            self._native.call("oallama_plan_take_uses", self._open(), name.encode(), of, uses, n_expert, count)
+            made.append((int(count[0]), tuple(_ffi.unpack(uses, n_expert))))
+        return ExpertUses(*made[0], *made[1])
 
     def problems(self) -> tuple[bool, list[str]]:
         """(whether what was loaded can compute, sentences on what did not come to lie as planned)."""

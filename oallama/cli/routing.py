@@ -1,10 +1,10 @@
-"""`oallama profile --routing` and --count-experts: how often each expert of a model is used."""
+"""`oallama profile --routing`, --count-experts and --learn-experts: how often each expert of a model is used."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from oallama.core.routing import Routing
     from oallama.core.types import ModelInfo
     from oallama.placer import Placer
+    from oallama.plan.plan import Plan
     from oallama.profile.routing import Traffic
 
 DEFAULT_N_GEN = 64
@@ -34,6 +35,12 @@ one in 16, a thousandth of a token's time where a layer takes 0.5 ms."""
 count_experts_option = click.option(
     "--count-experts", is_flag=True,
     help="Count which experts the answers use, for `oallama profile --routing`; no text is kept.",
+)  # fmt: skip
+
+learn_experts_option = click.option(
+    "--learn-experts/--no-learn-experts", default=True, show_default=True,
+    help="Where the plan has hot experts: count which ones are used, keep the counts (no text) for the next time, and "
+    "give hot ones' places to others that are used more.",
 )  # fmt: skip
 
 
@@ -87,29 +94,43 @@ def known_routing(placer: Placer, asked: RoutingOptions) -> Routing:
 
 
 @contextmanager
-def counting(placer: Placer, asked: bool) -> Iterator[dict[str, Any]]:
-    """Arguments for Placer.engine with which answers are counted; at the end the counts are kept. None where they are
-    not `asked` for. Raises UsageError for a model without experts."""
+def counting(placer: Placer, asked: bool, learns: bool) -> Iterator[Callable[[Plan], dict[str, Any]]]:
+    """Arguments for Placer.engine with a plan, with which answers are counted; at the end the counts are kept. asked:
+    all layers, by a recorder. learns: the layers with hot experts, by the back end, and these follow what is counted;
+    what an emulated device routes to may be noise, so that is not kept. Raises UsageError where `asked` for a model
+    without experts."""
     from oallama.profile.routing import counted, unknown_routing
     from oallama.profile.routing_store import read_routing, write_routing
+    from oallama.run.learned_experts import Known
 
-    if not asked:
-        yield {}
-        return
-    shape = _experts_of(placer.model, "--count-experts")
-    routing = read_routing(*shape) or unknown_routing(*shape)
+    shape = _experts_of(placer.model, "--count-experts") if asked else None
+    recorded = (read_routing(*shape) or unknown_routing(*shape)) if shape is not None else None
+    known: Known | None = None
 
     def count(traffic: Traffic) -> None:
-        nonlocal routing
-        routing = counted(routing, traffic)
+        nonlocal recorded
+        assert recorded is not None
+        recorded = counted(recorded, traffic)
+
+    def arguments(plan: Plan) -> dict[str, Any]:
+        nonlocal known
+        if learns and known is None and any(placement.hot_experts for placement in plan.operators):
+            shape = _experts_of(placer.model, "--learn-experts")
+            known = Known(recorded or read_routing(*shape) or unknown_routing(*shape))
+        recording = {"on_traffic": count, "record_every": COUNT_EVERY} if asked else {}
+        return {**recording, **({"learn": known} if known is not None else {})}
 
     try:
-        yield {"on_traffic": count, "record_every": COUNT_EVERY}
+        yield arguments
     finally:
-        try:
-            write_routing(routing)
-        except ProfileError as error:
-            talk(f"warning: {error}")
+        kept = recorded
+        if kept is None and known is not None and placer.device.emulated is None:
+            kept = known.routing
+        if kept is not None:
+            try:
+                write_routing(kept)
+            except ProfileError as error:
+                talk(f"warning: {error}")
 
 
 def _experts_of(model: ModelInfo, option: str) -> tuple[str, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from oallama.cli.options import (
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, expected, placement_options
 from oallama.cli.projector import ProjectorOptions, projector_options
+from oallama.cli.routing import learn_experts_option
 from oallama.cli.tune import tune_command
 from oallama.core.errors import OallamaError, UsageError
 
@@ -66,6 +68,7 @@ POOLINGS = ("model", "mean", "cls", "last", "none")
 )  # fmt: skip
 @idle_option("a request")
 @projector_options
+@learn_experts_option
 def command(
     model: str,
     host: str,
@@ -81,6 +84,7 @@ def command(
     pictures: ProjectorOptions,
     n_prompt: int,
     n_gen: int,
+    learn_experts: bool,
 ) -> None:
     """Run stock llama-server with the placement that `oallama run` would use, and keep it running:
     /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health, /metrics and the rest of its API.
@@ -128,7 +132,8 @@ def command(
                 served, plan=pictures.place(projector, served.plan, asked.plan_file is None).noted(served.plan)
             )
 
-        wanted = pictured(wanted)
+        uses_file, learned = stack.enter_context(_learning(placer, learn_experts))
+        wanted = learned(pictured(wanted))
         settings = Settings(
             n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
             None if pooling == "none" else pooling,
@@ -143,7 +148,7 @@ def command(
             again = Placer.of_file(model, asked.options, asked.profile)
             placers.append(again)
             known = replace(asked, refresh_gate=False, tune="never")
-            return pictured(_placed(again, known, again.workload(n_prompt, n_gen), model)[0])
+            return learned(pictured(_placed(again, known, again.workload(n_prompt, n_gen), model)[0]))
 
         tunable = asked.plan_file is None and asked.gate and asked.policy.is_auto and asked.options.n_batch is None
         tune = Tune(
@@ -162,7 +167,9 @@ def command(
             if limit is None:
                 limit = _cache_mib(placers[-1], wanted if lost else served, lost, beside)
             chosen = replace(chosen, cache_mib=limit)
-            return launch(found, served.plan, placer.operators, placer.tensor_names, chosen, socket_path, os.environ)
+            return launch(
+                found, served.plan, placer.operators, placer.tensor_names, chosen, socket_path, os.environ, uses_file
+            )
 
         log = stack.enter_context(_log(log_file))
         talk(f"oallama: {wanted.said}")
@@ -232,6 +239,42 @@ def _timed(placer: Placer, plan: Plan, said: str) -> Served:
 
 
 @contextlib.contextmanager
+def _learning(placer: Placer, asked: bool) -> Iterator[tuple[Path | None, Callable[[Served], Served]]]:
+    """Where llama-server's plug-in leaves the uses of hot experts, which are kept at the end; and what puts those that
+    are used by what is known now into a placement."""
+    from oallama.core.errors import ProfileError
+    from oallama.profile.routing import unknown_routing
+    from oallama.profile.routing_store import read_routing, write_routing
+    from oallama.run.learned_experts import learned_plan
+    from oallama.serve.uses import with_uses
+
+    model = placer.model
+    if not asked or not model.n_expert:
+        yield None, lambda served: served
+        return
+    shape = (model.fingerprint, model.n_expert, model.n_expert_used)
+
+    def learned(served: Served) -> Served:
+        routing = read_routing(*shape) if any(p.hot_experts for p in served.plan.operators) else None
+        if routing is None:
+            return served
+        return replace(served, plan=learned_plan(served.plan, placer.operators, routing))
+
+    with tempfile.TemporaryDirectory(prefix="oallama-uses-") as folder:
+        file = Path(folder) / "uses"
+        try:
+            yield file, learned
+        finally:
+            before = read_routing(*shape) or unknown_routing(*shape)
+            after = with_uses(before, placer.operators, file)
+            if after != before:
+                try:
+                    write_routing(after)
+                except ProfileError as error:
+                    talk(f"warning: {error}")
+
+
+@contextlib.contextmanager
 def _device(placer: Placer) -> Iterator[tuple[Callable[[Served], Served], Callable[[], str | None]]]:
     """What names the device of a placement as another program knows it, and why the device is known to be lost, if so.
     A worker runs for the block."""
@@ -240,7 +283,9 @@ def _device(placer: Placer) -> Iterator[tuple[Callable[[Served], Served], Callab
     def of(device: str) -> Callable[[Served], Served]:
         def named(served: Served) -> Served:
             plan = served.plan
-            uses = plan.device != "none" and (plan.n_gpu_layers > 0 or any(p.cc < 1 for p in plan.operators))
+            uses = plan.device != "none" and (
+                plan.n_gpu_layers > 0 or any(p.cc < 1 or p.hot_experts for p in plan.operators)
+            )
             return replace(served, plan=replace(plan, device=device if uses else "none"))
 
         return named

@@ -19,7 +19,8 @@ Uses = tuple[NotNegative, ...]
 @dataclass(frozen=True, slots=True)
 class LayerRouting:
     """One layer's experts in one phase. A recording is traffic that was counted at once: half of the prompts of
-    `profile --routing`, one answer of `run`."""
+    `profile --routing`, one answer of `run --count-experts`, or so many answers of which the split back end counted the
+    uses that they have 1024 tokens."""
 
     layer: Count
     n_tokens: Count  # counted, ever
@@ -33,6 +34,14 @@ class LayerRouting:
     def window(self) -> float:
         """All uses of the window."""
         return sum(self.uses)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How often so many tokens of a layer used each expert; in which order is not known."""
+
+    n_tokens: int
+    uses: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class SplitBlock:
     returned_each: int
     held_each: int
     summed: int = 1  # experts of a token whose results are partial sums, and may be added up before they come back
+    biases: int = 0  # elements of one expert, sent with each batch; such a block may have hot experts, and no slices
 
     def weight_bytes(self, gg: int) -> int:
         """Bytes of the device's slice; gg is the number of its elements."""
@@ -161,6 +162,32 @@ def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[Spli
         else:
             made += [_lone_block(operators, i) for i in members]
     return tuple(sorted(made, key=lambda block: block.operators))
+
+
+def is_biased_ffn(members: Sequence[Operator]) -> bool:
+    """Whether these are all the mul-mats of one FFN of experts with biases: they run one by one where they are sliced,
+    and as one block where some experts are hot."""
+    return _are_whole_ffn(members) and all(runs_alone(operator) for operator in members)
+
+
+def biased_ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlock:
+    """What such an FFN forms. It has no cuts."""
+    *first, down = sorted((operators[i] for i in members), key=_reads_hidden)
+    hidden, n_embd, _ = down.shape
+    used = down.n_expert_used
+    return SplitBlock(
+        operators=tuple(members),
+        extent=hidden,
+        step=hidden,
+        bytes=sum(operators[i].bytes for i in members),
+        sent=first[0].shape[0] + _routing(down),
+        sent_each=0,
+        returned=n_embd * used,
+        returned_each=0,
+        held_each=HELD_PER_HIDDEN * used,
+        summed=used,
+        biases=sum(operators[i].shape[1] for i in members),
+    )
 
 
 def slice_memory(operators: Sequence[Operator], gg: Sequence[int], n_ubatch: int) -> tuple[int, int]:

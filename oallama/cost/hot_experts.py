@@ -28,18 +28,18 @@ def hot_times(of: BlockCost, rates: SliceRates, n_hot: int, n_tokens: int, n_out
     n_rows, miss = min(n_used, n_hot), 1.0 - use.coverage(n_hot, n_tokens)
     returned = block.returned + block.returned_each * block.extent  # of all experts of a token
     n_up, n_down = own.upload_bytes(own.extent, rows), own.download_bytes(own.extent, rows)
-    joined = n_down // F32 + miss * returned * rows
+    joined, n_biases = n_down // F32 + miss * returned * rows, block.biases * n_hot * F32
     if of.resident:
         # input, experts and routing weights come down with one wait; what comes together here goes up, and is launched
         n_up = n_rows * rows * F32 * (2 if own.n_summed(rows) > 1 else 1)
-        crossing = rates.crossing(n_up, n_down, joined, 1)
+        crossing = rates.crossing(n_up + n_biases, n_down, joined, 1)
         fetch_s = link.copy_out.seconds((block.sent + n_used) * rows * F32)
         lift_s = link.copy_in.seconds(returned // block.summed * rows * F32)
         crossing = replace(
             crossing, send_s=crossing.send_s + fetch_s, join_s=crossing.join_s + lift_s + 2 * link.split_s
         )
     else:
-        crossing = rates.crossing(n_up, n_down, joined, 1)
+        crossing = rates.crossing(n_up + n_biases, n_down, joined, 1)
     behind_s = crossing.staged_out_s
     gpu_s = of.gemms.gpu_s(n_rows / n_used, rows) + behind_s
     step = Step(0.0, gpu_s, crossing.launch_s + crossing.staged_in_s, crossing.staged_in_s, behind_s)

@@ -6,16 +6,26 @@ Layers are alike, so blocks are of few kinds, and few parts of layers have neigh
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
 from oallama.cost.block_cost import BlockCost, block_costs
-from oallama.cost.blocks import SplitBlock, ffn_of, is_ffn, residents, split_blocks, takes_n_g
+from oallama.cost.blocks import (
+    SplitBlock,
+    biased_ffn_block,
+    ffn_of,
+    is_biased_ffn,
+    is_ffn,
+    residents,
+    split_blocks,
+    takes_n_g,
+)
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import NO_TIME, Curve
 from oallama.cost.passes import Pass, passes
 from oallama.cost.placement import Costs, cpu_seconds, placement_seconds, transfer_seconds
+from oallama.model.cut import runs_alone
 from oallama.place.placed import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
 
@@ -59,14 +69,25 @@ class Sliceable:
         for i, (operator, can) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
             if can:
                 self._families[ffn_of(i, operator)].append(i)
+        self._biased = _biased_ffns(problem.operators, problem.splittable)
         self._blocks: dict[tuple[int, ...], tuple[tuple[SplitBlock, _Alike], ...]] = {}
         self._alike: dict[Hashable, _Alike] = {}
 
-    def blocks(self, placed: Placed) -> list[Layouts]:
+    @property
+    def biased_layers(self) -> frozenset[int]:
+        """Whose experts have biases."""
+        return frozenset(self._biased)
+
+    def blocks(self, placed: Placed, together: Collection[int] = ()) -> list[Layouts]:
         """The blocks that may be sliced. What is in none stays where `placed` has it, and is spread evenly between
-        them."""
+        them. together: layers whose experts with biases are one block each, which has no slices, where all of it is on
+        the host."""
         on_device, first_layer = placed.on_device, placed.first_device_layer
-        members = (tuple(i for i in family if not on_device[i]) for family in self._families.values())
+        whole = [self._biased[layer] for layer in together if layer in self._biased]
+        whole = [family for family in whole if not any(on_device[i] for i in family)]
+        within = {i for family in whole for i in family}
+        families = [*whole, *(family for family in self._families.values() if family[0] not in within)]
+        members = (tuple(i for i in family if not on_device[i]) for family in families)
         found = sorted((one for some in members if some for one in self._blocks_of(some)),
                        key=lambda one: one[0].operators)  # fmt: skip
         if not found:
@@ -115,8 +136,11 @@ class Sliceable:
             operators = self._problem.operators
             wanted = set(members)
             first, last = members[0], members[-1] + 1
-            cut = split_blocks(operators[first:last], [i in wanted for i in range(first, last)])
-            moved = (replace(block, operators=tuple(first + i for i in block.operators)) for block in cut)
+            if is_biased_ffn([operators[i] for i in members]):
+                moved = [biased_ffn_block(operators, members)]
+            else:
+                cut = split_blocks(operators[first:last], [i in wanted for i in range(first, last)])
+                moved = [replace(block, operators=tuple(first + i for i in block.operators)) for block in cut]
             self._blocks[members] = tuple((block, self._alike_of(block)) for block in moved)
         return self._blocks[members]
 
@@ -128,7 +152,8 @@ class Sliceable:
         key = (mul_mats, replace(block, operators=()), outputs_only, takes_n_g(first))
         if key not in self._alike:
             by_layout = block_costs(self._problem.kernels, operators, block)
-            streamable = takes_n_g(first) and PLAIN_LAYOUT in by_layout  # which the device can read
+            read_by_device = PLAIN_LAYOUT in by_layout
+            streamable = takes_n_g(first) and not block.biases and read_by_device
             number = len(self._alike)
             self._alike[key] = _Alike(number, block.operators, by_layout, outputs_only, streamable)
         return self._alike[key]
@@ -192,6 +217,15 @@ class Sliceable:
         if llama_uses_device not in self._held:
             self._held[llama_uses_device] = costs_of(self._problem, self._load, "mixed", llama_uses_device).layouts
         return self._held[llama_uses_device]
+
+
+def _biased_ffns(operators: Sequence[Operator], splittable: Sequence[bool]) -> dict[int, tuple[int, ...]]:
+    """By layer, the operators of its FFN of experts with biases."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for i, (operator, can) in enumerate(zip(operators, splittable, strict=True)):
+        if can and operator.layer is not None and runs_alone(operator):
+            found[operator.layer].append(i)
+    return {layer: tuple(own) for layer, own in found.items() if is_biased_ffn([operators[i] for i in own])}
 
 
 def _part(operator: Operator) -> Part:

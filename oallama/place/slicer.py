@@ -10,13 +10,13 @@ are used, an FFN's menu has sets of its most used ones besides: more bytes, fewe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import ceil
 from typing import Literal
 
-from oallama.core.types import PLAIN_LAYOUT, Phase, StreamSettings, Workload
+from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, StreamSettings, Workload
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.experts import expert_use, experts_alike
 from oallama.cost.passes import Pass, passes
@@ -109,9 +109,12 @@ class Slicer:
         # what was best beside other placements, between whose blocks lies more time or less
         self._near_cg: dict[Hashable, Cut] = {}
 
-    def blocks(self, placed: Placed) -> list[Layouts]:
-        """The blocks that may be sliced beside `placed`; with the use of their experts where these may be hot."""
-        blocks = self.sliceable.blocks(placed)
+    def blocks(self, placed: Placed, together: Collection[int] | None = None) -> list[Layouts]:
+        """The blocks that may be sliced beside `placed`; with the use of their experts where these may be hot.
+        together: as Sliceable.blocks; None: those layers that have hot experts in `placed`."""
+        if together is None:
+            together = _hot_layers(self._problem.operators, placed)
+        blocks = self.sliceable.blocks(placed, together)
         return [self._with_use(by_layout) for by_layout in blocks] if self._hot else blocks
 
     def _with_use(self, by_layout: Layouts) -> Layouts:
@@ -136,7 +139,12 @@ class Slicer:
         room: bytes of device memory for slices and staging; weights_room: for slices alone. No block is all GG: that is
         for whole operators. near: whether cuts are looked for near those that were best beside other placements.
         """
-        return self.plan_blocks(self.blocks(placed), room, weights_room, n_values, near)
+        biased = self.sliceable.biased_layers & self._uses.keys() if self._hot else ()
+        menus: list[Collection[int]] = [(), biased] if biased else [()]
+        plans = [
+            self.plan_blocks(self.blocks(placed, together), room, weights_room, n_values, near) for together in menus
+        ]
+        return min((one for one in plans if one is not None), key=lambda one: one.total_s(self.load), default=None)
 
     def plan_blocks(
         self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES, near: bool = True
@@ -197,6 +205,8 @@ class Slicer:
         then, where weights may be streamed, the best r_CG in decode, in the prompt, and, where these differ, in the
         workload: that may lie between them or beyond."""
         extent, step = kind.block.extent, kind.block.step
+        if kind.block.biases:
+            return ((Cut(extent, 0, 0),),)
         n_steps = ceil(extent / step)
 
         def resident(n: int) -> Cut:
@@ -430,6 +440,14 @@ class _Mode:
     kinds: tuple[BlockCost, ...]
     with_n_g: bool
     twice: bool
+
+
+def _hot_layers(operators: Sequence[Operator], placed: Placed) -> frozenset[int]:
+    slices = placed.slices
+    if slices is None or not slices.hot:
+        return frozenset()
+    pairs = zip(operators, slices.hot, strict=True)
+    return frozenset(operator.layer for operator, own in pairs if own and operator.layer is not None)
 
 
 def held(of: BlockCost) -> BlockCost:

@@ -38,7 +38,8 @@ def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -
     activations = hot = beside = 0
     for of, cut in {(id(of), cut): (of, cut) for of, cut in layers}.values():
         if cut.n_hot:
-            hot = max(hot, of.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
+            biases = of.block.biases * cut.n_hot * F32
+            hot = max(hot, biases + of.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
             continue
         if of.block.held_each and not of.routed and (cut.gg or cut.cg):
             beside = max(beside, of.block.download_bytes(cut.gg, n_ubatch))

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from oallama.placer.described import Described
     from oallama.profile.routing import Traffic
     from oallama.run.engine import Engine
+    from oallama.run.learned_experts import Known
 
 HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
@@ -454,11 +455,12 @@ class Placer:
         on_traffic: Callable[[Traffic], None] | None = None,
         record_every: int = 1,
         replan: Replan | None = None,
+        learn: Known | None = None,
         **changes: Any,
     ) -> Engine:
         """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the
-        plan's where they ask for nothing. changes: of these options; progress to record_every: as Engine. replan: what
-        kept_cuts says of the plan, to let the engine change between cuts. Use it in a `with` statement.
+        plan's where they ask for nothing. changes: of these options; progress to record_every, and learn: as Engine.
+        replan: what kept_cuts says of the plan, to let the engine change between cuts. Use it in a `with` statement.
 
         Raises PlanError (a plan of another model), DeviceError, ModelFileError.
         """
@@ -491,6 +493,7 @@ class Placer:
             on_traffic=on_traffic,
             record_every=record_every,
             replan=replan,
+            learn=learn,
         )
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None) -> Workload:

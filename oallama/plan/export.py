@@ -18,6 +18,7 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 
 LIBRARY_VARIABLE = "GGML_BACKEND_PATH"  # ggml loads this library beside its own back ends
 PLAN_VARIABLE = "OALLAMA_PLAN"
+USES_VARIABLE = "OALLAMA_USES"  # the library adds how often experts were used to this file
 
 
 @dataclass(frozen=True, slots=True)

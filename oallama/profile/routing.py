@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, RoutingPhase, Uses
+from oallama.core.routing import HALF_LIFE_TOKENS, LayerRouting, Routing, RoutingPhase, Tally, Uses
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _DIGITS = 4  # of a decayed count
+
+ENOUGH_TOKENS = 1024
+"""Of a recording that answers are added to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,40 @@ def counted(routing: Routing, recording: Traffic) -> Routing:
         decode=_counted(routing, "decode", recording.decode),
         prompt=_counted(routing, "prompt", recording.prompt),
     )
+
+
+def tallied(
+    routing: Routing, decode: Mapping[int, Tally], prompt: Mapping[int, Tally] = MappingProxyType({})
+) -> Routing:
+    """The routing with the uses of one answer more, by layer. The last recording goes on with them until it has
+    ENOUGH_TOKENS: sets of experts are judged on it."""
+    return replace(routing, decode=_tallied(routing, "decode", decode), prompt=_tallied(routing, "prompt", prompt))
+
+
+def window_after(uses: Sequence[float], tally: Tally, half_life: float) -> tuple[float, ...]:
+    """A window with these uses more. They count as if they had been spread evenly over their tokens."""
+    n = tally.n_tokens
+    fades = 2.0 ** (-n / half_life)
+    weight = (1 - fades) / (n * (1 - 2.0 ** (-1 / half_life)))
+    return tuple(round(fades * old + weight * new, _DIGITS) for old, new in zip(uses, tally.uses, strict=True))
+
+
+def _tallied(routing: Routing, phase: RoutingPhase, tallies: Mapping[int, Tally]) -> tuple[LayerRouting, ...]:
+    nothing = (0.0,) * routing.n_expert
+    known = {layer.layer: layer for layer in routing.layers(phase)}
+    for index, tally in tallies.items():
+        if tally.n_tokens:
+            old = known.get(index, LayerRouting(index, 0, nothing, nothing, nothing))
+            goes_on = 0 < sum(old.latest) < ENOUGH_TOKENS * routing.n_expert_used
+            latest = zip(old.latest if goes_on else nothing, tally.uses, strict=True)
+            known[index] = replace(
+                old,
+                n_tokens=old.n_tokens + tally.n_tokens,
+                uses=window_after(old.uses, tally, routing.half_life_tokens),
+                before=old.before if goes_on else old.uses,
+                latest=tuple(float(first + more) for first, more in latest),
+            )
+    return tuple(known[index] for index in sorted(known))
 
 
 def _counted(

@@ -37,7 +37,9 @@ from oallama.run.generate import (
     tokenize,
 )
 from oallama.run.hot_experts import HotExperts
+from oallama.run.idle_work import IdleWork
 from oallama.run.kv_cache import KvCache
+from oallama.run.learned_experts import Known, LearnedExperts, learned_plan
 from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_warning, usable_layouts
 from oallama.run.replan import RunningReplan
 from oallama.run.routing import RoutingMeter
@@ -80,7 +82,9 @@ class Engine:
     terminal. stall_s: a remote device that makes no progress for so long is given up. on_traffic: gets which experts
     each generate and stream used, at its end: the prompt, and one of every record_every tokens decoded behind it; None:
     nothing is recorded, and computing is not held up for it. replan: cuts that are kept beside the plan's, between
-    which the engine changes while it generates (place/replan.py); the plan's ledger says what they take.
+    which the engine changes while it generates (place/replan.py); the plan's ledger says what they take. learn: hot
+    experts follow what is used: they begin with what is known, each generate and stream adds to that, and behind it
+    experts are exchanged in the background (run/idle_work.py), which a next call ends within a piece of one matrix.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
     memory), DeviceError, UsageError, BridgeError.
@@ -100,6 +104,7 @@ class Engine:
         on_traffic: Callable[[Traffic], None] | None = None,
         record_every: int = 1,
         replan: Replan | None = None,
+        learn: Known | None = None,
     ) -> None:
         self._turns = Turns()
         self._cache = KvCache()
@@ -107,6 +112,8 @@ class Engine:
         if operators is None or tensor_names is None:
             operators, tensor_names = read_operators(model.path)
         plan.check(model, operators)
+        if learn is not None:
+            plan = learned_plan(plan, operators, learn.routing)
         check_layers(plan, model.n_layer, operators)
         self.attention = options.attention(plan.attention or STOCK_ATTENTION)
         spec = device_of(plan, options.device)
@@ -116,7 +123,10 @@ class Engine:
         patterns: tuple[tuple[str, str | None], ...] = ()
         if not spec.is_none or any(placement.layout for placement in placements):
             patterns = host_patterns(operators, placements, tensor_names, streams_tokens)
-        self.model, self.plan = model, plan
+        self._learned: LearnedExperts | None = None
+        self._idle: IdleWork | None = None
+        self._n_in_plan = 0  # exchanges
+        self.model, self._plan = model, plan
         self.n_threads = options.threads or default_threads()
         self._settings = LoadSettings(
             path=model.path,
@@ -166,6 +176,10 @@ class Engine:
                     self._replan = RunningReplan(self._split, replan) if may_move else None
                     warnings = warnings if may_move else (*warnings, _CUTS_STAY)
             self._hot = HotExperts(model, operators, self.plan)
+            if learn is not None and self._split is not None and self._hot.layers:
+                self._learned = LearnedExperts(self._split, self._hot, learn)
+                self._idle = IdleWork(self._learned.next_step, self._turns, self._runner)
+                weakref.finalize(self, self._idle.stop)  # comes before `_release`, which is older
             self.memory = self._measure_memory()
         except BaseException:
             self.close()
@@ -187,9 +201,22 @@ class Engine:
             with contextlib.suppress(ValueError):  # it is executing
                 running.close()
                 in_stream = True
+        if self._idle is not None:
+            self._idle.stop()
         with held_interrupt():
             self._turns.close(in_stream)
             self._release()
+
+    @property
+    def plan(self) -> Plan:
+        """As it was loaded, with the experts that are hot now."""
+        if self._n_in_plan != self.n_exchanged:
+            self._n_in_plan, self._plan = self.n_exchanged, self._hot.of_plan(self._plan)
+        return self._plan
+
+    @plan.setter
+    def plan(self, plan: Plan) -> None:
+        self._plan = plan
 
     @property
     def llama(self) -> PlacedLlama:
@@ -292,6 +319,8 @@ class Engine:
                 self.split_stats = meter.run() if meter else None
                 if recorded is not None and self._on_traffic is not None:
                     self._on_traffic(recorded.stop())
+                if self._learned is not None and not self._turns.closed:
+                    self._learned.count()
         return generation_of(made, len(tokens), start_s, n_cached)
 
     def logits(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -321,9 +350,29 @@ class Engine:
             split = self._split
             if split is None:
                 raise UsageError("this plan has no hot experts; make one that has")
+            if self._learned is not None and self._idle is not None:
+                self._idle.stop()
+                self._idle.drop()
+                self._learned.start_anew()
             n_copied = self._runner.call(lambda: self._hot.exchange(split, layer, experts))
             self.plan = self._hot.of_plan(self.plan)
         return n_copied
+
+    @property
+    def learns(self) -> bool:
+        """Whether its hot experts follow what is used."""
+        return self._idle is not None and not self._idle.failure
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether experts are being exchanged, or are to be when the call at hand has ended."""
+        idle, learned = self._idle, self._learned
+        return idle is not None and learned is not None and (idle.is_busy or learned.wants_more) and not idle.failure
+
+    @property
+    def n_exchanged(self) -> int:
+        """Hot experts that gave their place to others so far, because these are used more."""
+        return self._learned.n_exchanged if self._learned is not None else 0
 
     @property
     def replans(self) -> bool:
@@ -376,6 +425,8 @@ class Engine:
             self._llama.n_tokens = 0  # what its own book-keeping says of the KV cache
             self._llama._requires_eval = True
             self._turns.give_back(turn)
+            if self._idle is not None and self._learned is not None and self._learned.wants_more:
+                self._idle.begin()
 
     def _measure_memory(self) -> EngineMemory:
         bridge = load_bridge()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 
 from oallama.core.errors import UsageError
+from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.types import ModelInfo, Operator
 from oallama.model.gguf_file import TensorInfo, check_unchanged
 from oallama.model.gguf_reader import read_gguf
 from oallama.plan.plan import Plan
 from oallama.run.split import LoadedSplit
+
+PIECE_BYTES = 1 << 20
+"""That are read and copied to the device at once: a token that is asked for meanwhile waits for no more."""
 
 
 class HotExperts:
@@ -30,6 +35,15 @@ class HotExperts:
                 known = self._slots.setdefault(operator.layer, own)
                 self._slots[operator.layer] = own if own == known else []
 
+    @property
+    def layers(self) -> dict[int, Operator]:
+        """Those whose experts may be exchanged, each with an operator of its experts."""
+        return {layer: self._blocks[layer][0] for layer, slots in self._slots.items() if layer is not None and slots}
+
+    def of_layer(self, layer: int) -> tuple[int, ...]:
+        """Its hot experts now, by slot; without those that are on their way."""
+        return tuple(expert for expert in self._slots[layer] if expert != _NONE)
+
     def exchange(self, split: LoadedSplit, layer: int, experts: Sequence[int]) -> int:
         """Puts these experts into the layer's slots, reading from the file what is not there yet. Returns how many that
         were. Raises UsageError for experts that do not exist, or are not as many as slots, ModelFileError."""
@@ -40,18 +54,34 @@ class HotExperts:
             raise UsageError(
                 f"layer {layer} has room for {len(slots)} hot experts of {n_expert}; name as many, each once"
             )
-        free = [slot for slot, expert in enumerate(slots) if expert not in wanted]
+        going = [expert for expert in slots if expert not in wanted]
         missing = sorted(wanted - set(slots))
-        if missing:
-            check_unchanged(self._model.files)
-            tensors = {tensor.name: tensor for tensor in read_gguf(self._model.path).tensors}
-            own = [tensors[operator.name] for operator in block]
-        for slot, expert in zip(free, missing, strict=True):
-            matrices = {tensor.name: _matrix(tensor, expert) for tensor in own}
-            slots[slot] = _NONE
-            split.swap_expert(slot, expert, matrices)
-            slots[slot] = expert
+        for goes, comes in zip(going, missing, strict=True):
+            for step in self.steps(split, layer, goes, comes):
+                step()
         return len(missing)
+
+    def steps(self, split: LoadedSplit, layer: int, goes: int, comes: int) -> Iterator[Callable[[], None]]:
+        """What gives an expert's slot to another one, piece by piece. Each is to be called before the next is asked
+        for, and while the model does not compute; between two of them it may: then the CPU has both experts. Raises
+        ModelFileError."""
+        slots, block = self._slots[layer], self._blocks[layer]
+        slot, names = slots.index(goes), [operator.name for operator in block]
+        check_unchanged(self._model.files)
+
+        def free() -> None:
+            slots[slot] = _NONE
+            split.free_slot(names, slot)
+
+        def fill() -> None:
+            split.fill_slot(names, slot, comes)
+            slots[slot] = comes
+
+        yield free
+        for name in names:
+            for offset, data in _pieces(self._tensors[name], comes):
+                yield partial(split.write_slot, name, slot, data, offset)
+        yield fill
 
     def of_plan(self, plan: Plan) -> Plan:
         """The plan with the experts that are hot now."""
@@ -65,12 +95,19 @@ class HotExperts:
     def _now(self, layer: int | None) -> tuple[int, ...]:
         return tuple(sorted(expert for expert in self._slots[layer] if expert != _NONE))
 
+    @cached_property
+    def _tensors(self) -> dict[str, TensorInfo]:
+        return {tensor.name: tensor for tensor in read_gguf(self._model.path).tensors}
+
 
 _NONE = -1  # in a slot: the device could not be given one
 
 
-def _matrix(tensor: TensorInfo, expert: int) -> bytes:
-    size = tensor.n_bytes // tensor.shape[2]
+def _pieces(tensor: TensorInfo, expert: int) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes) of an expert's matrix, whole blocks of its type."""
+    size, block = tensor.n_bytes // tensor.shape[2], GGML_TYPES_BY_NAME[tensor.type].block_bytes
+    most = max(1, PIECE_BYTES // block) * block
     with Path(tensor.path).open("rb") as file:
-        file.seek(tensor.offset + expert * size)
-        return file.read(size)
+        for offset in range(0, size, most):
+            file.seek(tensor.offset + expert * size + offset)
+            yield offset, file.read(min(most, size - offset))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from oallama.plan.plugin_text import plugin_text
 from oallama.plan.split import hot_bytes
 
 if TYPE_CHECKING:
-    from ggml_bridge import BlockTimes, SliceInfo, SplitBackend, SplitPlan, SplitStats
+    from ggml_bridge import BlockTimes, ExpertUses, SliceInfo, SplitBackend, SplitPlan, SplitStats
 
 
 class LoadedSplit:
@@ -87,9 +87,22 @@ class LoadedSplit:
             BufferBytes(SPLIT_LAYOUT, self._device, False, device, 0, device_compute),
         )
 
-    def swap_expert(self, slot: int, expert: int, matrices: Mapping[str, bytes]) -> None:
-        """Another expert in a slot of hot ones; matrices: its bytes, by operator. Not while something computes."""
-        self._plan.swap_expert(slot, expert, matrices)
+    def free_slot(self, names: Iterable[str], slot: int) -> None:
+        """The CPU computes the expert that a slot of hot ones had. names: operators of the block. Not while something
+        computes, as write_slot and fill_slot."""
+        self._plan.free_slot(names, slot)
+
+    def write_slot(self, name: str, slot: int, data: bytes, offset: int) -> None:
+        """A piece of an operator's matrix of the expert that comes, offset in bytes."""
+        self._plan.write_slot(name, slot, data, offset)
+
+    def fill_slot(self, names: Iterable[str], slot: int, expert: int) -> None:
+        """The device computes the expert that was written."""
+        self._plan.fill_slot(names, slot, expert)
+
+    def take_uses(self, name: str, n_expert: int) -> ExpertUses:
+        """How often each expert of an operator with hot ones was used since this was asked last."""
+        return self._plan.take_uses(name, n_expert)
 
     def stats(self) -> SplitStats:
         """What the backend did, for all engines of this process together."""

@@ -16,7 +16,12 @@ class Turns:
         self._changed = threading.Condition()  # its lock is re-entrant: a stream may be collected at any point
         self._turn: object | None = None
         self._thread = 0  # that took it
+        self._n_waiting = 0
         self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def check_open(self) -> None:
         """Raises UsageError once closed."""
@@ -31,10 +36,22 @@ class Turns:
             self.check_open()
             if self._turn is not None and self._thread == threading.get_ident():
                 raise UsageError("this engine is still generating; finish or close that stream first")
-            self._changed.wait_for(lambda: self._closed or self._turn is None)
+            self._n_waiting += 1
+            try:
+                self._changed.wait_for(lambda: self._closed or self._turn is None)
+            finally:
+                self._n_waiting -= 1
             self.check_open()
             self._turn, self._thread = turn, threading.get_ident()
         return turn
+
+    def take_free(self) -> object | None:
+        """The turn where no call has it, none waits for it and none is barred; else None."""
+        with self._changed:
+            if self._closed or self._turn is not None or self._n_waiting:
+                return None
+            self._turn, self._thread = object(), threading.get_ident()
+            return self._turn
 
     def give_back(self, turn: object) -> None:
         """The call that took this turn has ended; a turn that was given back already is nobody's."""

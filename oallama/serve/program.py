@@ -17,7 +17,15 @@ from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, find_plu
 from oallama.core.errors import BridgeError
 from oallama.core.types import Operator
 from oallama.core.units import MIB
-from oallama.plan.export import LIBRARY_VARIABLE, PLAN_VARIABLE, Plugin, splits, stock_command, stock_device
+from oallama.plan.export import (
+    LIBRARY_VARIABLE,
+    PLAN_VARIABLE,
+    USES_VARIABLE,
+    Plugin,
+    splits,
+    stock_command,
+    stock_device,
+)
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text
 from oallama.profile.store import cache_folder
@@ -119,8 +127,10 @@ def launch(
     settings: Settings,
     socket_path: Path,
     environment: Mapping[str, str],
+    uses_file: Path | None = None,
 ) -> Launch:
-    """How to start it with a plan, listening at a Unix socket beside which the plug-in's plan is written.
+    """How to start it with a plan, listening at a Unix socket beside which the plug-in's plan is written. uses_file:
+    where the plug-in adds how often experts were used (serve/uses.py).
 
     Raises PlanError for a plan that llama-server cannot run, BridgeError where the plug-in is not built.
     """
@@ -130,6 +140,8 @@ def launch(
         text_file.write_text(plugin_text(plan, operators, stock_device(plan)), encoding="utf-8")
         plugin = Plugin(str(find_plugin()), str(text_file))
     added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin)
+    if plugin is not None and uses_file is not None:
+        added = {**added, USES_VARIABLE: str(uses_file)}
     arguments = [
         str(program),
         *arguments[1:],
@@ -164,7 +176,15 @@ def prompt_cache_mib(left: int) -> int:
 
 def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Without what would change the placement, the address or the key behind our back."""
-    dropped = (LIBRARY_VARIABLE, PLAN_VARIABLE, "MTMD_BACKEND_DEVICE", "AIP_MODE", "LLAMA_API_KEY", "OALLAMA_API_KEY")
+    dropped = (
+        LIBRARY_VARIABLE,
+        PLAN_VARIABLE,
+        USES_VARIABLE,
+        "MTMD_BACKEND_DEVICE",
+        "AIP_MODE",
+        "LLAMA_API_KEY",
+        "OALLAMA_API_KEY",
+    )
     kept = {
         name: value for name, value in environment.items() if name not in dropped and not name.startswith("LLAMA_ARG_")
     }

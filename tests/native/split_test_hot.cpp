@@ -365,6 +365,45 @@ void check_swaps() {
     done("other hot experts");
 }
 
+// Uses of experts are counted, by batches of one token and larger ones, hits and misses alike, until they are taken.
+void check_uses() {
+    MoeOptions options;
+    options.n_used    = 2;
+    const Block block = moe_block(q4_0, q4_0, options);
+    Data        data  = make_data(block);
+    std::fill(data["gate_inp"].begin(), data["gate_inp"].end(), uint8_t{0}); // all tokens use the same two experts
+    const PlanPtr plan = new_plan(hot_plan(block, {0, 2}, async_device::device_name, "CPU", 0));
+    if (plan == nullptr) {
+        return;
+    }
+    const Model model(block, data, plan.get());
+    Session     session;
+    session.compute(model, 1);
+    session.compute(model, 1);
+    session.compute(model, 7);
+    for (const Weight & weight : block.weights) {
+        const auto take = [&](int32_t of, int64_t expected, const std::string & what) {
+            std::vector<int64_t> uses(4, -1);
+            int64_t              n_tokens = -1;
+            check_ok(oallama_plan_take_uses(plan.get(), weight.name.c_str(), of, uses.data(), 4, &n_tokens), what);
+            check(n_tokens == expected, what + ": " + std::to_string(n_tokens) + " tokens");
+            check(std::accumulate(uses.begin(), uses.end(), int64_t{0}) == 2 * expected, what + ": two experts each");
+            check(std::count(uses.begin(), uses.end(), expected) == (expected == 0 ? 4 : 2),
+                  what + ": always the same");
+        };
+        take(OALLAMA_SINGLE, 2, weight.name + ", tokens by themselves");
+        take(OALLAMA_SEVERAL, 7, weight.name + ", a batch");
+        take(OALLAMA_SINGLE, 0, weight.name + ", taken");
+    }
+    std::vector<int64_t> uses(8);
+    int64_t              n_tokens = 0;
+    const char *         first    = block.weights.front().name.c_str();
+    check(oallama_plan_take_uses(plan.get(), first, 0, uses.data(), 8, &n_tokens) == OALLAMA_INVALID, "four experts");
+    check(oallama_plan_take_uses(plan.get(), first, 2, uses.data(), 4, &n_tokens) == OALLAMA_INVALID, "two kinds");
+    check(oallama_plan_take_uses(plan.get(), "no_exps", 0, uses.data(), 4, &n_tokens) == OALLAMA_INVALID, "no tensor");
+    done("uses of experts");
+}
+
 void check_refused() {
     const std::string begin = "oallama-plan 1\ndevice CPU\ntensor a_exps Q4_0 64x64x4 rows ";
     const char * ends[] = {"64 0 0 CPU hot=",        "64 0 0 CPU hot=4",  "64 0 0 CPU hot=1,1",  "64 0 0 CPU hot=2,1",
@@ -401,6 +440,7 @@ void test_hot() {
     check_many();
     check_shared_expert();
     check_swaps();
+    check_uses();
 }
 
 } // namespace split_test

@@ -29,6 +29,7 @@ class Engine:
 
     n_ctx = 4096
     replanned = ()
+    learns = False
 
     def __init__(self, *answers, n_ctx=4096):
         self.answers, self.n_ctx, self.asked, self.drawn = list(answers), n_ctx, [], []

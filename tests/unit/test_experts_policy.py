@@ -20,7 +20,7 @@ from oallama.core.profile import LinearFit
 from oallama.core.routing import LayerRouting, Routing, Uses
 from oallama.core.types import Operator, Workload
 from oallama.cost.block_cost import Cut
-from oallama.cost.blocks import hot_memory
+from oallama.cost.blocks import biased_ffn_block, hot_memory
 from oallama.cost.experts import ExpertUse, expert_use, experts_alike
 from oallama.cost.slice_rates import slice_rates
 from oallama.cost.slices import Pricing, slice_times
@@ -231,6 +231,48 @@ def test_what_is_not_seen_again_is_not_hot() -> None:
 def test_a_crossing_that_costs_more_than_it_saves_is_not_made() -> None:
     dear = replace(SLOW_CPU, launch_s=1.0)
     assert hot_of(known(dear, FREE, routing(*[SKEWED] * N_LAYER))) == ()
+
+
+def biased(ops: Sequence[Operator]) -> list[Operator]:
+    return [replace(op, biased=op.op == "MUL_MAT_ID") for op in ops]
+
+
+def test_biases_of_hot_experts_are_sent_with_each_batch() -> None:
+    world = World(link=LinearFit(1e-5, 1e-9, 1.0))
+    ops, use = experts(), ExpertUse(tuple(range(N_EXPERT)), (0.5,) * 9, (0.5,) * 9)
+    profile = world.profile(ops)
+    plain = block_of(ops, profile).used(use, 0)
+    own = biased_ffn_block(biased(ops), range(len(ops)))
+    assert own.biases == sum(op.shape[1] for op in ops)
+    of = replace(plain, block=own)
+    for n_hot, n_tokens in ((1, 1), (3, 1), (3, 64)):
+        sent = [slice_times(one, slice_rates(profile), Cut(FF, 0, 0, n_hot), n_tokens).send_s for one in (plain, of)]
+        assert sent[1] - sent[0] == pytest.approx(1e-9 * 4 * own.biases * n_hot)
+
+
+@pytest.mark.parametrize("world", [SLOW_CPU, PAIR, GPU])
+def test_experts_with_biases_may_be_hot(world: World) -> None:
+    made = known(world, FREE, routing(*[SKEWED] * N_LAYER), biased(moe()))
+    found = decide(made, "experts", LOAD, "mixed")
+    assert found.placed.seconds <= decide(made, "scheinfer", LOAD, "mixed").placed.seconds * (1 + 1e-3)
+    slices = found.placed.slices
+    hot = slices.hot if slices is not None and slices.hot else ((),) * len(made.operators)
+    if world is SLOW_CPU:
+        assert all({2, 4} <= set(own) for own in hot if own) and any(hot)
+    if slices is None or not any(hot):
+        return
+    assert slices.hot_bytes == hot_memory(made.operators, hot, found.workload.n_ubatch)[0]
+    assert slices.staging_bytes >= hot_memory(made.operators, hot, found.workload.n_ubatch)[1]
+    assert found.memory.spare >= 0
+    again = simulate(made, found.workload, found.placed).predicted
+    assert again.tpot_s == pytest.approx(found.predicted.tpot_s)
+    assert again.ttft_s == pytest.approx(found.predicted.ttft_s)
+
+
+def test_experts_with_biases_that_are_used_alike_are_sliced() -> None:
+    made = known(SLOW_CPU, FREE, routing(*[EVEN] * N_LAYER), biased(moe()))
+    slices = decide(made, "experts", LOAD, "mixed").placed.slices
+    assert slices is not None and not slices.hot and any(slices.gg)
 
 
 def test_a_plan_is_written_read_and_simulated_as_predicted() -> None:

@@ -408,6 +408,9 @@ void * ggml_backend_init(void) {
     const int status = guarded([&] {
         const std::lock_guard<std::mutex> lock(registering);
         start(std::getenv("OALLAMA_PLAN"));
+        if (const char * path = std::getenv("OALLAMA_USES"); path != nullptr) {
+            default_plan()->keep_uses(path);
+        }
         registered = true; // ggml adds what is returned
         reg        = &the_reg;
     });
@@ -509,6 +512,15 @@ int oallama_slot_write(oallama_plan * plan, const char * tensor, int64_t slot, c
 
 int oallama_slot_fill(oallama_plan * plan, const char * tensor, int64_t slot, int64_t expert) {
     return guarded([&] { slotted(plan, tensor).fill_slot(slot, expert); });
+}
+
+int oallama_plan_take_uses(oallama_plan * plan, const char * tensor, int32_t of, int64_t * uses, int64_t n_expert,
+                           int64_t * n_tokens) {
+    return guarded([&] {
+        require(uses != nullptr && n_tokens != nullptr, "room for the uses is needed");
+        require(of == OALLAMA_SINGLE || of == OALLAMA_SEVERAL, "there are batches of one token and of several");
+        *n_tokens = slotted(plan, tensor).take_uses(static_cast<oallama_batches>(of), uses, n_expert);
+    });
 }
 
 int oallama_plan_problems(const oallama_plan * plan, int32_t * usable, char * text, int64_t capacity) {

@@ -6,7 +6,8 @@
 // Two ways in. A program that loads models itself hands a plan over with oallama_plan_new, and gives the plan's buffer
 // type to llama_model_params.tensor_buft_overrides. Stock binaries load the library by GGML_BACKEND_PATH, which calls
 // ggml_backend_init; it reads the plan file that OALLAMA_PLAN names, and `-ot 'regex=OALLAMA_Split'` chooses the
-// tensors.
+// tensors. When the model is freed, the uses of hot experts are added to the file that OALLAMA_USES names, in lines
+// `TENSOR single|several TOKENS USES...`, as oallama_plan_take_uses has them.
 //
 // Of a large batch, the device may also compute CC for the last n_g of the tokens (CG', ScheInfer IV-B), to which it is
 // streamed like CG.
@@ -74,7 +75,7 @@ extern "C" {
 
 // cdef begin
 
-#define OALLAMA_ABI 5
+#define OALLAMA_ABI 6
 #define OALLAMA_NAME_BYTES 128
 #define OALLAMA_MAX_CUTS 5 // of one tensor
 
@@ -163,6 +164,17 @@ int oallama_slot_free(oallama_plan * plan, const char * tensor, int64_t slot);
 int oallama_slot_write(oallama_plan * plan, const char * tensor, int64_t slot, const void * data, int64_t offset,
                        int64_t size);
 int oallama_slot_fill(oallama_plan * plan, const char * tensor, int64_t slot, int64_t expert);
+
+typedef enum oallama_batches {
+    OALLAMA_SINGLE  = 0, // batches of one token: decode
+    OALLAMA_SEVERAL = 1  // larger ones: prompts, and sequences that are decoded together
+} oallama_batches;
+
+// Hands over how many tokens a weight with hot experts has computed, of the model that was loaded last with the plan,
+// in batches of one kind, since that was handed over last, and how many of them used each expert. n_expert: room in
+// uses, as many as the tensor has. May be called while a context computes.
+int oallama_plan_take_uses(oallama_plan * plan, const char * tensor, int32_t of, int64_t * uses, int64_t n_expert,
+                           int64_t * n_tokens);
 
 //
 // what is held and what was done, over all models and contexts of the process

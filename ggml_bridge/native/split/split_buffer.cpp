@@ -353,6 +353,9 @@ void LoadedPlan::report(SplitWeight & weight, bool loaded) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::vector<SplitWeight *> &      held   = held_[found->second];
     oallama_slice &                   placed = placed_[found->second];
+    if (!loaded && !uses_path_.empty()) {
+        weight.append_uses(uses_path_);
+    }
     held.erase(std::remove(held.begin(), held.end(), &weight), held.end());
     placed = as_planned(spec_.slices[found->second]);
     if (loaded) {

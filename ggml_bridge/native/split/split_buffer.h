@@ -58,6 +58,9 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     void     report(SplitWeight & weight, bool loaded); // with the cut as loaded, and loaded = false when freed
     void     problem(uint64_t load, const std::string & sentence, bool usable); // once
 
+    // When weights with hot experts are freed, the uses of these are added to this file.
+    void keep_uses(const std::string & path) { uses_path_ = path; }
+
     // A weight of the model that was loaded last. Throws OALLAMA_INVALID where none is.
     SplitWeight & weight(const std::string & name) const;
 
@@ -80,6 +83,7 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
 
     PlanSpec                   spec_;
     BlockTimes                 times_;
+    std::string                uses_path_;
     ggml_backend_buffer_type   buft_;
     mutable std::mutex         mutex_;
     mutable ggml_backend_dev_t device_   = nullptr;

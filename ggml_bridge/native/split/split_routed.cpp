@@ -170,6 +170,9 @@ void route(Phase & phase, const ggml_cgraph * graph) {
                      routed.routing_weights);
         }
         route(routed.chosen, routed.n_used, first.slot_of(), first.n_slots(), routed.routing);
+        for (const SplitWeight * weight : routed.weights) {
+            weight->count(routed.chosen, routed.routing.n_tokens);
+        }
         const int64_t n_misses = routed.routing.n_misses();
         for (const Sized & sized : routed.sized) {
             resize(sized, n_misses);

@@ -23,6 +23,9 @@ uint64_t next_id() {
 
 SplitWeight::SplitWeight(const ggml_tensor * tensor, SliceSpec slice)
     : id_(next_id()), slice_(std::move(slice)), row_bytes_(row_size(tensor->type, tensor->ne[0])) {
+    if (!slice_.hot.empty()) {
+        uses_ = std::make_unique<ExpertUses>(slice_.e);
+    }
     set_hot(slice_.hot);
     for (const int64_t cc : slice_.other_cc) {
         SliceSpec other = slice_;
@@ -74,6 +77,22 @@ void SplitWeight::fill_slot(int64_t slot, int64_t expert) {
             "expert " + std::to_string(expert) + " of " + slice_.name + " is hot already");
     expert_in(slot)                       = static_cast<int32_t>(expert);
     slot_of_[static_cast<size_t>(expert)] = static_cast<int32_t>(slot);
+}
+
+void SplitWeight::count(const std::vector<int32_t> & ids, int64_t n_tokens) const {
+    uses_->add(ids, n_tokens);
+}
+
+int64_t SplitWeight::take_uses(oallama_batches of, int64_t * uses, int64_t n_expert) const {
+    require(uses_ != nullptr, slice_.name + " was loaded without hot experts, so uses are not counted");
+    require(n_expert == slice_.e, slice_.name + " has " + std::to_string(slice_.e) + " experts");
+    return uses_->take(of, uses);
+}
+
+void SplitWeight::append_uses(const std::string & path) const {
+    if (uses_ != nullptr) {
+        uses_->append_to(path, slice_.name);
+    }
 }
 
 void SplitWeight::move_cuts(int64_t cg, int64_t gg) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "expert_uses.h"
 #include "split_plan.h"
 
 namespace oallama {
@@ -87,6 +88,13 @@ class SplitWeight {
     void write_slot(int64_t slot, const void * data, int64_t offset, int64_t size);
     void fill_slot(int64_t slot, int64_t expert);
 
+    // Tokens that were routed by these ids have been computed with it.
+    void count(const std::vector<int32_t> & ids, int64_t n_tokens) const;
+
+    // Tokens, and the uses of each of n_expert experts, since they were taken last. Throws OALLAMA_INVALID.
+    int64_t take_uses(oallama_batches of, int64_t * uses, int64_t n_expert) const;
+    void    append_uses(const std::string & path) const; // see expert_uses.h
+
     void set_layout(const std::string & layout) { slice_.layout = layout; }
 
     // Whether the device can be sent CC: it lies in the plain layout, as CC does or as a second copy.
@@ -124,6 +132,8 @@ class SplitWeight {
     std::array<Part, n_sides> parts_;
     std::array<bool, n_sides> owns_ = {true, true, true, true};
     std::vector<int32_t>      slot_of_;
+
+    std::unique_ptr<ExpertUses> uses_; // where it has hot experts
 
     std::vector<std::unique_ptr<SplitWeight>> others_; // cuts of it that are kept beside this one
     std::atomic<size_t>                       active_{0};

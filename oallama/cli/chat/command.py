@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -21,7 +20,7 @@ from oallama.cli.options import (
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
 from oallama.cli.policy import PolicyOptions
-from oallama.cli.routing import count_experts_option, counting
+from oallama.cli.routing import count_experts_option, counting, learn_experts_option
 from oallama.cli.sampling import DEFAULT_N_GEN, SamplingOptions, sampling_options
 from oallama.cli.template import template_for
 from oallama.cli.tune import tune_command
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
     from oallama.cli.chat.session import Session
     from oallama.core.types import Workload
     from oallama.placer import Placer
+    from oallama.plan.plan import Plan
+    from oallama.run.engine import Engine
 
 CONTEXT_TOKENS = 4096  # of a session that asks for none, or what the model was trained on
 PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned for
@@ -74,6 +75,7 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
     "[default: chat where the model has a template]",
 )
 @count_experts_option
+@learn_experts_option
 @click.option("--verbose", is_flag=True, help="Show tokens/s after each answer, and what was predicted.")
 def command(
     position: str | None,
@@ -85,6 +87,7 @@ def command(
     sampling: SamplingOptions,
     chat: bool | None,
     count_experts: bool,
+    learn_experts: bool,
     verbose: bool,
 ) -> None:
     """Talk with a model. Without MODEL it is the small one that comes with oallama. In a pipe each line is a message,
@@ -103,7 +106,7 @@ def command(
         raise UsageError("MODEL is given twice, by position and by -m")
     model = model_option or position
     model = None if model is None else model_file(model)
-    start(model, system, n_gen, asked, sampling, chat, verbose, count_experts, idle_s)
+    start(model, system, n_gen, asked, sampling, chat, verbose, (count_experts, learn_experts), idle_s)
 
 
 def start(
@@ -114,11 +117,11 @@ def start(
     sampling: SamplingOptions,
     chat: bool | None,
     verbose: bool = False,
-    count_experts: bool = False,
+    counts: tuple[bool, bool] = (False, True),
     idle_s: int = IDLE_S,
 ) -> None:
     """A session, from its first word to its last. model None: the built-in one, or the plan's. n_gen None: as long as
-    the model talks, or DEFAULT_N_GEN tokens where it continues text."""
+    the model talks, or DEFAULT_N_GEN tokens where it continues text. counts: --count-experts, --learn-experts."""
     from oallama.cli.chat.loop import converse, reader_of_stdin, somebody_types
     from oallama.cli.chat.model import ChatModel
     from oallama.cli.chat.session import Session
@@ -137,9 +140,12 @@ def start(
         fixed = why_fixed(placer, asked.policy)
     settings = settings_of(sampling, n_gen, template is not None, verbose)
     exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
-    with counting(placer, count_experts) as recording:
+    with counting(placer, *counts) as recording:
         when_idle = to_tune and asked.tune == "when-idle" and asked.options.n_batch is None and somebody_types()
-        opened = partial(asked.engine, **recording)
+
+        def opened(placer: Placer, plan: Plan) -> Engine:
+            return asked.engine(placer, plan, **recording(plan))
+
         session_model = ChatModel(placer, plan, load, to_tune and not when_idle, fixed, opened)
         idle = None
         if when_idle:

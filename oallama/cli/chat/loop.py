@@ -70,6 +70,8 @@ def converse(session: Session, model: ChatModel, reader: Terminal | PipedLines) 
             for change in model.engine.replanned[n_replanned:]:
                 talk(f"re-planned {change}")
             n_replanned = len(model.engine.replanned)
+            if model.engine.learns:
+                talk(f"{model.engine.n_exchanged} hot experts exchanged so far")
 
 
 def _take(session: Session, model: ChatModel, message: str, interactive: bool) -> None:

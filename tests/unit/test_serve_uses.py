@@ -1,0 +1,61 @@
+"""What the plug-in of llama-server leaves of the uses of experts is read; other lines are passed over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from split_cases import operator
+
+from oallama.core.types import Operator
+from oallama.profile.routing import unknown_routing
+from oallama.serve.uses import with_uses
+
+N_EXPERT = 4
+UNKNOWN = unknown_routing("f" * 64, N_EXPERT, 2)
+
+
+def expert_operators() -> list[Operator]:
+    return [
+        Operator(f"blk.{layer}.{role}.weight", layer, role, "MUL_MAT_ID", "Q4_0", (64, 64, N_EXPERT), 9216, 0.5)
+        for layer in (0, 1)
+        for role in ("ffn_gate_exps", "ffn_up_exps")
+    ] + [operator("output", 64, 64, None)]
+
+
+def test_uses_are_added_by_layer_and_kind(tmp_path: Path) -> None:
+    file = tmp_path / "uses"
+    file.write_text(
+        "blk.0.ffn_gate_exps.weight single 5 4 3 2 1\n"
+        "blk.0.ffn_up_exps.weight single 5 4 3 2 1\n"  # the same tokens once more
+        "blk.0.ffn_gate_exps.weight several 7 14 0 0 0\n"
+        "blk.1.ffn_gate_exps.weight single 1 1 1 0 0\n"
+        "blk.0.ffn_gate_exps.weight single 2 0 0 2 2\n",  # of a second start
+        encoding="utf-8",
+    )
+    found = with_uses(UNKNOWN, expert_operators(), file)
+    assert [(each.layer, each.n_tokens, each.latest) for each in found.decode] == [
+        (0, 7, (4.0, 3.0, 4.0, 3.0)),
+        (1, 1, (1.0, 1.0, 0.0, 0.0)),
+    ]
+    assert [(each.layer, each.n_tokens, each.latest) for each in found.prompt] == [(0, 7, (14.0, 0.0, 0.0, 0.0))]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "", "blk.0.ffn_gate_exps.weight", "blk.0.ffn_gate_exps.weight single",
+        "blk.9.ffn_gate_exps.weight single 1 1 1 0 0",
+        "blk.0.ffn_gate_exps.weight single 5 4 3 2", "blk.0.ffn_gate_exps.weight single 5 4 3 2 -1",
+        "blk.0.ffn_gate_exps.weight single 0 0 0 0 0", "blk.0.ffn_gate_exps.weight single 5 4 3 2 99999999999999999999",
+    ],
+)  # fmt: skip
+def test_lines_that_are_no_use_are_passed_over(line: str, tmp_path: Path) -> None:
+    (tmp_path / "uses").write_text(line + "\n", encoding="utf-8")
+    assert with_uses(UNKNOWN, expert_operators(), tmp_path / "uses") == UNKNOWN
+
+
+def test_a_file_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+    assert with_uses(UNKNOWN, expert_operators(), tmp_path / "uses") == UNKNOWN
+    (tmp_path / "uses").write_bytes(b"\xff\xfe")
+    assert with_uses(UNKNOWN, expert_operators(), tmp_path / "uses") == UNKNOWN
