@@ -90,4 +90,4 @@ def learned_plan(plan: Plan, operators: Sequence[Operator], routing: Routing) ->
         else p
         for p in plan.operators
     )
-    return plan if placements == plan.operators else Plan(replace(plan.record, operators=placements))
+    return plan if placements == plan.operators else replace(plan, operators=placements)

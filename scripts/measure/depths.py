@@ -11,8 +11,8 @@ from typing import Any
 from measure.measure import Measure, Step, name_of
 from oallama import Placer
 from oallama.core.types import Workload
+from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.passes import Pass
-from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.timeline import Prefetch, cycle_seconds
 from oallama.device.machines import machine_of
 from oallama.place.cuts import Layers, best_cg
@@ -48,7 +48,7 @@ def _priced(placer: Placer, machine: str, n_ctx: int) -> dict[str, Any]:
     depths = (MESSAGE, n_ctx // 2, n_ctx)
     plans = []
     for depth in depths:
-        record = placer.plan_for(on, at_depth(depth, n_ctx), None, None).record
+        record = placer.plan_for(on, at_depth(depth, n_ctx), None, None)
         placed = placed_by_plan(placer.model.n_layer, placer.operators, record)
         plans.append({
             "policy": record.policy, "depth": depth, "kv_layers": max(0, record.n_gpu_layers - 1),

@@ -77,7 +77,7 @@ def test_a_plan_with_one_slot_computes_what_stock_does(model: Path) -> None:
     profile = slow_cpu_fast_card(model, 3e8)
     placer = Placer.load(model, device=REAL, profile=profile, vram=1536 * 1024, threads=1)
     plan = placer.plan("scheinfer", n_prompt=1, n_gen=32)
-    streaming = plan.record.streaming
+    streaming = plan.streaming
     assert streaming is not None and streaming.n_slots == 1
     streamed = [o.bytes * p.cg for o, p in zip(placer.operators, plan.operators, strict=True) if p.cg]
     assert len(streamed) > 4 and max(streamed) <= streaming.ring_bytes < sum(streamed) / 2

@@ -13,7 +13,7 @@ from split_cases import EMBD, VOCAB, World, ffn, operator
 from test_split_policy import problem
 
 from oallama.core.types import Workload
-from oallama.cost.slices import Cut
+from oallama.cost.block_cost import Cut
 from oallama.cost.timeline import cycle_seconds
 from oallama.place.bound import Work, least_seconds, physical_bound
 from oallama.place.budget import ledger

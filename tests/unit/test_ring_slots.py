@@ -13,8 +13,8 @@ from test_split_policy import problem
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import Workload
+from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.passes import Pass
-from oallama.cost.slices import BlockCost, Cut
 from oallama.cost.timeline import Prefetch, cycle_seconds
 from oallama.place import sliced
 from oallama.place.decide import decide
