@@ -13,6 +13,7 @@ import contextlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -61,7 +62,7 @@ def held_interrupt(on_interrupt: Callable[[], None] = lambda: None) -> Iterator[
         held.hand_on()
 
 
-AGAIN_S = 0.01  # after a Ctrl-C that was dropped
+AGAIN_S = 0.01  # after a Ctrl-C that was dropped, at the earliest
 
 
 def drop_no_interrupt() -> None:
@@ -73,8 +74,22 @@ def drop_no_interrupt() -> None:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             before(unraisable)
             return
-        timer = threading.Timer(AGAIN_S, _thread.interrupt_main)
-        timer.daemon = True
-        timer.start()
+        threading.Thread(target=_interrupt_behind, args=(hook,), daemon=True).start()
 
     sys.unraisablehook = hook
+
+
+def _interrupt_behind(hook: Callable[[Any], None]) -> None:
+    """Interrupt the main thread when it has left the hook, where the interrupt would be dropped too."""
+    time.sleep(AGAIN_S)
+    while _is_in(hook):
+        time.sleep(AGAIN_S)
+    _thread.interrupt_main()
+
+
+def _is_in(function: Callable[[Any], None]) -> bool:
+    """Whether the main thread is."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame is not None

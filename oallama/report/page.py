@@ -38,13 +38,13 @@ def rendered(template: str, scripts: Sequence[str], filters: Mapping[str, Callab
     made = environment()
     made.filters |= filters
     css, js = _sources(scripts)  # ours, not the model's
-    policy = _policy(css, js)
+    policy = policy_of(css, js)
     return made.get_template(template).render(css=css, js=js, policy=policy, version=__version__, **values)
 
 
 def content_security_policy(scripts: Sequence[str], connect: str) -> str:
     """Of a page with these scripts. connect: what they may ask, such as 'self'."""
-    return _policy(*_sources(scripts), connect)
+    return policy_of(*_sources(scripts), connect)
 
 
 def _sources(scripts: Sequence[str]) -> tuple[Markup, Markup]:
@@ -56,7 +56,7 @@ def _sources(scripts: Sequence[str]) -> tuple[Markup, Markup]:
     return css, js
 
 
-def _policy(css: str, js: str, connect: str = "") -> str:
+def policy_of(css: str, js: str, connect: str = "") -> str:
     """Only this stylesheet and this script, nothing from anywhere else. connect: what the script may ask, 'self' or
     nothing."""
     asked = f" connect-src {connect};" if connect else ""

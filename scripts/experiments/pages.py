@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oallama.report.page import content_security_policy, environment
+from oallama.report.page import environment, policy_of
 
 TEMPLATE = Path(__file__).with_name("page.html")
 Row = Sequence[object]
@@ -55,7 +55,7 @@ _CSS = (
 def html_page(title: str, paragraphs: Sequence[str], sections: Sequence[Section], pictures: Sequence[str]) -> str:
     """The same with pictures, each an SVG. Everything is in the page; it loads nothing and runs nothing."""
     template = environment().from_string(TEMPLATE.read_text(encoding="utf-8"))
-    policy = content_security_policy(_CSS, "")
+    policy = policy_of(_CSS, "")
     return template.render(
         title=title, paragraphs=paragraphs, sections=sections, pictures=pictures, css=_CSS, policy=policy
     )

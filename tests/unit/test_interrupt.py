@@ -10,8 +10,10 @@ import pytest
 DROPPED = """
 import signal, sys, time, weakref
 sys.path.insert(0, ".")
+from oallama.device import interrupt
 from oallama.device.interrupt import drop_no_interrupt
 
+interrupt.AGAIN_S = {again_s}
 class Collected:
     def __del__(self):
         signal.raise_signal(signal.SIGINT)
@@ -35,9 +37,12 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("weak", [False, True])
-def test_a_dropped_interrupt_arrives_once_more(weak: bool) -> None:
+@pytest.mark.parametrize("again_s", [0.01, 0.0])
+def test_a_dropped_interrupt_arrives_once_more(weak: bool, again_s: float) -> None:
+    """Also where it would arrive at once: what it finds is the hook, from which it would be dropped again."""
+
     def run(arm: str) -> str:
-        code = DROPPED.format(arm=arm, weak=weak)
+        code = DROPPED.format(arm=arm, weak=weak, again_s=again_s)
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
     assert run("drop_no_interrupt()") == "arrived\n"

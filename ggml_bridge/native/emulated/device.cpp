@@ -13,10 +13,10 @@ namespace emulated {
 
 namespace {
 
-constexpr size_t noise_bytes  = 1 << 20;  // after which it is the same again
-constexpr size_t noise_spare  = 1 << 16;  // where it may begin
+constexpr size_t noise_bytes   = 1 << 20; // after which it is the same again
+constexpr size_t noise_spare   = 1 << 16; // where it may begin
 constexpr float  largest_noise = 1.0f;
-constexpr size_t staged_bytes = 64 << 10; // CUDA keeps so much of a copy from pageable memory when the call returns
+constexpr size_t staged_bytes  = 64 << 10; // CUDA keeps so much of a copy from pageable memory when the call returns
 
 uint64_t mixed(uint64_t seed) {
     uint64_t z = seed + 0x9E3779B97F4A7C15ULL;

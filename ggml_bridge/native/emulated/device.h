@@ -57,8 +57,7 @@ class Device {
 
     const void * noise(ggml_type type);
     void         draw_routing(const Routing & routing);
-    void         send_routing(const StreamPtr & stream, const ggml_tensor * tensor, void * data, size_t offset,
-                              size_t size);
+    void send_routing(const StreamPtr & stream, const ggml_tensor * tensor, void * data, size_t offset, size_t size);
 
     std::vector<char>     noise_f32_, noise_f16_;
     std::atomic<uint64_t> n_drawn_{0};
