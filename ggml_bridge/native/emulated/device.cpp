@@ -148,7 +148,7 @@ void Device::download(const StreamPtr & stream, const ggml_tensor * tensor, void
     item.copy      = {data, drawn ? noise(tensor->type) : from, size, drawn ? noise_bytes : 0, true};
     bytes_out += static_cast<int64_t>(size);
     time.submit(stream, std::move(item));
-    if (drawn && tensor->type == GGML_TYPE_F32 && is_router_input(tensor->name)) {
+    if (drawn && !parameters.routing.empty() && tensor->type == GGML_TYPE_F32 && is_router_input(tensor->name)) {
         send_routing(stream, tensor, data, offset, size);
     }
     if (wait || !is_pinned) {
@@ -201,7 +201,7 @@ ggml_status Device::launch(const StreamPtr & stream, const ggml_cgraph * graph, 
         char * const result = memory_of(node, 0, ggml_nbytes(node));
         seconds += kernel_seconds(parameters, node);
         n_kernels++;
-        if (!parameters.real_values && is_router_input(node->name)) {
+        if (!parameters.real_values && !parameters.routing.empty() && is_router_input(node->name)) {
             const std::lock_guard<std::mutex> lock(sent_mutex_);
             SentLines &                       sent = sent_[layer_of(node->name)];
             sent = {sent.first + static_cast<size_t>(sent.n_rows), node->ne[1] * node->ne[2] * node->ne[3]};
