@@ -43,6 +43,7 @@ Completion in the shell: put one of these lines into your shell's start-up file.
 | environment | |
 |---|---|
 | `OALLAMA_CACHE_DIR` | where profiles are kept; default: the user's cache folder. Unwritable: measured each time |
+| `OALLAMA_BUSY_PERCENT` | CPU used by others from which a profile is made again once they end; default 20; 100: never |
 | `OALLAMA_DEBUG` | `1`: show tracebacks |
 | `GGML_BACKEND_PATH` | a ggml back end to load, as `--backend` |
 | `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` | as huggingface_hub reads them |

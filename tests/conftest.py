@@ -26,6 +26,7 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """For fixtures that outlive one test."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("session-cache")))
+        monkeypatch.setenv("OALLAMA_BUSY_PERCENT", "100")
         yield
 
 
@@ -33,6 +34,7 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def _private_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Profiles, plans and downloads go to a directory of this test alone, and no model of the user's is found."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    monkeypatch.setenv("OALLAMA_BUSY_PERCENT", "100")  # what is measured serves, however busy the machine
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path_factory.mktemp("ollama")))
     for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "LLAMA_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)

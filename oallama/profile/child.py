@@ -18,6 +18,7 @@ from oallama import __version__
 from oallama.core.codec import from_json, to_json
 from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE, CPU_PAIR
+from oallama.profile.busy import OTHERS_PERCENT, Others
 from oallama.profile.timing import Policy
 from oallama.profile.wanted import Wanted
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 MODULE = "oallama.profile.child"
 STALL_S = 180.0  # a device that answers nothing for so long is lost
 WATCH_S = 0.5
-BUSY_PERCENT = 20.0
 
 Message = dict[str, Any]
 
@@ -56,7 +56,8 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
     from oallama.profile.tasks import Session, mul_mat_tasks, rest_tasks
 
     request = from_json(Request, message, "request")
-    progress({"fragment": _others_at_work()})
+    others = Others()
+    progress({"fragment": _busy(others, request.profile)})
     bridge = load_bridge()
     with open_device(request.device_spec) as device:
         details = _details(bridge, device)
@@ -78,6 +79,7 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
         with Watchdog(device.name, device.alive) as watchdog:
             for task in tasks:
                 watchdog.beat()
+                progress({"fragment": _busy(others, request.profile)})
                 progress({"start": task.label, "device": task.device, "layout": task.layout, "kind": task.kind})
                 fragment, kept = watch.measured(task.run)
                 if kept is not None and kept.fault:
@@ -87,19 +89,12 @@ def handle(message: Message, progress: Callable[[Message], None]) -> Message:
     return {}
 
 
-def _others_at_work() -> Fragment:
-    """A warning where other programs use the CPU: a busy machine gives times that are no use."""
-    import psutil
-
-    percent = psutil.cpu_percent(interval=0.3)
-    if percent < BUSY_PERCENT:
+def _busy(others: Others, known: Profile) -> Fragment:
+    """What other programs use of the CPU, where it is time to look; no less than while the rest was measured."""
+    percent = others.looked()
+    if percent is None:
         return {}
-    return {
-        "warnings": [
-            f"other programs used {percent:.0f} % of the CPU when the measurement began; "
-            "close them and use --refresh to measure again"
-        ]
-    }
+    return {"fingerprint": {OTHERS_PERCENT: max(percent, known.fingerprint.get(OTHERS_PERCENT, 0.0))}}
 
 
 def _details(bridge: Bridge, device: OpenDevice) -> Fragment:

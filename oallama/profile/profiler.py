@@ -15,6 +15,7 @@ from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Attention, ModelInfo, O
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec
 from oallama.profile import store
+from oallama.profile.busy import OTHERS_PERCENT, busy_percent, others_percent, was_busy
 from oallama.profile.child import MODULE, Request
 from oallama.profile.machine import fingerprint, power_changes
 from oallama.profile.merge import empty, is_complete, merged, select, still_valid
@@ -47,8 +48,9 @@ def profile_model(
     Each distinct (type, shape, batch size of `tokens`) is timed in every layout of the CPU, with n_threads threads, and
     on the device; beside them the rest of a layer, with flash attention and without, for a KV cache of kv's types, and
     the link. What is in the cache is not measured again, unless refresh says so. An interrupted measurement goes on
-    where it was. Where the cache cannot be written, a note says so and the profile serves this call alone. progress: a
-    bar and notes on stderr.
+    where it was. What was measured while other programs used the CPU serves only as long as some do, and is measured
+    again after that. Where the cache cannot be written, a note says so and the profile serves this call alone.
+    progress: a bar and notes on stderr.
 
     Raises UsageError (tokens), ProfileError (cannot be measured), DeviceError (unknown or lost), BridgeError.
     """
@@ -85,7 +87,7 @@ def profile_model(
                     request = Request(str(known_as.spec.timed), n_threads, want, known, policy)
                     profile = _Measurement(request, journal, shown).run()
                     try:
-                        store.save(path, profile)
+                        profile = _kept(path, profile, refresh)
                     except ProfileError as fault:
                         unkept(fault)
                     else:
@@ -110,15 +112,44 @@ def stored_profile(
     """What profile_model would find in the cache; None where it would have to measure. Raises as known_device does."""
     machine = machine_with(known_device(device), n_threads)
     want = wanted(model, operators, tokens, machine["llc_bytes"], kv)
-    profile = store.load(store.profile_path(machine), lambda _: None)
-    return select(profile, want) if profile is not None and is_complete(profile, want) else None
+    profile = _serving(store.profile_path(machine), want, lambda _: None)
+    return select(profile, want) if profile is not None else None
 
 
 def _stored(path: Path, journal: store.Journal, want: Wanted, shown: Progress) -> Profile | None:
     """The stored profile if it can serve the model, and is not about to be replaced by an interrupted refresh."""
-    profile = store.load(path, shown.say)
-    if profile is None or not is_complete(profile, want) or _restarts(journal.read()):
-        return None
+    profile = _serving(path, want, shown.say)
+    return None if _restarts(journal.read()) else profile
+
+
+def _serving(path: Path, want: Wanted, warn: Callable[[str], None]) -> Profile | None:
+    """The stored profile that can serve the model: of a quiet machine, else of a busy one while it is busy still."""
+    profile = store.load(path, warn)
+    if profile is not None and is_complete(profile, want):
+        return profile
+    disturbed = _disturbed(path, warn)
+    return disturbed if disturbed is not None and is_complete(disturbed, want) else None
+
+
+def _disturbed(path: Path, warn: Callable[[str], None]) -> Profile | None:
+    """What was measured while other programs used the CPU; None where they use it no more."""
+    profile = store.load(store.busy_path(path), warn)
+    return profile if profile is not None and others_percent() > busy_percent() else None
+
+
+def _kept(path: Path, profile: Profile, refresh: bool) -> Profile:
+    """Put the profile into the cache. Where others used the CPU meanwhile: apart, with a warning, and of an earlier one
+    only a refresh takes the place. Raises ProfileError where the folder cannot be written."""
+    if not was_busy(profile):
+        store.save(path, profile)
+        store.busy_path(path).unlink(missing_ok=True)
+        return profile
+    others = profile.fingerprint[OTHERS_PERCENT]
+    warning = f"other programs used {others:.0f} % of the CPU during the measurement; it serves only until they end"
+    profile = replace(profile, warnings=(*profile.warnings, warning))
+    store.save(store.busy_path(path), profile)
+    if refresh:
+        path.unlink(missing_ok=True)
     return profile
 
 
@@ -130,7 +161,7 @@ def _resumed(path: Path, journal: store.Journal, machine: Message, shown: Progre
     """What is known when measuring begins: what counts of the stored profile, with what an interrupted measurement had
     finished."""
     fragments = journal.read()
-    stored = None if _restarts(fragments) else store.load(path, lambda _: None)
+    stored = None if _restarts(fragments) else _disturbed(path, shown.say) or store.load(path, lambda _: None)
     base = still_valid(stored) if stored else empty(machine)
     try:
         return merged(base, [fragment for fragment in fragments if _RESTART not in fragment])

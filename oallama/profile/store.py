@@ -149,6 +149,11 @@ def profile_path(fingerprint: dict[str, Any], folder: Path | None = None) -> Pat
     return (folder or cache_folder()) / f"profile-v{VERSION}-{fingerprint_key(fingerprint)}.json"
 
 
+def busy_path(path: Path) -> Path:
+    """Beside a profile: what was measured while other programs used the CPU, which serves only as long as they do."""
+    return path.with_suffix(".busy.json")
+
+
 def load(path: Path, warn: Callable[[str], None]) -> Profile | None:
     """The stored profile; None where there is none, or where it is damaged, which is said through `warn`."""
     try:

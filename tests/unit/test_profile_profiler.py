@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,11 @@ from oallama.core.profile import Case, Profile, RestShape
 from oallama.core.types import ModelInfo, MulMat, Operator
 from oallama.device.identity import KnownDevice
 from oallama.device.spec import parse_device
+from oallama.profile.busy import Others, busy_percent, others_percent
 from oallama.profile.child import Request
 from oallama.profile.link import line_over
 from oallama.profile.merge import empty, select
-from oallama.profile.profiler import _Measurement, profile_model
+from oallama.profile.profiler import _Measurement, profile_model, stored_profile
 from oallama.profile.progress import Progress
 from oallama.profile.store import Journal
 from oallama.profile.timing import Policy
@@ -229,6 +233,71 @@ def test_what_auto_stands_for_is_what_is_measured(tmp_path: Path, monkeypatch: p
         assert found.fingerprint["device_spec"] == "CUDA0"
         assert found.fingerprint["device_identity"] == known("CUDA0").identity
     assert asked == ["CUDA0"] * 3 and len(list(tmp_path.glob("profile-*.json"))) == 1
+
+
+@pytest.mark.parametrize("refresh", [False, True])
+def test_what_was_measured_beside_other_programs_serves_only_as_long_as_they_run(
+    refresh: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("OALLAMA_BUSY_PERCENT", "20")
+    monkeypatch.setattr("oallama.profile.profiler.others_percent", lambda: now)
+    monkeypatch.setattr("oallama.profile.profiler.is_complete", lambda profile, want: bool(profile.cases))
+    measured_at: list[float] = []
+
+    def run_child(module: str, request: Mapping[str, Any], progress: Send) -> dict[str, Any]:
+        measured_at.append(now)
+        progress({"fragment": {"cases": [case_json("CPU")], "fingerprint": {"others_cpu_percent": now}}})
+        return {}
+
+    monkeypatch.setattr("ggml_bridge.child.run_in_child", run_child)
+    now = 60.0
+    found = profile_model(MODEL, [OPERATOR], "none", 1, refresh=refresh)
+    assert "60 % of the CPU" in found.warnings[-1]
+    now = 45.0
+    assert profile_model(MODEL, [OPERATOR], "none", 1) == found, "there is nothing better as long as it is busy"
+    assert stored_profile(MODEL, [OPERATOR], parse_device("none"), 1) == found
+    now = 3.0
+    assert stored_profile(MODEL, [OPERATOR], parse_device("none"), 1) is None
+    quiet = profile_model(MODEL, [OPERATOR], "none", 1)
+    assert not quiet.warnings and measured_at == [60.0, 3.0]
+    now = 70.0
+    assert profile_model(MODEL, [OPERATOR], "none", 1) == quiet, "a busy machine does not touch what is known"
+    profile_model(MODEL, [OPERATOR], "none", 1, refresh=True)
+    now = 2.0
+    profile_model(MODEL, [OPERATOR], "none", 1)
+    assert measured_at == [60.0, 3.0, 70.0, 2.0], "nor is what a refresh measured then kept for longer"
+    assert len(list(tmp_path.glob("profile-*.json"))) == 1
+
+
+def test_other_programs_are_looked_for_now_and_then() -> None:
+    percents, times = iter([80.0, 4.0, 6.0]), iter([0.0, 0.0, 3.0, 9.0, 9.0, 20.0, 20.0])
+    others = Others(lambda: next(percents), lambda: next(times))
+    assert [others.looked() for _ in range(4)] == [80.0, None, 42.0, 6.0]
+
+
+def test_this_process_is_none_of_the_others() -> None:
+    over = threading.Event()
+
+    def compute() -> None:
+        while not over.is_set():
+            hashlib.sha256(bytes(1 << 20)).digest()
+
+    alone = min(others_percent() for _ in range(3))
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        beside = min(others_percent() for _ in range(5))
+    finally:
+        over.set()
+        thread.join()
+    assert beside < alone + 50 / (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize("said", ["quiet", "-1", "101", "nan"])
+def test_a_wrong_share_of_the_cpu_is_named(said: str) -> None:
+    with pytest.raises(UsageError, match=f"OALLAMA_BUSY_PERCENT must be a number from 0 to 100, not '{said}'"):
+        busy_percent({"OALLAMA_BUSY_PERCENT": said})
 
 
 def test_a_cache_that_cannot_be_written_costs_one_note(

@@ -1,0 +1,67 @@
+"""How much of the CPU other programs use: what is timed beside them is no time of this machine.
+
+Looked at only where nothing of ours works, before a task, so that a worker of ours in another process is idle then.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+
+from oallama.core.errors import UsageError
+from oallama.core.profile import Profile
+
+BUSY_VARIABLE = "OALLAMA_BUSY_PERCENT"
+BUSY_PERCENT = 20.0  # of all cores
+LOOK_S = 0.2
+EVERY_S = 5.0  # so that looking is 4 % of a measurement
+
+OTHERS_PERCENT = "others_cpu_percent"  # key of a profile's fingerprint
+
+
+def busy_percent(environment: Mapping[str, str] = os.environ) -> float:
+    """From how much on a machine is busy: `$OALLAMA_BUSY_PERCENT`, else BUSY_PERCENT; 100 is never reached by others
+    alone. Raises UsageError where the variable is no number from 0 to 100."""
+    said = environment.get(BUSY_VARIABLE)
+    try:
+        percent = float(said) if said else BUSY_PERCENT
+    except ValueError:
+        percent = -1.0
+    if not 0 <= percent <= 100:
+        raise UsageError(f"{BUSY_VARIABLE} must be a number from 0 to 100, not {said!r}")
+    return percent
+
+
+def others_percent(interval_s: float = LOOK_S) -> float:
+    """Of all cores' time over an interval, what processes other than this one used. Waits so long."""
+    import psutil
+
+    own = psutil.Process()
+    own_before_s = sum(own.cpu_times()[:2])
+    used_percent = float(psutil.cpu_percent(interval=interval_s))
+    own_s: float = sum(own.cpu_times()[:2]) - own_before_s
+    return max(0.0, used_percent - 100.0 * own_s / (interval_s * (psutil.cpu_count() or 1)))
+
+
+def was_busy(profile: Profile) -> bool:
+    """Whether other programs used the CPU while the profile was measured. Raises as busy_percent does."""
+    return float(profile.fingerprint.get(OTHERS_PERCENT, 0.0)) > busy_percent()
+
+
+class Others:
+    """What other programs use while something is measured: the median of looks, EVERY_S apart."""
+
+    def __init__(self, look: Callable[[], float] = others_percent, clock: Callable[[], float] = time.monotonic) -> None:
+        self._look, self._clock = look, clock
+        self._looks: list[float] = []
+        self._next_s = -float("inf")
+
+    def looked(self) -> float | None:
+        """The median up to now, in percent of all cores, where it was time to look again; else None."""
+        if self._clock() < self._next_s:
+            return None
+        self._looks.append(self._look())
+        self._next_s = self._clock() + EVERY_S
+        return median(self._looks)
