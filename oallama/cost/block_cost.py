@@ -148,6 +148,10 @@ class BlockCost:
             self.resident, self.away, self.takes_n_g, self.kind, self.slice_kind, self.use,
         )  # fmt: skip
 
+    def held(self) -> BlockCost:
+        """In the split back end even where nothing of it is on the device."""
+        return replace(self, whole=None, kind=None if self.kind is None else ("held", self.kind))
+
     def used(self, use: ExpertUse, layer: int) -> BlockCost:
         """The same, whose experts are known to be used so; no other layer's are."""
         kind = None if self.kind is None else ("used", self.kind, layer)

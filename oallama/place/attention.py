@@ -97,7 +97,7 @@ def usual_attention(passes: Sequence[Pass]) -> FlashAttention:
 
 TOKEN_UNITS = ((64, 1.0, 0.8), (2, 2.5, 0.65), (1, 1.0, 0.6))
 """(least batch, with flash attention, without): time of one position for one token, in that of flash attention in
-decode. Rounded from scripts/measure_attention.py and the profile's own cases, on a CPU with AVX-512 and for heads of
+decode. Rounded from the profile's own cases, on a CPU with AVX-512 and for heads of
 32, 64 and 128 (docs/benchmarks.md): in batches below 64 ggml's CPU flash attention works row by row."""
 
 

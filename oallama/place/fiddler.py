@@ -21,7 +21,7 @@ from oallama.cost.slices import Pricing
 from oallama.place.affinity import fill
 from oallama.place.cuts import Layers, Table, pass_seconds
 from oallama.place.placed import Placed, cpu
-from oallama.place.slicer import Slicer, held
+from oallama.place.slicer import Slicer
 from oallama.place.staging import staging_bytes
 
 
@@ -69,7 +69,7 @@ def with_copies(slicer: Slicer, whole: Placed, phase: Phase, room: int) -> Place
     if not blocks:
         return None
     plain = [by_layout.get(PLAIN_LAYOUT) or of for by_layout, of in zip(blocks, slicer.fastest(blocks), strict=True)]
-    layers = [(held(of) if of.takes_n_g else of, _all_cc(of)) for of in plain]
+    layers = [(of.held() if of.takes_n_g else of, _all_cc(of)) for of in plain]
     load = slicer.load
     lengths = [p.n_tokens for p in passes(load, "mixed")]
     table = token_table(copied_from(layers, slicer.on, load.n_ubatch, lengths), load.n_ubatch)

@@ -22,7 +22,8 @@ from oallama.cost.tasks import Engine, Task, whole_tasks
 from oallama.cost.timeline import Prefetch, Timeline, cycle_timeline, timeline
 from oallama.place.placed import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
-from oallama.place.slicer import MODEL_ROUNDS, SlicePlan, Slicer
+from oallama.place.slice_plan import SlicePlan
+from oallama.place.slicer import MODEL_ROUNDS, Slicer
 
 ENGINES: tuple[Engine, ...] = ("cpu", "gpu", "in", "out")
 

@@ -31,7 +31,8 @@ from oallama.place.problem import (
     predicted_of,
     with_layouts,
 )
-from oallama.place.slicer import N_VALUES, SlicePlan, Slicer
+from oallama.place.slice_plan import SlicePlan
+from oallama.place.slicer import N_VALUES, Slicer
 
 EXPERTS = "experts"
 """As scheinfer, with hot sets of experts; for models whose routing is known."""

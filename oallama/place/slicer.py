@@ -10,13 +10,11 @@ are used, an FFN's menu has sets of its most used ones besides: more bytes, fewe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import ceil
-from typing import Literal
 
-from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, StreamSettings, Workload
+from oallama.core.types import PLAIN_LAYOUT, Operator, StreamSettings, Workload
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.experts import expert_use, experts_alike
 from oallama.cost.passes import Pass, passes
@@ -29,7 +27,6 @@ from oallama.place.cuts import (
     Layers,
     Table,
     alike,
-    best_cg,
     counted_seconds,
     least_n_g,
     n_g_at,
@@ -37,9 +34,10 @@ from oallama.place.cuts import (
     token_table,
 )
 from oallama.place.knapsack import Menu, assign
-from oallama.place.least import least
 from oallama.place.placed import Placed, Slices
 from oallama.place.problem import Problem
+from oallama.place.slice_menus import Choice, Menus, Objective
+from oallama.place.slice_plan import SlicePlan
 from oallama.place.sliceable import Layouts, Sliceable
 from oallama.place.staging import most_n_g, ring_bytes, staging_bytes
 
@@ -48,45 +46,6 @@ N_VALUES = 16
 
 STAGING_ROUNDS = 5
 MODEL_ROUNDS = 10  # tokens that the exact timeline of decode may take to settle
-
-Objective = Literal["decode", "workload"]
-Choice = tuple[Cut, float]
-"""A cut and the seconds of its block."""
-
-
-@dataclass(frozen=True, slots=True)
-class SlicePlan:
-    """The cuts of every block, and what they take."""
-
-    layers: tuple[tuple[BlockCost, Cut], ...]
-    token_assignment: Table
-    kept_twice: bool  # CC lies in its fast layout and in the plain one, which is streamed for n_g
-    weights_bytes: int  # of GG
-    staging_bytes: int  # the ring of slots for streamed weights, and activations
-    prefill_s: float  # blocks, and what lies between them, over the workload's prompt
-    decode_s: float  # of one token
-    short: bool = False  # more device memory would have changed it
-
-    def total_s(self, load: Workload) -> float:
-        return self.prefill_s + load.n_gen * self.decode_s
-
-    def seconds(self, load: Workload, phase: Phase) -> float:
-        """Over the passes of a phase."""
-        return {"decode": self.decode_s, "prefill": self.prefill_s, "mixed": self.total_s(load)}[phase]
-
-    @property
-    def streams(self) -> bool:
-        return bool(self.token_assignment) or any(cut.cg for _, cut in self.layers)
-
-    @property
-    def is_empty(self) -> bool:
-        """Nothing is sliced."""
-        return not self.streams and all(cut.is_whole for _, cut in self.layers)
-
-    @property
-    def twice_bytes(self) -> int:
-        """Host memory of the second copy of CC."""
-        return _cc_bytes(self.layers) if self.kept_twice else 0
 
 
 class Slicer:
@@ -130,24 +89,20 @@ class Slicer:
     # cuts
     #
 
-    def plan(
-        self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES, near: bool = True
-    ) -> SlicePlan | None:
+    def plan(self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES) -> SlicePlan | None:
         """The slices beside `placed` that take the workload the least time; an empty plan where nothing gains. None:
         there is nothing that could be sliced.
 
         room: bytes of device memory for slices and staging; weights_room: for slices alone. No block is all GG: that is
-        for whole operators. near: whether cuts are looked for near those that were best beside other placements.
+        for whole operators.
         """
         biased = self.sliceable.biased_layers & self._uses.keys() if self._hot else ()
-        menus: list[Collection[int]] = [(), biased] if biased else [()]
-        plans = [
-            self.plan_blocks(self.blocks(placed, together), room, weights_room, n_values, near) for together in menus
-        ]
+        sets: list[Collection[int]] = [(), biased] if biased else [()]
+        plans = [self.plan_blocks(self.blocks(placed, together), room, weights_room, n_values) for together in sets]
         return min((one for one in plans if one is not None), key=lambda one: one.total_s(self.load), default=None)
 
     def plan_blocks(
-        self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES, near: bool = True
+        self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES
     ) -> SlicePlan | None:
         """As `plan`, of these blocks."""
         if not blocks:
@@ -156,28 +111,16 @@ class Slicer:
         members: dict[Hashable, int] = {}  # a number for blocks that cost the same
         of = [members.setdefault(tuple(one.same for one in by_layout.values()), len(members)) for by_layout in blocks]
         kinds = [blocks[of.index(number)] for number in range(len(members))]
-        cuts: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}
-        made: dict[tuple[Hashable, Objective, bool], tuple[Choice, ...]] = {}
-
-        def choices_of(kind: BlockCost, objective: Objective, streams: bool) -> tuple[Choice, ...]:
-            key = kind.same if kind.slice_kind is None else kind.slice_kind
-            if key not in cuts:
-                cuts[key] = self._cuts(kind, n_values, near)
-            if (kind.same, objective, streams) not in made:
-                sliced = (self._best(kind, objective, same_gg if streams else same_gg[:1]) for same_gg in cuts[key])
-                hot = (self._best(kind, objective, (cut,)) for cut in _hot_cuts(kind, n_values))
-                made[kind.same, objective, streams] = _ascending(kind, (*sliced, *hot))
-            return made[kind.same, objective, streams]
-
+        menus = Menus(self.on, load, self._streams, n_values, self._near_cg)
         modes = self._modes(kinds)
         nothing = [(modes[0].kinds[number], Cut(modes[0].kinds[number].block.extent, 0, 0)) for number in of]
         best = self.priced(nothing, (), False, 0, 0)
         short = False
         tables: dict[Hashable, Table] = {}
         for mode, objective, streams in product(modes, _objectives(load), sorted({False, self._streams})):
-            choices = [choices_of(kind, objective, streams) for kind in mode.kinds]
+            choices = [menus.choices(kind, objective, streams) for kind in mode.kinds]
             plan = self._solved(mode, choices, of, room, weights_room, best.total_s(load), tables)
-            if plan is None or (mode.twice and _cc_bytes(plan.layers) > self._problem.host_room):
+            if plan is None or (mode.twice and plan.cc_bytes > self._problem.host_room):
                 short = short or not mode.with_n_g
                 continue
             short = short or plan.short
@@ -199,54 +142,6 @@ class Slicer:
         made = self.priced(plan.layers, table, plan.kept_twice, plan.weights_bytes, staging)
         return replace(self.exact(made), short=plan.short)
 
-    def _cuts(self, kind: BlockCost, n_values: int, near: bool) -> tuple[tuple[Cut, ...], ...]:
-        """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut,
-        and the best of what is split in two. At least one step is left beside GG. Of each GG first nothing streamed,
-        then, where weights may be streamed, the best r_CG in decode, in the prompt, and, where these differ, in the
-        workload: that may lie between them or beyond."""
-        extent, step = kind.block.extent, kind.block.step
-        if kind.block.biases:
-            return ((Cut(extent, 0, 0),),)
-        n_steps = ceil(extent / step)
-
-        def resident(n: int) -> Cut:
-            """With so many steps of CC, and the rest GG."""
-            cc = min(n * step, extent)
-            return Cut(cc, 0, extent - cc)
-
-        balanced, _ = least(lambda n: self._best(kind, "workload", (resident(n),))[1], 1, max(1, n_steps - 1))
-        wanted = {max(1, round((1 - i / n_values) * extent / step)) for i in range(n_values)} | {1, balanced, n_steps}
-        lengths = {1} if kind.outputs_only else {1, min(self.load.n_prompt, self.load.n_ubatch)}
-        over = passes(self.load, "mixed")
-
-        def best(gg: int, what: int, seconds: Callable[[Cut], float]) -> Cut:
-            key = (kind.slice_kind, gg, what)
-            start = self._near_cg.get(key) if near and kind.slice_kind is not None else None
-            self._near_cg[key] = best_cg(kind, gg, seconds, start)[0]
-            return self._near_cg[key]
-
-        def streamed(gg: int) -> set[Cut]:
-            cuts = {best(gg, n, lambda cut, n=n: self.on.seconds(kind, cut, n)) for n in lengths}  # type: ignore[misc]
-            if len(cuts) > 1:
-                cuts.add(best(gg, 0, lambda cut: self._seconds(kind, cut, over)))
-            return cuts
-
-        found = []
-        for n in sorted(wanted, reverse=True):
-            cuts = {resident(n)} | (streamed(resident(n).gg) if self._streams else set())
-            found.append(tuple(sorted(cuts, key=lambda cut: cut.cg)))
-        return tuple(found)
-
-    def _best(self, kind: BlockCost, objective: Objective, cuts: Sequence[Cut]) -> Choice:
-        """Of these cuts, without n_g; of equals the one that streams the least."""
-        over = (Pass(1, 0, 1),) if objective == "decode" else passes(self.load, "mixed")
-
-        return min(((cut, self._seconds(kind, cut, over)) for cut in cuts), key=lambda choice: choice[1])
-
-    def _seconds(self, kind: BlockCost, cut: Cut, over: Sequence[Pass]) -> float:
-        """Of one block over these passes, without n_g."""
-        return sum(p.count * self.on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
-
     def fastest(self, blocks: Sequence[Layouts]) -> tuple[BlockCost, ...]:
         """Each block in the layout in which the CPU takes the least time over the workload."""
         return tuple(map(self._fastest, blocks))
@@ -262,9 +157,9 @@ class Slicer:
         without = _Mode(fastest, False, False)
         if not self._streams:
             return [without]
-        once = tuple(held(of) if of.takes_n_g else of for of in fastest)
+        once = tuple(of.held() if of.takes_n_g else of for of in fastest)
         plain = tuple(
-            held(by_layout[PLAIN_LAYOUT]) if of.takes_n_g and not of.outputs_only else of
+            by_layout[PLAIN_LAYOUT].held() if of.takes_n_g and not of.outputs_only else of
             for by_layout, of in zip(kinds, once, strict=True)
         )
         twice = [_Mode(once, True, True)] if plain != once else []
@@ -359,7 +254,7 @@ class Slicer:
             layer = self._problem.operators[i].layer or 0
             of = of.used(self._uses.get(layer) or experts_alike(of.n_expert), layer)
         holds = slices.token_assignment and of.takes_n_g
-        return held(of) if holds else of, Cut(of.block.extent - cg - gg, cg, gg, n_hot)
+        return of.held() if holds else of, Cut(of.block.extent - cg - gg, cg, gg, n_hot)
 
     def priced(self, layers: Layers, table: Table, twice: bool, weights_bytes: int, staging: int) -> SlicePlan:
         """Cuts with the times of their blocks, each as one among others like it."""
@@ -450,33 +345,6 @@ def _hot_layers(operators: Sequence[Operator], placed: Placed) -> frozenset[int]
     return frozenset(operator.layer for operator, own in pairs if own and operator.layer is not None)
 
 
-def held(of: BlockCost) -> BlockCost:
-    """In the split back end even where nothing of it is on the device."""
-    return replace(of, whole=None, kind=None if of.kind is None else ("held", of.kind))
-
-
 def _objectives(load: Workload) -> tuple[Objective, ...]:
     """What cuts are solved for."""
     return ("decode",) if load.n_prompt <= 1 else ("decode", "workload")
-
-
-def _cc_bytes(layers: Layers) -> int:
-    return sum(of.block.bytes * cut.cc // of.block.extent for of, cut in layers if of.takes_n_g and not cut.n_hot)
-
-
-def _hot_cuts(of: BlockCost, n_values: int) -> tuple[Cut, ...]:
-    """i/n of the experts for i = 1..n, each rounded to whole ones."""
-    if of.use is None:
-        return ()
-    counts = {max(1, round(i * of.n_expert / n_values)) for i in range(1, n_values + 1)}
-    return tuple(Cut(of.block.extent, 0, 0, n) for n in sorted(counts))
-
-
-def _ascending(of: BlockCost, choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """By bytes; of those with as many bytes the fastest, of equals the first."""
-    fastest: dict[int, Choice] = {}
-    for choice in choices:
-        n_bytes = of.weight_bytes(choice[0])
-        if n_bytes not in fastest or choice[1] < fastest[n_bytes][1]:
-            fastest[n_bytes] = choice
-    return tuple(fastest[n_bytes] for n_bytes in sorted(fastest))

@@ -23,7 +23,8 @@ from oallama.place.cuts import n_g_at
 from oallama.place.decide import decide_as_given
 from oallama.place.placed import cpu
 from oallama.place.problem import costs_of
-from oallama.place.slicer import SlicePlan, Slicer
+from oallama.place.slice_plan import SlicePlan
+from oallama.place.slicer import Slicer
 from oallama.place.staging import staging_bytes
 
 ATTENTION: FlashAttention = "on"

@@ -26,7 +26,8 @@ from oallama.place.placed import Placed, nothing_there
 from oallama.place.problem import LoadBytes, Problem, costs_over, predicted_of
 from oallama.place.record import placed_by_plan
 from oallama.place.record import placements as as_placements
-from oallama.place.slicer import SlicePlan, Slicer
+from oallama.place.slice_plan import SlicePlan
+from oallama.place.slicer import Slicer
 from oallama.place.staging import SLOT_PADDING, ring_bytes, staging_bytes
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts

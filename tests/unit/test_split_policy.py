@@ -21,7 +21,8 @@ from oallama.place.decide import decide
 from oallama.place.placed import Placed, cpu
 from oallama.place.problem import Decision, LoadBytes, Problem, costs_of
 from oallama.place.record import n_gpu_layers, placed_by_plan, plan_record
-from oallama.place.slicer import SlicePlan, Slicer
+from oallama.place.slice_plan import SlicePlan
+from oallama.place.slicer import Slicer
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 

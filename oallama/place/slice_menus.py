@@ -1,0 +1,106 @@
+"""The cuts of a block that a search of slices chooses from: bytes on the device against seconds of the workload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from math import ceil
+from typing import Literal
+
+from oallama.core.types import Workload
+from oallama.cost.block_cost import BlockCost, Cut
+from oallama.cost.passes import Pass, passes
+from oallama.cost.slices import Pricing
+from oallama.place.cuts import best_cg
+from oallama.place.least import least
+
+Objective = Literal["decode", "workload"]
+Choice = tuple[Cut, float]
+"""A cut and the seconds of its block."""
+
+
+class Menus:
+    """Made once for each kind of block."""
+
+    def __init__(self, on: Pricing, load: Workload, streams: bool, n_values: int, near_cg: dict[Hashable, Cut]) -> None:
+        """n_values: of r_GG above 0; near_cg: where searches of r_CG begin, replaced by what they find."""
+        self._on, self._load, self._streams, self._n_values, self._near_cg = on, load, streams, n_values, near_cg
+        self._cuts_of: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}
+        self._made: dict[tuple[Hashable, Objective, bool], tuple[Choice, ...]] = {}
+
+    def choices(self, kind: BlockCost, objective: Objective, streams: bool) -> tuple[Choice, ...]:
+        """By bytes on the device, the fastest of as many; of all that is streamed alike the best for the objective."""
+        key = kind.same if kind.slice_kind is None else kind.slice_kind
+        if key not in self._cuts_of:
+            self._cuts_of[key] = self._cuts(kind)
+        if (kind.same, objective, streams) not in self._made:
+            sliced = (self._best(kind, objective, alike if streams else alike[:1]) for alike in self._cuts_of[key])
+            hot = (self._best(kind, objective, (cut,)) for cut in _hot_cuts(kind, self._n_values))
+            self._made[kind.same, objective, streams] = _ascending(kind, (*sliced, *hot))
+        return self._made[kind.same, objective, streams]
+
+    def _cuts(self, kind: BlockCost) -> tuple[tuple[Cut, ...], ...]:
+        """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut,
+        and the best of what is split in two. At least one step is left beside GG. Of each GG first nothing streamed,
+        then, where weights may be streamed, the best r_CG in decode, in the prompt, and, where these differ, in the
+        workload: that may lie between them or beyond."""
+        extent, step = kind.block.extent, kind.block.step
+        if kind.block.biases:
+            return ((Cut(extent, 0, 0),),)
+        n_steps = ceil(extent / step)
+
+        def resident(n: int) -> Cut:
+            """With so many steps of CC, and the rest GG."""
+            cc = min(n * step, extent)
+            return Cut(cc, 0, extent - cc)
+
+        balanced, _ = least(lambda n: self._best(kind, "workload", (resident(n),))[1], 1, max(1, n_steps - 1))
+        shares = (1 - i / self._n_values for i in range(self._n_values))
+        wanted = {max(1, round(share * extent / step)) for share in shares} | {1, balanced, n_steps}
+        lengths = {1} if kind.outputs_only else {1, min(self._load.n_prompt, self._load.n_ubatch)}
+        over = passes(self._load, "mixed")
+
+        def best(gg: int, what: int, seconds: Callable[[Cut], float]) -> Cut:
+            key = (kind.slice_kind, gg, what)
+            start = self._near_cg.get(key) if kind.slice_kind is not None else None
+            self._near_cg[key] = best_cg(kind, gg, seconds, start)[0]
+            return self._near_cg[key]
+
+        def streamed(gg: int) -> set[Cut]:
+            cuts = {best(gg, n, lambda cut, n=n: self._on.seconds(kind, cut, n)) for n in lengths}  # type: ignore[misc]
+            if len(cuts) > 1:
+                cuts.add(best(gg, 0, lambda cut: self._seconds(kind, cut, over)))
+            return cuts
+
+        found = []
+        for n in sorted(wanted, reverse=True):
+            cuts = {resident(n)} | (streamed(resident(n).gg) if self._streams else set())
+            found.append(tuple(sorted(cuts, key=lambda cut: cut.cg)))
+        return tuple(found)
+
+    def _best(self, kind: BlockCost, objective: Objective, cuts: Sequence[Cut]) -> Choice:
+        """Of these cuts, without n_g; of equals the one that streams the least."""
+        over = (Pass(1, 0, 1),) if objective == "decode" else passes(self._load, "mixed")
+
+        return min(((cut, self._seconds(kind, cut, over)) for cut in cuts), key=lambda choice: choice[1])
+
+    def _seconds(self, kind: BlockCost, cut: Cut, over: Sequence[Pass]) -> float:
+        """Of one block over these passes, without n_g."""
+        return sum(p.count * self._on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
+
+
+def _hot_cuts(of: BlockCost, n_values: int) -> tuple[Cut, ...]:
+    """i/n of the experts for i = 1..n, each rounded to whole ones."""
+    if of.use is None:
+        return ()
+    counts = {max(1, round(i * of.n_expert / n_values)) for i in range(1, n_values + 1)}
+    return tuple(Cut(of.block.extent, 0, 0, n) for n in sorted(counts))
+
+
+def _ascending(of: BlockCost, choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """By bytes; of those with as many bytes the fastest, of equals the first."""
+    fastest: dict[int, Choice] = {}
+    for choice in choices:
+        n_bytes = of.weight_bytes(choice[0])
+        if n_bytes not in fastest or choice[1] < fastest[n_bytes][1]:
+            fastest[n_bytes] = choice
+    return tuple(fastest[n_bytes] for n_bytes in sorted(fastest))
