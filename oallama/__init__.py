@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         OutOfTime,
         PlanError,
         ProfileError,
+        UnknownDevice,
         UsageError,
     )
     from oallama.core.profile import Profile
@@ -36,6 +37,7 @@ __all__ = [
     "PlanError",
     "Profile",
     "ProfileError",
+    "UnknownDevice",
     "UsageError",
     "__version__",
 ]

@@ -29,7 +29,7 @@ too are spelled as there.
 |---|---|
 | 0 | done |
 | 1 | the work failed: device lost, no memory, no network, a child process died, `doctor` found faults, stdout full |
-| 2 | wrong usage or unusable input: a bad GGUF, a bad plan |
+| 2 | wrong usage or unusable input: a device that there is not, a bad GGUF, plan or profile |
 | 130 | interrupted |
 
 A failure is one line on stderr that says what to do; with `OALLAMA_DEBUG=1` the traceback comes as well.
@@ -44,6 +44,7 @@ Completion in the shell: put one of these lines into your shell's start-up file.
 |---|---|
 | `OALLAMA_CACHE_DIR` | where profiles are kept; default: the user's cache folder. Unwritable: measured each time |
 | `OALLAMA_BUSY_PERCENT` | CPU used by others from which a profile is made again once they end; default 20; 100: never |
+| `OALLAMA_API_KEY` | `serve`: the key, as `--api-key` |
 | `OALLAMA_DEBUG` | `1`: show tracebacks |
 | `GGML_BACKEND_PATH` | a ggml back end to load, as `--backend` |
 | `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` | as huggingface_hub reads them |

@@ -61,7 +61,13 @@ class UsageError(OallamaError):
 
 
 class DeviceError(OallamaError):
-    """A device is unknown, cannot be reached, or was lost while working."""
+    """A device cannot be reached, or was lost while working."""
+
+
+class UnknownDevice(DeviceError):
+    """There is no device of that name."""
+
+    exit_code = 2
 
 
 class BridgeError(OallamaError):
@@ -96,6 +102,6 @@ class DoesNotFit(OallamaError):
 
 def named_error(type_name: str, message: str) -> OallamaError:
     """The error of ours that a child process reported by the name of its type; OallamaError, naming it, for another."""
-    kinds = (ModelFileError, ProfileError, PlanError, UsageError, DeviceError, BridgeError)
+    kinds = (ModelFileError, ProfileError, PlanError, UsageError, DeviceError, UnknownDevice, BridgeError)
     kind = next((kind for kind in kinds if kind.__name__ == type_name), None)
     return kind(message) if kind else OallamaError(f"{type_name}: {message}")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from oallama.core.errors import DeviceError
+from oallama.core.errors import DeviceError, UnknownDevice
 from oallama.core.types import CPU_DEVICE, CPU_PAIR, DeviceInfo
 from oallama.device.emulated_link import EMULATED_BACKEND, open_emulated
 from oallama.device.load_params import load_bridge
@@ -62,7 +62,7 @@ def device_pointer(name: str) -> int:
     for device in devices:
         if device.name.lower() == name.lower():
             return device.pointer
-    raise DeviceError(f"there is no device {name!r}; there are: {', '.join(device.name for device in devices)}")
+    raise UnknownDevice(f"there is no device {name!r}; there are: {', '.join(device.name for device in devices)}")
 
 
 @contextlib.contextmanager
@@ -103,7 +103,7 @@ def open_now(spec: DeviceSpec) -> OpenDevice:
     known = ", ".join(
         [info.name for info in devices if _holds_weights(info)] + ["rpc-worker", "emulated", "cpu-pair", NO_DEVICE]
     )
-    raise DeviceError(f"there is no device {spec.name!r} here; known are: {known}, and rpc://host:port")
+    raise UnknownDevice(f"there is no device {spec.name!r} here; known are: {known}, and rpc://host:port")
 
 
 def first_gpu(devices: list[DeviceInfo]) -> DeviceInfo | None:

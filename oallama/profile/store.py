@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from oallama.core.codec import CodecError, from_json, parse_json, to_json
-from oallama.core.errors import ProfileError
+from oallama.core.errors import ProfileError, UsageError
 from oallama.core.files import owner_only, write_whole
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.profile import Profile, Sharing
@@ -112,7 +112,16 @@ def _assumed_sharing(contention: Any) -> tuple[Sharing, ...]:
 
 
 def read_profile(path: str | Path) -> Profile:
-    """The profile in a file (`--profile FILE`). Raises ProfileError: cannot be read, not JSON, not a known profile."""
+    """The profile in a file (`--profile FILE`). Raises ProfileError: cannot be read, not JSON, not a known profile; its
+    exit code is that of unusable input."""
+    try:
+        return _read(path)
+    except ProfileError as error:
+        error.exit_code = UsageError.exit_code
+        raise
+
+
+def _read(path: str | Path) -> Profile:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

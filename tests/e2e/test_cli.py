@@ -320,7 +320,7 @@ def test_unusable_input_is_exit_code_2_and_one_line(tmp_path):
     plan.write_text("{}", encoding="utf-8")
     assert "plan.json" in oallama("run", "hi", "--plan", plan, code=2).stderr
     assert oallama("run", "hi", "--plan", tmp_path / "none.json", code=2).stderr.count("\n") == 1
-    assert "nowhere" in oallama("run", "hi", "--device", "nowhere", code=1, env=fresh(tmp_path)).stderr
+    assert "nowhere" in oallama("run", "hi", "--device", "nowhere", code=2, env=fresh(tmp_path)).stderr
 
 
 def fresh(folder):

@@ -160,6 +160,7 @@ def test_a_file_that_is_no_profile_is_one_sentence(tmp_path: Path, text: bytes) 
     with pytest.raises(ProfileError) as error:
         read_profile(path)
     assert str(path) in str(error.value) and "--refresh" in str(error.value)
+    assert error.value.exit_code == 2
     assert "\n" not in str(error.value)
 
 
