@@ -67,11 +67,11 @@ def findings(arms: Sequence[ArmResult], series: Sequence[Series]) -> list[str]:
                 "that are compared; measure again when it is quiet, or raise -r"
             )
         elif changed := sum(not block.fault for block in made.discarded):
-            found.append(f"{label}: {changed} blocks were measured again because the machine changed")
+            found.append(f"{label}: blocks measured again because the machine changed: {changed}")
         if faults := [block.fault for block in made.discarded if block.fault]:
-            found.append(f"{label}: {len(faults)} blocks were discarded: {faults[-1]}")
+            found.append(f"{label}: blocks discarded: {len(faults)}; {faults[-1]}")
         if again := sum(sum(map(bool, block.replaced)) for block in made.kept):
-            found.append(f"{label}: {again} arms had a fault and were measured again at the end of their block")
+            found.append(f"{label}: arms that had a fault and were measured again at the end of their block: {again}")
         if made.kept:
             slow = trend([sample.seconds for sample in made.samples(0)])
             if slow.p_value < TREND_P and abs(slow.change) > TREND_CHANGE:

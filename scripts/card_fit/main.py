@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of the link from pinned memory, which these runs do not show (default: %(default)g)")  # fmt: skip
     add("--contexts", type=_numbers, default=CONTEXTS, metavar="N,…", help="fit to rows of these (default: 1024,16384)")
     add("--every", type=_above_0, default=EVERY, metavar="N", help="and of these each Nth -ngl value (default: 3)")
+    add("--json", action="store_true", help="what is left of these rows, as predict --json")
     add = command("predict", _predict, "predict the rows, and say how far off that is")
     add("--machine", type=Path, required=True, metavar="MACHINE.json")
     add("--json", action="store_true")
@@ -122,6 +123,9 @@ def _fit(options: argparse.Namespace) -> int:
     machine = fit(used, models, replace(START, card=card, notes=notes))
     write_machine(machine, options.output)
     rows = rows_of(Predictor(machine, models, runs), used)
+    if options.json:
+        print(json.dumps(document(rows), indent=1))
+        return 0
     print(f"{len(used)} of {len(runs)} rows, {len(FITTED)} rates")
     for name, value in rates(machine).items():
         print(f"  {name:30}{value:12.4g}")

@@ -26,7 +26,7 @@ DEFAULT_BUDGET_S = 570.0
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpu_run", description="Measure on a GPU that is lent for minutes.")
+    parser = argparse.ArgumentParser(prog="gpu_run", description="Measure on a GPU that is rented for minutes.")
     parser.add_argument("--device", default="CUDA0", help="as oallama's --device: CUDA0, Vulkan0, rpc-worker:1:1")
     parser.add_argument("--scale", choices=SCALES, default="lease", help="lease: three calls; small: a rehearsal")
     parser.add_argument("--budget", type=float, default=DEFAULT_BUDGET_S, metavar="S", help="seconds of this call")
