@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from oallama.core.errors import DeviceError, UnknownDevice
+from oallama.core.errors import UnknownDevice
 from oallama.core.types import CPU_DEVICE, CPU_PAIR, DeviceInfo
 from oallama.device.emulated_link import EMULATED_BACKEND, open_emulated
 from oallama.device.load_params import load_bridge

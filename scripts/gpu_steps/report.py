@@ -105,8 +105,8 @@ def steps_table() -> list[str]:
         passed += step.seconds
         first = step.id if passed <= LEASE_S else first
     return [*table(("step", "what", "about s"), rows), f"About {total / 60:.0f} minutes, and writing the models. The "
-            f"{LEASE_S / 60:.0f} minutes that a machine is rented for get to `{first}`, if the estimates hold; the rest "
-            "is for another, with `--resume`."]  # fmt: skip
+            f"{LEASE_S / 60:.0f} minutes that a machine is rented for get to `{first}`, if the estimates hold; the "
+            "rest is for another, with `--resume`."]  # fmt: skip
 
 
 def papers_table(measured: Mapping[str, Document]) -> list[str]:

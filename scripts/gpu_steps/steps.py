@@ -35,9 +35,9 @@ class Step:
 
 def steps_of(scale: Scale, device: str, n_cores: int, policies: tuple[str, ...]) -> tuple[Step, ...]:
     """All steps, the most telling first: is it right, does the copy queue wait as the plans suppose, is it faster where
-    all have the same memory; then the papers' cells. What a rented hour has no time for is at the end. A model's profile is a
-    step of its own before its first comparison. device: a --device text. n_cores: CPUs that may be used. policies:
-    those of this version."""
+    all have the same memory; then the papers' cells. What a rented hour has no time for is at the end. A model's
+    profile is a step of its own before its first comparison. device: a --device text. n_cores: CPUs that may be
+    used. policies: those of this version."""
     q4, f16 = scale.oato_q4, scale.oato_f16
     first_profile, *other_profiles = _thread_profiles(scale, n_cores)
     first_cap, *other_caps = [_memory_step(scale, f16, cap, policies) for cap in _memory_caps(scale, f16)]
