@@ -89,20 +89,24 @@ class Slicer:
     # cuts
     #
 
-    def plan(self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES) -> SlicePlan | None:
+    def plan(
+        self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES, near: bool = True
+    ) -> SlicePlan | None:
         """The slices beside `placed` that take the workload the least time; an empty plan where nothing gains. None:
         there is nothing that could be sliced.
 
         room: bytes of device memory for slices and staging; weights_room: for slices alone. No block is all GG: that is
-        for whole operators.
+        for whole operators. near: whether cuts are looked for near those that were best beside other placements.
         """
         biased = self.sliceable.biased_layers & self._uses.keys() if self._hot else ()
         sets: list[Collection[int]] = [(), biased] if biased else [()]
-        plans = [self.plan_blocks(self.blocks(placed, together), room, weights_room, n_values) for together in sets]
+        plans = [
+            self.plan_blocks(self.blocks(placed, together), room, weights_room, n_values, near) for together in sets
+        ]
         return min((one for one in plans if one is not None), key=lambda one: one.total_s(self.load), default=None)
 
     def plan_blocks(
-        self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES
+        self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES, near: bool = True
     ) -> SlicePlan | None:
         """As `plan`, of these blocks."""
         if not blocks:
@@ -111,7 +115,7 @@ class Slicer:
         members: dict[Hashable, int] = {}  # a number for blocks that cost the same
         of = [members.setdefault(tuple(one.same for one in by_layout.values()), len(members)) for by_layout in blocks]
         kinds = [blocks[of.index(number)] for number in range(len(members))]
-        menus = Menus(self.on, load, self._streams, n_values, self._near_cg)
+        menus = Menus(self.on, load, self._streams, n_values, self._near_cg if near else {})
         modes = self._modes(kinds)
         nothing = [(modes[0].kinds[number], Cut(modes[0].kinds[number].block.extent, 0, 0)) for number in of]
         best = self.priced(nothing, (), False, 0, 0)
