@@ -95,6 +95,7 @@ def ratio(row: Row, first: Row, metric: str, medians: bool) -> str:
         ("emulated-mixtral-again", 1, 1, True),
         ("emulated-f16", 1, 1, False),
         ("emulated-all", 1, 1, True),
+        ("emulated-all-before", 1, 1, True),
     ],
 )
 def test_arms_on_the_emulated_card(name: str, tpot_digits: int, predicted_digits: int, medians: bool) -> None:
