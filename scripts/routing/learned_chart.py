@@ -1,4 +1,4 @@
-"""The picture of simulated courses of hot sets: what share of the uses each way serves, over the tokens."""
+"""Pictures of hot sets over the tokens: what share of the uses each way serves, simulated, and what a token takes, timed."""
 
 from __future__ import annotations
 
@@ -30,4 +30,17 @@ def courses(documents: Sequence[Mapping[str, Any]]) -> Any:
         axis.axhline(hot / of, color=GREY, linewidth=0.6)
     axes[0, 0].set_ylabel("share of uses that are hits")
     axes[0, len(documents) // 2].legend(frameon=False, fontsize=7, loc="lower right")
+    return figure
+
+
+def requests(series: Sequence[Sequence[Mapping[str, Any]]]) -> Any:
+    """A line for each series of timed.py: milliseconds of a token, by request."""
+    figure, axes = panels(1, 1, (6.4, 3.4), layout="constrained")
+    axis = axes[0, 0]
+    for one in series:
+        colour, line, label = LOOK["learned" if one[0]["learns"] else "static"]
+        axis.plot([r["tokens"] for r in one], [1e3 * r["tpot_s"] for r in one], line, color=colour, label=label)
+    axis.set(xlabel="tokens", ylabel="ms a token, of each request")
+    axis.set_ylim(bottom=0)
+    axis.legend(frameon=False, fontsize=8, loc="lower right")
     return figure

@@ -98,8 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     course.add_argument("-o", "--output", type=Path, metavar="FILE.json")
     course.set_defaults(run=_learn)
 
-    picture = names.add_parser("picture", help="a picture of what `learn` wrote, a panel for each file")
-    picture.add_argument("files", type=Path, nargs="+", metavar="FILE.json")
+    picture = names.add_parser("picture", help="a picture of what `learn` wrote, a panel for each file, or `time`, a line for each")
+    picture.add_argument("files", type=Path, nargs="+", metavar="FILE")
     picture.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.svg")
     picture.set_defaults(run=_picture)
 
@@ -218,12 +218,16 @@ def _time(options: argparse.Namespace) -> int:
 def _picture(options: argparse.Namespace) -> int:
     from experiments import pictures
 
-    from routing.learned_chart import courses
+    from routing.learned_chart import courses, requests
 
     if not pictures.is_there():
         raise ValueError(pictures.MISSING)
-    documents = [json.loads(file.read_text(encoding="utf-8")) for file in options.files]
-    pictures.write(courses(documents), options.output)
+    texts = [file.read_text(encoding="utf-8") for file in options.files]
+    if texts[0].startswith('{"learns"'):
+        figure = requests([[json.loads(line) for line in text.splitlines()] for text in texts])
+    else:
+        figure = courses([json.loads(text) for text in texts])
+    pictures.write(figure, options.output)
     return 0
 
 

@@ -46,7 +46,7 @@ def timed(routing: Routing, timing: Timing) -> Iterator[dict[str, Any]]:
     n_tokens = min(len(rows) for rows in later.values())
     with tempfile.TemporaryDirectory() as folder:
         write_routing(Path(folder) / "later.txt", later, "what the sets were not chosen from")
-        device = f"{timing.device},routing={folder}/later.txt"
+        device = f"{timing.device},values=drawn,routing={folder}/later.txt"
         placer = Placer.load(
             timing.model, device=device, vram=timing.vram, gpu_weights=timing.gpu_weights, profile=timing.profile
         )
@@ -57,12 +57,12 @@ def timed(routing: Routing, timing: Timing) -> Iterator[dict[str, Any]]:
         done, learn = 0, Known(counts) if timing.learns else None
         with placer.engine(plan, progress=False, learn=learn) as engine:
             while done < n_tokens:
-                made = engine.generate(PROMPT, max_tokens=timing.n_gen, temperature=1.0)
+                made = engine.generate(PROMPT, max_tokens=timing.n_gen, temperature=0.0)
                 done += len(PROMPT) + made.n_gen
                 begun = time.perf_counter()
                 while engine.exchanges:
                     time.sleep(0.001)
                 yield {
-                    "tokens": done, "n_gen": made.n_gen, "tpot_s": made.tpot_s, "hot_weights": n_hot,
+                    "learns": timing.learns, "tokens": done, "n_gen": made.n_gen, "tpot_s": made.tpot_s, "hot_weights": n_hot,
                     "exchanged": engine.n_exchanged, "exchange_s": time.perf_counter() - begun,
                 }  # fmt: skip
