@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     course.add_argument("-o", "--output", type=Path, metavar="FILE.json")
     course.set_defaults(run=_learn)
 
-    picture = names.add_parser("picture", help="a picture of what `learn` wrote, a panel for each file, or `time`, a line for each")
+    picture = names.add_parser("picture", help="a picture of what `learn` or `time` wrote")
     picture.add_argument("files", type=Path, nargs="+", metavar="FILE")
     picture.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.svg")
     picture.set_defaults(run=_picture)

@@ -63,6 +63,6 @@ def timed(routing: Routing, timing: Timing) -> Iterator[dict[str, Any]]:
                 while engine.exchanges:
                     time.sleep(0.001)
                 yield {
-                    "learns": timing.learns, "tokens": done, "n_gen": made.n_gen, "tpot_s": made.tpot_s, "hot_weights": n_hot,
-                    "exchanged": engine.n_exchanged, "exchange_s": time.perf_counter() - begun,
+                    "learns": timing.learns, "tokens": done, "n_gen": made.n_gen, "tpot_s": made.tpot_s,
+                    "hot_weights": n_hot, "exchanged": engine.n_exchanged, "exchange_s": time.perf_counter() - begun,
                 }  # fmt: skip
