@@ -1,4 +1,4 @@
-"""Pictures of hot sets over the tokens: the share of uses that each way serves, simulated; what a token takes, timed."""
+"""Pictures of hot sets over the tokens: the share of uses that each way serves, simulated; what a token takes."""
 
 from __future__ import annotations
 
