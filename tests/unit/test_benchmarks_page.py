@@ -95,6 +95,7 @@ def ratio(row: Row, first: Row, metric: str, medians: bool) -> str:
         ("emulated-mixtral", 1, 1, True),
         ("emulated-mixtral-again", 1, 1, True),
         ("emulated-f16", 1, 1, False),
+        ("emulated-8b-arms", 1, 0, True),
         ("emulated-all", 1, 1, True),
         ("emulated-all-before", 1, 1, True),
     ],
