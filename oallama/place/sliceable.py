@@ -69,6 +69,10 @@ class Sliceable:
         for i, (operator, can) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
             if can:
                 self._families[ffn_of(i, operator)].append(i)
+        n_layer = problem.graph.n_layer
+        self._parts = [
+            2 * n_layer + 1 if one.layer is None else 2 * one.layer + is_ffn(one) for one in problem.operators
+        ]
         self._biased = _biased_ffns(problem.operators, problem.splittable)
         self._blocks: dict[tuple[int, ...], tuple[tuple[SplitBlock, _Alike], ...]] = {}
         self._alike: dict[Hashable, _Alike] = {}
@@ -79,9 +83,9 @@ class Sliceable:
         return frozenset(self._biased)
 
     def blocks(self, placed: Placed, together: Collection[int] = ()) -> list[Layouts]:
-        """The blocks that may be sliced. What is in none stays where `placed` has it, and is spread evenly between
-        them. together: layers whose experts with biases are one block each, which has no slices, where all of it is on
-        the host."""
+        """The blocks that may be sliced. What is in none stays where `placed` has it, and lies between them: each has
+        the mean as its gap, and its share of that. together: layers whose experts with biases are one block each, which
+        has no slices, where all of it is on the host."""
         on_device, first_layer = placed.on_device, placed.first_device_layer
         whole = [self._biased[layer] for layer in together if layer in self._biased]
         whole = [family for family in whole if not any(on_device[i] for i in family)]
@@ -124,11 +128,33 @@ class Sliceable:
             return made[kind]
 
         blocks: list[Layouts] = []
-        for block, alike in found:
+        shares = self._gap_shares([block for block, _ in found], *at, inside)
+        for (block, alike), share in zip(found, shares, strict=True):
             lives = resident[block.operators[0]]
             crossings = away.get(_part(operators[block.operators[0]]), NO_TIME) if lives else NO_TIME
-            blocks.append({name: of.like(block) for name, of in like(alike, lives, crossings).items()})
+            blocks.append({name: of.like(block, share) for name, of in like(alike, lives, crossings).items()})
         return blocks
+
+    def _gap_shares(
+        self, blocks: Sequence[SplitBlock], on_device: Sequence[bool], first_layer: int, inside: frozenset[int]
+    ) -> list[float]:
+        """What lies before each block, in decode, against the mean of all; what lies behind the last is before the
+        first of the next token. Crossings are taken to be spread alike."""
+        n_layer = self._problem.graph.n_layer
+        costs = self.costs_at(min(self._over), first_layer <= n_layer)
+        between = [0.0] * (2 * n_layer + 2)  # by layer, attention before FFN; the output is behind all
+        for i, (there, sides) in enumerate(zip(on_device, costs.sides_s, strict=True)):
+            if i not in inside:
+                between[self._parts[i]] += sides[there]
+        for layer in range(n_layer):
+            between[2 * layer] += costs.rest_device_s if layer >= first_layer else costs.rest_cpu_s
+        total, begin, before = sum(between), 0, []
+        for block in blocks:
+            end = self._parts[block.operators[0]] + 1
+            before.append(sum(between[begin:end]))
+            begin = max(begin, end)
+        before[0] += sum(between[begin:])
+        return [len(blocks) * seconds / total if total > 0 else 1.0 for seconds in before]
 
     def _blocks_of(self, members: tuple[int, ...]) -> tuple[tuple[SplitBlock, _Alike], ...]:
         """What these operators of one family form."""
