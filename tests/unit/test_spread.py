@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import pytest
-from split_cases import World, llama, model
 from hypothesis import given
 from hypothesis import strategies as st
+from split_cases import World, llama, model
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import Workload
@@ -30,7 +29,7 @@ def test_the_same_items_come_back(items: list[str]) -> None:
 def test_two_kinds_are_as_far_apart_as_they_can_be(n: int, m: int) -> None:
     found = evenly("a" * n + "b" * m)
     at = [i for i, item in enumerate(found * 2) if item == "b"]
-    gaps = {after - before for before, after in zip(at, at[1:], strict=False)}
+    gaps = {after - before for before, after in pairwise(at)}
     assert max(gaps, default=0) - min(gaps, default=0) <= 1, "round the model, as one token follows another"
 
 
