@@ -265,17 +265,10 @@ class Placer:
         return machine_with(self.known_device, self.threads)
 
     def cpu_plan(
-        self,
-        n_prompt: int = 512,
-        n_gen: int = 128,
-        n_ctx: int | None = None,
-        n_ubatch: int | None = None,
-        attention_passes: Sequence[Pass] | None = None,
-        stock_attention: bool = False,
+        self, load: Workload, attention_passes: Sequence[Pass] | None = None, stock_attention: bool = False
     ) -> Plan:
         """Everything on the CPU, without measuring anything: such a plan predicts nothing. attention_passes as in plan;
         stock_attention: where the user asked for nothing, llama.cpp decides."""
-        load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
         nothing = placed_as_named(self.model, self.operators, (), 0)
         flash_attn = self.options.flash_attn if stock_attention else self._unmeasured(load, attention_passes)
         taken = self._load_bytes(load, nothing, flash_attn)
@@ -287,10 +280,7 @@ class Placer:
         self,
         on_device: Iterable[str],
         gpu_layers: int,
-        n_prompt: int = 512,
-        n_gen: int = 128,
-        n_ctx: int | None = None,
-        n_ubatch: int | None = None,
+        load: Workload,
         policy: str = "manual",
         stock_attention: bool = False,
         priced: bool = True,
@@ -303,7 +293,6 @@ class Placer:
         Raises UsageError for unknown names or an operator in a layer that is not on the device.
         """
         placed = placed_as_named(self.model, self.operators, on_device, gpu_layers)
-        load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
         if not priced:
             return self._unpriced(placed, load, policy)
 
