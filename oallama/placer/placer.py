@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from oallama.model.memory import Prober
     from oallama.place.simulate import Simulation
     from oallama.place.what_if import WhatIf
-    from oallama.placer.described import Described
     from oallama.profile.routing import Traffic
     from oallama.run.engine import Engine
     from oallama.run.learned_experts import Known
@@ -92,10 +91,10 @@ class Placer:
         self.options = options if options.n_ctx != 0 else replace(options, n_ctx=model.n_ctx_train or None)
         self.device, self._threads = resolved(parse_device(options.device), options.threads)
         self.attention = options.attention()  # with the KV cache that is measured and planned for
-        self._attention_rule = AttentionRule(model, options)
+        self.attention_rule = AttentionRule(model, options)
         self._profile = profile
-        self._graph: Graph = build_graph(model, self.operators, tensor_names)
-        self._dry_loads = DryLoads(
+        self.graph: Graph = build_graph(model, self.operators, tensor_names)
+        self.dry_loads = DryLoads(
             model, self.operators, self.tensor_names, self.device.timed, lambda: self.threads, prober
         )
 
@@ -272,9 +271,9 @@ class Placer:
         nothing = placed_as_named(self.model, self.operators, (), 0)
         flash_attn = self.options.flash_attn if stock_attention else self._unmeasured(load, attention_passes)
         taken = self._load_bytes(load, nothing, flash_attn)
-        self._dry_loads.check_host(load, nothing, self._attention_rule.attention(flash_attn))
+        self.dry_loads.check_host(load, nothing, self.attention_rule.attention(flash_attn))
         record = unmeasured_cpu_record(self.model, self.operators, load, taken.weights_host)
-        return Plan.of(replace(record, attention=self._attention_rule.attention(flash_attn)))
+        return Plan.of(replace(record, attention=self.attention_rule.attention(flash_attn)))
 
     def plan_of(
         self,
@@ -301,7 +300,7 @@ class Placer:
 
         if stock_attention:
             return self._plan_of(given(self.options.flash_attn), self.options.flash_attn)
-        return self._plan_of(*self._attention_rule.decide(given, self.profile(), load))
+        return self._plan_of(*self.attention_rule.decide(given, self.profile(), load))
 
     def _unpriced(self, placed: Placed, load: Workload, policy: str) -> Plan:
         taken = self._load_bytes(load, placed, self.options.flash_attn)
@@ -310,7 +309,7 @@ class Placer:
             capacity, self.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
         )
         record = unmeasured_record(self.model, self.operators, load, placed, memory, policy, str(self.device))
-        return Plan.of(replace(record, attention=self._attention_rule.attention(self.options.flash_attn)))
+        return Plan.of(replace(record, attention=self.attention_rule.attention(self.options.flash_attn)))
 
     def what_if(
         self, cards: Sequence[Card], load: Workload, policy: str = "auto"
@@ -321,21 +320,25 @@ class Placer:
 
         Raises UsageError, ProfileError, and what a dry load raises.
         """
+        from oallama.placer.described import beside_each
+
         if not self.device.is_none:
             raise UsageError("what-if is for a placer with --device none: the cards are its devices")
-        described = self._described
-        described.begin(load, "on")
-        for way in self._attention_rule.ways(self.profile(), load):
-            described.begin(load, way)
+        attention = self.attention_rule.attention
+        self.dry_loads.begin_on_host(load, attention("on"))
+        for way in self.attention_rule.ways(self.profile(), load):
+            self.dry_loads.begin_on_host(load, attention(way))
         alone, _ = self._decide("cpu", load, "mixed", "default", "continue")
-        return alone, described.what_if(self._problem("on"), self.profile(), cards, load, policy)
+        return alone, beside_each(self, self._problem("on"), cards, load, policy)
 
     def plan_for(
         self, machine: Machine, load: Workload, policy: str | None = None, prefetch: PrefetchMode | None = None
     ) -> Plan:
         """As `plan`, for a machine that is described and need not be here; policy None: auto. Also `fit`, which is then
         predicted as what_if does. Raises UsageError, DoesNotFit."""
-        return self._described.plan(machine, load, policy, prefetch)
+        from oallama.placer.described import plan_for
+
+        return plan_for(self, machine, load, policy, prefetch)
 
     def simulate(self, plan: Plan, load: Workload | None = None, machine: Machine | None = None) -> Simulation:
         """What the streams of a machine do while the plan runs (place/simulate.py). load: None: the plan's; machine:
@@ -351,7 +354,9 @@ class Placer:
             planned = plan.attention
             problem = self._problem(planned.flash_attn if planned else self.options.flash_attn)
         else:
-            problem = self._described.problem(machine)
+            from oallama.placer.described import problem_on
+
+            problem = problem_on(self, machine)
         if placed.uses_device(self.model.n_layer) and problem.profile.device == CPU_DEVICE:
             raise PlanError(f"the plan is for {plan.device}, and there is no device; name one with --device")
         return simulate(problem, load or plan.workload, placed)
@@ -372,20 +377,6 @@ class Placer:
         flash_attn = self._attention_for(plan).flash_attn
         return token_seconds(self._profile, flash_attn, self.model.n_layer, plan, depth)
 
-    @cached_property
-    def _described(self) -> Described:
-        from oallama.placer.described import Described
-
-        return Described(
-            self.model,
-            self.operators,
-            self._graph,
-            self.options,
-            self._attention_rule,
-            self._dry_loads,
-            self.routing,
-        )
-
     def _plan_of(self, decision: Decision, flash_attn: FlashAttention) -> Plan:
         from oallama.profile.machine import fingerprint_key
 
@@ -393,8 +384,8 @@ class Placer:
         machine = fingerprint_key(profile.fingerprint)
         record = plan_record(decision, self.model, self.operators, str(self.device), machine)
         bound = physical_bound(self._problem(flash_attn), record.workload, record.memory)
-        attention = self._attention_rule.attention(flash_attn)
-        self._dry_loads.check_host(record.workload, decision.placed, attention)
+        attention = self.attention_rule.attention(flash_attn)
+        self.dry_loads.check_host(record.workload, decision.placed, attention)
         return Plan.of(replace(record, attention=attention, bound=bound))
 
     def host_left(self, plan: Plan, device_lost: bool = False) -> int:
@@ -404,7 +395,7 @@ class Placer:
 
         plan.check(self.model, self.operators)
         placed = placed_by_plan(self.model.n_layer, self.operators, plan)
-        on_host, on_device = self._dry_loads.sides(plan.workload, placed, self._attention_for(plan))
+        on_host, on_device = self.dry_loads.sides(plan.workload, placed, self._attention_for(plan))
         needed = on_host + on_device if device_lost else on_host
         return max(0, int(HOST_FILL * host_free_bytes()) - needed)
 
@@ -476,7 +467,7 @@ class Placer:
             options,
             operators=self.operators,
             tensor_names=self.tensor_names,
-            probed=as_planned and self._dry_loads.has(load, placed, attention),  # it verified the plan
+            probed=as_planned and self.dry_loads.has(load, placed, attention),  # it verified the plan
             progress=progress,
             stall_s=stall_s,
             on_traffic=on_traffic,
@@ -522,11 +513,11 @@ class Placer:
                 raise UsageError(f"{name} is {value!r}; give one of {', '.join(get_args(known))}")
 
         def made(flash_attn: FlashAttention) -> Decision:
-            sizes = [n for n in larger if self._attention_rule.allows(flash_attn, replace(load, n_ubatch=n))]
+            sizes = [n for n in larger if self.attention_rule.allows(flash_attn, replace(load, n_ubatch=n))]
             problem = self._problem(flash_attn)
             return decide(problem, policy, load, phase, affinity, fill, prefetch, larger_ubatches=sizes)
 
-        return self._attention_rule.decide(made, self.profile(), load, attention_passes)
+        return self.attention_rule.decide(made, self.profile(), load, attention_passes)
 
     def _unmeasured(self, load: Workload, attention_passes: Sequence[Pass] | None = None) -> FlashAttention:
         def known() -> Profile | None:
@@ -534,19 +525,19 @@ class Placer:
                 return self.known_profile
             return None
 
-        return self._attention_rule.unmeasured_on_cpu(load, known, attention_passes)
+        return self.attention_rule.unmeasured_on_cpu(load, known, attention_passes)
 
     def _attention_for(self, plan: Plan) -> Attention:
         """What was asked for, else what the plan says, else as for a new plan."""
         planned = plan.attention
         if planned is None:
-            planned = self._attention_rule.attention("auto" if plan.n_gpu_layers else self._unmeasured(plan.workload))
+            planned = self.attention_rule.attention("auto" if plan.n_gpu_layers else self._unmeasured(plan.workload))
         return self.options.attention(planned)
 
     def _problem(self, flash_attn: FlashAttention) -> Problem:
         return Problem(
             self.operators,
-            self._graph,
+            self.graph,
             with_attention(self.profile(), flash_attn),
             partial(self._load_bytes, flash_attn=flash_attn),
             self.options.vram,
@@ -564,4 +555,4 @@ class Placer:
         return max(0, int(HOST_FILL * host_free_bytes()) - self.model.file_bytes)
 
     def _load_bytes(self, load: Workload, placed: Placed, flash_attn: FlashAttention) -> LoadBytes:
-        return self._dry_loads.taken(load, placed, self._attention_rule.attention(flash_attn))
+        return self.dry_loads.taken(load, placed, self.attention_rule.attention(flash_attn))
