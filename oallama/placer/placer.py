@@ -191,14 +191,13 @@ class Placer:
         load = self.workload(n_prompt, n_gen, n_ctx)
         larger = larger_ubatches(load, self.options)
         decision, flash_attn = self._decide("oato", load, phase, affinity, fill, larger=larger)
-        return search_report(self.model, self.profile(), self._problem(flash_attn), decision, load, phase, affinity)
+        return search_report(self.model, self._problem(flash_attn), decision, load, phase, affinity)
 
     def report_of(self, plan: Plan, phase: Phase = "decode") -> AffinityReport:
         """The report of any plan: its places, memory, notes and predicted times, with the affinities of a phase as
         everything lies there. Raises PlanError for a plan of another model, UsageError, ProfileError, DeviceError."""
         plan.check(self.model, self.operators)
-        problem = self._problem(self._attention_for(plan).flash_attn)
-        return plan_report(self.model, self.profile(), problem, plan, phase)
+        return plan_report(self.model, self._problem(self._attention_for(plan).flash_attn), plan, phase)
 
     def plan(
         self,
