@@ -29,7 +29,6 @@ from oallama.core.types import (
 )
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass
-from oallama.cost.timeline import Prefetch
 from oallama.device.guard import STALL_S
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
@@ -38,7 +37,7 @@ from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.bound import physical_bound
 from oallama.place.budget import ledger
 from oallama.place.decide import decide, decide_as_given, hot_fault
-from oallama.place.kept_cuts import Replan, with_kept
+from oallama.place.kept_cuts import Replan, kept_cuts_of, with_kept
 from oallama.place.microbatch import larger_ubatches
 from oallama.place.oato import AffinityRule
 from oallama.place.placed import Placed
@@ -401,30 +400,11 @@ class Placer:
     def kept_cuts(self, plan: Plan) -> Replan | None:
         """The cuts to keep beside a plan's, so that an engine may change between them; None for a plan that slices
         nothing. Raises PlanError for a plan of another model, ProfileError, and what measuring raises."""
-        from oallama.place.cuts import Layers
-        from oallama.place.kept_cuts import kept_cuts
-        from oallama.place.slicer import Slicer
-        from oallama.place.staging import most_n_g, ring_bytes, staging_bytes
-
         plan.check(self.model, self.operators)
         placed = placed_by_plan(self.model.n_layer, self.operators, plan)
         if placed.slices is None:
             return None
-        problem = self._problem(plan.attention.flash_attn if plan.attention else "auto")
-        streaming, load = plan.streaming or StreamSettings(), plan.workload
-        slicer = Slicer(problem, load, Prefetch(streaming.prefetch, streaming.n_slots))
-        table = plan.token_assignment
-        layers = [(of, cut) for of, cut in slicer.again(placed).layers if not cut.n_hot]
-        n_g = most_n_g(table, load.n_ubatch)
-
-        def staging(layers: Layers) -> int:
-            return staging_bytes(layers, slicer.on.prefetch, load.n_ubatch, n_g)
-
-        def ring(layers: Layers) -> int:
-            return ring_bytes(layers, slicer.on.prefetch, n_g)
-
-        room = max(0, plan.memory.spare)
-        return kept_cuts(self.operators, layers, table, slicer.on, problem.host_room, staging, room, ring)
+        return kept_cuts_of(self._problem(plan.attention.flash_attn if plan.attention else "auto"), plan, placed)
 
     def engine(
         self,
