@@ -41,7 +41,7 @@ from oallama.place.kept_cuts import Replan, kept_cuts_of, with_kept
 from oallama.place.microbatch import larger_ubatches
 from oallama.place.oato import AffinityRule
 from oallama.place.placed import Placed
-from oallama.place.problem import Decision, LoadBytes, Problem
+from oallama.place.problem import Decision, Problem
 from oallama.place.record import (
     placed_as_named,
     placed_by_plan,
@@ -268,10 +268,11 @@ class Placer:
         stock_attention: where the user asked for nothing, llama.cpp decides."""
         nothing = placed_as_named(self.model, self.operators, (), 0)
         flash_attn = self.options.flash_attn if stock_attention else self._unmeasured(load, attention_passes)
-        taken = self._load_bytes(load, nothing, flash_attn)
-        self.dry_loads.check_host(load, nothing, self.attention_rule.attention(flash_attn))
+        attention = self.attention_rule.attention(flash_attn)
+        taken = self.dry_loads.taken(load, nothing, attention)
+        self.dry_loads.check_host(load, nothing, attention)
         record = unmeasured_cpu_record(self.model, self.operators, load, taken.weights_host)
-        return Plan.of(replace(record, attention=self.attention_rule.attention(flash_attn)))
+        return Plan.of(replace(record, attention=attention))
 
     def plan_of(
         self,
@@ -301,13 +302,14 @@ class Placer:
         return self._plan_of(*self.attention_rule.decide(given, self.profile(), load))
 
     def _unpriced(self, placed: Placed, load: Workload, policy: str) -> Plan:
-        taken = self._load_bytes(load, placed, self.options.flash_attn)
+        attention = self.attention_rule.attention(self.options.flash_attn)
+        taken = self.dry_loads.taken(load, placed, attention)
         capacity = taken.device_free if self.options.vram is None else self.options.vram
         memory = ledger(
             capacity, self.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
         )
         record = unmeasured_record(self.model, self.operators, load, placed, memory, policy, str(self.device))
-        return Plan.of(replace(record, attention=self.attention_rule.attention(self.options.flash_attn)))
+        return Plan.of(replace(record, attention=attention))
 
     def what_if(
         self, cards: Sequence[Card], load: Workload, policy: str = "auto"
@@ -346,8 +348,7 @@ class Placer:
         """
         from oallama.place.simulate import simulate
 
-        plan.check(self.model, self.operators)
-        placed = placed_by_plan(self.model.n_layer, self.operators, plan)
+        placed = self._placed(plan)
         if machine is None:
             planned = plan.attention
             problem = self._problem(planned.flash_attn if planned else self.options.flash_attn)
@@ -389,19 +390,14 @@ class Placer:
     def host_left(self, plan: Plan, device_lost: bool = False) -> int:
         """Bytes of host memory that may be used beside the model as this plan places it; device_lost: as the CPU alone
         would then hold it. Raises PlanError for a plan of another model, and what a dry load raises."""
-        from oallama.device.host_memory import host_free_bytes
-
-        plan.check(self.model, self.operators)
-        placed = placed_by_plan(self.model.n_layer, self.operators, plan)
+        placed = self._placed(plan)
         on_host, on_device = self.dry_loads.sides(plan.workload, placed, self._attention_for(plan))
-        needed = on_host + on_device if device_lost else on_host
-        return max(0, int(HOST_FILL * host_free_bytes()) - needed)
+        return _host_free_beside(on_host + on_device if device_lost else on_host)
 
     def kept_cuts(self, plan: Plan) -> Replan | None:
         """The cuts to keep beside a plan's, so that an engine may change between them; None for a plan that slices
         nothing. Raises PlanError for a plan of another model, ProfileError, and what measuring raises."""
-        plan.check(self.model, self.operators)
-        placed = placed_by_plan(self.model.n_layer, self.operators, plan)
+        placed = self._placed(plan)
         if placed.slices is None:
             return None
         return kept_cuts_of(self._problem(plan.attention.flash_attn if plan.attention else "auto"), plan, placed)
@@ -425,7 +421,7 @@ class Placer:
         """
         from oallama.run.engine import Engine
 
-        plan.check(self.model, self.operators)
+        placed = self._placed(plan)
         if replan is not None:
             streaming = replace(plan.streaming or StreamSettings(), ring_bytes=replan.ring_bytes)
             memory = with_kept(plan.memory, replan)
@@ -438,7 +434,6 @@ class Placer:
             n_ctx=options.n_ctx or plan.workload.n_ctx,
             n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
         )
-        placed = placed_by_plan(self.model.n_layer, self.operators, plan)
         as_planned = options.n_batch is None and not changes
         return Engine(
             self.model,
@@ -506,6 +501,11 @@ class Placer:
 
         return self.attention_rule.unmeasured_on_cpu(load, known, attention_passes)
 
+    def _placed(self, plan: Plan) -> Placed:
+        """As a plan says. Raises PlanError for a plan of another model."""
+        plan.check(self.model, self.operators)
+        return placed_by_plan(self.model.n_layer, self.operators, plan)
+
     def _attention_for(self, plan: Plan) -> Attention:
         """What was asked for, else what the plan says, else as for a new plan."""
         planned = plan.attention
@@ -518,20 +518,18 @@ class Placer:
             self.operators,
             self.graph,
             with_attention(self.profile(), flash_attn),
-            partial(self._load_bytes, flash_attn=flash_attn),
+            partial(self.dry_loads.taken, attention=self.attention_rule.attention(flash_attn)),
             self.options.vram,
             self.options.vram_fill,
             self.options.gpu_weights,
             slices_only=self.device.is_pair,  # llama.cpp has no second CPU
-            host_room=self._host_room(),
+            host_room=_host_free_beside(self.model.file_bytes),
             routing=self.routing,
         )
 
-    def _host_room(self) -> int:
-        """Bytes of host memory that second copies of weights may take: what is free beside the model itself."""
-        from oallama.device.host_memory import host_free_bytes
 
-        return max(0, int(HOST_FILL * host_free_bytes()) - self.model.file_bytes)
+def _host_free_beside(n_bytes: int) -> int:
+    """Bytes of host memory that may be used beside so many."""
+    from oallama.device.host_memory import host_free_bytes
 
-    def _load_bytes(self, load: Workload, placed: Placed, flash_attn: FlashAttention) -> LoadBytes:
-        return self.dry_loads.taken(load, placed, self.attention_rule.attention(flash_attn))
+    return max(0, int(HOST_FILL * host_free_bytes()) - n_bytes)
