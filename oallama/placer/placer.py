@@ -139,6 +139,45 @@ class Placer:
         given = read_profile(Path(profile)) if isinstance(profile, str | os.PathLike) else profile
         return cls(model_info(gguf), operators(gguf), names, options, given, prober)
 
+    @cached_property
+    def threads(self) -> int:
+        """Of the CPU: what was asked for, else one for each physical core. Where cores are of several speeds as many as
+        decode fastest, which is measured when it is first asked for, and kept."""
+        if self.options.threads is not None or self.device.is_emulated:
+            return self._threads
+        return usual_threads(partial(this_host, say=Progress(True).say))
+
+    @property
+    def has_device(self) -> bool:
+        """Whether there is a device to place on. Raises DeviceError and BridgeError, as `auto` looks for one."""
+        spec = self.known_device.spec if self.device.kind == "auto" else self.device
+        return not spec.is_none
+
+    @cached_property
+    def known_device(self) -> KnownDevice:
+        """What the device is, asked once. Raises DeviceError, BridgeError."""
+        return known_device(self.device)
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The fingerprint of this machine with the device: what is measured here belongs to it. Raises as above."""
+        from oallama.profile.profiler import machine_with
+
+        return machine_with(self.known_device, self.threads)
+
+    @cached_property
+    def routing(self) -> Routing | None:
+        """What is known of which experts are used; None where nothing is."""
+        from oallama.profile.routing_store import read_routing
+
+        model = self.model
+        return read_routing(model.fingerprint, model.n_expert, model.n_expert_used) if model.n_expert else None
+
+    @property
+    def knows_experts(self) -> bool:
+        """Whether policy experts can place some."""
+        return not hot_fault(self.operators, self.routing)
+
     def profile(self, progress: bool = True, refresh: bool = False, tokens: Sequence[int] = (1, 32, 512)) -> Profile:
         """The timings of this model's mul-mats on this machine, from the cache where it has them.
 
@@ -169,34 +208,20 @@ class Placer:
             self._profile = stored_profile(self.model, self.operators, device, threads, kv=self.attention)
         return self._profile
 
-    def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
-        """The rows of report(), best rank first."""
-        return list(self.report(phase, **options).operators)
-
-    def report(
-        self,
-        phase: Phase = "decode",
-        n_prompt: int = 512,
-        n_gen: int = 128,
-        affinity: AffinityRule = "default",
-        fill: FillRule = "continue",
-        n_ctx: int | None = None,
-    ) -> AffinityReport:
-        """OATO for one phase: where every operator goes, and why.
-
-        affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises UsageError for a phase, affinity or
-        fill that there is not, DoesNotFit, ProfileError, DeviceError.
-        """
-        load = self.workload(n_prompt, n_gen, n_ctx)
-        larger = larger_ubatches(load, self.options)
-        decision, flash_attn = self._decide("oato", load, phase, affinity, fill, larger=larger)
-        return search_report(self.model, self._problem(flash_attn), decision, load, phase, affinity)
-
-    def report_of(self, plan: Plan, phase: Phase = "decode") -> AffinityReport:
-        """The report of any plan: its places, memory, notes and predicted times, with the affinities of a phase as
-        everything lies there. Raises PlanError for a plan of another model, UsageError, ProfileError, DeviceError."""
-        plan.check(self.model, self.operators)
-        return plan_report(self.model, self._problem(self._attention_for(plan).flash_attn), plan, phase)
+    def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None) -> Workload:
+        """Token counts of a run. n_ctx, n_ubatch: None: what the options ask for. Without either, the context holds
+        prompt and generation, and at least 4096 tokens or what the model was trained on; the micro-batch is stock
+        llama.cpp's."""
+        if n_prompt < 1 or n_gen < 0:
+            raise UsageError("a workload needs at least one prompt token and no negative count; check -p and -n")
+        needed = -(-(n_prompt + n_gen) // 256) * 256
+        trained = self.model.n_ctx_train or needed
+        context = n_ctx or self.options.n_ctx or max(needed, min(4096, trained))
+        if context < n_prompt + n_gen:
+            raise UsageError(
+                f"a context of {context} tokens cannot hold {n_prompt} prompt and {n_gen} generated tokens; raise -c"
+            )
+        return Workload(n_prompt, n_gen, context, n_ubatch or self.options.n_ubatch or STOCK_UBATCH)
 
     def plan(
         self,
@@ -221,45 +246,6 @@ class Placer:
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
         larger = larger_ubatches(load, self.options) if n_ubatch is None else ()
         return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attention_passes, prefetch, larger))
-
-    @cached_property
-    def threads(self) -> int:
-        """Of the CPU: what was asked for, else one for each physical core. Where cores are of several speeds as many as
-        decode fastest, which is measured when it is first asked for, and kept."""
-        if self.options.threads is not None or self.device.is_emulated:
-            return self._threads
-        return usual_threads(partial(this_host, say=Progress(True).say))
-
-    @property
-    def has_device(self) -> bool:
-        """Whether there is a device to place on. Raises DeviceError and BridgeError, as `auto` looks for one."""
-        spec = self.known_device.spec if self.device.kind == "auto" else self.device
-        return not spec.is_none
-
-    @cached_property
-    def routing(self) -> Routing | None:
-        """What is known of which experts are used; None where nothing is."""
-        from oallama.profile.routing_store import read_routing
-
-        model = self.model
-        return read_routing(model.fingerprint, model.n_expert, model.n_expert_used) if model.n_expert else None
-
-    @property
-    def knows_experts(self) -> bool:
-        """Whether policy experts can place some."""
-        return not hot_fault(self.operators, self.routing)
-
-    @cached_property
-    def known_device(self) -> KnownDevice:
-        """What the device is, asked once. Raises DeviceError, BridgeError."""
-        return known_device(self.device)
-
-    @property
-    def machine(self) -> dict[str, Any]:
-        """The fingerprint of this machine with the device: what is measured here belongs to it. Raises as above."""
-        from oallama.profile.profiler import machine_with
-
-        return machine_with(self.known_device, self.threads)
 
     def cpu_plan(
         self, load: Workload, attention_passes: Sequence[Pass] | None = None, stock_attention: bool = False
@@ -301,15 +287,43 @@ class Placer:
             return self._plan_of(given(self.options.flash_attn), self.options.flash_attn)
         return self._plan_of(*self.attention_rule.decide(given, self.profile(), load))
 
-    def _unpriced(self, placed: Placed, load: Workload, policy: str) -> Plan:
-        attention = self.attention_rule.attention(self.options.flash_attn)
-        taken = self.dry_loads.taken(load, placed, attention)
-        capacity = taken.device_free if self.options.vram is None else self.options.vram
-        memory = ledger(
-            capacity, self.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
-        )
-        record = unmeasured_record(self.model, self.operators, load, placed, memory, policy, str(self.device))
-        return Plan.of(replace(record, attention=attention))
+    def plan_for(
+        self, machine: Machine, load: Workload, policy: str | None = None, prefetch: PrefetchMode | None = None
+    ) -> Plan:
+        """As `plan`, for a machine that is described and need not be here; policy None: auto. Also `fit`, which is then
+        predicted as what_if does. Raises UsageError, DoesNotFit."""
+        from oallama.placer.described import plan_for
+
+        return plan_for(self, machine, load, policy, prefetch)
+
+    def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
+        """The rows of report(), best rank first."""
+        return list(self.report(phase, **options).operators)
+
+    def report(
+        self,
+        phase: Phase = "decode",
+        n_prompt: int = 512,
+        n_gen: int = 128,
+        affinity: AffinityRule = "default",
+        fill: FillRule = "continue",
+        n_ctx: int | None = None,
+    ) -> AffinityReport:
+        """OATO for one phase: where every operator goes, and why.
+
+        affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises UsageError for a phase, affinity or
+        fill that there is not, DoesNotFit, ProfileError, DeviceError.
+        """
+        load = self.workload(n_prompt, n_gen, n_ctx)
+        larger = larger_ubatches(load, self.options)
+        decision, flash_attn = self._decide("oato", load, phase, affinity, fill, larger=larger)
+        return search_report(self.model, self._problem(flash_attn), decision, load, phase, affinity)
+
+    def report_of(self, plan: Plan, phase: Phase = "decode") -> AffinityReport:
+        """The report of any plan: its places, memory, notes and predicted times, with the affinities of a phase as
+        everything lies there. Raises PlanError for a plan of another model, UsageError, ProfileError, DeviceError."""
+        plan.check(self.model, self.operators)
+        return plan_report(self.model, self._problem(self._attention_for(plan).flash_attn), plan, phase)
 
     def what_if(
         self, cards: Sequence[Card], load: Workload, policy: str = "auto"
@@ -330,15 +344,6 @@ class Placer:
             self.dry_loads.begin_on_host(load, attention(way))
         alone, _ = self._decide("cpu", load, "mixed", "default", "continue")
         return alone, beside_each(self, self._problem("on"), cards, load, policy)
-
-    def plan_for(
-        self, machine: Machine, load: Workload, policy: str | None = None, prefetch: PrefetchMode | None = None
-    ) -> Plan:
-        """As `plan`, for a machine that is described and need not be here; policy None: auto. Also `fit`, which is then
-        predicted as what_if does. Raises UsageError, DoesNotFit."""
-        from oallama.placer.described import plan_for
-
-        return plan_for(self, machine, load, policy, prefetch)
 
     def simulate(self, plan: Plan, load: Workload | None = None, machine: Machine | None = None) -> Simulation:
         """What the streams of a machine do while the plan runs (place/simulate.py). load: None: the plan's; machine:
@@ -375,17 +380,6 @@ class Placer:
             return None
         flash_attn = self._attention_for(plan).flash_attn
         return token_seconds(self._profile, flash_attn, self.model.n_layer, plan, depth)
-
-    def _plan_of(self, decision: Decision, flash_attn: FlashAttention) -> Plan:
-        from oallama.profile.machine import fingerprint_key
-
-        profile = self.profile()
-        machine = fingerprint_key(profile.fingerprint)
-        record = plan_record(decision, self.model, self.operators, str(self.device), machine)
-        bound = physical_bound(self._problem(flash_attn), record.workload, record.memory)
-        attention = self.attention_rule.attention(flash_attn)
-        self.dry_loads.check_host(record.workload, decision.placed, attention)
-        return Plan.of(replace(record, attention=attention, bound=bound))
 
     def host_left(self, plan: Plan, device_lost: bool = False) -> int:
         """Bytes of host memory that may be used beside the model as this plan places it; device_lost: as the CPU alone
@@ -450,21 +444,6 @@ class Placer:
             learn=learn,
         )
 
-    def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None) -> Workload:
-        """Token counts of a run. n_ctx, n_ubatch: None: what the options ask for. Without either, the context holds
-        prompt and generation, and at least 4096 tokens or what the model was trained on; the micro-batch is stock
-        llama.cpp's."""
-        if n_prompt < 1 or n_gen < 0:
-            raise UsageError("a workload needs at least one prompt token and no negative count; check -p and -n")
-        needed = -(-(n_prompt + n_gen) // 256) * 256
-        trained = self.model.n_ctx_train or needed
-        context = n_ctx or self.options.n_ctx or max(needed, min(4096, trained))
-        if context < n_prompt + n_gen:
-            raise UsageError(
-                f"a context of {context} tokens cannot hold {n_prompt} prompt and {n_gen} generated tokens; raise -c"
-            )
-        return Workload(n_prompt, n_gen, context, n_ubatch or self.options.n_ubatch or STOCK_UBATCH)
-
     def _decide(
         self,
         policy: str,
@@ -492,6 +471,27 @@ class Placer:
             return decide(problem, policy, load, phase, affinity, fill, prefetch, larger_ubatches=sizes)
 
         return self.attention_rule.decide(made, self.profile(), load, attention_passes)
+
+    def _plan_of(self, decision: Decision, flash_attn: FlashAttention) -> Plan:
+        from oallama.profile.machine import fingerprint_key
+
+        profile = self.profile()
+        machine = fingerprint_key(profile.fingerprint)
+        record = plan_record(decision, self.model, self.operators, str(self.device), machine)
+        bound = physical_bound(self._problem(flash_attn), record.workload, record.memory)
+        attention = self.attention_rule.attention(flash_attn)
+        self.dry_loads.check_host(record.workload, decision.placed, attention)
+        return Plan.of(replace(record, attention=attention, bound=bound))
+
+    def _unpriced(self, placed: Placed, load: Workload, policy: str) -> Plan:
+        attention = self.attention_rule.attention(self.options.flash_attn)
+        taken = self.dry_loads.taken(load, placed, attention)
+        capacity = taken.device_free if self.options.vram is None else self.options.vram
+        memory = ledger(
+            capacity, self.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
+        )
+        record = unmeasured_record(self.model, self.operators, load, placed, memory, policy, str(self.device))
+        return Plan.of(replace(record, attention=attention))
 
     def _unmeasured(self, load: Workload, attention_passes: Sequence[Pass] | None = None) -> FlashAttention:
         def known() -> Profile | None:
