@@ -68,7 +68,7 @@ class Graph:
     """The nodes in execution order. Every layer begins with a norm and ends with the output that the next one reads."""
 
     nodes: tuple[Node, ...]
-    operator_layer: tuple[int, ...]  # layer of each operator; n_layer for those after the last block
+    operator_layer: tuple[int, ...]  # layer of each operator (Operator.layer_in)
     layer_nodes: tuple[tuple[int, int], ...]  # [first, last) node of each layer, one more entry for the output part;
     # the embedding counts with the first layer
     n_layer: int
@@ -121,7 +121,7 @@ _ROUTER = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 def computes_outputs_only(operator: Operator, n_layer: int) -> bool:
     """llama.cpp drops the tokens whose logits nobody wants (all but the last of a prompt) after the last layer's
     attention: that layer's FFN and the output see the others only."""
-    return operator.layer is None or (operator.layer == n_layer - 1 and operator.role.startswith("ffn_"))
+    return operator.is_last or (operator.layer == n_layer - 1 and operator.role.startswith("ffn_"))
 
 
 def build_graph(model: ModelInfo, operators: Sequence[Operator], tensor_names: Iterable[str] = ()) -> Graph:
@@ -133,7 +133,7 @@ def build_graph(model: ModelInfo, operators: Sequence[Operator], tensor_names: I
     layer_nodes: list[tuple[int, int]] = []
     by_layer: dict[int, list[int]] = {}
     for index, operator in enumerate(operators):
-        by_layer.setdefault(model.n_layer if operator.layer is None else operator.layer, []).append(index)
+        by_layer.setdefault(operator.layer_in(model.n_layer), []).append(index)
 
     stream = made.add((), made.embd, host=True)  # token embedding
     for layer in range(model.n_layer):
@@ -150,7 +150,7 @@ def build_graph(model: ModelInfo, operators: Sequence[Operator], tensor_names: I
     layer_nodes.append((start, len(made.nodes)))
     return Graph(
         tuple(made.nodes),
-        tuple(model.n_layer if op.layer is None else op.layer for op in operators),
+        tuple(operator.layer_in(model.n_layer) for operator in operators),
         tuple(layer_nodes),
         model.n_layer,
     )

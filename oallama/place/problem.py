@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from oallama.core.errors import DoesNotFit
+from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
 from oallama.core.types import MemoryLedger, Operator, Phase, Predicted, Workload
@@ -58,6 +59,11 @@ class Problem:
     splittable: tuple[bool, ...] = field(init=False, compare=False, repr=False)  # of each operator
 
     def __post_init__(self) -> None:
+        layers = self.graph.operator_layer
+        if any(before > layer for before, layer in pairwise(layers)):
+            raise UsageError(
+                "the model has an encoder beside its decoder, and such models are not placed: run it with --device none"
+            )
         kernels = Kernels(self.profile)
         object.__setattr__(self, "kernels", kernels)
         object.__setattr__(

@@ -51,8 +51,7 @@ def placed_as_named(
         raise UsageError(f"{model.path} has no operator {min(unknown)!r}; `oallama inspect` lists them")
     first = model.n_layer + 1 - gpu_layers
     for operator in operators:
-        layer = model.n_layer if operator.layer is None else operator.layer
-        if operator.name in chosen and layer < first:
+        if operator.name in chosen and operator.layer_in(model.n_layer) < first:
             raise UsageError(f"{operator.name} is in a layer that -ngl {gpu_layers} leaves on the host; raise it")
     return Placed(tuple(operator.name in chosen for operator in operators), first)
 

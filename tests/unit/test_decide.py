@@ -248,3 +248,11 @@ def test_an_unknown_policy_is_refused_in_a_sentence() -> None:
     made, _ = problem(free=10**6)
     with pytest.raises(UsageError, match="choose one of auto, oato, scheinfer, split, layers, cpu"):
         decide(made, "magic", LOAD, "mixed")
+
+
+def test_an_encoder_beside_a_decoder_is_refused_in_a_sentence() -> None:
+    made, _ = problem(free=10**6)
+    encoder = [replace(op, name=f"enc.{op.name}", role=f"enc.{op.role}") for op in operators(N_LAYER, output=False)]
+    ops = (*encoder, *made.operators)
+    with pytest.raises(UsageError, match="an encoder beside its decoder, and such models are not placed"):
+        replace(made, operators=ops, graph=build_graph(model(N_LAYER), ops))
