@@ -58,11 +58,11 @@ def _passes_s(problem: Problem, over: Sequence[Pass], room: int) -> float:
 
 
 def _pass_s(problem: Problem, one: Pass, room: int) -> float:
-    costs = operator_costs(problem.kernels, problem.operators, problem.graph.n_layer, (one,))
+    costs = operator_costs(problem.kernels, problem.operators, problem.graph.n_run, (one,))
     line = problem.profile.link.get("h2d_pinned") or problem.profile.link.get("h2d_pageable")
     works = []
     for operator, cost in zip(problem.operators, costs, strict=True):
-        n_rows = one.n_outputs if computes_outputs_only(operator, problem.graph.n_layer) else one.n_tokens
+        n_rows = one.n_outputs if computes_outputs_only(operator, problem.graph.n_run) else one.n_tokens
         n_bytes = operator.bytes * operator.mul_mat.share_read(n_rows) if n_rows else 0.0
         works.append(Work(operator.bytes, cost.t_cpu_s, cost.t_gpu_s, n_bytes * line.beta_s_per_byte if line else inf))
     left = interference_at(interference_curve(problem.profile), one.n_tokens)

@@ -96,9 +96,9 @@ def costs_over(
 ) -> Costs:  # fmt: skip
     """Prices over these passes. layouts: in which the host holds each operator; None: in the fastest over them. mapped:
     whether llama.cpp maps the file, as it does where nothing is sliced."""
-    profile, n_layer = problem.profile, problem.graph.n_layer
+    profile, n_run = problem.profile, problem.graph.n_run
     stream = weight_stream(profile, mapped) if llama_uses_device else None
-    operators = operator_costs(problem.kernels, problem.operators, n_layer, over, stream, layouts)
+    operators = operator_costs(problem.kernels, problem.operators, n_run, over, stream, layouts)
     cache = host_cache(profile) if stream and takes_attention(problem.operators, operators) else None
     return Costs(
         operators,
@@ -106,7 +106,7 @@ def costs_over(
         transfer_rates(profile),
         over,
         *rest_with_offload(index_rest(profile), profile.device, over, cache),
-        offloaded(problem.operators, operators, n_layer) if cache else (),
+        offloaded(problem.operators, operators, n_run) if cache else (),
     )
 
 

@@ -147,7 +147,7 @@ class Sliceable:
     def _alike_of(self, block: SplitBlock) -> _Alike:
         operators = self._problem.operators
         first = operators[block.operators[0]]
-        outputs_only = computes_outputs_only(first, self._problem.graph.n_layer)
+        outputs_only = computes_outputs_only(first, self._problem.graph.n_run)
         mul_mats = tuple(operators[i].mul_mat for i in block.operators)
         key = (mul_mats, replace(block, operators=()), outputs_only, takes_n_g(first))
         if key not in self._alike:

@@ -127,8 +127,8 @@ def check_plan(raw: bytes, folder: Path) -> None:
     except OallamaError as error:
         refusal = error
     for work in (
-        lambda: plugin_text(plan, OPERATORS, "RPC0"),
-        lambda: plugin_text(plan, OPERATORS, "RPC0", every_operator=True),
+        lambda: plugin_text(plan, OPERATORS, MODEL.n_layer, "RPC0"),
+        lambda: plugin_text(plan, OPERATORS, MODEL.n_layer, "RPC0", every_operator=True),
         lambda: host_patterns(OPERATORS, plan.operators, [o.name for o in OPERATORS], bool(plan.token_assignment)),
         lambda: plan_sentences(plan, OPERATORS),
     ):

@@ -107,7 +107,9 @@ def test_other_experts_in_the_middle_of_a_generation_change_no_token(arch: str, 
     with loaded(Path(case.model.path)) as context:
         expected = logits_of_sequences(context, [PROMPT])
     layouts = [replace(p, layout="CPU") for p in hot_placements(case, (0, 1, 2)) if p.name in {o.name for o in given}]
-    text = plugin_text(replace(case.plan, operators=tuple(layouts)), given, device, every_operator=True)
+    text = plugin_text(
+        replace(case.plan, operators=tuple(layouts)), given, case.model.n_layer, device, every_operator=True
+    )
 
     def matrices(layer: int | None, expert: int) -> dict[str, bytes]:
         own = [o for o in given if o.op == "MUL_MAT_ID" and o.layer == layer]

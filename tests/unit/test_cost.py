@@ -235,3 +235,15 @@ def test_norms_and_attention_are_where_their_layer_is(first: int, seconds: float
     ops = operators(3)
     problem = replace(costs(ops, 3, [(0.0, 0.0)] * len(ops), rates(0.0)), rest_cpu_s=1.0, rest_device_s=0.25)
     assert placement_seconds(problem, (False,) * len(ops), first) == pytest.approx(seconds)
+
+
+def test_blocks_that_only_predict_further_tokens_take_no_time() -> None:
+    """MTP: the last of three blocks has no operators, as a decode does not run it."""
+    ops = operators(2)
+    problem = replace(costs(ops, 3, [(0.0, 0.0)] * len(ops), rates(0.0)), rest_cpu_s=1.0, rest_device_s=0.25)
+    for first, seconds in ((0, 0.5), (1, 1.25), (2, 2.0), (3, 2.0), (4, 2.0)):
+        assert placement_seconds(problem, (False,) * len(ops), first) == pytest.approx(seconds)
+    graph = problem.graph
+    last = [op.name for op in ops if computes_outputs_only(op, graph.n_run)]
+    assert last == [f"blk.1.{role}.weight" for role in ("ffn_gate", "ffn_up", "ffn_down")] + ["output.weight"]
+    assert last == [ops[n.operator].name for n in graph.nodes if n.operator is not None and n.outputs_only]
