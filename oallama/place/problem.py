@@ -206,10 +206,12 @@ def device_memory(
 ) -> tuple[DeviceMemory | None, Workload, tuple[str, ...]]:
     """What the device holds before any operator, from a probe with every operator on the host.
 
-    Halves the micro-batch while KV and compute buffers leave no room; if they never do, lets layers keep their KV on
-    the host; if not even the output layer's buffers fit: None, or DoesNotFit where the policy needs the device.
+    Halves the micro-batch while KV and compute buffers leave no room. If they never do, lets layers keep their KV on
+    the host, with the largest micro-batch whose buffers fit without it; if not even these do: None, or DoesNotFit where
+    the policy needs the device.
     """
-    asked = load.n_ubatch
+    asked, n_layer = load.n_ubatch, problem.graph.n_layer
+    without_kv: tuple[DeviceMemory, Workload] | None = None
     while True:
         taken = problem.probe(load, _operators_on_host(problem, load))
         memory = DeviceMemory(
@@ -218,18 +220,22 @@ def device_memory(
             kv=taken.kv,
             compute=taken.compute,
             other_weights=taken.weights_gpu,
-            n_layer=problem.graph.n_layer,
+            n_layer=n_layer,
             operators_limit=operators_limit(problem),
         )
+        if without_kv is None and memory.operator_room(n_layer) >= 0:
+            without_kv = memory, load
         if memory.operator_room(0) >= 0 or load.n_ubatch // 2 < SMALLEST_UBATCH:
             break
         load = replace(load, n_ubatch=load.n_ubatch // 2)
+    if memory.operator_room(0) < 0 and without_kv is not None:
+        memory, load = without_kv
     notes = []
     if load.n_ubatch != asked:
         notes.append(f"micro-batch lowered from {asked} to {load.n_ubatch} tokens to shrink the compute buffers")
     if memory.operator_room(0) >= 0:
         return memory, load, tuple(notes)
-    if memory.operator_room(problem.graph.n_layer) >= 0:
+    if without_kv is not None:
         notes.append(
             f"the KV cache ({format_bytes(memory.kv)}) does not fit the device whole: "
             "some layers keep theirs on the host"

@@ -17,7 +17,7 @@ from oallama.place.baselines import baselines
 from oallama.place.budget import DeviceMemory, Room, ledger
 from oallama.place.decide import decide
 from oallama.place.placed import Placed
-from oallama.place.problem import LoadBytes, Problem
+from oallama.place.problem import LoadBytes, Problem, device_memory
 
 N_LAYER = 4
 LOAD = Workload(n_prompt=64, n_gen=32, n_ctx=256)
@@ -166,6 +166,17 @@ def test_kv_that_does_not_fit_leaves_layers_on_the_host() -> None:
     decision = decide(made, "auto", LOAD, "mixed")
     assert decision.policy in ("cpu", "oato", "layers")
     assert not any(decision.placed.on_device)
+
+
+@pytest.mark.parametrize(("compute_per_token", "n_ubatch"), [(0.05, 512), (1.0, 128)])
+def test_the_micro_batch_is_not_halved_for_a_kv_cache_that_does_not_fit_anyway(
+    compute_per_token: float, n_ubatch: int
+) -> None:
+    made, _ = problem(free=250, compute_per_token=compute_per_token)  # KV takes 400
+    memory, load, notes = device_memory(made, LOAD, required=True)
+    assert memory is not None and memory.operator_room(N_LAYER) >= 0
+    assert load.n_ubatch == n_ubatch
+    assert "some layers keep theirs on the host" in notes[-1] and len(notes) == 1 + (n_ubatch < 512)
 
 
 def test_auto_is_never_predicted_slower_than_its_candidates() -> None:
