@@ -161,6 +161,15 @@ def test_does_not_fit_names_required_available_and_device() -> None:
     assert "everything stays on the CPU" in fallback.notes[0]
 
 
+def test_auto_leaves_a_policy_alone_that_nothing_fits() -> None:
+    """Whatever is taken off the device comes back as a buffer, and 500 bytes are always too much."""
+    made, _ = problem(free=20_000, hidden=lambda placed_bytes: max(0, 18_500 - placed_bytes) if placed_bytes else 0)
+    with pytest.raises(DoesNotFit, match="the oato placement"):
+        decide(made, "oato", LOAD, "mixed")
+    decision = decide(made, "auto", LOAD, "mixed")
+    assert decision.memory.spare >= 0
+
+
 def test_kv_that_does_not_fit_leaves_layers_on_the_host() -> None:
     made, _ = problem(free=250)  # limit 225: KV and norms of two layers, no operator of 1000 bytes
     decision = decide(made, "auto", LOAD, "mixed")
