@@ -24,6 +24,7 @@ from oallama.cost.blocks import biased_ffn_block, hot_memory
 from oallama.cost.experts import ExpertUse, expert_use, experts_alike
 from oallama.cost.slice_rates import slice_rates
 from oallama.cost.slices import Pricing, slice_times
+from oallama.place.bound import physical_bound
 from oallama.place.decide import decide
 from oallama.place.oato import affinities
 from oallama.place.placed import cpu
@@ -292,6 +293,15 @@ def test_a_plan_is_written_read_and_simulated_as_predicted() -> None:
     rows = affinities(found.costs, made.operators, found.placed)
     hot = {op.name for op, own in zip(made.operators, placed.slices.hot, strict=True) if own}
     assert {row.name for row in rows if row.backend == "split"} >= hot
+
+
+@pytest.mark.parametrize("world", [SLOW_CPU, PAIR, GPU])
+@pytest.mark.parametrize("free", [1_500_000, FREE])
+def test_no_hot_set_beats_the_physical_bound(world: World, free: int) -> None:
+    made = known(world, free, routing(*[SKEWED] * N_LAYER))
+    found = decide(made, "experts", LOAD, "mixed")
+    bound = physical_bound(made, found.workload, found.memory)
+    assert 0 < bound.tpot_s <= found.predicted.tpot_s and 0 < bound.ttft_s <= found.predicted.ttft_s
 
 
 def test_auto_takes_experts_where_their_use_is_known() -> None:
