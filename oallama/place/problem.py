@@ -113,7 +113,8 @@ def costs_over(
 def predicted_of(
     problem: Problem, load: Workload, placed: Placed, layouts: Sequence[str], llama_uses_device: bool | None = None
 ) -> Predicted:
-    """TTFT, TPOT and their sum over the workload, the host holding each operator in its one layout.
+    """TTFT, TPOT and their sum over the workload, the host holding each operator in its one layout. Slices take what
+    the search that found them says; those of a plan that was read are priced by place/simulate.py.
 
     llama_uses_device: as costs_of; None: as the placement says."""
     if placed.slices is not None:

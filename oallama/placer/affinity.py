@@ -7,8 +7,9 @@ from oallama.core.profile import Profile
 from oallama.core.types import ModelInfo, Phase, PlanRecord, Workload
 from oallama.place.baselines import baselines
 from oallama.place.oato import AffinityRule, affinities
-from oallama.place.problem import Decision, Problem, costs_of, predicted_of
+from oallama.place.problem import Decision, Problem, costs_of
 from oallama.place.record import placed_by_plan
+from oallama.place.simulate import simulate
 
 
 def search_report(
@@ -52,7 +53,7 @@ def plan_report(
         True,
         affinities(costs, problem.operators, placed),
         record.memory,
-        record.predicted or predicted_of(problem, record.workload, placed, costs.layouts),
+        record.predicted or simulate(problem, record.workload, placed).predicted,
         record.notes,
         record.workload,
         baselines(problem, record.workload, record.memory),

@@ -23,6 +23,7 @@ from oallama.place.problem import Decision, LoadBytes, Problem, costs_of
 from oallama.place.record import n_gpu_layers, placed_by_plan, plan_record
 from oallama.place.slice_plan import SlicePlan
 from oallama.place.slicer import Slicer
+from oallama.placer.affinity import plan_report
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 
@@ -351,3 +352,14 @@ def test_where_whole_operators_never_fit_slices_are_what_is_left() -> None:
     assert not any(decision.placed.on_device)
     assert sliced(decision.placed)
     assert decision.memory.spare >= 0
+
+
+def test_the_report_of_a_plan_that_lost_its_prediction_predicts_it_anew() -> None:
+    """As the engine leaves it where a cut moved."""
+    made = problem(PAIR, 10**8)
+    decision = decide(made, "split", LOAD, "mixed")
+    assert sliced(decision.placed)
+    plan = replace(plan_of(made, decision), predicted=None)
+    found = plan_report(model(N_LAYER), made.profile, made, plan, "decode").predicted
+    assert found.ttft_s == pytest.approx(decision.predicted.ttft_s)
+    assert found.tpot_s == pytest.approx(decision.predicted.tpot_s)
