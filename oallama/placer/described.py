@@ -77,13 +77,13 @@ class Described:
     def what_if(
         self, of_cpu: Problem, profile: Profile, cards: Sequence[Card], load: Workload, policy: str
     ) -> tuple[WhatIf, ...]:
-        """Each card beside this machine's CPU, whose problem and profile these are."""
+        """Each card with all its memory beside this machine's CPU, whose problem and profile these are."""
         host = self._on_host(load)
 
         def beside(card: Card) -> Problem:
             own = with_card(profile, card, self.model, self.operators, kv=self.attention_rule.attention("on"))
             probe = probe_of(host, self.operators, self.model.n_layer, card.memory_bytes)
-            return replace(of_cpu, profile=with_attention(own, "on"), probe=probe)
+            return replace(of_cpu, profile=with_attention(own, "on"), probe=probe, vram=None, gpu_weights=None)
 
         return tuple(what_if(beside(card), card, load, policy) for card in cards)
 
