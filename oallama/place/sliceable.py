@@ -23,7 +23,7 @@ from oallama.cost.blocks import (
 )
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import NO_TIME, Curve
-from oallama.cost.passes import Pass, passes
+from oallama.cost.passes import Pass, mean_depth, passes
 from oallama.cost.placement import Costs, cpu_seconds, placement_seconds, transfer_seconds
 from oallama.model.cut import runs_alone
 from oallama.place.placed import Placed
@@ -52,9 +52,8 @@ class Sliceable:
 
     def __init__(self, problem: Problem, load: Workload) -> None:
         self._problem, self._load = problem, load
-        depth = load.n_prompt + max(1, load.n_gen) // 2
         self._over: dict[int, tuple[Pass, ...]] = {
-            n_tokens: (Pass(n_tokens, depth, 1),)
+            n_tokens: (Pass(n_tokens, mean_depth(load), 1),)
             for n_tokens in {case.n_tokens for case in problem.profile.cases}
             if n_tokens <= load.n_ubatch
         }

@@ -95,6 +95,11 @@ def wanted(
     )
 
 
+def in_steps(n_kv: int) -> int:
+    """Positions of the KV cache that attention is shown."""
+    return -(-n_kv // KV_STEP) * KV_STEP
+
+
 def rest_ways(shape: RestShape) -> tuple[RestShape, ...]:
     """With flash attention, and without where the V cache allows it."""
     plain = (replace(shape, flash_attn=False),) if shape.type_v in PLAIN_V_TYPES else ()
