@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from oallama.core.errors import UsageError
 from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Workload
-from oallama.cost.blocks import hot_memory, slice_memory
+from oallama.cost.blocks import hot_weights, slice_weights
 from oallama.model.cut import cut_extent
 from oallama.place.budget import ledger
 from oallama.place.placed import Placed, Slices, nothing_there
@@ -66,8 +66,7 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord
     slices = None
     hot = tuple(p.hot_experts for _, p in listed)
     if any(gg) or any(cg) or any(hot) or plan.token_assignment:
-        weights, _ = slice_memory(operators, gg, plan.workload.n_ubatch)
-        whole, _ = hot_memory(operators, hot, plan.workload.n_ubatch)
+        weights, whole = slice_weights(operators, gg), hot_weights(operators, hot)
         staging, streaming = plan.memory.staging, plan.streaming
         kept = hot if any(hot) else ()
         slices = Slices(gg, cg, layouts, weights, staging, streaming, plan.token_assignment, hot=kept, hot_bytes=whole)
