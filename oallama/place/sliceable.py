@@ -23,7 +23,7 @@ from oallama.cost.blocks import (
 )
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import NO_TIME, Curve
-from oallama.cost.passes import Pass, passes
+from oallama.cost.passes import Pass, mean_depth, passes
 from oallama.cost.placement import Costs, cpu_seconds, placement_seconds, transfer_seconds
 from oallama.model.cut import runs_alone
 from oallama.place.placed import Placed
@@ -52,9 +52,8 @@ class Sliceable:
 
     def __init__(self, problem: Problem, load: Workload) -> None:
         self._problem, self._load = problem, load
-        depth = load.n_prompt + max(1, load.n_gen) // 2
         self._over: dict[int, tuple[Pass, ...]] = {
-            n_tokens: (Pass(n_tokens, depth, 1),)
+            n_tokens: (Pass(n_tokens, mean_depth(load), 1),)
             for n_tokens in {case.n_tokens for case in problem.profile.cases}
             if n_tokens <= load.n_ubatch
         }
@@ -70,9 +69,7 @@ class Sliceable:
             if can:
                 self._families[ffn_of(i, operator)].append(i)
         n_layer = problem.graph.n_layer
-        self._parts = [
-            2 * n_layer + 1 if one.layer is None else 2 * one.layer + is_ffn(one) for one in problem.operators
-        ]
+        self._parts = [2 * one.layer_in(n_layer) + (is_ffn(one) or one.is_last) for one in problem.operators]
         self._biased = _biased_ffns(problem.operators, problem.splittable)
         self._blocks: dict[tuple[int, ...], tuple[tuple[SplitBlock, _Alike], ...]] = {}
         self._alike: dict[Hashable, _Alike] = {}
@@ -146,7 +143,7 @@ class Sliceable:
         for i, (there, sides) in enumerate(zip(on_device, costs.sides_s, strict=True)):
             if i not in inside:
                 between[self._parts[i]] += sides[there]
-        for layer in range(n_layer):
+        for layer in range(self._problem.graph.n_run):
             between[2 * layer] += costs.rest_device_s if layer >= first_layer else costs.rest_cpu_s
         total, begin, before = sum(between), 0, []
         for block in blocks:
@@ -173,7 +170,7 @@ class Sliceable:
     def _alike_of(self, block: SplitBlock) -> _Alike:
         operators = self._problem.operators
         first = operators[block.operators[0]]
-        outputs_only = computes_outputs_only(first, self._problem.graph.n_layer)
+        outputs_only = computes_outputs_only(first, self._problem.graph.n_run)
         mul_mats = tuple(operators[i].mul_mat for i in block.operators)
         key = (mul_mats, replace(block, operators=()), outputs_only, takes_n_g(first))
         if key not in self._alike:

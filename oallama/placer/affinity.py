@@ -9,8 +9,9 @@ from oallama.core.profile import Profile
 from oallama.core.types import ModelInfo, Phase, PlanRecord, Workload
 from oallama.place.baselines import baselines
 from oallama.place.oato import AffinityRule, affinities
-from oallama.place.problem import Decision, Problem, costs_of, predicted_of
+from oallama.place.problem import Decision, Problem, costs_of
 from oallama.place.record import placed_by_plan
+from oallama.place.simulate import simulate
 
 
 def search_report(
@@ -43,7 +44,7 @@ def plan_report(model: ModelInfo, problem: Problem, record: PlanRecord, phase: P
     """A plan's places, with the affinities of a phase as everything lies there."""
     load, placed = record.workload, placed_by_plan(model.n_layer, problem.operators, record)
     costs = costs_of(problem, load, phase)
-    predicted = record.predicted or predicted_of(problem, load, placed, costs.layouts)
+    predicted = record.predicted or simulate(problem, load, placed).predicted
     decision = Decision(record.policy, load, costs, placed, record.memory, predicted, record.notes)
     return replace(
         search_report(model, problem, decision, load, phase),

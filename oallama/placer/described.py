@@ -66,14 +66,14 @@ def plan_for(
 def beside_each(
     placer: Placer, of_cpu: Problem, cards: Sequence[Card], load: Workload, policy: str
 ) -> tuple[WhatIf, ...]:
-    """Each card beside this machine's CPU, whose problem that is."""
+    """Each card with all its memory beside this machine's CPU, whose problem that is."""
     model, operators = placer.model, placer.operators
     host = _on_host(placer, load)
 
     def beside(card: Card) -> Problem:
         own = with_card(placer.profile(), card, model, operators, kv=placer.attention_rule.attention("on"))
         probe = probe_of(host, operators, model.n_layer, card.memory_bytes)
-        return replace(of_cpu, profile=with_attention(own, "on"), probe=probe)
+        return replace(of_cpu, profile=with_attention(own, "on"), probe=probe, vram=None, gpu_weights=None)
 
     return tuple(what_if(beside(card), card, load, policy) for card in cards)
 

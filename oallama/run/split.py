@@ -129,6 +129,7 @@ def open_split(
     plan: Plan,
     placements: Sequence[OperatorPlacement],
     operators: Sequence[Operator],
+    n_layer: int,
     device: OpenDevice,
     replan: Replan | None = None,
 ) -> LoadedSplit | None:
@@ -144,7 +145,7 @@ def open_split(
 
     blocks = replan.blocks if replan is not None else ()
     cuts = {name: _loaded_cuts(kept) for kept in blocks if len(kept.cuts) > 1 for name in kept.operators}
-    text = plugin_text(usable, operators, device.name, cuts=cuts)
+    text = plugin_text(usable, operators, n_layer, device.name, cuts=cuts)
     try:
         backend = load_bridge().split()
         return LoadedSplit(backend, backend.plan(text), device, replan)

@@ -123,6 +123,7 @@ def launch(
     program: Path,
     plan: Plan,
     operators: Sequence[Operator],
+    n_layer: int,
     tensor_names: Sequence[str],
     settings: Settings,
     socket_path: Path,
@@ -137,7 +138,7 @@ def launch(
     plugin = None
     if splits(plan, operators):
         text_file = socket_path.with_name("plan.oallama")
-        text_file.write_text(plugin_text(plan, operators, stock_device(plan)), encoding="utf-8")
+        text_file.write_text(plugin_text(plan, operators, n_layer, stock_device(plan)), encoding="utf-8")
         plugin = Plugin(str(find_plugin()), str(text_file))
     added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin)
     if plugin is not None and uses_file is not None:
