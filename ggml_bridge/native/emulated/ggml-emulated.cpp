@@ -121,7 +121,7 @@ ggml_backend_buffer_t emulated_buft_alloc_buffer(ggml_backend_buffer_type_t buft
         return nullptr;
     }
     try {
-        return ggml_backend_buffer_init(buft, emulated_buffer_i, new DeviceRange(size), size);
+        return ggml_backend_buffer_init(buft, emulated_buffer_i, new DeviceRange(size, device.n_graphs_ever), size);
     } catch (const std::bad_alloc &) {
         device.device_bytes -= wanted;
         return nullptr;
