@@ -265,6 +265,11 @@ void check_times() {
     check(n_runs == 3, "each run is noted once");
     check_ok(oallama_plan_take_times(plan.get(), times.data(), 8, &n), "times are taken");
     check(n == 0, "once");
+    check_ok(oallama_reset_stats(), "statistics are reset");
+    session.compute(model, 0);
+    check_ok(oallama_plan_take_times(plan.get(), times.data(), 8, &n), "times are taken");
+    check(session.status() == GGML_STATUS_SUCCESS && n == 0 && stats().n_phases == 0 && stats().bytes_streamed == 0,
+          "a batch of no tokens takes no time and streams nothing");
     check(oallama_plan_take_times(plan.get(), nullptr, 8, &n) == OALLAMA_INVALID, "no room for the times");
 }
 

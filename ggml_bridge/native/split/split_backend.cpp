@@ -45,17 +45,6 @@ bool has_feature(ggml_backend_reg_t reg, const char * name) {
     return false;
 }
 
-// Whether there is anything to compute: where all rows are hits, there may not be.
-bool computes_on_host(const Program & program, const Phase & phase) {
-    for (int i = phase.host_begin; i < phase.host_end; i++) {
-        const ggml_tensor * node = ggml_graph_node(program.host_graph, i);
-        if (!is_view(node->op) && std::find(std::begin(node->ne), std::end(node->ne), 0) == std::end(node->ne)) {
-            return true;
-        }
-    }
-    return false;
-}
-
 } // namespace
 
 Stats & stats() {
@@ -199,6 +188,9 @@ void SplitBackend::forget() {
 
 void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
                            ggml_backend_graph_optimize_params * params) {
+    if (computes_nothing(*graph)) {
+        return;
+    }
     const Program & program = find(graph, memory);
     prepared_               = n_cuts_moved();
     if (params == nullptr || params->add_alloc_dep == nullptr || program.device == nullptr) {
@@ -259,6 +251,9 @@ void SplitBackend::device_computes() {
 //
 
 ggml_status SplitBackend::compute(ggml_cgraph * graph, ggml_backend_dev_t memory) {
+    if (computes_nothing(*graph)) {
+        return GGML_STATUS_SUCCESS;
+    }
     Stopwatch total;
     stats().n_graphs++;
     for (int i = 0; i < graph->n_nodes; i++) {
@@ -310,10 +305,10 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
             took.launch_ns += watch.lap(stats().launch_ns);
             step.done(OALLAMA_LAUNCH);
         }
+        ggml_cgraph host   = graph_range(program.host_graph, phase.host_begin, phase.host_end);
         ggml_status status = GGML_STATUS_SUCCESS;
-        if (computes_on_host(program, phase)) {
-            ggml_cgraph range = graph_range(program.host_graph, phase.host_begin, phase.host_end);
-            status            = ggml_backend_graph_compute(cpu_.get(), &range);
+        if (!computes_nothing(host)) { // where all rows are hits, there may be nothing
+            status = ggml_backend_graph_compute(cpu_.get(), &host);
             took.host_ns += watch.lap(stats().host_ns);
             step.done(OALLAMA_HOST);
         }
