@@ -291,6 +291,26 @@ def test_it_has_a_core_of_its_own_while_it_is_registered(bridge: ggml_bridge.Bri
     assert os.sched_getaffinity(0) == before
 
 
+def test_another_core_gives_the_first_one_back(bridge: ggml_bridge.Bridge) -> None:
+    last, before = own_core(), os.sched_getaffinity(0)
+    for core in (last, min(before)):
+        bridge.emulated().register(f"name {NAME}\nvalues drawn\ncpu {core}\n{RATES}")
+        assert os.sched_getaffinity(0) == before - {core}
+    bridge.emulated().unregister()
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_core_that_is_not_there_leaves_no_device_behind(bridge: ggml_bridge.Bridge, real: EmulatedDevice) -> None:
+    with pytest.raises(ValueError, match="core 4000"):
+        real.register(f"name {NAME}\nvalues drawn\ncpu 4000\n{RATES}")
+    assert NAME not in [device.name for device in bridge.devices()]
+    with pytest.raises(ValueError, match="no emulated device yet"):
+        real.stats()
+    real.unregister()
+    real.register(REAL)
+    assert NAME in [device.name for device in bridge.devices()]
+
+
 def test_two_on_one_core_notice_each_other(run_here: RunHere) -> None:
     """One process keeps its device at work while another one's wants the same core."""
     parameters = f"name {NAME}\nvalues drawn\ncpu {own_core()}\n{RATES}"

@@ -485,6 +485,13 @@ ggml_backend_device the_device = {emulated_device_i, &the_reg, nullptr};
 std::mutex registering;
 bool       registered = false;
 
+void leave_registry() {
+    if (registered) {
+        ggml_backend_unload(&the_reg);
+        registered = false;
+    }
+}
+
 Device & known_device() {
     if (the_emulated() == nullptr) {
         throw oallama::Error(OALLAMA_INVALID, "there is no emulated device yet; call emulated_register first");
@@ -517,7 +524,14 @@ int emulated_register(const char * text) {
                                  "the emulated device of this process is in use; close what uses it first");
         }
         the_emulated().reset(); // its thread gives up its core before another takes one
-        the_emulated() = std::make_unique<Device>(std::move(parameters));
+        let_others_on();
+        try {
+            the_emulated() = std::make_unique<Device>(std::move(parameters));
+        } catch (...) {
+            leave_registry(); // nothing is behind it any more
+            let_others_on();
+            throw;
+        }
         if (!registered) {
             ggml_backend_register(&the_reg);
             registered = true;
@@ -532,12 +546,9 @@ int emulated_unregister(void) {
             if (emulated_device().in_use()) {
                 throw oallama::Error(OALLAMA_UNSUPPORTED, "the emulated device of this process is in use");
             }
-            ggml_backend_unload(&the_reg);
-            registered = false;
+            leave_registry();
             emulated_device().time.rest();
-            if (emulated_device().parameters.cpu >= 0) {
-                let_others_on(emulated_device().parameters.cpu);
-            }
+            let_others_on();
         }
     });
 }
