@@ -66,6 +66,8 @@ void add_in_pieces(bool real, int n_rounds) {
         ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(device)));
     oallama::BufferPtr host(ggml_backend_buft_alloc_buffer(ggml_backend_dev_host_buffer_type(device), 4 * n));
     expect(buffer && host, "memory is there");
+    expect(std::strcmp(ggml_backend_buft_name(ggml_backend_dev_host_buffer_type(device)), "Emulated0_Host") == 0,
+           "pinned memory has its name");
     auto *                     in    = static_cast<float *>(ggml_backend_buffer_get_base(host.get()));
     const ggml_backend_event_t ready = ggml_backend_event_new(device);
     std::vector<float>         out(n);

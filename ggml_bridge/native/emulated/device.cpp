@@ -59,8 +59,8 @@ bool is_router_input(const char * name) {
 } // namespace
 
 Device::Device(Parameters given)
-    : parameters(std::move(given)), time(parameters.cpu), noise_f32_(noise_bytes + noise_spare),
-      noise_f16_(noise_bytes + noise_spare) {
+    : parameters(std::move(given)), host_name(parameters.name + "_Host"), time(parameters.cpu),
+      noise_f32_(noise_bytes + noise_spare), noise_f16_(noise_bytes + noise_spare) {
     for (size_t i = 0; i < noise_f32_.size() / sizeof(float); i++) { // evenly over -1 to 1: no NaN, no denormals
         const float value = static_cast<float>(static_cast<double>(mixed(parameters.seed + i) >> 11U) * 0x1p-52 - 1.0);
         std::memcpy(&noise_f32_[i * sizeof value], &value, sizeof value);

@@ -142,9 +142,7 @@ size_t emulated_buft_get_alloc_size(ggml_backend_buffer_type_t /*buft*/, const g
 }
 
 const char * emulated_host_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
-    static std::string name;
-    logged([] { name = emulated_device().parameters.name + "_Host"; });
-    return name.c_str();
+    return emulated_device().host_name.c_str();
 }
 
 void emulated_host_buffer_free_buffer(ggml_backend_buffer_t buffer) {
