@@ -208,6 +208,13 @@ def test_measured_kernels_come_before_rates(bridge: ggml_bridge.Bridge) -> None:
     device.unregister()
 
 
+@pytest.mark.parametrize(("number", "K"), [(4, 512), (2, 500)])
+def test_a_mul_mat_by_rows_that_cannot_be_takes_no_time(real: EmulatedDevice, number: int, K: int) -> None:
+    """Type 4 was removed from ggml; a block of Q4_0 has 32 elements."""
+    with pytest.raises(ValueError, match="no rows"):
+        real.mul_mat_seconds(number, K, 1024, 1, 0, 1)
+
+
 def test_real_values_are_those_of_the_cpu(bridge: ggml_bridge.Bridge, real: EmulatedDevice) -> None:
     for type_name, n_expert, n_used in (("F16", 1, 0), ("Q4_0", 1, 0), ("Q4_0", 8, 2)):
         with bridge.mul_mat(NAME, None, type_name, 256, 96, n_expert, n_used, 5, 0) as timer:

@@ -595,6 +595,8 @@ int emulated_mul_mat_seconds(int32_t type, int64_t k, int64_t n, int64_t e, int6
         require(type >= 0 && type < GGML_TYPE_COUNT && k > 0 && n > 0 && e > 0 && n_tokens > 0 && n_expert_used >= 0 &&
                     n_expert_used <= e,
                 "there is no such mul-mat");
+        const int64_t block = ggml_blck_size(static_cast<ggml_type>(type)); // 0: a type that ggml has no more
+        require(block > 0 && k % block == 0, "there are no rows of so many elements of this type");
         *seconds =
             mul_mat_seconds(known_device().parameters, static_cast<ggml_type>(type), k, n, e, n_expert_used, n_tokens);
     });
