@@ -449,11 +449,7 @@ class Builder {
         const ggml_tensor * src    = graph_->nodes[i]->src[s];
         const SplitWeight * weight = weight_of(src);
         if (weight != nullptr) { // a bias that lies among the cut weights
-            const Part & part = weight->part(side_host);
-            if (weight->slice().gg > 0 || !part.pieces) {
-                throw Error(OALLAMA_UNSUPPORTED, weight->slice().name + " is read by something that is no mul-mat");
-            }
-            return part.tensor;
+            return weight->whole_on_host().tensor;
         }
         const int from = inside(i, s);
         if (from >= 0 && value(from).state == State::full && side_of(from, side_host) != nullptr) {
@@ -502,6 +498,9 @@ class Builder {
     ggml_tensor * full_on_device(int i, int s, int64_t begin, int64_t count, Tokens tokens) {
         const ggml_tensor * src  = graph_->nodes[i]->src[s];
         const int           from = inside(i, s);
+        if (weight_of(src) != nullptr) {
+            weight_of(src)->whole_on_host(); // is sent from there
+        }
         if (program_.resident && !is_on_host(src)) {
             return resident_.part(src, from >= 0 ? Origin{from, -1} : Origin{i, s}, begin, count, tokens);
         }
