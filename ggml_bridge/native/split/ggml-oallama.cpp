@@ -8,6 +8,7 @@
 #include "ggml-oallama.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -128,6 +129,9 @@ struct DeviceContext {
 
 ggml_backend_dev_t device_at(size_t index);
 
+// The device whose memory its results are in, while a plan is loaded that names it: devices come and go. NULL: none.
+ggml_backend_dev_t memory_in_use(ggml_backend_dev_t dev);
+
 bool computes(ggml_backend_dev_t dev) {
     return dev != device_at(device_split);
 }
@@ -140,16 +144,6 @@ std::shared_ptr<LoadedPlan> & default_plan() {
 
 const DeviceContext & context_of(ggml_backend_dev_t dev) {
     return *static_cast<DeviceContext *>(dev->context);
-}
-
-// Whether the device is one of ggml's still: those of tests come and go.
-bool is_known(ggml_backend_dev_t device) {
-    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
-        if (ggml_backend_dev_get(i) == device) {
-            return true;
-        }
-    }
-    return false;
 }
 
 ggml_backend_dev_t memory_of(ggml_backend_dev_t dev) {
@@ -213,8 +207,8 @@ ggml_backend_buffer_type_t oallama_device_get_buffer_type(ggml_backend_dev_t dev
     if (!computes(dev)) {
         return default_plan()->buft();
     }
-    const bool resident = memory_of(dev) != nullptr && is_known(memory_of(dev));
-    return resident ? resident_buft(memory_of(dev)) : ggml_backend_cpu_buffer_type();
+    ggml_backend_dev_t memory = memory_in_use(dev);
+    return memory != nullptr ? resident_buft(memory) : ggml_backend_cpu_buffer_type();
 }
 
 bool oallama_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
@@ -227,8 +221,8 @@ bool oallama_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_ty
     if (is_split_buft(buft) || (computes(dev) && ggml_backend_buft_is_host(buft))) {
         return true;
     }
-    ggml_backend_dev_t memory = memory_of(dev);
-    return memory != nullptr && is_known(memory) && memory->iface.supports_buft(memory, buft);
+    ggml_backend_dev_t memory = memory_in_use(dev);
+    return memory != nullptr && memory->iface.supports_buft(memory, buft);
 }
 
 const ggml_backend_device_i oallama_device_i = {
@@ -345,11 +339,15 @@ struct ResidentDevice {
     DeviceContext       context;
     ggml_backend_reg    reg;
     ggml_backend_device device;
-    int                 n_plans = 0; // in use
+    std::atomic<int>    n_plans{0}; // in use; read while others are loaded and freed
 };
 
 ResidentDevice & resident_of(ggml_backend_reg_t reg) {
     return *static_cast<ResidentDevice *>(reg->context);
+}
+
+ggml_backend_dev_t memory_in_use(ggml_backend_dev_t dev) {
+    return memory_of(dev) != nullptr && resident_of(dev->reg).n_plans > 0 ? memory_of(dev) : nullptr;
 }
 
 const ggml_backend_reg_i resident_reg_i = {
