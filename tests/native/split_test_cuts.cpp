@@ -199,6 +199,10 @@ void check_bytes() {
         check(slice.twice_bytes == row * range, "and told");
         check(slice.n_cuts == n_cuts && slice.cuts[0] == cuts[0][0] && slice.cuts[2] == cuts[0][2], "cuts are told");
     }
+    { const Model second(block, data, plan.get()); }
+    check(slice_of(plan.get()).loaded == 1, "of two models of a plan one is left");
+    move(plan.get(), block, cuts, 1);
+    check(slice_of(plan.get()).twice_bytes == row * range, "and what it holds twice is told");
 }
 
 void check_refused() {

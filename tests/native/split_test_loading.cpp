@@ -143,6 +143,10 @@ void check_slices() {
     {
         const Model model(block, data, plan.get());
         check_state(true);
+        {
+            const Model second(block, data, plan.get());
+        }
+        check_state(true);
     }
     check_state(false);
     oallama_slice slice = {};
@@ -208,10 +212,10 @@ void check_other_tensors() {
 
 // A bias that the plan puts on the device, beside a gate that is on the host or on the device.
 void check_biases_on_the_device() {
-    Block             block  = ffn_block(q4_0, q4_0, {Ffn::silu, Gate::par, /*bias=*/true});
-    const Weight      gate   = block.weights[1];
-    const std::string n      = std::to_string(gate.n);
-    const auto        moved  = [](const Extra & extra) { return extra.name == "gate_b"; };
+    Block             block = ffn_block(q4_0, q4_0, {Ffn::silu, Gate::par, /*bias=*/true});
+    const Weight      gate  = block.weights[1];
+    const std::string n     = std::to_string(gate.n);
+    const auto        moved = [](const Extra & extra) { return extra.name == "gate_b"; };
     block.extras.erase(std::remove_if(block.extras.begin(), block.extras.end(), moved), block.extras.end());
     block.weights.push_back({"gate_b", GGML_TYPE_F32, gate.n, 1, 1, OALLAMA_ROWS});
     const Data data = make_data(block);

@@ -253,6 +253,18 @@ void tell_cut(const SplitWeight & weight, oallama_slice & out) {
     std::snprintf(out.layout, sizeof out.layout, "%s", active.slice().layout.c_str());
 }
 
+void tell_loaded(const SplitWeight & weight, oallama_slice & out) {
+    out.loaded       = 1;
+    out.host_bytes   = weight.host_bytes_of_all();
+    out.device_bytes = weight.part_bytes(side_device);
+    out.n_hot        = weight.n_slots();
+    out.n_cuts       = static_cast<int64_t>(weight.n_cuts());
+    for (size_t i = 0; i < weight.n_cuts(); i++) {
+        out.cuts[i] = weight.cut(i).slice().cc;
+    }
+    tell_cut(weight, out);
+}
+
 } // namespace
 
 Counters & counters() {
@@ -353,22 +365,16 @@ void LoadedPlan::report(SplitWeight & weight, bool loaded) {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::vector<SplitWeight *> &      held   = held_[found->second];
     oallama_slice &                   placed = placed_[found->second];
-    if (!loaded && !uses_path_.empty()) {
-        weight.append_uses(uses_path_);
-    }
     held.erase(std::remove(held.begin(), held.end(), &weight), held.end());
-    placed = as_planned(spec_.slices[found->second]);
     if (loaded) {
         held.push_back(&weight);
-        placed.loaded       = 1;
-        placed.host_bytes   = weight.host_bytes_of_all();
-        placed.device_bytes = weight.part_bytes(side_device);
-        placed.n_hot        = weight.n_slots();
-        placed.n_cuts       = static_cast<int64_t>(weight.n_cuts());
-        for (size_t i = 0; i < weight.n_cuts(); i++) {
-            placed.cuts[i] = weight.cut(i).slice().cc;
-        }
-        tell_cut(weight, placed);
+    }
+    placed = as_planned(spec_.slices[found->second]);
+    if (!held.empty()) { // of the model that was loaded last, of those that are left
+        tell_loaded(*held.back(), placed);
+    }
+    if (!loaded && !uses_path_.empty()) {
+        weight.append_uses(uses_path_);
     }
 }
 
