@@ -405,6 +405,7 @@ void * ggml_backend_init(void) {
     void *    reg    = nullptr;
     const int status = guarded([&] {
         const std::lock_guard<std::mutex> lock(registering);
+        require(!registered, "this process has registered the back end already; it is not added a second time");
         start(std::getenv("OALLAMA_PLAN"));
         if (const char * path = std::getenv("OALLAMA_USES"); path != nullptr) {
             default_plan()->keep_uses(path);
