@@ -26,7 +26,7 @@ class SplitBuffer {
 
     ~SplitBuffer() {
         for (const auto & weight : weights_) {
-            plan_->report(*weight, false);
+            logged([&] { plan_->report(*weight, false); });
         }
         if (placed_) {
             counters().host_weights -= memory_.host_bytes;
@@ -65,17 +65,16 @@ class SplitBuffer {
         placed_ = attempt([this] {
             memory_ = place_weights(weights_, plan_->device(), plan_->spec(),
                                     [this](const std::string & sentence) { note(sentence); });
+            for (const auto & weight : weights_) {
+                plan_->report(*weight, true);
+            }
         });
-        if (!placed_) {
-            return false;
+        if (placed_) {
+            counters().host_weights += memory_.host_bytes;
+            counters().device_weights += memory_.device_bytes;
+            counters().n_weights += static_cast<int64_t>(weights_.size());
         }
-        counters().host_weights += memory_.host_bytes;
-        counters().device_weights += memory_.device_bytes;
-        counters().n_weights += static_cast<int64_t>(weights_.size());
-        for (const auto & weight : weights_) {
-            plan_->report(*weight, true);
-        }
-        return true;
+        return placed_;
     }
 
     void clear(uint8_t value) {
