@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "split_join.h"
 #include "split_resident.h"
@@ -12,6 +13,8 @@
 namespace oallama {
 
 namespace {
+
+constexpr uint64_t not_prepared = UINT64_MAX;
 
 class Stopwatch {
   public:
@@ -191,8 +194,12 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
     if (computes_nothing(*graph)) {
         return;
     }
+    const bool failed       = std::exchange(preparing_, true) && prepared_ == not_prepared; // for a sub-graph before
+    prepared_               = not_prepared;                                                 // where this fails
     const Program & program = find(graph, memory);
-    prepared_               = n_cuts_moved();
+    if (!failed) {
+        prepared_ = n_cuts_moved();
+    }
     if (params == nullptr || params->add_alloc_dep == nullptr || program.device == nullptr) {
         return;
     }
@@ -254,6 +261,7 @@ ggml_status SplitBackend::compute(ggml_cgraph * graph, ggml_backend_dev_t memory
     if (computes_nothing(*graph)) {
         return GGML_STATUS_SUCCESS;
     }
+    preparing_ = false;
     Stopwatch total;
     stats().n_graphs++;
     for (int i = 0; i < graph->n_nodes; i++) {

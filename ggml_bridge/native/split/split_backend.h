@@ -69,7 +69,8 @@ class SplitBackend {
     BufferPtr                host_; // for what the host makes for itself
     std::unique_ptr<Partner> partner_;
     ProgramCache             programs_;
-    uint64_t                 prepared_ = 0; // n_cuts_moved() when llama.cpp's graph was prepared
+    uint64_t                 prepared_  = 0;     // n_cuts_moved() when all of llama.cpp's graph was prepared
+    bool                     preparing_ = false; // since the last one was computed
     Signature                scratch_;
     Turns                    turns_;              // of small copies to the device
     Phase *                  last_     = nullptr; // that ended, until the next one is launched
