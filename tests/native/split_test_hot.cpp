@@ -407,6 +407,28 @@ void check_uses() {
     done("uses of experts");
 }
 
+// A prepared sub-graph is as small for many tokens as for some: a context keeps those of many batches.
+void check_program_bytes() {
+    const Block   block = moe_block(q4_0, q4_0);
+    const Data    data  = make_data(block);
+    const PlanPtr plan  = new_plan(hot_plan(block, {0, 2}, async_device::device_name, "CPU", 0));
+    if (plan == nullptr) {
+        return;
+    }
+    const Model model(block, data, plan.get());
+    Session     session;
+    session.compute(model, 512);
+    const int64_t large = memory().program_bytes;
+    session.compute(model, 7);
+    const int64_t small = memory().program_bytes - large;
+    check(large > 0 && large <= small + small / 8,
+          "prepared for 512 tokens: " + std::to_string(large) + " bytes, for 7: " + std::to_string(small));
+    check_ok(oallama_reset_stats(), "statistics are reset");
+    session.compute(model, 512);
+    check(stats().n_built == 0, "and nothing is prepared twice");
+    done("bytes of programs");
+}
+
 // Uses that cannot be kept when a model is freed cost nothing else.
 void check_uses_that_are_lost() {
     const Block   block = moe_block(q4_0, q4_0);
@@ -467,6 +489,7 @@ void test_hot() {
     check_many();
     check_shared_expert();
     check_swaps();
+    check_program_bytes();
     check_uses();
     check_uses_that_are_lost();
 }

@@ -7,7 +7,6 @@
 
 #include "split_join.h"
 #include "split_resident.h"
-#include "split_routed.h"
 #include "trace.h"
 
 namespace oallama {
@@ -369,7 +368,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
         stats().bytes_out.fetch_add(fetch_inputs(phase, graph, device), std::memory_order_relaxed);
     }
     last_ = nullptr;
-    route(phase, graph);
+    route(phase, graph, batches_);
     const int64_t sent =
         send(phase, graph) + send_routed(phase, graph); // before weights are asked for, which it would wait for
     // also where there is nothing to send: else it would never be known until when the link is free
@@ -448,11 +447,11 @@ int64_t SplitBackend::send(const Phase & phase, const ggml_cgraph * graph) {
 // Which slots and which routing weights the device computes with.
 int64_t SplitBackend::send_routed(const Phase & phase, const ggml_cgraph * graph) {
     int64_t sent = 0;
-    for (const Routed & routed : phase.routings) {
-        for (const SentRows & rows : routed.sent) {
+    for (size_t i = 0; i < phase.routings.size(); i++) {
+        for (const SentRows & rows : phase.routings[i].sent) {
             char *       staged = partner_->staging() + rows.staging;
             const size_t bytes  = ggml_nbytes(rows.tensor);
-            pack(routed, rows, graph, staged);
+            pack(phase.routings[i], batches_[i], rows, graph, staged);
             ggml_backend_tensor_set_async(partner_->backend(), rows.tensor, staged, 0, bytes);
             sent += static_cast<int64_t>(bytes);
         }
@@ -510,7 +509,7 @@ void SplitBackend::join(const Phase & phase, const ggml_cgraph * graph) {
             continue;
         }
         if (download.join == Download::Join::rows || download.join == Download::Join::sum) {
-            join_routed(phase.routings[static_cast<size_t>(download.routed)], download,
+            join_routed(batches_[static_cast<size_t>(download.routed)], download,
                         download.to == nullptr ? node : download.to, from);
         } else {
             oallama::join(download, node, from);

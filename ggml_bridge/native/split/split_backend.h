@@ -4,6 +4,7 @@
 
 #include "partner.h"
 #include "program_cache.h"
+#include "split_routed.h"
 
 namespace oallama {
 
@@ -78,6 +79,7 @@ class SplitBackend {
     int64_t                  n_tokens_ = 0;       // of the program that runs, or ran last
     int64_t                  streamed_ = 0;       // of the last one that streamed
     std::vector<int32_t>     experts_;
+    std::vector<RoutedBatch> batches_; // of the phase at hand
 };
 
 } // namespace oallama

@@ -749,8 +749,6 @@ size_t bytes_of(const Phase & phase) {
                    bytes_of(phase.downloads) + bytes_of(phase.streamed) + bytes_of(phase.routings);
     for (const Routed & routed : phase.routings) {
         bytes += bytes_of(routed.weights) + bytes_of(routed.sized) + bytes_of(routed.gathered) + bytes_of(routed.sent);
-        // of a batch: experts, routing weights, and on either side which row it is and by which expert
-        bytes += static_cast<size_t>(routed.n_rows) * 6 * sizeof(int32_t);
     }
     return bytes;
 }
