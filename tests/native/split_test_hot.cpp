@@ -5,7 +5,7 @@
 #include <memory>
 #include <numeric>
 
-#include "split_buffer.h"
+#include "loaded_plan.h"
 #include "split_routing.h"
 #include "split_test.h"
 
