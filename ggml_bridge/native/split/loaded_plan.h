@@ -83,6 +83,10 @@ class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
     uint64_t                                n_loads_ = 0;
 };
 
+// The inert device that the buffer types of plans belong to (ggml-oallama.cpp). Throws OALLAMA_INVALID before the back
+// end is registered.
+ggml_backend_dev_t owner_of_plans();
+
 // Makes a device of ours known to ggml whose results are in this device's memory (ggml-oallama.cpp), until it has been
 // removed as often; false where there can be none.
 bool add_resident_device(ggml_backend_dev_t device);
