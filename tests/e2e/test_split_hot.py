@@ -174,6 +174,17 @@ def test_an_engine_exchanges_hot_experts_between_generations(models: Path) -> No
         engine.set_hot_experts(0, (0,))
 
 
+def test_experts_that_are_exchanged_cross_the_link(models: Path) -> None:
+    path = written(models, "qwen3moe", n_expert_used=2)
+    case = hot_case(path, EMULATED, (1, 2, 5))
+    with engine_of(case) as engine:
+        engine.logits(PROMPT)
+        before = load_bridge().emulated().stats().bytes_in
+        assert engine.set_hot_experts(0, (0, 3, 4)) == 3
+        copied = load_bridge().emulated().stats().bytes_in - before
+    assert copied == sum(o.bytes // 8 * 3 for o in case.operators if o.op == "MUL_MAT_ID" and o.layer == 0)
+
+
 def test_a_plan_of_hot_experts_is_written_and_read(models: Path, tmp_path: Path) -> None:
     case = hot_case(written(models, "qwen3moe", n_expert_used=2), "cpu-pair", (1, 5))
     case.plan.save(tmp_path / "plan.json")
