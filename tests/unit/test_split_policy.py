@@ -362,6 +362,6 @@ def test_the_report_of_a_plan_that_lost_its_prediction_predicts_it_anew() -> Non
     decision = decide(made, "split", LOAD, "mixed")
     assert sliced(decision.placed)
     plan = replace(plan_of(made, decision), predicted=None)
-    found = plan_report(model(N_LAYER), made.profile, made, plan, "decode").predicted
+    found = plan_report(model(N_LAYER), made, plan, "decode").predicted
     assert found.ttft_s == pytest.approx(decision.predicted.ttft_s)
     assert found.tpot_s == pytest.approx(decision.predicted.tpot_s)

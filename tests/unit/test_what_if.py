@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -25,7 +26,7 @@ from oallama.place.decide import decide
 from oallama.place.problem import Problem, costs_over, on_cpu
 from oallama.place.sliced import QUICK, THOROUGH
 from oallama.place.what_if import HostLoad, WhatIf, probe_of, what_if
-from oallama.placer.described import Described
+from oallama.placer.described import beside_each
 from oallama.profile.described import described, host_profile, with_card
 from oallama.report import chart
 from oallama.report.table import WIDTH, plain
@@ -152,10 +153,12 @@ def test_limits_of_the_device_that_is_here_do_not_hold_for_cards():
         def on_host(self, load, attention):
             return sum(op.bytes for op in made.operators), 4 * MIB, MIB
 
-    placer = Described(of, made.operators, made.graph, options, AttentionRule(of, options), Loads())
-    host = host_profile(HOST, of, made.operators, TOKENS)
+    placer = SimpleNamespace(
+        model=of, operators=made.operators, attention_rule=AttentionRule(of, options), dry_loads=Loads(),
+        profile=lambda: host_profile(HOST, of, made.operators, TOKENS),
+    )  # fmt: skip
     limits = ({}, {"vram": 3 * MIB, "gpu_weights": 0.1})
-    free, limited = (placer.what_if(replace(made, **limit), host, [card], LOAD, "auto")[0] for limit in limits)
+    free, limited = (beside_each(placer, replace(made, **limit), [card], LOAD, "auto")[0] for limit in limits)
     assert limited.best.memory == free.best.memory and free.best.memory.limit == free.stock.memory.limit
     assert limited.best.predicted == free.best.predicted
 
