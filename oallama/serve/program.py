@@ -99,7 +99,7 @@ def ggml_version(program: Path) -> str | None:
     library = _ggml_base(program)
     if library is None:
         return None
-    done = _output([sys.executable, "-c", _ASK_VERSION, str(library)])
+    done = _output([sys.executable, "-I", "-c", _ASK_VERSION, str(library)])
     return done.strip() if done else None
 
 

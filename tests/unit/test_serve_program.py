@@ -45,6 +45,13 @@ def test_the_version_is_that_of_the_library_beside_the_program(tmp_path):
     assert ggml_version(program(tmp_path / "other", with_ggml=False)) is None
 
 
+def test_the_version_is_asked_with_nothing_of_the_working_directory(tmp_path, monkeypatch):
+    made = program(tmp_path / "bin")
+    (tmp_path / "ctypes.py").write_text("raise SystemExit(7)\n")
+    monkeypatch.chdir(tmp_path)
+    assert ggml_version(made) == GGML_VERSION
+
+
 def test_what_was_built_last_is_used_before_that_of_path(cache, tmp_path, monkeypatch):
     old, new = built(cache, "a"), built(cache, "b")
     os.utime(old.parent.parent / "recipe.json", (1, 1))
