@@ -15,6 +15,7 @@ from typing import Literal
 
 from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, find_plugin, soname
 from oallama.core.errors import BridgeError
+from oallama.core.files import write_whole
 from oallama.core.types import Operator
 from oallama.core.units import MIB
 from oallama.plan.export import (
@@ -132,12 +133,11 @@ def launch(
     """How to start it with a plan, listening at a Unix socket beside which the plug-in's plan is written. uses_file:
     where the plug-in adds how often experts were used (serve/uses.py).
 
-    Raises PlanError for a plan that llama-server cannot run, BridgeError where the plug-in is not built.
+    Raises PlanError for a plan that llama-server cannot run, BridgeError where the plug-in is not built, and OSError;
+    an earlier launch's plan is still there then.
     """
-    plugin = None
+    plugin, text_file = None, socket_path.with_name("plan.oallama")
     if splits(plan, operators):
-        text_file = socket_path.with_name("plan.oallama")
-        text_file.write_text(plugin_text(plan, operators, stock_device(plan)), encoding="utf-8")
         plugin = Plugin(str(find_plugin()), str(text_file))
     added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin)
     if plugin is not None and uses_file is not None:
@@ -149,7 +149,10 @@ def launch(
         "--host",
         str(socket_path),
     ]
-    return Launch(tuple(arguments), {**clean_environment(environment), **added}, stock_device(plan) != "none")
+    made = Launch(tuple(arguments), {**clean_environment(environment), **added}, stock_device(plan) != "none")
+    if plugin is not None:
+        write_whole(text_file, plugin_text(plan, operators, stock_device(plan)))
+    return made
 
 
 def _arguments(settings: Settings, n_ubatch: int) -> list[str]:

@@ -1,5 +1,6 @@
 """How llama-server is found and started, and what its /metrics say."""
 
+import errno
 import json
 import os
 from dataclasses import replace
@@ -9,7 +10,7 @@ import placement_records as records
 import pytest
 
 from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, library_folder, soname
-from oallama.core.errors import BridgeError
+from oallama.core.errors import BridgeError, PlanError
 from oallama.serve.live import Live, Rate, live_of
 from oallama.serve.program import Settings, clean_environment, find_program, ggml_version, launch, prompt_cache_mib
 
@@ -121,6 +122,24 @@ def test_a_plan_that_splits_is_written_for_the_plug_in(tmp_path):
     assert made.environment["OALLAMA_PLAN"] == str(tmp_path / "plan.oallama")
     assert "libggml-oallama" in made.environment["GGML_BACKEND_PATH"]
     assert (tmp_path / "plan.oallama").read_text(encoding="utf-8").startswith("oallama-plan 1\n")
+
+
+def test_a_plan_that_cannot_be_started_leaves_the_file_of_the_one_before(tmp_path, monkeypatch):
+    pytest.importorskip("llama_cpp")
+    arguments(records.served(), tmp_path)
+    before = (tmp_path / "plan.oallama").read_bytes()
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("oallama.serve.program.write_whole", full)
+    with pytest.raises(OSError, match="No space left"):
+        arguments(records.served(), tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr("oallama.serve.program.plugin_text", lambda *_: "another")
+    with pytest.raises(PlanError):
+        arguments(replace(records.served(), plan=replace(records.served().plan, device="none")), tmp_path)
+    assert (tmp_path / "plan.oallama").read_bytes() == before
 
 
 def test_without_a_device_it_is_told_so(tmp_path):

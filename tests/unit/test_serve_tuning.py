@@ -1,6 +1,7 @@
 """Measuring while a server runs: llama-server makes room, and starts again with what won."""
 
 import asyncio
+import errno
 import os
 import subprocess
 import sys
@@ -10,12 +11,13 @@ from dataclasses import replace
 import click
 import placement_records as records
 import psutil
+import pytest
 from serving import Stub, ready, running, until
 
 from ggml_bridge.child import PARENT_VARIABLE, python_module
 from oallama.cli.main import cli
 from oallama.cli.tune import tune_command
-from oallama.core.errors import DeviceError
+from oallama.core.errors import BridgeError, DeviceError
 from oallama.core.options import Options
 from oallama.serve import tuning as tuning_module
 from oallama.serve.launch import with_us
@@ -24,7 +26,7 @@ from oallama.serve.tuning import Tune, Tuning
 WON = replace(records.served(), said="what won")
 
 
-def tuned(tmp_path, monkeypatch, code=0, replan=lambda: WON):
+def tuned(tmp_path, monkeypatch, code=0, replan=lambda: WON, launch=lambda stub, served: stub.launch("CUDA0")):
     """What happened, and the state, with a stand-in for `oallama tune`."""
     happened = []
 
@@ -40,7 +42,7 @@ def tuned(tmp_path, monkeypatch, code=0, replan=lambda: WON):
         tuning = Tuning(
             Tune(("measure", "m"), replan),
             supervisor,
-            lambda served: stub.launch("CUDA0"),
+            lambda served: launch(stub, served),
             happened.append,
             stub.said.append,
         )
@@ -78,6 +80,17 @@ def test_what_was_served_is_served_again_where_planning_fails(tmp_path, monkeypa
     happened, stub, state = tuned(tmp_path, monkeypatch, replan=fails)
     assert len(happened) == 1 and state.phase == "ready"
     assert stub.said[-1] == "the placement stays as it was: the device is away"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), BridgeError("it is not built")])
+def test_what_was_served_is_served_again_where_what_won_cannot_be_started(tmp_path, monkeypatch, error):
+    def fails(stub, served):
+        raise error
+
+    happened, stub, state = tuned(tmp_path, monkeypatch, launch=fails)
+    assert len(happened) == 1 and state.phase == "ready" and state.said is None  # and it is not told as being served
+    assert stub.said[-1] == f"the placement stays as it was: {error}"
+    assert b"--device RPC0" in stub.logged[-1]
 
 
 def test_after_the_device_was_lost_there_is_nothing_to_measure(tmp_path):
