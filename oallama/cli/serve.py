@@ -112,6 +112,7 @@ def command(
             placer, plan = planned
             _check_device(placer)
             plan.check(placer.model, placer.operators)
+            plan = placer.as_asked(plan)
             wanted = _timed(placer, plan, f"this is the plan of {asked.plan_file}, by policy {plan.policy}")
             unknown = False
         else:

@@ -408,6 +408,13 @@ class Placer:
         self._dry_loads.check_host(record.workload, decision.placed, attention)
         return Plan.of(replace(record, attention=attention, bound=bound))
 
+    def as_asked(self, plan: Plan) -> Plan:
+        """The plan with the context, micro-batch, KV cache and attention that the options ask for, where they do, as
+        `engine` loads it. What it says of memory and times stays."""
+        n_ctx, n_ubatch = self.options.n_ctx or plan.workload.n_ctx, self.options.n_ubatch or plan.workload.n_ubatch
+        workload = replace(plan.workload, n_ctx=n_ctx, n_ubatch=n_ubatch)
+        return replace(plan, workload=workload, attention=self._attention_for(plan))
+
     def host_left(self, plan: Plan, device_lost: bool = False) -> int:
         """Bytes of host memory that may be used beside the model as this plan places it; device_lost: as the CPU alone
         would then hold it. Raises PlanError for a plan of another model, and what a dry load raises."""

@@ -29,6 +29,7 @@ from gguf_factory.projector import write_projector
 
 from ggml_bridge.library import find_plugin
 from oallama.cli.default_model import FILE
+from oallama.placer import Placer
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE
@@ -221,6 +222,15 @@ def test_a_plan_of_slices_alone_has_its_device(stub: str, tmp_path: Path) -> Non
     with serving(tmp_path, stub, "--plan", tmp_path / "plan.json") as server:
         assert server.state()["on_device"]
         assert httpx.get(f"{server.url}/placement").json()["device"].startswith("rpc://127.0.0.1:")
+
+
+def test_a_plan_is_served_with_the_context_that_is_asked_for(stub: str, tmp_path: Path) -> None:
+    Placer.load(MODEL, device="none", threads=1).cpu_plan(32, 8, 256).save(tmp_path / "plan.json")
+    asked = ("--plan", tmp_path / "plan.json", "-c", 512, "-ub", 64, "-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0")
+    with serving(tmp_path, stub, *asked) as server:
+        words = psutil.Process(server.state()["pid"]).cmdline()
+    told = {option: words[words.index(option) + 1] for option in ("-c", "-ub", "-fa", "-ctk", "-ctv")}
+    assert told == {"-c": "512", "-ub": "64", "-fa": "on", "-ctk": "q8_0", "-ctv": "q8_0"}
 
 
 def test_a_model_of_a_hostile_name_is_escaped(stub: str, tmp_path: Path) -> None:
