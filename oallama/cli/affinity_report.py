@@ -80,12 +80,12 @@ def command(
     from oallama.placer import Placer
 
     chosen = "json" if as_json else form or format_of(output)
+    asked = None if policy is None else PolicyOptions(policy, None, affinity, fill)
     placer = Placer.of_file(model, options, profile)
-    note_unused(placer)
-    if policy is None:
+    note_unused(placer, asked)
+    if asked is None:
         report = placer.report(phase, n_prompt, n_gen, affinity, fill)
     else:
-        asked = PolicyOptions(policy, None, affinity, fill)
         report = placer.report_of(asked.plan(placer, placer.workload(n_prompt, n_gen)), phase)
     if chosen == "table" and output is None:
         from oallama.report.affinity import report_tables

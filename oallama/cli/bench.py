@@ -15,6 +15,7 @@ from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
     chart_option,
+    check_gate,
     count,
     gate_option,
     gathered,
@@ -25,6 +26,7 @@ from oallama.cli.options import (
 )
 from oallama.cli.output import emit, talk, write_chart, write_file
 from oallama.cli.policy import affinity_option, fill_option, note_unused
+from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.device.spec import parse_cpus
 
@@ -163,6 +165,9 @@ def command(
     from oallama.placer import Placer
 
     format, file = ("json", output[1]) if as_json else output
+    check_gate(gate, refresh_gate)
+    if (affinity, fill) != ("default", "continue") and "oato" not in (arms or ()):
+        raise UsageError("--affinity and --fill say how oato places, and no arm is oato; name it in --arms")
     tests = bench_tests(n_prompt, n_gen, pairs, n_depth)
     placer = Placer.of_file(model, options, profile)
     note_unused(placer)
