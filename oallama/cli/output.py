@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import os
@@ -40,7 +41,12 @@ def json_text(document: Any) -> str:
 
 
 def talk(message: str) -> None:
-    click.echo(message, err=True)
+    """A sentence for people, on stderr; on a terminal that has been closed nobody reads it."""
+    try:
+        click.echo(message, err=True)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
 
 
 def show(tables: Iterable[Table]) -> None:

@@ -33,6 +33,7 @@ from oallama.placer import Placer
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE
+not_under_nohup = pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="SIGHUP is ignored")
 START_S = 120.0
 
 pytestmark = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
@@ -173,14 +174,17 @@ def test_one_that_does_not_start_is_an_error(stub: str, tmp_path: Path) -> None:
     assert "does not start: exit code 3: error: the device is not here" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=not_under_nohup)])
 def test_a_signal_ends_both_programs(stub: str, tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path, stub, "--device", "none") as server:
         assert "everything is on the CPU, as there is no device" in server.said
         pid = server.state()["pid"]
+        words = psutil.Process(pid).cmdline()
+        folder = Path(words[words.index("--host") + 1]).parent
+        assert folder.is_dir()
         server.process.send_signal(number)
         assert server.process.wait(30) == 0
-        assert gone(pid)
+        assert gone(pid) and not folder.exists()
         assert "the server has ended" in server.said
 
 

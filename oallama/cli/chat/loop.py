@@ -12,6 +12,7 @@ from oallama.cli.chat.lines import PipedLines
 from oallama.cli.chat.model import ChatModel
 from oallama.cli.chat.session import Session, figures
 from oallama.cli.output import is_terminal, talk
+from oallama.cli.signals import asked_to_end
 from oallama.core.errors import DeviceError, OallamaError
 from oallama.report.text import printable
 
@@ -44,11 +45,13 @@ def converse(session: Session, model: ChatModel, reader: Terminal | PipedLines) 
         try:
             message = reader.read()
         except KeyboardInterrupt:
-            if not reader.interactive:
+            if not reader.interactive or asked_to_end():
                 raise
             talk(HOW_TO_LEAVE)
             continue
         if message is None:
+            if asked_to_end():  # the terminal is closed
+                raise KeyboardInterrupt
             return
         n_answers = session.n_answers
         try:
@@ -56,7 +59,7 @@ def converse(session: Session, model: ChatModel, reader: Terminal | PipedLines) 
         except Leave:
             return
         except KeyboardInterrupt:
-            if not reader.interactive:
+            if not reader.interactive or asked_to_end():
                 raise
             talk("stopped")
         except DeviceError as error:
