@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Literal
 
 from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, find_plugin, soname
-from oallama.core.errors import BridgeError
+from oallama.core.errors import BridgeError, PlanError
 from oallama.core.files import write_whole
 from oallama.core.types import Operator
 from oallama.core.units import MIB
+from oallama.device.user_backend import user_backend
 from oallama.plan.export import (
     LIBRARY_VARIABLE,
     PLAN_VARIABLE,
@@ -136,10 +137,17 @@ def launch(
     Raises PlanError for a plan that llama-server cannot run, BridgeError where the plug-in is not built, and OSError;
     an earlier launch's plan is still there then.
     """
-    plugin, text_file = None, socket_path.with_name("plan.oallama")
+    plugin, text_file, backend = None, socket_path.with_name("plan.oallama"), user_backend(environment)
     if splits(plan, operators):
+        if backend is not None:
+            raise PlanError(
+                "the plan splits operators, for which llama-server loads oallama's own back end, and no second "
+                "one; leave --backend out, or choose a --policy that splits nothing, such as oato"
+            )
         plugin = Plugin(str(find_plugin()), str(text_file))
     added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin)
+    if backend is not None:
+        added = {**added, LIBRARY_VARIABLE: backend}
     if plugin is not None and uses_file is not None:
         added = {**added, USES_VARIABLE: str(uses_file)}
     arguments = [

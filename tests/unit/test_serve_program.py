@@ -86,10 +86,16 @@ def test_one_that_was_asked_for_is_used_or_refused(cache, tmp_path):
         find_program(str(program(tmp_path / "old", with_ggml=False)))
 
 
-def arguments(served, tmp_path, settings=SETTINGS):
+def arguments(served, tmp_path, settings=SETTINGS, **environment):
     names = [operator.name for operator in served.operators]
     made = launch(
-        Path("/opt/llama-server"), served.plan, served.operators, names, settings, tmp_path / "s.sock", {"HOME": "/h"}
+        Path("/opt/llama-server"),
+        served.plan,
+        served.operators,
+        names,
+        settings,
+        tmp_path / "s.sock",
+        {"HOME": "/h", **environment},
     )
     return made, list(made.command)
 
@@ -140,6 +146,15 @@ def test_a_plan_that_cannot_be_started_leaves_the_file_of_the_one_before(tmp_pat
     with pytest.raises(PlanError):
         arguments(replace(records.served(), plan=replace(records.served().plan, device="none")), tmp_path)
     assert (tmp_path / "plan.oallama").read_bytes() == before
+
+
+def test_a_back_end_of_the_users_is_loaded_unless_ours_is_needed(tmp_path):
+    own = {"GGML_BACKEND_PATH": "/opt/libggml-mine.so"}
+    assert arguments(whole(), tmp_path, **own)[0].environment["GGML_BACKEND_PATH"] == "/opt/libggml-mine.so"
+    with pytest.raises(PlanError, match="leave --backend out"):
+        arguments(records.served(), tmp_path, **own)
+    ours = {"GGML_BACKEND_PATH": "/opt/libggml-oallama.so"}
+    assert "GGML_BACKEND_PATH" not in arguments(whole(), tmp_path, **ours)[0].environment
 
 
 def test_without_a_device_it_is_told_so(tmp_path):
