@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,7 +63,8 @@ class Settings:
 def find_program(asked: str | None) -> Path:
     """The llama-server to use: the one that was asked for, else the newest that scripts/stock_binaries built, else that
     of PATH. Raises BridgeError where there is none, or it is of another ggml."""
-    for program in _candidates(asked):
+    others: list[Path] = []
+    for program in _candidates(asked, others):
         version = ggml_version(program)
         if version == GGML_VERSION:
             return program
@@ -70,10 +72,12 @@ def find_program(asked: str | None) -> Path:
         raise BridgeError(f"{program} cannot be used: {said}, and only {GGML_VERSION} works here; {BUILD}")
     if asked is not None:
         raise BridgeError(f"there is no program {asked}; {BUILD}")
-    raise BridgeError(f"{NAME} is neither in the cache nor on PATH; {BUILD}")
+    passed_over = f" ({others[0]} is not used, as other users can change it)" if others else ""
+    raise BridgeError(f"{NAME} is neither in the cache nor on PATH{passed_over}; {BUILD}")
 
 
-def _candidates(asked: str | None) -> Iterator[Path]:
+def _candidates(asked: str | None, others: list[Path]) -> Iterator[Path]:
+    """others: gets the built ones that are passed over, as they may be another user's work."""
     if asked is not None:
         found = shutil.which(asked)
         yield from [Path(found).absolute()] if found else []
@@ -82,9 +86,20 @@ def _candidates(asked: str | None) -> Iterator[Path]:
     for note in sorted(notes, key=lambda path: path.stat().st_mtime, reverse=True):
         program = note.parent / "bin" / NAME
         if _built_version(note) == LLAMA_CPP_PYTHON_VERSION and os.access(program, os.X_OK):
-            yield program
+            if all(_is_ours(path) for path in (program, program.parent, note.parent)):
+                yield program
+            else:
+                others.append(program)
     found = shutil.which(NAME)
     yield from [Path(found).absolute()] if found else []
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether only this user, or root, can have made and can change it. A group of the user's number is the user's
+    alone."""
+    status = path.stat()
+    writers = stat.S_IWOTH | (0 if status.st_gid == status.st_uid else stat.S_IWGRP)
+    return status.st_uid in (0, os.getuid()) and not status.st_mode & writers
 
 
 def _built_version(note: Path) -> str | None:

@@ -5,6 +5,7 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import placement_records as records
 import pytest
@@ -12,7 +13,15 @@ import pytest
 from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, library_folder, soname
 from oallama.core.errors import BridgeError, PlanError
 from oallama.serve.live import Live, Rate, live_of
-from oallama.serve.program import Settings, clean_environment, find_program, ggml_version, launch, prompt_cache_mib
+from oallama.serve.program import (
+    Settings,
+    _is_ours,
+    clean_environment,
+    find_program,
+    ggml_version,
+    launch,
+    prompt_cache_mib,
+)
 
 SETTINGS = Settings(n_parallel=4, threads=2, n_batch=None, name="m.gguf", pooling="mean")
 
@@ -67,6 +76,34 @@ def test_one_that_was_built_from_another_version_is_passed_over(cache, tmp_path,
     on_path = program(tmp_path / "path")
     monkeypatch.setenv("PATH", str(on_path.parent))
     assert find_program(None) == on_path
+
+
+@pytest.mark.parametrize("which", ["program", "its folder", "the build's"])
+def test_one_that_other_users_can_change_is_passed_over(cache, which):
+    made = built(cache, "a")
+    assert find_program(None) == made
+    path = {"program": made, "its folder": made.parent, "the build's": made.parent.parent}[which]
+    path.chmod(0o757)
+    with pytest.raises(BridgeError, match=r"neither in the cache nor on PATH \(.* other users can change it\)"):
+        find_program(None)
+
+
+def test_one_of_another_user_is_passed_over(cache, monkeypatch):
+    built(cache, "a")
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    if owner == 0:
+        assert find_program(None)  # root's is everybody's
+    else:
+        with pytest.raises(BridgeError, match="other users can change it"):
+            find_program(None)
+
+
+@pytest.mark.parametrize(("group", "ours"), [(1000, True), (100, False)])
+def test_a_group_of_others_counts_and_the_users_own_does_not(monkeypatch, group, ours):
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    status = SimpleNamespace(st_mode=0o100775, st_uid=1000, st_gid=group)
+    assert _is_ours(SimpleNamespace(stat=lambda: status)) == ours
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"version": null}'])
