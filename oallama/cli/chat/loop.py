@@ -18,6 +18,7 @@ from oallama.report.text import printable
 
 if TYPE_CHECKING:
     from oallama.cli.chat.terminal import Terminal
+    from oallama.run.engine import Engine
 
 HOW_TO_LEAVE = "to leave: /bye or Ctrl-D"
 
@@ -40,6 +41,7 @@ def reader_of_stdin(idle: IdleTune | None = None) -> Terminal | PipedLines:
 def converse(session: Session, model: ChatModel, reader: Terminal | PipedLines) -> None:
     """Answer until the end of the input or /bye. What is wrong with a message or a command is one sentence, and the
     session goes on; from a pipe, a lost device and Ctrl-C end it."""
+    told: Engine | None = None  # of which engine what was re-planned has been told
     n_replanned = 0
     while True:
         try:
@@ -70,11 +72,14 @@ def converse(session: Session, model: ChatModel, reader: Terminal | PipedLines) 
             _tell(error)
         if session.settings.verbose and session.last is not None and session.n_answers > n_answers:
             talk(figures(session.last, model.token_seconds))
-            for change in model.engine.replanned[n_replanned:]:
+            engine = model.engine
+            if engine is not told:
+                told, n_replanned = engine, 0
+            for change in engine.replanned[n_replanned:]:
                 talk(f"re-planned {change}")
-            n_replanned = len(model.engine.replanned)
-            if model.engine.learns:
-                talk(f"{model.engine.n_exchanged} hot experts exchanged so far")
+            n_replanned = len(engine.replanned)
+            if engine.learns:
+                talk(f"{engine.n_exchanged} hot experts exchanged so far")
 
 
 def _take(session: Session, model: ChatModel, message: str, interactive: bool) -> None:
