@@ -55,8 +55,8 @@ def is_model(word: str) -> bool:
     return find_model(word) is not None
 
 
-def read_prompt(prompt: str | None, stdin: TextIO | None = None) -> str:
-    """The prompt as given; from stdin where it is `-`, or not given and stdin is no terminal.
+def read_prompt(prompt: str | None, stdin: TextIO | None = None, of_file: bool = False) -> str:
+    """The prompt as given; from stdin where it is `-`, unless a file says so, or not given and stdin is no terminal.
 
     Raises UsageError where there is none, or it is empty.
     """
@@ -65,7 +65,7 @@ def read_prompt(prompt: str | None, stdin: TextIO | None = None) -> str:
         raise UsageError(
             'no prompt: give PROMPT or -p PROMPT, or pipe it in, for example: oallama run "Once upon a time"'
         )
-    if prompt is None or prompt == "-":
+    if prompt is None or (prompt == "-" and not of_file):
         prompt = _read(source)
     if not prompt:
         raise UsageError("the prompt is empty; give PROMPT or -p PROMPT, or pipe it in")

@@ -102,7 +102,7 @@ def command(
         counts = (count_experts, learn_experts)
         start(found, system, most, asked, sampling, chat, counts=counts)
         return
-    text = read_prompt(text)
+    text = read_prompt(text, of_file=prompt_file is not None)
     drawn = sampling.arguments()
     model = None if model is None else model_file(model)
     if (found_plan := asked.planned(model)) is not None:

@@ -19,6 +19,7 @@ from oallama.cli.options import (
     model_argument,
     n_gen_option,
     n_prompt_option,
+    parsed,
 )
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, expected, placement_options
@@ -40,13 +41,20 @@ NEEDED = ("httpx", "starlette", "uvicorn")
 POOLINGS = ("model", "mean", "cls", "last", "none")
 
 
+def parse_key(text: str) -> str:
+    """A key without blanks around it, which no header could bring. Raises ValueError for an empty one."""
+    if not (key := text.strip()):
+        raise ValueError("the API key is empty; give one, or leave --api-key out")
+    return key
+
+
 @click.command("serve")
 @model_argument
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
               help="Address to listen at; one that other machines reach needs --api-key.")  # fmt: skip
 @click.option("--port", type=count(0, 65535), default=8080, show_default=True, metavar="PORT",
               help="Port to listen at; 0: any that is free.")  # fmt: skip
-@click.option("--api-key", envvar=KEY_VARIABLE, metavar="KEY",
+@click.option("--api-key", type=parsed(parse_key), envvar=KEY_VARIABLE, metavar="KEY",
               help=f"Key that requests must bring; {KEY_VARIABLE} says it unseen by who lists processes.")  # fmt: skip
 @click.option("-np", "--parallel", "n_parallel", type=count(1, 256), default=4, show_default=True, metavar="N",
               help="Requests computed at the same time; they share the context.")  # fmt: skip
@@ -98,8 +106,6 @@ def command(
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"serve needs {', '.join(missing)}; install them: pip install 'oallama[serve]'")
-    if api_key is not None and not api_key.strip():
-        raise UsageError("the API key is empty; give one, or leave --api-key out")
     from oallama.placer import Placer
     from oallama.serve.program import Settings, find_program, launch
     from oallama.serve.server import Placements, listen, serve

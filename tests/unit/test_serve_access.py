@@ -7,6 +7,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
+from oallama.cli.serve import parse_key
 from oallama.serve.access import Access, bearer, host_name, is_local, password
 
 KEY = "s3cret-key"
@@ -93,6 +94,12 @@ def test_a_password_that_is_none_is_empty(text):
 
 def test_bearer_is_the_text_behind_the_scheme():
     assert (bearer("Bearer a b"), bearer("Bearer  a "), bearer("Basic a"), bearer("")) == ("a b", "a", "", "")
+
+
+def test_blanks_around_a_key_are_none_of_it():
+    assert status(Access(app, parse_key(" k \n")), authorization="Bearer k").text == "in"
+    with pytest.raises(ValueError, match="empty"):
+        parse_key(" ")
 
 
 @pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "127.9.9.9:1", "[::1]:8080", "x.localhost"])
