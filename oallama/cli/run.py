@@ -235,13 +235,13 @@ def statistics(
 ) -> str:
     """The line below the text: times and rate beside the expected ones, and where the weights are."""
     from oallama.report.expected import measured_texts
-    from oallama.report.plan import processor_text, weights_on_device
+    from oallama.report.plan import where_text
 
     parts = [
         f"{generation.n_prompt} + {generation.n_gen} tokens",
         *measured_texts(generation.ttft_s, generation.tpot_s, expected),
     ]
-    where = processor_text(*weights_on_device(engine.plan, operators))
+    where = where_text(engine.plan, operators)
     return " · ".join([*parts, f"{engine.plan.policy} on {engine.device}", where])
 
 

@@ -183,10 +183,10 @@ def why_fixed(placer: Placer, policy: PolicyOptions) -> str:
 
 def welcome(session: Session, model: ChatModel) -> str:
     """The lines before the first message."""
-    from oallama.report.plan import processor_text, weights_on_device
+    from oallama.report.plan import where_text
 
     placer, engine = model.placer, model.engine
-    where = processor_text(*weights_on_device(engine.plan, placer.operators))
+    where = where_text(engine.plan, placer.operators)
     lines = [
         f"{printable(placer.model.name)} · {where} · context {engine.n_ctx} tokens · /? for help, /bye to leave",
         expected(placer, engine.plan),

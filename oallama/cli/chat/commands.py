@@ -141,10 +141,10 @@ def _shown_model(session: Session, model: ChatModel) -> list[str]:
 
 
 def _shown_placement(_session: Session, model: ChatModel) -> list[str]:
-    from oallama.report.plan import plan_sentences, processor_text, weights_on_device
+    from oallama.report.plan import plan_sentences, where_text
 
     engine = model.engine
-    where = processor_text(*weights_on_device(engine.plan, model.placer.operators))
+    where = where_text(engine.plan, model.placer.operators)
     return [
         f"{engine.plan.policy} on {engine.device}: {where}",
         *plan_sentences(engine.plan, model.placer.operators),
