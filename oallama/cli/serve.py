@@ -130,17 +130,18 @@ def command(
             wanted, unknown = _placed(placer, asked, placer.workload(n_prompt, n_gen), model)
         named, device_lost = stack.enter_context(_device(placer))
         projector = pictures.read()
+        uses_file, learned = stack.enter_context(_learning(placer, learn_experts))
 
-        def pictured(served: Served) -> Served:
-            served = named(served)
+        def completed(served: Served) -> Served:
+            """With the device's name, the experts that are used by now, and a note of the projector."""
+            served = learned(named(served))
             if projector is None:
                 return served
             return replace(
                 served, plan=pictures.place(projector, served.plan, asked.plan_file is None).noted(served.plan)
             )
 
-        uses_file, learned = stack.enter_context(_learning(placer, learn_experts))
-        wanted = learned(pictured(wanted))
+        wanted = completed(wanted)
         settings = Settings(
             n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
             None if pooling == "none" else pooling,
@@ -149,13 +150,13 @@ def command(
         if projector is not None:
             talk(f"note: {wanted.plan.notes[-1]}")
         on_cpu, placers = _on_cpu(placer, wanted), [placer]
-        on_cpu = None if on_cpu is None else pictured(on_cpu)
+        on_cpu = None if on_cpu is None else completed(on_cpu)
 
         def placed_anew() -> Served:
             again = Placer.of_file(model, asked.options, asked.profile)
             placers.append(again)
             known = replace(asked, refresh_gate=False, tune="never")
-            return learned(pictured(_placed(again, known, again.workload(n_prompt, n_gen), model)[0]))
+            return completed(_placed(again, known, again.workload(n_prompt, n_gen), model)[0])
 
         tunable = asked.plan_file is None and asked.gate and asked.policy.is_auto and asked.options.n_batch is None
         tune = Tune(
