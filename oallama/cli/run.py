@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from oallama.cli.gate import tune_after
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, count, json_option, model_option, replan_option, system_option
-from oallama.cli.output import emit_json, is_terminal, talk, write_piece
+from oallama.cli.output import emit_json, is_terminal, talk, tell_aborts, write_piece
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload, say_warnings
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
 from oallama.cli.routing import count_experts_option, counting, learn_experts_option
@@ -22,7 +22,6 @@ from oallama.cli.template import Prompt, prompt_of
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.types import SPLIT_LAYOUT, Operator, Predicted
 from oallama.core.units import format_seconds
-from oallama.device.native_abort import exit_at_abort
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
@@ -118,7 +117,7 @@ def command(
         n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
         load = run_workload(placer, n_prompt, n_answer)
         plan, to_tune = asked.made_plan(placer, load)
-    exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
+    tell_aborts()
     told = not as_json and is_terminal(sys.stderr)
     if told:
         talk(f"oallama: {expected(placer, plan)}")
