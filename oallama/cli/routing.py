@@ -64,12 +64,12 @@ def show_routing(placer: Placer, asked: RoutingOptions, chart: str | None, as_js
 
     routing = known_routing(placer, asked)
     report = routing_report(routing)
-    if chart is not None:
-        write_chart(chart, routing_chart(printable(Path(placer.model.path).name), report))
     if as_json:
         emit_json({"report": to_json(report), "routing": to_json(routing)})
     else:
         show(routing_tables(report))
+    if chart is not None:
+        write_chart(chart, routing_chart(printable(Path(placer.model.path).name), report))
 
 
 def known_routing(placer: Placer, asked: RoutingOptions) -> Routing:
