@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
 import json
@@ -41,12 +42,14 @@ def json_text(document: Any) -> str:
 
 
 def talk(message: str) -> None:
-    """A sentence for people, on stderr; on a terminal that has been closed nobody reads it."""
+    """A sentence for people, on stderr; once its terminal has been closed, to nobody."""
     try:
         click.echo(message, err=True)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
+        with contextlib.suppress(OSError, ValueError):  # what is left in the buffer would fail the interpreter's end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def tell_aborts() -> None:

@@ -275,7 +275,7 @@ def test_a_closed_terminal_ends_a_session_and_what_it_started(chatty, tmp_path, 
             person.wait(TAKEN)
             person.wait_for_more()
         children = psutil.Process(person.process.pid).children(recursive=True)
-        assert person.hang_up() == 130
+        assert person.hang_up() in (1, 130)  # an answer that cannot be written is a failure
         assert not psutil.wait_procs(children, timeout=30)[1]
     assert list(tmp_path.iterdir()) == []
 

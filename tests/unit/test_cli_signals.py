@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import click
@@ -61,13 +62,18 @@ def test_behind_a_server_signals_are_handled_as_before() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_a_terminal_that_is_gone_is_no_failure(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_a_terminal_that_is_gone_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise OSError(number, "no")
 
-    monkeypatch.setattr(click, "echo", fails)
-    if number == errno.EIO:
-        talk("nobody reads it")
-    else:
-        with pytest.raises(OSError, match="no"):
-            talk("stderr is a file on a full disk")
+    with (tmp_path / "stderr").open("w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with monkeypatch.context() as gone:
+            gone.setattr(click, "echo", fails)
+            if number == errno.EIO:
+                talk("nobody reads it")
+            else:
+                with pytest.raises(OSError, match="no"):
+                    talk("a full disk")
+        talk("afterwards")
+    assert (tmp_path / "stderr").read_text() == ("" if number == errno.EIO else "afterwards\n")
