@@ -107,7 +107,8 @@ def made_plan(model: str, context: int, folder: Path) -> str:
     from oallama import Placer
 
     plan = folder / "plan.json"
-    Placer.load(model, device="none").cpu_plan(64, 64, context).save(plan)
+    placer = Placer.load(model, device="none")
+    placer.cpu_plan(placer.workload(64, 64, context)).save(plan)
     return str(plan)
 
 

@@ -220,7 +220,6 @@ uint16_t ggml_fp32_to_fp16(float value);
 bool     ggml_quantize_requires_imatrix(ggml_type type);
 size_t   ggml_quantize_chunk(ggml_type type, const float * src, void * dst, int64_t start, int64_t nrows,
                              int64_t n_per_row, const float * imatrix);
-void     ggml_quantize_free(void);
 
 //
 // backends
@@ -320,11 +319,10 @@ ggml_backend_sched_t ggml_backend_sched_new(ggml_backend_t * backends, ggml_back
 void                 ggml_backend_sched_free(ggml_backend_sched_t sched);
 void ggml_backend_sched_set_tensor_backend(ggml_backend_sched_t sched, ggml_tensor * node, ggml_backend_t backend);
 ggml_backend_t ggml_backend_sched_get_tensor_backend(ggml_backend_sched_t sched, ggml_tensor * node);
-void ggml_backend_sched_set_tensor_backend(ggml_backend_sched_t sched, ggml_tensor * node, ggml_backend_t backend);
-bool ggml_backend_sched_alloc_graph(ggml_backend_sched_t sched, ggml_cgraph * graph);
-ggml_status ggml_backend_sched_graph_compute_async(ggml_backend_sched_t sched, ggml_cgraph * graph);
-void        ggml_backend_sched_synchronize(ggml_backend_sched_t sched);
-int         ggml_backend_sched_get_n_splits(ggml_backend_sched_t sched);
+bool           ggml_backend_sched_alloc_graph(ggml_backend_sched_t sched, ggml_cgraph * graph);
+ggml_status    ggml_backend_sched_graph_compute_async(ggml_backend_sched_t sched, ggml_cgraph * graph);
+void           ggml_backend_sched_synchronize(ggml_backend_sched_t sched);
+int            ggml_backend_sched_get_n_splits(ggml_backend_sched_t sched);
 
 //
 // CPU

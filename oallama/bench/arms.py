@@ -119,7 +119,7 @@ class ArmMaker:
             self.progress("ask llama.cpp's --fit for its plan")
             return fit_plan(self.placer, self.workload, self.setting, self.cap)
         if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
-            return self.placer.cpu_plan(**asdict(self.workload), attention_passes=self.attention_passes)
+            return self.placer.cpu_plan(self.workload, attention_passes=self.attention_passes)
         options = self.plan_options if policy == "oato" else {}
         load = self.workload
         lengths = (load.n_prompt, load.n_gen, load.n_ctx)  # the micro-batch may be larger, unless the user fixed it

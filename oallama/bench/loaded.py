@@ -75,7 +75,7 @@ def load_stock(settings: LoadSettings, placement: StockPlacement) -> LoadedModel
             model = api.llama_model_load_from_file(settings.path.encode(), stock.model_params)
             context = api.llama_init_from_model(model, params) if model else None
             if not context:
-                raise load_refusal(settings.path, device.name, log.reason())
+                raise load_refusal(settings.path, device, log.reason())
     except BaseException:
         device.close()
         raise

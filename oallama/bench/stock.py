@@ -33,8 +33,7 @@ def expected_places(operators: Sequence[Operator], n_layer: int, placement: Stoc
     first = 0 if placement.n_gpu_layers < 0 else n_layer + 1 - placement.n_gpu_layers
     places: dict[str, Place] = {}
     for operator in operators:
-        layer = n_layer if operator.layer is None else operator.layer
-        place: Place = "device" if layer >= first else "host"
+        place: Place = "device" if operator.layer_in(n_layer) >= first else "host"
         for pattern, where in compiled:
             if pattern.search(operator.name):
                 place = "host" if where == "CPU" else "device"

@@ -71,7 +71,7 @@ def _plugin_text(plan: Plan, placer: Placer) -> str:
         raise PlanError(
             "the plan splits no operator, so stock llama.cpp runs it without the plugin; export it --to llama-server"
         )
-    return plugin_text(plan, placer.operators, stock_device(plan))
+    return plugin_text(plan, placer.operators, placer.model.n_layer, stock_device(plan))
 
 
 def _plugin(plan: Plan, placer: Placer, plan_file: str, text_file: Path) -> Plugin:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,7 @@ class PlacementOptions:
         """The plan that the policy makes; `auto` passes the gate. And whether the gate is to measure after an
         answer, or in a pause."""
         if self.policy.keeps_to_cpu(placer):
-            return placer.cpu_plan(**asdict(load)), False
+            return placer.cpu_plan(load), False
         to_tune = False
         if not self.gate or not self.policy.is_auto:
             plan = self.policy.plan(placer, load)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -127,8 +127,8 @@ def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:
     """
     n_layer = placer.model.n_layer
     n = min(n_gpu_layers, n_layer + 1)
-    names = [o.name for o in placer.operators if (n_layer if o.layer is None else o.layer) > n_layer - n]
-    plan = placer.plan_of(names, n, **asdict(load), policy="layers")
+    names = [o.name for o in placer.operators if o.layer_in(n_layer) > n_layer - n]
+    plan = placer.plan_of(names, n, load, "layers")
     memory = plan.memory
     if memory.spare < 0:
         needed = memory.limit - memory.spare

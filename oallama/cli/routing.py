@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,7 +160,7 @@ def _recorded(placer: Placer, prompts: Sequence[str], n_gen: int) -> list[Traffi
 
     load = placer.workload(1, n_gen)
     on_device = placer.has_device and placer.device.emulated is None  # which may compute noise, and slowly
-    plan = at_once(placer, load)[0] if on_device else placer.cpu_plan(**asdict(load))
+    plan = at_once(placer, load)[0] if on_device else placer.cpu_plan(load)
     tell_aborts()
     recorded: list[Traffic] = []
     with placer.engine(plan, on_traffic=recorded.append) as engine:

@@ -176,8 +176,9 @@ def command(
                 limit = _cache_mib(placers[-1], wanted if lost else served, lost, beside)
             chosen = replace(chosen, cache_mib=limit)
             return launch(
-                found, served.plan, placer.operators, placer.tensor_names, chosen, socket_path, os.environ, uses_file
-            )
+                found, served.plan, placer.operators, placer.model.n_layer, placer.tensor_names, chosen, socket_path,
+                os.environ, uses_file,
+            )  # fmt: skip
 
         log = stack.enter_context(_log(log_file))
         talk(f"oallama: {wanted.said}")

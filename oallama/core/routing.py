@@ -59,12 +59,3 @@ class Routing:
 
     def layers(self, phase: RoutingPhase) -> tuple[LayerRouting, ...]:
         return self.decode if phase == "decode" else self.prompt
-
-    def use_per_token(self, phase: RoutingPhase) -> dict[int, Uses]:
-        """By layer, how many of its tokens use each expert, 0 to 1; a layer's add up to n_expert_used."""
-        shares = {}
-        for layer in self.layers(phase):
-            total = layer.window
-            if total > 0:
-                shares[layer.layer] = tuple(self.n_expert_used * uses / total for uses in layer.uses)
-        return shares

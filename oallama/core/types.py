@@ -17,6 +17,9 @@ Shape = tuple[int, int, int]  # [K, N, E]: ne[0], ne[1], ne[2] of a weight
 Backend = Literal["GPU", "CPU", "split"]
 Phase = Literal["decode", "prefill", "mixed"]
 
+FIRST_ROLES = ("per_layer_model_proj", "altup_proj")
+"""Operators outside blocks that run before the first one, over all tokens of a batch."""
+
 CPU_DEVICE = "CPU"
 """Name of ggml's CPU device, and of the side that computes CC."""
 
@@ -80,6 +83,16 @@ class Operator:
     n_expert_used: int = 1  # experts each token is routed to (MUL_MAT_ID), else 1
     gate_up: bool = False  # one weight for both: rows 0..N/2 are the gate, the others up
     biased: bool = False  # a bias or a scale of its own follows the mul-mat
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it runs behind the last block, over the tokens whose logits are wanted."""
+        return self.layer is None and self.role not in FIRST_ROLES
+
+    def layer_in(self, n_layer: int) -> int:
+        """The layer that it is placed with: what runs before the first of n_layer blocks with that, what runs behind
+        the last as one more."""
+        return self.layer if self.layer is not None else n_layer if self.is_last else 0
 
     @property
     def mul_mat(self) -> MulMat:

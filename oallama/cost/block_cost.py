@@ -123,6 +123,7 @@ class BlockCost:
         NO_TIME  # seconds by batch size from the join before to this block's inputs: attention, norms, crossings
     )
     gap_cpu: Curve = NO_TIME  # of these, in which the CPU works
+    gap_share: float = 1.0  # of the gap, what lies before this very block: the gap is the mean of all blocks
     whole: Curve | None = None  # seconds by batch size as llama.cpp runs it on the host; None: as the gemms say
     offload: Curve = NO_TIME  # of `whole`, in which llama.cpp copies the weights to the device
     outputs_only: bool = False  # behind the last attention: of a prompt it sees only tokens whose logits are wanted
@@ -142,10 +143,10 @@ class BlockCost:
         """Equal for blocks that cost the same."""
         return id(self) if self.kind is None else self.kind
 
-    def like(self, block: SplitBlock) -> BlockCost:
+    def like(self, block: SplitBlock, gap_share: float) -> BlockCost:
         return BlockCost(
-            block, self.gemms, self.layout, self.gap, self.gap_cpu, self.whole, self.offload, self.outputs_only,
-            self.resident, self.away, self.takes_n_g, self.kind, self.slice_kind, self.use,
+            block, self.gemms, self.layout, self.gap, self.gap_cpu, gap_share, self.whole, self.offload,
+            self.outputs_only, self.resident, self.away, self.takes_n_g, self.kind, self.slice_kind, self.use,
         )  # fmt: skip
 
     def held(self) -> BlockCost:

@@ -190,56 +190,15 @@ def biased_ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> S
     )
 
 
-def slice_memory(operators: Sequence[Operator], gg: Sequence[int], n_ubatch: int) -> tuple[int, int]:
-    """(bytes of all slices' weights on the device, bytes of activations that the largest block needs there)."""
-    blocks = [(block, gg[block.operators[0]]) for block in split_blocks(operators, gg)] if any(gg) else []
-    weights = sum(block.weight_bytes(elements) for block, elements in blocks)
-    return weights, max((block.staging_bytes(elements, n_ubatch) for block, elements in blocks), default=0)
+def slice_weights(operators: Sequence[Operator], gg: Sequence[int]) -> int:
+    """Bytes of all slices on the device. gg: elements of each operator."""
+    blocks = split_blocks(operators, gg) if any(gg) else ()
+    return sum(block.weight_bytes(gg[block.operators[0]]) for block in blocks)
 
 
-def hot_memory(operators: Sequence[Operator], hot: Sequence[tuple[int, ...]], n_ubatch: int) -> tuple[int, int]:
-    """(bytes of hot experts on the device, bytes of activations that the largest block needs there).
-
-    hot: experts of each operator that the device holds whole. The host holds them as well. Of each token the device
-    computes as many rows as may be hits, whether they are or not.
-    """
-    families: dict[tuple[int | None, str, tuple[int, ...]], list[Operator]] = {}
-    for operator, own in zip(operators, hot, strict=True):
-        match = _FFN_ROLE.fullmatch(operator.role)
-        if own:
-            name = match[1] + match[3] if match else operator.name
-            families.setdefault((operator.layer, name, own), []).append(operator)
-    staging = 0
-    for (_, _, own), members in families.items():
-        blocks = [members] if _are_whole_ffn(members) else [[operator] for operator in members]
-        staging = max(staging, *(_hot_staging_bytes(block, len(own), n_ubatch) for block in blocks))
-    weights = sum(operator.bytes // operator.shape[2] * len(own) for operator, own in zip(operators, hot, strict=True))
-    return weights, staging
-
-
-def _hot_staging_bytes(block: Sequence[Operator], n_hot: int, n_tokens: int) -> int:
-    """Activations of a block of which the device has so many whole experts, and their biases."""
-    *_, last = sorted(block, key=_reads_hidden)
-    rows = min(last.n_expert_used, n_hot)
-    biases = sum(operator.shape[1] * n_hot * F32 for operator in block if operator.biased)
-    if len(block) == 1:
-        k, n, _ = last.shape
-        inputs = rows if _reads_hidden(last) else 1
-        return biases + (k * inputs + rows + n * rows) * n_tokens * F32
-    hidden, n_embd, _ = last.shape
-    own = SplitBlock(
-        operators=(),
-        extent=hidden,
-        step=1,
-        bytes=0,
-        sent=n_embd + rows,  # and a slot for each row
-        sent_each=0,
-        returned=n_embd * rows,
-        returned_each=0,
-        held_each=HELD_PER_HIDDEN * rows,
-        summed=rows,
-    )
-    return biases + own.staging_bytes(hidden, n_tokens)
+def hot_weights(operators: Sequence[Operator], hot: Sequence[tuple[int, ...]]) -> int:
+    """Bytes of hot experts on the device. hot: experts of each operator that it holds whole, as the host does."""
+    return sum(operator.bytes // operator.shape[2] * len(own) for operator, own in zip(operators, hot, strict=True))
 
 
 def ffn_of(index: int, operator: Operator) -> tuple[object, ...]:

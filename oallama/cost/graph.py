@@ -68,10 +68,11 @@ class Graph:
     """The nodes in execution order. Every layer begins with a norm and ends with the output that the next one reads."""
 
     nodes: tuple[Node, ...]
-    operator_layer: tuple[int, ...]  # layer of each operator; n_layer for those after the last block
+    operator_layer: tuple[int, ...]  # layer of each operator (Operator.layer_in)
     layer_nodes: tuple[tuple[int, int], ...]  # [first, last) node of each layer, one more entry for the output part;
     # the embedding counts with the first layer
     n_layer: int
+    n_run: int  # of these, blocks that a decode runs: those behind (MTP) only predict further tokens
     layer_operators: tuple[tuple[int, int], ...] = field(init=False, compare=False, repr=False)  # as layer_nodes
     layers: tuple[Layer, ...] = field(init=False, compare=False, repr=False)
 
@@ -118,10 +119,10 @@ _FFN_DOWN = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
 _ROUTER = ("ffn_gate_inp", "ffn_gate_inp_shexp")
 
 
-def computes_outputs_only(operator: Operator, n_layer: int) -> bool:
+def computes_outputs_only(operator: Operator, n_run: int) -> bool:
     """llama.cpp drops the tokens whose logits nobody wants (all but the last of a prompt) after the last layer's
     attention: that layer's FFN and the output see the others only."""
-    return operator.layer is None or (operator.layer == n_layer - 1 and operator.role.startswith("ffn_"))
+    return operator.is_last or (operator.layer == n_run - 1 and operator.role.startswith("ffn_"))
 
 
 def build_graph(model: ModelInfo, operators: Sequence[Operator], tensor_names: Iterable[str] = ()) -> Graph:
@@ -129,11 +130,12 @@ def build_graph(model: ModelInfo, operators: Sequence[Operator], tensor_names: I
 
     Roles that are not known are chained in order, which overstates no transfer of a contiguous placement.
     """
-    made = _Builder(model, frozenset(tensor_names))
+    n_run = max((1 + operator.layer for operator in operators if operator.layer is not None), default=model.n_layer)
+    made = _Builder(model, n_run, frozenset(tensor_names))
     layer_nodes: list[tuple[int, int]] = []
     by_layer: dict[int, list[int]] = {}
     for index, operator in enumerate(operators):
-        by_layer.setdefault(model.n_layer if operator.layer is None else operator.layer, []).append(index)
+        by_layer.setdefault(operator.layer_in(model.n_layer), []).append(index)
 
     stream = made.add((), made.embd, host=True)  # token embedding
     for layer in range(model.n_layer):
@@ -150,9 +152,10 @@ def build_graph(model: ModelInfo, operators: Sequence[Operator], tensor_names: I
     layer_nodes.append((start, len(made.nodes)))
     return Graph(
         tuple(made.nodes),
-        tuple(model.n_layer if op.layer is None else op.layer for op in operators),
+        tuple(operator.layer_in(model.n_layer) for operator in operators),
         tuple(layer_nodes),
         model.n_layer,
+        n_run,
     )
 
 
@@ -170,11 +173,11 @@ def _attention_bytes(output: Operator) -> int:
 class _Builder:
     """Collects nodes; `outputs_only` is what the nodes from here on are."""
 
-    def __init__(self, model: ModelInfo, tensor_names: frozenset[str]) -> None:
+    def __init__(self, model: ModelInfo, n_run: int, tensor_names: frozenset[str]) -> None:
         self.nodes: list[Node] = []
         self.tensor_names = tensor_names
         self.embd = model.n_embd * F32
-        self.n_layer = model.n_layer
+        self.n_run = n_run
         self.outputs_only = False
 
     def add(
@@ -225,7 +228,7 @@ class _Builder:
             elif role.startswith("ffn_"):
                 if ffn_norm is None:
                     blocks_in = made.get("after_attention", attention if attention is not None else norm)
-                    self.outputs_only = layer == self.n_layer - 1
+                    self.outputs_only = layer == self.n_run - 1
                     stream = self.add((stream, blocks_in), self.embd)  # residual add
                     ffn_norm = self.add((stream,), self.embd, follows_layer=layer)
                 family = role.rsplit("_", 1)[1] if role.endswith(("_exps", "_shexp")) else ""

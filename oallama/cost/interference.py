@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from oallama.core.profile import Profile, Sharing, Worker
@@ -64,6 +65,7 @@ def _shares(sharing: Sharing) -> tuple[float, float]:
     return max(least, min(1.0, first)), max(least, min(1.0, second))
 
 
+@lru_cache(maxsize=1024)
 def interference_at(curve: InterferenceCurve, n_tokens: int) -> Interference:
     """Between two batch sizes linear, beyond them as at the nearest."""
     if not curve:

@@ -64,11 +64,11 @@ def takes_attention(operators: Sequence[Operator], costs: Sequence[OperatorCost]
     return bool(around) and all(c.layout == PLAIN_LAYOUT and c.t_gpu_s is not None for c in around)
 
 
-def offloaded(operators: Sequence[Operator], costs: Sequence[OperatorCost], n_layer: int) -> tuple[bool, ...]:
+def offloaded(operators: Sequence[Operator], costs: Sequence[OperatorCost], n_run: int) -> tuple[bool, ...]:
     """Which operators llama.cpp computes on the device in a large batch though the host has them. What sees only the
     tokens whose logits are wanted never has a large batch."""
     return tuple(
-        c.layout == PLAIN_LAYOUT and c.t_gpu_s is not None and not computes_outputs_only(o, n_layer)
+        c.layout == PLAIN_LAYOUT and c.t_gpu_s is not None and not computes_outputs_only(o, n_run)
         for o, c in zip(operators, costs, strict=True)
     )
 

@@ -64,7 +64,7 @@ def _seconds(kernel: Kernel, over: Iterable[Pass]) -> float:
 def operator_costs(
     kernels: Kernels,
     operators: Sequence[Operator],
-    n_layer: int,
+    n_run: int,
     over: Sequence[Pass],
     stream: LinearFit | None = None,
     layouts: Sequence[str] | None = None,
@@ -75,7 +75,7 @@ def operator_costs(
     seen: dict[tuple[MulMat, bool, str | None], OperatorCost] = {}
     costs = []
     for i, operator in enumerate(operators):
-        outputs_only = computes_outputs_only(operator, n_layer)
+        outputs_only = computes_outputs_only(operator, n_run)
         layout = layouts[i] if layouts else None
         key = (operator.mul_mat, outputs_only, layout)
         if key not in seen:

@@ -18,12 +18,16 @@ class Pass:
     n_outputs: int = 1  # tokens whose logits are wanted: the last of a prompt, each generated one
 
 
+def mean_depth(workload: Workload) -> int:
+    """Tokens that a generated one sees on average."""
+    return workload.n_prompt + max(1, workload.n_gen) // 2
+
+
 def passes(workload: Workload, phase: str) -> tuple[Pass, ...]:
     """The forward passes that a phase counts: `decode` one token at the mean depth, `prefill` the whole prompt in
     micro-batches of n_ubatch, `mixed` the prompt and n_gen tokens."""
-    depth = workload.n_prompt + max(1, workload.n_gen) // 2
     if phase == "decode":
-        return (Pass(1, depth, 1),)
+        return (Pass(1, mean_depth(workload), 1),)
     n_gen = 0 if phase == "prefill" else workload.n_gen
     return passes_at(0, workload.n_prompt, n_gen, workload.n_ubatch)
 

@@ -55,9 +55,9 @@ def placement_seconds(
     total = sum(seconds)
     if total == inf:
         return inf
-    n_layer = costs.graph.n_layer
-    n_device_layers = max(0, n_layer - first_device_layer)
-    total += n_device_layers * costs.rest_device_s + (n_layer - n_device_layers) * costs.rest_cpu_s
+    n_run = costs.graph.n_run
+    n_device_layers = max(0, n_run - first_device_layer)
+    total += n_device_layers * costs.rest_device_s + (n_run - n_device_layers) * costs.rest_cpu_s
     return total + transfer_seconds(costs, on_device, first_device_layer, sliced=sliced)
 
 
@@ -89,7 +89,7 @@ def transfer_seconds(
 
 def cpu_seconds(costs: Costs, on_device: Sequence[bool], first_device_layer: int, sliced: Collection[int]) -> float:
     """Of placement_seconds, in which the CPU works."""
-    n_layers = min(costs.graph.n_layer, first_device_layer)
+    n_layers = min(costs.graph.n_run, first_device_layer)
     own = (
         cost.t_cpu_s
         for i, (cost, there) in enumerate(zip(costs.operators, on_device, strict=True))

@@ -9,7 +9,7 @@ from oallama.core.profile import Profile
 from oallama.core.types import CPU_DEVICE
 from oallama.cost.kernels import Curve, interpolate
 from oallama.cost.passes import Pass
-from oallama.profile.wanted import KV_STEP
+from oallama.profile.wanted import in_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,6 @@ def index_rest(profile: Profile) -> RestIndex:
             by_tokens.setdefault(case.n_tokens, {})[depth] = case.seconds
         index[device] = RestCurves({n: tuple(sorted(points.items())) for n, points in by_tokens.items()}, stepped)
     return index
-
-
-def in_steps(n_kv: int) -> int:
-    """Positions of the KV cache that attention is shown."""
-    return -(-n_kv // KV_STEP) * KV_STEP
 
 
 def rest_seconds(index: RestIndex, device: str, passes: Sequence[Pass]) -> float:

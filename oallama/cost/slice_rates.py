@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import sqrt
 
 from oallama.core.errors import ProfileError
@@ -56,13 +56,10 @@ class SliceRates:
     issue: LinearFit | None = None  # for how long a copy to the device holds up that thread; None: not at all
     interference: InterferenceCurve = ()
     staged: bool = False  # activations go through pinned memory: the thread does not wait for their copies
-    _beside: dict[int, Interference] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def beside(self, n_tokens: int) -> Interference:
-        """What work at the same time leaves, computed once for each number of tokens."""
-        if n_tokens not in self._beside:
-            self._beside[n_tokens] = interference_at(self.interference, n_tokens)
-        return self._beside[n_tokens]
+        """What work at the same time leaves."""
+        return interference_at(self.interference, n_tokens)
 
     @property
     def piece_bytes(self) -> int:

@@ -25,11 +25,12 @@ def slice_times(
 ) -> BlockTimes:
     """The tasks of a block in a pass over n_tokens tokens, of which n_g use the CC slice on the device (CG'), and
     n_outputs give logits."""
-    return own_times(of, rates, cut, n_tokens, n_g, n_outputs).behind(*gap_times(of, n_tokens))
+    gap_s, gap_cpu_s = (of.gap_share * seconds for seconds in gap_times(of, n_tokens))
+    return own_times(of, rates, cut, n_tokens, n_g, n_outputs).behind(gap_s, gap_cpu_s)
 
 
 def gap_times(of: BlockCost, n_tokens: int) -> tuple[float, float]:
-    """Seconds between the block before and this one, and of these those in which the CPU works."""
+    """Seconds between two blocks, in the mean, and of these those in which the CPU works."""
     gap_s = interpolate(of.gap, n_tokens)
     return gap_s, min(gap_s, interpolate(of.gap_cpu, n_tokens))
 

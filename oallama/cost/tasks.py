@@ -40,7 +40,7 @@ def whole_tasks(
     """The tasks of one pass, or of passes over the same number of tokens, each as long as theirs together; their sum is
     placement_seconds. on_device, first_device_layer, sliced: as there. cache: of a layer that the host keeps.
     """
-    graph, n_layer = costs.graph, costs.graph.n_layer
+    graph = costs.graph
     large = bool(costs.offloaded) and all(p.n_tokens >= OFFLOAD_MIN_TOKENS for p in costs.passes)
     there, from_layer = list(on_device), first_device_layer
     if large and any(off and i not in sliced for i, off in enumerate(costs.offloaded)):
@@ -88,7 +88,7 @@ def whole_tasks(
     before = False  # the side of the node before
     for layer, (first, last) in enumerate(graph.layer_nodes):
         copied: set[tuple[int, bool]] = set()
-        rested = layer == n_layer
+        rested = layer >= graph.n_run
         for i in range(first, last):
             node, side = graph.nodes[i], sides[i]
             for source in node.inputs:

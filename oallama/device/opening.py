@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from oallama.core.errors import UnknownDevice
 from oallama.core.types import CPU_DEVICE, CPU_PAIR, DeviceInfo
+from oallama.core.units import format_bytes
 from oallama.device.emulated_link import EMULATED_BACKEND, open_emulated
 from oallama.device.load_params import load_bridge
 from oallama.device.rpc_link import connect, connection_broke, device_info, linked_pointer, list_with_links, was_lost
@@ -40,6 +41,12 @@ class OpenDevice:
     def label(self) -> str:
         """Its name for people: the CPU that plays a device is none of the CPU's other memory."""
         return CPU_PAIR if self.is_pair else self.name
+
+    @property
+    def with_free(self) -> str:
+        """Its name for people, and what it had free when it was opened, where it tells that."""
+        free = self.info.memory_free if self.info is not None else 0
+        return f"{self.label} ({format_bytes(free)} were free)" if free > 0 else self.label
 
     @property
     def is_pair(self) -> bool:

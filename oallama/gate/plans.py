@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from oallama.bench.arms import STOCK_CPU
@@ -54,7 +53,7 @@ def plan_by(placer: Placer, load: Workload, attention_passes: Sequence[Pass] | N
     """The plan of that name, one of NAMES. Its micro-batch may be larger than the workload's, where the user fixed
     none."""
     if name == STOCK_CPU:
-        return placer.cpu_plan(**asdict(load), stock_attention=True)
+        return placer.cpu_plan(load, stock_attention=True)
     return placer.plan(name, load.n_prompt, load.n_gen, load.n_ctx, attention_passes=attention_passes)
 
 

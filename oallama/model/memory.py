@@ -190,10 +190,11 @@ _SPLITS = re.compile(r"graph.*\bsplits = (\d+)(?: / (\d+))?")
 #
 
 
-def load_refusal(path: str, device: str, reason: str) -> OallamaError:
-    """The error for a load that llama.cpp turned down with `reason`, the first error it logged."""
-    if device != "none" and "allocate" in reason:
-        return DeviceError(f"{device} has no room for the model: {reason}; use a smaller --vram, -c or -ub")
+def load_refusal(path: str, device: OpenDevice | None, reason: str) -> OallamaError:
+    """The error for a load that llama.cpp turned down with `reason`, the first error it logged. device: None: a load
+    that has none."""
+    if device is not None and device.info is not None and "allocate" in reason:
+        return DeviceError(f"{device.with_free} has no room for the model: {reason}; use a smaller --vram, -c or -ub")
     return ModelFileError(f"{path} cannot be loaded: {reason or 'llama.cpp refused it without a reason'}")
 
 
@@ -218,12 +219,12 @@ class _Loader:
             native_log() as log,
         ):
             placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
-            model = self._model(settings, placement, lambda: load_refusal(settings.path, device.name, log.reason()))
+            model = self._model(settings, placement, lambda: load_refusal(settings.path, device, log.reason()))
             context_params = api.llama_context_default_params()
             apply_context(settings, settings.n_threads or default_threads(), context_params)
             context = api.llama_init_from_model(model, context_params)
             if not context:
-                raise load_refusal(settings.path, device.name, log.reason())
+                raise load_refusal(settings.path, device, log.reason())
             prefill, decode = graph_splits(log.texts())
             result = {
                 "buffers": [

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from oallama.core.types import Operator, Shape
+from oallama.core.types import FIRST_ROLES, Operator, Shape
 from oallama.model.gguf_file import GgufFile, TensorInfo
 from oallama.model.hyperparameters import Hyperparameters, hyperparameters, number
 from oallama.model.roles import (
-    FIRST_ROLES,
     LAST_ROLES,
     LAYER_ORDER,
     MUL_MAT_ID_ROLES,

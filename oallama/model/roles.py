@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from oallama.core.types import FIRST_ROLES
+
 _BLOCK = re.compile(r"(?:(enc|dec)\.)?blk\.(\d{1,9})\.(.+)")
 _SUFFIXES = ("weight", "bias", "scale", "input_scale")
 
@@ -77,9 +79,8 @@ _SIDE_ROLES = (
 )  # fmt: skip
 """The same for an encoder-decoder: only attention with a growing cache takes v before k."""
 
-FIRST_ROLES = ("per_layer_model_proj", "altup_proj")
 LAST_ROLES = ("altup_unembd_proj", "output_hc_down", "output_hc_up", "output_hc_fn", "output")
-"""Roles outside blocks that a mul-mat reads, before the first layer and after the last one."""
+"""Roles outside blocks that a mul-mat reads after the last one; FIRST_ROLES before the first."""
 
 LAYER_ORDER = {role: position for position, role in enumerate(LAYER_ROLES + _SIDE_ROLES)}
 

@@ -16,8 +16,9 @@ from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo,
 from oallama.core.units import MIB
 from oallama.cost.passes import Pass
 from oallama.cost.passes import passes as workload_passes
-from oallama.cost.rest import in_steps, index_rest, rest_seconds
+from oallama.cost.rest import index_rest, rest_seconds
 from oallama.place.problem import Decision
+from oallama.profile.wanted import in_steps
 
 SCORES_SHARE, SCORES_BYTES = 0.5, 256 * MIB
 """Without flash attention a compute buffer holds the scores of a micro-batch against the whole context. It may take

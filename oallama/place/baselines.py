@@ -6,20 +6,24 @@ Pure but for the problem's probe, which is asked what the policies asked it befo
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from oallama.core.affinity import Baseline
 from oallama.core.types import CPU_DEVICE, MemoryLedger, Predicted, Workload
 from oallama.place.bound import physical_bound
 from oallama.place.placed import cpu
-from oallama.place.problem import Problem, costs_of, device_memory, predicted_of
+from oallama.place.problem import Problem, capacity_of, costs_of, device_memory, predicted_of
 from oallama.place.stock_fit import priced_stock_fit
 
 STOCK, CPU_ALONE, BOUND = "stock --fit", "all CPU", "physical bound"
 
 
 def baselines(problem: Problem, load: Workload, held: MemoryLedger) -> tuple[Baseline, ...]:
-    """Priced with the attention that the problem's profile has. held: by the plan. No stock where llama.cpp itself has
-    no device."""
+    """Priced with the attention that the problem's profile has. held: by the plan; where that leaves the device alone
+    the bound may use all of it. No stock where llama.cpp itself has no device."""
     alone = Baseline(CPU_ALONE, _cpu_alone(problem, load))
+    if problem.profile.device != CPU_DEVICE and not held.limit:
+        held = replace(held, limit=int(problem.vram_fill * capacity_of(problem, load)))
     least = Baseline(BOUND, physical_bound(problem, load, held))
     if problem.profile.device == CPU_DEVICE or problem.slices_only:
         return alone, least

@@ -4,7 +4,8 @@ the time and never waited for each other.
 Every operator may be cut anywhere into cc, cg and gg (ScheInfer, section IV-A), so the least time t is that of a linear
 program: what the CPU computes, what the device computes and what the link carries each take no longer than t; CPU and
 link together no more of the DRAM than they were measured to get; gg fits into the device's memory. Launches, waits,
-joins, crossings of activations, norms and attention take nothing.
+joins, crossings of activations, norms and attention take nothing. Where it is known which experts are used, each may be
+placed by itself.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import floor, inf, log
 
-from oallama.core.types import MemoryLedger, Predicted, Workload
+from oallama.core.types import MemoryLedger, Operator, Predicted, Workload
+from oallama.cost.experts import ExpertUse, expert_use
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.interference import interference_at, interference_curve
-from oallama.cost.operators import operator_costs
+from oallama.cost.operators import OperatorCost, operator_costs
 from oallama.cost.passes import Pass, passes
 from oallama.place.problem import Problem, operators_limit
 
 GOLDEN = 0.6180339887498949
 ROUNDS = 40  # of a search: its interval shrinks to 4e-9 of the first one
+USE_STEP = 1.01  # by which shares of uses differ that are told apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +61,43 @@ def _passes_s(problem: Problem, over: Sequence[Pass], room: int) -> float:
 
 
 def _pass_s(problem: Problem, one: Pass, room: int) -> float:
-    costs = operator_costs(problem.kernels, problem.operators, problem.graph.n_layer, (one,))
+    costs = operator_costs(problem.kernels, problem.operators, problem.graph.n_run, (one,))
     line = problem.profile.link.get("h2d_pinned") or problem.profile.link.get("h2d_pageable")
-    works = []
+    copy_s_per_byte = line.beta_s_per_byte if line else inf
+    uses = expert_use(problem.routing) if problem.routing else {}
+    works: list[Work] = []
     for operator, cost in zip(problem.operators, costs, strict=True):
-        n_rows = one.n_outputs if computes_outputs_only(operator, problem.graph.n_layer) else one.n_tokens
-        n_bytes = operator.bytes * operator.mul_mat.share_read(n_rows) if n_rows else 0.0
-        works.append(Work(operator.bytes, cost.t_cpu_s, cost.t_gpu_s, n_bytes * line.beta_s_per_byte if line else inf))
+        n_rows = one.n_outputs if computes_outputs_only(operator, problem.graph.n_run) else one.n_tokens
+        use = uses.get(operator.layer) if operator.layer is not None and operator.op == "MUL_MAT_ID" else None
+        if use is not None and len(use.order) == operator.shape[2]:
+            works += _by_expert(operator, cost, use, one.n_tokens, n_rows, copy_s_per_byte)
+        else:
+            n_bytes = operator.bytes * operator.mul_mat.share_read(n_rows) if n_rows else 0.0
+            works.append(Work(operator.bytes, cost.t_cpu_s, cost.t_gpu_s, n_bytes * copy_s_per_byte if line else inf))
     left = interference_at(interference_curve(problem.profile), one.n_tokens)
     return least_seconds(works, room, left.cpu_with_link + left.link_with_cpu)
+
+
+def _by_expert(
+    operator: Operator, cost: OperatorCost, use: ExpertUse, n_tokens: int, n_rows: int, copy_s_per_byte: float
+) -> list[Work]:
+    """A work for each expert, by its share of the uses, which is rounded down so that few differ. The device computes
+    no more of an expert than one row of each token."""
+    n_expert, n_used = operator.shape[2], operator.n_expert_used
+    n_bytes = operator.bytes // n_expert
+    works: list[Work] = []
+    for n in range(n_expert):
+        share = _rounded(use.coverage(n + 1, n_tokens) - use.coverage(n, n_tokens))
+        device_s = None if cost.t_gpu_s is None else min(share, 1 / n_used) * cost.t_gpu_s
+        needed = 1 - (1 - min(1.0, share * n_used)) ** n_rows
+        link_s = inf if copy_s_per_byte == inf else n_bytes * needed * copy_s_per_byte
+        works.append(Work(n_bytes, share * cost.t_cpu_s, device_s, link_s))
+    return works
+
+
+def _rounded(share: float) -> float:
+    """To the next power of USE_STEP below."""
+    return USE_STEP ** floor(log(share, USE_STEP)) if share > 0 else 0.0
 
 
 def least_seconds(works: Sequence[Work], room: int, dram: float = 2.0) -> float:
@@ -77,31 +108,37 @@ def least_seconds(works: Sequence[Work], room: int, dram: float = 2.0) -> float:
     cheapest places cost; the best prices give the program's own value. What the DRAM feeds is worth the more the more
     of the prices of CPU and link is its own, so that is all of the smaller one, and two prices are left to look for.
     """
-    counted = Counter(works)
+    cost_at = _dual(Counter(works), room)
     spared = 2.0 - min(2.0, max(1.0, dram))
 
     def at(cpu: float, link: float) -> float:
-        return _dual(counted, room, cpu, max(0.0, 1 - cpu - link), link) / (1 - spared * min(cpu, link))
+        return cost_at(cpu, max(0.0, 1 - cpu - link), link) / (1 - spared * min(cpu, link))
 
     return _highest(lambda cpu: _highest(lambda link: at(cpu, link), 1 - cpu), 1.0)
 
 
-def _dual(works: Counter[Work], room: int, cpu: float, device: float, link: float) -> float:
-    """What all works cost at these prices, the best of them resident: those that save the most a byte."""
-    total, savings = 0.0, []
-    for work, n in works.items():
-        there = inf if work.device_s is None else device * work.device_s
-        streamed = inf if work.link_s == inf else there + link * work.link_s
-        cost = min(cpu * work.cpu_s, streamed)
-        total += n * cost
-        if cost > there and work.bytes:
-            savings.append(((cost - there) / work.bytes, n * work.bytes))
-    left = room
-    for saved_s_per_byte, n_bytes in sorted(savings, reverse=True):
-        taken = min(left, n_bytes)
-        total -= saved_s_per_byte * taken
-        left -= taken
-    return total
+def _dual(works: Counter[Work], room: int) -> Callable[[float, float, float], float]:
+    """What all works cost at prices of CPU, device and link, the best of them resident: those that save the most a
+    byte."""
+    import numpy as np
+
+    n, size = np.array(list(works.values()), dtype=float), np.array([work.bytes for work in works], dtype=float)
+    cpu_s = np.array([work.cpu_s for work in works])
+    device_s = np.array([work.device_s or 0.0 for work in works])
+    link_s = np.array([0.0 if work.link_s == inf else work.link_s for work in works])
+    not_there = np.array([inf if work.device_s is None else 0.0 for work in works])
+    not_streamed = np.array([inf if work.link_s == inf else 0.0 for work in works])
+
+    def cost(cpu: float, device: float, link: float) -> float:
+        there = device * device_s + not_there
+        each = np.minimum(cpu * cpu_s, there + link * link_s + not_streamed)
+        saved = np.maximum(each - there, 0.0) / np.maximum(size, 1.0)
+        order = np.argsort(-saved)
+        n_bytes = (n * size)[order]
+        taken = np.clip(room - (np.cumsum(n_bytes) - n_bytes), 0.0, n_bytes)
+        return float(n @ each - saved[order] @ taken)
+
+    return cost
 
 
 def _highest(f: Callable[[float], float], end: float) -> float:

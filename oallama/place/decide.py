@@ -205,8 +205,8 @@ def _verified(
     """Propose a placement, ask what it really takes, and correct the budget by that until it fits and fills the device.
     A placement that leaves the device empty is for the workload as it was asked for.
 
-    reason: why that is so. required: raise DoesNotFit where not even the buffers fit, else leave everything on the CPU
-    and say so. fullest: of placements that fit the one that uses the device best is kept, not the fastest.
+    reason: why that is so. required: raise DoesNotFit where nothing that was tried fits, else leave everything on the
+    CPU and say so. fullest: of placements that fit the one that uses the device best is kept, not the fastest.
     """
     memory, load, notes = device_memory(problem, asked, required)
     if memory is None:
@@ -229,9 +229,11 @@ def _verified(
             best = Decision(policy, load, costs, placed, real, predicted, (*notes, *exchange_notes(placed)))
         if not room.learn(placed.first_device_layer, own_bytes(problem, placed), real):
             break
-    if best is None:
-        raise DoesNotFit(real.limit - real.spare, real.limit, problem.profile.device, f"the {policy} placement")
-    return best
+    if best is not None:
+        return best
+    if not required:
+        return nothing_placed(problem, policy, asked, phase, memory.capacity, "no placement that was tried fits it")
+    raise DoesNotFit(real.limit - real.spare, real.limit, problem.profile.device, f"the {policy} placement")
 
 
 #

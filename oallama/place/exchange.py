@@ -29,7 +29,7 @@ SEVERAL = 4  # changes against one
 MAX_ROUNDS = 64
 MAX_LAYERS = 3  # more or fewer with norms and KV on the device
 ALL_SIDES = 8  # operators of a layer up to which every other set of sides is a change
-MAX_PRICED = 2500  # changes of one layer; some 50 µs each
+MAX_PRICED = 2500  # changes of a layer, in each search for exchanges; some 50 µs each
 TRIES = 16  # of the exchanges that look best, how many are priced as a whole
 LEAST_GAIN = 1e-9  # of the seconds before
 
@@ -52,6 +52,9 @@ class _Alike:
     sizes: tuple[int, ...]  # bytes of each change
 
 
+_Known = dict[tuple[object, ...], tuple[_Change, ...]]
+"""Changes of a layer, by its state and that of its neighbours."""
+
 Candidate = tuple[float, tuple[tuple[int, _Change], ...]]
 """Seconds added, and which layer makes which change."""
 
@@ -60,7 +63,7 @@ def exchange(costs: Costs, operators: Sequence[Operator], budget: Budget, filled
     """The placement after the last exchange that saves time; `filled` itself where none does. Where one more layer or
     one fewer with norms and KV on the device saves more, that many.
 
-    filled: within the budget, without slices.
+    filled: within the budget, without slices. Where there are more changes than are priced, the placement says so.
     """
     n_layer = costs.graph.n_layer
     if filled.first_device_layer > n_layer:
@@ -82,7 +85,8 @@ def exchange(costs: Costs, operators: Sequence[Operator], budget: Budget, filled
             if found.seconds >= best.seconds * (1 - LEAST_GAIN):
                 break
             best = found
-    return filled if best.seconds >= filled.seconds * (1 - LEAST_GAIN) else replace(best, filled=filled)
+    best = filled if best.seconds >= filled.seconds * (1 - LEAST_GAIN) else replace(best, filled=filled)
+    return replace(best, exchanges_left=True) if layers.left_some else best
 
 
 def whole_ffns(costs: Costs, operators: Sequence[Operator], filled: Placed) -> Placed:
@@ -113,13 +117,16 @@ def attention(costs: Costs, operators: Sequence[Operator], first_device_layer: i
 
 
 def exchange_notes(placed: Placed) -> tuple[str, ...]:
-    """What was changed after OATO's fill."""
-    if placed.filled is None:
-        return ()
-    n_moved = sum(a != b for a, b in zip(placed.on_device, placed.filled.on_device, strict=True))
-    n_layers = abs(placed.first_device_layer - placed.filled.first_device_layer)
-    moved = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((n_moved, "operator"), (n_layers, "layer")) if n]
-    return (f"exchanged after OATO's fill, as predicted to save time: the side of {' and of '.join(moved)}",)
+    """What was changed after OATO's fill, and whether more might have been."""
+    notes = []
+    if placed.filled is not None:
+        n_moved = sum(a != b for a, b in zip(placed.on_device, placed.filled.on_device, strict=True))
+        n_layers = abs(placed.first_device_layer - placed.filled.first_device_layer)
+        moved = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((n_moved, "operator"), (n_layers, "layer")) if n]
+        notes.append(f"exchanged after OATO's fill, as predicted to save time: the side of {' and of '.join(moved)}")
+    if placed.exchanges_left:
+        notes.append(f"exchanges were looked for until {MAX_PRICED} changes were priced; there may be better ones")
+    return tuple(notes)
 
 
 def _bytes(costs: Costs, on_device: Sequence[bool]) -> int:
@@ -129,6 +136,7 @@ def _bytes(costs: Costs, on_device: Sequence[bool]) -> int:
 def _exchanged(layers: _Layers, room: int, placed: Placed) -> Placed:
     """After the last exchange that saves time, with its first_device_layer and within `room` bytes."""
     costs, first = layers.costs, placed.first_device_layer
+    layers.begin()
     sides = list(placed.on_device)
     used = _bytes(costs, sides)
     seconds = placement_seconds(costs, sides, first)
@@ -212,8 +220,15 @@ class _Layers:
             kind: _groups(operators[self.begins[layer] : self._ends[layer]])
             for layer, kind in reversed(list(enumerate(self._kinds)))
         }
-        self._known: dict[tuple[object, ...], tuple[_Change, ...]] = {}
+        self._known: _Known = {}
+        self._in_part: _Known = {}  # of states of which not all changes were priced in this search
         self._n_priced = 0
+        self.left_some = False  # changes that were not priced, as MAX_PRICED were
+
+    def begin(self) -> None:
+        """Another search: what the one before had no time for may be priced."""
+        self._n_priced = 0
+        self._in_part.clear()
 
     def _kind(self, operators: Sequence[Operator], layer: int) -> tuple[object, ...]:
         """Of layers for which it is the same, equal changes have equal prices."""
@@ -243,9 +258,11 @@ class _Layers:
             members.setdefault(state, []).append(layer)
         found = []
         for state, layers in members.items():
-            if state not in self._known:
-                self._known[state] = tuple(self._changes(layers[0], sides, first_device_layer))
-            changes = self._known[state]
+            changes = self._known.get(state) or self._in_part.get(state)
+            if changes is None:
+                changes = tuple(self._changes(layers[0], sides, first_device_layer))
+                known = self._known if self._n_priced < MAX_PRICED else self._in_part
+                known[state] = changes
             found.append(_Alike(tuple(layers), changes, tuple(change.added_bytes for change in changes)))
         return found
 
@@ -269,8 +286,11 @@ class _Layers:
         best = float("inf")
         made = list(sides)
         for n_bytes, seconds, flipped in sorted(wanted):
-            if seconds - now_s >= best or (self._n_priced >= MAX_PRICED and flipped):
-                continue  # crossings save at most all that they take
+            if seconds - now_s >= best:  # crossings save at most all that they take
+                continue
+            if self._n_priced >= MAX_PRICED and flipped:
+                self.left_some = True
+                continue
             self._n_priced += 1
             for i in flipped:
                 made[begin + i] ^= True

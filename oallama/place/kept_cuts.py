@@ -10,13 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from oallama.core.types import MemoryLedger, Operator
+from oallama.core.types import MemoryLedger, Operator, PlanRecord, StreamSettings
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.slices import Pricing
 from oallama.cost.streams import BlockTimes
 from oallama.cost.timeline import Prefetch, cycle_seconds
 from oallama.model.cut import cut_axis
 from oallama.place.cuts import Layers, Table, best_cg, n_g_at
+from oallama.place.placed import Placed
+from oallama.place.problem import Problem
+from oallama.place.slicer import Slicer
+from oallama.place.staging import most_n_g, ring_bytes, staging_bytes
 
 SLOWER = 2.0
 
@@ -74,6 +78,24 @@ def scaled(times: BlockTimes, rates: Rates) -> BlockTimes:
             replace(step, copy_s=step.copy_s * rates.device, gpu_s=step.gpu_s * rates.device) for step in times.steps
         ),
     )
+
+
+def kept_cuts_of(problem: Problem, record: PlanRecord, placed: Placed) -> Replan:
+    """The cuts to keep beside a plan's that slices something. placed: as it says."""
+    streaming, load = record.streaming or StreamSettings(), record.workload
+    slicer = Slicer(problem, load, Prefetch(streaming.prefetch, streaming.n_slots))
+    layers = [(of, cut) for of, cut in slicer.again(placed).layers if not cut.n_hot]
+    on, table = slicer.on, record.token_assignment
+    n_g = most_n_g(table, load.n_ubatch)
+
+    def staging(layers: Layers) -> int:
+        return staging_bytes(layers, on.prefetch, load.n_ubatch, n_g)
+
+    def ring(layers: Layers) -> int:
+        return ring_bytes(layers, on.prefetch, n_g)
+
+    room = max(0, record.memory.spare)
+    return kept_cuts(problem.operators, layers, table, on, problem.host_room, staging, room, ring)
 
 
 def kept_cuts(

@@ -71,10 +71,9 @@ def place_modules(
     part does not fit a slot of the ring stays whole on the CPU.
     """
     found = _with_slots(slicer, found, room)
-    n_layer = costs.graph.n_layer
 
     def may_be_there(module: Module) -> bool:
-        return (n_layer if module.layer is None else module.layer) >= base.first_device_layer
+        return costs.graph.operator_layer[module.operators[0]] >= base.first_device_layer
 
     ranked = [i for i in order if may_be_there(found[i])]
     sizes = [module.bytes for module in found]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from oallama.core.types import StreamSettings
 from oallama.cost.placement import Costs, placement_seconds
@@ -49,6 +49,7 @@ class Placed:
     # host layout of each operator's part in host memory; None, and of no operator: llama.cpp's choice
     layouts: tuple[str | None, ...] = ()
     filled: Placed | None = None  # OATO's fill, where exchanges changed it
+    exchanges_left: bool = field(default=False, compare=False)  # that were not looked at, as there are too many
     makespan: Makespan | None = None  # that TwinPilots' modules were placed for
 
     def uses_device(self, n_layer: int) -> bool:

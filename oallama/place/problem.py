@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from oallama.core.errors import DoesNotFit
+from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.profile import Profile
 from oallama.core.routing import Routing
 from oallama.core.types import MemoryLedger, Operator, Phase, Predicted, Workload
@@ -58,6 +59,11 @@ class Problem:
     splittable: tuple[bool, ...] = field(init=False, compare=False, repr=False)  # of each operator
 
     def __post_init__(self) -> None:
+        layers = self.graph.operator_layer
+        if any(before > layer for before, layer in pairwise(layers)):
+            raise UsageError(
+                "the model has an encoder beside its decoder, and such models are not placed: run it with --device none"
+            )
         kernels = Kernels(self.profile)
         object.__setattr__(self, "kernels", kernels)
         object.__setattr__(
@@ -90,9 +96,9 @@ def costs_over(
 ) -> Costs:  # fmt: skip
     """Prices over these passes. layouts: in which the host holds each operator; None: in the fastest over them. mapped:
     whether llama.cpp maps the file, as it does where nothing is sliced."""
-    profile, n_layer = problem.profile, problem.graph.n_layer
+    profile, n_run = problem.profile, problem.graph.n_run
     stream = weight_stream(profile, mapped) if llama_uses_device else None
-    operators = operator_costs(problem.kernels, problem.operators, n_layer, over, stream, layouts)
+    operators = operator_costs(problem.kernels, problem.operators, n_run, over, stream, layouts)
     cache = host_cache(profile) if stream and takes_attention(problem.operators, operators) else None
     return Costs(
         operators,
@@ -100,14 +106,15 @@ def costs_over(
         transfer_rates(profile),
         over,
         *rest_with_offload(index_rest(profile), profile.device, over, cache),
-        offloaded(problem.operators, operators, n_layer) if cache else (),
+        offloaded(problem.operators, operators, n_run) if cache else (),
     )
 
 
 def predicted_of(
     problem: Problem, load: Workload, placed: Placed, layouts: Sequence[str], llama_uses_device: bool | None = None
 ) -> Predicted:
-    """TTFT, TPOT and their sum over the workload, the host holding each operator in its one layout.
+    """TTFT, TPOT and their sum over the workload, the host holding each operator in its one layout. Slices take what
+    the search that found them says; those of a plan that was read are priced by place/simulate.py.
 
     llama_uses_device: as costs_of; None: as the placement says."""
     if placed.slices is not None:
@@ -200,10 +207,12 @@ def device_memory(
 ) -> tuple[DeviceMemory | None, Workload, tuple[str, ...]]:
     """What the device holds before any operator, from a probe with every operator on the host.
 
-    Halves the micro-batch while KV and compute buffers leave no room; if they never do, lets layers keep their KV on
-    the host; if not even the output layer's buffers fit: None, or DoesNotFit where the policy needs the device.
+    Halves the micro-batch while KV and compute buffers leave no room. If they never do, lets layers keep their KV on
+    the host, with the largest micro-batch whose buffers fit without it; if not even these do: None, or DoesNotFit where
+    the policy needs the device.
     """
-    asked = load.n_ubatch
+    asked, n_layer = load.n_ubatch, problem.graph.n_layer
+    without_kv: tuple[DeviceMemory, Workload] | None = None
     while True:
         taken = problem.probe(load, _operators_on_host(problem, load))
         memory = DeviceMemory(
@@ -212,18 +221,22 @@ def device_memory(
             kv=taken.kv,
             compute=taken.compute,
             other_weights=taken.weights_gpu,
-            n_layer=problem.graph.n_layer,
+            n_layer=n_layer,
             operators_limit=operators_limit(problem),
         )
+        if without_kv is None and memory.operator_room(n_layer) >= 0:
+            without_kv = memory, load
         if memory.operator_room(0) >= 0 or load.n_ubatch // 2 < SMALLEST_UBATCH:
             break
         load = replace(load, n_ubatch=load.n_ubatch // 2)
+    if memory.operator_room(0) < 0 and without_kv is not None:
+        memory, load = without_kv
     notes = []
     if load.n_ubatch != asked:
         notes.append(f"micro-batch lowered from {asked} to {load.n_ubatch} tokens to shrink the compute buffers")
     if memory.operator_room(0) >= 0:
         return memory, load, tuple(notes)
-    if memory.operator_room(problem.graph.n_layer) >= 0:
+    if without_kv is not None:
         notes.append(
             f"the KV cache ({format_bytes(memory.kv)}) does not fit the device whole: "
             "some layers keep theirs on the host"

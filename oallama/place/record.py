@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from oallama.core.errors import UsageError
 from oallama.core.types import MemoryLedger, ModelInfo, Operator, OperatorPlacement, PlanRecord, Workload
-from oallama.cost.blocks import hot_memory, slice_memory
+from oallama.cost.blocks import hot_weights, slice_weights
 from oallama.model.cut import cut_extent
 from oallama.place.budget import ledger
 from oallama.place.placed import Placed, Slices, nothing_there
@@ -51,8 +51,7 @@ def placed_as_named(
         raise UsageError(f"{model.path} has no operator {min(unknown)!r}; `oallama inspect` lists them")
     first = model.n_layer + 1 - gpu_layers
     for operator in operators:
-        layer = model.n_layer if operator.layer is None else operator.layer
-        if operator.name in chosen and layer < first:
+        if operator.name in chosen and operator.layer_in(model.n_layer) < first:
             raise UsageError(f"{operator.name} is in a layer that -ngl {gpu_layers} leaves on the host; raise it")
     return Placed(tuple(operator.name in chosen for operator in operators), first)
 
@@ -67,8 +66,7 @@ def placed_by_plan(n_layer: int, operators: Sequence[Operator], plan: PlanRecord
     slices = None
     hot = tuple(p.hot_experts for _, p in listed)
     if any(gg) or any(cg) or any(hot) or plan.token_assignment:
-        weights, _ = slice_memory(operators, gg, plan.workload.n_ubatch)
-        whole, _ = hot_memory(operators, hot, plan.workload.n_ubatch)
+        weights, whole = slice_weights(operators, gg), hot_weights(operators, hot)
         staging, streaming = plan.memory.staging, plan.streaming
         kept = hot if any(hot) else ()
         slices = Slices(gg, cg, layouts, weights, staging, streaming, plan.token_assignment, hot=kept, hot_bytes=whole)

@@ -185,8 +185,8 @@ def _block_name(members: Sequence[Operator]) -> str:
 
 
 class _Gaps:
-    """What lies between blocks, by the tokens of a pass: (tasks of the others, tasks of the host), and how many blocks
-    share them."""
+    """What lies between blocks, by the tokens of a pass: (tasks of the others, tasks of the host), and which share of
+    them lies before each block."""
 
     def __init__(
         self, problem: Problem, slicer: Slicer, placed: Placed, plan: SlicePlan, cache: HostCache | None
@@ -194,7 +194,7 @@ class _Gaps:
         self._problem, self._slicer, self._placed, self._cache = problem, slicer, placed, cache
         self._inside = frozenset(i for of, _ in plan.layers for i in of.block.operators)
         self._known: dict[int, tuple[list[Task], list[Task]]] = {}
-        self.n_blocks = len(plan.layers)
+        self._until = [0.0, *accumulate(of.gap_share / len(plan.layers) for of, _ in plan.layers)]
 
     def _tasks(self, n_tokens: int) -> tuple[list[Task], list[Task]]:
         if n_tokens not in self._known:
@@ -211,9 +211,10 @@ class _Gaps:
         ends = list(accumulate(task.seconds for task in tasks))
         if not ends:
             return
-        share = ends[-1] / self.n_blocks
-        low, high = number * share, (number + 1) * share
-        scale = (end_s - start_s) / share
+        low, high = (ends[-1] * until for until in self._until[number : number + 2])
+        if high <= low:
+            return
+        scale = (end_s - start_s) / (high - low)
         for task, end in zip(tasks, ends, strict=True):
             first, last = max(low, end - task.seconds), min(high, end)
             if last > first:

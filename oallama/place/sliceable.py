@@ -23,7 +23,7 @@ from oallama.cost.blocks import (
 )
 from oallama.cost.graph import computes_outputs_only
 from oallama.cost.kernels import NO_TIME, Curve
-from oallama.cost.passes import Pass, passes
+from oallama.cost.passes import Pass, mean_depth, passes
 from oallama.cost.placement import Costs, cpu_seconds, placement_seconds, transfer_seconds
 from oallama.model.cut import runs_alone
 from oallama.place.placed import Placed
@@ -52,9 +52,8 @@ class Sliceable:
 
     def __init__(self, problem: Problem, load: Workload) -> None:
         self._problem, self._load = problem, load
-        depth = load.n_prompt + max(1, load.n_gen) // 2
         self._over: dict[int, tuple[Pass, ...]] = {
-            n_tokens: (Pass(n_tokens, depth, 1),)
+            n_tokens: (Pass(n_tokens, mean_depth(load), 1),)
             for n_tokens in {case.n_tokens for case in problem.profile.cases}
             if n_tokens <= load.n_ubatch
         }
@@ -69,6 +68,8 @@ class Sliceable:
         for i, (operator, can) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
             if can:
                 self._families[ffn_of(i, operator)].append(i)
+        n_layer = problem.graph.n_layer
+        self._parts = [2 * one.layer_in(n_layer) + (is_ffn(one) or one.is_last) for one in problem.operators]
         self._biased = _biased_ffns(problem.operators, problem.splittable)
         self._blocks: dict[tuple[int, ...], tuple[tuple[SplitBlock, _Alike], ...]] = {}
         self._alike: dict[Hashable, _Alike] = {}
@@ -79,9 +80,9 @@ class Sliceable:
         return frozenset(self._biased)
 
     def blocks(self, placed: Placed, together: Collection[int] = ()) -> list[Layouts]:
-        """The blocks that may be sliced. What is in none stays where `placed` has it, and is spread evenly between
-        them. together: layers whose experts with biases are one block each, which has no slices, where all of it is on
-        the host."""
+        """The blocks that may be sliced. What is in none stays where `placed` has it, and lies between them: each has
+        the mean as its gap, and its share of that. together: layers whose experts with biases are one block each, which
+        has no slices, where all of it is on the host."""
         on_device, first_layer = placed.on_device, placed.first_device_layer
         whole = [self._biased[layer] for layer in together if layer in self._biased]
         whole = [family for family in whole if not any(on_device[i] for i in family)]
@@ -124,11 +125,33 @@ class Sliceable:
             return made[kind]
 
         blocks: list[Layouts] = []
-        for block, alike in found:
+        shares = self._gap_shares([block for block, _ in found], *at, inside)
+        for (block, alike), share in zip(found, shares, strict=True):
             lives = resident[block.operators[0]]
             crossings = away.get(_part(operators[block.operators[0]]), NO_TIME) if lives else NO_TIME
-            blocks.append({name: of.like(block) for name, of in like(alike, lives, crossings).items()})
+            blocks.append({name: of.like(block, share) for name, of in like(alike, lives, crossings).items()})
         return blocks
+
+    def _gap_shares(
+        self, blocks: Sequence[SplitBlock], on_device: Sequence[bool], first_layer: int, inside: frozenset[int]
+    ) -> list[float]:
+        """What lies before each block, in decode, against the mean of all; what lies behind the last is before the
+        first of the next token. Crossings are taken to be spread alike."""
+        n_layer = self._problem.graph.n_layer
+        costs = self.costs_at(min(self._over), first_layer <= n_layer)
+        between = [0.0] * (2 * n_layer + 2)  # by layer, attention before FFN; the output is behind all
+        for i, (there, sides) in enumerate(zip(on_device, costs.sides_s, strict=True)):
+            if i not in inside:
+                between[self._parts[i]] += sides[there]
+        for layer in range(self._problem.graph.n_run):
+            between[2 * layer] += costs.rest_device_s if layer >= first_layer else costs.rest_cpu_s
+        total, begin, before = sum(between), 0, []
+        for block in blocks:
+            end = self._parts[block.operators[0]] + 1
+            before.append(sum(between[begin:end]))
+            begin = max(begin, end)
+        before[0] += sum(between[begin:])
+        return [len(blocks) * seconds / total if total > 0 else 1.0 for seconds in before]
 
     def _blocks_of(self, members: tuple[int, ...]) -> tuple[tuple[SplitBlock, _Alike], ...]:
         """What these operators of one family form."""
@@ -147,7 +170,7 @@ class Sliceable:
     def _alike_of(self, block: SplitBlock) -> _Alike:
         operators = self._problem.operators
         first = operators[block.operators[0]]
-        outputs_only = computes_outputs_only(first, self._problem.graph.n_layer)
+        outputs_only = computes_outputs_only(first, self._problem.graph.n_run)
         mul_mats = tuple(operators[i].mul_mat for i in block.operators)
         key = (mul_mats, replace(block, operators=()), outputs_only, takes_n_g(first))
         if key not in self._alike:

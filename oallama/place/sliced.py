@@ -33,6 +33,7 @@ from oallama.place.problem import (
 )
 from oallama.place.slice_plan import SlicePlan
 from oallama.place.slicer import N_VALUES, Slicer
+from oallama.place.spread import spread
 
 EXPERTS = "experts"
 """As scheinfer, with hot sets of experts; for models whose routing is known."""
@@ -258,7 +259,18 @@ class Sliced:
                 for one, looked in zip(beside.values(), best_of, strict=True)
                 if _seconds(looked) <= to_beat
             )
-        return found
+        return found + self._spread(found, memory)
+
+    def _spread(self, found: Sequence[Proposal], memory: DeviceMemory) -> list[Proposal]:
+        """The best of these with its whole layers spread among the sliced ones, where it streams."""
+        best = min(found, key=_seconds, default=None)
+        if best is None or best.plan is None or not best.plan.streams:
+            return []
+        placed = spread(self._problem.operators, self._problem.graph, best.placed)
+        if placed.on_device == best.placed.on_device:
+            return []
+        whole = replace(best, placed=placed, plan=None)
+        return [self._with_slices(whole, memory, self._effort.fine_values, best.n_slots)]
 
     def _attention(self, bare: Proposal, memory: DeviceMemory) -> list[Proposal]:
         """Attention whole on the device, of all layers and of the last ones, where it fits."""

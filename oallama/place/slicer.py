@@ -130,7 +130,7 @@ class Slicer:
             short = short or plan.short
             best = min(best, plan, key=lambda plan: plan.total_s(load))
         layers = tuple(
-            (kind.like(by_layout[kind.layout].block), cut)
+            (kind.like(by_layout[kind.layout].block, by_layout[kind.layout].gap_share), cut)
             for (kind, cut), by_layout in zip(best.layers, blocks, strict=True)
         )
         return replace(self.exact(replace(best, layers=layers)), short=short)
@@ -283,12 +283,12 @@ class Slicer:
         return replace(plan, prefill_s=timeline(prompt, self.on.prefetch, draws=False).end_s, decode_s=decode_s)
 
     def pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
-        """Of the blocks in order, those of equal blocks the same ones."""
+        """Of the blocks in order, each behind what lies before it."""
         n_g = n_g_at(plan.token_assignment, p.n_tokens)
-        made: dict[tuple[Hashable, Cut], BlockTimes] = {}
+        made: dict[tuple[Hashable, Cut, float], BlockTimes] = {}
         found = []
         for of, cut in plan.layers:
-            key = (of.same, cut)
+            key = (of.same, cut, of.gap_share)
             if key not in made:
                 made[key] = self.on.block_times(of, cut, p.n_tokens, n_g, p.n_outputs)
             found.append(made[key])

@@ -69,7 +69,7 @@ def _operation(
         for p in costs.passes:
             rows = p.n_outputs if of.outputs_only else p.n_tokens
             loaded_s += p.count * line.seconds(of.gemms.read_bytes(1.0, rows)) if rows else 0.0
-    layer = costs.graph.n_layer if module.layer is None else module.layer
+    layer = costs.graph.operator_layer[module.operators[0]]
     return Operation(
         module.bytes,
         sum(cost.t_cpu_s for cost in own),

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from oallama.core.affinity import AffinityReport, Measured
 from oallama.core.profile import Profile
 from oallama.core.types import ModelInfo, Phase, PlanRecord, Workload
 from oallama.place.baselines import baselines
 from oallama.place.oato import AffinityRule, affinities
-from oallama.place.problem import Decision, Problem, costs_of, predicted_of
+from oallama.place.problem import Decision, Problem, costs_of
 from oallama.place.record import placed_by_plan
+from oallama.place.simulate import simulate
 
 
 def search_report(
     model: ModelInfo,
-    profile: Profile,
     problem: Problem,
     decision: Decision,
     load: Workload,
     phase: Phase,
-    affinity: AffinityRule,
+    affinity: AffinityRule = "default",
 ) -> AffinityReport:
     """What OATO's search for a phase decided. load: the workload that was asked for, which baselines are priced for."""
     placed = decision.placed
     return AffinityReport(
         model,
-        profile.device,
+        problem.profile.device,
         phase,
         placed.iterations,
         placed.converged,
@@ -34,33 +36,22 @@ def search_report(
         decision.notes,
         decision.workload,
         baselines(problem, load, decision.memory),
-        measured_on(profile),
+        measured_on(problem.profile),
     )
 
 
-def plan_report(
-    model: ModelInfo, profile: Profile, problem: Problem, record: PlanRecord, phase: Phase
-) -> AffinityReport:
+def plan_report(model: ModelInfo, problem: Problem, record: PlanRecord, phase: Phase) -> AffinityReport:
     """A plan's places, with the affinities of a phase as everything lies there."""
-    placed = placed_by_plan(model.n_layer, problem.operators, record)
-    costs = costs_of(problem, record.workload, phase)
-    return AffinityReport(
-        model,
-        profile.device,
-        phase,
-        0,
-        True,
-        affinities(costs, problem.operators, placed),
-        record.memory,
-        record.predicted or predicted_of(problem, record.workload, placed, costs.layouts),
-        record.notes,
-        record.workload,
-        baselines(problem, record.workload, record.memory),
-        measured_on(profile),
-        record.policy,
-        True,
-        record.token_assignment,
-        record.streaming,
+    load, placed = record.workload, placed_by_plan(model.n_layer, problem.operators, record)
+    costs = costs_of(problem, load, phase)
+    predicted = record.predicted or simulate(problem, load, placed).predicted
+    decision = Decision(record.policy, load, costs, placed, record.memory, predicted, record.notes)
+    return replace(
+        search_report(model, problem, decision, load, phase),
+        policy=record.policy,
+        of_plan=True,
+        token_assignment=record.token_assignment,
+        streaming=record.streaming,
     )
 
 

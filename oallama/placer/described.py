@@ -1,20 +1,20 @@
-"""One model on machines of which nothing was measured: what a placer plans and predicts for them."""
+"""One model on machines of which nothing was measured: what a placer plans and predicts for them.
+
+Dry loads on the CPU say what llama.cpp takes there, attention on as it chooses where a GPU has it.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from oallama.core.errors import UsageError
-from oallama.core.options import Options
-from oallama.core.profile import Profile
-from oallama.core.routing import Routing
-from oallama.core.types import FlashAttention, ModelInfo, Operator, PrefetchMode, Workload
-from oallama.cost.graph import Graph
+from oallama.core.types import PrefetchMode, Workload
 from oallama.device.card import Card
 from oallama.device.machines import Machine
-from oallama.place.attention import AttentionRule, with_attention
+from oallama.place.attention import with_attention
 from oallama.place.decide import FIT, decide
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem
@@ -22,70 +22,61 @@ from oallama.place.record import plan_record
 from oallama.place.what_if import HostLoad, WhatIf, probe_of, stock_decision, what_if
 from oallama.plan.plan import Plan
 from oallama.profile.described import TOKENS, described, with_card
-from oallama.run.dry_loads import DryLoads
+
+if TYPE_CHECKING:
+    from oallama.placer.placer import Placer
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
-    """The model, what was asked for, and dry loads of it on the CPU: they say what llama.cpp takes, attention on as
-    it chooses where a GPU has it."""
+def problem_on(placer: Placer, machine: Machine) -> Problem:
+    """Host memory is taken to be enough."""
+    model, operators, options = placer.model, placer.operators, placer.options
+    memory_bytes = machine.card.memory_bytes if options.vram is None else options.vram
 
-    model: ModelInfo
-    operators: tuple[Operator, ...]
-    graph: Graph
-    options: Options
-    attention_rule: AttentionRule
-    dry_loads: DryLoads
-    routing: Routing | None = None
+    def probe(load: Workload, placed: Placed) -> LoadBytes:
+        return probe_of(_on_host(placer, load), operators, model.n_layer, memory_bytes)(load, placed)
 
-    def begin(self, load: Workload, flash_attn: FlashAttention) -> None:
-        """Have a dry load made meanwhile, where there is a process for it."""
-        self.dry_loads.begin_on_host(load, self.attention_rule.attention(flash_attn))
+    return Problem(
+        operators,
+        placer.graph,
+        with_attention(described(machine.host, machine.card, model, operators, TOKENS), "on"),
+        probe,
+        options.vram,
+        options.vram_fill,
+        options.gpu_weights,
+        host_room=sys.maxsize,
+        routing=placer.routing,
+    )
 
-    def problem(self, machine: Machine) -> Problem:
-        """Host memory is taken to be enough."""
-        options = self.options
-        memory_bytes = machine.card.memory_bytes if options.vram is None else options.vram
 
-        def probe(load: Workload, placed: Placed) -> LoadBytes:
-            return probe_of(self._on_host(load), self.operators, self.model.n_layer, memory_bytes)(load, placed)
+def plan_for(
+    placer: Placer, machine: Machine, load: Workload, policy: str | None, prefetch: PrefetchMode | None
+) -> Plan:
+    """policy None: auto; FIT: as what_if predicts it. Raises UsageError, DoesNotFit."""
+    problem = problem_on(placer, machine)
+    if policy != FIT:
+        decision = decide(problem, policy or "auto", load, "mixed", prefetch=prefetch or "ahead")
+    elif placer.options.gpu_weights is None:
+        decision = stock_decision(problem, load)
+    else:
+        raise UsageError("--gpu-weights does not limit --policy fit on a described machine; limit it by --vram")
+    record = plan_record(decision, placer.model, placer.operators, machine.card.name, "")
+    return Plan.of(replace(record, attention=placer.attention_rule.attention("on")))
 
-        return Problem(
-            self.operators,
-            self.graph,
-            with_attention(described(machine.host, machine.card, self.model, self.operators, TOKENS), "on"),
-            probe,
-            options.vram,
-            options.vram_fill,
-            options.gpu_weights,
-            host_room=sys.maxsize,
-            routing=self.routing,
-        )
 
-    def plan(self, machine: Machine, load: Workload, policy: str | None, prefetch: PrefetchMode | None) -> Plan:
-        """policy None: auto; FIT: as what_if predicts it. Raises UsageError, DoesNotFit."""
-        problem = self.problem(machine)
-        if policy != FIT:
-            decision = decide(problem, policy or "auto", load, "mixed", prefetch=prefetch or "ahead")
-        elif self.options.gpu_weights is None:
-            decision = stock_decision(problem, load)
-        else:
-            raise UsageError("--gpu-weights does not limit --policy fit on a described machine; limit it by --vram")
-        record = plan_record(decision, self.model, self.operators, machine.card.name, "")
-        return Plan.of(replace(record, attention=self.attention_rule.attention("on")))
+def beside_each(
+    placer: Placer, of_cpu: Problem, cards: Sequence[Card], load: Workload, policy: str
+) -> tuple[WhatIf, ...]:
+    """Each card with all its memory beside this machine's CPU, whose problem that is."""
+    model, operators = placer.model, placer.operators
+    host = _on_host(placer, load)
 
-    def what_if(
-        self, of_cpu: Problem, profile: Profile, cards: Sequence[Card], load: Workload, policy: str
-    ) -> tuple[WhatIf, ...]:
-        """Each card beside this machine's CPU, whose problem and profile these are."""
-        host = self._on_host(load)
+    def beside(card: Card) -> Problem:
+        own = with_card(placer.profile(), card, model, operators, kv=placer.attention_rule.attention("on"))
+        probe = probe_of(host, operators, model.n_layer, card.memory_bytes)
+        return replace(of_cpu, profile=with_attention(own, "on"), probe=probe, vram=None, gpu_weights=None)
 
-        def beside(card: Card) -> Problem:
-            own = with_card(profile, card, self.model, self.operators, kv=self.attention_rule.attention("on"))
-            probe = probe_of(host, self.operators, self.model.n_layer, card.memory_bytes)
-            return replace(of_cpu, profile=with_attention(own, "on"), probe=probe)
+    return tuple(what_if(beside(card), card, load, policy) for card in cards)
 
-        return tuple(what_if(beside(card), card, load, policy) for card in cards)
 
-    def _on_host(self, load: Workload) -> HostLoad:
-        return HostLoad(*self.dry_loads.on_host(load, self.attention_rule.attention("on")))
+def _on_host(placer: Placer, load: Workload) -> HostLoad:
+    return HostLoad(*placer.dry_loads.on_host(load, placer.attention_rule.attention("on")))

@@ -29,7 +29,6 @@ from oallama.core.types import (
 )
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass
-from oallama.cost.timeline import Prefetch
 from oallama.device.guard import STALL_S
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
@@ -38,11 +37,11 @@ from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.bound import physical_bound
 from oallama.place.budget import ledger
 from oallama.place.decide import decide, decide_as_given, hot_fault
-from oallama.place.kept_cuts import Replan, with_kept
+from oallama.place.kept_cuts import Replan, kept_cuts_of, with_kept
 from oallama.place.microbatch import larger_ubatches
 from oallama.place.oato import AffinityRule
 from oallama.place.placed import Placed
-from oallama.place.problem import Decision, LoadBytes, Problem
+from oallama.place.problem import Decision, Problem
 from oallama.place.record import (
     placed_as_named,
     placed_by_plan,
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
     from oallama.model.memory import Prober
     from oallama.place.simulate import Simulation
     from oallama.place.what_if import WhatIf
-    from oallama.placer.described import Described
     from oallama.profile.routing import Traffic
     from oallama.run.engine import Engine
     from oallama.run.learned_experts import Known
@@ -92,10 +90,10 @@ class Placer:
         self.options = options if options.n_ctx != 0 else replace(options, n_ctx=model.n_ctx_train or None)
         self.device, self._threads = resolved(parse_device(options.device), options.threads)
         self.attention = options.attention()  # with the KV cache that is measured and planned for
-        self._attention_rule = AttentionRule(model, options)
+        self.attention_rule = AttentionRule(model, options)
         self._profile = profile
-        self._graph: Graph = build_graph(model, self.operators, tensor_names)
-        self._dry_loads = DryLoads(
+        self.graph: Graph = build_graph(model, self.operators, tensor_names)
+        self.dry_loads = DryLoads(
             model, self.operators, self.tensor_names, self.device.timed, lambda: self.threads, prober
         )
 
@@ -141,6 +139,45 @@ class Placer:
         given = read_profile(Path(profile)) if isinstance(profile, str | os.PathLike) else profile
         return cls(model_info(gguf), operators(gguf), names, options, given, prober)
 
+    @cached_property
+    def threads(self) -> int:
+        """Of the CPU: what was asked for, else one for each physical core. Where cores are of several speeds as many as
+        decode fastest, which is measured when it is first asked for, and kept."""
+        if self.options.threads is not None or self.device.is_emulated:
+            return self._threads
+        return usual_threads(partial(this_host, say=Progress(True).say))
+
+    @property
+    def has_device(self) -> bool:
+        """Whether there is a device to place on. Raises DeviceError and BridgeError, as `auto` looks for one."""
+        spec = self.known_device.spec if self.device.kind == "auto" else self.device
+        return not spec.is_none
+
+    @cached_property
+    def known_device(self) -> KnownDevice:
+        """What the device is, asked once. Raises DeviceError, BridgeError."""
+        return known_device(self.device)
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The fingerprint of this machine with the device: what is measured here belongs to it. Raises as above."""
+        from oallama.profile.profiler import machine_with
+
+        return machine_with(self.known_device, self.threads)
+
+    @cached_property
+    def routing(self) -> Routing | None:
+        """What is known of which experts are used; None where nothing is."""
+        from oallama.profile.routing_store import read_routing
+
+        model = self.model
+        return read_routing(model.fingerprint, model.n_expert, model.n_expert_used) if model.n_expert else None
+
+    @property
+    def knows_experts(self) -> bool:
+        """Whether policy experts can place some."""
+        return not hot_fault(self.operators, self.routing)
+
     def profile(self, progress: bool = True, refresh: bool = False, tokens: Sequence[int] = (1, 32, 512)) -> Profile:
         """The timings of this model's mul-mats on this machine, from the cache where it has them.
 
@@ -171,35 +208,20 @@ class Placer:
             self._profile = stored_profile(self.model, self.operators, device, threads, kv=self.attention)
         return self._profile
 
-    def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
-        """The rows of report(), best rank first."""
-        return list(self.report(phase, **options).operators)
-
-    def report(
-        self,
-        phase: Phase = "decode",
-        n_prompt: int = 512,
-        n_gen: int = 128,
-        affinity: AffinityRule = "default",
-        fill: FillRule = "continue",
-        n_ctx: int | None = None,
-    ) -> AffinityReport:
-        """OATO for one phase: where every operator goes, and why.
-
-        affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises UsageError for a phase, affinity or
-        fill that there is not, DoesNotFit, ProfileError, DeviceError.
-        """
-        load = self.workload(n_prompt, n_gen, n_ctx)
-        larger = larger_ubatches(load, self.options)
-        decision, flash_attn = self._decide("oato", load, phase, affinity, fill, larger=larger)
-        return search_report(self.model, self.profile(), self._problem(flash_attn), decision, load, phase, affinity)
-
-    def report_of(self, plan: Plan, phase: Phase = "decode") -> AffinityReport:
-        """The report of any plan: its places, memory, notes and predicted times, with the affinities of a phase as
-        everything lies there. Raises PlanError for a plan of another model, UsageError, ProfileError, DeviceError."""
-        plan.check(self.model, self.operators)
-        problem = self._problem(self._attention_for(plan).flash_attn)
-        return plan_report(self.model, self.profile(), problem, plan, phase)
+    def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None) -> Workload:
+        """Token counts of a run. n_ctx, n_ubatch: None: what the options ask for. Without either, the context holds
+        prompt and generation, and at least 4096 tokens or what the model was trained on; the micro-batch is stock
+        llama.cpp's."""
+        if n_prompt < 1 or n_gen < 0:
+            raise UsageError("a workload needs at least one prompt token and no negative count; check -p and -n")
+        needed = -(-(n_prompt + n_gen) // 256) * 256
+        trained = self.model.n_ctx_train or needed
+        context = n_ctx or self.options.n_ctx or max(needed, min(4096, trained))
+        if context < n_prompt + n_gen:
+            raise UsageError(
+                f"a context of {context} tokens cannot hold {n_prompt} prompt and {n_gen} generated tokens; raise -c"
+            )
+        return Workload(n_prompt, n_gen, context, n_ubatch or self.options.n_ubatch or STOCK_UBATCH)
 
     def plan(
         self,
@@ -225,72 +247,24 @@ class Placer:
         larger = larger_ubatches(load, self.options) if n_ubatch is None else ()
         return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attention_passes, prefetch, larger))
 
-    @cached_property
-    def threads(self) -> int:
-        """Of the CPU: what was asked for, else one for each physical core. Where cores are of several speeds as many as
-        decode fastest, which is measured when it is first asked for, and kept."""
-        if self.options.threads is not None or self.device.is_emulated:
-            return self._threads
-        return usual_threads(partial(this_host, say=Progress(True).say))
-
-    @property
-    def has_device(self) -> bool:
-        """Whether there is a device to place on. Raises DeviceError and BridgeError, as `auto` looks for one."""
-        spec = self.known_device.spec if self.device.kind == "auto" else self.device
-        return not spec.is_none
-
-    @cached_property
-    def routing(self) -> Routing | None:
-        """What is known of which experts are used; None where nothing is."""
-        from oallama.profile.routing_store import read_routing
-
-        model = self.model
-        return read_routing(model.fingerprint, model.n_expert, model.n_expert_used) if model.n_expert else None
-
-    @property
-    def knows_experts(self) -> bool:
-        """Whether policy experts can place some."""
-        return not hot_fault(self.operators, self.routing)
-
-    @cached_property
-    def known_device(self) -> KnownDevice:
-        """What the device is, asked once. Raises DeviceError, BridgeError."""
-        return known_device(self.device)
-
-    @property
-    def machine(self) -> dict[str, Any]:
-        """The fingerprint of this machine with the device: what is measured here belongs to it. Raises as above."""
-        from oallama.profile.profiler import machine_with
-
-        return machine_with(self.known_device, self.threads)
-
     def cpu_plan(
-        self,
-        n_prompt: int = 512,
-        n_gen: int = 128,
-        n_ctx: int | None = None,
-        n_ubatch: int | None = None,
-        attention_passes: Sequence[Pass] | None = None,
-        stock_attention: bool = False,
+        self, load: Workload, attention_passes: Sequence[Pass] | None = None, stock_attention: bool = False
     ) -> Plan:
         """Everything on the CPU, without measuring anything: such a plan predicts nothing. attention_passes as in plan;
         stock_attention: where the user asked for nothing, llama.cpp decides."""
-        load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
         nothing = placed_as_named(self.model, self.operators, (), 0)
         flash_attn = self.options.flash_attn if stock_attention else self._unmeasured(load, attention_passes)
-        taken = self._load_bytes(load, nothing, flash_attn)
-        self._dry_loads.check_host(load, nothing, self._attention_rule.attention(flash_attn))
+        attention = self.attention_rule.attention(flash_attn)
+        taken = self.dry_loads.taken(load, nothing, attention)
+        self.dry_loads.check_host(load, nothing, attention)
         record = unmeasured_cpu_record(self.model, self.operators, load, taken.weights_host)
-        return Plan.of(replace(record, attention=self._attention_rule.attention(flash_attn)))
+        return Plan.of(replace(record, attention=attention))
 
     def plan_of(
         self,
         on_device: Iterable[str],
         gpu_layers: int,
-        n_prompt: int = 512,
-        n_gen: int = 128,
-        n_ctx: int | None = None,
-        n_ubatch: int | None = None,
+        load: Workload,
         policy: str = "manual",
         stock_attention: bool = False,
         priced: bool = True,
@@ -303,7 +277,6 @@ class Placer:
         Raises UsageError for unknown names or an operator in a layer that is not on the device.
         """
         placed = placed_as_named(self.model, self.operators, on_device, gpu_layers)
-        load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
         if not priced:
             return self._unpriced(placed, load, policy)
 
@@ -312,16 +285,45 @@ class Placer:
 
         if stock_attention:
             return self._plan_of(given(self.options.flash_attn), self.options.flash_attn)
-        return self._plan_of(*self._attention_rule.decide(given, self.profile(), load))
+        return self._plan_of(*self.attention_rule.decide(given, self.profile(), load))
 
-    def _unpriced(self, placed: Placed, load: Workload, policy: str) -> Plan:
-        taken = self._load_bytes(load, placed, self.options.flash_attn)
-        capacity = taken.device_free if self.options.vram is None else self.options.vram
-        memory = ledger(
-            capacity, self.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
-        )
-        record = unmeasured_record(self.model, self.operators, load, placed, memory, policy, str(self.device))
-        return Plan.of(replace(record, attention=self._attention_rule.attention(self.options.flash_attn)))
+    def plan_for(
+        self, machine: Machine, load: Workload, policy: str | None = None, prefetch: PrefetchMode | None = None
+    ) -> Plan:
+        """As `plan`, for a machine that is described and need not be here; policy None: auto. Also `fit`, which is then
+        predicted as what_if does. Raises UsageError, DoesNotFit."""
+        from oallama.placer.described import plan_for
+
+        return plan_for(self, machine, load, policy, prefetch)
+
+    def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
+        """The rows of report(), best rank first."""
+        return list(self.report(phase, **options).operators)
+
+    def report(
+        self,
+        phase: Phase = "decode",
+        n_prompt: int = 512,
+        n_gen: int = 128,
+        affinity: AffinityRule = "default",
+        fill: FillRule = "continue",
+        n_ctx: int | None = None,
+    ) -> AffinityReport:
+        """OATO for one phase: where every operator goes, and why.
+
+        affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises UsageError for a phase, affinity or
+        fill that there is not, DoesNotFit, ProfileError, DeviceError.
+        """
+        load = self.workload(n_prompt, n_gen, n_ctx)
+        larger = larger_ubatches(load, self.options)
+        decision, flash_attn = self._decide("oato", load, phase, affinity, fill, larger=larger)
+        return search_report(self.model, self._problem(flash_attn), decision, load, phase, affinity)
+
+    def report_of(self, plan: Plan, phase: Phase = "decode") -> AffinityReport:
+        """The report of any plan: its places, memory, notes and predicted times, with the affinities of a phase as
+        everything lies there. Raises PlanError for a plan of another model, UsageError, ProfileError, DeviceError."""
+        plan.check(self.model, self.operators)
+        return plan_report(self.model, self._problem(self._attention_for(plan).flash_attn), plan, phase)
 
     def what_if(
         self, cards: Sequence[Card], load: Workload, policy: str = "auto"
@@ -332,21 +334,16 @@ class Placer:
 
         Raises UsageError, ProfileError, and what a dry load raises.
         """
+        from oallama.placer.described import beside_each
+
         if not self.device.is_none:
             raise UsageError("what-if is for a placer with --device none: the cards are its devices")
-        described = self._described
-        described.begin(load, "on")
-        for way in self._attention_rule.ways(self.profile(), load):
-            described.begin(load, way)
+        attention = self.attention_rule.attention
+        self.dry_loads.begin_on_host(load, attention("on"))
+        for way in self.attention_rule.ways(self.profile(), load):
+            self.dry_loads.begin_on_host(load, attention(way))
         alone, _ = self._decide("cpu", load, "mixed", "default", "continue")
-        return alone, described.what_if(self._problem("on"), self.profile(), cards, load, policy)
-
-    def plan_for(
-        self, machine: Machine, load: Workload, policy: str | None = None, prefetch: PrefetchMode | None = None
-    ) -> Plan:
-        """As `plan`, for a machine that is described and need not be here; policy None: auto. Also `fit`, which is then
-        predicted as what_if does. Raises UsageError, DoesNotFit."""
-        return self._described.plan(machine, load, policy, prefetch)
+        return alone, beside_each(self, self._problem("on"), cards, load, policy)
 
     def simulate(self, plan: Plan, load: Workload | None = None, machine: Machine | None = None) -> Simulation:
         """What the streams of a machine do while the plan runs (place/simulate.py). load: None: the plan's; machine:
@@ -356,13 +353,14 @@ class Placer:
         """
         from oallama.place.simulate import simulate
 
-        plan.check(self.model, self.operators)
-        placed = placed_by_plan(self.model.n_layer, self.operators, plan)
+        placed = self._placed(plan)
         if machine is None:
             planned = plan.attention
             problem = self._problem(planned.flash_attn if planned else self.options.flash_attn)
         else:
-            problem = self._described.problem(machine)
+            from oallama.placer.described import problem_on
+
+            problem = problem_on(self, machine)
         if placed.uses_device(self.model.n_layer) and problem.profile.device == CPU_DEVICE:
             raise PlanError(f"the plan is for {plan.device}, and there is no device; name one with --device")
         return simulate(problem, load or plan.workload, placed)
@@ -383,31 +381,6 @@ class Placer:
         flash_attn = self._attention_for(plan).flash_attn
         return token_seconds(self._profile, flash_attn, self.model.n_layer, plan, depth)
 
-    @cached_property
-    def _described(self) -> Described:
-        from oallama.placer.described import Described
-
-        return Described(
-            self.model,
-            self.operators,
-            self._graph,
-            self.options,
-            self._attention_rule,
-            self._dry_loads,
-            self.routing,
-        )
-
-    def _plan_of(self, decision: Decision, flash_attn: FlashAttention) -> Plan:
-        from oallama.profile.machine import fingerprint_key
-
-        profile = self.profile()
-        machine = fingerprint_key(profile.fingerprint)
-        record = plan_record(decision, self.model, self.operators, str(self.device), machine)
-        bound = physical_bound(self._problem(flash_attn), record.workload, record.memory)
-        attention = self._attention_rule.attention(flash_attn)
-        self._dry_loads.check_host(record.workload, decision.placed, attention)
-        return Plan.of(replace(record, attention=attention, bound=bound))
-
     def as_asked(self, plan: Plan) -> Plan:
         """The plan with the context, micro-batch, KV cache and attention that the options ask for, where they do, as
         `engine` loads it. What it says of memory and times stays."""
@@ -418,41 +391,17 @@ class Placer:
     def host_left(self, plan: Plan, device_lost: bool = False) -> int:
         """Bytes of host memory that may be used beside the model as this plan places it; device_lost: as the CPU alone
         would then hold it. Raises PlanError for a plan of another model, and what a dry load raises."""
-        from oallama.device.host_memory import host_free_bytes
-
-        plan.check(self.model, self.operators)
-        placed = placed_by_plan(self.model.n_layer, self.operators, plan)
-        on_host, on_device = self._dry_loads.sides(plan.workload, placed, self._attention_for(plan))
-        needed = on_host + on_device if device_lost else on_host
-        return max(0, int(HOST_FILL * host_free_bytes()) - needed)
+        placed = self._placed(plan)
+        on_host, on_device = self.dry_loads.sides(plan.workload, placed, self._attention_for(plan))
+        return _host_free_beside(on_host + on_device if device_lost else on_host)
 
     def kept_cuts(self, plan: Plan) -> Replan | None:
         """The cuts to keep beside a plan's, so that an engine may change between them; None for a plan that slices
         nothing. Raises PlanError for a plan of another model, ProfileError, and what measuring raises."""
-        from oallama.place.cuts import Layers
-        from oallama.place.kept_cuts import kept_cuts
-        from oallama.place.slicer import Slicer
-        from oallama.place.staging import most_n_g, ring_bytes, staging_bytes
-
-        plan.check(self.model, self.operators)
-        placed = placed_by_plan(self.model.n_layer, self.operators, plan)
+        placed = self._placed(plan)
         if placed.slices is None:
             return None
-        problem = self._problem(plan.attention.flash_attn if plan.attention else "auto")
-        streaming, load = plan.streaming or StreamSettings(), plan.workload
-        slicer = Slicer(problem, load, Prefetch(streaming.prefetch, streaming.n_slots))
-        table = plan.token_assignment
-        layers = [(of, cut) for of, cut in slicer.again(placed).layers if not cut.n_hot]
-        n_g = most_n_g(table, load.n_ubatch)
-
-        def staging(layers: Layers) -> int:
-            return staging_bytes(layers, slicer.on.prefetch, load.n_ubatch, n_g)
-
-        def ring(layers: Layers) -> int:
-            return ring_bytes(layers, slicer.on.prefetch, n_g)
-
-        room = max(0, plan.memory.spare)
-        return kept_cuts(self.operators, layers, table, slicer.on, problem.host_room, staging, room, ring)
+        return kept_cuts_of(self._problem(plan.attention.flash_attn if plan.attention else "auto"), plan, placed)
 
     def engine(
         self,
@@ -473,7 +422,7 @@ class Placer:
         """
         from oallama.run.engine import Engine
 
-        plan.check(self.model, self.operators)
+        placed = self._placed(plan)
         if replan is not None:
             streaming = replace(plan.streaming or StreamSettings(), ring_bytes=replan.ring_bytes)
             memory = with_kept(plan.memory, replan)
@@ -486,7 +435,6 @@ class Placer:
             n_ctx=options.n_ctx or plan.workload.n_ctx,
             n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
         )
-        placed = placed_by_plan(self.model.n_layer, self.operators, plan)
         as_planned = options.n_batch is None and not changes
         return Engine(
             self.model,
@@ -494,7 +442,7 @@ class Placer:
             options,
             operators=self.operators,
             tensor_names=self.tensor_names,
-            probed=as_planned and self._dry_loads.has(load, placed, attention),  # it verified the plan
+            probed=as_planned and self.dry_loads.has(load, placed, attention),  # it verified the plan
             progress=progress,
             stall_s=stall_s,
             on_traffic=on_traffic,
@@ -502,21 +450,6 @@ class Placer:
             replan=replan,
             learn=learn,
         )
-
-    def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None) -> Workload:
-        """Token counts of a run. n_ctx, n_ubatch: None: what the options ask for. Without either, the context holds
-        prompt and generation, and at least 4096 tokens or what the model was trained on; the micro-batch is stock
-        llama.cpp's."""
-        if n_prompt < 1 or n_gen < 0:
-            raise UsageError("a workload needs at least one prompt token and no negative count; check -p and -n")
-        needed = -(-(n_prompt + n_gen) // 256) * 256
-        trained = self.model.n_ctx_train or needed
-        context = n_ctx or self.options.n_ctx or max(needed, min(4096, trained))
-        if context < n_prompt + n_gen:
-            raise UsageError(
-                f"a context of {context} tokens cannot hold {n_prompt} prompt and {n_gen} generated tokens; raise -c"
-            )
-        return Workload(n_prompt, n_gen, context, n_ubatch or self.options.n_ubatch or STOCK_UBATCH)
 
     def _decide(
         self,
@@ -540,11 +473,32 @@ class Placer:
                 raise UsageError(f"{name} is {value!r}; give one of {', '.join(get_args(known))}")
 
         def made(flash_attn: FlashAttention) -> Decision:
-            sizes = [n for n in larger if self._attention_rule.allows(flash_attn, replace(load, n_ubatch=n))]
+            sizes = [n for n in larger if self.attention_rule.allows(flash_attn, replace(load, n_ubatch=n))]
             problem = self._problem(flash_attn)
             return decide(problem, policy, load, phase, affinity, fill, prefetch, larger_ubatches=sizes)
 
-        return self._attention_rule.decide(made, self.profile(), load, attention_passes)
+        return self.attention_rule.decide(made, self.profile(), load, attention_passes)
+
+    def _plan_of(self, decision: Decision, flash_attn: FlashAttention) -> Plan:
+        from oallama.profile.machine import fingerprint_key
+
+        profile = self.profile()
+        machine = fingerprint_key(profile.fingerprint)
+        record = plan_record(decision, self.model, self.operators, str(self.device), machine)
+        bound = physical_bound(self._problem(flash_attn), record.workload, record.memory)
+        attention = self.attention_rule.attention(flash_attn)
+        self.dry_loads.check_host(record.workload, decision.placed, attention)
+        return Plan.of(replace(record, attention=attention, bound=bound))
+
+    def _unpriced(self, placed: Placed, load: Workload, policy: str) -> Plan:
+        attention = self.attention_rule.attention(self.options.flash_attn)
+        taken = self.dry_loads.taken(load, placed, attention)
+        capacity = taken.device_free if self.options.vram is None else self.options.vram
+        memory = ledger(
+            capacity, self.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
+        )
+        record = unmeasured_record(self.model, self.operators, load, placed, memory, policy, str(self.device))
+        return Plan.of(replace(record, attention=attention))
 
     def _unmeasured(self, load: Workload, attention_passes: Sequence[Pass] | None = None) -> FlashAttention:
         def known() -> Profile | None:
@@ -552,34 +506,37 @@ class Placer:
                 return self.known_profile
             return None
 
-        return self._attention_rule.unmeasured_on_cpu(load, known, attention_passes)
+        return self.attention_rule.unmeasured_on_cpu(load, known, attention_passes)
+
+    def _placed(self, plan: Plan) -> Placed:
+        """As a plan says. Raises PlanError for a plan of another model."""
+        plan.check(self.model, self.operators)
+        return placed_by_plan(self.model.n_layer, self.operators, plan)
 
     def _attention_for(self, plan: Plan) -> Attention:
         """What was asked for, else what the plan says, else as for a new plan."""
         planned = plan.attention
         if planned is None:
-            planned = self._attention_rule.attention("auto" if plan.n_gpu_layers else self._unmeasured(plan.workload))
+            planned = self.attention_rule.attention("auto" if plan.n_gpu_layers else self._unmeasured(plan.workload))
         return self.options.attention(planned)
 
     def _problem(self, flash_attn: FlashAttention) -> Problem:
         return Problem(
             self.operators,
-            self._graph,
+            self.graph,
             with_attention(self.profile(), flash_attn),
-            partial(self._load_bytes, flash_attn=flash_attn),
+            partial(self.dry_loads.taken, attention=self.attention_rule.attention(flash_attn)),
             self.options.vram,
             self.options.vram_fill,
             self.options.gpu_weights,
             slices_only=self.device.is_pair,  # llama.cpp has no second CPU
-            host_room=self._host_room(),
+            host_room=_host_free_beside(self.model.file_bytes),
             routing=self.routing,
         )
 
-    def _host_room(self) -> int:
-        """Bytes of host memory that second copies of weights may take: what is free beside the model itself."""
-        from oallama.device.host_memory import host_free_bytes
 
-        return max(0, int(HOST_FILL * host_free_bytes()) - self.model.file_bytes)
+def _host_free_beside(n_bytes: int) -> int:
+    """Bytes of host memory that may be used beside so many."""
+    from oallama.device.host_memory import host_free_bytes
 
-    def _load_bytes(self, load: Workload, placed: Placed, flash_attn: FlashAttention) -> LoadBytes:
-        return self._dry_loads.taken(load, placed, self._attention_rule.attention(flash_attn))
+    return max(0, int(HOST_FILL * host_free_bytes()) - n_bytes)

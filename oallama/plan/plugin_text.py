@@ -24,6 +24,7 @@ _NAME_BYTES = 127  # OALLAMA_NAME_BYTES with its terminating zero
 def plugin_text(
     plan: PlanRecord,
     operators: Sequence[Operator],
+    n_layer: int,
     device_name: str,
     every_operator: bool = False,
     cuts: Mapping[str, Sequence[int]] = MappingProxyType({}),
@@ -31,7 +32,8 @@ def plugin_text(
     """The plan text: format, model fingerprint, device, bytes left for activations and the ring there, how weights are
     streamed, and one line for each split operator, in graph order.
 
-    device_name: ggml's name of the device that holds GG (`RPC0`), not the --device spec that makes it.
+    n_layer: blocks of the model, as `-ngl` counts them. device_name: ggml's name of the device that holds GG (`RPC0`),
+    not the --device spec that makes it.
     every_operator: list the operators that lie whole on one side too; the plugin then takes all that `-ot` gives it.
     cuts: by operator, where CC may end while the model is loaded, in elements; the model is loaded with the first.
     CC without a named layout is plain (CPU): the plugin asks for one it can slice. Raises PlanError for an operator
@@ -46,9 +48,10 @@ def plugin_text(
     for operator in operators:
         if operator.name not in by_name:
             raise PlanError(f"the plan has no place for operator {operator.name}; make a new plan for this model")
-    for operator, resident in zip(operators, _residents(operators, by_name, plan.n_gpu_layers), strict=True):
+    resident = _residents(operators, by_name, n_layer + 1 - plan.n_gpu_layers)
+    for operator, lives in zip(operators, resident, strict=True):
         if every_operator or operator.name in split:
-            line = _tensor_line(operator, by_name[operator.name], resident, cuts.get(operator.name, ()))
+            line = _tensor_line(operator, by_name[operator.name], lives, cuts.get(operator.name, ()))
             no_n_g = plan.token_assignment and not takes_n_g(operator)
             lines.append(f"{line} n_g=0" if no_n_g else line)
     return "\n".join(lines) + "\n"
@@ -57,7 +60,7 @@ def plugin_text(
 def split_text(
     operators: Sequence[Operator],
     placements: Sequence[OperatorPlacement],
-    n_gpu_layers: int,
+    first_device_layer: int,
     streams_tokens: bool = False,
 ) -> str:
     """Which tensors are split and along which axis, as a plan text that leaves all of them on the host; "" where none
@@ -66,7 +69,7 @@ def split_text(
     by_name = {placement.name: placement for placement in placements}
     lines = [
         _tensor_line(operator, OperatorPlacement(operator.name, 0.0, 0.0, 1.0), resident)
-        for operator, resident in zip(operators, _residents(operators, by_name, n_gpu_layers), strict=True)
+        for operator, resident in zip(operators, _residents(operators, by_name, first_device_layer), strict=True)
         if is_split(operator, by_name[operator.name], streams_tokens)
     ]
     return "\n".join([FORMAT, *lines]) + "\n" if lines else ""
@@ -88,11 +91,10 @@ def _stream_lines(record: PlanRecord, may_stream: bool) -> list[str]:
 
 
 def _residents(
-    operators: Sequence[Operator], by_name: Mapping[str, OperatorPlacement], n_gpu_layers: int
+    operators: Sequence[Operator], by_name: Mapping[str, OperatorPlacement], first_device_layer: int
 ) -> tuple[bool, ...]:
-    n_layer = 1 + max((o.layer for o in operators if o.layer is not None), default=-1)
     on_device = [by_name[operator.name].gg == 1 for operator in operators]
-    return residents(operators, on_device, n_layer + 1 - n_gpu_layers)
+    return residents(operators, on_device, first_device_layer)
 
 
 def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: bool, cuts: Sequence[int] = ()) -> str:

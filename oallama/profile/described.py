@@ -19,7 +19,7 @@ from oallama.core.types import CPU_DEVICE, DEVICE_LAYOUT, PLAIN_LAYOUT, Attentio
 from oallama.device.card import FLOAT_TYPES, Card, Host
 from oallama.profile.link import BOUNDARY_SIZES, LINK_SIZES
 from oallama.profile.merge import PAIRS, empty
-from oallama.profile.wanted import KV_STEP, Wanted, rest_ways, sharing_tokens, wanted
+from oallama.profile.wanted import Wanted, in_steps, rest_ways, sharing_tokens, wanted
 
 DRAM_SHARE = 0.9
 """Of what the CPU and the link read together, what the CPU reads alone, where nobody says: 0.82 and 0.99 were measured
@@ -179,7 +179,7 @@ def attention_kernels(shape: RestShape, n_tokens: int, n_kv: int) -> Iterator[Ke
     cache; scores are written and read in F32."""
     heads = shape.n_head
     if not shape.flash_attn:
-        n_kv = -(-n_kv // KV_STEP) * KV_STEP
+        n_kv = in_steps(n_kv)
     keys = n_kv * shape.n_head_kv * shape.n_embd_head_k * bytes_per_element(shape.type_k)
     values = n_kv * shape.n_head_kv * shape.n_embd_head_v * bytes_per_element(shape.type_v)
     queries, results = (F32 * n_tokens * heads * width for width in (shape.n_embd_head_k, shape.n_embd_head_v))

@@ -51,17 +51,17 @@ def wanted(
     every batch size when the cache holds nothing else, and at two depths; large batches are also measured at
     COMPUTE_BOUND_TOKENS, from where on ggml's CPU flash attention works in tiles.
 
-    Operators outside the blocks (the output matrix) run on the last token only, whatever the prompt's length: they are
-    not measured at COMPUTE_BOUND_TOKENS or more unless nothing smaller is asked for. Those inside blocks are measured
-    on the CPU at CPU_TOKENS as well: from such a batch on it can be several times faster per token, or even faster.
+    Operators behind the blocks (the output matrix) run on the last token only, whatever the prompt's length: they are
+    not measured at COMPUTE_BOUND_TOKENS or more unless nothing smaller is asked for. All others are measured on the CPU
+    at CPU_TOKENS as well: from such a batch on it can be several times faster per token, or even faster.
     """
     sizes = sorted(set(tokens))
     small = [n for n in sizes if n < COMPUTE_BOUND_TOKENS] or sizes[:1]
     total = sum(operator.bytes for operator in operators)
-    inside: dict[MulMat, bool] = {}  # whether it is in a block
+    all_tokens: dict[MulMat, bool] = {}  # whether it sees all tokens
     for operator in operators:
-        inside[operator.mul_mat] = inside.get(operator.mul_mat, False) or operator.layer is not None
-    ordered = sorted(inside, key=lambda m: (m.bytes, m.op, m.type, m.shape, m.n_expert_used))
+        all_tokens[operator.mul_mat] = all_tokens.get(operator.mul_mat, False) or not operator.is_last
+    ordered = sorted(all_tokens, key=lambda m: (m.bytes, m.op, m.type, m.shape, m.n_expert_used))
     batches = sorted({min(n, MAX_REST_TOKENS) for n in sizes})
     shallow = max(KV_STEP, *batches)
     if batches[-1] > COMPUTE_BOUND_TOKENS:
@@ -71,7 +71,7 @@ def wanted(
         mul_mats=tuple(
             (mul_mat, n, working_set(mul_mat, n, total, llc_bytes))
             for mul_mat in ordered
-            for n in (sizes if inside[mul_mat] else small)
+            for n in (sizes if all_tokens[mul_mat] else small)
         ),
         rest=tuple(dict.fromkeys(depths)) if _has_attention(model) else (),
         rest_shape=RestShape(
@@ -90,9 +90,14 @@ def wanted(
             (mul_mat, n, working_set(mul_mat, n, total, llc_bytes))
             for mul_mat in ordered
             for n in CPU_TOKENS
-            if inside[mul_mat] and mul_mat.op == "MUL_MAT" and sizes[0] < n < sizes[-1] and n not in sizes
+            if all_tokens[mul_mat] and mul_mat.op == "MUL_MAT" and sizes[0] < n < sizes[-1] and n not in sizes
         ),
     )
+
+
+def in_steps(n_kv: int) -> int:
+    """Positions of the KV cache that attention is shown."""
+    return -(-n_kv // KV_STEP) * KV_STEP
 
 
 def rest_ways(shape: RestShape) -> tuple[RestShape, ...]:

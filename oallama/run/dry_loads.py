@@ -53,7 +53,7 @@ class DryLoads:
             planned = placements(self._operators, placed)
             where, _ = usable_layouts(self._operators, planned, load_bridge(), streams_tokens, kept_twice)
             patterns = host_patterns(self._operators, where, self._tensor_names, streams_tokens)
-            split = split_text(self._operators, where, n_gpu_layers(self._model.n_layer, placed), streams_tokens)
+            split = split_text(self._operators, where, placed.first_device_layer, streams_tokens)
         return LoadSettings(
             path=self._model.path,
             device=str(self._device) if uses_device else "none",

@@ -136,7 +136,7 @@ class Engine:
             n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
             n_gpu_layers=plan.n_gpu_layers,
             host_patterns=patterns,
-            split_text=split_text(operators, placements, plan.n_gpu_layers, streams_tokens),
+            split_text=split_text(operators, placements, model.n_layer + 1 - plan.n_gpu_layers, streams_tokens),
             attention=self.attention,
             n_threads=self.n_threads,
         )
@@ -157,7 +157,7 @@ class Engine:
             check_device(plan, device_now)
 
             def opened() -> LoadedSplit | None:
-                split = open_split(plan, placements, operators, device_now, replan)
+                split = open_split(plan, placements, operators, model.n_layer, device_now, replan)
                 loaded.extend([split] if split is not None else [])
                 return split
 

@@ -169,7 +169,7 @@ def load_llama(
             shown.raise_error()
             if split is not None and (failure := split.failure()):
                 raise DeviceError(f"the model cannot be loaded as planned: {failure}") from None
-            raise load_refusal(settings.path, device.name, log.reason() or str(error)) from None
+            raise load_refusal(settings.path, device, log.reason() or str(error)) from None
     if device.spec.is_remote:
         llama.guard(runner)
     return llama

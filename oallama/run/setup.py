@@ -86,7 +86,7 @@ def check_layers(plan: Plan, n_layer: int, operators: Sequence[Operator]) -> Non
     first = n_layer + 1 - plan.n_gpu_layers
     whole = {placement.name for placement in plan.operators if placement.gg == 1}
     for operator in operators:
-        if operator.name in whole and (n_layer if operator.layer is None else operator.layer) < first:
+        if operator.name in whole and operator.layer_in(n_layer) < first:
             raise PlanError(
                 f"the plan puts {operator.name} on {plan.device}, but n_gpu_layers = {plan.n_gpu_layers} leaves its "
                 "layer on the host; raise n_gpu_layers or make a new plan"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from oallama.core.errors import BridgeError, DeviceError, PlanError
 from oallama.core.types import SPLIT_LAYOUT, MemoryLedger, Operator, OperatorPlacement
+from oallama.core.units import format_bytes
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import OpenDevice
 from oallama.model.cut import cut_extent
@@ -30,7 +31,7 @@ class LoadedSplit:
     ) -> None:
         self._backend, self._plan, self._before = backend, plan, backend.memory()
         self._replan = replan
-        self._device = device.label
+        self._device = device
         self.buft = plan.buft
 
     def failure(self) -> str:
@@ -45,10 +46,11 @@ class LoadedSplit:
         if not usable:
             raise DeviceError(f"the model cannot be loaded as planned: {'; '.join(sentences)}; {_SMALLER}")
         slices = self._plan.slices()
-        if any(s.device_bytes for s in slices) and self._backend.memory().n_programs <= self._before.n_programs:
+        held = sum(s.device_bytes for s in slices)
+        if held and self._backend.memory().n_programs <= self._before.n_programs:
             raise DeviceError(
-                f"{self._device} has no room for what the split operators compute in; "
-                "use a smaller -ub, or plan with a smaller --vram"
+                f"{self._device.with_free} has no room for what the split operators compute in beside "
+                f"{format_bytes(held)} of their weights; use a smaller -ub, or plan with a smaller --vram"
             )
         return corrected_plan(plan, operators, slices), tuple(sentences)
 
@@ -84,7 +86,7 @@ class LoadedSplit:
         device_compute = max(0, now.device_compute - before.device_compute)
         return (
             BufferBytes(SPLIT_LAYOUT, "", True, host, 0, host_compute),
-            BufferBytes(SPLIT_LAYOUT, self._device, False, device, 0, device_compute),
+            BufferBytes(SPLIT_LAYOUT, self._device.label, False, device, 0, device_compute),
         )
 
     def free_slot(self, names: Iterable[str], slot: int) -> None:
@@ -127,6 +129,7 @@ def open_split(
     plan: Plan,
     placements: Sequence[OperatorPlacement],
     operators: Sequence[Operator],
+    n_layer: int,
     device: OpenDevice,
     replan: Replan | None = None,
 ) -> LoadedSplit | None:
@@ -142,7 +145,7 @@ def open_split(
 
     blocks = replan.blocks if replan is not None else ()
     cuts = {name: _loaded_cuts(kept) for kept in blocks if len(kept.cuts) > 1 for name in kept.operators}
-    text = plugin_text(usable, operators, device.name, cuts=cuts)
+    text = plugin_text(usable, operators, n_layer, device.name, cuts=cuts)
     try:
         backend = load_bridge().split()
         return LoadedSplit(backend, backend.plan(text), device, replan)

@@ -58,7 +58,7 @@ def _handle(request: dict[str, Any], _progress: Any) -> dict[str, Any]:
     with native_log() as log:
         model = api.llama_model_load_from_file(request["path"].encode(), params)
         if not model:
-            raise load_refusal(request["path"], "none", log.reason())
+            raise load_refusal(request["path"], None, log.reason())
     return {"tokens": tokenize(api.llama_model_get_vocab(model), request["text"], request["add_special"])}
 
 

@@ -140,6 +140,7 @@ def launch(
     program: Path,
     plan: Plan,
     operators: Sequence[Operator],
+    n_layer: int,
     tensor_names: Sequence[str],
     settings: Settings,
     socket_path: Path,
@@ -174,7 +175,7 @@ def launch(
     ]
     made = Launch(tuple(arguments), {**clean_environment(environment), **added}, stock_device(plan) != "none")
     if plugin is not None:
-        write_whole(text_file, plugin_text(plan, operators, stock_device(plan)))
+        write_whole(text_file, plugin_text(plan, operators, n_layer, stock_device(plan)))
     return made
 
 

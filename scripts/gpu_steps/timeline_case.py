@@ -82,7 +82,7 @@ def made_plans(placer: Any, share: float, n_prompt: int, n_gen: int) -> dict[str
     from oallama.cost.blocks import is_ffn
     from oallama.model.cut import cut_extent
 
-    base = placer.cpu_plan(n_prompt, n_gen)
+    base = placer.cpu_plan(placer.workload(n_prompt, n_gen))
     made: dict[str, list[OperatorPlacement]] = {"split": [], "streamed": []}
     for operator in placer.operators:
         extent = cut_extent(operator)

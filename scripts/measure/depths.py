@@ -21,6 +21,7 @@ from oallama.place.problem import Problem
 from oallama.place.record import placed_by_plan
 from oallama.place.simulate import simulate, slice_plan
 from oallama.place.slicer import MODEL_ROUNDS, Slicer
+from oallama.placer.described import problem_on
 
 MESSAGE = 512  # tokens: the least depth that is looked at
 N_PROMPT = 2  # of a workload that is all generation
@@ -44,7 +45,7 @@ def _steps(options: argparse.Namespace) -> Iterator[Step]:
 def _priced(placer: Placer, machine: str, n_ctx: int) -> dict[str, Any]:
     """Of the plans for each depth, seconds of a token at each: as they are, and with cuts that are best there."""
     on = machine_of(machine)
-    problem = placer._described.problem(on)
+    problem = problem_on(placer, on)
     depths = (MESSAGE, n_ctx // 2, n_ctx)
     plans = []
     for depth in depths:

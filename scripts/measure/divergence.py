@@ -73,7 +73,7 @@ def reference(path: str, threads: int, n_tokens: int, n_texts: int) -> Reference
         log_p.append(log_softmax(np.array(llama.scores[:WINDOW])))
     llama.close()
     placer = Placer.load(path, device="none", threads=threads, flash_attn="off")
-    with placer.engine(placer.cpu_plan(n_prompt=WINDOW, n_gen=ANSWER, n_ctx=2 * WINDOW)) as engine:
+    with placer.engine(placer.cpu_plan(placer.workload(WINDOW, ANSWER, 2 * WINDOW))) as engine:
         for window, expected in zip(windows, log_p, strict=True):
             if not np.array_equal(log_softmax(engine.logits(window)), expected):
                 raise SystemExit("the CPU plan's logits are not stock llama.cpp's, so its texts may not be either")
@@ -116,7 +116,7 @@ def _measure(path: str, policy: str, options: argparse.Namespace) -> dict[str, A
     placer = Placer.load(path, device=device, threads=threads, gpu_weights=share, flash_attn="off",
                          profile=None if policy == NOISE else profile_of(path))  # fmt: skip
     if policy == NOISE:
-        plan = plain(placer.cpu_plan(WINDOW, ANSWER, 2 * WINDOW))
+        plan = plain(placer.cpu_plan(placer.workload(WINDOW, ANSWER, 2 * WINDOW)))
     else:
         plan = placer.plan(policy, WINDOW, ANSWER, 2 * WINDOW)
     kl, same, texts = [], [], []

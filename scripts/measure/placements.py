@@ -34,7 +34,7 @@ def _steps(options: argparse.Namespace) -> Iterator[Step]:
 
 
 def _measure(placer: Placer, gpu_layers: int, chosen: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    plan = placer.plan_of(chosen, gpu_layers, n_prompt=options.n_prompt, n_gen=options.n_gen)
+    plan = placer.plan_of(chosen, gpu_layers, placer.workload(options.n_prompt, options.n_gen))
     with placer.engine(plan) as engine:
         prompt = lasting_prompt(engine, options.n_prompt, options.n_gen)
         samples = generations(engine, prompt, options.n_gen, options.rounds)

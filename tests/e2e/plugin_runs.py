@@ -122,7 +122,9 @@ def with_plugin(
     operators = [operator for operator in case.operators if operator.name in given]
     by_name = {placement.name: placement for placement in placements}
     chosen = [_with_layout(operator, by_name[operator.name]) for operator in operators]
-    text = plugin_text(replace(case.plan, operators=tuple(chosen)), operators, device, every_operator=True)
+    text = plugin_text(
+        replace(case.plan, operators=tuple(chosen)), operators, case.model.n_layer, device, every_operator=True
+    )
     text += "" if sum_bytes is None else f"sum {sum_bytes}\n"
     with load_bridge().split().plan(text) as plan:
         overrides = [(pattern_of(given), plan.buft)]

@@ -112,7 +112,9 @@ def with_ledger(
         case.request,
         device=device,
         n_gpu_layers=n_gpu_layers,
-        split_text="" if whole is None else split_text(case.operators, placements, n_gpu_layers),
+        split_text=""
+        if whole is None
+        else split_text(case.operators, placements, case.model.n_layer + 1 - n_gpu_layers),
         host_patterns=host_patterns(case.operators, placements, case.tensor_names),
     )
     probed = probe_memory(settings)

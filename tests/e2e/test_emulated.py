@@ -126,7 +126,7 @@ def test_a_model_that_does_not_fit_is_said_to(model: Path) -> None:
     placer = Placer.load(model, device=small, threads=1, profile=slow_cpu_fast_card(model, 1e9))
     names = [operator.name for operator in placer.operators]
     with pytest.raises((DoesNotFit, DeviceError), match=r"Emulated0|memory"):
-        placer.engine(placer.plan_of(names, placer.model.n_layer + 1), progress=False)
+        placer.engine(placer.plan_of(names, placer.model.n_layer + 1, placer.workload(512, 128)), progress=False)
 
 
 def test_a_lost_device_is_an_error_of_ours(model: Path) -> None:
@@ -157,7 +157,8 @@ def test_drawn_values_are_finite_and_experts_distinct(tmp_path: Path) -> None:
     placer = Placer.load(path, device=spec, threads=1, profile=slow_cpu_fast_card(path, 1e9))
     for names in ([], [o.name for o in placer.operators if "exps" in o.name]):
         whole = [o.name for o in placer.operators if o.name not in names]
-        with placer.engine(placer.plan_of(whole, placer.model.n_layer + 1), progress=False) as engine:
+        plan = placer.plan_of(whole, placer.model.n_layer + 1, placer.workload(512, 128))
+        with placer.engine(plan, progress=False) as engine:
             assert np.isfinite(engine.logits(TOKENS)).all()
 
 

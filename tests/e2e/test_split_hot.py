@@ -17,7 +17,7 @@ from llama_cpp import llama_cpp as api
 
 from oallama.core.errors import PlanError, UsageError
 from oallama.core.types import Operator, OperatorPlacement
-from oallama.cost.blocks import hot_memory, is_ffn
+from oallama.cost.blocks import F32, biased_ffn_block, hot_weights, is_biased_ffn, is_ffn, split_blocks
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
 from oallama.model.gguf_reader import read_gguf
@@ -51,12 +51,27 @@ def hot_placements(case: Placed, hot: Sequence[int]) -> tuple[OperatorPlacement,
     )
 
 
+def hot_staging(case: Placed, n_hot: int) -> int:
+    """Activations of the largest FFN of experts of which the device has so many, and the biases that are sent."""
+    operators, most = case.operators, 0
+    for layer in {operator.layer for operator in operators if operator.op == "MUL_MAT_ID"}:
+        members = [i for i, o in enumerate(operators) if o.op == "MUL_MAT_ID" and o.layer == layer]
+        if is_biased_ffn([operators[i] for i in members]):
+            block = biased_ffn_block(operators, members)
+        else:
+            (block,) = split_blocks(operators, [int(i in members) for i in range(len(operators))])
+        n_used = operators[members[0]].n_expert_used
+        own = block.with_rows(min(n_used, n_hot), n_used)
+        most = max(most, block.biases * n_hot * F32 + own.staging_bytes(own.extent, case.request.n_ubatch))
+    return most
+
+
 def hot_case(path: Path, device: str, hot: Sequence[int], whole: Where | None = None) -> Placed:
     """`path` with hot experts, its ledger filled. Operators of `whole` go to the device, and with them norms and KV."""
     case = placed(path)
     placements = with_whole(case, hot_placements(case, hot), whole)
-    weights, staging = hot_memory(case.operators, [p.hot_experts for p in placements], case.request.n_ubatch)
-    return with_ledger(case, device, placements, whole, weights, 0, staging=staging)
+    weights = hot_weights(case.operators, [p.hot_experts for p in placements])
+    return with_ledger(case, device, placements, whole, weights, 0, staging=hot_staging(case, len(hot)))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +122,9 @@ def test_other_experts_in_the_middle_of_a_generation_change_no_token(arch: str, 
     with loaded(Path(case.model.path)) as context:
         expected = logits_of_sequences(context, [PROMPT])
     layouts = [replace(p, layout="CPU") for p in hot_placements(case, (0, 1, 2)) if p.name in {o.name for o in given}]
-    text = plugin_text(replace(case.plan, operators=tuple(layouts)), given, device, every_operator=True)
+    text = plugin_text(
+        replace(case.plan, operators=tuple(layouts)), given, case.model.n_layer, device, every_operator=True
+    )
 
     def matrices(layer: int | None, expert: int) -> dict[str, bytes]:
         own = [o for o in given if o.op == "MUL_MAT_ID" and o.layer == layer]
@@ -155,6 +172,17 @@ def test_an_engine_exchanges_hot_experts_between_generations(models: Path) -> No
         stream.close()
     with engine_of(placed(path)) as engine, pytest.raises(UsageError, match="no hot experts"):
         engine.set_hot_experts(0, (0,))
+
+
+def test_experts_that_are_exchanged_cross_the_link(models: Path) -> None:
+    path = written(models, "qwen3moe", n_expert_used=2)
+    case = hot_case(path, EMULATED, (1, 2, 5))
+    with engine_of(case) as engine:
+        engine.logits(PROMPT)
+        before = load_bridge().emulated().stats().bytes_in
+        assert engine.set_hot_experts(0, (0, 3, 4)) == 3
+        copied = load_bridge().emulated().stats().bytes_in - before
+    assert copied == sum(o.bytes // 8 * 3 for o in case.operators if o.op == "MUL_MAT_ID" and o.layer == 0)
 
 
 def test_a_plan_of_hot_experts_is_written_and_read(models: Path, tmp_path: Path) -> None:

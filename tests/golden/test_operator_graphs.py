@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from oallama.core.types import ModelInfo
+from oallama.cost.graph import build_graph, crossings
 from oallama.model.gguf_file import GgufFile, MetadataEntry, TensorInfo
 from oallama.model.operators import operators
 
@@ -40,3 +42,16 @@ def test_the_list_is_what_the_graph_reads(name: str) -> None:
         assert set(traced) < set(listed)
         listed = [tensor for tensor in listed if tensor in set(traced)]
     assert listed == traced
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_operators_are_in_the_order_of_layers_so_that_a_placement_can_be_priced(name: str) -> None:
+    graph = GRAPHS[name]
+    n_layer, listed = graph["metadata"]["block_count"], operators(gguf_of(graph))
+    info = ModelInfo("m.gguf", graph["arch"], "m", n_layer, 256, 256, 8, 8, 32, 32, 0, 0, 256, 512, 1, "f" * 64)
+    made = build_graph(info, listed, graph["tensors"])
+    assert list(made.operator_layer) == sorted(made.operator_layer)
+    nothing = crossings(made, [False] * len(listed), n_layer + 1)
+    everything = crossings(made, [True] * len(listed), 0)
+    assert (nothing.device_splits, nothing.copies_in, nothing.copies_out) == (0, 0, 0)
+    assert everything.device_splits == 1

@@ -66,6 +66,8 @@ void add_in_pieces(bool real, int n_rounds) {
         ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(device)));
     oallama::BufferPtr host(ggml_backend_buft_alloc_buffer(ggml_backend_dev_host_buffer_type(device), 4 * n));
     expect(buffer && host, "memory is there");
+    expect(std::strcmp(ggml_backend_buft_name(ggml_backend_dev_host_buffer_type(device)), "Emulated0_Host") == 0,
+           "pinned memory has its name");
     auto *                     in    = static_cast<float *>(ggml_backend_buffer_get_base(host.get()));
     const ggml_backend_event_t ready = ggml_backend_event_new(device);
     std::vector<float>         out(n);
@@ -142,6 +144,35 @@ void be_late() {
     expect(emulated_unregister() == 0, "it can be left");
 }
 
+// A model is loaded in no time. What comes into its memory after a graph takes what any copy does.
+void write_weights() {
+    constexpr size_t n_bytes = 1 << 20;
+    expect(emulated_register(parameters(false).c_str()) == 0, "the device is registered");
+    {
+        ggml_backend_dev_t  device = ggml_backend_dev_by_name("Emulated0");
+        oallama::BackendPtr backend(ggml_backend_dev_init(device, nullptr));
+        oallama::ContextPtr ctx    = oallama::new_context(2, 1, 4);
+        ggml_tensor *       weight = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, n_bytes / sizeof(float));
+        ggml_cgraph *       empty  = ggml_new_graph_custom(ctx.get(), 4, false);
+        oallama::BufferPtr  buffer(
+            ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_dev_buffer_type(device)));
+        ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+        const std::vector<char> bytes(n_bytes);
+        for (const bool loaded : {false, true}) {
+            expect(emulated_reset_stats() == 0, "it counts anew");
+            const auto start = std::chrono::steady_clock::now();
+            ggml_backend_tensor_set(weight, bytes.data(), 0, n_bytes);
+            const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+            emulated_stats                      stats   = {};
+            expect(emulated_get_stats(&stats) == 0, "it tells what it did");
+            expect(stats.bytes_in == (loaded ? int64_t{n_bytes} : 0), "weights are copied where a model is loaded");
+            expect(!loaded || elapsed.count() >= n_bytes / 5e8, "and that takes time");
+            expect(ggml_backend_graph_compute_async(backend.get(), empty) == GGML_STATUS_SUCCESS, "a graph runs");
+        }
+    }
+    expect(emulated_unregister() == 0, "it can be left");
+}
+
 void lose() {
     expect(emulated_register(parameters(true, "lost_after 1\n").c_str()) == 0, "the device is registered");
     oallama::BackendPtr backend(ggml_backend_dev_init(ggml_backend_dev_by_name("Emulated0"), nullptr));
@@ -206,6 +237,7 @@ int main() {
     run(true, 20);
     run(false, 20);
     be_late();
+    write_weights();
     lose();
     refuse_one_allocation();
     run_out_of_memory();

@@ -22,6 +22,8 @@ namespace split_test {
 
 extern int n_threads; // that the CPU may use; 1 under the thread sanitizer, where OpenMP is unknown
 
+extern thread_local bool out_of_memory; // operator new fails
+
 void check(bool condition, const std::string & what); // prints what fails
 void check_ok(int status, const std::string & what);  // an oallama_status
 void done(const std::string & what);                  // one line for what has been checked since the last

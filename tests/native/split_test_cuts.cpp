@@ -145,6 +145,40 @@ void check_reused_graph() {
     async_device::set_options({});
 }
 
+// A graph that could not be prepared for want of memory, and is computed when there is some: what is sent is not kept.
+void check_graph_that_was_not_prepared() {
+    if (resident) {
+        return; // a device without memory is more than ggml's own allocator takes
+    }
+    async_device::Options slow;
+    slow.max_delay_us           = 2000;
+    slow.refuse_pinned          = true;
+    const Block           block = ffn_block(q4_0, q4_0);
+    const Data            data  = make_data(block);
+    const std::string     text  = text_of(block, cuts_of(block, false), 1, false, "CPU", false);
+    const Outputs         right = loaded_with(block, data, text, 64);
+    async_device::Options full  = slow;
+    const PlanPtr         plan  = new_plan(text);
+    if (plan == nullptr) {
+        return;
+    }
+    async_device::set_options(slow);
+    {
+        const Model model(block, data, plan.get());
+        for (int i = 0; i < 10; i++) {
+            SessionOptions again;
+            again.reuse   = true;
+            again.between = [&] { async_device::set_options(slow); };
+            Session session(again);
+            session.compute(model, 1);
+            full.capacity_bytes = static_cast<size_t>(async_device::counters().device_bytes);
+            async_device::set_options(full);
+            check(same_bytes(right, session.compute(model, 64)), "what is sent is what it was, though not prepared");
+        }
+    }
+    async_device::set_options({});
+}
+
 // A device with less room than planned: GG shrinks, and every cut with it.
 void check_shrunk() {
     const Block   block = ffn_block(q4_0, q4_0);
@@ -199,6 +233,12 @@ void check_bytes() {
         check(slice.twice_bytes == row * range, "and told");
         check(slice.n_cuts == n_cuts && slice.cuts[0] == cuts[0][0] && slice.cuts[2] == cuts[0][2], "cuts are told");
     }
+    {
+        const Model second(block, data, plan.get());
+    }
+    check(slice_of(plan.get()).loaded == 1, "of two models of a plan one is left");
+    move(plan.get(), block, cuts, 1);
+    check(slice_of(plan.get()).twice_bytes == row * range, "and what it holds twice is told");
 }
 
 void check_refused() {
@@ -265,6 +305,11 @@ void check_times() {
     check(n_runs == 3, "each run is noted once");
     check_ok(oallama_plan_take_times(plan.get(), times.data(), 8, &n), "times are taken");
     check(n == 0, "once");
+    check_ok(oallama_reset_stats(), "statistics are reset");
+    session.compute(model, 0);
+    check_ok(oallama_plan_take_times(plan.get(), times.data(), 8, &n), "times are taken");
+    check(session.status() == GGML_STATUS_SUCCESS && n == 0 && stats().n_phases == 0 && stats().bytes_streamed == 0,
+          "a batch of no tokens takes no time and streams nothing");
     check(oallama_plan_take_times(plan.get(), nullptr, 8, &n) == OALLAMA_INVALID, "no room for the times");
 }
 
@@ -281,6 +326,7 @@ void test_cuts() {
     }
     done("moved cuts");
     check_reused_graph();
+    check_graph_that_was_not_prepared();
     check_shrunk();
     done("cuts of reused graphs, and where GG shrank");
     check_bytes();

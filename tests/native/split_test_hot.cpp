@@ -1,8 +1,11 @@
 // Hot experts: whole on the device, the others on the host, for every routing of tokens to them.
 
 #include <algorithm>
+#include <cstdio>
+#include <memory>
 #include <numeric>
 
+#include "loaded_plan.h"
 #include "split_routing.h"
 #include "split_test.h"
 
@@ -404,6 +407,52 @@ void check_uses() {
     done("uses of experts");
 }
 
+// A prepared sub-graph is as small for many tokens as for some: a context keeps those of many batches.
+void check_program_bytes() {
+    const Block   block = moe_block(q4_0, q4_0);
+    const Data    data  = make_data(block);
+    const PlanPtr plan  = new_plan(hot_plan(block, {0, 2}, async_device::device_name, "CPU", 0));
+    if (plan == nullptr) {
+        return;
+    }
+    const Model model(block, data, plan.get());
+    Session     session;
+    session.compute(model, 512);
+    const int64_t large = memory().program_bytes;
+    session.compute(model, 7);
+    const int64_t small = memory().program_bytes - large;
+    check(large > 0 && large <= small + small / 8,
+          "prepared for 512 tokens: " + std::to_string(large) + " bytes, for 7: " + std::to_string(small));
+    check_ok(oallama_reset_stats(), "statistics are reset");
+    session.compute(model, 512);
+    check(stats().n_built == 0, "and nothing is prepared twice");
+    done("bytes of programs");
+}
+
+// Uses that cannot be kept when a model is freed cost nothing else.
+void check_uses_that_are_lost() {
+    const Block   block = moe_block(q4_0, q4_0);
+    const Data    data  = make_data(block);
+    const PlanPtr plan  = new_plan(hot_plan(block, {0, 2}, async_device::device_name, "CPU", 0));
+    void *        buft  = nullptr;
+    if (plan == nullptr || oallama_plan_buft(plan.get(), &buft) != OALLAMA_OK) {
+        return;
+    }
+    const char * path = "uses-of-a-test.txt";
+    static_cast<oallama::LoadedPlan *>(static_cast<ggml_backend_buffer_type_t>(buft)->context)->keep_uses(path);
+    auto model = std::make_unique<Model>(block, data, plan.get());
+    {
+        Session session;
+        session.compute(*model, 1);
+    }
+    out_of_memory = true;
+    model.reset();
+    out_of_memory = false;
+    check_nothing_held("after a model whose uses were lost");
+    std::remove(path);
+    done("uses that are lost");
+}
+
 void check_refused() {
     const std::string begin = "oallama-plan 1\ndevice CPU\ntensor a_exps Q4_0 64x64x4 rows ";
     const char * ends[] = {"64 0 0 CPU hot=",        "64 0 0 CPU hot=4",  "64 0 0 CPU hot=1,1",  "64 0 0 CPU hot=2,1",
@@ -440,7 +489,9 @@ void test_hot() {
     check_many();
     check_shared_expert();
     check_swaps();
+    check_program_bytes();
     check_uses();
+    check_uses_that_are_lost();
 }
 
 } // namespace split_test

@@ -143,6 +143,10 @@ void check_slices() {
     {
         const Model model(block, data, plan.get());
         check_state(true);
+        {
+            const Model second(block, data, plan.get());
+        }
+        check_state(true);
     }
     check_state(false);
     oallama_slice slice = {};
@@ -204,6 +208,34 @@ void check_other_tensors() {
     Session session;
     check(nmse(expected, session.compute(model, 3)) <= summation_bound, "a model outlives its plan");
     done("other tensors");
+}
+
+// A bias that the plan puts on the device, beside a gate that is on the host or on the device.
+void check_biases_on_the_device() {
+    Block             block = ffn_block(q4_0, q4_0, {Ffn::silu, Gate::par, /*bias=*/true});
+    const Weight      gate  = block.weights[1];
+    const std::string n     = std::to_string(gate.n);
+    const auto        moved = [](const Extra & extra) { return extra.name == "gate_b"; };
+    block.extras.erase(std::remove_if(block.extras.begin(), block.extras.end(), moved), block.extras.end());
+    block.weights.push_back({"gate_b", GGML_TYPE_F32, gate.n, 1, 1, OALLAMA_ROWS});
+    const Data data = make_data(block);
+    for (const auto & [cut, bias_cut] : {std::pair<std::string, std::string>{n + " 0 0 CPU", "0 1 0 -"},
+                                         std::pair<std::string, std::string>{"0 0 " + n + " -", "0 0 1 -"}}) {
+        const PlanPtr plan = new_plan("oallama-plan 1\ndevice " + std::string(async_device::device_name) +
+                                      "\ntensor ffn_gate Q4_0 " + std::to_string(gate.k) + "x" + n + "x1 rows " + cut +
+                                      "\ntensor gate_b F32 " + n + "x1x1 rows " + bias_cut + "\n");
+        if (plan == nullptr) {
+            continue;
+        }
+        const Model model(block, data, plan.get());
+        Session     session;
+        check(model.loaded() && session.compute(model, 3).empty() && session.status() == GGML_STATUS_FAILED,
+              "a bias on the device fails the graph: " + bias_cut);
+        check(std::string(oallama_last_error()).find("gate_b is read by something that is no mul-mat") !=
+                  std::string::npos,
+              "and it is said why");
+    }
+    done("biases on the device");
 }
 
 // A plan is loaded once more after a load that failed, or that had less room.
@@ -356,6 +388,7 @@ void test_loading() {
     check_pieces();
     check_slices();
     check_other_tensors();
+    check_biases_on_the_device();
 }
 
 // Weights that are freed and replaced, as LoRA adapters are: others soon lie where they were.

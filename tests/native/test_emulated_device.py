@@ -208,6 +208,13 @@ def test_measured_kernels_come_before_rates(bridge: ggml_bridge.Bridge) -> None:
     device.unregister()
 
 
+@pytest.mark.parametrize(("number", "K"), [(4, 512), (2, 500)])
+def test_a_mul_mat_by_rows_that_cannot_be_takes_no_time(real: EmulatedDevice, number: int, K: int) -> None:
+    """Type 4 was removed from ggml; a block of Q4_0 has 32 elements."""
+    with pytest.raises(ValueError, match="no rows"):
+        real.mul_mat_seconds(number, K, 1024, 1, 0, 1)
+
+
 def test_real_values_are_those_of_the_cpu(bridge: ggml_bridge.Bridge, real: EmulatedDevice) -> None:
     for type_name, n_expert, n_used in (("F16", 1, 0), ("Q4_0", 1, 0), ("Q4_0", 8, 2)):
         with bridge.mul_mat(NAME, None, type_name, 256, 96, n_expert, n_used, 5, 0) as timer:
@@ -289,6 +296,26 @@ def test_it_has_a_core_of_its_own_while_it_is_registered(bridge: ggml_bridge.Bri
     assert os.sched_getaffinity(0) == before - {core}
     bridge.emulated().unregister()
     assert os.sched_getaffinity(0) == before
+
+
+def test_another_core_gives_the_first_one_back(bridge: ggml_bridge.Bridge) -> None:
+    last, before = own_core(), os.sched_getaffinity(0)
+    for core in (last, min(before)):
+        bridge.emulated().register(f"name {NAME}\nvalues drawn\ncpu {core}\n{RATES}")
+        assert os.sched_getaffinity(0) == before - {core}
+    bridge.emulated().unregister()
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_core_that_is_not_there_leaves_no_device_behind(bridge: ggml_bridge.Bridge, real: EmulatedDevice) -> None:
+    with pytest.raises(ValueError, match="core 4000"):
+        real.register(f"name {NAME}\nvalues drawn\ncpu 4000\n{RATES}")
+    assert NAME not in [device.name for device in bridge.devices()]
+    with pytest.raises(ValueError, match="no emulated device yet"):
+        real.stats()
+    real.unregister()
+    real.register(REAL)
+    assert NAME in [device.name for device in bridge.devices()]
 
 
 def test_two_on_one_core_notice_each_other(run_here: RunHere) -> None:

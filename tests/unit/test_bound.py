@@ -15,8 +15,10 @@ from test_split_policy import problem
 from oallama.core.types import Workload
 from oallama.cost.block_cost import Cut
 from oallama.cost.timeline import cycle_seconds
+from oallama.place.baselines import baselines
 from oallama.place.bound import Work, least_seconds, physical_bound
 from oallama.place.budget import ledger
+from oallama.place.decide import decide
 from oallama.place.placed import nothing_there
 from oallama.place.slicer import Slicer
 from oallama.place.staging import staging_bytes
@@ -90,3 +92,11 @@ def test_what_stays_in_the_ring_is_not_under_a_cap_on_weights() -> None:
     assert len(token) == 2 and least_s < cycle_seconds(token, slicer.on.prefetch)
     assert physical_bound(made, load, held).tpot_s <= least_s
     assert physical_bound(made, load, replace(held, staging=0)).tpot_s > least_s
+
+
+def test_beside_a_plan_of_the_cpu_the_bound_may_use_the_device() -> None:
+    made, load = problem(World(cpu_rate=2e8, device_rate=8e10), 10**8), Workload(64, 32, 256)
+    held = decide(made, "cpu", load, "mixed").memory
+    assert held.limit == 0
+    stock, _, bound = (one.predicted for one in baselines(made, load, held))
+    assert bound.ttft_s <= stock.ttft_s and bound.tpot_s <= stock.tpot_s

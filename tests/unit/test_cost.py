@@ -11,7 +11,7 @@ from placement_cases import costs, model, operators, rates
 
 from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, ProfileCase, RestCase, RestShape
-from oallama.core.types import Operator, Workload
+from oallama.core.types import FIRST_ROLES, Operator, Workload
 from oallama.cost.graph import build_graph, computes_outputs_only, crossings, node_sides
 from oallama.cost.kernels import Kernels, interpolate
 from oallama.cost.operators import operator_cost, operator_costs
@@ -106,6 +106,17 @@ def test_output_and_last_ffn_see_only_the_last_token_of_a_prompt() -> None:
     prompt = passes(Workload(1024, 0, 2048, 512), "prefill")
     priced = operator_costs(Kernels(made), three, 2, prompt)
     assert [cost.t_cpu_s for cost in priced] == [pytest.approx(1024.0), 1.0, 1.0]
+
+
+def test_operators_before_the_first_block_count_with_it_and_see_all_tokens() -> None:
+    """As Gemma 3n has them: two projections of the embedding."""
+    first = [replace(OP, name=f"{role}.weight", layer=None, role=role) for role in FIRST_ROLES]
+    ops = [*first, *operators(2)]
+    graph = build_graph(model(2), ops)
+    assert graph.layer_operators == ((0, 9), (9, 16), (16, 17))
+    assert not any(computes_outputs_only(op, 2) for op in first)
+    nothing, everything = crossings(graph, [False] * len(ops), 3), crossings(graph, [True] * len(ops), 0)
+    assert (nothing.device_splits, everything.device_splits) == (0, 1)
 
 
 def test_missing_cpu_timing_is_a_profile_error_that_names_the_operator() -> None:
@@ -224,3 +235,15 @@ def test_norms_and_attention_are_where_their_layer_is(first: int, seconds: float
     ops = operators(3)
     problem = replace(costs(ops, 3, [(0.0, 0.0)] * len(ops), rates(0.0)), rest_cpu_s=1.0, rest_device_s=0.25)
     assert placement_seconds(problem, (False,) * len(ops), first) == pytest.approx(seconds)
+
+
+def test_blocks_that_only_predict_further_tokens_take_no_time() -> None:
+    """MTP: the last of three blocks has no operators, as a decode does not run it."""
+    ops = operators(2)
+    problem = replace(costs(ops, 3, [(0.0, 0.0)] * len(ops), rates(0.0)), rest_cpu_s=1.0, rest_device_s=0.25)
+    for first, seconds in ((0, 0.5), (1, 1.25), (2, 2.0), (3, 2.0), (4, 2.0)):
+        assert placement_seconds(problem, (False,) * len(ops), first) == pytest.approx(seconds)
+    graph = problem.graph
+    last = [op.name for op in ops if computes_outputs_only(op, graph.n_run)]
+    assert last == [f"blk.1.{role}.weight" for role in ("ffn_gate", "ffn_up", "ffn_down")] + ["output.weight"]
+    assert last == [ops[n.operator].name for n in graph.nodes if n.operator is not None and n.outputs_only]

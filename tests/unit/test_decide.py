@@ -17,7 +17,7 @@ from oallama.place.baselines import baselines
 from oallama.place.budget import DeviceMemory, Room, ledger
 from oallama.place.decide import decide
 from oallama.place.placed import Placed
-from oallama.place.problem import LoadBytes, Problem
+from oallama.place.problem import LoadBytes, Problem, device_memory
 
 N_LAYER = 4
 LOAD = Workload(n_prompt=64, n_gen=32, n_ctx=256)
@@ -161,11 +161,31 @@ def test_does_not_fit_names_required_available_and_device() -> None:
     assert "everything stays on the CPU" in fallback.notes[0]
 
 
+def test_auto_leaves_a_policy_alone_that_nothing_fits() -> None:
+    """Whatever is taken off the device comes back as a buffer, and 500 bytes are always too much."""
+    made, _ = problem(free=20_000, hidden=lambda placed_bytes: max(0, 18_500 - placed_bytes) if placed_bytes else 0)
+    with pytest.raises(DoesNotFit, match="the oato placement"):
+        decide(made, "oato", LOAD, "mixed")
+    decision = decide(made, "auto", LOAD, "mixed")
+    assert decision.memory.spare >= 0
+
+
 def test_kv_that_does_not_fit_leaves_layers_on_the_host() -> None:
     made, _ = problem(free=250)  # limit 225: KV and norms of two layers, no operator of 1000 bytes
     decision = decide(made, "auto", LOAD, "mixed")
     assert decision.policy in ("cpu", "oato", "layers")
     assert not any(decision.placed.on_device)
+
+
+@pytest.mark.parametrize(("compute_per_token", "n_ubatch"), [(0.05, 512), (1.0, 128)])
+def test_the_micro_batch_is_not_halved_for_a_kv_cache_that_does_not_fit_anyway(
+    compute_per_token: float, n_ubatch: int
+) -> None:
+    made, _ = problem(free=250, compute_per_token=compute_per_token)  # KV takes 400
+    memory, load, notes = device_memory(made, LOAD, required=True)
+    assert memory is not None and memory.operator_room(N_LAYER) >= 0
+    assert load.n_ubatch == n_ubatch
+    assert "some layers keep theirs on the host" in notes[-1] and len(notes) == 1 + (n_ubatch < 512)
 
 
 def test_auto_is_never_predicted_slower_than_its_candidates() -> None:
@@ -248,3 +268,11 @@ def test_an_unknown_policy_is_refused_in_a_sentence() -> None:
     made, _ = problem(free=10**6)
     with pytest.raises(UsageError, match="choose one of auto, oato, scheinfer, split, layers, cpu"):
         decide(made, "magic", LOAD, "mixed")
+
+
+def test_an_encoder_beside_a_decoder_is_refused_in_a_sentence() -> None:
+    made, _ = problem(free=10**6)
+    encoder = [replace(op, name=f"enc.{op.name}", role=f"enc.{op.role}") for op in operators(N_LAYER, output=False)]
+    ops = (*encoder, *made.operators)
+    with pytest.raises(UsageError, match="an encoder beside its decoder, and such models are not placed"):
+        replace(made, operators=ops, graph=build_graph(model(N_LAYER), ops))

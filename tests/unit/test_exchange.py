@@ -160,3 +160,32 @@ def test_attention_is_all_of_a_layer_but_its_ffn(first: int) -> None:
     ]
     assert found.first_device_layer == first
     assert found.seconds == pytest.approx(placement_seconds(problem, found.on_device, first))
+
+
+def test_that_not_all_exchanges_were_looked_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    ops = operators(4)
+    problem = costs(ops, 4, [(2.0, 1.0)] * len(ops), rates(1e-3))
+    filled = search(problem, ops, lambda first: 9000)
+    assert not any("may be better" in note for note in exchange_notes(exchange(problem, ops, lambda _: 9000, filled)))
+    monkeypatch.setattr(module, "MAX_PRICED", 1)
+    found = exchange(problem, ops, lambda _: 9000, filled)
+    assert found.seconds <= filled.seconds
+    assert "until 1 changes were priced; there may be better ones" in exchange_notes(found)[-1]
+
+
+def test_each_search_for_exchanges_prices_anew_what_the_one_before_had_no_time_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of two that gain more for the one that gains most for each byte: found by the second of two searches."""
+    ops = [
+        replace(o, bytes=size)
+        for o, size in zip(operators(1, ("attn_q", "attn_k", "ffn_up"), False), (6, 5, 5), strict=True)
+    ]
+    problem = costs(ops, 1, [(8.0, 1.0), (6.0, 1.0), (6.0, 1.0)])
+    filled = search(problem, ops, lambda first: 10)
+    layers = module._Layers(problem, ops)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "MAX_PRICED", 0)
+        assert module._exchanged(layers, 10, filled).on_device == filled.on_device
+        assert layers.left_some
+    assert module._exchanged(layers, 10, filled).on_device == (False, True, True)

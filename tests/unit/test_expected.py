@@ -8,10 +8,12 @@ from report_records import model
 from test_attention import CPU, profile, rest
 from test_simulate import described_problem
 
+from oallama.core.errors import DeviceError, ModelFileError
 from oallama.core.types import DeviceInfo, Predicted, Workload
 from oallama.core.units import GIB
 from oallama.device.opening import OpenDevice
 from oallama.device.spec import parse_device
+from oallama.model.memory import load_refusal
 from oallama.place.decide import decide
 from oallama.place.depth import planned_depth, slower_from, token_seconds
 from oallama.place.record import placed_by_plan, plan_record, unmeasured_cpu_record
@@ -133,3 +135,14 @@ def test_memory_that_a_driver_keeps_elsewhere_is_said():
 )
 def test_nothing_is_said_of_what_is_not_known_to_spill(n_bytes, device):
     assert spill_warning(n_bytes, device) == ""
+
+
+def test_a_device_without_room_for_a_model_is_told_with_what_it_had_free():
+    reason = "unable to allocate CUDA0 buffer"
+    refused = load_refusal("m.gguf", card(), reason)
+    assert isinstance(refused, DeviceError)
+    assert str(refused).startswith(f"CUDA0 (8 GiB were free) has no room for the model: {reason}; ")
+    assert str(load_refusal("m.gguf", card(free=0), reason)).startswith("CUDA0 has no room")
+    for device in (None, OpenDevice("none", None, parse_device("none"))):
+        assert isinstance(load_refusal("m.gguf", device, reason), ModelFileError)
+    assert isinstance(load_refusal("m.gguf", card(), "unknown architecture"), ModelFileError)

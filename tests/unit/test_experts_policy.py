@@ -20,10 +20,11 @@ from oallama.core.profile import LinearFit
 from oallama.core.routing import LayerRouting, Routing, Uses
 from oallama.core.types import Operator, Workload
 from oallama.cost.block_cost import Cut
-from oallama.cost.blocks import biased_ffn_block, hot_memory
+from oallama.cost.blocks import biased_ffn_block, hot_weights
 from oallama.cost.experts import ExpertUse, expert_use, experts_alike
 from oallama.cost.slice_rates import slice_rates
 from oallama.cost.slices import Pricing, slice_times
+from oallama.place.bound import physical_bound
 from oallama.place.decide import decide
 from oallama.place.oato import affinities
 from oallama.place.placed import cpu
@@ -57,6 +58,12 @@ def moe(n_layer: int = N_LAYER) -> list[Operator]:
         for op in (*attention(0), *experts())
     ]
     return [*layers, operator("output", EMBD, VOCAB, None)]
+
+
+def hot_staging(n_hot: int, n_tokens: int) -> int:
+    """Inputs and hidden values of as many rows as may be hits, in the place of which the results come."""
+    rows = min(n_hot, N_USED)
+    return (EMBD + rows + 3 * rows * FF) * n_tokens * 4 if n_hot else 0
 
 
 def known(world: World, free: int, uses: Routing | None, ops: list[Operator] | None = None) -> Problem:
@@ -202,8 +209,8 @@ def test_it_keeps_to_the_memory_and_is_never_predicted_slower(
         return
     hot = slices.hot or ((),) * len(made.operators)
     whole = sum(op.bytes for op, there in zip(made.operators, found.placed.on_device, strict=True) if there)
-    assert slices.hot_bytes == hot_memory(made.operators, hot, found.workload.n_ubatch)[0]
-    assert slices.staging_bytes >= hot_memory(made.operators, hot, found.workload.n_ubatch)[1]
+    assert slices.hot_bytes == hot_weights(made.operators, hot)
+    assert slices.staging_bytes >= max(hot_staging(len(own), found.workload.n_ubatch) for own in hot)
     if gpu_weights is not None:
         allowed = gpu_weights * sum(op.bytes for op in made.operators)
         assert whole + slices.weights_bytes + slices.hot_bytes <= allowed
@@ -261,8 +268,8 @@ def test_experts_with_biases_may_be_hot(world: World) -> None:
         assert all({2, 4} <= set(own) for own in hot if own) and any(hot)
     if slices is None or not any(hot):
         return
-    assert slices.hot_bytes == hot_memory(made.operators, hot, found.workload.n_ubatch)[0]
-    assert slices.staging_bytes >= hot_memory(made.operators, hot, found.workload.n_ubatch)[1]
+    assert slices.hot_bytes == hot_weights(made.operators, hot)
+    assert slices.staging_bytes >= max(hot_staging(len(own), found.workload.n_ubatch) for own in hot)
     assert found.memory.spare >= 0
     again = simulate(made, found.workload, found.placed).predicted
     assert again.tpot_s == pytest.approx(found.predicted.tpot_s)
@@ -292,6 +299,15 @@ def test_a_plan_is_written_read_and_simulated_as_predicted() -> None:
     rows = affinities(found.costs, made.operators, found.placed)
     hot = {op.name for op, own in zip(made.operators, placed.slices.hot, strict=True) if own}
     assert {row.name for row in rows if row.backend == "split"} >= hot
+
+
+@pytest.mark.parametrize("world", [SLOW_CPU, PAIR, GPU])
+@pytest.mark.parametrize("free", [1_500_000, FREE])
+def test_no_hot_set_beats_the_physical_bound(world: World, free: int) -> None:
+    made = known(world, free, routing(*[SKEWED] * N_LAYER))
+    found = decide(made, "experts", LOAD, "mixed")
+    bound = physical_bound(made, found.workload, found.memory)
+    assert 0 < bound.tpot_s <= found.predicted.tpot_s and 0 < bound.ttft_s <= found.predicted.ttft_s
 
 
 def test_auto_takes_experts_where_their_use_is_known() -> None:

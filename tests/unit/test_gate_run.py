@@ -104,25 +104,16 @@ class FakePlacer:
         way: Any = self.cpu_attention if policy == "cpu" else "auto"
         return replace(made, attention=Attention(way))
 
-    def cpu_plan(self, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int, stock_attention: bool) -> Plan:
+    def cpu_plan(self, load: Workload, stock_attention: bool) -> Plan:
         assert stock_attention  # what was measured
-        made = plan("cpu", self.workload(n_prompt, n_gen, n_ctx, n_ubatch), (), 9.0)
+        made = plan("cpu", load, (), 9.0)
         return replace(made, attention=Attention(), predicted=None)
 
     def plan_of(
-        self,
-        on_device: list[str],
-        gpu_layers: int,
-        n_prompt: int,
-        n_gen: int,
-        n_ctx: int,
-        n_ubatch: int,
-        policy: str,
-        stock_attention: bool,
-        priced: bool,
+        self, on_device: list[str], gpu_layers: int, load: Workload, policy: str, stock_attention: bool, priced: bool
     ) -> Plan:
         assert stock_attention
-        made = plan(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), tuple(on_device), 1.0)
+        made = plan(policy, load, tuple(on_device), 1.0)
         operators = tuple(replace(p, layout=self.host_layout if p.cc else None) for p in made.operators)
         return Plan.of(replace(made, n_gpu_layers=gpu_layers, operators=operators))
 

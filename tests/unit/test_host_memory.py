@@ -68,7 +68,7 @@ def test_a_model_beyond_the_host_s_memory_is_refused(tmp_path: Path) -> None:
 def test_an_engine_for_a_plan_of_a_file_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "model.gguf", "llama")
     placer = Placer.load(path, device="none", threads=1)
-    plan = placer.cpu_plan(8, 8)
+    plan = placer.cpu_plan(placer.workload(8, 8))
     other = Placer.load(path, device="none", threads=1)
     with other.engine(plan, progress=False) as engine:
         needed = engine.memory.host_bytes
@@ -83,13 +83,13 @@ def test_experts_that_a_token_does_not_use_may_stay_on_disk(tmp_path: Path, monk
     placer = Placer.load(path, device="none", threads=1)
     idle = sum(round((1 - op.active_fraction) * op.bytes) for op in placer.operators)
     assert idle > 1 << 20
-    with placer.engine(placer.cpu_plan(8, 8), progress=False) as engine:
+    with placer.engine(placer.cpu_plan(placer.workload(8, 8)), progress=False) as engine:
         needed = engine.memory.host_bytes
     monkeypatch.setattr("oallama.device.host_memory.host_memory_bytes", lambda: needed - idle // 2)
-    placer.cpu_plan(8, 8)
+    placer.cpu_plan(placer.workload(8, 8))
     monkeypatch.setattr("oallama.device.host_memory.host_memory_bytes", lambda: needed - 2 * idle)
     with pytest.raises(DoesNotFit):
-        placer.cpu_plan(8, 8)
+        placer.cpu_plan(placer.workload(8, 8))
 
 
 @pytest.mark.parametrize(("limit", "expected"), [("4096\n", 4096), ("max\n", None), (None, None), ("", None)])
@@ -115,7 +115,7 @@ def test_what_a_container_has_left_is_its_limit_less_what_is_used_and_no_page_of
 
 def test_what_the_host_has_left_beside_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     placer = Placer.load(write_gguf(tmp_path / "model.gguf", "llama"), device="none", threads=1)
-    plan = placer.cpu_plan(8, 8)
+    plan = placer.cpu_plan(placer.workload(8, 8))
     with placer.engine(plan, progress=False) as engine:
         needed = engine.memory.host_bytes
     free = 100 * needed

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from oallama.core.errors import PlanError
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
 from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, StreamSettings, Workload
+from oallama.cost import blocks
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.plan.plan import Plan
 from oallama.plan.plugin_text import plugin_text, split_text
@@ -19,6 +20,7 @@ from oallama.plan.split import slice_counts
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "plugin_plan_v1.oallama"
 STREAMED = GOLDEN.with_name("plugin_plan_v1_streamed.oallama")
+N_LAYER = 2
 
 
 def operator(name: str, type: str, shape: tuple[int, int, int], **fields: bool) -> Operator:
@@ -62,19 +64,21 @@ def record(placements: tuple[OperatorPlacement, ...] = PLACEMENTS) -> PlanRecord
 
 
 def test_the_text_of_version_1() -> None:
-    assert plugin_text(record(), OPERATORS, "RPC0") == GOLDEN.read_text(encoding="utf-8")
+    assert plugin_text(record(), OPERATORS, N_LAYER, "RPC0") == GOLDEN.read_text(encoding="utf-8")
 
 
 def test_a_plan_and_its_record_give_the_same_text() -> None:
-    assert plugin_text(Plan.of(record()), OPERATORS, "RPC0") == plugin_text(record(), OPERATORS, "RPC0")
+    assert plugin_text(Plan.of(record()), OPERATORS, N_LAYER, "RPC0") == plugin_text(
+        record(), OPERATORS, N_LAYER, "RPC0"
+    )
 
 
 def test_lines_are_in_graph_order_whatever_the_order_of_the_plan() -> None:
-    assert plugin_text(record(PLACEMENTS[::-1]), OPERATORS, "RPC0") == GOLDEN.read_text(encoding="utf-8")
+    assert plugin_text(record(PLACEMENTS[::-1]), OPERATORS, N_LAYER, "RPC0") == GOLDEN.read_text(encoding="utf-8")
 
 
 def test_every_operator_is_listed_on_request_with_no_layout_where_nothing_is_on_the_host() -> None:
-    lines = plugin_text(record(), OPERATORS, "CUDA0", every_operator=True).splitlines()
+    lines = plugin_text(record(), OPERATORS, N_LAYER, "CUDA0", every_operator=True).splitlines()
     assert [line.split()[1] for line in lines[3:]] == [operator.name for operator in OPERATORS]
     assert "tensor blk.0.attn_q.weight Q4_0 2048x2048x1 rows 0 0 2048 -" in lines
     assert "tensor blk.1.ffn_gate_exps.weight Q8_0 256x512x8 rows 512 0 0 CPU_REPACK" in lines
@@ -86,7 +90,7 @@ def test_blocks_live_on_the_device_where_the_norms_of_their_layer_do() -> None:
 
     def residents(n_gpu_layers: int, router_gg: float) -> list[str]:
         made = dataclasses.replace(record((*PLACEMENTS, split(router.name, router_gg))), n_gpu_layers=n_gpu_layers)
-        text = plugin_text(made, operators, "RPC0", every_operator=True)
+        text = plugin_text(made, operators, N_LAYER, "RPC0", every_operator=True)
         return [line.split()[1] for line in text.splitlines() if line.endswith(" resident")]
 
     experts = ["blk.1.ffn_gate_exps.weight", "blk.1.ffn_down_exps.weight"]
@@ -94,6 +98,15 @@ def test_blocks_live_on_the_device_where_the_norms_of_their_layer_do() -> None:
     assert residents(2, 1.0) == ["blk.1.ffn_up.weight", *experts]
     assert residents(2, 0.0) == ["blk.1.ffn_up.weight"], "experts are chosen on the host"
     assert residents(3, 1.0) == [o.name for o in OPERATORS if o.layer is not None]
+
+
+def test_blocks_that_only_predict_further_tokens_count_as_layers() -> None:
+    """MTP: such a block has no operators, and -ngl counts it, here with the output and block 1."""
+    made = dataclasses.replace(record(), n_gpu_layers=3)
+    lines = plugin_text(made, OPERATORS, N_LAYER + 1, "RPC0", every_operator=True).splitlines()[3:]
+    found = tuple(line.endswith(" resident") for line in lines)
+    assert found == blocks.residents(OPERATORS, [p.gg == 1 for p in PLACEMENTS], 1)
+    assert any(found) and not found[1], "block 0 has its norms and KV on the host"
 
 
 def streamed_record() -> PlanRecord:
@@ -112,29 +125,30 @@ def streamed_record() -> PlanRecord:
 
 def test_the_text_of_a_plan_that_streams() -> None:
     """With the operator that is all CC, which the device computes for n_g tokens."""
-    text = plugin_text(streamed_record(), OPERATORS, "RPC0")
+    text = plugin_text(streamed_record(), OPERATORS, N_LAYER, "RPC0")
     assert text == STREAMED.read_text(encoding="utf-8")
 
 
 def test_the_text_says_how_copies_are_asked_for() -> None:
     streaming = StreamSettings(piece_bytes=262144, link_bytes_per_s=12 * 10**9, ring_bytes=101711872)
-    lines = plugin_text(dataclasses.replace(streamed_record(), streaming=streaming), OPERATORS, "RPC0").splitlines()
+    made = dataclasses.replace(streamed_record(), streaming=streaming)
+    lines = plugin_text(made, OPERATORS, N_LAYER, "RPC0").splitlines()
     assert {"piece 262144", "link 12000000000", "ring 101711872"} < set(lines)
 
 
 def test_what_is_the_default_or_streams_nothing_is_not_said() -> None:
     default = dataclasses.replace(streamed_record(), streaming=StreamSettings(), token_assignment=())
-    lines = plugin_text(default, OPERATORS, "RPC0").splitlines()
+    lines = plugin_text(default, OPERATORS, N_LAYER, "RPC0").splitlines()
     assert [line.split()[0] for line in lines[:5]] == ["oallama-plan", "model", "device", "staging", "tensor"]
     still = dataclasses.replace(record(), streaming=StreamSettings(4, "layer", kept_twice=True))
-    assert plugin_text(still, OPERATORS, "RPC0") == GOLDEN.read_text(encoding="utf-8")
+    assert plugin_text(still, OPERATORS, N_LAYER, "RPC0") == GOLDEN.read_text(encoding="utf-8")
 
 
 def test_cuts_that_are_kept() -> None:
     """The model is loaded with the first; what may be streamed is said to be, even where the plan streams nothing."""
     cuts = {"blk.0.ffn_gate.weight": (1024, 5120, 4096), "blk.0.ffn_up.weight": (5120,)}
-    lines = plugin_text(record(), OPERATORS, "RPC0", cuts=cuts).splitlines()
-    plain = plugin_text(record(), OPERATORS, "RPC0").splitlines()
+    lines = plugin_text(record(), OPERATORS, N_LAYER, "RPC0", cuts=cuts).splitlines()
+    plain = plugin_text(record(), OPERATORS, N_LAYER, "RPC0").splitlines()
     changed = {line for line in lines if line not in plain}
     assert changed == {
         "tensor blk.0.ffn_gate.weight Q4_0 2048x8192x1 rows 1024 4096 3072 CPU_REPACK cc=5120 cc=4096",
@@ -143,13 +157,13 @@ def test_cuts_that_are_kept() -> None:
 
 def test_an_operator_without_a_place_is_refused() -> None:
     with pytest.raises(PlanError, match=r"no place for operator output\.weight"):
-        plugin_text(record(PLACEMENTS[:-1]), OPERATORS, "RPC0")
+        plugin_text(record(PLACEMENTS[:-1]), OPERATORS, N_LAYER, "RPC0")
 
 
 @pytest.mark.parametrize("device", ["", "RPC 0", "RPC0\n", "x" * 128])
 def test_names_that_no_word_of_a_line_can_hold_are_refused(device: str) -> None:
     with pytest.raises(PlanError, match="without blanks"):
-        plugin_text(record(), OPERATORS, device)
+        plugin_text(record(), OPERATORS, N_LAYER, device)
 
 
 def test_a_tensor_name_with_a_line_end_cannot_smuggle_in_another_line() -> None:
@@ -157,7 +171,7 @@ def test_a_tensor_name_with_a_line_end_cannot_smuggle_in_another_line() -> None:
     operators = (*OPERATORS[:-1], dataclasses.replace(OPERATORS[-1], name=name))
     placements = (*PLACEMENTS[:-1], dataclasses.replace(PLACEMENTS[-1], name=name))
     with pytest.raises(PlanError, match="without blanks"):
-        plugin_text(record(placements), operators, "RPC0")
+        plugin_text(record(placements), operators, N_LAYER, "RPC0")
 
 
 @st.composite
@@ -176,7 +190,7 @@ def cuts(draw: st.DrawFn) -> tuple[Operator, OperatorPlacement]:
 @given(cuts())
 def test_counts_are_those_of_the_placement_and_fill_the_extent(cut: tuple[Operator, OperatorPlacement]) -> None:
     made, placement = cut
-    text = plugin_text(record((placement,)), [made], "RPC0", every_operator=True)
+    text = plugin_text(record((placement,)), [made], 4, "RPC0", every_operator=True)
     _, name, type_name, shape, axis, *counts, layout = text.splitlines()[3].split()
     assert (name, type_name, shape) == (made.name, made.type, "x".join(map(str, made.shape)))
     assert tuple(map(int, counts)) == slice_counts(made, placement)
@@ -185,7 +199,7 @@ def test_counts_are_those_of_the_placement_and_fill_the_extent(cut: tuple[Operat
 
 
 def test_a_load_without_its_plan_is_told_what_is_split_and_along_which_axis() -> None:
-    lines = split_text(OPERATORS, PLACEMENTS, 0).splitlines()
+    lines = split_text(OPERATORS, PLACEMENTS, N_LAYER + 1).splitlines()
     assert lines[0] == "oallama-plan 1"
     assert [line.split()[1:] for line in lines[1:4]] == [
         ["blk.0.ffn_gate.weight", "Q4_0", "2048x8192x1", "rows", "8192", "0", "0", "CPU"],
@@ -193,12 +207,12 @@ def test_a_load_without_its_plan_is_told_what_is_split_and_along_which_axis() ->
         ["blk.0.ffn_down.weight", "Q4_K", "8192x2048x1", "cols", "8192", "0", "0", "CPU"],
     ]
     assert not any("attn_q" in line or "device" in line for line in lines), "it is whole; and there is no device"
-    assert split_text(OPERATORS, PLACEMENTS, 0) == split_text(
+    assert split_text(OPERATORS, PLACEMENTS, N_LAYER + 1) == split_text(
         OPERATORS,
         PLACEMENTS[:1] + tuple(dataclasses.replace(p, gg=0.5, cc=0.5) if 0 < p.gg < 1 else p for p in PLACEMENTS[1:]),
-        0,
+        N_LAYER + 1,
     ), "wherever they are cut"
-    assert split_text(OPERATORS[:1], PLACEMENTS, 0) == ""
+    assert split_text(OPERATORS[:1], PLACEMENTS, N_LAYER + 1) == ""
 
 
 def test_hot_experts_are_listed() -> None:
@@ -207,7 +221,7 @@ def test_hot_experts_are_listed() -> None:
         for p in PLACEMENTS
     )
     made = dataclasses.replace(record(placements), n_gpu_layers=3)
-    lines = [line for line in plugin_text(made, OPERATORS, "CPU").splitlines() if "_exps" in line]
+    lines = [line for line in plugin_text(made, OPERATORS, N_LAYER, "CPU").splitlines() if "_exps" in line]
     assert lines == [
         "tensor blk.1.ffn_gate_exps.weight Q8_0 256x512x8 rows 512 0 0 CPU hot=0,3,7 resident",
         "tensor blk.1.ffn_down_exps.weight Q8_0 512x256x8 cols 512 0 0 CPU hot=0,3,7 resident",

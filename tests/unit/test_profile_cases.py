@@ -64,6 +64,9 @@ def test_the_output_matrix_is_not_measured_at_prompt_sized_batches() -> None:
     want = wanted(model(), [*LAYERS, OUTPUT], (1, 32, 512), llc_bytes=MIB)
     assert [n for s, n, _ in want.mul_mats if s.shape == (256, 1000, 1)] == [1, 32]
     assert [n for s, n, _ in want.mul_mats if s.shape == (256, 512, 1)] == [1, 32, 512]
+    first = operator("per_layer_model_proj", None, (256, 768, 1), 110592)
+    before = wanted(model(), [first, *LAYERS, OUTPUT], (1, 32, 512), llc_bytes=MIB)
+    assert [n for s, n, _ in before.mul_mats if s.shape == (256, 768, 1)] == [1, 32, 512], "it sees all tokens"
     only_large = wanted(model(), [OUTPUT], (512,), llc_bytes=MIB)
     assert [n for _, n, _ in only_large.mul_mats] == [512]
 

@@ -11,12 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slicing_cases import gemm, machine, streamed
 
+from oallama.core.errors import DeviceError
 from oallama.core.profile import LinearFit
-from oallama.core.types import MemoryLedger, Operator
+from oallama.core.types import DeviceInfo, MemoryLedger, Operator
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.slices import Pricing
 from oallama.cost.tracker import BlockSeconds
 from oallama.cost.transfer import TransferRates
+from oallama.device.opening import OpenDevice
+from oallama.device.spec import parse_device
 from oallama.place.cuts import Layers, solve_cg
 from oallama.place.kept_cuts import Rates, Replan, kept_cuts, twice_bytes, with_kept
 from oallama.place.replan import DRIFT, Choice, Replanner, drift
@@ -217,3 +220,14 @@ def test_a_model_begins_with_the_plan_s_cuts(shrunk: int) -> None:
     split = LoadedSplit(backend, loaded, types.SimpleNamespace(label="device"), replan)  # type: ignore[arg-type]
     assert split.take_planned_cuts() == (not shrunk)
     assert loaded.moved == {name: one.cuts[0].cc + shrunk for one in replan.blocks for name in one.operators}
+
+
+def test_a_device_without_room_to_compute_in_is_told_with_what_it_had_free() -> None:
+    memory = types.SimpleNamespace(n_programs=0)
+    there = [types.SimpleNamespace(device_bytes=n_bytes) for n_bytes in (3 << 20, 1 << 20)]
+    loaded = types.SimpleNamespace(buft=0, problems=lambda: (True, ()), slices=lambda: there)
+    info = DeviceInfo("CUDA0", "a card", "CUDA", "GPU", 8 << 20, 5 << 20, True, True, True)
+    device = OpenDevice("CUDA0", info, parse_device("CUDA0"))
+    split = LoadedSplit(types.SimpleNamespace(memory=lambda: memory), loaded, device)  # type: ignore[arg-type]
+    with pytest.raises(DeviceError, match=r"^CUDA0 \(5 MiB were free\) has no room .* beside 4 MiB of .* -ub"):
+        split.corrected(None, ())  # type: ignore[arg-type]

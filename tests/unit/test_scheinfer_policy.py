@@ -100,7 +100,7 @@ def test_the_plan_says_how_weights_are_streamed(prefetch: str) -> None:
     assert (document["policy"], document["streaming"]["prefetch"]) == ("scheinfer", prefetch)
     table = [(row["n_tokens"], row["n_g"]) for row in document["token_assignment"]]
     assert table and table[-1][0] == 512 and 0 < table[-1][1] <= 512
-    text = plugin_text(plan, made.operators, "RPC0").splitlines()
+    text = plugin_text(plan, made.operators, N_LAYER, "RPC0").splitlines()
     assert [line for line in text if line.startswith("tokens ")] == [f"tokens {n} {n_g}" for n, n_g in table]
     assert ("prefetch layer" in text) is (prefetch == "layer")
     given = split_names(plan, made.operators)

@@ -126,14 +126,9 @@ def test_one_that_was_asked_for_is_used_or_refused(cache, tmp_path):
 def arguments(served, tmp_path, settings=SETTINGS, **environment):
     names = [operator.name for operator in served.operators]
     made = launch(
-        Path("/opt/llama-server"),
-        served.plan,
-        served.operators,
-        names,
-        settings,
-        tmp_path / "s.sock",
-        {"HOME": "/h", **environment},
-    )
+        Path("/opt/llama-server"), served.plan, served.operators, served.model.n_layer, names, settings,
+        tmp_path / "s.sock", {"HOME": "/h", **environment},
+    )  # fmt: skip
     return made, list(made.command)
 
 

@@ -15,12 +15,21 @@ from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, Sharing
 from oallama.core.types import Operator
 from oallama.cost.block_cost import BlockCost, Cut, block_costs
-from oallama.cost.blocks import SUM_BYTES, SplitBlock, can_split, hot_memory, slice_memory, split_blocks
+from oallama.cost.blocks import (
+    SUM_BYTES,
+    SplitBlock,
+    biased_ffn_block,
+    can_split,
+    hot_weights,
+    slice_weights,
+    split_blocks,
+)
 from oallama.cost.kernels import Kernels
 from oallama.cost.slice_rates import BYTES_PER_WAIT, MAX_PIECE_BYTES, MIN_PIECE_BYTES, SliceRates, slice_rates
 from oallama.cost.slices import Pricing, slice_times
 from oallama.cost.timeline import Prefetch, timeline
 from oallama.cost.transfer import TransferRates
+from oallama.place.staging import staging_bytes
 
 SIZE = 147456  # bytes of one of an FFN's weights
 
@@ -118,25 +127,27 @@ def test_activations_and_weights_of_a_block() -> None:
     assert (cols.upload_bytes(256, 7), cols.download_bytes(256, 7)) == (7 * 256 * 4, 7 * EMBD * 4)
     (halves,) = split_blocks([operator("ffn_up", EMBD, 2 * FF, gate_up=True)], [32])
     assert (halves.extent, halves.download_bytes(256, 7)) == (FF, 7 * 2 * 256 * 4)
-    assert slice_memory(ffn(0) + ffn(1), [256] * 3 + [64] * 3, 7) == (
-        block.weight_bytes(256) + block.weight_bytes(64), block.staging_bytes(256, 7)
-    )  # fmt: skip
-    assert slice_memory(ffn(0), [], 7) == (0, 0)
+    assert slice_weights(ffn(0) + ffn(1), [256] * 3 + [64] * 3) == block.weight_bytes(256) + block.weight_bytes(64)
+    assert slice_weights(ffn(0), []) == 0
 
 
 def test_memory_of_hot_experts() -> None:
     three = experts()
     n_expert = three[0].shape[2]
     bytes_each = sum(operator.bytes for operator in three) // n_expert
-    assert hot_memory(three, [(0, 1)] * 3, 7) == (2 * bytes_each, 7 * (EMBD + 2 + 3 * 2 * FF) * 4)
-    assert hot_memory(three, [(1,)] * 3, 7) == (bytes_each, 7 * (EMBD + 1 + 3 * FF) * 4), "one row of a token's two"
-    assert hot_memory(three, [(), (), ()], 7) == (0, 0)
-    *_, down = experts(biased=True)
-    weights, staging = hot_memory([down], [(0, 2)], 7)
-    assert (weights, staging) == (2 * down.bytes // n_expert, (7 * (2 * FF + 2 + 2 * EMBD) + 2 * EMBD) * 4)
-    assert hot_memory(three, [(0,), (0,), (1,)], 7)[0] == bytes_each, "each alone"
+    assert hot_weights(three, [(0, 1)] * 3) == 2 * bytes_each
+    assert hot_weights(three, [(0,), (), (0, 1)]) == (three[0].bytes + 2 * three[2].bytes) // n_expert
+    assert hot_weights(three, [()] * 3) == 0
+    of = block_of(three, World().profile(three))
+    biased = replace(of, block=biased_ffn_block(experts(biased=True), range(3)))
+
+    def staging(of: BlockCost, n_hot: int) -> int:
+        return staging_bytes([(of, Cut(FF, 0, 0, n_hot))], Prefetch(), 7, 0)
+
+    assert staging(of, 2) == 7 * (EMBD + 2 + 3 * 2 * FF) * 4
+    assert staging(of, 1) == 7 * (EMBD + 1 + 3 * FF) * 4, "one row of a token's two"
     sent = (2 * FF + EMBD) * 2 * 4  # biases of two experts, with each batch
-    assert hot_memory(experts(biased=True), [(0, 1)] * 3, 7)[1] == hot_memory(three, [(0, 1)] * 3, 7)[1] + sent
+    assert staging(biased, 2) == staging(of, 2) + sent
 
 
 def test_a_block_that_is_split_by_hand() -> None:

@@ -14,7 +14,7 @@ from split_cases import EMBD, FF, World, ffn, llama, model, operator
 from oallama.core.profile import LinearFit
 from oallama.core.types import Operator, Workload
 from oallama.cost.block_cost import Cut
-from oallama.cost.blocks import slice_memory
+from oallama.cost.blocks import split_blocks
 from oallama.cost.graph import build_graph
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.place.decide import decide
@@ -23,6 +23,8 @@ from oallama.place.problem import Decision, LoadBytes, Problem, costs_of
 from oallama.place.record import n_gpu_layers, placed_by_plan, plan_record
 from oallama.place.slice_plan import SlicePlan
 from oallama.place.slicer import Slicer
+from oallama.place.staging import staging_bytes
+from oallama.placer.affinity import plan_report
 from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 
@@ -117,12 +119,10 @@ def test_cuts_are_close_to_brute_force(rate: float, launch_s: float, token_s: fl
 
     best, most = start_s, 0.0
     for choice in itertools.product(*((0, *of.block.cuts()) for of in blocks)):
-        seconds = total_s([Cut(of.block.extent - gg, 0, gg) for of, gg in zip(blocks, choice, strict=True)])
-        by_operator = [0] * len(ops)
-        for of, gg in zip(blocks, choice, strict=True):
-            for i in of.block.operators:
-                by_operator[i] = gg
-        if sum(slice_memory(ops, by_operator, 16)) <= room:
+        cuts = [Cut(of.block.extent - gg, 0, gg) for of, gg in zip(blocks, choice, strict=True)]
+        layers, seconds = list(zip(blocks, cuts, strict=True)), total_s(cuts)
+        n_bytes = sum(of.weight_bytes(cut) for of, cut in layers)
+        if n_bytes + staging_bytes(layers, slicer.on.prefetch, 16, 0) <= room:
             best = min(best, seconds)
         if sum(map(bool, choice)) == 1:  # what splitting one block saves at most
             most = max(most, start_s - seconds)
@@ -177,7 +177,10 @@ def test_slices_alone_need_nothing_of_llama_cpp_on_the_device() -> None:
     assert n_gpu_layers(N_LAYER, placed) == 0
     assert not any(placed.on_device)
     assert (memory.kv, memory.compute) == (0, 0)
-    assert (memory.weights_gpu, memory.staging) == slice_memory(made.operators, gg_of(placed), LOAD.n_ubatch)
+    gg = gg_of(placed)
+    blocks = [(block, gg[block.operators[0]]) for block in split_blocks(made.operators, gg)]
+    assert memory.weights_gpu == sum(block.weight_bytes(elements) for block, elements in blocks)
+    assert memory.staging == max(block.staging_bytes(elements, LOAD.n_ubatch) for block, elements in blocks)
     assert min(memory.weights_gpu, memory.staging) > 0
     assert memory.weights_gpu + memory.staging + memory.spare == memory.limit
     assert memory.weights_gpu + memory.weights_host == sum(op.bytes for op in made.operators)
@@ -351,3 +354,14 @@ def test_where_whole_operators_never_fit_slices_are_what_is_left() -> None:
     assert not any(decision.placed.on_device)
     assert sliced(decision.placed)
     assert decision.memory.spare >= 0
+
+
+def test_the_report_of_a_plan_that_lost_its_prediction_predicts_it_anew() -> None:
+    """As the engine leaves it where a cut moved."""
+    made = problem(PAIR, 10**8)
+    decision = decide(made, "split", LOAD, "mixed")
+    assert sliced(decision.placed)
+    plan = replace(plan_of(made, decision), predicted=None)
+    found = plan_report(model(N_LAYER), made, plan, "decode").predicted
+    assert found.ttft_s == pytest.approx(decision.predicted.ttft_s)
+    assert found.tpot_s == pytest.approx(decision.predicted.tpot_s)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 from described_cases import HOST, model, operators
 
 from oallama.cli import main as cli_main
+from oallama.core.options import Options
 from oallama.core.profile import ProfileCase
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, ModelInfo, Operator, Workload
 from oallama.core.units import MIB
@@ -19,11 +21,12 @@ from oallama.cost.passes import passes_at
 from oallama.cost.placement import placement_seconds
 from oallama.device import cards as known
 from oallama.device.cards import CARDS, preset
-from oallama.place.attention import with_attention
+from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.decide import decide
 from oallama.place.problem import Problem, costs_over, on_cpu
 from oallama.place.sliced import QUICK, THOROUGH
 from oallama.place.what_if import HostLoad, WhatIf, probe_of, what_if
+from oallama.placer.described import beside_each
 from oallama.profile.described import described, host_profile, with_card
 from oallama.report import chart
 from oallama.report.table import WIDTH, plain
@@ -141,6 +144,23 @@ def test_to_try_attention_whole_on_the_device_makes_no_plan_slower(n_expert):
     without, found = (decide(of, "scheinfer", load, "mixed", effort=effort)
                       for effort in (replace(THOROUGH, attention_layers=()), THOROUGH))  # fmt: skip
     assert found.predicted.total_s <= without.predicted.total_s * (1 + 1e-9)
+
+
+def test_limits_of_the_device_that_is_here_do_not_hold_for_cards():
+    card, made, of, options = sized(8), problem(sized(8)), model(), Options()
+
+    class Loads:
+        def on_host(self, load, attention):
+            return sum(op.bytes for op in made.operators), 4 * MIB, MIB
+
+    placer = SimpleNamespace(
+        model=of, operators=made.operators, attention_rule=AttentionRule(of, options), dry_loads=Loads(),
+        profile=lambda: host_profile(HOST, of, made.operators, TOKENS),
+    )  # fmt: skip
+    limits = ({}, {"vram": 3 * MIB, "gpu_weights": 0.1})
+    free, limited = (beside_each(placer, replace(made, **limit), [card], LOAD, "auto")[0] for limit in limits)
+    assert limited.best.memory == free.best.memory and free.best.memory.limit == free.stock.memory.limit
+    assert limited.best.predicted == free.best.predicted
 
 
 def test_the_ledger_is_in_proportion_to_the_layers_there():

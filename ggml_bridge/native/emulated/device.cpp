@@ -38,6 +38,11 @@ ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
     return tensor->view_src != nullptr ? tensor->view_src->buffer : tensor->buffer;
 }
 
+// Of a tensor in device memory.
+const DeviceRange & range_of(const ggml_tensor * tensor) {
+    return *static_cast<const DeviceRange *>(buffer_of(tensor)->context);
+}
+
 // "ffn_moe_argsort-12" is of layer 12.
 int layer_of(const char * name) {
     const char * dash = std::strrchr(name, '-');
@@ -54,8 +59,8 @@ bool is_router_input(const char * name) {
 } // namespace
 
 Device::Device(Parameters given)
-    : parameters(std::move(given)), time(parameters.cpu), noise_f32_(noise_bytes + noise_spare),
-      noise_f16_(noise_bytes + noise_spare) {
+    : parameters(std::move(given)), host_name(parameters.name + "_Host"), time(parameters.cpu),
+      noise_f32_(noise_bytes + noise_spare), noise_f16_(noise_bytes + noise_spare) {
     for (size_t i = 0; i < noise_f32_.size() / sizeof(float); i++) { // evenly over -1 to 1: no NaN, no denormals
         const float value = static_cast<float>(static_cast<double>(mixed(parameters.seed + i) >> 11U) * 0x1p-52 - 1.0);
         std::memcpy(&noise_f32_[i * sizeof value], &value, sizeof value);
@@ -79,8 +84,7 @@ char * memory_of(const ggml_tensor * tensor, size_t offset, size_t size) {
     if (!is_on_device(tensor)) {
         stop("was given memory that is not its own", tensor);
     }
-    const auto * range  = static_cast<DeviceRange *>(buffer_of(tensor)->context);
-    char * const memory = range->behind(static_cast<char *>(tensor->data) + offset, size);
+    char * const memory = range_of(tensor).behind(static_cast<char *>(tensor->data) + offset, size);
     if (memory == nullptr) {
         stop("access beyond a buffer", tensor);
     }
@@ -96,7 +100,8 @@ void Device::upload(const StreamPtr & stream, ggml_tensor * tensor, const void *
     const Nanoseconds begin = now();
     char * const      to    = memory_of(tensor, offset, size);
     const bool        write = parameters.real_values || is_whole_number(tensor->type);
-    if (buffer_of(tensor)->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS) { // a model is loaded: nobody times that
+    // a model is loaded: nobody times that
+    if (buffer_of(tensor)->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS && range_of(tensor).born() == n_graphs_ever) {
         if (write) {
             std::memcpy(to, data, size);
         }
@@ -184,8 +189,9 @@ const void * Device::noise(ggml_type type) {
 //
 
 ggml_status Device::launch(const StreamPtr & stream, const ggml_cgraph * graph, ggml_backend_t cpu) {
-    const Nanoseconds begin = now();
-    if (parameters.lost_after >= 0 && n_graphs_ever++ >= parameters.lost_after) {
+    const Nanoseconds begin    = now();
+    const int64_t     n_before = n_graphs_ever++;
+    if (parameters.lost_after >= 0 && n_before >= parameters.lost_after) {
         oallama::log_error("the emulated device is lost, as its parameters say");
         return GGML_STATUS_FAILED;
     }

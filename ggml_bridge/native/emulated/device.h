@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "kernels.h"
@@ -18,9 +19,10 @@ class Device {
   public:
     explicit Device(Parameters parameters);
 
-    const Parameters parameters;
-    Timekeeper       time;
-    PinnedRanges     pinned;
+    const Parameters  parameters;
+    const std::string host_name; // of its pinned memory
+    Timekeeper        time;
+    PinnedRanges      pinned;
 
     std::atomic<int64_t> device_bytes{0}, n_streams{0}, n_events{0};
     std::atomic<int64_t> n_graphs{0}, bytes_in{0}, bytes_out{0};

@@ -1,16 +1,14 @@
-// Buffers, backend, device, registration, and the C interface: how ggml and Python see the emulated device.
+// Backend, device and registration: how ggml sees the emulated device.
 
 #include "ggml-emulated.h"
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <mutex>
 
 #include "../split/abi_check.h"
-#include "../split/error.h"
-#include "device.h"
+#include "the_device.h"
 
 using namespace emulated;
 using oallama::guarded;
@@ -18,190 +16,6 @@ using oallama::logged;
 using oallama::require;
 
 namespace {
-
-constexpr size_t  alignment   = 128; // ggml-cuda's
-constexpr int64_t row_padding = 512; // elements that ggml-cuda's matrix kernels may read beyond a row
-
-std::unique_ptr<Device> & the_emulated() {
-    static auto * device = new std::unique_ptr<Device>; // its thread may run when statics are destroyed
-    return *device;
-}
-
-Device & emulated_device() {
-    return *the_emulated();
-}
-
-// Runs what a callback without a result asks for. Where that fails, for want of host memory, graphs fail from then on.
-template <typename F> void attempt(F && f) noexcept {
-    if (logged(f) != OALLAMA_OK) {
-        emulated_device().failed = true;
-    }
-}
-
-//
-// buffer interface
-//
-
-void emulated_buffer_free_buffer(ggml_backend_buffer_t buffer) {
-    delete static_cast<DeviceRange *>(buffer->context);
-    emulated_device().device_bytes -= static_cast<int64_t>(buffer->size);
-}
-
-void * emulated_buffer_get_base(ggml_backend_buffer_t buffer) {
-    return static_cast<DeviceRange *>(buffer->context)->address();
-}
-
-void emulated_buffer_memset_tensor(ggml_backend_buffer_t /*buffer*/, ggml_tensor * tensor, uint8_t value, size_t offset,
-                                   size_t size) {
-    if (emulated_device().parameters.real_values) {
-        std::memset(memory_of(tensor, offset, size), value, size);
-    }
-}
-
-void emulated_buffer_set_tensor(ggml_backend_buffer_t /*buffer*/, ggml_tensor * tensor, const void * data,
-                                size_t offset, size_t size) {
-    Device & device = emulated_device();
-    attempt([&] { device.upload(device.time.new_stream(), tensor, data, offset, size, /*wait=*/true); });
-}
-
-void emulated_buffer_get_tensor(ggml_backend_buffer_t /*buffer*/, const ggml_tensor * tensor, void * data,
-                                size_t offset, size_t size) {
-    Device & device = emulated_device();
-    attempt([&] { device.download(device.time.new_stream(), tensor, data, offset, size, /*wait=*/true); });
-}
-
-bool emulated_buffer_cpy_tensor(ggml_backend_buffer_t /*buffer*/, const ggml_tensor * src, ggml_tensor * dst) {
-    if (!is_on_device(src)) {
-        return false;
-    }
-    attempt([&] {
-        Device &        device = emulated_device();
-        const StreamPtr stream = device.time.new_stream();
-        device.copy_within(stream, src, dst);
-        device.time.finish(*stream);
-    });
-    return true;
-}
-
-void emulated_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    if (emulated_device().parameters.real_values) {
-        const auto * range = static_cast<DeviceRange *>(buffer->context);
-        std::memset(range->behind(range->address(), range->size()), value, range->size());
-    }
-}
-
-const ggml_backend_buffer_i emulated_buffer_i = {
-    /* .free_buffer   = */ emulated_buffer_free_buffer,
-    /* .get_base      = */ emulated_buffer_get_base,
-    /* .init_tensor   = */ nullptr,
-    /* .memset_tensor = */ emulated_buffer_memset_tensor,
-    /* .set_tensor    = */ emulated_buffer_set_tensor,
-    /* .get_tensor    = */ emulated_buffer_get_tensor,
-    /* .set_tensor_2d = */ nullptr,
-    /* .get_tensor_2d = */ nullptr,
-    /* .cpy_tensor    = */ emulated_buffer_cpy_tensor,
-    /* .clear         = */ emulated_buffer_clear,
-    /* .reset         = */ nullptr,
-};
-
-//
-// buffer type interface
-//
-
-const char * emulated_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
-    return emulated_device().parameters.name.c_str();
-}
-
-ggml_backend_buffer_t emulated_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    Device &   device  = emulated_device();
-    const auto wanted  = static_cast<int64_t>(size);
-    const bool refused = device.refuses_allocation();
-    if (device.device_bytes.fetch_add(wanted) + wanted > device.parameters.memory_bytes || refused) {
-        device.device_bytes -= wanted;
-        return nullptr;
-    }
-    try {
-        return ggml_backend_buffer_init(buft, emulated_buffer_i, new DeviceRange(size), size);
-    } catch (const std::bad_alloc &) {
-        device.device_bytes -= wanted;
-        return nullptr;
-    }
-}
-
-size_t emulated_buft_get_alignment(ggml_backend_buffer_type_t /*buft*/) {
-    return alignment;
-}
-
-size_t emulated_buft_get_alloc_size(ggml_backend_buffer_type_t /*buft*/, const ggml_tensor * tensor) {
-    size_t        size = ggml_nbytes(tensor);
-    const int64_t rest = tensor->ne[0] % row_padding;
-    if (ggml_is_quantized(tensor->type) && rest != 0) {
-        size += ggml_row_size(tensor->type, row_padding - rest);
-    }
-    return size;
-}
-
-const char * emulated_host_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
-    static std::string name;
-    logged([] { name = emulated_device().parameters.name + "_Host"; });
-    return name.c_str();
-}
-
-void emulated_host_buffer_free_buffer(ggml_backend_buffer_t buffer) {
-    emulated_device().pinned.free(buffer->context);
-}
-
-void emulated_host_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
-    std::memset(buffer->context, value, buffer->size);
-}
-
-// As ggml's CPU buffers, in memory that the device knows.
-ggml_backend_buffer_t emulated_host_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    const oallama::BufferPtr plain(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), alignment));
-    if (!plain || emulated_device().refuses_allocation()) {
-        return nullptr;
-    }
-    try {
-        ggml_backend_buffer_i iface = plain->iface;
-        iface.free_buffer           = emulated_host_buffer_free_buffer;
-        iface.clear                 = emulated_host_buffer_clear;
-        return ggml_backend_buffer_init(buft, iface, emulated_device().pinned.allocate(size), size);
-    } catch (const std::bad_alloc &) {
-        return nullptr;
-    }
-}
-
-bool emulated_host_buft_is_host(ggml_backend_buffer_type_t /*buft*/) {
-    return true;
-}
-
-extern ggml_backend_device the_device;
-
-ggml_backend_buffer_type device_buft = {
-    {
-        /* .get_name       = */ emulated_buft_get_name,
-        /* .alloc_buffer   = */ emulated_buft_alloc_buffer,
-        /* .get_alignment  = */ emulated_buft_get_alignment,
-        /* .get_max_size   = */ nullptr,
-        /* .get_alloc_size = */ emulated_buft_get_alloc_size,
-        /* .is_host        = */ nullptr,
-    },
-    &the_device,
-    nullptr,
-};
-
-ggml_backend_buffer_type host_buft = {
-    {
-        /* .get_name       = */ emulated_host_buft_get_name,
-        /* .alloc_buffer   = */ emulated_host_buft_alloc_buffer,
-        /* .get_alignment  = */ emulated_buft_get_alignment,
-        /* .get_max_size   = */ nullptr,
-        /* .get_alloc_size = */ nullptr,
-        /* .is_host        = */ emulated_host_buft_is_host,
-    },
-    &the_device,
-    nullptr,
-};
 
 //
 // backend interface: one stream
@@ -480,19 +294,24 @@ ggml_backend_reg the_reg = {
     /* .context     = */ nullptr,
 };
 
-ggml_backend_device the_device = {emulated_device_i, &the_reg, nullptr};
-
 std::mutex registering;
 bool       registered = false;
 
-Device & known_device() {
-    if (the_emulated() == nullptr) {
-        throw oallama::Error(OALLAMA_INVALID, "there is no emulated device yet; call emulated_register first");
+void leave_registry() {
+    if (registered) {
+        ggml_backend_unload(&the_reg);
+        registered = false;
     }
-    return emulated_device();
 }
 
 } // namespace
+
+ggml_backend_device emulated::the_device = {emulated_device_i, &the_reg, nullptr};
+
+std::unique_ptr<Device> & emulated::the_emulated() {
+    static auto * device = new std::unique_ptr<Device>; // its thread may run when statics are destroyed
+    return *device;
+}
 
 //
 // C interface
@@ -517,7 +336,14 @@ int emulated_register(const char * text) {
                                  "the emulated device of this process is in use; close what uses it first");
         }
         the_emulated().reset(); // its thread gives up its core before another takes one
-        the_emulated() = std::make_unique<Device>(std::move(parameters));
+        let_others_on();
+        try {
+            the_emulated() = std::make_unique<Device>(std::move(parameters));
+        } catch (...) {
+            leave_registry(); // nothing is behind it any more
+            let_others_on();
+            throw;
+        }
         if (!registered) {
             ggml_backend_register(&the_reg);
             registered = true;
@@ -532,61 +358,9 @@ int emulated_unregister(void) {
             if (emulated_device().in_use()) {
                 throw oallama::Error(OALLAMA_UNSUPPORTED, "the emulated device of this process is in use");
             }
-            ggml_backend_unload(&the_reg);
-            registered = false;
+            leave_registry();
             emulated_device().time.rest();
-            if (emulated_device().parameters.cpu >= 0) {
-                let_others_on(emulated_device().parameters.cpu);
-            }
+            let_others_on();
         }
-    });
-}
-
-int emulated_get_stats(emulated_stats * stats) {
-    return guarded([&] {
-        require(stats != nullptr, "room for the result is needed");
-        const Device & device = known_device();
-        const Ends     ends   = device.time.ends();
-        *stats                = {};
-        stats->n_ends         = ends.n;
-        stats->late_median_s  = ends.median_s;
-        stats->late_p99_s     = ends.p99_s;
-        stats->late_max_s     = ends.max_s;
-        stats->late_s         = ends.late_s;
-        stats->n_overruns     = ends.n_overruns;
-        stats->n_shared       = ends.n_shared;
-        stats->busy_in_s      = ends.busy_s[engine_in];
-        stats->busy_out_s     = ends.busy_s[engine_out];
-        stats->busy_compute_s = ends.busy_s[engine_compute];
-        stats->bytes_in       = device.bytes_in;
-        stats->bytes_out      = device.bytes_out;
-        stats->n_graphs       = device.n_graphs;
-        stats->device_bytes   = device.device_bytes;
-        stats->pinned_bytes   = static_cast<int64_t>(device.pinned.n_bytes());
-        stats->n_allocations  = device.n_allocations;
-    });
-}
-
-int emulated_reset_stats(void) {
-    return guarded([] {
-        Device & device = known_device();
-        device.time.reset_ends();
-        device.bytes_in = device.bytes_out = device.n_graphs = 0;
-    });
-}
-
-int emulated_rest(void) {
-    return guarded([] { known_device().time.rest(); });
-}
-
-int emulated_mul_mat_seconds(int32_t type, int64_t k, int64_t n, int64_t e, int64_t n_expert_used, int64_t n_tokens,
-                             double * seconds) {
-    return guarded([&] {
-        require(seconds != nullptr, "room for the result is needed");
-        require(type >= 0 && type < GGML_TYPE_COUNT && k > 0 && n > 0 && e > 0 && n_tokens > 0 && n_expert_used >= 0 &&
-                    n_expert_used <= e,
-                "there is no such mul-mat");
-        *seconds =
-            mul_mat_seconds(known_device().parameters, static_cast<ggml_type>(type), k, n, e, n_expert_used, n_tokens);
     });
 }

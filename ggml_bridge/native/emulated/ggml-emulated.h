@@ -6,6 +6,7 @@
 // virtual time: when it was submitted, what is before it in its stream is done and its engine (copies in, copies out,
 // compute) is free; and an end: start + modelled time. The thread tells its end when the clock has come to it, so that
 // being late never adds up. Calls that take a driver some microseconds hold up the caller for as long.
+// Weights are loaded in no time: bytes for a buffer of weights that come before the first graph since its allocation.
 //
 // Values. `real`: graphs are computed with ggml's CPU kernels, copies are made; for tests, times mean nothing then.
 // `drawn`: nothing is computed; copies to the device are read as DMA reads them, and what the host reads back is drawn

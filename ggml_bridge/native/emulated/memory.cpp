@@ -61,7 +61,7 @@ void * map(size_t size, int protection) {
 
 } // namespace
 
-DeviceRange::DeviceRange(size_t size) : size_(std::max<size_t>(size, 1)) {
+DeviceRange::DeviceRange(size_t size, int64_t born) : size_(std::max<size_t>(size, 1)), born_(born) {
     watch_faults();
     address_ = map(size_, PROT_NONE);
     try {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <mutex>
 
@@ -15,7 +16,9 @@ namespace emulated {
 // is written.
 class DeviceRange {
   public:
-    explicit DeviceRange(size_t size); // throws std::bad_alloc
+    // born: graphs that the device had launched by then. Throws std::bad_alloc.
+    DeviceRange(size_t size, int64_t born);
+
     DeviceRange(const DeviceRange &)             = delete;
     DeviceRange & operator=(const DeviceRange &) = delete;
     ~DeviceRange();
@@ -23,13 +26,16 @@ class DeviceRange {
     void * address() const { return address_; }
     size_t size() const { return size_; }
 
+    int64_t born() const { return born_; }
+
     // Where the device finds size bytes at an address of this buffer; nullptr: they are not all in it.
     char * behind(const void * address, size_t size) const;
 
   private:
-    void * address_ = nullptr;
-    char * memory_  = nullptr;
-    size_t size_    = 0;
+    void *  address_ = nullptr;
+    char *  memory_  = nullptr;
+    size_t  size_    = 0;
+    int64_t born_    = 0;
 };
 
 // Pinned host memory by address.

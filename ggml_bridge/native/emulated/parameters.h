@@ -18,8 +18,6 @@ namespace emulated {
 struct Line {
     double a = 0.0;
     double b = 0.0;
-
-    double seconds(double n_bytes) const { return a + b * n_bytes; }
 };
 
 // A weight's mul-mat: op, type, [K, N, E], experts used (0: MUL_MAT).

@@ -40,7 +40,7 @@ template <typename Change> void change_affinities(int cpu, Change && change) {
     }
 }
 
-std::atomic<bool> others_are_off{false};
+std::atomic<int> left_by_others{-1}; // a core; -1: none
 
 } // namespace
 
@@ -102,11 +102,12 @@ void pin_this_thread(int cpu) {
 
 void keep_others_off(int cpu) {
     change_affinities(cpu, [cpu](cpu_set_t & set) { CPU_CLR(static_cast<size_t>(cpu), &set); });
-    others_are_off = true;
+    left_by_others = cpu;
 }
 
-void let_others_on(int cpu) {
-    if (others_are_off.exchange(false)) {
+void let_others_on() {
+    const int cpu = left_by_others.exchange(-1);
+    if (cpu >= 0) {
         change_affinities(cpu, [cpu](cpu_set_t & set) { CPU_SET(static_cast<size_t>(cpu), &set); });
     }
 }

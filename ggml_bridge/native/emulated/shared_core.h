@@ -35,6 +35,6 @@ void pin_this_thread(int cpu);
 void keep_others_off(int cpu);
 
 // What keep_others_off took from a thread that still runs, it has again.
-void let_others_on(int cpu);
+void let_others_on();
 
 } // namespace emulated

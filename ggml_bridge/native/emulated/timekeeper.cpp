@@ -215,9 +215,9 @@ void Timekeeper::wait_for_work() {
     resting_ = false;
 }
 
-bool Timekeeper::take_arrivals() {
+void Timekeeper::take_arrivals() {
     if (n_arrivals_.load() == 0) {
-        return false;
+        return;
     }
     std::vector<Arrival> arrivals;
     {
@@ -232,7 +232,6 @@ bool Timekeeper::take_arrivals() {
         }
         stream->queue_.push_back(std::move(item));
     }
-    return true;
 }
 
 bool Timekeeper::step() {
@@ -306,7 +305,7 @@ void Timekeeper::start_what_is_due(Nanoseconds at) {
     }
 }
 
-bool Timekeeper::work_on(Stream & stream, Nanoseconds at) {
+void Timekeeper::work_on(Stream & stream, Nanoseconds at) {
     Item &           item   = stream.queue_.front();
     Stream::Flight & flight = stream.flight_;
     note_late(flight.end, at);
@@ -319,7 +318,7 @@ bool Timekeeper::work_on(Stream & stream, Nanoseconds at) {
         const double share = static_cast<double>(flight.copied) / static_cast<double>(item.copy.size);
         const auto   due   = flight.start + static_cast<Nanoseconds>(share * static_cast<double>(item.duration));
         if (at < due) {
-            return false;
+            return;
         }
         const size_t size   = std::min(chunk_bytes, item.copy.size - flight.copied);
         const size_t at_src = item.copy.period > 0 ? flight.copied % item.copy.period : flight.copied;
@@ -332,12 +331,12 @@ bool Timekeeper::work_on(Stream & stream, Nanoseconds at) {
         flight.copied += size;
         at = now();
         if (flight.copied < item.copy.size) {
-            return false;
+            return;
         }
         note_overrun(at - flight.end);
     }
     if (at < flight.end) {
-        return false;
+        return;
     }
     note_late(flight.end, at);
     note_end(at - flight.end);
@@ -354,7 +353,6 @@ bool Timekeeper::work_on(Stream & stream, Nanoseconds at) {
     stream.flying_ = false;
     stream.queue_.pop_front();
     stream.n_done_++;
-    return true;
 }
 
 // Items that are late at the same time hold nobody up twice. `at` never goes back.

@@ -120,11 +120,11 @@ class Timekeeper {
     void run();
     void want_core(Nanoseconds at);
     void wait_for_work();
-    bool take_arrivals(); // whether there were any
-    bool step();          // whether there is anything to do
+    void take_arrivals();
+    bool step(); // whether there is anything to do
     void pass_markers(Stream & stream);
     void start_what_is_due(Nanoseconds at);
-    bool work_on(Stream & stream, Nanoseconds at); // one chunk, or the end; whether it ended
+    void work_on(Stream & stream, Nanoseconds at); // one chunk, or the end
     void note_late(Nanoseconds since, Nanoseconds at);
     void note_end(Nanoseconds late);
     void note_overrun(Nanoseconds overrun);

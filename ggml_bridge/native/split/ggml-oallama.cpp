@@ -1,4 +1,4 @@
-// Backend, devices, registration, and the C interface: how ggml and Python see the split backend.
+// Backend, devices and registration: how ggml sees the split backend.
 //
 // Two devices are registered. OALLAMA computes; its buffer type is plain host memory, so results lie where llama.cpp's
 // CPU backend reads them. OALLAMA_Split computes nothing: it only makes the split buffer type known by name, because
@@ -8,6 +8,7 @@
 #include "ggml-oallama.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -20,10 +21,6 @@
 #include "split_backend.h"
 
 using namespace oallama;
-
-struct oallama_plan {
-    std::shared_ptr<LoadedPlan> loaded;
-};
 
 namespace {
 
@@ -128,6 +125,9 @@ struct DeviceContext {
 
 ggml_backend_dev_t device_at(size_t index);
 
+// The device whose memory its results are in, while a plan is loaded that names it: devices come and go. NULL: none.
+ggml_backend_dev_t memory_in_use(ggml_backend_dev_t dev);
+
 bool computes(ggml_backend_dev_t dev) {
     return dev != device_at(device_split);
 }
@@ -140,16 +140,6 @@ std::shared_ptr<LoadedPlan> & default_plan() {
 
 const DeviceContext & context_of(ggml_backend_dev_t dev) {
     return *static_cast<DeviceContext *>(dev->context);
-}
-
-// Whether the device is one of ggml's still: those of tests come and go.
-bool is_known(ggml_backend_dev_t device) {
-    for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
-        if (ggml_backend_dev_get(i) == device) {
-            return true;
-        }
-    }
-    return false;
 }
 
 ggml_backend_dev_t memory_of(ggml_backend_dev_t dev) {
@@ -213,8 +203,8 @@ ggml_backend_buffer_type_t oallama_device_get_buffer_type(ggml_backend_dev_t dev
     if (!computes(dev)) {
         return default_plan()->buft();
     }
-    const bool resident = memory_of(dev) != nullptr && is_known(memory_of(dev));
-    return resident ? resident_buft(memory_of(dev)) : ggml_backend_cpu_buffer_type();
+    ggml_backend_dev_t memory = memory_in_use(dev);
+    return memory != nullptr ? resident_buft(memory) : ggml_backend_cpu_buffer_type();
 }
 
 bool oallama_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
@@ -227,8 +217,8 @@ bool oallama_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_ty
     if (is_split_buft(buft) || (computes(dev) && ggml_backend_buft_is_host(buft))) {
         return true;
     }
-    ggml_backend_dev_t memory = memory_of(dev);
-    return memory != nullptr && is_known(memory) && memory->iface.supports_buft(memory, buft);
+    ggml_backend_dev_t memory = memory_in_use(dev);
+    return memory != nullptr && memory->iface.supports_buft(memory, buft);
 }
 
 const ggml_backend_device_i oallama_device_i = {
@@ -321,16 +311,6 @@ void start(const char * plan_path) {
     }
 }
 
-const LoadedPlan & loaded_of(const oallama_plan * plan) {
-    require(plan != nullptr && plan->loaded != nullptr, "a plan is needed");
-    return *plan->loaded;
-}
-
-SplitWeight & slotted(const oallama_plan * plan, const char * tensor) {
-    require(tensor != nullptr, "the name of a tensor is needed");
-    return loaded_of(plan).weight(tensor);
-}
-
 } // namespace
 
 //
@@ -345,11 +325,15 @@ struct ResidentDevice {
     DeviceContext       context;
     ggml_backend_reg    reg;
     ggml_backend_device device;
-    int                 n_plans = 0; // in use
+    std::atomic<int>    n_plans{0}; // in use; read while others are loaded and freed
 };
 
 ResidentDevice & resident_of(ggml_backend_reg_t reg) {
     return *static_cast<ResidentDevice *>(reg->context);
+}
+
+ggml_backend_dev_t memory_in_use(ggml_backend_dev_t dev) {
+    return memory_of(dev) != nullptr && resident_of(dev->reg).n_plans > 0 ? memory_of(dev) : nullptr;
 }
 
 const ggml_backend_reg_i resident_reg_i = {
@@ -399,6 +383,12 @@ void oallama::remove_resident_device(ggml_backend_dev_t device) {
     }
 }
 
+ggml_backend_dev_t oallama::owner_of_plans() {
+    const std::lock_guard<std::mutex> lock(registering);
+    require(registered, "the backend is not registered yet; call oallama_register first");
+    return device_at(device_split);
+}
+
 //
 // C interface
 //
@@ -407,6 +397,7 @@ void * ggml_backend_init(void) {
     void *    reg    = nullptr;
     const int status = guarded([&] {
         const std::lock_guard<std::mutex> lock(registering);
+        require(!registered, "this process has registered the back end already; it is not added a second time");
         start(std::getenv("OALLAMA_PLAN"));
         if (const char * path = std::getenv("OALLAMA_USES"); path != nullptr) {
             default_plan()->keep_uses(path);
@@ -441,105 +432,5 @@ int oallama_register(void) {
         start(nullptr);
         ggml_backend_register(&the_reg);
         registered = true;
-    });
-}
-
-int oallama_granularity(int32_t type, int32_t axis, int64_t * elements) {
-    return guarded([&] {
-        require(elements != nullptr, "room for the result is needed");
-        require(type >= 0 && type < GGML_TYPE_COUNT && axis >= OALLAMA_ROWS && axis <= OALLAMA_HALVES,
-                "there is no such ggml type or axis");
-        *elements = granularity(static_cast<ggml_type>(type), static_cast<Axis>(axis));
-    });
-}
-
-int oallama_plan_new(const char * text, oallama_plan ** plan) {
-    return guarded([&] {
-        require(text != nullptr && plan != nullptr, "a plan text and room for the plan are needed");
-        require(registered, "the backend is not registered yet; call oallama_register first");
-        auto made    = std::make_unique<oallama_plan>();
-        made->loaded = LoadedPlan::make(parse_plan(text), device_at(device_split));
-        made->loaded->device(); // a missing one is an error now, not when a model is loaded
-        *plan = made.release();
-    });
-}
-
-void oallama_plan_free(oallama_plan * plan) {
-    delete plan;
-}
-
-int oallama_plan_buft(oallama_plan * plan, void ** buft) {
-    return guarded([&] {
-        require(plan != nullptr && buft != nullptr, "a plan and room for the result are needed");
-        *buft = plan->loaded->buft();
-    });
-}
-
-int oallama_plan_count(const oallama_plan * plan, int64_t * n_slices) {
-    return guarded([&] {
-        require(n_slices != nullptr, "room for the result is needed");
-        *n_slices = static_cast<int64_t>(loaded_of(plan).spec().slices.size());
-    });
-}
-
-int oallama_plan_slice(const oallama_plan * plan, int64_t index, oallama_slice * slice) {
-    return guarded([&] {
-        require(slice != nullptr, "room for the result is needed");
-        require(index >= 0 && index < static_cast<int64_t>(loaded_of(plan).spec().slices.size()),
-                "the plan has no slice of this number");
-        *slice = loaded_of(plan).placed(static_cast<size_t>(index));
-    });
-}
-
-int oallama_plan_move_cut(oallama_plan * plan, const char * name, int64_t cc) {
-    return guarded([&] {
-        require(plan != nullptr && name != nullptr, "a plan and a tensor's name are needed");
-        plan->loaded->move_cut(name, cc);
-    });
-}
-
-int oallama_slot_free(oallama_plan * plan, const char * tensor, int64_t slot) {
-    return guarded([&] { slotted(plan, tensor).free_slot(slot); });
-}
-
-int oallama_slot_write(oallama_plan * plan, const char * tensor, int64_t slot, const void * data, int64_t offset,
-                       int64_t size) {
-    return guarded([&] {
-        require(data != nullptr, "bytes of an expert are needed");
-        slotted(plan, tensor).write_slot(slot, data, offset, size);
-    });
-}
-
-int oallama_slot_fill(oallama_plan * plan, const char * tensor, int64_t slot, int64_t expert) {
-    return guarded([&] { slotted(plan, tensor).fill_slot(slot, expert); });
-}
-
-int oallama_plan_take_uses(oallama_plan * plan, const char * tensor, int32_t of, int64_t * uses, int64_t n_expert,
-                           int64_t * n_tokens) {
-    return guarded([&] {
-        require(uses != nullptr && n_tokens != nullptr, "room for the uses is needed");
-        require(of == OALLAMA_SINGLE || of == OALLAMA_SEVERAL, "there are batches of one token and of several");
-        *n_tokens = slotted(plan, tensor).take_uses(static_cast<oallama_batches>(of), uses, n_expert);
-    });
-}
-
-int oallama_plan_problems(const oallama_plan * plan, int32_t * usable, char * text, int64_t capacity) {
-    return guarded([&] {
-        require(usable != nullptr && text != nullptr && capacity > 0, "room for the results is needed");
-        bool        is_usable = true;
-        std::string lines;
-        for (const std::string & problem : loaded_of(plan).problems(&is_usable)) {
-            lines += (lines.empty() ? "" : "\n") + problem;
-        }
-        *usable = is_usable ? 1 : 0;
-        std::snprintf(text, static_cast<size_t>(capacity), "%s", lines.c_str());
-    });
-}
-
-int oallama_plan_take_times(oallama_plan * plan, oallama_block_times * times, int64_t capacity, int64_t * n) {
-    return guarded([&] {
-        require(plan != nullptr && times != nullptr && capacity >= 0 && n != nullptr,
-                "a plan and room for the times are needed");
-        *n = plan->loaded->times().take(times, capacity);
     });
 }

@@ -275,7 +275,8 @@ int oallama_trace_read(oallama_span * spans, int64_t capacity);
 
 // cdef end
 
-// What GGML_BACKEND_PATH calls: ggml_backend_reg_t, or NULL after one sentence on stderr.
+// What GGML_BACKEND_PATH calls: ggml_backend_reg_t, or NULL after one sentence on stderr, also where the back end is
+// registered already.
 void * ggml_backend_init(void);
 
 #ifdef __cplusplus

@@ -3,15 +3,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
-#include "split_join.h"
 #include "split_resident.h"
-#include "split_routed.h"
 #include "trace.h"
 
 namespace oallama {
 
 namespace {
+
+constexpr uint64_t not_prepared = UINT64_MAX;
 
 class Stopwatch {
   public:
@@ -39,17 +40,6 @@ bool has_feature(ggml_backend_reg_t reg, const char * name) {
     }
     for (ggml_backend_feature * feature = get_features(reg); feature->name != nullptr; feature++) {
         if (std::strcmp(feature->name, name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-// Whether there is anything to compute: where all rows are hits, there may not be.
-bool computes_on_host(const Program & program, const Phase & phase) {
-    for (int i = phase.host_begin; i < phase.host_end; i++) {
-        const ggml_tensor * node = ggml_graph_node(program.host_graph, i);
-        if (!is_view(node->op) && std::find(std::begin(node->ne), std::end(node->ne), 0) == std::end(node->ne)) {
             return true;
         }
     }
@@ -199,8 +189,15 @@ void SplitBackend::forget() {
 
 void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
                            ggml_backend_graph_optimize_params * params) {
+    if (computes_nothing(*graph)) {
+        return;
+    }
+    const bool failed       = std::exchange(preparing_, true) && prepared_ == not_prepared; // for a sub-graph before
+    prepared_               = not_prepared;                                                 // where this fails
     const Program & program = find(graph, memory);
-    prepared_               = n_cuts_moved();
+    if (!failed) {
+        prepared_ = n_cuts_moved();
+    }
     if (params == nullptr || params->add_alloc_dep == nullptr || program.device == nullptr) {
         return;
     }
@@ -259,6 +256,10 @@ void SplitBackend::device_computes() {
 //
 
 ggml_status SplitBackend::compute(ggml_cgraph * graph, ggml_backend_dev_t memory) {
+    if (computes_nothing(*graph)) {
+        return GGML_STATUS_SUCCESS;
+    }
+    preparing_ = false;
     Stopwatch total;
     stats().n_graphs++;
     for (int i = 0; i < graph->n_nodes; i++) {
@@ -310,10 +311,10 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
             took.launch_ns += watch.lap(stats().launch_ns);
             step.done(OALLAMA_LAUNCH);
         }
+        ggml_cgraph host   = graph_range(program.host_graph, phase.host_begin, phase.host_end);
         ggml_status status = GGML_STATUS_SUCCESS;
-        if (computes_on_host(program, phase)) {
-            ggml_cgraph range = graph_range(program.host_graph, phase.host_begin, phase.host_end);
-            status            = ggml_backend_graph_compute(cpu_.get(), &range);
+        if (!computes_nothing(host)) { // where all rows are hits, there may be nothing
+            status = ggml_backend_graph_compute(cpu_.get(), &host);
             took.host_ns += watch.lap(stats().host_ns);
             step.done(OALLAMA_HOST);
         }
@@ -366,7 +367,7 @@ void SplitBackend::launch(Program & program, Phase & phase, const ggml_cgraph * 
         stats().bytes_out.fetch_add(fetch_inputs(phase, graph, device), std::memory_order_relaxed);
     }
     last_ = nullptr;
-    route(phase, graph);
+    route(phase, graph, batches_);
     const int64_t sent =
         send(phase, graph) + send_routed(phase, graph); // before weights are asked for, which it would wait for
     // also where there is nothing to send: else it would never be known until when the link is free
@@ -409,55 +410,6 @@ void SplitBackend::lift(Program & program, Phase & phase) {
     }
 }
 
-// Bytes sent to the device. From pinned memory, so that the call does not wait: what lies elsewhere is moved there
-// first, piece by piece, while the piece before is on its way.
-int64_t SplitBackend::send(const Phase & phase, const ggml_cgraph * graph) {
-    constexpr int64_t piece = int64_t{1} << 20;
-
-    // a graph that was prepared for other cuts may give the memory of what is sent to something else too early
-    const bool lasts = prepared_ == n_cuts_moved();
-    int64_t    sent  = 0;
-    for (const Upload & upload : phase.uploads) {
-        const ggml_tensor * source = upload.origin.of(graph);
-        const size_t        bytes  = ggml_nbytes(upload.tensor);
-        sent += static_cast<int64_t>(bytes);
-        if (upload.packed && lasts && (!partner_->pinned() || partner_->is_pinned(source))) {
-            const char * data = host_data(source) + static_cast<size_t>(upload.first_row) * source->nb[1];
-            ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, data, 0, bytes);
-            continue;
-        }
-        char *        staged   = partner_->staging() + upload.staging;
-        const size_t  row      = upload.tensor->nb[1];
-        const int64_t all_rows = n_rows(upload.tensor);
-        const int64_t at_once  = std::max<int64_t>(1, piece / static_cast<int64_t>(row));
-        for (int64_t first = 0; first < all_rows; first += at_once) {
-            const int64_t count = std::min(at_once, all_rows - first);
-            const size_t  begin = static_cast<size_t>(first) * row;
-            gather(source, upload.begin, upload.count, {upload.first_row + first, count}, staged + begin);
-            ggml_backend_tensor_set_async(partner_->backend(), upload.tensor, staged + begin, begin,
-                                          static_cast<size_t>(count) * row);
-        }
-    }
-    stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
-    return sent;
-}
-
-// Which slots and which routing weights the device computes with.
-int64_t SplitBackend::send_routed(const Phase & phase, const ggml_cgraph * graph) {
-    int64_t sent = 0;
-    for (const Routed & routed : phase.routings) {
-        for (const SentRows & rows : routed.sent) {
-            char *       staged = partner_->staging() + rows.staging;
-            const size_t bytes  = ggml_nbytes(rows.tensor);
-            pack(routed, rows, graph, staged);
-            ggml_backend_tensor_set_async(partner_->backend(), rows.tensor, staged, 0, bytes);
-            sent += static_cast<int64_t>(bytes);
-        }
-    }
-    stats().bytes_in.fetch_add(sent, std::memory_order_relaxed);
-    return sent;
-}
-
 // Nodes [begin, end) of the device graph.
 void SplitBackend::start(Program & program, int begin, int end) {
     if (begin == end) {
@@ -469,49 +421,6 @@ void SplitBackend::start(Program & program, int begin, int end) {
         ggml_backend_synchronize(partner_->backend());
         throw Error(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(partner_->device()) +
                                         " could not compute its side (ggml status " + std::to_string(status) + ")");
-    }
-}
-
-// A slot with the phase's CG, or with the experts of it that are used.
-size_t SplitBackend::acquire(const Phase & phase, const ggml_cgraph * graph) {
-    if (!phase.routed) {
-        return partner_->stream().acquire(*phase.block, nullptr);
-    }
-    const ggml_tensor * ids = phase.host_ids == nullptr ? phase.ids.of(graph) : phase.host_ids;
-    experts_.resize(static_cast<size_t>(ids->ne[0] * ids->ne[1]));
-    gather(ids, 0, ids->ne[0], {0, n_rows(ids)}, reinterpret_cast<char *>(experts_.data()));
-    return partner_->stream().acquire(*phase.block, &experts_);
-}
-
-// Bytes that come back, queued behind the computation. Through pinned memory where the device has some, so that the
-// call does not wait.
-int64_t SplitBackend::fetch(const Phase & phase, const ggml_cgraph * graph) {
-    int64_t fetched = 0;
-    for (const Download & download : phase.downloads) {
-        const ggml_tensor * node  = graph->nodes[download.node];
-        const size_t        bytes = download_bytes(download);
-        const bool          place = download.direct && !partner_->pinned();
-        char *              to    = place ? place_of(download, node) : partner_->staging() + download.staging;
-        ggml_backend_tensor_get_async(partner_->backend(), download.tensor, to, 0, bytes);
-        fetched += static_cast<int64_t>(bytes);
-    }
-    stats().bytes_out.fetch_add(fetched, std::memory_order_relaxed);
-    return fetched;
-}
-
-void SplitBackend::join(const Phase & phase, const ggml_cgraph * graph) {
-    for (const Download & download : phase.downloads) {
-        const ggml_tensor * node = graph->nodes[download.node];
-        const char *        from = partner_->staging() + download.staging;
-        if (download.direct && !partner_->pinned()) {
-            continue;
-        }
-        if (download.join == Download::Join::rows || download.join == Download::Join::sum) {
-            join_routed(phase.routings[static_cast<size_t>(download.routed)], download,
-                        download.to == nullptr ? node : download.to, from);
-        } else {
-            oallama::join(download, node, from);
-        }
     }
 }
 

@@ -4,6 +4,7 @@
 
 #include "partner.h"
 #include "program_cache.h"
+#include "split_routed.h"
 
 namespace oallama {
 
@@ -69,7 +70,8 @@ class SplitBackend {
     BufferPtr                host_; // for what the host makes for itself
     std::unique_ptr<Partner> partner_;
     ProgramCache             programs_;
-    uint64_t                 prepared_ = 0; // n_cuts_moved() when llama.cpp's graph was prepared
+    uint64_t                 prepared_  = 0;     // n_cuts_moved() when all of llama.cpp's graph was prepared
+    bool                     preparing_ = false; // since the last one was computed
     Signature                scratch_;
     Turns                    turns_;              // of small copies to the device
     Phase *                  last_     = nullptr; // that ended, until the next one is launched
@@ -77,6 +79,7 @@ class SplitBackend {
     int64_t                  n_tokens_ = 0;       // of the program that runs, or ran last
     int64_t                  streamed_ = 0;       // of the last one that streamed
     std::vector<int32_t>     experts_;
+    std::vector<RoutedBatch> batches_; // of the phase at hand
 };
 
 } // namespace oallama

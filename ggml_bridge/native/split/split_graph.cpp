@@ -271,6 +271,12 @@ int find_sum(const ggml_cgraph * graph, int weighting) {
     return static_cast<int>(last);
 }
 
+bool computes_nothing(const ggml_cgraph & graph) {
+    return std::all_of(graph.nodes, graph.nodes + graph.n_nodes, [](const ggml_tensor * node) {
+        return is_view(node->op) || std::find(std::begin(node->ne), std::end(node->ne), 0) != std::end(node->ne);
+    });
+}
+
 ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end) {
     ggml_cgraph range = *graph;
     range.nodes       = graph->nodes + begin;

@@ -48,6 +48,10 @@ bool is_read_once(const ggml_cgraph * graph, int i);
 // between are steps of it.
 int find_sum(const ggml_cgraph * graph, int weighting);
 
+// Whether its nodes are views or have no elements: so is all of a block behind the attention of a micro-batch of which
+// no token is an output.
+bool computes_nothing(const ggml_cgraph & graph);
+
 // Nodes [begin, end) as a graph.
 ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end);
 

@@ -58,7 +58,7 @@ void add(const Download & download, const ggml_tensor * node, const char * from)
 
 const char * host_data(const ggml_tensor * tensor) {
     const SplitWeight * weight = weight_of(tensor);
-    return static_cast<const char *>(weight == nullptr ? tensor->data : weight->part(side_host).tensor->data);
+    return static_cast<const char *>(weight == nullptr ? tensor->data : weight->whole_on_host().tensor->data);
 }
 
 int64_t n_rows(const ggml_tensor * tensor) {

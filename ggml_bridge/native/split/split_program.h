@@ -7,7 +7,6 @@
 #pragma once
 
 #include "split_graph.h"
-#include "split_routing.h"
 #include "stream.h"
 
 namespace oallama {
@@ -135,11 +134,6 @@ struct Routed {
     std::vector<Sized>               sized;
     std::vector<GatheredRows>        gathered;
     std::vector<SentRows>            sent;
-
-    // of the batch at hand
-    std::vector<int32_t> chosen;
-    std::vector<float>   routing_weights;
-    Routing              routing;
 };
 
 // A part of a weight, CG or CG', on the device, in whatever slot it is copied to.

@@ -155,47 +155,51 @@ ggml_tensor * RoutedBuilder::device_sum(Routed & routed, ggml_tensor * rows) {
 // running
 //
 
-void route(Phase & phase, const ggml_cgraph * graph) {
-    for (Routed & routed : phase.routings) {
-        const SplitWeight & first = *routed.weights.front();
+void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches) {
+    batches.resize(std::max(batches.size(), phase.routings.size()));
+    for (size_t i = 0; i < phase.routings.size(); i++) {
+        const Routed &      routed = phase.routings[i];
+        RoutedBatch &       batch  = batches[i];
+        const SplitWeight & first  = *routed.weights.front();
         for (const SplitWeight * weight : routed.weights) {
             if (weight->slot_of() != first.slot_of()) {
                 throw Error(OALLAMA_FAILED, weight->slice().name + " has come to other hot experts than " +
                                                 first.slice().name + "; those of a block change together");
             }
         }
-        read_all(routed.host_chosen == nullptr ? routed.ids.of(graph) : routed.host_chosen, routed.chosen);
+        read_all(routed.host_chosen == nullptr ? routed.ids.of(graph) : routed.host_chosen, batch.chosen);
         if (routed.weighted) {
             read_all(routed.host_weighting == nullptr ? routed.weighting.of(graph) : routed.host_weighting,
-                     routed.routing_weights);
+                     batch.weights);
         }
-        route(routed.chosen, routed.n_used, first.slot_of(), first.n_slots(), routed.routing);
+        route(batch.chosen, routed.n_used, first.slot_of(), first.n_slots(), batch.routing);
         for (const SplitWeight * weight : routed.weights) {
-            weight->count(routed.chosen, routed.routing.n_tokens);
+            weight->count(batch.chosen, batch.routing.n_tokens);
         }
-        const int64_t n_misses = routed.routing.n_misses();
+        const int64_t n_misses = batch.routing.n_misses();
         for (const Sized & sized : routed.sized) {
             resize(sized, n_misses);
         }
-        std::copy(routed.routing.host_ids.begin(), routed.routing.host_ids.end(),
+        std::copy(batch.routing.host_ids.begin(), batch.routing.host_ids.end(),
                   static_cast<int32_t *>(routed.host_ids->data));
         for (const GatheredRows & gathered : routed.gathered) {
             auto * index = static_cast<int32_t *>(gathered.index->data);
-            for (const int32_t row : routed.routing.host_rows) {
+            for (const int32_t row : batch.routing.host_rows) {
                 *index++ = gathered.by_rank ? row : row / static_cast<int32_t>(routed.n_used);
             }
         }
     }
 }
 
-void pack(const Routed & routed, const SentRows & sent, const ggml_cgraph * graph, char * out) {
-    const Routing & routing = routed.routing;
+void pack(const Routed & routed, const RoutedBatch & batch, const SentRows & sent, const ggml_cgraph * graph,
+          char * out) {
+    const Routing & routing = batch.routing;
     switch (sent.what) {
         case SentRows::What::ids:
             std::memcpy(out, routing.slots.data(), routing.slots.size() * sizeof(int32_t));
             return;
         case SentRows::What::weights:
-            device_weights(routing, routed.routing_weights.data(), reinterpret_cast<float *>(out));
+            device_weights(routing, batch.weights.data(), reinterpret_cast<float *>(out));
             return;
         case SentRows::What::biases: pack_biases(routed, sent.origin.of(graph), out); return;
         case SentRows::What::rows: break;
@@ -213,12 +217,12 @@ void pack(const Routed & routed, const SentRows & sent, const ggml_cgraph * grap
     }
 }
 
-void join_routed(const Routed & routed, const Download & download, const ggml_tensor * node, const char * from) {
+void join_routed(const RoutedBatch & batch, const Download & download, const ggml_tensor * node, const char * from) {
     if (download.join == Download::Join::rows) {
-        join_rows(routed.routing, from, node);
+        join_rows(batch.routing, from, node);
         return;
     }
-    join_sum(routed.routing, routed.routing_weights.data(), static_cast<const float *>(download.host_rows->data),
+    join_sum(batch.routing, batch.weights.data(), static_cast<const float *>(download.host_rows->data),
              reinterpret_cast<const float *>(from), download.summed, node);
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "split_program.h"
+#include "split_routing.h"
 
 namespace oallama {
 
@@ -58,14 +59,23 @@ class RoutedBuilder {
     std::vector<Routed> routed_;
 };
 
-// Reads the ids of the batch at hand, and gives the host's tensors their sizes and the rows that are misses. Throws
-// OALLAMA_FAILED for an expert that does not exist, or where mul-mats of one block have come to other hot experts.
-void route(Phase & phase, const ggml_cgraph * graph);
+// One of a phase's routings for the batch at hand. Not kept with programs: of large batches not many would fit.
+struct RoutedBatch {
+    std::vector<int32_t> chosen; // experts, [n_used, n_tokens]
+    std::vector<float>   weights;
+    Routing              routing;
+};
+
+// Reads the ids of the batch at hand, a batch for each of the phase's routings, and gives the host's tensors their
+// sizes and the rows that are misses. Throws OALLAMA_FAILED for an expert that does not exist, or where mul-mats of one
+// block have come to other hot experts.
+void route(Phase & phase, const ggml_cgraph * graph, std::vector<RoutedBatch> & batches);
 
 // What a phase's device side is sent of a routing, packed.
-void pack(const Routed & routed, const SentRows & sent, const ggml_cgraph * graph, char * out);
+void pack(const Routed & routed, const RoutedBatch & batch, const SentRows & sent, const ggml_cgraph * graph,
+          char * out);
 
 // Makes a node whole, as split_join does of others. from: what the device computed.
-void join_routed(const Routed & routed, const Download & download, const ggml_tensor * node, const char * from);
+void join_routed(const RoutedBatch & batch, const Download & download, const ggml_tensor * node, const char * from);
 
 } // namespace oallama

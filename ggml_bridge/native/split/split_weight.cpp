@@ -123,6 +123,14 @@ int64_t SplitWeight::part_bytes(Side side) const {
     return row_size(slice_.type, ne[0]) * ne[1] * ne[2];
 }
 
+const Part & SplitWeight::whole_on_host() const {
+    const Part & part = parts_[side_host];
+    if (slice_.cg > 0 || slice_.gg > 0 || !part.pieces) {
+        throw Error(OALLAMA_UNSUPPORTED, slice_.name + " is read by something that is no mul-mat");
+    }
+    return part;
+}
+
 SplitWeight::Segment SplitWeight::segment(int64_t offset, int64_t size) const {
     const int64_t row     = offset / row_bytes_; // over all rows of all matrices
     const int64_t col     = offset % row_bytes_; // bytes into the row

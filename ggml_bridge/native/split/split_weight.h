@@ -44,6 +44,9 @@ class SplitWeight {
 
     Part & part(Side side) { return parts_[side]; }
 
+    // All of it in plain host memory, for what is no mul-mat. Throws OALLAMA_UNSUPPORTED where it is not there.
+    const Part & whole_on_host() const;
+
     // The cuts of it that are kept: itself first, each of the others with the same GG.
     size_t n_cuts() const { return 1 + others_.size(); }
 

@@ -1,0 +1,177 @@
+// Buffers in the device's memory and in pinned host memory, as ggml sees them.
+
+#include <cstring>
+
+#include "the_device.h"
+
+namespace emulated {
+
+namespace {
+
+constexpr size_t  alignment   = 128; // ggml-cuda's
+constexpr int64_t row_padding = 512; // elements that ggml-cuda's matrix kernels may read beyond a row
+
+//
+// buffer interface
+//
+
+void emulated_buffer_free_buffer(ggml_backend_buffer_t buffer) {
+    delete static_cast<DeviceRange *>(buffer->context);
+    emulated_device().device_bytes -= static_cast<int64_t>(buffer->size);
+}
+
+void * emulated_buffer_get_base(ggml_backend_buffer_t buffer) {
+    return static_cast<DeviceRange *>(buffer->context)->address();
+}
+
+void emulated_buffer_memset_tensor(ggml_backend_buffer_t /*buffer*/, ggml_tensor * tensor, uint8_t value, size_t offset,
+                                   size_t size) {
+    if (emulated_device().parameters.real_values) {
+        std::memset(memory_of(tensor, offset, size), value, size);
+    }
+}
+
+void emulated_buffer_set_tensor(ggml_backend_buffer_t /*buffer*/, ggml_tensor * tensor, const void * data,
+                                size_t offset, size_t size) {
+    Device & device = emulated_device();
+    attempt([&] { device.upload(device.time.new_stream(), tensor, data, offset, size, /*wait=*/true); });
+}
+
+void emulated_buffer_get_tensor(ggml_backend_buffer_t /*buffer*/, const ggml_tensor * tensor, void * data,
+                                size_t offset, size_t size) {
+    Device & device = emulated_device();
+    attempt([&] { device.download(device.time.new_stream(), tensor, data, offset, size, /*wait=*/true); });
+}
+
+bool emulated_buffer_cpy_tensor(ggml_backend_buffer_t /*buffer*/, const ggml_tensor * src, ggml_tensor * dst) {
+    if (!is_on_device(src)) {
+        return false;
+    }
+    attempt([&] {
+        Device &        device = emulated_device();
+        const StreamPtr stream = device.time.new_stream();
+        device.copy_within(stream, src, dst);
+        device.time.finish(*stream);
+    });
+    return true;
+}
+
+void emulated_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    if (emulated_device().parameters.real_values) {
+        const auto * range = static_cast<DeviceRange *>(buffer->context);
+        std::memset(range->behind(range->address(), range->size()), value, range->size());
+    }
+}
+
+const ggml_backend_buffer_i emulated_buffer_i = {
+    /* .free_buffer   = */ emulated_buffer_free_buffer,
+    /* .get_base      = */ emulated_buffer_get_base,
+    /* .init_tensor   = */ nullptr,
+    /* .memset_tensor = */ emulated_buffer_memset_tensor,
+    /* .set_tensor    = */ emulated_buffer_set_tensor,
+    /* .get_tensor    = */ emulated_buffer_get_tensor,
+    /* .set_tensor_2d = */ nullptr,
+    /* .get_tensor_2d = */ nullptr,
+    /* .cpy_tensor    = */ emulated_buffer_cpy_tensor,
+    /* .clear         = */ emulated_buffer_clear,
+    /* .reset         = */ nullptr,
+};
+
+//
+// buffer type interface
+//
+
+const char * emulated_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
+    return emulated_device().parameters.name.c_str();
+}
+
+ggml_backend_buffer_t emulated_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    Device &   device  = emulated_device();
+    const auto wanted  = static_cast<int64_t>(size);
+    const bool refused = device.refuses_allocation();
+    if (device.device_bytes.fetch_add(wanted) + wanted > device.parameters.memory_bytes || refused) {
+        device.device_bytes -= wanted;
+        return nullptr;
+    }
+    try {
+        return ggml_backend_buffer_init(buft, emulated_buffer_i, new DeviceRange(size, device.n_graphs_ever), size);
+    } catch (const std::bad_alloc &) {
+        device.device_bytes -= wanted;
+        return nullptr;
+    }
+}
+
+size_t emulated_buft_get_alignment(ggml_backend_buffer_type_t /*buft*/) {
+    return alignment;
+}
+
+size_t emulated_buft_get_alloc_size(ggml_backend_buffer_type_t /*buft*/, const ggml_tensor * tensor) {
+    size_t        size = ggml_nbytes(tensor);
+    const int64_t rest = tensor->ne[0] % row_padding;
+    if (ggml_is_quantized(tensor->type) && rest != 0) {
+        size += ggml_row_size(tensor->type, row_padding - rest);
+    }
+    return size;
+}
+
+const char * emulated_host_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
+    return emulated_device().host_name.c_str();
+}
+
+void emulated_host_buffer_free_buffer(ggml_backend_buffer_t buffer) {
+    emulated_device().pinned.free(buffer->context);
+}
+
+void emulated_host_buffer_clear(ggml_backend_buffer_t buffer, uint8_t value) {
+    std::memset(buffer->context, value, buffer->size);
+}
+
+// As ggml's CPU buffers, in memory that the device knows.
+ggml_backend_buffer_t emulated_host_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
+    const oallama::BufferPtr plain(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), alignment));
+    if (!plain || emulated_device().refuses_allocation()) {
+        return nullptr;
+    }
+    try {
+        ggml_backend_buffer_i iface = plain->iface;
+        iface.free_buffer           = emulated_host_buffer_free_buffer;
+        iface.clear                 = emulated_host_buffer_clear;
+        return ggml_backend_buffer_init(buft, iface, emulated_device().pinned.allocate(size), size);
+    } catch (const std::bad_alloc &) {
+        return nullptr;
+    }
+}
+
+bool emulated_host_buft_is_host(ggml_backend_buffer_type_t /*buft*/) {
+    return true;
+}
+
+} // namespace
+
+ggml_backend_buffer_type device_buft = {
+    {
+        /* .get_name       = */ emulated_buft_get_name,
+        /* .alloc_buffer   = */ emulated_buft_alloc_buffer,
+        /* .get_alignment  = */ emulated_buft_get_alignment,
+        /* .get_max_size   = */ nullptr,
+        /* .get_alloc_size = */ emulated_buft_get_alloc_size,
+        /* .is_host        = */ nullptr,
+    },
+    &the_device,
+    nullptr,
+};
+
+ggml_backend_buffer_type host_buft = {
+    {
+        /* .get_name       = */ emulated_host_buft_get_name,
+        /* .alloc_buffer   = */ emulated_host_buft_alloc_buffer,
+        /* .get_alignment  = */ emulated_buft_get_alignment,
+        /* .get_max_size   = */ nullptr,
+        /* .get_alloc_size = */ nullptr,
+        /* .is_host        = */ emulated_host_buft_is_host,
+    },
+    &the_device,
+    nullptr,
+};
+
+} // namespace emulated

@@ -1,0 +1,98 @@
+// A plan in use: what loading made of it, and its buffer type.
+
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "block_times.h"
+#include "split_weight.h"
+
+namespace oallama {
+
+// A plan in use: its buffer type, and what loading made of it. Buffers share it, so it outlives its oallama_plan.
+class LoadedPlan : public std::enable_shared_from_this<LoadedPlan> {
+  public:
+    // owner: the inert device that the buffer type belongs to.
+    static std::shared_ptr<LoadedPlan> make(PlanSpec spec, ggml_backend_dev_t owner);
+
+    ~LoadedPlan();
+
+    LoadedPlan(const LoadedPlan &)             = delete;
+    LoadedPlan & operator=(const LoadedPlan &) = delete;
+
+    const PlanSpec & spec() const { return spec_; }
+
+    ggml_backend_buffer_type_t buft() { return &buft_; }
+
+    // The device that holds GG; NULL without any. Looked up when it is first needed: stock programs load their plugins
+    // before they connect to RPC servers. Throws OALLAMA_INVALID where it is missing.
+    ggml_backend_dev_t device() const;
+
+    // The device whose memory has what a mul-mat by this weight reads and gives; NULL: it is in host memory. Throws as
+    // device().
+    ggml_backend_dev_t memory_of(const SliceSpec & slice) const;
+
+    // What the plan says of a tensor; a tensor it does not name is kept whole on the host.
+    SliceSpec slice_of(const ggml_tensor * tensor) const; // throws OALLAMA_INVALID for another type or shape
+
+    // How a buffer reports what it did. A load is a buffer's life; when one begins, the problems of loads that have
+    // ended are forgotten.
+    uint64_t begin_load();
+    void     end_load(uint64_t load);
+    void     report(SplitWeight & weight, bool loaded); // with the cut as loaded, and loaded = false when freed
+    void     problem(uint64_t load, const std::string & sentence, bool usable); // once
+
+    // When weights with hot experts are freed, the uses of these are added to this file.
+    void keep_uses(const std::string & path) { uses_path_ = path; }
+
+    // A weight of the model that was loaded last. Throws OALLAMA_INVALID where none is.
+    SplitWeight & weight(const std::string & name) const;
+
+    BlockTimes & times() { return times_; }
+
+    // Lets CC of a weight end elsewhere, in every model of the plan. Throws OALLAMA_INVALID, OALLAMA_UNSUPPORTED.
+    void move_cut(const std::string & name, int64_t cc);
+
+    oallama_slice            placed(size_t index) const;
+    std::vector<std::string> problems(bool * usable) const;
+
+  private:
+    struct Problem {
+        uint64_t    load;
+        std::string sentence;
+        bool        usable;
+    };
+
+    LoadedPlan(PlanSpec spec, ggml_backend_dev_t owner);
+
+    PlanSpec                   spec_;
+    BlockTimes                 times_;
+    std::string                uses_path_;
+    ggml_backend_buffer_type   buft_;
+    mutable std::mutex         mutex_;
+    mutable ggml_backend_dev_t device_   = nullptr;
+    mutable ggml_backend_dev_t resident_ = nullptr; // the device where blocks can live there
+    std::vector<oallama_slice> placed_;
+
+    std::vector<std::vector<SplitWeight *>> held_; // of each slice, the weights that are loaded
+    std::vector<Problem>                    problems_;
+    std::set<uint64_t>                      loads_; // that have not ended
+    uint64_t                                n_loads_ = 0;
+};
+
+// The inert device that the buffer types of plans belong to (ggml-oallama.cpp). Throws OALLAMA_INVALID before the back
+// end is registered.
+ggml_backend_dev_t owner_of_plans();
+
+// Makes a device of ours known to ggml whose results are in this device's memory (ggml-oallama.cpp), until it has been
+// removed as often; false where there can be none.
+bool add_resident_device(ggml_backend_dev_t device);
+void remove_resident_device(ggml_backend_dev_t device);
+
+// How often a cut was moved, of any plan: since then graphs are computed otherwise than they were prepared for.
+uint64_t n_cuts_moved();
+
+} // namespace oallama
