@@ -35,6 +35,12 @@ _PATIENCE_S = 2.0  # between asking a child to end and killing it
 
 _PR_SET_PDEATHSIG = 1
 
+_WITHOUT_FOLDER = (
+    "import sys; sys.path[:1] == [''] and sys.path.pop(0); del sys.argv[:2]; import runpy; "
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+)
+_SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ("-c", _WITHOUT_FOLDER)
+
 
 class ChildError(BridgeError):
     """The child reported an error of a type that is not one of ours; `type_name` is the name of that type."""
@@ -47,6 +53,12 @@ class ChildError(BridgeError):
 #
 # the parent's side
 #
+
+
+def python_module(module: str) -> list[str]:
+    """The command line of `python -m module`, with nothing imported from the working directory: that is the user's, and
+    may hold a json.py of anybody's."""
+    return [sys.executable, *_SAFE_PATH, "-m", module]
 
 
 def run_in_child(
@@ -92,7 +104,7 @@ class Child:
         }
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module],
+                python_module(module),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

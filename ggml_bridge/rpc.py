@@ -16,10 +16,10 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ggml_bridge.child import python_module
 from ggml_bridge.errors import BridgeError, ChildDied, signal_name
 
 PROTOCOL_MAJOR = 7
@@ -81,7 +81,7 @@ class RpcServer:
         Raises BridgeError or ChildDied when it does not come up.
         """
         read_fd, write_fd = os.pipe()
-        command = [sys.executable, "-m", "ggml_bridge.rpc_server", "--host", host, "--threads", str(threads)]
+        command = [*python_module("ggml_bridge.rpc_server"), "--host", host, "--threads", str(threads)]
         command += ["--parent-pid", str(os.getpid()), "--ready-fd", str(write_fd)]
         if cpus is not None:
             command += ["--cpus", ",".join(map(str, cpus))]

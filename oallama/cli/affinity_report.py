@@ -15,7 +15,7 @@ from oallama.cli.options import (
     output_option,
     profile_option,
 )
-from oallama.cli.output import deliver, json_text, show
+from oallama.cli.output import deliver, emit, json_text, show
 from oallama.cli.policy import PolicyOptions, affinity_option, fill_option, note_unused
 from oallama.place.decide import FIT, POLICIES
 
@@ -52,7 +52,7 @@ FORMATS = ("table", "json", "csv", "md", "html")
     type=click.Choice(FORMATS),
     help="Form of the report.  [default: what the suffix of -o says, else table]",
 )
-@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, whatever -o writes.")
 @click.option("--all", "every_row", is_flag=True, help="One line per operator, however many there are (table, md).")
 @output_option("the report")
 def command(
@@ -79,14 +79,18 @@ def command(
         raise click.UsageError(f"--json and --format {form} exclude each other", click.get_current_context())
     from oallama.placer import Placer
 
-    chosen = "json" if as_json else form or format_of(output)
+    chosen = form or format_of(output)
+    if as_json and chosen == "table":
+        chosen = "json"
+    asked = None if policy is None else PolicyOptions(policy, None, affinity, fill)
     placer = Placer.of_file(model, options, profile)
-    note_unused(placer)
-    if policy is None:
+    note_unused(placer, asked)
+    if asked is None:
         report = placer.report(phase, n_prompt, n_gen, affinity, fill)
     else:
-        asked = PolicyOptions(policy, None, affinity, fill)
         report = placer.report_of(asked.plan(placer, placer.workload(n_prompt, n_gen)), phase)
+    if as_json and output is not None:
+        emit(render(report, "json", every_row))
     if chosen == "table" and output is None:
         from oallama.report.affinity import report_tables
 

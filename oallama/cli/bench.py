@@ -15,6 +15,7 @@ from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
     chart_option,
+    check_gate,
     count,
     gate_option,
     gathered,
@@ -23,8 +24,9 @@ from oallama.cli.options import (
     profile_option,
     refresh_gate_option,
 )
-from oallama.cli.output import emit, talk, write_chart, write_file
+from oallama.cli.output import check_result, emit, talk, write_chart, write_file
 from oallama.cli.policy import affinity_option, fill_option, note_unused
+from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.device.spec import parse_cpus
 
@@ -106,7 +108,7 @@ def parse_output(text: str) -> tuple[str, str | None]:
 )  # fmt: skip
 @chart_option
 @click.option("-oe", "--output-err", type=click.Choice(FORMATS), metavar="FORMAT", help="The same on stderr as well.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: -o json.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document, whatever -o writes.")
 @gathered(*PLACEMENT, *CONTEXT)
 @affinity_option
 @fill_option
@@ -162,7 +164,12 @@ def command(
     from oallama.gate.run import gated_arm
     from oallama.placer import Placer
 
-    format, file = ("json", output[1]) if as_json else output
+    format, file = output
+    check_gate(gate, refresh_gate)
+    if (affinity, fill) != ("default", "continue") and "oato" not in (arms or ()):
+        raise UsageError("--affinity and --fill say how oato places, and no arm is oato; name it in --arms")
+    check_result(file)
+    check_result(chart)
     tests = bench_tests(n_prompt, n_gen, pairs, n_depth)
     placer = Placer.of_file(model, options, profile)
     note_unused(placer)
@@ -180,19 +187,26 @@ def command(
             resident=False if reload else None,
         )
         result = run(bench, format, file, shown)
-    if chart is not None and any(series.kept for series in result.series):
-        _draw(result, chart)
-    if file is None:
-        emit(_text(result, format))
-    else:
-        talk(f"wrote {file}")
-    if output_err is not None:
-        talk(_text(result, output_err))
-    if format != "md" or file is not None:
-        for warning in result.warnings:
-            talk(f"warning: {warning}")
+    tell(result, format, file, as_json, output_err, chart)
     if result.interrupted:
         raise KeyboardInterrupt
+
+
+def tell(
+    result: BenchResult, format: str, file: str | None, as_json: bool, output_err: str | None, chart: str | None
+) -> None:
+    """What was measured, to where it was asked for; the picture last, as that alone may still fail."""
+    if file is not None:
+        talk(f"wrote {file}")
+    if as_json or file is None:
+        emit(_text(result, "json" if as_json else format))
+    if output_err is not None:
+        talk(_text(result, output_err))
+    if as_json or format != "md" or file is not None:
+        for warning in result.warnings:
+            talk(f"warning: {warning}")
+    if chart is not None and any(series.kept for series in result.series):
+        _draw(result, chart)
 
 
 def run(bench: Bench, format: str, file: str | None, progress: Any) -> BenchResult:

@@ -65,17 +65,17 @@ def at_once(placer: Placer, load: Workload) -> tuple[Plan, bool]:
 
 def tune_after(placer: Placer, load: Workload) -> None:
     """Measure for the next run. The answer is there, so neither Ctrl-C nor a failure is one of the run."""
-    from oallama.gate.run import BUDGET_S
-
-    talk(
-        "oallama: this answer came from stock llama.cpp's placement; measuring now for the next ones; Ctrl-C ends it "
-        "and keeps what is done"
-    )
     try:
+        from oallama.gate.run import BUDGET_S
+
+        talk(
+            "oallama: this answer came from stock llama.cpp's placement; measuring now for the next ones; Ctrl-C ends "
+            "it and keeps what is done"
+        )
         measured(placer, load, BUDGET_S, aside="--tune never skips it")
     except KeyboardInterrupt:
         talk("oallama: measuring has ended; the next run or `oallama tune` goes on from here")
-    except OallamaError as error:
+    except (OallamaError, OSError) as error:
         talk(f"warning: the next run uses stock llama.cpp's placement too, as measuring failed: {error}")
 
 

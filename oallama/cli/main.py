@@ -10,17 +10,17 @@ import errno
 import io
 import mmap
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from oallama import __version__
+from oallama.cli.output import talk
+from oallama.cli.signals import take_for_interrupt
 from oallama.core.errors import OallamaError
 from oallama.device.interrupt import drop_no_interrupt
 from oallama.report.text import printable
@@ -112,7 +112,7 @@ def cli(context: click.Context) -> None:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 work failed, 2 wrong usage or unusable input, 130 interrupted."""
     try:
-        signal.signal(signal.SIGTERM, end_as_interrupted)
+        take_for_interrupt()
         drop_no_interrupt()
         claim_stdout()
         code = exit_code(argv)
@@ -123,15 +123,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         ""
     )  # CPython notes a KeyboardInterrupt that left an exec of text, as dataclasses have; its exit code would be -2
     sys.exit(code)
-
-
-def end_as_interrupted(_number: int, frame: FrameType | None) -> None:
-    """SIGTERM is taken for Ctrl-C: what is measured is kept, files are whole, workers end. Raises KeyboardInterrupt,
-    now or where native code lets it."""
-    on_interrupt = signal.getsignal(signal.SIGINT)
-    if not callable(on_interrupt):  # a shell starts what is in the background without it
-        raise KeyboardInterrupt
-    on_interrupt(signal.SIGINT, frame)
 
 
 def exit_code(argv: Sequence[str] | None = None) -> int:
@@ -241,7 +232,7 @@ def _fail(message: str, code: int) -> int:
 
         traceback.print_exc()
     line = " ".join(message.split())
-    click.echo(f"oallama: {printable(line, 2000)}", err=True)
+    talk(f"oallama: {printable(line, 2000)}")
     return code
 
 

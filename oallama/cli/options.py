@@ -12,6 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from oallama.cli.model_file import model_file
+from oallama.core.errors import UsageError
 from oallama.core.options import CACHE_TYPES, Options
 from oallama.core.units import parse_memory, parse_share
 from oallama.stores.hub_name import HubName, parse_hub_name
@@ -207,6 +208,13 @@ gate_option = click.option(
 refresh_gate_option = click.option(
     "--refresh-gate", is_flag=True, help="Policy auto: measure although the verdict of an earlier time still holds."
 )
+
+
+def check_gate(gate: bool, refresh_gate: bool) -> None:
+    """Raises UsageError where the gate is to be left out and to measure anew."""
+    if refresh_gate and not gate:
+        raise UsageError("--no-gate and --refresh-gate exclude each other")
+
 
 tune_option = click.option(
     "--tune", type=click.Choice(["before", "after", "never"]), default="after", show_default=True,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import importlib.util
 import json
 import os
 import sys
@@ -39,7 +42,21 @@ def json_text(document: Any) -> str:
 
 
 def talk(message: str) -> None:
-    click.echo(message, err=True)
+    """A sentence for people, on stderr; once its terminal has been closed, to nobody."""
+    try:
+        click.echo(message, err=True)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        with contextlib.suppress(OSError, ValueError):  # what is left in the buffer would fail the interpreter's end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def tell_aborts() -> None:
+    """From now on an abort of native code in this process is a sentence. Raises BridgeError."""
+    from oallama.device.native_abort import exit_at_abort
+
+    exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
 
 
 def show(tables: Iterable[Table]) -> None:
@@ -77,15 +94,32 @@ def write_file(path: str, text: str) -> None:
     """Write a file whole or not at all; `-` is stdout. Raises UsageError where it cannot be written."""
     if path == "-":
         emit(text)
-        return
+    else:
+        _write(path, text.encode())
+
+
+def _write(path: str, content: bytes) -> None:
     target = Path(path)
     try:
         if target.exists() and not target.is_file():  # a device or a pipe cannot be replaced
-            target.write_text(text, encoding="utf-8")
+            target.write_bytes(content)
         else:
-            write_whole(target, text)
+            write_whole(target, content)
     except OSError as error:
         raise unwritten(UsageError, path, error) from None
+
+
+def check_result(path: str | None) -> None:
+    """Raise UsageError where it is known beforehand that a result cannot be written there; None: to stdout."""
+    if path is None:
+        return
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {folder}")
+    if path.lower().endswith(".png") and importlib.util.find_spec("matplotlib") is None:
+        from oallama.report.chart import NEEDS_MATPLOTLIB
+
+        raise UsageError(NEEDS_MATPLOTLIB)
 
 
 def deliver(text: str, path: str | None) -> None:
@@ -99,14 +133,7 @@ def deliver(text: str, path: str | None) -> None:
 
 def write_chart(path: str, chart: Picture) -> None:
     """Write a chart, as PNG where the name says so, else as SVG. Raises UsageError where that cannot be done."""
-    if path.lower().endswith(".png"):
-        picture = chart.png()
-        try:
-            Path(path).write_bytes(picture)
-        except OSError as error:
-            raise unwritten(UsageError, path, error) from None
-    else:
-        write_file(path, chart.svg())
+    _write(path, chart.png() if path.lower().endswith(".png") else chart.svg().encode())
     talk(f"wrote {path}")
 
 

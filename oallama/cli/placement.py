@@ -16,6 +16,7 @@ from oallama.cli.options import (
     PLACEMENT,
     Decorator,
     as_record,
+    check_gate,
     gate_option,
     gathered,
     profile_option,
@@ -23,7 +24,7 @@ from oallama.cli.options import (
     tune_option,
 )
 from oallama.cli.output import talk
-from oallama.cli.policy import PolicyOptions, note_unused, policy_options
+from oallama.cli.policy import PolicyOptions, note_planned, note_unused, policy_options
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 from oallama.core.types import StreamSettings, Workload
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlacementOptions:
-    """What a command line asks for. Raises UsageError for a plan together with a policy."""
+    """What a command line asks for. Raises UsageError for what does not go together."""
 
     plan_file: str | None
     policy: PolicyOptions
@@ -49,8 +50,9 @@ class PlacementOptions:
     replan: bool = False
 
     def __post_init__(self) -> None:
-        if self.plan_file is not None and self.policy.given:
-            raise UsageError("--plan goes without --policy and -ngl: the plan says what is where")
+        check_gate(self.gate, self.refresh_gate)
+        if self.plan_file is not None and (self.policy.given or self.policy.tells_oato):
+            raise UsageError("--plan goes without --policy, -ngl, --affinity and --fill: the plan says what is where")
 
     def planned(self, model: str | None) -> tuple[Placer, Plan] | None:
         """The plan of a file, and a placer for its model on its device, where no others are asked for; None where no
@@ -61,6 +63,7 @@ class PlacementOptions:
         if self.plan_file is None:
             return None
         plan = Plan.load(self.plan_file)
+        note_planned(self.options)
         if self.policy.prefetch is not None:
             streaming = replace(plan.streaming or StreamSettings(), prefetch=self.policy.prefetch)
             plan = replace(plan, streaming=streaming)
@@ -75,7 +78,7 @@ class PlacementOptions:
             model = default_model()
             talk(NOTE)
         placer = Placer.of_file(model, self.options, self.profile)
-        note_unused(placer)
+        note_unused(placer, self.policy)
         return placer
 
     def engine(self, placer: Placer, plan: Plan, **arguments: Any) -> Engine:

@@ -48,7 +48,7 @@ def command(
     from oallama.report.plan import plan_sentences
 
     placer = Placer.of_file(model, options, profile)
-    note_unused(placer)
+    note_unused(placer, policy)
     load = placer.workload(n_prompt, n_gen)
     if (roomy := pictures.keeping_room(placer, load)) != placer.options:
         placer = Placer.of_file(model, roomy, profile)

@@ -10,6 +10,7 @@ import click
 from oallama.cli.options import as_record, count, given
 from oallama.cli.output import talk
 from oallama.core.errors import DoesNotFit, UsageError
+from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, Workload
 from oallama.place.decide import FIT, POLICIES
 
@@ -31,15 +32,35 @@ class PolicyOptions:
     fill: Any = "continue"
     prefetch: Any = None
 
+    def __post_init__(self) -> None:
+        """Raises UsageError for what does not go together."""
+        if self.n_gpu_layers is not None:
+            if self.policy not in (None, "layers"):
+                raise UsageError(f"-ngl places whole layers, so it does not go with --policy {self.policy}")
+            if self.told:
+                raise UsageError("-ngl places whole layers, so --affinity, --fill and --prefetch do not go with it")
+        elif self.tells_oato and self.policy not in (None, "oato"):
+            raise UsageError(f"--affinity and --fill say how oato places; --policy {self.policy} does not use them")
+        elif self.prefetch is not None and self.policy not in (None, *STREAMING_POLICIES):
+            raise UsageError(f"--prefetch says how weights are streamed; --policy {self.policy} streams none")
+
     @property
     def given(self) -> bool:
         return self.policy is not None or self.n_gpu_layers is not None
 
     @property
+    def tells_oato(self) -> bool:
+        return (self.affinity, self.fill) != ("default", "continue")
+
+    @property
+    def told(self) -> bool:
+        """Whether something was said of how a policy places."""
+        return self.tells_oato or self.prefetch is not None
+
+    @property
     def is_auto(self) -> bool:
         """Whether the fastest plan is wanted, whatever policy it comes from."""
-        told = (self.affinity, self.fill, self.prefetch) != ("default", "continue", None)
-        return self.policy in (None, "auto") and self.n_gpu_layers is None and not told
+        return self.policy in (None, "auto") and self.n_gpu_layers is None and not self.told
 
     def keeps_to_cpu(self, placer: Placer) -> bool:
         """Whether nothing can go to a device, so that there is nothing to measure or to decide."""
@@ -49,10 +70,6 @@ class PolicyOptions:
         """The placement that was asked for, `auto` where none was. Raises UsageError, DoesNotFit, and what the
         placer raises."""
         if self.n_gpu_layers is None:
-            if (self.affinity, self.fill) != ("default", "continue") and self.policy not in (None, "oato"):
-                raise UsageError(f"--affinity and --fill say how oato places; --policy {self.policy} does not use them")
-            if self.prefetch is not None and self.policy not in (None, *STREAMING_POLICIES):
-                raise UsageError(f"--prefetch says how weights are streamed; --policy {self.policy} streams none")
             if self.policy == FIT:
                 return _fit(placer, load)
             return placer.plan(
@@ -64,20 +81,35 @@ class PolicyOptions:
                 fill=self.fill,
                 **given(prefetch=self.prefetch),
             )
-        if self.policy not in (None, "layers"):
-            raise UsageError(f"-ngl places whole layers, so it does not go with --policy {self.policy}")
         if self.n_gpu_layers and placer.profile().device == CPU_DEVICE:
             raise UsageError("-ngl needs a device, and there is none; name one with --device, such as rpc-worker")
         return whole_layers(placer, self.n_gpu_layers, load)
 
 
-def note_unused(placer: Placer) -> None:
-    """Say that --vram and --gpu-weights limit a device and there is none."""
-    asked = {"--vram": placer.options.vram, "--gpu-weights": placer.options.gpu_weights}
-    given = [option for option, value in asked.items() if value is not None]
-    if given and not placer.has_device:
-        verb = "limits" if len(given) == 1 else "limit"
-        talk(f"note: {' and '.join(given)} {verb} a device, and there is none; name one with --device")
+def note_unused(placer: Placer, policy: PolicyOptions | None = None) -> None:
+    """Say that --vram and --gpu-weights limit a device, or that a policy places on one, and there is none."""
+    limits = _limits(placer.options)
+    name = None if policy is None or policy.policy in ("auto", "cpu") else policy.policy
+    if (not limits and name is None) or placer.has_device:
+        return
+    if limits:
+        verb = "limits" if len(limits) == 1 else "limit"
+        talk(f"note: {' and '.join(limits)} {verb} a device, and there is none; name one with --device")
+    if name is not None:
+        talk(f"note: --policy {name} places weights on a device, and there is none; name one with --device")
+
+
+def note_planned(options: Options) -> None:
+    """Say that a plan takes no notice of limits of the device's memory."""
+    limits = [*_limits(options), *(["--vram-fill"] if options.vram_fill != Options().vram_fill else [])]
+    if limits:
+        verb = "changes" if len(limits) == 1 else "change"
+        talk(f"note: {' and '.join(limits)} {verb} nothing: the plan says what is where")
+
+
+def _limits(options: Options) -> list[str]:
+    asked = {"--vram": options.vram, "--gpu-weights": options.gpu_weights}
+    return [option for option, value in asked.items() if value is not None]
 
 
 def _fit(placer: Placer, load: Workload) -> Plan:

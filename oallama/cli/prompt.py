@@ -11,6 +11,7 @@ from oallama.cli.model_file import is_file
 from oallama.cli.near_models import looks_like_model, near_text
 from oallama.cli.output import is_terminal
 from oallama.core.errors import UsageError
+from oallama.core.text import is_text
 from oallama.stores.hub_name import names_the_hub
 
 MAX_PROMPT_BYTES = 64 * 1024 * 1024
@@ -54,8 +55,8 @@ def is_model(word: str) -> bool:
     return find_model(word) is not None
 
 
-def read_prompt(prompt: str | None, stdin: TextIO | None = None) -> str:
-    """The prompt as given; from stdin where it is `-`, or not given and stdin is no terminal.
+def read_prompt(prompt: str | None, stdin: TextIO | None = None, of_file: bool = False) -> str:
+    """The prompt as given; from stdin where it is `-`, unless a file says so, or not given and stdin is no terminal.
 
     Raises UsageError where there is none, or it is empty.
     """
@@ -64,11 +65,11 @@ def read_prompt(prompt: str | None, stdin: TextIO | None = None) -> str:
         raise UsageError(
             'no prompt: give PROMPT or -p PROMPT, or pipe it in, for example: oallama run "Once upon a time"'
         )
-    if prompt is None or prompt == "-":
+    if prompt is None or (prompt == "-" and not of_file):
         prompt = _read(source)
     if not prompt:
         raise UsageError("the prompt is empty; give PROMPT or -p PROMPT, or pipe it in")
-    if any("\ud800" <= character <= "\udfff" for character in prompt):  # bytes that a locale such as C lets pass
+    if not is_text(prompt):
         raise UsageError("the prompt is not UTF-8 text; convert it, for example with iconv")
     return prompt
 

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oallama.cli.gate import at_once
-from oallama.cli.output import emit_json, is_terminal, show, talk, write_chart
+from oallama.cli.output import emit_json, is_terminal, show, talk, tell_aborts, write_chart
 from oallama.cli.prompt import text_of_file
 from oallama.cli.template import prompt_of
 from oallama.core.errors import ProfileError, UsageError
-from oallama.device.native_abort import exit_at_abort
 
 if TYPE_CHECKING:
     from oallama.core.routing import Routing
@@ -65,12 +64,12 @@ def show_routing(placer: Placer, asked: RoutingOptions, chart: str | None, as_js
 
     routing = known_routing(placer, asked)
     report = routing_report(routing)
-    if chart is not None:
-        write_chart(chart, routing_chart(printable(Path(placer.model.path).name), report))
     if as_json:
         emit_json({"report": to_json(report), "routing": to_json(routing)})
     else:
         show(routing_tables(report))
+    if chart is not None:
+        write_chart(chart, routing_chart(printable(Path(placer.model.path).name), report))
 
 
 def known_routing(placer: Placer, asked: RoutingOptions) -> Routing:
@@ -162,7 +161,7 @@ def _recorded(placer: Placer, prompts: Sequence[str], n_gen: int) -> list[Traffi
     load = placer.workload(1, n_gen)
     on_device = placer.has_device and placer.device.emulated is None  # which may compute noise, and slowly
     plan = at_once(placer, load)[0] if on_device else placer.cpu_plan(load)
-    exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
+    tell_aborts()
     recorded: list[Traffic] = []
     with placer.engine(plan, on_traffic=recorded.append) as engine:
         room = engine.n_ctx - n_gen

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from oallama.cli.gate import tune_after
 from oallama.cli.model_file import model_file
 from oallama.cli.options import complete_file, count, json_option, model_option, replan_option, system_option
-from oallama.cli.output import emit_json, is_terminal, talk, write_piece
+from oallama.cli.output import emit_json, is_terminal, talk, tell_aborts, write_piece
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload, say_warnings
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
 from oallama.cli.routing import count_experts_option, counting, learn_experts_option
@@ -22,7 +22,6 @@ from oallama.cli.template import Prompt, prompt_of
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.types import SPLIT_LAYOUT, Operator, Predicted
 from oallama.core.units import format_seconds
-from oallama.device.native_abort import exit_at_abort
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
@@ -102,7 +101,7 @@ def command(
         counts = (count_experts, learn_experts)
         start(found, system, most, asked, sampling, chat, counts=counts)
         return
-    text = read_prompt(text)
+    text = read_prompt(text, of_file=prompt_file is not None)
     drawn = sampling.arguments()
     model = None if model is None else model_file(model)
     if (found_plan := asked.planned(model)) is not None:
@@ -118,7 +117,7 @@ def command(
         n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
         load = run_workload(placer, n_prompt, n_answer)
         plan, to_tune = asked.made_plan(placer, load)
-    exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
+    tell_aborts()
     told = not as_json and is_terminal(sys.stderr)
     if told:
         talk(f"oallama: {expected(placer, plan)}")
@@ -235,13 +234,13 @@ def statistics(
 ) -> str:
     """The line below the text: times and rate beside the expected ones, and where the weights are."""
     from oallama.report.expected import measured_texts
-    from oallama.report.plan import processor_text, weights_on_device
+    from oallama.report.plan import where_text
 
     parts = [
         f"{generation.n_prompt} + {generation.n_gen} tokens",
         *measured_texts(generation.ttft_s, generation.tpot_s, expected),
     ]
-    where = processor_text(*weights_on_device(engine.plan, operators))
+    where = where_text(engine.plan, operators)
     return " · ".join([*parts, f"{engine.plan.policy} on {engine.device}", where])
 
 

@@ -19,6 +19,7 @@ from oallama.cli.options import (
     model_argument,
     n_gen_option,
     n_prompt_option,
+    parsed,
 )
 from oallama.cli.output import talk
 from oallama.cli.placement import PlacementOptions, expected, placement_options
@@ -40,13 +41,20 @@ NEEDED = ("httpx", "starlette", "uvicorn")
 POOLINGS = ("model", "mean", "cls", "last", "none")
 
 
+def parse_key(text: str) -> str:
+    """A key without blanks around it, which no header could bring. Raises ValueError for an empty one."""
+    if not (key := text.strip()):
+        raise ValueError("the API key is empty; give one, or leave --api-key out")
+    return key
+
+
 @click.command("serve")
 @model_argument
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
               help="Address to listen at; one that other machines reach needs --api-key.")  # fmt: skip
 @click.option("--port", type=count(0, 65535), default=8080, show_default=True, metavar="PORT",
               help="Port to listen at; 0: any that is free.")  # fmt: skip
-@click.option("--api-key", envvar=KEY_VARIABLE, metavar="KEY",
+@click.option("--api-key", type=parsed(parse_key), envvar=KEY_VARIABLE, metavar="KEY",
               help=f"Key that requests must bring; {KEY_VARIABLE} says it unseen by who lists processes.")  # fmt: skip
 @click.option("-np", "--parallel", "n_parallel", type=count(1, 256), default=4, show_default=True, metavar="N",
               help="Requests computed at the same time; they share the context.")  # fmt: skip
@@ -98,8 +106,6 @@ def command(
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"serve needs {', '.join(missing)}; install them: pip install 'oallama[serve]'")
-    if api_key is not None and not api_key.strip():
-        raise UsageError("the API key is empty; give one, or leave --api-key out")
     from oallama.placer import Placer
     from oallama.serve.program import Settings, find_program, launch
     from oallama.serve.server import Placements, listen, serve
@@ -112,6 +118,7 @@ def command(
             placer, plan = planned
             _check_device(placer)
             plan.check(placer.model, placer.operators)
+            plan = placer.as_asked(plan)
             wanted = _timed(placer, plan, f"this is the plan of {asked.plan_file}, by policy {plan.policy}")
             unknown = False
         else:
@@ -123,17 +130,18 @@ def command(
             wanted, unknown = _placed(placer, asked, placer.workload(n_prompt, n_gen), model)
         named, device_lost = stack.enter_context(_device(placer))
         projector = pictures.read()
+        uses_file, learned = stack.enter_context(_learning(placer, learn_experts))
 
-        def pictured(served: Served) -> Served:
-            served = named(served)
+        def completed(served: Served) -> Served:
+            """With the device's name, the experts that are used by now, and a note of the projector."""
+            served = learned(named(served))
             if projector is None:
                 return served
             return replace(
                 served, plan=pictures.place(projector, served.plan, asked.plan_file is None).noted(served.plan)
             )
 
-        uses_file, learned = stack.enter_context(_learning(placer, learn_experts))
-        wanted = learned(pictured(wanted))
+        wanted = completed(wanted)
         settings = Settings(
             n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
             None if pooling == "none" else pooling,
@@ -142,13 +150,13 @@ def command(
         if projector is not None:
             talk(f"note: {wanted.plan.notes[-1]}")
         on_cpu, placers = _on_cpu(placer, wanted), [placer]
-        on_cpu = None if on_cpu is None else pictured(on_cpu)
+        on_cpu = None if on_cpu is None else completed(on_cpu)
 
         def placed_anew() -> Served:
             again = Placer.of_file(model, asked.options, asked.profile)
             placers.append(again)
             known = replace(asked, refresh_gate=False, tune="never")
-            return learned(pictured(_placed(again, known, again.workload(n_prompt, n_gen), model)[0]))
+            return completed(_placed(again, known, again.workload(n_prompt, n_gen), model)[0])
 
         tunable = asked.plan_file is None and asked.gate and asked.policy.is_auto and asked.options.n_batch is None
         tune = Tune(

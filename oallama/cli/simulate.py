@@ -117,8 +117,6 @@ def command(
         () if found is None else found.sources,
         notes,
     )
-    if chart is not None:
-        write_chart(chart, simulate_chart(setting, simulation))
     document = json_text(simulate_document(setting, simulation)) if as_json or output is not None else ""
     if output is not None:
         write_file(output, document)
@@ -127,6 +125,8 @@ def command(
         write_file("-", document)
     else:
         show(simulate_tables(setting, simulation))
+    if chart is not None:
+        write_chart(chart, simulate_chart(setting, simulation))
 
 
 def _model_and_plan(files: Sequence[str], model: str | None) -> tuple[str | None, str | None]:

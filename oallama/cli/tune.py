@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from ggml_bridge.child import python_module
 from oallama.cli.gate import measured
 from oallama.cli.options import (
     ATTENTION,
@@ -79,6 +79,6 @@ def tune_command(model: str, options: Options, n_prompt: int, n_gen: int, profil
         "--profile": profile,
     }  # fmt: skip
     return (
-        sys.executable, "-m", "oallama", "tune", "-m", str(Path(model).absolute()),
+        *python_module("oallama"), "tune", "-m", str(Path(model).absolute()),
         *(word for option, value in asked.items() if value is not None for word in (option, str(value))),
     )  # fmt: skip

@@ -83,9 +83,9 @@ def command(
 
     from oallama.report.what_if import what_if_chart, what_if_document, what_if_table
 
-    if chart is not None:
-        write_chart(chart, what_if_chart(placer.model, load, rows))
     if as_json:
         emit_json(what_if_document(placer.model, load, alone, rows))
     else:
         show([what_if_table(placer.model, load, alone, rows, policy or "auto")])
+    if chart is not None:
+        write_chart(chart, what_if_chart(placer.model, load, rows))

@@ -23,14 +23,15 @@ def owner_only(path: str, flags: int) -> int:
     return os.open(path, flags, OWNER_ONLY)
 
 
-def write_whole(path: Path, text: str, private: bool = False) -> None:
+def write_whole(path: Path, content: str | bytes, private: bool = False) -> None:
     """Make or replace a file in one step: a reader sees the old file or the new one, which has the old one's mode;
     private: which only its user can read. A link goes on to point there. Raises OSError."""
+    data = content.encode() if isinstance(content, str) else content
     target = path.resolve()
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
     try:
-        with open(temporary, "x", encoding="utf-8", opener=owner_only if private else None) as file:
-            file.write(text)
+        with open(temporary, "xb", opener=owner_only if private else None) as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         if target.exists() and not private:

@@ -6,6 +6,7 @@ The variable is how `--backend` reaches every process of ours.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,10 @@ VARIABLE = "GGML_BACKEND_PATH"
 _loaded: set[str] = set()
 
 
-def user_backend() -> str | None:
+def user_backend(environment: Mapping[str, str] = os.environ) -> str | None:
     """The path of the user's back end; None without one. Our own plugin is none: llama.cpp's programs load it by that
     variable too, and the bridge loads it when it needs it."""
-    path = os.environ.get(VARIABLE)
+    path = environment.get(VARIABLE)
     return None if not path or Path(path).name.startswith("libggml-oallama.") else path
 
 

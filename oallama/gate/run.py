@@ -68,7 +68,7 @@ def gated_plan(
     free = cap.device_bytes or 0
     key = gate_key(placer, load)
     kept = None if refresh else _still_valid(read_kept(key), free)
-    known = None if refresh else _remembered(placer, load, key, free, attention_passes, near, budget_s)
+    known = None if refresh else _remembered(placer, load, key, kept, free, attention_passes, near, budget_s)
     if known is not None:
         return known
     begin()
@@ -120,7 +120,8 @@ def remembered(placer: Placer, load: Workload) -> Gated | None:
     if placer.known_profile is None:
         return None
     free = memory_cap(placer, setting_of(placer, load.n_ctx, load.n_ubatch)).device_bytes or 0
-    return _remembered(placer, load, gate_key(placer, load), free, None, True, BUDGET_S)
+    key = gate_key(placer, load)
+    return _remembered(placer, load, key, _still_valid(read_kept(key), free), free, None, True, BUDGET_S)
 
 
 def stock_at_once(placer: Placer, load: Workload) -> Plan:
@@ -140,12 +141,13 @@ def _remembered(
     placer: Placer,
     load: Workload,
     key: Key,
+    kept: Kept | None,
     free: int,
     attention_passes: Sequence[Pass] | None,
     near: bool,
     budget_s: float,
 ) -> Gated | None:
-    kept, apart = _still_valid(read_kept(key), free), False
+    apart = False
     if kept is None or not answers(kept.verdict, budget_s):
         kept, apart = _still_valid(nearest_kept(key) if near else None, free), True
     if kept is None or not answers(kept.verdict, budget_s):

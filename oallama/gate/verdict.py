@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
 
+from oallama.bench.stats import Ratio
 from oallama.core.codec import from_json
 from oallama.gate.key import Key
 from oallama.gate.pairs import Pairs, Trial, trial
@@ -134,7 +135,9 @@ def sentence(verdict: Verdict) -> str:
     elif verdict.winner is not None:
         text = f"{_told(verdict, verdict.winner)}, using it"
     elif best := _best(verdict):
-        text = f"{_told(verdict, best)}: not beyond noise, using {verdict.stock}'s placement"
+        worst = _worst(verdict, best)
+        found = "slower" if worst is not None and worst.high < 1.0 else "not beyond noise"
+        text = f"{_told(verdict, best)}: {found}, using {verdict.stock}'s placement"
     else:
         reason = next((each.refused for each in verdict.trials if each.refused), "there was nothing to compare")
         text = f"using {verdict.stock}'s placement: {reason}"
@@ -149,11 +152,15 @@ def sentence(verdict: Verdict) -> str:
 
 def _told(verdict: Verdict, policy: str) -> str:
     """`split 1.34x stock (95 % 1.29-1.39)`, of the depth where it gains least."""
-    ratios = [each.ratio for each in verdict.trials if each.policy == policy and each.ratio is not None]
-    if not ratios:  # of a file that somebody changed
+    worst = _worst(verdict, policy)
+    if worst is None:  # of a file that somebody changed
         return policy
-    worst = min(ratios, key=lambda ratio: ratio.value)
     return f"{policy} {worst.value:.2f}× stock (95 % {worst.low:.2f}-{worst.high:.2f})"
+
+
+def _worst(verdict: Verdict, policy: str) -> Ratio | None:
+    ratios = [each.ratio for each in verdict.trials if each.policy == policy and each.ratio is not None]
+    return min(ratios, key=lambda ratio: ratio.value, default=None)
 
 
 def _best(verdict: Verdict) -> str | None:

@@ -381,6 +381,13 @@ class Placer:
         flash_attn = self._attention_for(plan).flash_attn
         return token_seconds(self._profile, flash_attn, self.model.n_layer, plan, depth)
 
+    def as_asked(self, plan: Plan) -> Plan:
+        """The plan with the context, micro-batch, KV cache and attention that the options ask for, where they do, as
+        `engine` loads it. What it says of memory and times stays."""
+        n_ctx, n_ubatch = self.options.n_ctx or plan.workload.n_ctx, self.options.n_ubatch or plan.workload.n_ubatch
+        workload = replace(plan.workload, n_ctx=n_ctx, n_ubatch=n_ubatch)
+        return replace(plan, workload=workload, attention=self._attention_for(plan))
+
     def host_left(self, plan: Plan, device_lost: bool = False) -> int:
         """Bytes of host memory that may be used beside the model as this plan places it; device_lost: as the CPU alone
         would then hold it. Raises PlanError for a plan of another model, and what a dry load raises."""

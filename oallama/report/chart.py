@@ -22,6 +22,7 @@ FIGURE = 120  # behind the longest bar
 TOP, GAP = 106, 46  # above the first group, between groups
 BAR, BAR_STEP, LINE_GAP = 15, 17, 9
 PANELS = ("time to the first token", "time for each one more")
+NEEDS_MATPLOTLIB = "a chart in PNG needs matplotlib: pip install 'oallama[plots]', or name an .svg file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +91,7 @@ class Picture(ABC):
             from matplotlib.figure import Figure
             from matplotlib.patches import Rectangle
         except ImportError:
-            raise UsageError(
-                "a chart in PNG needs matplotlib: pip install 'oallama[plots]', or name an .svg file"
-            ) from None
+            raise UsageError(NEEDS_MATPLOTLIB) from None
         dots_per_inch = 100
         figure = Figure(figsize=(WIDTH / dots_per_inch, self.height / dots_per_inch), dpi=dots_per_inch)
         axes = figure.add_axes((0, 0, 1, 1))

@@ -146,9 +146,14 @@ def _by_name(served: Served) -> dict[str, dict[str, Any]]:
     return made
 
 
+def _token_seconds(served: Served) -> dict[str, float]:
+    """Of each operator that is timed by itself."""
+    return {name: sum(known["token_s"].values()) for name, known in _by_name(served).items()}
+
+
 def _marks(served: Served) -> list[tuple[int | None, str, layout.Mark]]:
     """Colours: the share of the slowest operator's time, or of the weight on the device where nothing was measured."""
-    times = {name: sum(known["token_s"].values()) for name, known in _by_name(served).items()}
+    times = _token_seconds(served)
     longest = max(times.values(), default=0.0)
     made = []
     for index, (operator, placement) in enumerate(_placed(served)):
@@ -168,7 +173,7 @@ _WHERE = {"GPU": "on the device", "CPU": "on the CPU", "both": "split between de
 
 
 def _rows(served: Served) -> list[layout.OperatorRow]:
-    times = {name: sum(known["token_s"].values()) for name, known in _by_name(served).items()}
+    times = _token_seconds(served)
     token_s = served.plan.predicted.tpot_s if served.plan.predicted else 0.0
     rows = []
     for index, (operator, placement) in enumerate(_placed(served)):

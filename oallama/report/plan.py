@@ -22,8 +22,9 @@ def weights_on_device(record: PlanRecord, operators: Sequence[Operator]) -> tupl
     return round(on_device), sum(operator.bytes for operator in operators)
 
 
-def processor_text(device_bytes: int, all_bytes: int) -> str:
-    """`38%/62% CPU/GPU`, or `100% CPU`, `100% GPU` where everything is in one place."""
+def where_text(record: PlanRecord, operators: Sequence[Operator]) -> str:
+    """Where the weights are: `38%/62% CPU/GPU`, or `100% CPU`, `100% GPU` where everything is in one place."""
+    device_bytes, all_bytes = weights_on_device(record, operators)
     if device_bytes <= 0:
         return "100% CPU"
     if device_bytes >= all_bytes:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from oallama.core.errors import UsageError
+from oallama.core.text import is_text
 
 Role = Literal["user", "assistant"]
 
@@ -110,7 +111,7 @@ def _checked(message: Any, number: int) -> tuple[str, str]:
     role, content = message.get("role"), message.get("content")
     if role not in ("system", "user", "assistant"):
         raise UsageError(f"message {number} has the role {str(role)[:40]!r}; it must be system, user or assistant")
-    if not isinstance(content, str) or any("\ud800" <= character <= "\udfff" for character in content):
+    if not isinstance(content, str) or not is_text(content):
         raise UsageError(f"message {number} has no content that is text")
     return role, content
 

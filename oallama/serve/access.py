@@ -36,12 +36,16 @@ class Access:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refused = self._refused(scope["method"], scope["path"], headers)
+        open_to_all = scope["path"] in PUBLIC or scope["method"] == "OPTIONS"  # browsers send no key with that one
+        refused = self._refused(scope["method"], scope["path"], headers, open_to_all)
         if refused is not None:
             status, message, more = refused
             await error_response(status, message, more)(scope, receive, send)
             return
-        if self.n_requests >= self.most_requests and scope["path"] not in PUBLIC:
+        if open_to_all and not has_body(headers):
+            await self.app(scope, receive, send)  # strangers' take no place that others need
+            return
+        if self.n_requests >= self.most_requests:
             busy = f"{self.most_requests} requests are being answered already; try again in a moment"
             await error_response(503, busy, {"Retry-After": "1"})(scope, receive, send)
             return
@@ -51,7 +55,9 @@ class Access:
         finally:
             self.n_requests -= 1
 
-    def _refused(self, method: str, path: str, headers: Headers) -> tuple[int, str, dict[str, str]] | None:
+    def _refused(
+        self, method: str, path: str, headers: Headers, open_to_all: bool
+    ) -> tuple[int, str, dict[str, str]] | None:
         """(status, message, headers) of the refusal; None where the request may pass."""
         if self.key is None:
             if not is_local(host_name(headers.get("host", ""))):
@@ -60,7 +66,7 @@ class Access:
             if origin is not None and not is_local(host_name(origin.partition("://")[2])):
                 return 403, "a website of another host may not ask this server; start it with --api-key", {}
             return None
-        if path in PUBLIC or method == "OPTIONS":  # browsers send no key with that one
+        if open_to_all and not has_body(headers):
             return None
         sent = headers.get("authorization", "")
         given = [text.encode("latin-1") for text in (bearer(sent), headers.get("x-api-key", ""))]
@@ -68,8 +74,15 @@ class Access:
             given.append(password(sent).encode())
         if any(same(text, self.key) for text in given):
             return None
+        if open_to_all:
+            return 413, "without the API key this request may have no body", {"Connection": "close"}
         ask = {"WWW-Authenticate": 'Basic realm="oallama", charset="UTF-8"' if path in PAGES else "Bearer"}
         return 401, "the API key is missing or wrong; send it as Authorization: Bearer KEY", ask
+
+
+def has_body(headers: Headers) -> bool:
+    """Whether a request says that a body follows its headers."""
+    return headers.get("content-length", "0").strip("0") != "" or "transfer-encoding" in headers
 
 
 def same(given: bytes, key: str) -> bool:

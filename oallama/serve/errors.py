@@ -10,8 +10,7 @@ from starlette.responses import JSONResponse
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     405: "invalid_request_error", 408: "invalid_request_error", 409: "conflict_error",
-    413: "invalid_request_error", 502: "server_error",
-    503: "unavailable_error",
+    413: "invalid_request_error", 503: "unavailable_error",
 }  # fmt: skip
 
 

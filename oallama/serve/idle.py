@@ -6,15 +6,16 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from starlette.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from oallama.serve.access import PUBLIC
+from oallama.serve.access import PUBLIC, host_name, is_local
 from oallama.serve.supervisor import Supervisor
 from oallama.serve.tuning import Tuning
 
 WATCHING = (*PUBLIC, "/metrics", "/slots", "/props")
-"""What programs ask again and again that only look at the server; /placement and what is below it too."""
+"""What programs ask again and again that only look at the server; /placement and what is below it too, and OPTIONS."""
 
 
 class Idle:
@@ -31,11 +32,11 @@ class Idle:
         self._since = clock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _watches(scope["path"]):
-            if scope["type"] == "http" and scope["path"] in PUBLIC and self._tuning.gives_way:
-                await JSONResponse({"status": "ok"})(scope, receive, send)  # a request would be answered
-                return
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
+            return
+        if _watches(scope["method"], scope["path"]):
+            await self._for_watchers(scope)(scope, receive, send)
             return
         self._n_requests += 1
         try:
@@ -44,6 +45,15 @@ class Idle:
         finally:
             self._n_requests -= 1
             self._since = self._clock()
+
+    def _for_watchers(self, scope: Scope) -> ASGIApp:
+        """What answers one that only looks: we, as for a server that is up, where a request would have llama-server
+        back."""
+        if self._tuning.gives_way and scope["method"] == "OPTIONS":
+            return preflight(Headers(scope=scope))
+        if self._tuning.gives_way and scope["path"] in PUBLIC:
+            return JSONResponse({"status": "ok"})
+        return self._app
 
     async def quiet(self, seconds: float) -> None:
         """Until llama-server has been ready, and asked for nothing, for so long."""
@@ -67,5 +77,21 @@ class Idle:
             seconds *= 2
 
 
-def _watches(path: str) -> bool:
-    return path in WATCHING or path == "/placement" or path.startswith(("/placement/", "/placement."))
+def _watches(method: str, path: str) -> bool:
+    of_placement = path == "/placement" or path.startswith(("/placement/", "/placement."))
+    return method == "OPTIONS" or path in WATCHING or of_placement
+
+
+def preflight(headers: Headers) -> Response:
+    """What a browser asks before it sends a page's request, answered as llama-server does: pages of this machine may
+    ask."""
+    origin = headers.get("origin", "")
+    if not is_local(host_name(origin.partition("://")[2])):
+        return Response(status_code=204)
+    allowed = {
+        "Access-Control-Allow-Origin": origin,
+        "Access-Control-Allow-Credentials": "true",
+        "Access-Control-Allow-Methods": "GET, POST",
+        "Access-Control-Allow-Headers": headers.get("access-control-request-headers", "*"),
+    }
+    return Response(status_code=204, headers=allowed)

@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from ggml_bridge.child import PARENT_VARIABLE, die_with_parent
+from ggml_bridge.child import PARENT_VARIABLE, die_with_parent, python_module
 
 
 def with_us(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Command and environment that start a program so that it ends with this thread."""
-    return [sys.executable, "-m", "oallama.serve.launch", *command], {**environment, PARENT_VARIABLE: str(os.getpid())}
+    return [*python_module("oallama.serve.launch"), *command], {**environment, PARENT_VARIABLE: str(os.getpid())}
 
 
 def main(command: list[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,9 +15,11 @@ from pathlib import Path
 from typing import Literal
 
 from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, find_plugin, soname
-from oallama.core.errors import BridgeError
+from oallama.core.errors import BridgeError, PlanError
+from oallama.core.files import write_whole
 from oallama.core.types import Operator
 from oallama.core.units import MIB
+from oallama.device.user_backend import user_backend
 from oallama.plan.export import (
     LIBRARY_VARIABLE,
     PLAN_VARIABLE,
@@ -60,7 +63,8 @@ class Settings:
 def find_program(asked: str | None) -> Path:
     """The llama-server to use: the one that was asked for, else the newest that scripts/stock_binaries built, else that
     of PATH. Raises BridgeError where there is none, or it is of another ggml."""
-    for program in _candidates(asked):
+    others: list[Path] = []
+    for program in _candidates(asked, others):
         version = ggml_version(program)
         if version == GGML_VERSION:
             return program
@@ -68,10 +72,12 @@ def find_program(asked: str | None) -> Path:
         raise BridgeError(f"{program} cannot be used: {said}, and only {GGML_VERSION} works here; {BUILD}")
     if asked is not None:
         raise BridgeError(f"there is no program {asked}; {BUILD}")
-    raise BridgeError(f"{NAME} is neither in the cache nor on PATH; {BUILD}")
+    passed_over = f" ({others[0]} is not used, as other users can change it)" if others else ""
+    raise BridgeError(f"{NAME} is neither in the cache nor on PATH{passed_over}; {BUILD}")
 
 
-def _candidates(asked: str | None) -> Iterator[Path]:
+def _candidates(asked: str | None, others: list[Path]) -> Iterator[Path]:
+    """others: gets the built ones that are passed over, as they may be another user's work."""
     if asked is not None:
         found = shutil.which(asked)
         yield from [Path(found).absolute()] if found else []
@@ -80,9 +86,20 @@ def _candidates(asked: str | None) -> Iterator[Path]:
     for note in sorted(notes, key=lambda path: path.stat().st_mtime, reverse=True):
         program = note.parent / "bin" / NAME
         if _built_version(note) == LLAMA_CPP_PYTHON_VERSION and os.access(program, os.X_OK):
-            yield program
+            if all(_is_ours(path) for path in (program, program.parent, note.parent)):
+                yield program
+            else:
+                others.append(program)
     found = shutil.which(NAME)
     yield from [Path(found).absolute()] if found else []
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether only this user, or root, can have made and can change it. A group of the user's number is the user's
+    alone."""
+    status = path.stat()
+    writers = stat.S_IWOTH | (0 if status.st_gid == status.st_uid else stat.S_IWGRP)
+    return status.st_uid in (0, os.getuid()) and not status.st_mode & writers
 
 
 def _built_version(note: Path) -> str | None:
@@ -99,7 +116,7 @@ def ggml_version(program: Path) -> str | None:
     library = _ggml_base(program)
     if library is None:
         return None
-    done = _output([sys.executable, "-c", _ASK_VERSION, str(library)])
+    done = _output([sys.executable, "-I", "-c", _ASK_VERSION, str(library)])
     return done.strip() if done else None
 
 
@@ -133,14 +150,20 @@ def launch(
     """How to start it with a plan, listening at a Unix socket beside which the plug-in's plan is written. uses_file:
     where the plug-in adds how often experts were used (serve/uses.py).
 
-    Raises PlanError for a plan that llama-server cannot run, BridgeError where the plug-in is not built.
+    Raises PlanError for a plan that llama-server cannot run, BridgeError where the plug-in is not built, and OSError;
+    an earlier launch's plan is still there then.
     """
-    plugin = None
+    plugin, text_file, backend = None, socket_path.with_name("plan.oallama"), user_backend(environment)
     if splits(plan, operators):
-        text_file = socket_path.with_name("plan.oallama")
-        text_file.write_text(plugin_text(plan, operators, n_layer, stock_device(plan)), encoding="utf-8")
+        if backend is not None:
+            raise PlanError(
+                "the plan splits operators, for which llama-server loads oallama's own back end, and no second "
+                "one; leave --backend out, or choose a --policy that splits nothing, such as oato"
+            )
         plugin = Plugin(str(find_plugin()), str(text_file))
     added, arguments = stock_command(plan, operators, tensor_names, NAME, plugin)
+    if backend is not None:
+        added = {**added, LIBRARY_VARIABLE: backend}
     if plugin is not None and uses_file is not None:
         added = {**added, USES_VARIABLE: str(uses_file)}
     arguments = [
@@ -150,7 +173,10 @@ def launch(
         "--host",
         str(socket_path),
     ]
-    return Launch(tuple(arguments), {**clean_environment(environment), **added}, stock_device(plan) != "none")
+    made = Launch(tuple(arguments), {**clean_environment(environment), **added}, stock_device(plan) != "none")
+    if plugin is not None:
+        write_whole(text_file, plugin_text(plan, operators, n_layer, stock_device(plan)))
+    return made
 
 
 def _arguments(settings: Settings, n_ubatch: int) -> list[str]:

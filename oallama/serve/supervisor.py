@@ -23,6 +23,7 @@ Phase = Literal["starting", "ready", "waiting", "stopped", "ended"]
 
 TAIL_LINES = 200
 LINE_BYTES = 1 << 16
+STOPPED = "it is stopped for a while"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
+        self._ran = False  # there was a process at the last start
         self._exit: asyncio.Task[int] | None = None  # once for each start: wait() keeps what was cancelled
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._reader: asyncio.Task[None] | None = None
@@ -135,7 +137,7 @@ class Supervisor:
             n_failures += 1
             self.state.restarts += 1
             lost = self.device_lost() if self.launch.uses_device else None
-            if self.on_cpu is not None and self.launch.uses_device and (lost or not started):
+            if self.on_cpu is not None and self.launch.uses_device and (lost or (self._ran and not started)):
                 self._go_on_without(lost or why)
                 n_failures = 0
                 continue
@@ -178,23 +180,31 @@ class Supervisor:
         """Start it and wait until it answers. Returns why it did not."""
         self._not_ready("starting")
         self._tail.clear()
-        self.launch.prepare()
-        command, environment = with_us(self.launch.command, self.launch.environment)
-        self._process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env=environment,
-            start_new_session=True,  # the terminal's Ctrl-C comes to us
-            limit=LINE_BYTES,
-        )
+        self._ran = False
+        try:
+            self.launch.prepare()
+            command, environment = with_us(self.launch.command, self.launch.environment)
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # the terminal's Ctrl-C comes to us
+                limit=LINE_BYTES,
+            )
+        except OSError as error:  # no more processes, or no memory, for now
+            return f"it cannot be started: {error.strerror or error}"
+        self._ran = True
         self.state.pid = self._process.pid
         self._exit = asyncio.create_task(self._process.wait())
         self._reader = asyncio.create_task(self._read(self._process))
         deadline = time.monotonic() + self.patience.start_s
         while time.monotonic() < deadline:
-            if await self.answers() and self._process.returncode is None:
+            answers = await self.answers()
+            if not self._wanted.is_set():
+                return STOPPED
+            if answers and self._process.returncode is None:
                 self.state.phase, self.state.ready_at = "ready", time.time()
                 self.ready.set()
                 return None
@@ -203,9 +213,9 @@ class Supervisor:
         return f"it does not answer after {self.patience.start_s:.0f} s"
 
     async def _watch(self) -> str:
-        """Until it ends, or its device is gone, or it answers nobody. Returns why."""
+        """Until it ends, or its device is gone, or it answers nobody, or is not wanted. Returns why."""
         answered = time.monotonic()
-        while True:
+        while self._wanted.is_set():
             if await self._ended_within(self.patience.look_s):
                 return await self._how_it_ended()
             if self.launch.uses_device and (lost := self.device_lost()):
@@ -214,6 +224,7 @@ class Supervisor:
                 answered = time.monotonic()
             elif time.monotonic() - answered > self.patience.answer_s:
                 return f"it has answered nobody for {self.patience.answer_s:.0f} s"
+        return STOPPED
 
     async def _ended_within(self, seconds: float | None) -> bool:
         assert self._process is not None and self._exit is not None

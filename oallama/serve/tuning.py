@@ -91,7 +91,7 @@ class Tuning:
         self._talk(why)
         await supervisor.pause()
         supervisor.state.said = "it is being measured which placement is faster, for some minutes at most"
-        served = None
+        launch = None
         try:
             code = await _run(self._tune.command, self._wanted)
             if code is None:
@@ -100,14 +100,14 @@ class Tuning:
                 self._talk(f"oallama tune ended with exit code {code}; the placement stays as it was")
             else:
                 served = await asyncio.to_thread(self._tune.replan)
+                launch = self._launch(served)
+                self._take(served)
                 self.succeeded = True
-        except OallamaError as error:
+        except (OallamaError, OSError) as error:
             self._talk(f"the placement stays as it was: {error}")
         finally:
             supervisor.state.said = None
-            if served is not None:
-                self._take(served)
-            supervisor.resume(None if served is None else self._launch(served))
+            supervisor.resume(launch)
 
 
 async def _run(command: Sequence[str], wanted: asyncio.Event) -> int | None:

@@ -51,6 +51,8 @@ at_once: so many arms are compared in one `oallama bench`, the first of them wit
 several cells, so that a large model's arms stay loaded between their turns and one that fails costs few others. gate:
 false for `auto` without its gate."""
 
+OF_OATO = ("fill", "affinity")
+
 
 @dataclass(frozen=True)
 class Model:
@@ -207,14 +209,18 @@ def _cells(shared: Table, device_row: Table, model_row: Table, cap: _Cap, worklo
     n_prompt, n_gen = workload.pg
     label = f"pp{n_prompt}+tg{n_gen}" + (f" @ d{workload.depth}" if workload.depth else "")
     name = _slug(*([device.name] if device.name else []), model.name, cap_label, label)
-    arguments = [
-        *_flagged(options, OPTIONS),
+    others = (
         *(word for text in options.get("stock_args", []) for word in ("--stock-args", str(text))),
         *(["--refresh-gate"] if options.get("refresh_gate") else []),
         *(["--no-gate"] if options.get("gate") is False else []),
         *(str(word) for pair in caps for word in pair),
         *("-p", "0", "-n", "0", "-pg", f"{n_prompt},{n_gen}", "-d", str(workload.depth)),
-    ]
+    )
+
+    def arguments(group: Sequence[str]) -> tuple[str, ...]:
+        names = [option for option in OPTIONS if "oato" in group or option not in OF_OATO]
+        return ("--arms", ",".join(group), *_flagged(options, names), *others)
+
     return [
         Cell(
             id=name if len(groups) == 1 else f"{name}-{number}",
@@ -222,7 +228,7 @@ def _cells(shared: Table, device_row: Table, model_row: Table, cap: _Cap, worklo
             model=Model(model.name, model.path or Shape(model.like, model.type, model.layers)),
             cap=cap_label,
             workload=label,
-            arguments=("--arms", ",".join(group), *arguments),
+            arguments=arguments(group),
             profile=() if options.get("device") == "none" else tuple(_flagged(options, ("device", "threads"))),
         )
         for number, group in enumerate(groups, start=1)

@@ -99,6 +99,12 @@ class Typist:
         said, self.seen = self.seen, ""
         return self.process.wait(60), ESCAPE.sub("", said)
 
+    def hang_up(self):
+        """Close the terminal, as a window that is closed; the exit code then."""
+        os.close(self._ours)
+        self._ours = os.open(os.devnull, os.O_RDONLY)  # which __exit__ closes
+        return self.process.wait(60)
+
     def _read(self, end, wanted):
         ready, _, _ = select.select([self._ours], [], [], max(0, end - time.monotonic()))
         assert ready, f"no {wanted!r} came, only {self.seen!r}"
@@ -257,6 +263,21 @@ def test_ctrl_c_stops_the_answer_and_at_the_prompt_says_how_to_leave(chatty):
         assert "half a line" not in person.ask("/show conversation")
         person.type("/bye\r")
         assert person.leave()[0] == 0
+
+
+@pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="SIGHUP is ignored")
+@pytest.mark.parametrize("answering", [False, True])
+def test_a_closed_terminal_ends_a_session_and_what_it_started(chatty, tmp_path, answering):
+    with Typist("chat", chatty, *ON_CPU, "--temp", "1.5", "-c", "32768", TMPDIR=str(tmp_path)) as person:
+        person.wait(READY)
+        if answering:
+            person.type("hello\r")
+            person.wait(TAKEN)
+            person.wait_for_more()
+        children = psutil.Process(person.process.pid).children(recursive=True)
+        assert person.hang_up() in (1, 130)  # an answer that cannot be written is a failure
+        assert not psutil.wait_procs(children, timeout=30)[1]
+    assert list(tmp_path.iterdir()) == []
 
 
 @needs_model

@@ -200,6 +200,9 @@ def test_affinity_report_in_every_format(profile, tmp_path):
     done = oallama("affinity-report", MODEL, *HALF, "-o", page)
     assert done.stdout == ""
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    file = tmp_path / "report.csv"
+    assert document("affinity-report", MODEL, *HALF, "--json", "-o", file)["model"]
+    assert file.read_text(encoding="utf-8").startswith("name,")
 
 
 @needs_model

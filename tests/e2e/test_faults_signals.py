@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at random moments: exit code 130, one sentence, no process and no half-written file."""
+"""Ctrl-C, SIGTERM and SIGHUP at random moments: exit code 130, one sentence, no process and no half-written file."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from e2e.faults import COMMANDS, Place, places
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process handles")
 
+not_under_nohup = pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="SIGHUP is ignored")
+
 LONGEST_S = {"profile": 2.0, "plan": 1.0, "run": 1.0, "bench": 3.0, "chat": 1.0, "serve": 2.0, "tune": 3.0}
 
 
@@ -23,7 +25,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     yield from places(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=not_under_nohup)])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_signal_at_any_moment_ends_a_command_with_130(name: str, number: signal.Signals, place: Place) -> None:
     """One moment of each command and signal, another each day."""

@@ -29,9 +29,12 @@ from gguf_factory.projector import write_projector
 
 from ggml_bridge.library import find_plugin
 from oallama.cli.default_model import FILE
+from oallama.core.types import Workload
+from oallama.placer import Placer
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE
+not_under_nohup = pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="SIGHUP is ignored")
 START_S = 120.0
 
 pytestmark = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
@@ -172,14 +175,17 @@ def test_one_that_does_not_start_is_an_error(stub: str, tmp_path: Path) -> None:
     assert "does not start: exit code 3: error: the device is not here" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=not_under_nohup)])
 def test_a_signal_ends_both_programs(stub: str, tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path, stub, "--device", "none") as server:
         assert "everything is on the CPU, as there is no device" in server.said
         pid = server.state()["pid"]
+        words = psutil.Process(pid).cmdline()
+        folder = Path(words[words.index("--host") + 1]).parent
+        assert folder.is_dir()
         server.process.send_signal(number)
         assert server.process.wait(30) == 0
-        assert gone(pid)
+        assert gone(pid) and not folder.exists()
         assert "the server has ended" in server.said
 
 
@@ -221,6 +227,15 @@ def test_a_plan_of_slices_alone_has_its_device(stub: str, tmp_path: Path) -> Non
     with serving(tmp_path, stub, "--plan", tmp_path / "plan.json") as server:
         assert server.state()["on_device"]
         assert httpx.get(f"{server.url}/placement").json()["device"].startswith("rpc://127.0.0.1:")
+
+
+def test_a_plan_is_served_with_the_context_that_is_asked_for(stub: str, tmp_path: Path) -> None:
+    Placer.load(MODEL, device="none", threads=1).cpu_plan(Workload(32, 8, 256)).save(tmp_path / "plan.json")
+    asked = ("--plan", tmp_path / "plan.json", "-c", 512, "-ub", 64, "-fa", "on", "-ctk", "q8_0", "-ctv", "q8_0")
+    with serving(tmp_path, stub, *asked) as server:
+        words = psutil.Process(server.state()["pid"]).cmdline()
+    told = {option: words[words.index(option) + 1] for option in ("-c", "-ub", "-fa", "-ctk", "-ctv")}
+    assert told == {"-c": "512", "-ub": "64", "-fa": "on", "-ctk": "q8_0", "-ctv": "q8_0"}
 
 
 def test_a_model_of_a_hostile_name_is_escaped(stub: str, tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ import psutil
 import pytest
 from native_helpers import RunHere
 
+import ggml_bridge.child as child_module
 from ggml_bridge.child import Child, ChildError
 from ggml_bridge.errors import BridgeError, ChildDied, ChildTimeout, OutOfMemory
+from ggml_bridge.rpc import RpcServer
 
 CASES = "child_cases"
 
@@ -36,6 +38,19 @@ def test_answers(run_here: RunHere) -> None:
     assert answer["echo"] == text
     assert answer["variable"] == "set"
     assert answer["pid"] != os.getpid()
+
+
+@pytest.mark.parametrize("options", [child_module._SAFE_PATH, ("-c", child_module._WITHOUT_FOLDER)])
+def test_nothing_of_the_working_directory_is_imported(
+    run_here: RunHere, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second way is that of Python 3.10."""
+    (tmp_path / "json.py").write_text("raise SystemExit(7)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(child_module, "_SAFE_PATH", options)
+    assert run_here(CASES, {"case": "echo", "text": "in"})["echo"] == "in"
+    with RpcServer(threads=1) as worker:
+        assert worker.endpoint
 
 
 def test_what_fails_while_a_child_prepares_is_left_to_its_handler(run_here: RunHere) -> None:

@@ -105,6 +105,16 @@ def test_the_first_arm_is_compared_with_every_other(at_once: int, groups: list[s
     assert [cell.id for cell in cells] == [f"one-free-pp8_tg4{number}" for number in numbers]
 
 
+def test_only_a_cell_with_oato_is_told_how_it_places() -> None:
+    options = {"arms": ["stock-fit", "oato", "auto"], "device": "rpc-worker:1", "at_once": 2, "fill": "full"}
+    models = [{"name": "one", "path": "models/x.gguf"}]
+    cells = matrix(changed(options=options, models=models, caps=[], workloads=[{"pg": [8, 4]}])).cells
+    assert [(cell.arguments[1], "--fill" in cell.arguments) for cell in cells] == [
+        ("stock-fit,oato", True),
+        ("stock-fit,auto", False),
+    ]
+
+
 def test_without_a_device_there_is_nothing_to_profile() -> None:
     options = {"arms": ["stock-cpu", "cpu"], "device": "none"}
     assert {cell.profile for cell in matrix(changed(options=options)).cells} == {()}

@@ -207,6 +207,41 @@ def test_a_bad_file_is_a_sentence_and_the_conversation_stays(chat, tmp_path, cap
     assert "no JSON" in lines[3] and "cannot read" in lines[2] and "cannot write" in lines[6]
 
 
+def test_a_value_that_is_no_text_is_refused(chat, capsys):
+    session, model, say = chat()
+    say('/set system "\\ud800"', '/set stop "a\\udfff"', "hello")
+    assert session.conversation.system is None and model.engine.drawn[0]["stop"] == ()
+    assert contents(session) == ["hello", "ok"]
+    assert capsys.readouterr().err.count("no text") == 2
+
+
+def test_an_answer_alone_that_is_longer_than_the_context_is_a_sentence(chat, tmp_path, capsys):
+    session, _model, say = chat(chats=False, n_ctx=100)
+    file = tmp_path / "saved.json"
+    file.write_text(json.dumps([{"role": "assistant", "content": "x" * 200}]))
+    say(f"/load {file}", "")
+    assert contents(session) == ["x" * 200]
+    assert "this text has 200 tokens but the context holds 100" in capsys.readouterr().err
+
+
+def test_what_was_re_planned_is_told_of_each_engine(chat, capsys):
+    session, model, _say = chat("one")
+    model.engine.replanned = ("the first engine's",)
+    other = Engine("two")
+    other.replanned = ("the second engine's",)
+
+    class Tuned(Typed):
+        def read(self):
+            message = super().read()
+            if message == "b":
+                model.engine = other
+            return message
+
+    converse(session, model, Tuned("/set verbose", "a", "b", "c"))
+    said = capsys.readouterr().err
+    assert said.count("re-planned the first engine's") == said.count("re-planned the second engine's") == 1
+
+
 def test_commands_that_are_none(chat, capsys):
     session, _model, say = chat()
     say("/sav x", "/xyzzy", "/etc/hosts is a file", " /bye")

@@ -89,7 +89,12 @@ def test_with_a_verdict_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("ends", "says"), [(KeyboardInterrupt(), "goes on from here"), (DeviceError("lost"), "measuring failed: lost")]
+    ("ends", "says"),
+    [
+        (KeyboardInterrupt(), "goes on from here"),
+        (DeviceError("lost"), "measuring failed: lost"),
+        (OSError(28, "No space left on device"), "measuring failed: [Errno 28] No space left"),
+    ],
 )
 def test_whatever_ends_the_measuring_after_an_answer_the_answer_stands(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ends: BaseException, says: str
@@ -103,6 +108,25 @@ def test_whatever_ends_the_measuring_after_an_answer_the_answer_stands(
     first, last = capsys.readouterr().err.splitlines()
     assert "Ctrl-C" in first
     assert says in last
+
+
+def test_ctrl_c_before_it_is_measured_fails_no_run_either(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+
+    def talk(sentence: str) -> None:
+        said.append(sentence)
+        if len(said) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_gate, "talk", talk)
+    nothing: Any = None
+    try:
+        cli_gate.tune_after(nothing, nothing)
+    except KeyboardInterrupt:  # which would end the tests
+        pytest.fail("the run was interrupted")
+    assert "goes on from here" in said[-1]
 
 
 def test_the_bar_shows_the_time_and_never_gets_longer(monkeypatch: pytest.MonkeyPatch) -> None:

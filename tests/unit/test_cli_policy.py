@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from placement_cases import model, operators
 
-from oallama.cli.policy import PolicyOptions
+from oallama.cli.policy import PolicyOptions, note_planned, note_unused
 from oallama.core.errors import DoesNotFit, UsageError
+from oallama.core.options import Options
 from oallama.core.types import Workload
 
 LOAD = Workload(64, 16, 512, n_ubatch=128)
@@ -69,3 +70,33 @@ def test_prefetch_is_for_policies_that_stream(policy: str, allowed: bool) -> Non
     else:
         with pytest.raises(UsageError, match="streams none"):
             PolicyOptions(policy, None, prefetch="layer").plan(placer, LOAD)
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "has_device", "says"),
+    [
+        ("hetegen", {}, False, "note: --policy hetegen places weights on a device, and there is none; name one with"),
+        ("oato", {"vram": 1}, False, "note: --vram limits a device, and there is none"),
+        ("hetegen", {"vram": 1}, True, ""),
+        ("auto", {}, False, ""),
+        ("cpu", {}, False, ""),
+        (None, {}, False, ""),
+    ],
+)
+def test_a_policy_that_needs_a_device_says_that_there_is_none(
+    capsys: pytest.CaptureFixture[str], policy: str | None, options: dict[str, Any], has_device: bool, says: str
+) -> None:
+    placer: Any = SimpleNamespace(options=Options(**options), has_device=has_device)
+    note_unused(placer, PolicyOptions(policy, None))
+    said = capsys.readouterr().err
+    assert said.startswith(says) and bool(said) == bool(says)
+
+
+def test_limits_that_a_plan_does_not_heed_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    note_planned(Options(vram=1, gpu_weights=0.5, vram_fill=0.5))
+    note_planned(Options(vram_fill=0.8))
+    note_planned(Options(n_ctx=512))
+    assert capsys.readouterr().err.splitlines() == [
+        "note: --vram and --gpu-weights and --vram-fill change nothing: the plan says what is where",
+        "note: --vram-fill changes nothing: the plan says what is where",
+    ]

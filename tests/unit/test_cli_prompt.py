@@ -104,6 +104,7 @@ def test_the_prompt_comes_from_a_pipe_when_it_is_not_given():
     assert read_prompt(None, io.StringIO("Once upon\na time\n")) == "Once upon\na time"
     assert read_prompt("-", io.StringIO("piped")) == "piped"
     assert read_prompt("given", io.StringIO("not read")) == "given"
+    assert read_prompt("-", io.StringIO("not read"), of_file=True) == "-"
 
 
 @pytest.mark.parametrize(

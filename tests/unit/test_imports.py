@@ -34,6 +34,7 @@ TOUCH_NATIVE = (
 TOUCH_NATIVE_TOO = {
     "oallama.cli.checks": "doctor checks the bridge itself",
     "oallama.cli.export": "names the file of the plugin",
+    "oallama.cli.tune": "starts itself as the bridge starts its own children",
     "oallama.serve.launch": "asks Linux to end llama-server with us, as the bridge's own children do",
     "oallama.serve.program": "llama-server must be of the ggml that the plug-in was made for",
     "oallama.serve.supervisor": "names signals as the bridge does",

@@ -7,6 +7,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse
 
+from oallama.cli.serve import parse_key
 from oallama.serve.access import Access, bearer, host_name, is_local, password
 
 KEY = "s3cret-key"
@@ -62,6 +63,18 @@ def test_health_needs_no_key_and_nothing_else_is_like_it():
         assert status(access, path).status_code == 401
 
 
+@pytest.mark.parametrize(("path", "method"), [("/health", "POST"), ("/v1/health", "GET"), ("/v1/models", "OPTIONS")])
+def test_without_the_key_no_body_is_taken(path, method):
+    access = Access(app, KEY)
+    for headers in ({"content_length": "1"}, {"content_length": "99999999"}, {"transfer_encoding": "chunked"}):
+        refused = status(access, path, method, **headers)
+        assert refused.status_code == 413 and refused.headers["connection"] == "close"
+        assert status(access, path, method, authorization=f"Bearer {KEY}", **headers).text == "in"
+        assert status(Access(app, None), path, method, **headers).text == "in"
+    assert status(access, path, method, content_length="0").text == "in"
+    assert status(access, "/v1/models", "POST", content_length="1").status_code == 401
+
+
 def test_a_browser_may_send_the_key_as_a_password_to_look_at_the_placement_and_for_nothing_else():
     access = Access(app, KEY)
     for path in ("/placement", "/placement.html"):
@@ -81,6 +94,12 @@ def test_a_password_that_is_none_is_empty(text):
 
 def test_bearer_is_the_text_behind_the_scheme():
     assert (bearer("Bearer a b"), bearer("Bearer  a "), bearer("Basic a"), bearer("")) == ("a b", "a", "", "")
+
+
+def test_blanks_around_a_key_are_none_of_it():
+    assert status(Access(app, parse_key(" k \n")), authorization="Bearer k").text == "in"
+    with pytest.raises(ValueError, match="empty"):
+        parse_key(" ")
 
 
 @pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "127.9.9.9:1", "[::1]:8080", "x.localhost"])
@@ -133,6 +152,30 @@ def test_no_more_requests_than_the_limit_and_all_again_later():
     assert (first, health, third.status_code) == (200, 200, 200)
     assert second.status_code == 503 and second.headers["retry-after"] == "1"
     assert second.json()["error"]["type"] == "unavailable_error"
+
+
+def test_what_strangers_may_ask_takes_no_place_from_those_with_the_key():
+    async def asked():
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(scope, receive, send):
+            if scope["path"] == "/health" or scope["method"] == "OPTIONS":
+                begun.set()
+                await go_on.wait()
+            await app(scope, receive, send)
+
+        transport = httpx.ASGITransport(app=Access(slow, KEY, most_requests=1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            waiting = []
+            for method, path in (("GET", "/health"), ("POST", "/health"), ("OPTIONS", "/v1/models")):
+                begun.clear()
+                waiting.append(asyncio.create_task(client.request(method, path)))
+                await begun.wait()
+            with_key = await client.get("/v1/models", headers={"authorization": f"Bearer {KEY}"})
+            go_on.set()
+            return with_key.status_code, [(await each).status_code for each in waiting]
+
+    assert asyncio.run(asyncio.wait_for(asked(), 60)) == (200, [200, 200, 200])
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,24 @@ def test_who_only_looks_neither_ends_it_nor_holds_it_off(tmp_path):
     assert "measured which placement is faster" in state["said"]
 
 
+def test_what_a_browser_asks_before_a_request_is_answered_and_is_none(tmp_path):
+    """Anybody may ask it, so it must not end what is measured."""
+
+    async def run():
+        async with idling(tmp_path) as (server, _):
+            await until(server.n_begun)
+            asked = [
+                await server.client.options("/v1/models", headers={"origin": origin})
+                for origin in ("http://localhost:3000", "https://evil.example")
+            ]
+            return asked, (tmp_path / "kept").exists()
+
+    (here, elsewhere), ended = asyncio.run(run())
+    assert (here.status_code, elsewhere.status_code, ended) == (204, 204, False)
+    assert here.headers["access-control-allow-origin"] == "http://localhost:3000"
+    assert "access-control-allow-origin" not in elsewhere.headers
+
+
 def test_what_was_asked_for_is_not_ended_by_a_request(tmp_path):
     async def run():
         async with idling(tmp_path, idle_s=3600) as (server, _):

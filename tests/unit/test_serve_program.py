@@ -1,17 +1,27 @@
 """How llama-server is found and started, and what its /metrics say."""
 
+import errno
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import placement_records as records
 import pytest
 
 from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, library_folder, soname
-from oallama.core.errors import BridgeError
+from oallama.core.errors import BridgeError, PlanError
 from oallama.serve.live import Live, Rate, live_of
-from oallama.serve.program import Settings, clean_environment, find_program, ggml_version, launch, prompt_cache_mib
+from oallama.serve.program import (
+    Settings,
+    _is_ours,
+    clean_environment,
+    find_program,
+    ggml_version,
+    launch,
+    prompt_cache_mib,
+)
 
 SETTINGS = Settings(n_parallel=4, threads=2, n_batch=None, name="m.gguf", pooling="mean")
 
@@ -45,6 +55,13 @@ def test_the_version_is_that_of_the_library_beside_the_program(tmp_path):
     assert ggml_version(program(tmp_path / "other", with_ggml=False)) is None
 
 
+def test_the_version_is_asked_with_nothing_of_the_working_directory(tmp_path, monkeypatch):
+    made = program(tmp_path / "bin")
+    (tmp_path / "ctypes.py").write_text("raise SystemExit(7)\n")
+    monkeypatch.chdir(tmp_path)
+    assert ggml_version(made) == GGML_VERSION
+
+
 def test_what_was_built_last_is_used_before_that_of_path(cache, tmp_path, monkeypatch):
     old, new = built(cache, "a"), built(cache, "b")
     os.utime(old.parent.parent / "recipe.json", (1, 1))
@@ -59,6 +76,34 @@ def test_one_that_was_built_from_another_version_is_passed_over(cache, tmp_path,
     on_path = program(tmp_path / "path")
     monkeypatch.setenv("PATH", str(on_path.parent))
     assert find_program(None) == on_path
+
+
+@pytest.mark.parametrize("which", ["program", "its folder", "the build's"])
+def test_one_that_other_users_can_change_is_passed_over(cache, which):
+    made = built(cache, "a")
+    assert find_program(None) == made
+    path = {"program": made, "its folder": made.parent, "the build's": made.parent.parent}[which]
+    path.chmod(0o757)
+    with pytest.raises(BridgeError, match=r"neither in the cache nor on PATH \(.* other users can change it\)"):
+        find_program(None)
+
+
+def test_one_of_another_user_is_passed_over(cache, monkeypatch):
+    built(cache, "a")
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    if owner == 0:
+        assert find_program(None)  # root's is everybody's
+    else:
+        with pytest.raises(BridgeError, match="other users can change it"):
+            find_program(None)
+
+
+@pytest.mark.parametrize(("group", "ours"), [(1000, True), (100, False)])
+def test_a_group_of_others_counts_and_the_users_own_does_not(monkeypatch, group, ours):
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    status = SimpleNamespace(st_mode=0o100775, st_uid=1000, st_gid=group)
+    assert _is_ours(SimpleNamespace(stat=lambda: status)) == ours
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"version": null}'])
@@ -78,11 +123,11 @@ def test_one_that_was_asked_for_is_used_or_refused(cache, tmp_path):
         find_program(str(program(tmp_path / "old", with_ggml=False)))
 
 
-def arguments(served, tmp_path, settings=SETTINGS):
+def arguments(served, tmp_path, settings=SETTINGS, **environment):
     names = [operator.name for operator in served.operators]
     made = launch(
         Path("/opt/llama-server"), served.plan, served.operators, served.model.n_layer, names, settings,
-        tmp_path / "s.sock", {"HOME": "/h"},
+        tmp_path / "s.sock", {"HOME": "/h", **environment},
     )  # fmt: skip
     return made, list(made.command)
 
@@ -115,6 +160,33 @@ def test_a_plan_that_splits_is_written_for_the_plug_in(tmp_path):
     assert made.environment["OALLAMA_PLAN"] == str(tmp_path / "plan.oallama")
     assert "libggml-oallama" in made.environment["GGML_BACKEND_PATH"]
     assert (tmp_path / "plan.oallama").read_text(encoding="utf-8").startswith("oallama-plan 1\n")
+
+
+def test_a_plan_that_cannot_be_started_leaves_the_file_of_the_one_before(tmp_path, monkeypatch):
+    pytest.importorskip("llama_cpp")
+    arguments(records.served(), tmp_path)
+    before = (tmp_path / "plan.oallama").read_bytes()
+
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("oallama.serve.program.write_whole", full)
+    with pytest.raises(OSError, match="No space left"):
+        arguments(records.served(), tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr("oallama.serve.program.plugin_text", lambda *_: "another")
+    with pytest.raises(PlanError):
+        arguments(replace(records.served(), plan=replace(records.served().plan, device="none")), tmp_path)
+    assert (tmp_path / "plan.oallama").read_bytes() == before
+
+
+def test_a_back_end_of_the_users_is_loaded_unless_ours_is_needed(tmp_path):
+    own = {"GGML_BACKEND_PATH": "/opt/libggml-mine.so"}
+    assert arguments(whole(), tmp_path, **own)[0].environment["GGML_BACKEND_PATH"] == "/opt/libggml-mine.so"
+    with pytest.raises(PlanError, match="leave --backend out"):
+        arguments(records.served(), tmp_path, **own)
+    ours = {"GGML_BACKEND_PATH": "/opt/libggml-oallama.so"}
+    assert "GGML_BACKEND_PATH" not in arguments(whole(), tmp_path, **ours)[0].environment
 
 
 def test_without_a_device_it_is_told_so(tmp_path):

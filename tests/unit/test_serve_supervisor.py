@@ -1,6 +1,7 @@
 """Keeping llama-server running, tried on a stand-in: started, watched, started again, ended with us."""
 
 import asyncio
+import errno
 import gc
 import os
 import signal
@@ -171,6 +172,60 @@ def test_it_can_be_stopped_for_a_while_and_started_in_another_way(tmp_path):
     gone, state, stub = asyncio.run(run())
     assert gone and state.on_device and state.restarts == 0
     assert b"--device CUDA0" in stub.logged[-1]
+
+
+def test_a_start_without_a_process_is_tried_again_with_the_device(tmp_path, monkeypatch):
+    """As where there is no memory for one: of the device it says nothing."""
+    create, failures = asyncio.create_subprocess_exec, []
+
+    async def failing(*words, **options):
+        if failures:
+            raise failures.pop()
+        return await create(*words, **options)
+
+    async def run():
+        stub = Stub(tmp_path)
+        supervisor = stub.supervisor(device="RPC0")
+        async with running(supervisor) as task:
+            monkeypatch.setattr(asyncio, "create_subprocess_exec", failing)
+            failures.append(OSError(errno.EAGAIN, "Resource temporarily unavailable"))
+            os.kill(supervisor.state.pid, signal.SIGKILL)
+            await until(lambda: supervisor.state.restarts == 2)
+            await ready(supervisor, task)
+            return stub, replace(supervisor.state)
+
+    stub, state = asyncio.run(run())
+    assert state.phase == "ready" and state.on_device
+    assert "it cannot be started: Resource temporarily unavailable" in stub.said[-1]
+
+
+def test_it_can_be_stopped_in_the_moment_in_which_it_is_started(tmp_path, monkeypatch):
+    create, pauses, pids = asyncio.create_subprocess_exec, [], []
+
+    async def run():
+        stub = Stub(tmp_path)
+        supervisor = stub.supervisor()
+
+        async def paused(*words, **options):
+            process = await create(*words, **options)
+            if not pauses:
+                pids.append(process.pid)
+                pauses.append(asyncio.create_task(supervisor.pause()))
+                await asyncio.sleep(0)  # until it waits for the end of what is not there yet
+            return process
+
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", paused)
+        task = asyncio.create_task(supervisor.run())
+        await until(lambda: pauses)
+        await asyncio.wait_for(pauses[0], 60)
+        phase, is_ready, gone = supervisor.state.phase, supervisor.ready.is_set(), not alive(pids[0])
+        supervisor.resume()
+        await ready(supervisor, task)
+        task.cancel()
+        await asyncio.wait({task})
+        return phase, is_ready, gone
+
+    assert asyncio.run(run()) == ("stopped", False, True)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is Linux's")

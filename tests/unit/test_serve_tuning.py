@@ -1,6 +1,9 @@
 """Measuring while a server runs: llama-server makes room, and starts again with what won."""
 
 import asyncio
+import errno
+import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -8,19 +11,22 @@ from dataclasses import replace
 import click
 import placement_records as records
 import psutil
+import pytest
 from serving import Stub, ready, running, until
 
+from ggml_bridge.child import PARENT_VARIABLE, python_module
 from oallama.cli.main import cli
 from oallama.cli.tune import tune_command
-from oallama.core.errors import DeviceError
+from oallama.core.errors import BridgeError, DeviceError
 from oallama.core.options import Options
 from oallama.serve import tuning as tuning_module
+from oallama.serve.launch import with_us
 from oallama.serve.tuning import Tune, Tuning
 
 WON = replace(records.served(), said="what won")
 
 
-def tuned(tmp_path, monkeypatch, code=0, replan=lambda: WON):
+def tuned(tmp_path, monkeypatch, code=0, replan=lambda: WON, launch=lambda stub, served: stub.launch("CUDA0")):
     """What happened, and the state, with a stand-in for `oallama tune`."""
     happened = []
 
@@ -36,7 +42,7 @@ def tuned(tmp_path, monkeypatch, code=0, replan=lambda: WON):
         tuning = Tuning(
             Tune(("measure", "m"), replan),
             supervisor,
-            lambda served: stub.launch("CUDA0"),
+            lambda served: launch(stub, served),
             happened.append,
             stub.said.append,
         )
@@ -76,6 +82,17 @@ def test_what_was_served_is_served_again_where_planning_fails(tmp_path, monkeypa
     assert stub.said[-1] == "the placement stays as it was: the device is away"
 
 
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), BridgeError("it is not built")])
+def test_what_was_served_is_served_again_where_what_won_cannot_be_started(tmp_path, monkeypatch, error):
+    def fails(stub, served):
+        raise error
+
+    happened, stub, state = tuned(tmp_path, monkeypatch, launch=fails)
+    assert len(happened) == 1 and state.phase == "ready" and state.said is None  # and it is not told as being served
+    assert stub.said[-1] == f"the placement stays as it was: {error}"
+    assert b"--device RPC0" in stub.logged[-1]
+
+
 def test_after_the_device_was_lost_there_is_nothing_to_measure(tmp_path):
     stub = Stub(tmp_path)
     supervisor = stub.supervisor("RPC0")
@@ -106,14 +123,24 @@ def test_the_end_of_the_server_ends_it(tmp_path):
     assert not [words for words in left if "tune" in words]
 
 
+def test_nothing_of_the_working_directory_is_imported(tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit(7)\n")
+    words = list(tune_command("m.gguf", Options(), 1, 1, None))
+    for command in ([*words[: words.index("tune") + 1], "--help"], with_us((sys.executable, "-S", "-c", ""), {})[0]):
+        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}
+        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, timeout=60)
+        assert ended.returncode == 0, ended.stderr
+
+
 def test_tune_is_asked_for_the_same_options():
     options = Options(
         device="rpc-worker:1", vram=6 * 2**30, vram_fill=0.8, gpu_weights=0.5, threads=3, n_ctx=4096, n_ubatch=256,
         type_k="q8_0", type_v="q8_0", flash_attn="on",
     )  # fmt: skip
     words = list(tune_command("m.gguf", options, 100, 20, "p.json"))
-    assert words[:4] == [sys.executable, "-m", "oallama", "tune"]
-    asked = cli.get_command(click.Context(cli), "tune").make_context("tune", words[4:]).params
+    start = [*python_module("oallama"), "tune"]
+    assert words[: len(start)] == start
+    asked = cli.get_command(click.Context(cli), "tune").make_context("tune", words[len(start) :]).params
     assert {name: asked[name] for name in ("n_prompt", "n_gen", "profile")} == {
         "n_prompt": 100,
         "n_gen": 20,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 from xml.etree import ElementTree
 
+import placement_records as records
 import pytest
 from described_cases import model, operators
 from test_published import SLOW, with_experts
@@ -20,7 +21,7 @@ from oallama.core.errors import PlanError, UsageError
 from oallama.core.options import Options
 from oallama.core.profile import LinearFit, Profile
 from oallama.core.routing import LayerRouting, Routing
-from oallama.core.types import Operator, PrefetchMode, Workload
+from oallama.core.types import Attention, Operator, PrefetchMode, Workload
 from oallama.core.units import MIB
 from oallama.cost.graph import build_graph
 from oallama.device.card import Card
@@ -244,6 +245,22 @@ def test_stock_fit_on_a_described_machine_keeps_to_the_memory_that_was_asked_for
     assert 0 < part.n_gpu_layers < whole.n_gpu_layers == model().n_layer + 1
     with pytest.raises(UsageError, match="--vram"):
         fit(gpu_weights=0.5)
+
+
+def test_a_plan_is_loaded_with_the_context_and_attention_that_are_asked_for() -> None:
+    planned = replace(records.served().plan, attention=Attention("off", "f16", "f16"))
+
+    def as_asked(**options: object) -> Plan:
+        asked = Options.given(device="none", **options)
+        return Placer(model(), operators(model(), "Q4_0"), (), asked).as_asked(planned)
+
+    assert as_asked() == planned
+    asked = as_asked(n_ctx=16384, n_ubatch=64, type_k="q8_0", flash_attn="on")
+    assert asked == replace(
+        planned,
+        workload=replace(planned.workload, n_ctx=16384, n_ubatch=64),
+        attention=Attention("on", "q8_0", "f16"),
+    )
 
 
 def test_a_plan_for_a_device_needs_one() -> None:

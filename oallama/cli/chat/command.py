@@ -17,7 +17,7 @@ from oallama.cli.options import (
     replan_option,
     system_option,
 )
-from oallama.cli.output import talk
+from oallama.cli.output import talk, tell_aborts
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
 from oallama.cli.policy import PolicyOptions
 from oallama.cli.routing import count_experts_option, counting, learn_experts_option
@@ -25,7 +25,6 @@ from oallama.cli.sampling import DEFAULT_N_GEN, SamplingOptions, sampling_option
 from oallama.cli.template import template_for
 from oallama.cli.tune import tune_command
 from oallama.core.errors import UsageError
-from oallama.device.native_abort import exit_at_abort
 from oallama.report.text import printable
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ def start(
         plan, to_tune = asked.made_plan(placer, load)
         fixed = why_fixed(placer, asked.policy)
     settings = settings_of(sampling, n_gen, template is not None, verbose)
-    exit_at_abort(lambda reason: talk(f"oallama: {reason}"))
+    tell_aborts()
     with counting(placer, *counts) as recording:
         when_idle = to_tune and asked.tune == "when-idle" and asked.options.n_batch is None and somebody_types()
 
@@ -183,10 +182,10 @@ def why_fixed(placer: Placer, policy: PolicyOptions) -> str:
 
 def welcome(session: Session, model: ChatModel) -> str:
     """The lines before the first message."""
-    from oallama.report.plan import processor_text, weights_on_device
+    from oallama.report.plan import where_text
 
     placer, engine = model.placer, model.engine
-    where = processor_text(*weights_on_device(engine.plan, placer.operators))
+    where = where_text(engine.plan, placer.operators)
     lines = [
         f"{printable(placer.model.name)} · {where} · context {engine.n_ctx} tokens · /? for help, /bye to leave",
         expected(placer, engine.plan),

@@ -16,6 +16,7 @@ from oallama.cli.chat.settings import MEANINGS, changed, setting_name
 from oallama.cli.output import talk, write_file
 from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
+from oallama.core.text import is_text
 from oallama.core.units import format_bytes
 from oallama.report.text import printable
 from oallama.run.conversation import Conversation
@@ -101,8 +102,15 @@ def _set(session: Session, model: ChatModel, argument: str) -> None:
 
 
 def unquoted(text: str) -> str:
-    """What is meant by a value, which may be in quotes, three or one, where one has the escapes of JSON."""
-    text = text.strip()
+    """What is meant by a value, which may be in quotes, three or one, where one has the escapes of JSON. Raises
+    UsageError for what is no text."""
+    value = _unquoted(text.strip())
+    if not is_text(value):
+        raise UsageError("this value is no text: it has half of a character, as JSON's \\ud800 is")
+    return value
+
+
+def _unquoted(text: str) -> str:
     if text.startswith(QUOTES):
         return text.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
     if len(text) > 1 and text[0] == text[-1] == '"':
@@ -133,10 +141,10 @@ def _shown_model(session: Session, model: ChatModel) -> list[str]:
 
 
 def _shown_placement(_session: Session, model: ChatModel) -> list[str]:
-    from oallama.report.plan import plan_sentences, processor_text, weights_on_device
+    from oallama.report.plan import plan_sentences, where_text
 
     engine = model.engine
-    where = processor_text(*weights_on_device(engine.plan, model.placer.operators))
+    where = where_text(engine.plan, model.placer.operators)
     return [
         f"{engine.plan.policy} on {engine.device}: {where}",
         *plan_sentences(engine.plan, model.placer.operators),

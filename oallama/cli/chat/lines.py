@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TextIO
 
 from oallama.core.errors import UsageError
+from oallama.core.text import is_text
 
 QUOTES = '"""'
 
@@ -43,7 +44,7 @@ class PipedLines:
                 line = self._stream.readline()
             except UnicodeDecodeError:
                 raise UsageError("what comes in on stdin is not UTF-8 text") from None
-            if any("\ud800" <= character <= "\udfff" for character in line):  # bytes that a locale such as C lets pass
+            if not is_text(line):
                 raise UsageError("what comes in on stdin is not UTF-8 text; convert it, for example with iconv")
             text += line
             if not line:

@@ -12,11 +12,13 @@ from oallama.cli.chat.lines import PipedLines
 from oallama.cli.chat.model import ChatModel
 from oallama.cli.chat.session import Session, figures
 from oallama.cli.output import is_terminal, talk
+from oallama.cli.signals import asked_to_end
 from oallama.core.errors import DeviceError, OallamaError
 from oallama.report.text import printable
 
 if TYPE_CHECKING:
     from oallama.cli.chat.terminal import Terminal
+    from oallama.run.engine import Engine
 
 HOW_TO_LEAVE = "to leave: /bye or Ctrl-D"
 
@@ -39,16 +41,19 @@ def reader_of_stdin(idle: IdleTune | None = None) -> Terminal | PipedLines:
 def converse(session: Session, model: ChatModel, reader: Terminal | PipedLines) -> None:
     """Answer until the end of the input or /bye. What is wrong with a message or a command is one sentence, and the
     session goes on; from a pipe, a lost device and Ctrl-C end it."""
+    told: Engine | None = None  # of which engine what was re-planned has been told
     n_replanned = 0
     while True:
         try:
             message = reader.read()
         except KeyboardInterrupt:
-            if not reader.interactive:
+            if not reader.interactive or asked_to_end():
                 raise
             talk(HOW_TO_LEAVE)
             continue
         if message is None:
+            if asked_to_end():  # the terminal is closed
+                raise KeyboardInterrupt
             return
         n_answers = session.n_answers
         try:
@@ -56,7 +61,7 @@ def converse(session: Session, model: ChatModel, reader: Terminal | PipedLines) 
         except Leave:
             return
         except KeyboardInterrupt:
-            if not reader.interactive:
+            if not reader.interactive or asked_to_end():
                 raise
             talk("stopped")
         except DeviceError as error:
@@ -67,11 +72,14 @@ def converse(session: Session, model: ChatModel, reader: Terminal | PipedLines) 
             _tell(error)
         if session.settings.verbose and session.last is not None and session.n_answers > n_answers:
             talk(figures(session.last, model.token_seconds))
-            for change in model.engine.replanned[n_replanned:]:
+            engine = model.engine
+            if engine is not told:
+                told, n_replanned = engine, 0
+            for change in engine.replanned[n_replanned:]:
                 talk(f"re-planned {change}")
-            n_replanned = len(model.engine.replanned)
-            if model.engine.learns:
-                talk(f"{model.engine.n_exchanged} hot experts exchanged so far")
+            n_replanned = len(engine.replanned)
+            if engine.learns:
+                talk(f"{engine.n_exchanged} hot experts exchanged so far")
 
 
 def _take(session: Session, model: ChatModel, message: str, interactive: bool) -> None:

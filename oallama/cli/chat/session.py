@@ -143,7 +143,7 @@ class Session:
             if n_more is not None:
                 break
         else:
-            alone = self._length(seen.without_oldest(seen.n_exchanges - 1))
+            alone = self._length(seen.without_oldest(max(0, seen.n_exchanges - 1)))
             what = "this message alone makes" if self.template is not None else "this text has"
             remedy = "shorten it" if self.template is not None else "/clear begins another"
             raise UsageError(

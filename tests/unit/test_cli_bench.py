@@ -1,0 +1,87 @@
+"""`oallama bench`: what was measured gets out, whatever fails behind it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_cases import NAMES, report, result, series, stock
+
+from oallama.bench.records import ArmResult, BenchTest
+from oallama.cli import bench, output
+from oallama.cli.main import exit_code
+from oallama.core.errors import UsageError
+
+SECONDS = [1.2, 1.21, 1.19, 1.2, 1.22, 1.18]
+FOUND = result(
+    (ArmResult(stock("stock-cpu", 0), report()), ArmResult(stock("stock-ngl", 99), report(*NAMES, n_gpu_layers=99))),
+    series(BenchTest(64, 0), SECONDS, SECONDS),
+)
+
+
+class Picture:
+    """In place of a chart."""
+
+    def svg(self) -> str:
+        return "<svg/>"
+
+    def png(self) -> bytes:
+        return b"\x89PNG and more"
+
+
+def test_a_chart_that_cannot_be_drawn_costs_no_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(result: Any, chart: str) -> None:
+        raise UsageError("cannot write it")
+
+    monkeypatch.setattr(bench, "_draw", fails)
+    with pytest.raises(UsageError):
+        bench.tell(FOUND, "jsonl", None, False, None, "times.svg")
+    assert [json.loads(line)["arm"] for line in capsys.readouterr().out.splitlines()] == ["stock-cpu", "stock-ngl"]
+
+
+@pytest.mark.parametrize("chart", ["no/such/folder/times.svg", "no/such/folder/times.png"])
+def test_a_result_that_cannot_be_written_is_known_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, chart: str
+) -> None:
+    monkeypatch.setattr("oallama.placer.Placer.of_file", lambda *_: pytest.fail("a model was read"))
+    monkeypatch.chdir(tmp_path)
+    for options in (["--chart", chart], ["-o", "no/such/folder/result.json"]):
+        assert exit_code(["bench", "a.gguf", *options]) == 2
+        assert "there is no folder no" in capsys.readouterr().err
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert exit_code(["bench", "a.gguf", "--chart", "times.png"]) == 2
+    assert "needs matplotlib" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["times.png", "times.svg"])
+def test_a_chart_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str) -> None:
+    target = tmp_path / name
+    target.write_text("old")
+    picture: Any = Picture()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", full)
+        with pytest.raises(UsageError, match="No space left"):
+            output.write_chart(str(target), picture)
+    assert target.read_text() == "old" and list(tmp_path.iterdir()) == [target]
+    output.write_chart(str(target), picture)
+    assert target.read_bytes() == (picture.png() if name.endswith("png") else picture.svg().encode())
+
+
+def test_json_goes_to_stdout_whatever_a_file_gets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "result.csv"
+    file.write_text(bench._text(FOUND, "csv"))  # as `run` has done by then
+    bench.tell(FOUND, "csv", str(file), True, None, None)
+    assert [row["arm"] for row in json.loads(capsys.readouterr().out)] == ["stock-cpu", "stock-ngl"]
+    assert [row["arm"] for row in csv.DictReader(file.read_text().splitlines())] == ["stock-cpu", "stock-ngl"]
+    bench.tell(FOUND, "csv", str(file), False, None, None)
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,79 @@
+"""SIGTERM and SIGHUP are taken for Ctrl-C, and a terminal that is gone is no failure."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from oallama.cli.output import talk
+from oallama.serve.server import ENDING, as_before
+
+IN_A_LOOP = """
+import asyncio, os, signal
+from oallama.cli.signals import asked_to_end, take_for_interrupt
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+take_for_interrupt()
+async def main():
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asked.set)
+    before = asked_to_end()
+    os.kill(os.getpid(), signal.SIGHUP)
+    await asyncio.wait_for(asked.wait(), 20)
+    print(before, asked_to_end())
+asyncio.run(main())
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+IGNORED = """
+import os, signal
+from oallama.cli.signals import asked_to_end, take_for_interrupt
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+take_for_interrupt()
+os.kill(os.getpid(), signal.SIGHUP)
+print(asked_to_end())
+"""
+
+
+@pytest.mark.parametrize(("code", "says"), [(IN_A_LOOP, "False True\ninterrupted\n"), (IGNORED, "False\n")])
+def test_signals_are_taken_for_ctrl_c_unless_they_are_ignored(code: str, says: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == (says, "")
+
+
+@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals are the main thread's")
+def test_behind_a_server_signals_are_handled_as_before() -> None:
+    before = [signal.getsignal(number) for number in ENDING]
+    with as_before(ENDING):
+        for number in ENDING:
+            signal.signal(number, signal.SIG_DFL)
+    assert [signal.getsignal(number) for number in ENDING] == before
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_a_terminal_that_is_gone_is_no_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(number, "no")
+
+    with (tmp_path / "stderr").open("w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with monkeypatch.context() as gone:
+            gone.setattr(click, "echo", fails)
+            if number == errno.EIO:
+                talk("nobody reads it")
+            else:
+                with pytest.raises(OSError, match="no"):
+                    talk("a full disk")
+        talk("afterwards")
+    assert (tmp_path / "stderr").read_text() == ("" if number == errno.EIO else "afterwards\n")
