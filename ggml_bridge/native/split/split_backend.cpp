@@ -256,12 +256,12 @@ void SplitBackend::device_computes() {
 //
 
 ggml_status SplitBackend::compute(ggml_cgraph * graph, ggml_backend_dev_t memory) {
+    stats().n_graphs++;
     if (computes_nothing(*graph)) {
         return GGML_STATUS_SUCCESS;
     }
     preparing_ = false;
     Stopwatch total;
-    stats().n_graphs++;
     for (int i = 0; i < graph->n_nodes; i++) {
         const ggml_tensor * weight = graph->nodes[i]->src[0];
         if (weight != nullptr && !is_sound(weight)) {
