@@ -34,6 +34,7 @@ class Timing:
 def timed(routing: Routing, timing: Timing) -> Iterator[dict[str, Any]]:
     """One record a request, until the file is through. Counts go to the cache, as with `keep`. Raises ValueError for
     rows of another model, and where the plan has no hot experts; OallamaError."""
+    from oallama.device.spec import parse_device
     from oallama.placer import Placer
     from oallama.profile.routing_store import write_routing as write_counts
     from oallama.run.learned_experts import Known
@@ -46,7 +47,7 @@ def timed(routing: Routing, timing: Timing) -> Iterator[dict[str, Any]]:
     n_tokens = min(len(rows) for rows in later.values())
     with tempfile.TemporaryDirectory() as folder:
         write_routing(Path(folder) / "later.txt", later, "what the sets were not chosen from")
-        device = f"{timing.device},values=drawn,routing={folder}/later.txt"
+        device = f"{parse_device(timing.device).timed},routing={folder}/later.txt"
         placer = Placer.load(
             timing.model, device=device, vram=timing.vram, gpu_weights=timing.gpu_weights, profile=timing.profile
         )
