@@ -129,7 +129,14 @@ def command(
         return made, clean_environment(os.environ)
     settings = Settings(8, placer.threads, None, Path(options.model).name, "mean")
     started = launch(
-        program, Plan.load(plan), placer.operators, placer.tensor_names, settings, folder / "s.sock", os.environ
+        program,
+        Plan.load(plan),
+        placer.operators,
+        placer.model.n_layer,
+        placer.tensor_names,
+        settings,
+        folder / "s.sock",
+        os.environ,
     )
     at = started.command.index("--host")
     made = [*started.command[:at], "--host", "127.0.0.1", "--port", str(port), *started.command[at + 2 :]]
