@@ -20,7 +20,7 @@ import click
 
 from oallama import __version__
 from oallama.cli.output import talk
-from oallama.cli.signals import take_for_interrupt
+from oallama.cli.signals import be_over, take_for_interrupt
 from oallama.core.errors import OallamaError
 from oallama.device.interrupt import drop_no_interrupt
 from oallama.report.text import printable
@@ -117,7 +117,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         claim_stdout()
         code = exit_code(argv)
         drop_unwritten()
+        be_over()
     except KeyboardInterrupt:  # before the command, or a dropped one that arrives once it is over
+        be_over()
         code = _fail("interrupted", 130)
     exec(
         ""

@@ -7,6 +7,8 @@ from types import FrameType
 
 _came: list[int] = []
 
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def take_for_interrupt() -> None:
     """From now on what is measured is kept, files are whole and workers end at these signals too; a SIGHUP that is
@@ -22,6 +24,13 @@ def end_as_interrupted(number: int, _frame: FrameType | None) -> None:
     if not callable(signal.getsignal(signal.SIGINT)):  # a shell starts what is in the background without it
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)  # an event loop hears of it in no other way
+
+
+def be_over() -> None:
+    """From now on they change nothing: the exit code stands, and CPython, which gives up its handlers as it ends,
+    would end by the signal."""
+    for number in ENDS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def asked_to_end() -> bool:

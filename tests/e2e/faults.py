@@ -139,7 +139,7 @@ class Started:
 
     def until_ready(self) -> Any:
         """Wait until the command handles signals itself: what comes before is the interpreter's."""
-        return self.until(lambda: _handles(self.process.pid, signal.SIGTERM))
+        return self.until(lambda: handles(self.process.pid, signal.SIGTERM))
 
     def must_end(self, *codes: int, by_itself: str = "") -> tuple[int, str]:
         """Its exit code, one of these, and its stderr: one sentence that says what failed. It has left nothing.
@@ -183,7 +183,7 @@ def _answers(pid: int) -> bool:
     return False
 
 
-def _handles(pid: int, number: signal.Signals) -> bool:
+def handles(pid: int, number: signal.Signals) -> bool:
     try:
         caught = Path(f"/proc/{pid}/status").read_text().split("SigCgt:")[1].split()[0]
     except (OSError, IndexError):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from e2e.faults import COMMANDS, Place, places
+from e2e.faults import COMMANDS, Place, handles, places
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process handles")
 
@@ -50,3 +50,24 @@ def test_ctrl_c_while_modules_are_imported_is_130(place: Place) -> None:
     command = [sys.executable, "-m", "interrupted"]
     done = subprocess.run(command, cwd=place.folder, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (130, "oallama: interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_while_the_interpreter_ends_changes_nothing(number: signal.Signals, place: Place) -> None:
+    """CPython has given up its handlers there, and would end by the signal whatever its exit code."""
+    code = (
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.__cxa_atexit(libc.getchar, None, None)  # behind the interpreter's end: waits until stdin is closed\n"
+        "from oallama.cli import main\n"
+        "main.main(['--version'])\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=place.folder) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline().startswith(b"oallama ")
+        while handles(process.pid, number):
+            time.sleep(0.01)
+        process.send_signal(number)
+        process.stdin.close()
+    assert process.returncode == 0
