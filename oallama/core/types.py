@@ -199,6 +199,11 @@ class Workload:
     n_ctx: Count32
     n_ubatch: Size32 = 512
 
+    @property
+    def largest_batch(self) -> int:
+        """Tokens of the largest micro-batch: llama.cpp makes none that is longer than the context."""
+        return min(self.n_ubatch, self.n_ctx)
+
 
 FlashAttention = Literal["auto", "on", "off"]
 

@@ -104,7 +104,7 @@ decode. Rounded from the profile's own cases, on a CPU with AVX-512 and for head
 
 def scores_fit(model: ModelInfo, load: Workload) -> bool:
     """Whether the scores' buffer is small enough (F32, n_ctx positions for each head and token of a micro-batch)."""
-    n_bytes = 4 * load.n_ctx * load.n_ubatch * model.n_head
+    n_bytes = 4 * load.n_ctx * load.largest_batch * model.n_head
     return n_bytes <= max(SCORES_BYTES, SCORES_SHARE * model.file_bytes)
 
 

@@ -86,10 +86,10 @@ def kept_cuts_of(problem: Problem, record: PlanRecord, placed: Placed) -> Replan
     slicer = Slicer(problem, load, Prefetch(streaming.prefetch, streaming.n_slots))
     layers = [(of, cut) for of, cut in slicer.again(placed).layers if not cut.n_hot]
     on, table = slicer.on, record.token_assignment
-    n_g = most_n_g(table, load.n_ubatch)
+    n_g = most_n_g(table, load.largest_batch)
 
     def staging(layers: Layers) -> int:
-        return staging_bytes(layers, on.prefetch, load.n_ubatch, n_g)
+        return staging_bytes(layers, on.prefetch, load.largest_batch, n_g)
 
     def ring(layers: Layers) -> int:
         return ring_bytes(layers, on.prefetch, n_g)

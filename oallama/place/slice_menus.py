@@ -56,7 +56,7 @@ class Menus:
         balanced, _ = least(lambda n: self._best(kind, "workload", (resident(n),))[1], 1, max(1, n_steps - 1))
         shares = (1 - i / self._n_values for i in range(self._n_values))
         wanted = {max(1, round(share * extent / step)) for share in shares} | {1, balanced, n_steps}
-        lengths = {1} if kind.outputs_only else {1, min(self._load.n_prompt, self._load.n_ubatch)}
+        lengths = {1} if kind.outputs_only else {1, min(self._load.n_prompt, self._load.largest_batch)}
         over = passes(self._load, "mixed")
 
         def best(gg: int, what: int, seconds: Callable[[Cut], float]) -> Cut:

@@ -55,7 +55,7 @@ class Sliceable:
         self._over: dict[int, tuple[Pass, ...]] = {
             n_tokens: (Pass(n_tokens, mean_depth(load), 1),)
             for n_tokens in {case.n_tokens for case in problem.profile.cases}
-            if n_tokens <= load.n_ubatch
+            if n_tokens <= load.largest_batch
         }
         asked: dict[int, list[Pass]] = defaultdict(list)
         for one in (*passes(load, "prefill"), *passes(load, "decode")):

@@ -139,8 +139,8 @@ class Slicer:
         """The plan with n_g for batches of any size, where there is room for what these need."""
         load = self.load
         known = {p.n_tokens for p in passes(load, "prefill")}
-        table = token_table(plan.layers, self.on, load.n_ubatch, known)
-        staging = staging_bytes(plan.layers, self.on.prefetch, load.n_ubatch, most_n_g(table, load.n_ubatch))
+        table = token_table(plan.layers, self.on, load.largest_batch, known)
+        staging = staging_bytes(plan.layers, self.on.prefetch, load.largest_batch, most_n_g(table, load.largest_batch))
         if plan.weights_bytes + staging > room:  # other batches get no more n_g than there is room for
             return plan
         made = self.priced(plan.layers, table, plan.kept_twice, plan.weights_bytes, staging)
@@ -197,7 +197,7 @@ class Slicer:
             tuple((kind.weight_bytes(cut), seconds) for cut, seconds in made)
             for kind, made in zip(mode.kinds, choices, strict=True)
         ]
-        prompt, n_ubatch = passes(self.load, "prefill"), self.load.n_ubatch
+        prompt, n_batch = passes(self.load, "prefill"), self.load.largest_batch
         lengths = sorted({p.n_tokens for p in prompt}) if mode.with_n_g else []
 
         def shared_out(evenly: bool) -> tuple[SlicePlan | None, bool]:
@@ -220,7 +220,7 @@ class Slicer:
                 if mode.with_n_g and not any(n_g for _, n_g in table):
                     return None, tied
                 layers = tuple((mode.kinds[k], choices[k][i][0]) for k, i in chosen)
-                staging = staging_bytes(layers, self.on.prefetch, n_ubatch, most_n_g(table, n_ubatch))
+                staging = staging_bytes(layers, self.on.prefetch, n_batch, most_n_g(table, n_batch))
                 if assigned.bytes + staging <= max(room, 0):
                     seconds = self._phases(counted, table)
                     plan = SlicePlan(layers, table, mode.twice, assigned.bytes, staging, *seconds, assigned.short)
@@ -323,7 +323,7 @@ class Slicer:
     def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
         """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
         prefetch, rates = self.on.prefetch, self.on.rates
-        ring = ring_bytes(plan.layers, prefetch, most_n_g(plan.token_assignment, self.load.n_ubatch))
+        ring = ring_bytes(plan.layers, prefetch, most_n_g(plan.token_assignment, self.load.largest_batch))
         settings = StreamSettings(prefetch.n_slots or 2, prefetch.mode, plan.kept_twice, ring_bytes=ring)
         if rates.blocking or not plan.streams or not rates.weights.beta_s_per_byte:
             return settings

@@ -33,8 +33,8 @@ def ring_bytes(layers: Layers, prefetch: Prefetch, n_g: int) -> int:
 
 def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -> int:
     """Of the ring, and of activations for the largest part of a block that the device computes. layers, n_g: as
-    ring_bytes. llama.cpp reserves as if the logits of all n_ubatch tokens were wanted, so the blocks behind the last
-    attention count like the others."""
+    ring_bytes. llama.cpp reserves as if the logits of all n_ubatch tokens were wanted, so the FFN behind the last
+    attention counts like the others; of the logits themselves a few tokens' are computed at once."""
     activations = hot = beside = 0
     for of, cut in {(id(of), cut): (of, cut) for of, cut in layers}.values():
         if cut.n_hot:

@@ -383,6 +383,33 @@ void check_mixed_experts() {
     done("experts beside a dense weight");
 }
 
+// Logits of 64 tokens at a time, and of what is left.
+void check_logits() {
+    Block block           = lone_block(q4_0);
+    block.name            = "logits";
+    block.weights[0].name = "output.weight";
+    block.build           = [](Graph & g) {
+        g.output(ggml_scale(g.ctx, g.mul_mat("output.weight", ggml_rms_norm(g.ctx, g.x, 1e-5F)), 0.5F));
+    };
+    check_block(block, {1, 63, 64, 65, 200}, Same::rows);
+
+    const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+    if (plan == nullptr) {
+        return;
+    }
+    const Model model(block, make_data(block), plan.get());
+    const auto  held_after = [&](int64_t n_tokens) {
+        Session session;
+        check(!session.compute(model, n_tokens).empty(), "logits of " + std::to_string(n_tokens) + " tokens");
+        return memory();
+    };
+    const oallama_memory few = held_after(64), many = held_after(200);
+    // blocks that live on the device are not the output's
+    check(resident || (many.device_compute == few.device_compute && many.host_compute == few.host_compute),
+          "the logits of 200 tokens take no more memory than those of 64");
+    done("logits of some tokens at a time");
+}
+
 } // namespace
 
 void test_graphs() {
@@ -395,6 +422,7 @@ void test_graphs() {
     check_mul_mats();
     check_sessions();
     check_uneven();
+    check_logits();
 }
 
 void test_partial() {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "split_logits.h"
 #include "split_resident.h"
 #include "trace.h"
 
@@ -192,6 +193,13 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
     if (computes_nothing(*graph)) {
         return;
     }
+    if (is_of_many_logits(graph, memory)) {
+        for_some_logits(graph, [&](ggml_cgraph * some) {
+            prepare(some, memory, nullptr);
+            return GGML_STATUS_SUCCESS;
+        });
+        return; // its one node is the last to read what is sent
+    }
     const bool failed       = std::exchange(preparing_, true) && prepared_ == not_prepared; // for a sub-graph before
     prepared_               = not_prepared;                                                 // where this fails
     const Program & program = find(graph, memory);
@@ -270,7 +278,8 @@ ggml_status SplitBackend::compute(ggml_cgraph * graph, ggml_backend_dev_t memory
                             ": what was loaded with it failed; the plan's problems and the log say why");
         }
     }
-    const ggml_status status = run(find(graph, memory), graph);
+    const auto        whole  = [&](ggml_cgraph * part) { return run(find(part, memory), part); };
+    const ggml_status status = is_of_many_logits(graph, memory) ? for_some_logits(graph, whole) : whole(graph);
     total.lap(stats().total_ns);
     return status;
 }
