@@ -173,6 +173,8 @@ class OperatorPlacement:
     layout: Annotated[Line | None, Mark.OMIT_DEFAULT] = None
     # experts that the device holds whole and computes, ascending; the host keeps all of them, so cc is 1
     hot_experts: Annotated[tuple[Count, ...], Mark.OMIT_DEFAULT] = ()
+    # sent to and joined by itself, though the rest of its FFN may be cut alike
+    alone: Annotated[bool, Mark.OMIT_DEFAULT] = False
 
 
 @dataclass(frozen=True, slots=True)

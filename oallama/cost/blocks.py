@@ -1,13 +1,14 @@
 """What the split backend computes as one: a whole FFN, or a single mul-mat.
 
 Gate, up and down of an FFN that are cut at the same element form one block: each side computes its slice of all of it,
-inputs are sent once and partial sums are joined once (ScheInfer III-B, Eq. 1 and 2). Anything else is a block alone.
+inputs are sent once and partial sums are joined once (ScheInfer III-B, Eq. 1 and 2). Anything else is a block alone,
+and so is each of them where a plan has them joined alone, as HeteGen joins behind every linear.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.types import Operator
@@ -152,10 +153,13 @@ def residents(operators: Sequence[Operator], on_device: Sequence[bool], first_de
     )
 
 
-def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[SplitBlock, ...]:
+def split_blocks(
+    operators: Sequence[Operator], gg: Sequence[int], alone: Collection[int] = ()
+) -> tuple[SplitBlock, ...]:
     """The blocks that split operators form, in graph order of their first one.
 
-    gg: elements of each operator's GG, 0 where it is not split. Mul-mats of one FFN whose gg are equal are one block.
+    gg: elements of each operator's GG, 0 where it is not split. Mul-mats of one FFN whose gg are equal are one block,
+    unless one of them is joined alone.
     """
     families: dict[tuple[object, ...], list[int]] = {}
     for index, (operator, elements) in enumerate(zip(operators, gg, strict=True)):
@@ -163,7 +167,8 @@ def split_blocks(operators: Sequence[Operator], gg: Sequence[int]) -> tuple[Spli
             families.setdefault(ffn_of(index, operator), []).append(index)
     made = []
     for members in families.values():
-        if len(members) > 1 and _are_one_ffn([operators[i] for i in members]) and len({gg[i] for i in members}) == 1:
+        together = len({gg[i] for i in members}) == 1 and not any(i in alone for i in members)
+        if together and len(members) > 1 and _are_one_ffn([operators[i] for i in members]):
             made.append(_ffn_block(operators, members))
         else:
             made += [_lone_block(operators, i) for i in members]
@@ -196,9 +201,9 @@ def biased_ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> S
     )
 
 
-def slice_weights(operators: Sequence[Operator], gg: Sequence[int]) -> int:
-    """Bytes of all slices on the device. gg: elements of each operator."""
-    blocks = split_blocks(operators, gg) if any(gg) else ()
+def slice_weights(operators: Sequence[Operator], gg: Sequence[int], alone: Collection[int] = ()) -> int:
+    """Bytes of all slices on the device. gg, alone: as split_blocks."""
+    blocks = split_blocks(operators, gg, alone) if any(gg) else ()
     return sum(block.weight_bytes(gg[block.operators[0]]) for block in blocks)
 
 

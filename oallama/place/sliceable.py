@@ -71,7 +71,7 @@ class Sliceable:
         n_layer = problem.graph.n_layer
         self._parts = [2 * one.layer_in(n_layer) + (is_ffn(one) or one.is_last) for one in problem.operators]
         self._biased = _biased_ffns(problem.operators, problem.splittable)
-        self._blocks: dict[tuple[int, ...], tuple[tuple[SplitBlock, _Alike], ...]] = {}
+        self._blocks: dict[Hashable, tuple[tuple[SplitBlock, _Alike], ...]] = {}
         self._alike: dict[Hashable, _Alike] = {}
 
     @property
@@ -89,7 +89,7 @@ class Sliceable:
         within = {i for family in whole for i in family}
         families = [*whole, *(family for family in self._families.values() if family[0] not in within)]
         members = (tuple(i for i in family if not on_device[i]) for family in families)
-        found = sorted((one for some in members if some for one in self._blocks_of(some)),
+        found = sorted((one for some in members if some for one in self._blocks_of(some, placed.alone)),
                        key=lambda one: one[0].operators)  # fmt: skip
         if not found:
             return []
@@ -153,19 +153,22 @@ class Sliceable:
         before[0] += sum(between[begin:])
         return [len(blocks) * seconds / total if total > 0 else 1.0 for seconds in before]
 
-    def _blocks_of(self, members: tuple[int, ...]) -> tuple[tuple[SplitBlock, _Alike], ...]:
+    def _blocks_of(self, members: tuple[int, ...], alone: Collection[int]) -> tuple[tuple[SplitBlock, _Alike], ...]:
         """What these operators of one family form."""
-        if members not in self._blocks:
+        apart = any(i in alone for i in members)
+        key = (members, apart)
+        if key not in self._blocks:
             operators = self._problem.operators
             wanted = set(members)
             first, last = members[0], members[-1] + 1
             if is_biased_ffn([operators[i] for i in members]):
                 moved = [biased_ffn_block(operators, members)]
             else:
-                cut = split_blocks(operators[first:last], [i in wanted for i in range(first, last)])
+                here = [i in wanted for i in range(first, last)]
+                cut = split_blocks(operators[first:last], here, range(last - first) if apart else ())
                 moved = [replace(block, operators=tuple(first + i for i in block.operators)) for block in cut]
-            self._blocks[members] = tuple((block, self._alike_of(block)) for block in moved)
-        return self._blocks[members]
+            self._blocks[key] = tuple((block, self._alike_of(block)) for block in moved)
+        return self._blocks[key]
 
     def _alike_of(self, block: SplitBlock) -> _Alike:
         operators = self._problem.operators

@@ -1,8 +1,8 @@
 """A plan as its JSON object and back.
 
 History of the format (`"version"`):
-  1  first; `layout` and `hot_experts` of an operator and `n_ubatch` of the workload are left out where they are the
-     default, so is `streaming` (n_slots, prefetch, kept_twice, piece_bytes, link_bytes_per_s, ring_bytes) and
+  1  first; `layout`, `hot_experts` and `alone` of an operator and `n_ubatch` of the workload are left out where they
+     are the default, so is `streaming` (n_slots, prefetch, kept_twice, piece_bytes, link_bytes_per_s, ring_bytes) and
      `attention` (flash_attn, type_k, type_v) of a plan that says nothing of it, `notes` (sentences of the planner)
      where there are none, and `bound` where it is not known.
 Keys this version does not know are kept in `extra` and written back, so a newer minor addition survives a round trip.

@@ -152,6 +152,8 @@ int main(int argc, char ** argv) {
             random_first = std::atoll(argv[++i]);
         } else if (std::strcmp(argv[i], "--resident") == 0) {
             resident = true;
+        } else if (std::strcmp(argv[i], "--alone") == 0) {
+            alone = true;
         } else {
             names.emplace_back(argv[i]);
         }

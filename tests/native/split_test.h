@@ -139,6 +139,8 @@ enum class Late { none, one, half, all };
 
 extern bool resident; // every plan that names TEST0: blocks live there, and in sessions so does what is around them
 
+extern bool alone; // every plan: each mul-mat is joined alone
+
 extern Late     late;
 extern Streamed streamed;
 extern int      n_slots;

@@ -44,6 +44,7 @@ Data make_data(const Block & block) {
 Streamed streamed = Streamed::none;
 Late     late     = Late::none;
 bool     resident = false;
+bool     alone    = false;
 int      n_slots  = 2;
 int      ring     = 0;
 bool     sums     = true;
@@ -127,7 +128,7 @@ std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const 
             const int64_t cc      = cc_of(cut, weight.extent(), granule);
             const int64_t cg      = cg_of(weight.extent() - cc, granule);
             text += tensor_line(weight, cc, cg, layout) +
-                    (resident && device == async_device::device_name ? " resident\n" : "\n");
+                    (resident && device == async_device::device_name ? " resident" : "") + (alone ? " alone\n" : "\n");
         }
     }
     return text;

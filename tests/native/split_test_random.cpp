@@ -123,7 +123,7 @@ std::string random_lines(bridge::Random & random) {
     return lines;
 }
 
-// A plan of random cuts; those of an FFN mostly at the same elements, as planners of ours cut.
+// A plan of random cuts; those of an FFN mostly at the same elements, as planners of ours cut, and joined together.
 std::string random_plan(bridge::Random & random, const Block & block, const std::string & device,
                         const std::string & layout) {
     int64_t shared = 1;
@@ -131,6 +131,7 @@ std::string random_plan(bridge::Random & random, const Block & block, const std:
         shared = std::lcm(shared, granularity(weight.type, weight.axis));
     }
     const bool     together = block.together && !one_in(random, 4);
+    const bool     apart    = one_in(random, 4); // some are joined alone
     const uint64_t cuts     = random.next();
     std::string    text     = "oallama-plan 1\nmodel test\ndevice " + device + "\n" + random_lines(random);
     for (const Weight & weight : block.weights) {
@@ -141,7 +142,8 @@ std::string random_plan(bridge::Random & random, const Block & block, const std:
         bridge::Random & from    = together ? same : own;
         const int64_t    last    = std::min(weight.extent(), granule * random_part(from, n)); // where CC and CG end
         const int64_t    cc      = std::min(last, granule * random_part(from, n));
-        text += tensor_line(weight, cc, last - cc, layout) + (one_in(random, 6) ? " n_g=0\n" : "\n");
+        text += tensor_line(weight, cc, last - cc, layout) + (one_in(random, 6) ? " n_g=0" : "") +
+                (apart && one_in(random, 2) ? " alone\n" : "\n");
     }
     return text;
 }

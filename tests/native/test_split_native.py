@@ -60,6 +60,8 @@ STREAMS = [
 ]
 # blocks live on the device; what its memory does to ggml's own allocator is not ours to test
 RESIDENT = ["device", "types-dense", "types-moe", "types-lone", "graphs", "partial", "cuts", "hot", "threads", "leaks"]
+# no mul-mats run as one block, which others look at
+ALONE = ["types-dense", "types-moe", "cuts", "device", "partial", "threads", "leaks"]
 
 
 def run_tests(program: Path, tests: list[str], threads: int = 1, options: str = "") -> None:
@@ -128,6 +130,11 @@ def test_split_backend_that_streams(streaming: dict[str, Future[None]], options:
 @pytest.mark.parametrize("options", ["", "--streamed half --late half", "--streamed all --slots 1 --late one"])
 def test_split_backend_where_blocks_live_on_the_device(bridge: ggml_bridge.Bridge, options: str) -> None:
     run_tests(build_native("split_test", bridge.libraries.folder), RESIDENT, options=f"--resident {options}")
+
+
+@pytest.mark.parametrize("options", ["", "--streamed half --late half", "--resident --streamed half"])
+def test_split_backend_that_joins_each_mul_mat_alone(bridge: ggml_bridge.Bridge, options: str) -> None:
+    run_tests(build_native("split_test", bridge.libraries.folder), ALONE, options=f"--alone {options}")
 
 
 def test_split_backend_under_address_sanitizer(bridge: ggml_bridge.Bridge, pool: ThreadPoolExecutor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import lcm
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from oallama.core.types import Operator, OperatorPlacement
 from oallama.model.cut import cut_axis, cut_extent, cut_granularity
 from oallama.model.gguf_reader import read_gguf
 from oallama.model.operators import operators
-from oallama.plan.split import slice_counts
+from oallama.plan.split import check_hot_experts, slice_counts
 
 
 def operator(
@@ -109,3 +110,12 @@ def test_fractions_that_are_no_such_counts_are_refused(fractions: tuple[float, f
     odd = operator("output", "F16", (256, 1000, 1))
     with pytest.raises(PlanError, match=re.escape(message)):
         slice_counts(odd, OperatorPlacement("x", *fractions))
+
+
+def test_hot_experts_are_not_joined_alone() -> None:
+    """Gate, up and down with the same hot experts are one block."""
+    made = operator("ffn_up_exps", shape=(1024, 4096, 8))
+    placement = OperatorPlacement(made.name, 0.0, 0.0, 1.0, hot_experts=(1, 5))
+    check_hot_experts(made, placement)
+    with pytest.raises(PlanError, match=r"ffn_up_exps\.weight has hot_experts, .* cannot be alone"):
+        check_hot_experts(made, replace(placement, alone=True))

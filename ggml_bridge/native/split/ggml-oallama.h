@@ -46,7 +46,8 @@
 // cuts are at multiples of oallama_granularity. layout: the host buffer type of CC (CPU_REPACK, AMX, CPU); - where CC
 // is 0. n_g=0: whatever the table of tokens says, the device computes nothing of CC. resident: what the mul-mat reads
 // and what it gives lie in the device's memory, where llama.cpp computes what comes before and after; else in host
-// memory. Gate, up and down of one FFN run as one block when their counts are equal.
+// memory. Gate, up and down of one FFN run as one block when their counts are equal. alone: this mul-mat does not; its
+// inputs are sent and its results joined by themselves, whatever is cut like it.
 //
 // hot: experts, ascending, that the device has whole as well, in a tensor of so many matrices. It computes what tokens
 // are routed to these, the CPU computes the rest at the same time, and each token's results are weighted and added up

@@ -170,6 +170,9 @@ void check_hot(const SliceSpec & slice, const Line & line) {
         line.fail("has hot experts of " + slice.name + ", which has " + std::to_string(slice.e) + "; 2 to " +
                   std::to_string(max_experts) + " are possible");
     }
+    if (slice.alone) {
+        line.fail("has hot experts of " + slice.name + ", which is to be joined alone; one of the two is possible");
+    }
     if (slice.cc != slice.extent()) {
         line.fail("has hot experts and a cut through all experts of " + slice.name + "; one of the two is possible");
     }
@@ -192,6 +195,8 @@ SliceSpec read_slice(Line & line) {
             slice.takes_n_g = false;
         } else if (word == "resident" && !slice.resident) {
             slice.resident = true;
+        } else if (word == "alone" && !slice.alone) {
+            slice.alone = true;
         } else if (word.rfind("hot=", 0) == 0 && slice.hot.empty()) {
             slice.hot       = read_hot(word.substr(4), slice, line);
             slice.takes_n_g = false;
@@ -199,8 +204,8 @@ SliceSpec read_slice(Line & line) {
             others.push_back(word.substr(3));
         } else {
             line.fail("ends with " + word +
-                      "; n_g=0, resident and hot=EXPERTS may follow the layout, each once, and cc= with other cuts, or "
-                      "nothing");
+                      "; n_g=0, resident, alone and hot=EXPERTS may follow the layout, each once, and cc= with other "
+                      "cuts, or nothing");
         }
     }
     line.end();
