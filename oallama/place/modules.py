@@ -2,9 +2,9 @@
 HeteGen's scheduler (section 4.5) and FlexGen's shares of weights have in common.
 
 A module is what is moved at once: a linear operator of attention, a whole FFN (gate, up and down are cut at the same
-element, so that both sides go on with their own part), or an operator that cannot be cut. What lies outside the
-layers, the output, is no module: it is on the device before all others, or on the CPU. TwinPilots (twinpilots.py) takes
-the same modules, and chooses by itself which lie where.
+element, so that both sides go on with their own part) or each of its operators where these are joined alone, or an
+operator that cannot be cut. What lies outside the layers, the output, is no module: it is on the device before all
+others, or on the CPU. TwinPilots (twinpilots.py) takes the same modules, and chooses by itself which lie where.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def placed_modules(
     """These modules whole on the device beside `base`, and the others as they are cut; staging: bytes that takes."""
     inside = {i for n in there for i in found[n].operators}
     on_device = tuple(whole or i in inside for i, whole in enumerate(base.on_device))
-    whole = Placed(on_device, base.first_device_layer, placement_seconds(costs, on_device, base.first_device_layer), 1)
+    seconds = placement_seconds(costs, on_device, base.first_device_layer)
+    whole = replace(base, on_device=on_device, seconds=seconds, iterations=1)
     cuts = {m.operators: m.cut[1] for i, m in enumerate(found) if i not in there and m.cut is not None}
     if all(cut.is_whole for cut in cuts.values()):
         return whole

@@ -51,7 +51,7 @@ class Placed:
     filled: Placed | None = None  # OATO's fill, where exchanges changed it
     exchanges_left: bool = field(default=False, compare=False)  # that were not looked at, as there are too many
     makespan: Makespan | None = None  # that TwinPilots' modules were placed for
-    alone: frozenset[int] = frozenset()  # operators of FFNs that are joined alone where they are sliced
+    alone: frozenset[int] = frozenset()  # operators that are joined alone where they are sliced
 
     def uses_device(self, n_layer: int) -> bool:
         """Whether anything is on the device: llama.cpp's part of it, or slices."""

@@ -4,6 +4,7 @@ the costs of a workload and the device's memory."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache, partial
 
 from oallama.core.errors import UsageError
@@ -21,7 +22,9 @@ from oallama.place.slicer import Slicer
 from oallama.place.twinpilots import makespan_note, twinpilots
 
 PUBLISHED = {
-    "hetegen": "HeteGen's shares and promotion alone: weights are pinned for good, not while it runs",
+    "hetegen": "HeteGen's shares and promotion alone: weights are pinned for good, not while it runs, and an FFN has "
+    "one share and one join",
+    "hetegen-linear": "HeteGen's shares and promotion alone: weights are pinned for good, not while it runs",
     "twinpilots": "TwinPilots' plan for one workload: no history is kept, and nothing is planned anew while it runs",
     "flexgen": "FlexGen's place of weights alone: not its attention on the CPU, its schedule of batches or its linear "
     "program",
@@ -57,6 +60,8 @@ def published(problem: Problem, policy: str, phase: Phase, prefetch: Prefetch) -
         if policy == "fiddler":
             return fiddler(slicer, costs, operators, first, room, weights_room, phase)
         base = nothing_there(len(operators), first)
+        if policy == "hetegen-linear":
+            base = replace(base, alone=frozenset(range(len(operators))))
         of_token = costs_of(problem, load, "decode")
         if policy in ("flexgen", "twinpilots"):
             found = modules(slicer, of_token, operators, base, flexgen.streamed)
@@ -76,7 +81,7 @@ def published_notes(problem: Problem, policy: str, placed: Placed) -> tuple[str,
     notes: tuple[str, ...] = (PUBLISHED[policy],)
     if placed.makespan is not None:
         notes = (*notes, makespan_note(placed.makespan, placed.seconds))
-    if policy not in ("hetegen", "flexgen"):
+    if policy not in ("hetegen", "hetegen-linear", "flexgen"):
         return notes
     cg = placed.slices.cg if placed.slices else (0,) * len(problem.operators)
     n_left = sum(

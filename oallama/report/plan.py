@@ -43,7 +43,7 @@ def plan_sentences(record: PlanRecord, operators: Sequence[Operator]) -> tuple[s
         f"{record.policy} on {printable(record.device)}: {format_bytes(on_device)} of {format_bytes(total)} of weights "
         f"({percent(on_device, total)}) and {whole} of {plural(len(record.operators), 'operator')} on the device"
         f"{f', {split} split between it and the CPU' if split else ''}"
-        f"{f', {alone} of them of an FFN and joined alone' if alone else ''}"
+        f"{f', {alone} of them joined alone' if alone else ''}"
     )
     times = (predicted_text(record.predicted),) if record.predicted else ()
     return (place, *times, *slice_sentences(record, operators), *(printable_sentence(note) for note in record.notes))

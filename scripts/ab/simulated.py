@@ -69,7 +69,7 @@ def _of_plan(placer: Placer, plan: Plan) -> dict[str, Any]:
 def _places(plan: Plan) -> str:
     """Equal for plans that differ in nothing but their policy's name."""
     record = plan
-    cuts = [(each.name, each.gg, each.cg, each.cc) for each in plan.operators]
+    cuts = [(each.name, each.gg, each.cg, each.cc, *(["alone"] if each.alone else [])) for each in plan.operators]
     text = json.dumps([plan.n_gpu_layers, cuts, record.token_assignment])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

@@ -26,7 +26,7 @@ from oallama.profile.store import profile_to_json
 
 CARD = "emulated:vram=1GiB,scale=1,values=real"
 EXACT_NMSE = 1e-6  # F16 weights: both sides multiply the same numbers (test_split_logits.py)
-STREAMING = ("hetegen", "twinpilots", "flexgen")
+STREAMING = ("hetegen", "hetegen-linear", "twinpilots", "flexgen")
 CASES = [
     *((policy, arch) for policy in (*STREAMING, "atsinfer") for arch in ("llama", "phi3", "qwen3moe")),
     *(("fiddler", arch) for arch in ("llama-moe", "qwen2moe", "qwen3moe")),
@@ -78,6 +78,21 @@ def test_hetegen_cuts_every_linear_operator_of_a_layer_that_is_not_promoted(mode
         assert gg == 0
         assert (cg > 0) == (operator.layer is not None), operator.name
         assert cc > 0
+
+
+def test_hetegen_linear_joins_each_linear_alone(models: Path) -> None:
+    """Where the one share of an FFN makes one block of it, and V and K, which read the same input, run together."""
+    path, phases = model(models, "llama"), {}
+    for policy in ("hetegen", "hetegen-linear"):
+        placer, plan = planned(path, policy, gpu_weights=0.0)
+        n_alone = sum(placement.alone for placement in plan.operators)
+        assert n_alone == (7 * placer.model.n_layer if policy == "hetegen-linear" else 0)
+        with placer.engine(plan, progress=False) as engine:
+            assert engine.plan.operators == plan.operators
+            engine.generate(list(range(1, 70)), max_tokens=4, temperature=0)
+            assert engine.split_stats is not None
+            phases[policy] = engine.split_stats.decode.n_phases / engine.split_stats.n_decoded
+    assert (phases["hetegen"], phases["hetegen-linear"]) == (4 * placer.model.n_layer, 7 * placer.model.n_layer)
 
 
 def test_a_faster_link_streams_more(models: Path) -> None:

@@ -1,7 +1,9 @@
-"""The `hetegen` policy: α in closed form and by the alpha benchmark, and what is promoted."""
+"""The `hetegen` policies: α in closed form and by the alpha benchmark, of a block and of each linear, and what is
+promoted."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -9,13 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slicing_cases import GEMMS, SHARED_DRAM, gemm, machine, streamed
 from split_cases import EMBD, FF, VOCAB, World, attention, ffn, operator, where
-from test_split_policy import LOAD, problem
+from test_split_policy import LOAD, N_LAYER, plan_of, problem
 
 from oallama.core.profile import LinearFit
+from oallama.core.types import Operator
 from oallama.cost.block_cost import Gemm
+from oallama.cost.blocks import split_blocks
 from oallama.cost.interference import Interference
+from oallama.model.cut import cut_extent
 from oallama.place.decide import decide
 from oallama.place.hetegen import Balance, alpha, alpha_benchmark, balance, cut
+from oallama.place.kept_cuts import kept_cuts_of
+from oallama.place.problem import Decision, Problem
+from oallama.place.record import placed_by_plan
+from oallama.place.simulate import simulate
+from oallama.place.slicer import Slicer
+from oallama.plan.plan import Plan
+from oallama.plan.plugin_text import plugin_text
 
 TIMES = st.floats(1e-6, 1.0)
 
@@ -157,3 +169,114 @@ def test_layers_in_another_order_get_the_same_plan(gpu_weights: float | None, fr
         rows = zip(made.operators, decision.placed.on_device, cg, strict=True)
         found.append(sorted((op.role, op.shape, there, elements) for op, there, elements in rows))
     assert found[0] == found[1]
+
+
+#
+# each linear by itself
+#
+
+# no fixed times, so that the alpha benchmark says what the closed form does
+PLAIN = World(cpu_rate=2e8, device_rate=8e9, launch_s=0.0, link=LinearFit(0.0, 2e-9, 1.0))
+FFN_ROLES = ("ffn_gate", "ffn_up", "ffn_down")
+
+
+def slow_down(world: World, slower: float) -> Problem:
+    """Of which the CPU takes so many times as long for ffn_down."""
+    made = problem(world, free=10**7, gpu_weights=0.0)
+    downs = {op.mul_mat for op in made.operators if op.role == "ffn_down"}
+    cases = tuple(
+        replace(case, seconds=case.seconds * slower, samples=tuple(s * slower for s in case.samples))
+        if case.device == "CPU" and case.mul_mat in downs
+        else case
+        for case in made.profile.cases
+    )
+    return replace(made, profile=replace(made.profile, cases=cases))
+
+
+def streamed_shares(decision: Decision, operators: tuple[Operator, ...]) -> dict[str, set[float]]:
+    """α of the operators of each role."""
+    assert decision.placed.slices is not None
+    found: dict[str, set[float]] = {}
+    for op, cg in zip(operators, decision.placed.slices.cg, strict=True):
+        found.setdefault(op.role, set()).add(cg / cut_extent(op))
+    return found
+
+
+def test_each_linear_has_the_alpha_of_equation_8() -> None:
+    """T'_CPU, T'_GPU and T'_COM are bytes by the described rates; gate and up have one, down another."""
+    made = slow_down(PLAIN, 2.0)
+    linear = streamed_shares(decide(made, "hetegen-linear", LOAD, "mixed"), made.operators)
+    for role, slower in (("ffn_gate", 1.0), ("ffn_up", 1.0), ("ffn_down", 2.0), ("attn_q", 1.0)):
+        cpu_s, gpu_s, com_s = slower / 2e8, 1 / 8e9, 2e-9
+        (share,) = linear[role]
+        assert share == pytest.approx(cpu_s / (cpu_s + gpu_s + com_s), abs=32 / EMBD)
+    block = streamed_shares(decide(made, "hetegen", LOAD, "mixed"), made.operators)
+    assert block["ffn_gate"] == block["ffn_up"] == block["ffn_down"], "one for the FFN"
+    assert max(linear["ffn_up"]) < min(block["ffn_up"]) <= max(block["ffn_up"]) < min(linear["ffn_down"])
+
+
+def test_what_is_cut_alike_is_joined_alone_all_the_same() -> None:
+    """Three sendings and joins for one, and no more of the device's memory for the ring."""
+    made = problem(SLOW, free=10**7, gpu_weights=0.0)
+    block, linear = (decide(made, policy, LOAD, "mixed") for policy in ("hetegen", "hetegen-linear"))
+    shares = streamed_shares(linear, made.operators)
+    assert shares["ffn_gate"] == shares["ffn_up"]
+    assert linear.placed.alone and not block.placed.alone
+    names = [{w.name for w in simulate(made, LOAD, one.placed).token.works if w.kind == "join"}
+             for one in (block, linear)]  # fmt: skip
+    assert {name for name in names[0] if "FFN" in name} == {"layer 0: FFN", "layer 1: FFN"}
+    assert not any("FFN" in name for name in names[1])
+    assert {f"blk.{layer}.{role}.weight" for layer in range(N_LAYER) for role in FFN_ROLES} <= names[1]
+    assert linear.placed.slices is not None and block.placed.slices is not None
+    ring = [one.settings.ring_bytes for one in (block.placed.slices, linear.placed.slices) if one.settings]
+    assert 0 < ring[1] < ring[0]
+    assert linear.predicted.tpot_s > block.predicted.tpot_s
+
+
+def test_it_costs_what_three_lone_mul_mats_cost() -> None:
+    """Sending, computing and joining of each are those of a linear of attention with the same weight."""
+    made = problem(SLOW, free=10**7, gpu_weights=0.0)
+    placed = decide(made, "hetegen-linear", LOAD, "mixed").placed
+    slicer = Slicer(made, LOAD)
+    up = next(of for of, _ in slicer.again(placed).layers if made.operators[of.block.operators[0]].role == "ffn_up")
+    lone = replace(made.operators[0], name="blk.0.attn_q.weight", role="attn_q", shape=(EMBD, FF, 1))
+    (block,) = split_blocks([replace(lone, bytes=up.block.bytes)], [32])
+    assert replace(up.block, operators=()) == replace(block, operators=())
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.sampled_from([0.0, 0.3, None]), st.integers(40_000, 4_000_000), st.sampled_from([SLOW, PLAIN]))
+def test_its_plan_keeps_to_the_memory_and_survives_json_and_pricing(
+    gpu_weights: float | None, free: int, world: World
+) -> None:
+    made = problem(world, free, gpu_weights=gpu_weights)
+    decision = decide(made, "hetegen-linear", LOAD, "mixed")
+    assert decision.memory.spare >= 0
+    plan = plan_of(made, decision)
+    read = Plan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert read == plan
+    flagged = {p.name for p in plan.operators if p.alone}
+    assert flagged == {p.name for p in plan.operators if p.cg}
+    if decision.placed.slices is None:
+        return
+    again = placed_by_plan(N_LAYER, made.operators, read)
+    assert simulate(made, decision.workload, again).predicted.tpot_s == pytest.approx(decision.predicted.tpot_s)
+    text = plugin_text(read, made.operators, N_LAYER, "RPC0")
+    lines = {line.split()[1]: line.split() for line in text.splitlines() if line.startswith("tensor")}
+    assert {name for name, words in lines.items() if "alone" in words} == flagged
+
+
+def test_other_cuts_are_kept_of_each_linear() -> None:
+    """They are moved one by one."""
+    made = replace(problem(SLOW, free=10**7, gpu_weights=0.0), host_room=1 << 40)
+    decision = decide(made, "hetegen-linear", LOAD, "mixed")
+    kept = kept_cuts_of(made, plan_of(made, decision), decision.placed)
+    assert kept.moves and all(len(one.operators) == 1 for one in kept.blocks)
+    assert {name.split(".")[2] for one in kept.blocks for name in one.operators} > set(FFN_ROLES)
+
+
+def test_what_hetegen_makes_of_an_ffn_is_written_as_before() -> None:
+    made = problem(SLOW, free=10**7, gpu_weights=0.0)
+    plan = plan_of(made, decide(made, "hetegen", LOAD, "mixed"))
+    assert not any("alone" in row for row in plan.to_json()["operators"])
+    assert " alone" not in plugin_text(plan, made.operators, N_LAYER, "RPC0")
