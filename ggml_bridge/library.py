@@ -1,4 +1,4 @@
-"""Finds, checks and opens the native libraries: llama-cpp-python's ggml and llama, and our own two.
+"""Finds, checks and opens the native libraries: llama-cpp-python's ggml and llama, and our own.
 
 The wheel of llama-cpp-python carries each library under several file names. libllama was linked against `lib….so.0`;
 opening any other file would load a second registry of devices, so only `lib….so.0` is opened, and it is checked that
@@ -107,6 +107,11 @@ def find_emulated() -> Path:
     if not sys.platform.startswith("linux"):
         raise BridgeError("the emulated device needs Linux: it keeps a core for itself")
     return _find_built("ggml-emulated")
+
+
+def find_accept() -> Path:
+    """Path of libggml_accept, which is preloaded into RPC workers: see `_find_built`. Raises BridgeError."""
+    return _find_built("ggml_accept")
 
 
 def _find_built(name: str) -> Path:

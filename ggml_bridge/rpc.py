@@ -16,11 +16,14 @@ import signal
 import socket
 import struct
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from ggml_bridge.child import python_module
 from ggml_bridge.errors import BridgeError, ChildDied, signal_name
+from ggml_bridge.library import find_accept
 
 PROTOCOL_MAJOR = 7
 """Major version of ggml 0.25.3's RPC protocol; servers of another one are refused by it with an abort."""
@@ -72,6 +75,9 @@ def _receive(connection: socket.socket, n_bytes: int) -> bytes:
 class RpcServer:
     """A worker process that serves its CPU as an RPC device on this machine, and ends when this process ends.
 
+    It serves this process and its descendants alone where `guarded` is true: on Linux, where /proc tells who connects.
+    Elsewhere every process of this machine may connect to it.
+
     Free everything that lives on its device before `close`: ggml aborts this process when it misses the server.
     """
 
@@ -80,20 +86,23 @@ class RpcServer:
 
         Raises BridgeError or ChildDied when it does not come up.
         """
+        accept = find_accept() if sys.platform.startswith("linux") else None
         read_fd, write_fd = os.pipe()
         command = [*python_module("ggml_bridge.rpc_server"), "--host", host, "--threads", str(threads)]
         command += ["--parent-pid", str(os.getpid()), "--ready-fd", str(write_fd)]
         if cpus is not None:
             command += ["--cpus", ",".join(map(str, cpus))]
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=(write_fd,),
-                start_new_session=True,
-            )
+            with _preloaded(accept) as (environment, descriptors):
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    env=environment,
+                    pass_fds=(write_fd, *descriptors),
+                    start_new_session=True,
+                )
         except OSError:
             os.close(read_fd)
             raise
@@ -101,7 +110,9 @@ class RpcServer:
             os.close(write_fd)
         with os.fdopen(read_fd, "rb", buffering=0) as ready:
             try:
-                self.endpoint: str = self._wait_until_ready(ready)["endpoint"]
+                answer = self._wait_until_ready(ready)
+                self.endpoint: str = answer["endpoint"]
+                self.guarded: bool = answer["guarded"]
             except BaseException:
                 self.close()
                 raise
@@ -151,3 +162,18 @@ class RpcServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def _preloaded(library: Path | None) -> Iterator[tuple[dict[str, str], tuple[int, ...]]]:
+    """Environment and descriptors to start a process with, so that `library` stands before libc in it."""
+    if library is None:
+        yield dict(os.environ), ()
+        return
+    descriptor = os.open(library, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        # by its descriptor: the loader parts names at spaces and colons, which a path may have
+        names = [f"/proc/self/fd/{descriptor}", os.environ.get("LD_PRELOAD", "")]
+        yield {**os.environ, "LD_PRELOAD": ":".join(filter(None, names))}, (descriptor,)
+    finally:
+        os.close(descriptor)

@@ -1,9 +1,10 @@
 """Serves this machine's CPU as a ggml RPC device: python -m ggml_bridge.rpc_server --threads 1 --cpus 1
 
-Prints one JSON line {"endpoint": "host:port", "pid": n} when it answers (to --ready-fd if given, else to stdout); all
-else goes to stderr. With --parent-pid it ends when that process ends, however that happens. ggml's server has one
-client at a time and trusts it: anyone who can connect can read and write this process' memory, so bind it to 127.0.0.1
-or to a network you trust. It reports all of the machine's memory as its own; ggml offers no way to say less.
+Prints one JSON line {"endpoint": "host:port", "pid": n, "guarded": false} when it answers (to --ready-fd if given, else
+to stdout); all else goes to stderr. With --parent-pid it ends when that process ends, however that happens, and serves
+that process and its descendants alone where `guarded` is true (rpc_guard.py). ggml's server has one client at a time
+and trusts it: anyone who is served can read and write this process' memory, so bind it to 127.0.0.1 or to a network you
+trust. It reports all of the machine's memory as its own; ggml offers no way to say less.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ggml_bridge.bridge import load
 from ggml_bridge.errors import BridgeError
 from ggml_bridge.ffi import encode
 from ggml_bridge.rpc import probe
+from ggml_bridge.rpc_guard import Guard
 
 _BIND_ATTEMPTS = 5
 _POLL_S = 0.2
@@ -34,7 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     if options.cpus:
         os.sched_setaffinity(0, options.cpus)  # before any thread starts: all inherit it
+    guard = None
     if options.parent_pid is not None:
+        guard = Guard(options.parent_pid)
         threading.Thread(target=_leave_with, args=(options.parent_pid,), daemon=True).start()
         signal.signal(
             signal.SIGINT, signal.SIG_IGN
@@ -46,10 +50,11 @@ def main(arguments: list[str] | None = None) -> int:
     failure = ""
     try:
         bridge = load()
+        guarded = guard is not None and guard.install()
         for _ in range(_BIND_ATTEMPTS if options.port == 0 else 1):
             port = _choose_port(options.host, options.port)
             endpoint, over = f"{options.host}:{port}", threading.Event()
-            threading.Thread(target=_announce, args=(endpoint, port, ready_fd, over), daemon=True).start()
+            threading.Thread(target=_announce, args=(endpoint, port, guarded, ready_fd, over), daemon=True).start()
             try:
                 bridge.native.call("gb_rpc_serve", encode(endpoint), options.threads)
             except BridgeError as error:
@@ -70,7 +75,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="0 (default): any free port")
     parser.add_argument("--threads", type=int, default=1, help="threads to compute with (default %(default)s)")
     parser.add_argument("--cpus", type=_cpu_list, help="CPUs to run on, for example 1 or 0-3,8")
-    parser.add_argument("--parent-pid", type=int, help="end when this process ends")
+    parser.add_argument("--parent-pid", type=int, help="end with this process, and serve it and its descendants alone")
     parser.add_argument("--ready-fd", type=int, help="file descriptor for the line that says it answers")
     return parser.parse_args(arguments)
 
@@ -92,13 +97,14 @@ def _choose_port(host: str, port: int) -> int:
         return chosen
 
 
-def _announce(endpoint: str, port: int, ready_fd: int, over: threading.Event) -> None:
+def _announce(endpoint: str, port: int, guarded: bool, ready_fd: int, over: threading.Event) -> None:
     """Writes the endpoint once this process answers a handshake there, unless serving is over before."""
     while not over.is_set():
         with contextlib.suppress(BridgeError):
             probe(endpoint, timeout_s=1.0)
             if _listens(port) and not over.is_set():
-                os.write(ready_fd, (json.dumps({"endpoint": endpoint, "pid": os.getpid()}) + "\n").encode())
+                answer = {"endpoint": endpoint, "pid": os.getpid(), "guarded": guarded}
+                os.write(ready_fd, (json.dumps(answer) + "\n").encode())
                 os.close(ready_fd)
                 return
         time.sleep(0.01)

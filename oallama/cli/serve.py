@@ -304,6 +304,8 @@ def _device(placer: Placer) -> Iterator[tuple[Callable[[Served], Served], Callab
         yield of(str(placer.known_device.spec if spec.kind == "auto" else spec)), lambda: None
         return
     worker = RpcWorker(spec)
+    if worker.warning:
+        talk(f"warning: {worker.warning}")
     try:
         lost = "its worker process does not answer"
         yield of(f"rpc://{worker.endpoint}"), lambda: None if worker.alive() else lost

@@ -36,6 +36,7 @@ class OpenDevice:
     give_up: Callable[[], None] = lambda: None  # it is lost: end our worker at once, never speak to the server again
     close: Callable[[], None] = lambda: None
     pid: int | None = None  # of a local worker
+    warning: str = ""
 
     @property
     def label(self) -> str:
@@ -140,7 +141,7 @@ def _open_worker(spec: DeviceSpec) -> OpenDevice:
         worker.close()
 
     info = replace(link.info, description=f"worker on {worker.endpoint}")
-    return OpenDevice(info.name, info, spec, worker.alive, give_up, close, worker.pid)
+    return OpenDevice(info.name, info, spec, worker.alive, give_up, close, worker.pid, worker.warning)
 
 
 def _new_worker(spec: DeviceSpec) -> RpcWorker:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 
 from oallama.core.errors import DeviceError
@@ -47,6 +48,14 @@ class RpcWorker:
     def endpoint(self) -> str:
         """host:port it serves at."""
         return self._server.endpoint
+
+    @property
+    def warning(self) -> str:
+        """Said where others than this process and its descendants are served; "" where not, and on macOS, where that is
+        always so."""
+        if self._server.guarded or not sys.platform.startswith("linux"):
+            return ""
+        return "every process of this machine may use the worker and read its memory: /proc does not say who connects"
 
     def alive(self) -> bool:
         """Whether the worker can still compute: it runs, and has not been stopped for STOPPED_S."""

@@ -185,7 +185,7 @@ class Engine:
             self.close()
             raise
         spilled = spill_warning(self.memory.device_bytes, device_now)
-        self.warnings = (*warnings, *filter(None, [self.memory.warning, spilled]))
+        self.warnings = (*warnings, *filter(None, [device_now.warning, self.memory.warning, spilled]))
 
     def __enter__(self) -> Engine:
         return self

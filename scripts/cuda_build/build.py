@@ -11,7 +11,7 @@ from setup.commands import cmake_build, cmake_configure
 from setup.console import Console
 from setup.errors import SetupError
 
-from .recipe import CPU_VARIANTS, LIBRARIES, cpu_flags, cuda_flags
+from .recipe import CPU_VARIANTS, LIBRARIES, NATIVE, cpu_flags, cuda_flags
 from .toolkit import Toolkit
 
 
@@ -52,11 +52,11 @@ class Builder:
         return found
 
     def native(self) -> Path:
-        """libggml_bridge and libggml-oallama of this checkout. Returns the folder they are in."""
-        with self.console.step("oallama", "compiling libggml_bridge and libggml-oallama") as step:
+        """Our own libraries of this checkout. Returns the folder they are in."""
+        with self.console.step("oallama", "compiling our own libraries") as step:
             flags = ("-DCMAKE_BUILD_TYPE=Release", "-DOALLAMA_NATIVE_TESTS=OFF")
-            folder = self._build(self.root, self.work / "build-native", flags, ("ggml_bridge", "ggml-oallama"))
-            step.result = "compiled libggml_bridge and libggml-oallama"
+            folder = self._build(self.root, self.work / "build-native", flags, NATIVE)
+            step.result = f"compiled {', '.join(f'lib{name}' for name in NATIVE)}"
         return folder
 
     def _build(self, source: Path, folder: Path, flags: Sequence[str], targets: Sequence[str]) -> Path:

@@ -26,6 +26,7 @@ from .recipe import (
     DEFAULT_ARCHITECTURES,
     LIBRARIES,
     LIMIT_BYTES,
+    NATIVE,
     PROGRAMS,
     PYTHON_PARTS,
     parse_architectures,
@@ -174,7 +175,7 @@ def _collect(
     """Put everything that travels into `tree`, anew."""
     shutil.rmtree(tree, ignore_errors=True)
     copy_libraries(built, LIBRARIES, tree / "lib")
-    copy_libraries(native, ("ggml_bridge", "ggml-oallama"), tree / "native")
+    copy_libraries(native, NATIVE, tree / "native")
     for name, library in variants.items():
         (tree / "cpu" / name).mkdir(parents=True)
         shutil.copy2(library, tree / "cpu" / name / "libggml-cpu.so.0")

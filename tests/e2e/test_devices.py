@@ -106,6 +106,19 @@ def test_a_worker_is_a_device_of_its_own_until_closed() -> None:
     assert device.name not in [listed.name for listed in list_devices()], "a dead device would abort who lists devices"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a worker always serves everybody")
+def test_a_worker_that_serves_everybody_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unguarded(RpcServer):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, False if name == "guarded" else value)
+
+    with open_device("rpc-worker") as device:
+        assert device.warning == ""
+    monkeypatch.setattr("ggml_bridge.rpc.RpcServer", Unguarded)
+    with open_device("rpc-worker") as device:
+        assert device.warning.startswith("every process of this machine may use the worker")
+
+
 def test_two_workers_do_not_disturb_each_other() -> None:
     with open_device("rpc-worker") as first:
         with open_device("rpc-worker") as second:
