@@ -28,7 +28,7 @@ _ESTABLISHED = 1  # TCP_ESTABLISHED
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
-_ANY = 0xFFFFFFFF  # state of the socket
+_ANY = 0xFFFFFFFF  # a socket in any state
 _INODE_AT = 84  # bytes of struct nlmsghdr and of struct inet_diag_msg before idiag_inode
 
 
@@ -52,24 +52,27 @@ class Guard:
         return True
 
     def _next(self, listener: int) -> int:
-        """The next connection that may be served; ggml asks for it when it is done with the one before."""
+        """The next connection that may be served; ggml asks for it when it is done with the one before. -1, with which
+        ggml stops serving, where there is no thread to be had that accepts any."""
         if not self._listening:
+            try:
+                own = socket.socket(fileno=os.dup(listener))
+                threading.Thread(target=self._accept, args=(own,), daemon=True).start()
+            except (OSError, RuntimeError, MemoryError):
+                return -1
             self._listening = True
-            own = socket.socket(fileno=os.dup(listener))
-            threading.Thread(target=self._accept, args=(own,), daemon=True).start()
         return self._let_in.get().detach()
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
                 connection, _ = listener.accept()
-            except OSError:  # it was gone again, or there is no descriptor left for it
+                if is_of(connection, self._parent):
+                    self._let_in.put(connection)
+                else:
+                    connection.close()
+            except (OSError, MemoryError):  # no descriptor or memory for it now
                 time.sleep(_PAUSE_S)
-                continue
-            if is_of(connection, self._parent):
-                self._let_in.put(connection)
-            else:
-                connection.close()
 
 
 def can_tell(parent: int) -> bool:
