@@ -18,9 +18,12 @@ def parser_of(program: str, description: str | None) -> argparse.ArgumentParser:
 
 
 def guarded(program: str, job: Callable[[], int], interrupted: str = GOES_ON) -> int:
-    """The exit status of `job`, or of what it ran into, which is told: 2 for wrong input, 130 for Ctrl-C."""
+    """The exit status of `job`, or of what it ran into, which is told: 2 for wrong input, 130 for Ctrl-C, SIGTERM and
+    SIGHUP, so that what it has started ends with it."""
+    from oallama.cli.signals import take_for_interrupt
     from oallama.core.errors import OallamaError
 
+    take_for_interrupt()
     try:
         return job()
     except OallamaError as error:

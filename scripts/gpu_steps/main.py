@@ -54,7 +54,6 @@ def work_folder(options: argparse.Namespace) -> Path:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done or out of time, 1 a step failed, 2 wrong usage, 130 interrupted."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background; children would inherit that
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     begun = float(os.environ.get("OALLAMA_GPU_RUN_BEGAN", time.time()))  # before the pack was unpacked
     options = parse(arguments)
     if options.report:
