@@ -5,8 +5,9 @@
     python scripts/flaky.py -n 10 --busy 2             # beside two busy loops for each core
     python scripts/flaky.py -n 50 tests/unit/test_child.py
 
-What is behind the options goes to pytest. Runs are kept in build/test/flaky.json as they end, and the same command
-goes on until there are so many. Exit status: 0 no failure, 1 failures, 2 a run that tested nothing, 130 interrupted.
+What is behind the options goes to pytest. The number of a run is the seed of what its tests draw (OALLAMA_TEST_SEED).
+Runs are kept in build/test/flaky.json as they end, and the same command goes on until there are so many. Exit status:
+0 no failure, 1 failures, 2 a run that tested nothing, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         while len(record["runs"]) < options.n:
             with busy(round(options.busy * (os.cpu_count() or 1))):
-                run = one_run(of_pytest)
+                run = one_run(of_pytest, len(record["runs"]) + 1)
             if not run["tests"]:
                 print(f"flaky: pytest ended with {run['exit_code']} and tested nothing", file=sys.stderr)
                 return 2
@@ -63,13 +64,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any(run["failed"] for run in record["runs"]))
 
 
-def one_run(arguments: Sequence[str]) -> dict[str, Any]:
+def one_run(arguments: Sequence[str], seed: int) -> dict[str, Any]:
     """Of pytest: seconds, exit code, how many tests there were, and the names of those that failed."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="flaky-") as folder:
         results = Path(folder) / "results.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={results}", *arguments]
-        code = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode
+        seeded = {**os.environ, "OALLAMA_TEST_SEED": str(seed)}
+        code = subprocess.run(command, cwd=ROOT, env=seeded, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode
         cases = list(ElementTree.parse(results).iter("testcase")) if results.is_file() else []
     failed = sorted(
         f"{case.get('classname')}::{case.get('name')}"

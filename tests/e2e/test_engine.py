@@ -26,6 +26,7 @@ from e2e.placed import Placed, placed, with_ledger
 from e2e.what_is_held import nothing_grew
 from gguf_factory import write_gguf
 from llama_cpp import Llama
+from seeds import SEED
 
 from oallama.core.errors import DeviceError, ModelFileError, PlanError, UsageError
 from oallama.core.options import Options
@@ -653,7 +654,7 @@ while True:
 @pytest.mark.parametrize(("device", "n_times", "longest_s"), [("none", 60, 0.12), ("rpc-worker", 12, 0.8)])
 def test_ctrl_c_is_never_lost(f16: Path, device: str, n_times: int, longest_s: float) -> None:
     """At many moments of loading, computing and freeing."""
-    tests, moments = str(Path(__file__).parents[1]), random.Random(1)
+    tests, moments = str(Path(__file__).parents[1]), random.Random(SEED or 1)
     with subprocess.Popen(
         [sys.executable, "-c", MANY, tests, str(f16), device],
         stdout=subprocess.PIPE,

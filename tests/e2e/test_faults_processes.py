@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from e2e.faults import COMMANDS, Place, Started, places
+from seeds import SEED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="children that end with their parent are Linux's")
 
@@ -31,9 +32,11 @@ def until_it_has_children(started: Started) -> list[psutil.Process]:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_killed_child_is_one_sentence(name: str, place: Place) -> None:
     """Or no loss at all: what one child could not tell is asked of another."""
+    seed = f"{name} {SEED}"
+    print("seed:", seed)
     started = place.start(name)
     for child in until_it_has_children(started)[:1]:
-        time.sleep(random.Random(name).random() * 0.5)
+        time.sleep(random.Random(seed).random() * 0.5)
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     started.must_end(0, 1)

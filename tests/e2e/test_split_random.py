@@ -9,7 +9,6 @@ makes of it. A model of experts gets weights of floating point: quantised ones m
 from __future__ import annotations
 
 import random
-import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,13 +21,13 @@ from e2e.split_cases import block_of, split_placements, written
 from e2e.test_engine import nmse
 from e2e.test_split_logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE, movable
 from make_model import HALF_SCALES
+from seeds import FRESH
 
 from oallama.core.types import OperatorPlacement
 from oallama.cost.blocks import is_ffn
 from oallama.device.opening import open_device
 from oallama.model.cut import cut_extent, cut_granularity
 
-FRESH = secrets.randbits(32)
 SEEDS = {"fixed": 1, "fresh": FRESH}
 N = 8  # models of each seed and device
 FLOAT = ("F32", "F16")

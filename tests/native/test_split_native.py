@@ -7,7 +7,6 @@ OpenMP runtime is not instrumented; two threads are tried without it.
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from native_helpers import build_native
+from seeds import FRESH
 
 import ggml_bridge
 
@@ -42,7 +42,6 @@ TESTS = [
     "threads",
     "leaks",
 ]
-FRESH = secrets.randbits(32)
 # what has something new to show with other threads
 THREADED = ["device", "partial", "trace", "faults", "threads", "leaks"]
 

@@ -46,6 +46,15 @@ def test_failures_are_counted_and_runs_go_on(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_each_run_has_its_seed(tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(
+        "import os\n\n\ndef test_seed():\n    assert os.environ['OALLAMA_TEST_SEED'] == '1'\n"
+    )
+    done = flaky(tmp_path, "-n", "2")
+    runs = json.loads((tmp_path / "flaky.json").read_text())["runs"]
+    assert [len(run["failed"]) for run in runs] == [0, 1], done.stderr
+
+
 def test_other_tests_begin_anew_and_none_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text("def test_sound():\n    pass\n")
     assert flaky(tmp_path, "-n", "1", "--busy", "0.5").returncode == 0
