@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType
 
-_came: list[int] = []
+AGAIN_S = 1.0  # `timeout`, and a shell whose terminal is closed, send a signal twice at once
+
+_came_at: list[float] = []  # of time.monotonic()
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -18,9 +21,12 @@ def take_for_interrupt() -> None:
     signal.signal(signal.SIGTERM, end_as_interrupted)
 
 
-def end_as_interrupted(number: int, _frame: FrameType | None) -> None:
-    """Raises KeyboardInterrupt, now or where native code lets it."""
-    _came.append(number)
+def end_as_interrupted(_number: int, _frame: FrameType | None) -> None:
+    """Raises KeyboardInterrupt, now or where native code lets it; once for signals that come together."""
+    now = time.monotonic()
+    if _came_at and now - _came_at[-1] < AGAIN_S:
+        return
+    _came_at.append(now)
     if not callable(signal.getsignal(signal.SIGINT)):  # a shell starts what is in the background without it
         raise KeyboardInterrupt
     signal.raise_signal(signal.SIGINT)  # an event loop hears of it in no other way
@@ -29,10 +35,13 @@ def end_as_interrupted(number: int, _frame: FrameType | None) -> None:
 def be_over() -> None:
     """From now on they change nothing: the exit code stands, and CPython, which gives up its handlers as it ends,
     would end by the signal."""
-    for number in ENDS:
-        signal.signal(number, signal.SIG_IGN)
+    try:
+        for number in ENDS:
+            signal.signal(number, signal.SIG_IGN)
+    except KeyboardInterrupt:  # on the way
+        be_over()
 
 
 def asked_to_end() -> bool:
     """Whether one of them came: unlike a Ctrl-C, it is meant for all of the command."""
-    return bool(_came)
+    return bool(_came_at)

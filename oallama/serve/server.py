@@ -7,7 +7,7 @@ import contextlib
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ REQUEST_S = 20.0  # that a client may take over the headers of a request
 LONGEST_SOCKET_PATH = 100  # bytes that every system takes
 LONGEST_NAME = len("/oallama-serve-12345678/llama-server.sock")
 GRACE_S = 3.0  # that requests get to end when the server is asked to
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def serve(
     log: Callable[[bytes], None] = lambda line: None,
     patience: Patience = PATIENCE,
 ) -> None:
-    """Until SIGINT, SIGTERM or SIGHUP. talk: sentences for people; log: what llama-server writes.
+    """Until SIGINT, which the command line takes others for. talk: sentences for people; log: what llama-server writes.
 
     Raises DeviceError where llama-server does not start, or again and again not, or has no folder for its socket.
     """
@@ -98,19 +97,8 @@ def serve(
             "disk, or name another folder in TMPDIR"
         ) from None
     parent = None if longest <= LONGEST_SOCKET_PATH else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="oallama-serve-", dir=parent) as folder, as_before(ENDING):
+    with tempfile.TemporaryDirectory(prefix="oallama-serve-", dir=parent) as folder:
         asyncio.run(_serve(sock, key, placements, Path(folder) / "llama-server.sock", talk, log, patience))
-
-
-@contextlib.contextmanager
-def as_before(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Signals are handled behind the block as before it: an event loop leaves them to the system."""
-    handlers = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 async def _serve(
@@ -158,10 +146,7 @@ async def _serve(
         app = idle = Idle(app, supervisor, tuning)
         idling = asyncio.create_task(idle.tune(tune.idle_s))
     server = Server(_config(Access(app, key)))
-    loop = asyncio.get_running_loop()
-    for number in ENDING:
-        if signal.getsignal(number) is not signal.SIG_IGN or number != signal.SIGHUP:  # ignored: as under nohup
-            loop.add_signal_handler(number, server.handle_exit, number, None)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, server.handle_exit, signal.SIGINT, None)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     supervising = asyncio.create_task(supervisor.run())
     ready = asyncio.create_task(_say_when_ready(supervisor, url_of(sock), talk))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import errno
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,12 @@ import click
 import pytest
 
 from oallama.cli.output import talk
-from oallama.serve.server import ENDING, as_before
 
 IN_A_LOOP = """
 import asyncio, os, signal
+from oallama.cli import signals
 from oallama.cli.signals import asked_to_end, take_for_interrupt
+signals.AGAIN_S = 0.0
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 take_for_interrupt()
@@ -46,19 +45,35 @@ print(asked_to_end())
 """
 
 
-@pytest.mark.parametrize(("code", "says"), [(IN_A_LOOP, "False True\ninterrupted\n"), (IGNORED, "False\n")])
+TWICE = """
+import os, signal
+from oallama.cli import signals
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signals.take_for_interrupt()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except KeyboardInterrupt:
+    signals.AGAIN_S = 1000.0
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("once")
+signals.AGAIN_S = 0.0
+try:
+    os.kill(os.getpid(), signal.SIGHUP)
+except KeyboardInterrupt:
+    print("anew")
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [(IN_A_LOOP, "False True\ninterrupted\n"), (IGNORED, "False\n"), (TWICE, "once\nanew\n")],
+    ids=["in-a-loop", "ignored", "twice"],
+)
 def test_signals_are_taken_for_ctrl_c_unless_they_are_ignored(code: str, says: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == (says, "")
-
-
-@pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals are the main thread's")
-def test_behind_a_server_signals_are_handled_as_before() -> None:
-    before = [signal.getsignal(number) for number in ENDING]
-    with as_before(ENDING):
-        for number in ENDING:
-            signal.signal(number, signal.SIG_DFL)
-    assert [signal.getsignal(number) for number in ENDING] == before
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
