@@ -12,14 +12,13 @@ import mmap
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from oallama import __version__
-from oallama.cli.output import talk
+from oallama.cli.output import drop, talk
 from oallama.cli.signals import be_over, take_for_interrupt
 from oallama.core.errors import OallamaError
 from oallama.device.interrupt import drop_no_interrupt
@@ -118,9 +117,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = exit_code(argv)
         drop_unwritten()
         be_over()
-    except KeyboardInterrupt:  # before the command, or a dropped one that arrives once it is over
-        be_over()
-        code = _fail("interrupted", 130)
+    except KeyboardInterrupt:  # of the command, before it, or a dropped one that arrives once it is over
+        code = _interrupted()
     exec(
         ""
     )  # CPython notes a KeyboardInterrupt that left an exec of text, as dataclasses have; its exit code would be -2
@@ -128,14 +126,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def exit_code(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; an expected failure is one line on stderr, never a traceback (unless OALLAMA_DEBUG=1)."""
+    """Run a command line; an expected failure is one line on stderr, never a traceback (unless OALLAMA_DEBUG=1). Raises
+    KeyboardInterrupt."""
     stdout = sys.stdout
     try:
-        _claim_libraries()
-        result = cli.main(args=None if argv is None else list(argv), prog_name="oallama", standalone_mode=False)
-        sys.stdout.flush()
-    except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted", 130)
+        return _result(argv)
     except SystemExit as stop:
         # click wraps stdout and exits when the reader of a pipe has gone; else this is shell completion
         return int(stop.code or 0) if sys.stdout is stdout else _reader_gone()
@@ -154,7 +149,42 @@ def exit_code(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, OSError):
             return _fail(f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), 1)
         return _fail(_unexpected(error), 1)
+
+
+def _result(argv: Sequence[str] | None) -> int:
+    """Raises KeyboardInterrupt also where something else was made of one: by a failure to say it, or by CPython before
+    3.12 in a class that is being made."""
+    try:
+        _claim_libraries()
+        result = cli.main(args=None if argv is None else list(argv), prog_name="oallama", standalone_mode=False)
+        sys.stdout.flush()
+    except BaseException as error:
+        if _is_interrupt(error):
+            raise KeyboardInterrupt from error
+        raise
     return result if isinstance(result, int) else 0
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether it is one, or came of one."""
+    seen: set[int] = set()  # a cause may be its own
+    while error is not None and id(error) not in seen:
+        if isinstance(error, KeyboardInterrupt | click.Abort):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _interrupted() -> int:
+    """Say so. What stdout has not taken by now is dropped; a second Ctrl-C drops what stderr does not take."""
+    try:
+        drop(sys.stdout)
+        _fail("interrupted", 130)
+    except KeyboardInterrupt:
+        drop(sys.stderr)
+    be_over()
+    return 130
 
 
 def _claim_libraries() -> None:
@@ -234,12 +264,14 @@ def _fail(message: str, code: int) -> int:
 
         traceback.print_exc()
     line = " ".join(message.split())
-    talk(f"oallama: {printable(line, 2000)}")
+    try:
+        talk(f"oallama: {printable(line, 2000)}")
+    except OSError:  # nobody reads it; the exit code stands
+        drop(sys.stderr)
     return code
 
 
 def _reader_gone() -> int:
     """Whoever read our output has what it wanted; keep the interpreter from complaining while it ends."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    drop(sys.stdout)
     return 0

@@ -48,8 +48,14 @@ def talk(message: str) -> None:
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        with contextlib.suppress(OSError, ValueError):  # what is left in the buffer would fail the interpreter's end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        drop(sys.stderr)
+
+
+def drop(stream: IO[str]) -> None:
+    """What it has not taken, and what is written to it from now on: that would fail the interpreter's end, or hold it
+    up."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # no stream, or no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def tell_aborts() -> None:

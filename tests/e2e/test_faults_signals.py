@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import subprocess
@@ -73,3 +74,54 @@ def test_a_signal_while_the_interpreter_ends_changes_nothing(number: signal.Sign
         process.send_signal(number)
         process.stdin.close()
     assert process.returncode == 0
+
+
+TWICE = """
+import os, signal, sys
+from oallama.cli import main
+def work(**_):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("kept", flush=True)
+main.cli.main = work
+main.main(['devices'])
+"""
+
+
+def test_what_is_kept_at_a_signal_is_kept_where_it_comes_twice(place: Place) -> None:
+    """As `timeout` sends it: to the command, and to its group."""
+    done = subprocess.run([sys.executable, "-c", TWICE], cwd=place.folder, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "kept\n", "oallama: interrupted\n")
+
+
+def test_ctrl_c_ends_a_command_whose_stderr_nobody_reads(place: Place) -> None:
+    """It is answered there, so it may take another one."""
+    code = (
+        "import click; from oallama.cli import main\n"
+        "main.cli.main = lambda **_: click.echo('x' * 10**6, err=True)\n"
+        "main.main(['devices'])\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=place.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        process.stderr.read(1)
+        for _ in range(20):
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+                break
+        process.kill()
+    assert process.returncode == 130
+
+
+def test_an_interrupt_that_nobody_can_be_told_of_is_130(place: Place) -> None:
+    code = (
+        "from oallama.cli import main\n"
+        "main.cli.main = lambda **_: exec('raise KeyboardInterrupt')\n"
+        "main.main(['devices'])\n"
+    )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], cwd=place.folder, stderr=full, timeout=60)
+    assert done.returncode == 130

@@ -61,7 +61,6 @@ def failing(monkeypatch):
         (ImportError("x.so: failed to map segment from shared object"), 1, "oallama: out of memory"),
         (DeviceError("no start: OpenBLAS error: Memory allocation still failed after"), 1, "oallama: out of memory"),
         (ModelFileError("m: insufficient memory (attempted to allocate 2 MB)"), 1, "oallama: out of memory"),
-        (KeyboardInterrupt(), 130, "oallama: interrupted"),
         (PermissionError(13, "Permission denied", "/x"), 1, "oallama: Permission denied: /x"),
         (ZeroDivisionError("division"), 1, "oallama: internal error, please report it: ZeroDivisionError: division"),
         (DeviceError("\x1b[31mred"), 1, "oallama: \\x1b[31mred"),
@@ -74,6 +73,33 @@ def test_a_failure_is_one_line_and_an_exit_code(failing, capsys, error, code, sa
     lines = [line for line in said.err.splitlines() if line]
     assert len(lines) == 1
     assert lines[0].startswith(says)
+
+
+def disguised():
+    """As CPython before 3.12 does where a class is being made."""
+    error = RuntimeError("Error calling __set_name__ on 'Field' instance 'a' in 'B'")
+    error.__cause__ = KeyboardInterrupt()
+    return error
+
+
+def on_the_way():
+    """Whoever read stderr has ended at the same Ctrl-C."""
+    error = BrokenPipeError()
+    error.__context__ = KeyboardInterrupt()
+    return error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), disguised(), on_the_way()], ids=["plain", "disguised", "told"])
+def test_an_interrupt_stays_one_whatever_is_made_of_it(failing, error):
+    with pytest.raises(KeyboardInterrupt):
+        failing(error)
+
+
+def test_a_failure_that_is_its_own_cause_is_none(failing, capsys):
+    error = DeviceError("lost")
+    error.__cause__ = error
+    assert failing(error) == 1
+    assert "lost" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback(failing, capsys, monkeypatch):
