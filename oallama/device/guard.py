@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeVar
 
@@ -28,7 +27,7 @@ T = TypeVar("T")
 _WAKE = object()  # in a queue of results: look why
 
 POLL_S = 0.2  # how often a waiting caller looks whether the device still lives
-STALL_S = 300.0  # no beat for so long: the device is given up
+STALL_S = 300.0  # no beat for so long, not counting what this process is stopped: the device is given up
 
 
 class Direct:
@@ -87,7 +86,7 @@ class Guard:
         self.alive = alive
         self._on_lost = on_lost
         self._stall_s = stall_s
-        self._last_beat = time.monotonic()
+        self._silent_s = 0.0  # since the last beat
         self.broke = False
         self._wake: Callable[[], None] = lambda: None  # of the call in flight
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -98,7 +97,7 @@ class Guard:
 
     def beat(self) -> None:
         """Say that the call in flight makes progress; ends it where its caller was interrupted."""
-        self._last_beat = time.monotonic()
+        self._silent_s = 0.0
         if threading.current_thread() is self._thread and self._stop.is_set():
             raise UsageError(f"the call on {self.name} was stopped; make it again")
 
@@ -216,6 +215,7 @@ class Guard:
             try:
                 result = results.get(timeout=POLL_S)
             except queue.Empty:
+                self._silent_s += POLL_S
                 result = _WAKE
             if result is not _WAKE:
                 return result
@@ -225,7 +225,7 @@ class Guard:
                 self._give_up("the connection to it broke", abort_to_come=False)
             elif not self.alive():
                 self._give_up("it ended or stopped answering")
-            elif time.monotonic() - self._last_beat > self._stall_s:
+            elif self._silent_s > self._stall_s:
                 self._give_up(f"it has not answered for {self._stall_s:.0f} s")
             if self.lost:
                 raise self._error()

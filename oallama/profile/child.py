@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from oallama.profile.tasks import Fragment
 
 MODULE = "oallama.profile.child"
-STALL_S = 180.0  # a device that answers nothing for so long is lost
+STALL_S = 180.0  # a device that answers nothing for so long, not counting what this process is stopped, is lost
 WATCH_S = 0.5
 
 Message = dict[str, Any]
@@ -126,12 +126,12 @@ class Watchdog:
         self._name = name
         self._alive = alive
         self._stall_s = stall_s
-        self._last_beat = time.monotonic()
+        self._silent_s = 0.0  # since the last beat
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def beat(self) -> None:
-        self._last_beat = time.monotonic()
+        self._silent_s = 0.0
 
     def __enter__(self) -> Watchdog:
         self._thread.start()
@@ -145,7 +145,8 @@ class Watchdog:
         while not self._over.wait(WATCH_S):
             if not self._alive():
                 self._end("ended")
-            if time.monotonic() - self._last_beat > self._stall_s:
+            self._silent_s += WATCH_S
+            if self._silent_s > self._stall_s:
                 self._end(f"gave no answer for {self._stall_s:.0f} s")
 
     def _end(self, how: str) -> None:

@@ -1,0 +1,60 @@
+"""Processes that tests start: the command line, what must come about, and what must have ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+Found = TypeVar("Found")
+
+ROOT = Path(__file__).resolve().parents[1]
+COMMAND = (sys.executable, "-m", "oallama")
+PATIENCE_S = 120.0  # for what comes at once where nothing else runs
+
+
+def oallama(*arguments: object, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command line to its end, and check its exit code."""
+    options = {"cwd": ROOT, "timeout": 280, **({} if "input" in options else {"stdin": subprocess.DEVNULL}), **options}
+    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, **options)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def until(holds: Callable[[], Found], seconds: float = PATIENCE_S) -> Found:
+    """Wait for it; what it then is."""
+    deadline = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < deadline, f"it did not come about within {seconds:g} s"
+        time.sleep(0.01)
+    return found
+
+
+def alive(pid: int) -> bool:
+    """A zombie has ended."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def must_end(*pids: int) -> None:
+    for pid in pids:
+        until(lambda pid=pid: not alive(pid))  # type: ignore[misc]
+
+
+def children_with(word: str) -> list[psutil.Process]:
+    """What runs below this process with this word in its command line."""
+    return [child for child in psutil.Process().children(recursive=True) if word in _words(child)]
+
+
+def _words(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:  # it has ended meanwhile
+        return []
