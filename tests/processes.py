@@ -44,8 +44,7 @@ def alive(pid: int) -> bool:
 
 
 def must_end(*pids: int) -> None:
-    for pid in pids:
-        until(lambda pid=pid: not alive(pid))  # type: ignore[misc]
+    until(lambda: not any(map(alive, pids)))
 
 
 def children_with(word: str) -> list[psutil.Process]:

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from native_helpers import RunHere
+from processes import alive, must_end
 
 import ggml_bridge.child as child_module
 from ggml_bridge.child import Child, ChildError
@@ -21,15 +21,6 @@ from ggml_bridge.errors import BridgeError, ChildDied, ChildTimeout, OutOfMemory
 from ggml_bridge.rpc import RpcServer
 
 CASES = "child_cases"
-
-
-def gone(pid: int, patience_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_answers(run_here: RunHere) -> None:
@@ -126,11 +117,18 @@ def test_errors_keep_their_type(run_here: RunHere, case: str, kind: type[Excepti
         assert isinstance(error.value, BridgeError)
 
 
-def test_timeout_ends_the_child(run_here: RunHere) -> None:
-    seen: list[dict[str, Any]] = []
+def test_timeout_ends_the_child(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Child] = []
+
+    class Kept(Child):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(child_module, "Child", Kept)
     with pytest.raises(ChildTimeout, match=r"gave no answer within 1 s"):
-        run_here(CASES, {"case": "hang"}, on_progress=seen.append, timeout_s=1.0)
-    assert gone(seen[0]["pid"])
+        run_here(CASES, {"case": "hang"}, timeout_s=1.0)
+    must_end(made[0].pid)
 
 
 def test_an_error_in_on_progress_ends_the_child(run_here: RunHere) -> None:
@@ -142,7 +140,7 @@ def test_an_error_in_on_progress_ends_the_child(run_here: RunHere) -> None:
 
     with pytest.raises(RuntimeError, match="not shown"):
         run_here(CASES, {"case": "hang"}, on_progress=fail)
-    assert gone(pids[0])
+    must_end(pids[0])
 
 
 PARENT = textwrap.dedent(
@@ -163,9 +161,8 @@ def test_the_child_ends_with_its_parent(number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], env=environment, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert psutil.pid_exists(pid)
+        assert alive(pid)
         parent.send_signal(number)
         rest = parent.stdout.read()
-        parent.wait(10)
-    assert gone(pid)
+    must_end(pid)
     assert rest == ("interrupted\n" if number == signal.SIGINT else "")

@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from processes import PATIENCE_S, children_with, until
 
 from oallama.core.errors import DeviceError
 from oallama.core.profile import Profile
@@ -55,22 +54,18 @@ def run(device: str, operators: list[Operator] = OPERATORS, **options: object) -
 
 
 def journal(cache: Path) -> list[dict[str, object]]:
-    lines = [line for path in cache.glob("*.journal") for line in path.read_text().splitlines()]
-    return [json.loads(line) for line in lines if line]
+    """What is written whole."""
+    lines = [line for path in cache.glob("*.journal") for line in path.read_text().splitlines(keepends=True)]
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def journalled_cases(cache: Path) -> list[dict[str, object]]:
     return [case for fragment in journal(cache) for case in fragment.get("cases", [])]  # type: ignore[attr-defined]
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.005)
-
-
-def test_cpu_profile_is_complete_and_comes_from_the_cache_the_second_time(cache: Path) -> None:
+def test_cpu_profile_is_complete_and_comes_from_the_cache_the_second_time(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     profile = run("none")
     plain = {(c.mul_mat, c.n_tokens) for c in profile.cases if c.layout == "CPU"}
     assert plain == {(o.mul_mat, n) for o in OPERATORS for n in TOKENS}
@@ -80,16 +75,16 @@ def test_cpu_profile_is_complete_and_comes_from_the_cache_the_second_time(cache:
     assert profile.link == {} and profile.boundary is None and profile.contention is None and profile.launch_s == 0
     for case in profile.cases:
         assert len(case.samples) >= 2 and min(case.samples) <= case.seconds <= max(case.samples)
-        assert 0 < case.seconds < 1
+        assert 0 < min(case.samples) < 1
     extra = set(profile.fingerprint["cpu_layouts"]) - {"CPU"}
     assert {case.layout for case in profile.cases} - {"CPU"} <= extra
     assert profile_from_json(json.loads(json.dumps(profile_to_json(profile)))) == profile
 
     assert journal(cache) == []
     before = [path.stat().st_mtime_ns for path in cache.glob("*.json")]
-    start = time.perf_counter()
-    assert run("none") == profile  # the very samples
-    assert time.perf_counter() - start < 0.2
+    with monkeypatch.context() as nothing_starts:
+        nothing_starts.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("nothing is left to be measured"))
+        assert run("none") == profile  # the very samples
     assert [path.stat().st_mtime_ns for path in cache.glob("*.json")] == before
     refreshed = run("none", refresh=True)
     assert [c.samples for c in refreshed.cases] != [c.samples for c in profile.cases]
@@ -166,9 +161,9 @@ def test_an_interrupted_profile_goes_on_where_it_was(cache: Path) -> None:
     folders = [str(Path(__file__).parent)]
     process = subprocess.Popen([sys.executable, "-c", code, *folders], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        wait_for(lambda: len(journalled_cases(cache)) >= 3 or process.poll() is not None)
+        until(lambda: len(journalled_cases(cache)) >= 3 or process.poll() is not None)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
     assert process.returncode == 130, err.decode()
@@ -196,10 +191,9 @@ def test_an_interrupted_refresh_is_finished_by_the_next_call(cache: Path) -> Non
 
 def test_a_lost_worker_is_a_device_error_and_costs_only_what_was_under_way(cache: Path) -> None:
     def kill_worker() -> None:
-        wait_for(lambda: len(journalled_cases(cache)) >= 2)
-        for child in psutil.Process().children(recursive=True):
-            if "rpc" in " ".join(child.cmdline()):
-                child.kill()
+        until(lambda: len(journalled_cases(cache)) >= 2)
+        for child in children_with("ggml_bridge.rpc_server"):
+            child.kill()
 
     killer = threading.Thread(target=kill_worker)
     killer.start()
