@@ -8,7 +8,6 @@ A program can have what is dropped elsewhere arrive once more.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import signal
 import sys
@@ -80,11 +79,12 @@ def drop_no_interrupt() -> None:
 
 
 def _interrupt_behind(hook: Callable[[Any], None]) -> None:
-    """Interrupt the main thread when it has left the hook, where the interrupt would be dropped too."""
+    """Interrupt the main thread when it has left the hook, where the interrupt would be dropped too. By a signal, which
+    ends what it may be waiting for by then."""
     time.sleep(AGAIN_S)
     while _is_in(hook):
         time.sleep(AGAIN_S)
-    _thread.interrupt_main()
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
 
 def _is_in(function: Callable[[Any], None]) -> bool:
