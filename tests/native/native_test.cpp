@@ -324,7 +324,7 @@ int main() {
     test_timers("CPU");
     test_routing();
 
-    for (int i = 0; i < 500 && !answers(port); i++) {
+    for (int i = 0; i < 6000 && !answers(port); i++) { // a minute
         usleep(10000);
     }
     char names[256];

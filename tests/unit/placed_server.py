@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import placement_records as records
+from processes import PATIENCE_S
 from serving import Stub
 
 from oallama.serve import server as server_module
@@ -68,9 +69,9 @@ def running(stub: Stub, key: str | None = None, device: str = "none", wait: bool
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        assert begun.wait(60) and not failures, failures
+        assert begun.wait(PATIENCE_S) and not failures, failures
         yield Running(f"http://{host}:{port}", host, port, stub, stub.proxy)
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()

@@ -12,7 +12,7 @@ from oallama.serve.proxy import Proxy
 from oallama.serve.supervisor import Launch, Patience, Supervisor
 
 STUB = Path(__file__).resolve().parents[1] / "stub_llama_server.py"
-QUICK = Patience(first_s=0.05, longest_s=0.2, start_s=30.0, look_s=0.05, answer_s=2.0, end_s=5.0, n_starts=3)
+QUICK = Patience(first_s=0.05, longest_s=0.2, start_s=120.0, look_s=0.05, answer_s=60.0, end_s=5.0, n_starts=3)
 
 
 class Stub:

@@ -5,9 +5,9 @@ import contextlib
 import sys
 import types
 
-import psutil
 import pytest
 from idle_cases import MEASURES
+from processes import children_with
 
 from oallama.cli.chat import model as chat_model
 from oallama.cli.chat.idle import IdleTune
@@ -47,7 +47,7 @@ class Prompt:
 
 
 def left():
-    return [child for child in psutil.Process().children(recursive=True) if MEASURES in child.cmdline()]
+    return children_with(MEASURES)
 
 
 def test_it_measures_when_nobody_types_and_says_so_in_one_line(tmp_path):

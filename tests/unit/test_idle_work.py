@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -34,18 +35,17 @@ def test_all_steps_are_done_in_their_order_while_nobody_calls() -> None:
 
 
 def test_a_call_waits_for_one_step_and_the_others_go_on_behind_it() -> None:
-    in_step, may_end = threading.Event(), threading.Event()
+    in_step = threading.Event()
     done: list[int] = []
 
     def first() -> None:
         in_step.set()
-        assert may_end.wait(60)
+        assert _until(_this_test_waits_for_its_turn)
         done.append(0)
 
     work = Work(iter([first, *(lambda i=i: done.append(i) for i in range(1, 9))]))  # type: ignore[misc]
     work.idle.begin()
     assert in_step.wait(60)
-    threading.Timer(0.05, may_end.set).start()
     turn = work.turns.take()  # waits for the first step, and comes before the second
     work.wait()
     assert done == [0]
@@ -96,6 +96,16 @@ def test_stop_waits_and_a_failure_ends_it_for_good() -> None:
     work.idle.begin()
     work.idle.stop()
     assert done == ["slow"]
+
+
+def _this_test_waits_for_its_turn() -> bool:
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    waits = frame.f_code is threading.Condition.wait.__code__
+    while waits and (above := frame.f_back) is not None:
+        if above.f_code is Turns.take.__code__:
+            return True
+        frame = above
+    return False
 
 
 def _until(said: Callable[[], bool]) -> bool:

@@ -6,10 +6,10 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE_S, must_end, until
 
 ROOT = Path(__file__).parents[2]
 BIN = ("python", "ruff", "mypy", "clang-format", "oallama")
@@ -82,13 +82,8 @@ def test_arguments_go_to_pytest_alone(tree: Path) -> None:
 
 def test_what_runs_beside_ends_with_the_script(tree: Path) -> None:
     process = start(tree, native="echo $$ > beside; sleep 600")
-    deadline = time.monotonic() + 30
-    while not (beside := tree / "beside").exists() or not beside.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    beside = tree / "beside"
+    until(lambda: beside.exists() and beside.read_text())
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    pid = int((tree / "beside").read_text())
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    process.communicate(timeout=PATIENCE_S)
+    must_end(int(beside.read_text()))

@@ -1,21 +1,23 @@
 """The application on our port over a stand-in for llama-server: what is passed on, what is refused, what breaks off."""
 
 import asyncio
-import contextlib
+import functools
 import json
 import os
 import signal
 import socket
-import time
 
 import httpx
 import openai
 import placed_server
 import pytest
+from processes import until
 from serving import Stub
 
 from oallama.serve import proxy as proxy_module
 from oallama.serve import server as server_module
+
+get = functools.partial(httpx.get, timeout=30)
 
 
 @pytest.fixture
@@ -46,7 +48,7 @@ def test_a_path_is_passed_on_as_the_client_wrote_it(served, path):
 
 
 def test_llama_servers_own_errors_come_through(served):
-    answer = httpx.get(served.url + "/nothing")
+    answer = get(served.url + "/nothing")
     assert answer.status_code == 404 and answer.json()["error"]["type"] == "not_found_error"
 
 
@@ -54,7 +56,7 @@ def test_our_key_does_not_reach_llama_server(tmp_path):
     with placed_server.running(Stub(tmp_path), key="k1") as server:
         headers = post(server, "/echo", headers={"Authorization": "Bearer k1"}).json()["headers"]
         assert not {"authorization", "x-api-key"} & {name.lower() for name in headers}
-        assert httpx.get(server.url + "/v1/models").status_code == 401
+        assert get(server.url + "/v1/models").status_code == 401
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=server.url + "/v1", api_key="k2", max_retries=0).models.list()
 
@@ -98,36 +100,35 @@ def test_a_stream_that_breaks_off_ends_with_an_error_and_not_as_if_it_were_whole
 
 def test_after_an_abort_requests_are_told_so_and_later_answered(served):
     assert post(served, "/abort").status_code == 503
-    deadline = time.monotonic() + 60
-    refused = []
-    while (answer := httpx.get(served.url + "/v1/models")).status_code != 200:
-        refused.append(answer)
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    for each in refused:
+    asked = []
+
+    def answered():
+        asked.append(get(served.url + "/v1/models"))
+        return asked[-1].status_code == 200
+
+    until(answered)
+    for each in asked[:-1]:
         assert each.status_code == 503 and each.json()["error"]["type"] == "unavailable_error"
         assert each.headers["retry-after"] == "2"
-    assert httpx.get(served.url + "/placement").json()["state"]["restarts"] == 1
+    assert get(served.url + "/placement").json()["state"]["restarts"] == 1
 
 
 def test_while_the_model_loads_requests_are_told_so(tmp_path):
     stub = Stub(tmp_path)
     stub.order("loading")
     with placed_server.running(stub, wait=False) as server:
-        answer = httpx.get(server.url + "/health")
+        answer = get(server.url + "/health")
         assert answer.status_code == 503 and "being loaded" in answer.json()["error"]["message"]
-        assert httpx.get(server.url + "/placement").json()["live"] is None
-        assert httpx.get(server.url + "/placement.html").status_code == 200
+        assert get(server.url + "/placement").json()["live"] is None
+        assert get(server.url + "/placement.html").status_code == 200
 
 
 def test_a_client_that_goes_ends_its_request_there_too(served):
-    with contextlib.suppress(httpx.TimeoutException):
-        httpx.get(served.url + "/slow", timeout=1.0)
-    ended = served.stub.folder / "slow-ended"
-    deadline = time.monotonic() + 60
-    while not (ended.exists() and ended.read_text(encoding="utf-8")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    began, ended = served.stub.folder / "slow-began", served.stub.folder / "slow-ended"
+    with socket.create_connection((served.host, served.port), timeout=30) as client:
+        client.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(began.exists)
+    until(lambda: ended.exists() and ended.read_text(encoding="utf-8"))
     assert ended.read_text(encoding="utf-8") == "True"
 
 
@@ -192,12 +193,12 @@ def test_no_path_reaches_a_file(served):
 
 
 def test_the_start_page_is_the_placement_where_llama_server_has_none(served):
-    answer = httpx.get(served.url + "/", follow_redirects=True)
+    answer = get(served.url + "/", follow_redirects=True)
     assert answer.status_code == 200 and answer.url.path == "/placement.html"
 
 
 def test_the_placement_page_has_a_strict_policy_of_its_own(served):
-    answer = httpx.get(served.url + "/placement.html")
+    answer = get(served.url + "/placement.html")
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy
     assert "connect-src 'self'" in policy and "frame-ancestors 'none'" in policy
@@ -206,7 +207,7 @@ def test_the_placement_page_has_a_strict_policy_of_its_own(served):
 
 
 def test_the_placement_tells_what_was_measured(served):
-    told = httpx.get(served.url + "/placement").json()
+    told = get(served.url + "/placement").json()
     assert told["live"]["generation"] == {"tokens": 30, "seconds": 1.5, "tokens_per_s": 20.0}
     assert told["live"]["prompt"]["tokens_per_s"] is None
     assert told["state"]["phase"] == "ready"
@@ -215,15 +216,15 @@ def test_the_placement_tells_what_was_measured(served):
 def test_the_page_follows_a_lost_device(tmp_path):
     stub = Stub(tmp_path)
     with placed_server.running(stub, device="RPC0") as server:
-        assert httpx.get(server.url + "/placement").json()["device"] == "rpc://127.0.0.1:9"
+        assert get(server.url + "/placement").json()["device"] == "rpc://127.0.0.1:9"
         stub.order("fail-device")
-        os.kill(httpx.get(server.url + "/placement").json()["state"]["pid"], signal.SIGKILL)
-        deadline = time.monotonic() + 60
-        while (told := httpx.get(server.url + "/placement").json())["state"]["phase"] != "ready" or told["state"][
-            "on_device"
-        ]:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        os.kill(get(server.url + "/placement").json()["state"]["pid"], signal.SIGKILL)
+
+        def told_of_the_cpu():
+            told = get(server.url + "/placement").json()
+            return told if told["state"]["phase"] == "ready" and not told["state"]["on_device"] else None
+
+        told = until(told_of_the_cpu)
         assert told["device"] == "none" and {row["on"] for row in told["operators"]} == {"CPU"}
         assert "the device was lost" in told["state"]["said"]
         assert json.dumps(told)  # no NaN
@@ -232,4 +233,4 @@ def test_the_page_follows_a_lost_device(tmp_path):
 def test_where_there_is_nothing_to_measure_it_is_said(served):
     answer = httpx.post(served.url + "/placement/tune")
     assert answer.status_code == 409 and "nothing to measure" in answer.json()["error"]["message"]
-    assert httpx.get(served.url + "/placement/tune").status_code == 404
+    assert get(served.url + "/placement/tune").status_code == 404

@@ -7,19 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
-import psutil
 import pytest
+from processes import alive, must_end
 from serving import QUICK, STUB, Stub, ready, running, until
 
 from oallama.core.errors import DeviceError
 from oallama.serve.supervisor import Patience, last_words
-
-
-def alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def test_it_is_started_said_to_be_ready_and_ended(tmp_path):
@@ -248,10 +243,7 @@ def test_a_parent_that_is_killed_leaves_no_child(tmp_path):
         parent.kill()
         parent.wait()
         parent.stdout.close()
-    deadline = time.monotonic() + 30
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not alive(pid)
+    must_end(pid)
 
 
 def test_looking_at_it_again_and_again_holds_nothing(tmp_path):

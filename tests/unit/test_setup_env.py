@@ -11,10 +11,10 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from processes import must_end, until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -373,30 +373,22 @@ def test_failing_command_gives_its_last_lines_and_a_remedy(tmp_path: Path, conso
     assert said(console) == "", "no line for a step that failed"
 
 
-def test_interrupt_ends_the_command_and_its_children(tmp_path: Path, console: Console) -> None:
+def test_interrupt_ends_the_command_and_its_children(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = program(tmp_path, "build", f"sleep 60 & echo $! > {tmp_path}/child; echo '[1/2] c++'; wait")
 
+    under_way = threading.Event()
+
     def interrupt() -> None:
-        while not (tmp_path / "child").exists():
-            time.sleep(0.01)
-        time.sleep(0.1)
+        under_way.wait()
         signal.raise_signal(signal.SIGINT)
 
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt), console.step("x", "y") as step:
+        monkeypatch.setattr(step, "progress", lambda counter: under_way.set() if counter else None)
         commands.run(console, step, [str(script)], os.environ, "building")
-    child = int((tmp_path / "child").read_text())
-    deadline = time.monotonic() + 5
-    while _alive(child) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not _alive(child)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (OSError, IndexError):
-        return False
+    must_end(int((tmp_path / "child").read_text()))
 
 
 def test_the_environment_for_pip_cannot_install_elsewhere() -> None:
@@ -611,13 +603,20 @@ def test_second_set_up_waits_for_the_first(tmp_path: Path, console: Console) -> 
         "from pathlib import Path; from setup.console import Console; from setup.environment import lock\n"
         f"folder = Path({str(tmp_path)!r})\n"
         "with lock(folder / 'lock', Console(sys.stderr, folder / 'log')):\n"
-        "    print('held', flush=True); time.sleep(0.5); (folder / 'first-done').touch()\n"
+        "    print('held', flush=True); sys.stdin.read(); (folder / 'first-done').touch()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout is not None and first.stdout.readline() == "held\n"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+        assert first.stdin is not None and first.stdout is not None and first.stdout.readline() == b"held\n"
+
+        def let_go() -> None:
+            until(lambda: f"another set-up is running (process {first.pid}): waiting" in said(console))
+            first.stdin.close()  # type: ignore[union-attr]
+
+        teller = threading.Thread(target=let_go)
+        teller.start()
         with lock(tmp_path / "lock", console):
             assert (tmp_path / "first-done").exists()
-        assert f"another set-up is running (process {first.pid}): waiting" in said(console)
+        teller.join()
 
 
 def test_wrong_backend_is_exit_code_2_and_one_line(

@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE_S, alive, until
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -195,22 +195,12 @@ def test_ctrl_c_ends_the_compilers_and_the_next_run_goes_on(place: Place) -> Non
     )
     env = {**place.env, "PYTHONPATH": str(ROOT / "scripts")}
     child = subprocess.Popen([sys.executable, "-c", code], env=env, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    while not pid_file.exists() or not pid_file.read_text():
-        assert time.monotonic() < deadline, "the build did not start"
-        time.sleep(0.05)
+    until(lambda: pid_file.exists() and pid_file.read_text())
     child.send_signal(signal.SIGTERM)  # treated as Ctrl-C, which a background process may be started without
-    _, said = child.communicate(timeout=30)
+    _, said = child.communicate(timeout=PATIENCE_S)
     assert child.returncode == 130
     assert said.rstrip().endswith("stock_binaries interrupted: run it again to go on")
-    assert not _alive(int(pid_file.read_text()))
+    assert not alive(int(pid_file.read_text()))
     place.env["BUILD_FAILS"] = "true"
     assert place.build().is_dir()
     assert len(place.called("download")) == 1
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
