@@ -6,6 +6,7 @@ A command is added to COMMANDS; every test of faults then disturbs it too. docs/
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -20,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from processes import PATIENCE_S
 
 MARK = "OALLAMA_TEST_OF_FAULTS"  # in the environment of a command and of all that it starts
 TIMEOUT_S = 150.0  # a busy machine takes its time
-GONE_S = 15.0
 
 COMMANDS = {
     "profile": "profile {model} --device none -t 1 --tokens 1 --json",
@@ -160,10 +161,10 @@ class Started:
 
     def must_leave_nothing(self) -> None:
         """No process."""
-        deadline = time.monotonic() + GONE_S
+        deadline = time.monotonic() + PATIENCE_S
         while (left := self.family()) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert not left, f"{self.name} left {[process.cmdline() for process in left]}"
+        assert not left, f"{self.name} left {left}"
 
 
 def _mark_of(process: psutil.Process) -> str | None:
@@ -175,7 +176,7 @@ def _mark_of(process: psutil.Process) -> str | None:
 
 def _answers(pid: int) -> bool:
     """Whether a server of this process is ready."""
-    with contextlib.suppress(psutil.Error, OSError):
+    with contextlib.suppress(psutil.Error, OSError, http.client.HTTPException):
         for connection in psutil.Process(pid).net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN:
                 with urllib.request.urlopen(f"http://127.0.0.1:{connection.laddr.port}/health", timeout=5) as answer:

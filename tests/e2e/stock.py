@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 30.0
+START_S = 120.0
 
 
 def _find() -> Path | None:

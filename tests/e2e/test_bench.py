@@ -11,8 +11,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import psutil
 import pytest
 from e2e.described_card import slow_cpu_fast_card
 from gguf_factory import write_llama_shape
+from processes import must_end, until
 from stock import needs_programs, program
 
 from oallama.bench.ab import Bench, run_bench
@@ -84,19 +84,6 @@ def oallama(*arguments: Any, code: int = 0, **options: Any) -> subprocess.Comple
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=280, **options)
     assert done.returncode == code, done.stderr
     return done
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-
-
-def soon(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
-    end = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.mark.parametrize(
@@ -177,7 +164,7 @@ def test_every_arm_has_a_worker_of_its_own_pinned_alike_and_is_idle_out_of_turn(
         assert two.cpu_seconds() - before <= 0.02
         assert one.cpu_seconds() > 0
         pids = [arm.pid for arm in (one, two)] + [each[0].pid for each in workers]
-    assert soon(lambda: all(gone(pid) for pid in pids))
+    must_end(*pids)
 
 
 def test_an_arm_whose_process_dies_is_a_device_error(model: Path) -> None:
@@ -304,7 +291,7 @@ def test_ctrl_c_leaves_a_valid_partial_file(model: Path, tmp_path: Path) -> None
     ]  # fmt: skip
     process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert soon(file.is_file, 60)
+        until(file.is_file)
         children = [child.pid for child in psutil.Process(process.pid).children()]
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=60)[1]
@@ -316,7 +303,7 @@ def test_ctrl_c_leaves_a_valid_partial_file(model: Path, tmp_path: Path) -> None
     assert [row["arm"] for row in rows] == ["stock-cpu", "cpu"]
     assert rows[0]["interrupted"]
     assert 2 <= len(rows[0]["samples_ns"]) < 1000
-    assert soon(lambda: all(gone(pid) for pid in children))
+    must_end(*children)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -128,9 +127,7 @@ def test_profile_is_measured_once_and_then_remembered(profile):
     } <= case.keys()
     assert {case["device"] for case in profile["cases"]} == {"CPU", "RPC0"}
     assert {"h2d_pageable", "d2h"} <= profile["link"].keys()
-    start_s = time.monotonic()
-    assert document("profile", MODEL, *WORKER, "--json") == profile
-    assert time.monotonic() - start_s < 10
+    assert document("profile", MODEL, *WORKER, "--json") == profile  # with the very samples
     table = oallama("profile", MODEL, *WORKER).stdout
     assert "RPC0    device" in table
     assert "Link\n" in table

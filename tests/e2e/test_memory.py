@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ import pytest
 from e2e.placed import Where, placed
 from gguf_factory import hostile, write_gguf
 from llama_cpp import llama_cpp as api
+from processes import must_end, until
 
 from oallama.core.errors import DeviceError, ModelFileError, UsageError
 from oallama.core.options import Options
@@ -133,10 +133,8 @@ def test_with_a_device_in_play_the_same_death_is_a_device_error(tmp_path: Path) 
 def test_a_file_that_stalls_llama_cpp_is_a_model_file_error(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     os.mkfifo(path)
-    start = time.monotonic()
     with pytest.raises(ModelFileError, match="no answer within 3 s"):
         probe_memory(LoadSettings(str(path), n_threads=1), timeout_s=3)
-    assert time.monotonic() - start < 30
 
 
 def test_a_refused_file_tells_llama_cpps_reason(tmp_path: Path) -> None:
@@ -180,12 +178,10 @@ def test_a_prober_survives_a_file_that_kills_its_process(tmp_path: Path) -> None
 def test_a_prober_that_is_left_ends_what_it_was_asked(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     os.mkfifo(path)  # keeps the child waiting
-    start = time.monotonic()
     with Prober() as prober:
         prober.ask(LoadSettings(str(path), n_threads=1))
         children = psutil.Process().children()
-    assert time.monotonic() - start < 30
-    assert not any(child.is_running() for child in children)
+    must_end(*(child.pid for child in children))
 
 
 def test_errors_of_the_device_come_back_as_they_are(tmp_path: Path) -> None:
@@ -210,13 +206,9 @@ def test_the_child_ends_with_a_killed_parent(tmp_path: Path) -> None:
     os.mkfifo(path)  # keeps the child waiting
     with subprocess.Popen([sys.executable, "-c", PROBER, str(path)], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None and parent.stdout.readline() == "ready\n"
-        children: list[psutil.Process] = []
-        while not children:
-            children = psutil.Process(parent.pid).children()
-            time.sleep(0.02)
+        children = until(psutil.Process(parent.pid).children)
         parent.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(children, timeout=10)
-    assert not alive
+    must_end(*(child.pid for child in children))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from e2e.stock import PROGRAMS, needs_programs, program
 from e2e.stub import stub_program
 from e2e.test_stock_programs import plugin_is_built, split_plan
 from gguf_factory.projector import write_projector
+from processes import PATIENCE_S, must_end, until
 
 from ggml_bridge.library import find_plugin
 from oallama.cli.default_model import FILE
@@ -95,21 +96,12 @@ def serving(tmp_path: Path, server: str, *options: object, model: Path = MODEL, 
         finally:
             if process.poll() is None:
                 process.terminate()
-                process.wait(30)
+                process.wait(PATIENCE_S)
 
 
 def refused(*options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "oallama", "serve", str(MODEL), *map(str, options)]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
-
-
-def gone(pid: int, seconds: float = 30) -> bool:
-    deadline = time.monotonic() + seconds
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 #
@@ -184,8 +176,9 @@ def test_a_signal_ends_both_programs(stub: str, tmp_path: Path, number: signal.S
         folder = Path(words[words.index("--host") + 1]).parent
         assert folder.is_dir()
         server.process.send_signal(number)
-        assert server.process.wait(30) == 0
-        assert gone(pid) and not folder.exists()
+        assert server.process.wait(PATIENCE_S) == 0
+        must_end(pid)
+        assert not folder.exists()
         assert "the server has ended" in server.said
 
 
@@ -194,11 +187,10 @@ def test_a_signal_ends_it_also_in_the_middle_of_an_answer(stub: str, tmp_path: P
         pid = server.state()["pid"]
         with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=30) as client:
             client.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            while not (tmp_path / "slow-began").exists():
-                time.sleep(0.02)
+            until((tmp_path / "slow-began").exists)
             server.process.terminate()
-            assert server.process.wait(30) == 0
-        assert gone(pid)
+            assert server.process.wait(PATIENCE_S) == 0
+        must_end(pid)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="PR_SET_PDEATHSIG is Linux's")
@@ -206,8 +198,8 @@ def test_a_killed_server_leaves_no_llama_server(stub: str, tmp_path: Path) -> No
     with serving(tmp_path, stub, "--device", "none") as server:
         pid = server.state()["pid"]
         server.process.kill()
-        server.process.wait(30)
-        assert gone(pid)
+        server.process.wait(PATIENCE_S)
+        must_end(pid)
 
 
 def test_the_key_is_asked_for_and_not_shown_to_the_program(stub: str, tmp_path: Path) -> None:
@@ -325,7 +317,7 @@ def test_when_idle_it_measures_until_somebody_asks(tmp_path: Path) -> None:
         assert "what was measured is kept" in server.said
         assert server.state()["restarts"] == 0
         server.process.terminate()
-        assert server.process.wait(30) == 0
+        assert server.process.wait(PATIENCE_S) == 0
 
 
 def picture() -> str:
