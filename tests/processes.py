@@ -19,10 +19,12 @@ PATIENCE_S = 120.0  # for what comes at once where nothing else runs
 
 
 def oallama(*arguments: object, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command line to its end, and check its exit code."""
+    """Run a command line to its end; check its exit code, and that a failure is one line."""
     options = {"cwd": ROOT, "timeout": 280, **({} if "input" in options else {"stdin": subprocess.DEVNULL}), **options}
     done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, **options)
     assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not code or done.stderr.splitlines()[-1].startswith("oallama: "), done.stderr
     return done
 
 

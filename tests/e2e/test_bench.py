@@ -20,7 +20,7 @@ import psutil
 import pytest
 from e2e.described_card import slow_cpu_fast_card
 from gguf_factory import write_llama_shape
-from processes import must_end, until
+from processes import must_end, oallama, until
 from stock import needs_programs, program
 
 from oallama.bench.ab import Bench, run_bench
@@ -77,13 +77,6 @@ def running(spec: ArmSpec) -> Iterator[ArmProcess]:
         yield arm
     finally:
         arm.close()
-
-
-def oallama(*arguments: Any, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "oallama", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=280, **options)
-    assert done.returncode == code, done.stderr
-    return done
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import resource
 import shlex
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from processes import COMMAND, oallama
 
 from oallama.cli.default_model import FILE
 
@@ -24,22 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE
 WORKER = ("--device", "rpc-worker:1")
 HALF = (*WORKER, "--gpu-weights", "50%")
-COMMAND = (sys.executable, "-m", "oallama")
 
 needs_model = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
-
-
-def oallama(*arguments, code=0, **options):
-    """Run a command line; check its exit code and that a failure is one line."""
-    options = {"stdin": subprocess.DEVNULL, "timeout": 280, **options}
-    if "input" in options:
-        del options["stdin"]
-    done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, **options)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    if code:
-        assert done.stderr.splitlines()[-1].startswith("oallama: ")
-    return done
 
 
 def document(*arguments, **options):

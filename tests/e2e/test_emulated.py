@@ -20,6 +20,7 @@ from e2e.plugin_runs import loaded, logits_of
 from e2e.test_engine import TOKENS, nmse, stock_logits
 from e2e.test_split_logits import ARCHITECTURES, EXACT_NMSE, QUANTISED_NMSE
 from gguf_factory import write_gguf, write_llama_shape
+from processes import oallama
 
 from oallama.core.errors import DeviceError, DoesNotFit
 from oallama.core.units import MIB
@@ -30,16 +31,6 @@ from oallama.plan.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = "emulated:vram=1GiB,scale=1,values=real"
-
-
-def oallama(*arguments: object, code: int = 0, cache: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **({"OALLAMA_CACHE_DIR": str(cache)} if cache else {})}
-    command = [sys.executable, "-m", "oallama", *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=280, env=environment
-    )
-    assert done.returncode == code, done.stderr
-    return done
 
 
 def has_two_cores() -> bool:
@@ -190,8 +181,8 @@ def test_every_command_says_that_it_is_emulated(tmp_path: Path) -> None:
     """Profile and bench on it, all from a cache of their own. Times are those of a busy machine here, and bench
     may refuse to give any."""
     path = write_llama_shape(tmp_path / "model.gguf", 2, 256, 512, 4, 2, 300)
-    cache, device = tmp_path / "cache", "emulated:vram=1GiB,scale=2"
-    profile = json.loads(oallama("profile", path, "--device", device, "--tokens", 1, "--json", cache=cache).stdout)
+    own, device = {**os.environ, "OALLAMA_CACHE_DIR": str(tmp_path / "cache")}, "emulated:vram=1GiB,scale=2"
+    profile = json.loads(oallama("profile", path, "--device", device, "--tokens", 1, "--json", env=own).stdout)
     assert profile["fingerprint"]["device_name"] == "Emulated0"
     assert "emulated" in profile["fingerprint"]["device_description"]
     shared = ("--device", device, "-p", 32, "-n", 4)
@@ -203,7 +194,7 @@ def test_every_command_says_that_it_is_emulated(tmp_path: Path) -> None:
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         timeout=280,
-        env={**os.environ, "OALLAMA_CACHE_DIR": str(cache)},
+        env=own,
     )
     if bench.returncode:
         assert "emulated device was late" in bench.stderr

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from e2e.described_card import slow_cpu_fast_card
-from e2e.test_emulated import oallama
 from e2e.test_engine import TOKENS, nmse, stock_logits
 from gguf_factory import write_gguf
+from processes import oallama
 
 from oallama.bench.arms import ArmMaker
 from oallama.bench.prepare import memory_cap, shared_setting

@@ -3,8 +3,6 @@ background behind a generation, logits as stock llama.cpp's all the while."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from e2e.test_engine import engine_of, nmse, stock_logits
 from e2e.test_serve import serving
 from e2e.test_split_hot import EMULATED, EXACT_NMSE, PROMPT, hot_case
 from e2e.test_stock_programs import plugin_is_built
+from processes import oallama
 
 from oallama.core.routing import Routing, Tally
 from oallama.core.types import ModelInfo
@@ -27,13 +26,6 @@ from oallama.profile.routing_store import read_routing, write_routing
 from oallama.run import hot_experts
 from oallama.run.engine import Engine
 from oallama.run.learned_experts import Known
-
-
-def oallama(*arguments: object, input: str = "") -> None:
-    command = [sys.executable, "-m", "oallama", *map(str, arguments)]
-    done = subprocess.run(command, input=input, text=True, capture_output=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-
 
 DEVICES = ("cpu-pair", EMULATED, "rpc-worker:1")
 N_EXPERT = 8

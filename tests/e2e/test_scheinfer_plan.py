@@ -7,8 +7,6 @@ machine the tests run on.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from e2e.placed import Placed
 from e2e.split_cases import streaming_case
 from e2e.test_engine import TOKENS, engine_of, f16, nmse, q4_0, stock_logits
 from gguf_factory import write_gguf
+from processes import oallama
 
 from oallama.core.errors import PlanError
 from oallama.core.profile import Profile
@@ -31,19 +30,11 @@ from oallama.profile.store import profile_to_json
 
 __all__ = ["f16", "q4_0"]
 
-ROOT = Path(__file__).resolve().parents[2]
 DEVICES = ("cpu-pair", "rpc-worker", "emulated:vram=2GiB,scale=1,values=real")
 WORKER = "rpc-worker:1"
 N_UBATCH = 64  # of placed()
 EXACT_NMSE, QUANTISED_NMSE = 1e-6, 1e-3  # those of test_split_logits.py
 SLOWER = 3000.0
-
-
-def oallama(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "oallama", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=280)
-    assert done.returncode == 0, done.stderr
-    return done
 
 
 @pytest.fixture(scope="module")

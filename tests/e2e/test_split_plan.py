@@ -5,12 +5,10 @@ pays whatever machine the tests run on.
 """
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from processes import oallama
 
 from oallama.core.types import CPU_DEVICE
 from oallama.model.cut import cut_extent, cut_granularity
@@ -19,16 +17,8 @@ from oallama.plan.plan import Plan
 from oallama.plan.split import slice_counts
 from oallama.profile.store import profile_to_json
 
-ROOT = Path(__file__).resolve().parents[2]
 WORKER = ("--device", "rpc-worker:1")
 SLOWER = 1000.0
-
-
-def oallama(*arguments, code=0):
-    command = [sys.executable, "-m", "oallama", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=280)
-    assert done.returncode == code, done.stderr
-    return done
 
 
 @pytest.fixture(scope="module")

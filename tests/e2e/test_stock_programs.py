@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from e2e.stock import RpcServer, environment, free_port, needs_programs, program, rpc_server, wait_for
+from processes import oallama
 
 from ggml_bridge.errors import BridgeError
 from ggml_bridge.library import GGML_VERSION, find_plugin
@@ -81,13 +82,6 @@ def split_plan(path: Path, device: str, slices_only: bool = False) -> Plan:
     plan.check(model, ops)
     plan.save(path)
     return plan
-
-
-def oallama(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "oallama", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert done.returncode == code, done.stderr
-    return done
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ from e2e.split_cases import everything, ffn, split_case, split_placements, strea
 from e2e.test_engine import engine_of, nmse
 from gguf_factory import write_gguf
 from llama_cpp import llama_cpp as api
+from processes import oallama
 
 from oallama.core.types import CPU_DEVICE, Operator, StreamSettings
 from oallama.cost.blocks import is_ffn
@@ -83,13 +84,6 @@ def on_cpu(path: Path, tokens: list[int] = TOKENS) -> npt.NDArray[np.float32]:
 
 def ffn_names(case: Placed) -> list[str]:
     return [operator.name for operator in case.operators if is_ffn(operator)]
-
-
-def oallama(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "oallama", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=600)
-    assert done.returncode == code, done.stderr
-    return done
 
 
 #
