@@ -1,7 +1,7 @@
 """`--policy scheinfer` from plan to logits: on a local worker process, and with plans that stream whatever pays.
 
-The profile is measured and then made one of a slow CPU and a fast link, so that streaming a tiny model pays whatever
-machine the tests run on.
+The profile is described, a slow CPU and a fast link, so that streaming a tiny model pays whatever machine the tests run
+on, and however busy it is.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from e2e.described_card import slow_cpu_fast_card
 from e2e.placed import Placed
 from e2e.split_cases import streaming_case
 from e2e.test_engine import TOKENS, engine_of, f16, nmse, q4_0, stock_logits
@@ -20,7 +21,7 @@ from processes import oallama
 
 from oallama.core.errors import PlanError
 from oallama.core.profile import Profile
-from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT, StreamSettings
+from oallama.core.types import SPLIT_LAYOUT, StreamSettings
 from oallama.cost.blocks import takes_n_g
 from oallama.model.cut import cut_extent, cut_granularity
 from oallama.placer import Placer
@@ -34,7 +35,6 @@ DEVICES = ("cpu-pair", "rpc-worker", "emulated:vram=2GiB,scale=1,values=real")
 WORKER = "rpc-worker:1"
 N_UBATCH = 64  # of placed()
 EXACT_NMSE, QUANTISED_NMSE = 1e-6, 1e-3  # those of test_split_logits.py
-SLOWER = 3000.0
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +43,9 @@ def model(two_layers: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def profile(measured: Profile) -> Profile:
-    """A measured one whose CPU is slowed down, in prompts too."""
-    assert measured.contention is not None and measured.contention.first_with_second_gb_per_s > 0
-    cases = tuple(replace(c, seconds=c.seconds * SLOWER) if c.device == CPU_DEVICE else c for c in measured.cases)
-    return replace(measured, cases=cases)
+def profile(model: Path) -> Profile:
+    made = slow_cpu_fast_card(model, 1e9)
+    return replace(made, fingerprint={**made.fingerprint, "device_host_buffer": False})  # as a worker has none
 
 
 @pytest.fixture(scope="module")
