@@ -10,7 +10,6 @@ import re
 import select
 import signal
 import subprocess
-import sys
 import termios
 import time
 from pathlib import Path
@@ -18,18 +17,17 @@ from pathlib import Path
 import psutil
 import pytest
 from gguf_factory import write_gguf
+from processes import COMMAND, PATIENCE_S, must_end
 
 from oallama.cli.default_model import FILE
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE
-COMMAND = (sys.executable, "-m", "oallama")
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}{{ '<answer>' if add_generation_prompt }}"
 ON_CPU = ("--device", "none", "-t", "1")
 FIGURES = re.compile(r"(\d+) tokens read, (\d+) known, (\d+) written")
 READY, TAKEN = "\x1b[?2004h", "\x1b[?2004l"  # a prompt begins and ends: pasted text is marked in between
 ESCAPE = re.compile(r"\x1b(\[[0-9;?]*[A-Za-z]|[=>])")
-PATIENCE_S = 120
 
 needs_model = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
 
@@ -64,7 +62,7 @@ class Typist:
     def __exit__(self, *_):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(60)
+        self.process.wait(PATIENCE_S)
         os.close(self._ours)
 
     def type(self, text):
@@ -78,11 +76,11 @@ class Typist:
         before, _, self.seen = self.seen.partition(wanted)
         return ESCAPE.sub("", before)
 
-    def wait_for_more(self):
-        """Something has come that was not there before."""
-        end, n = time.monotonic() + PATIENCE_S, len(self.seen)
-        while len(self.seen) <= n:
-            self._read(end, "more")
+    def wait_for_text(self):
+        """An answer is under way; what ends a prompt is shorter."""
+        end = time.monotonic() + PATIENCE_S
+        while len(ESCAPE.sub("", self.seen).strip()) < 30:
+            self._read(end, "answer")
 
     def ask(self, message):
         """Type a message at the prompt, and see what is said up to the next prompt."""
@@ -97,13 +95,13 @@ class Typist:
             while True:
                 self._read(end, "the end")
         said, self.seen = self.seen, ""
-        return self.process.wait(60), ESCAPE.sub("", said)
+        return self.process.wait(PATIENCE_S), ESCAPE.sub("", said)
 
     def hang_up(self):
         """Close the terminal, as a window that is closed; the exit code then."""
         os.close(self._ours)
         self._ours = os.open(os.devnull, os.O_RDONLY)  # which __exit__ closes
-        return self.process.wait(60)
+        return self.process.wait(PATIENCE_S)
 
     def _read(self, end, wanted):
         ready, _, _ = select.select([self._ours], [], [], max(0, end - time.monotonic()))
@@ -249,7 +247,7 @@ def test_ctrl_c_stops_the_answer_and_at_the_prompt_says_how_to_leave(chatty):
         person.wait(READY)
         person.type("hello\r")
         person.wait(TAKEN)
-        person.wait_for_more()  # in the middle of the answer
+        person.wait_for_text()  # in the middle of the answer
         person.type("\x03")
         person.wait("stopped")
         person.wait(READY)
@@ -273,10 +271,10 @@ def test_a_closed_terminal_ends_a_session_and_what_it_started(chatty, tmp_path, 
         if answering:
             person.type("hello\r")
             person.wait(TAKEN)
-            person.wait_for_more()
+            person.wait_for_text()
         children = psutil.Process(person.process.pid).children(recursive=True)
         assert person.hang_up() in (1, 130)  # an answer that cannot be written is a failure
-        assert not psutil.wait_procs(children, timeout=30)[1]
+        must_end(*(child.pid for child in children))
     assert list(tmp_path.iterdir()) == []
 
 
