@@ -16,6 +16,8 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def take_for_interrupt() -> None:
     """From now on what is measured is kept, files are whole and workers end at these signals too; a SIGHUP that is
     ignored, as under nohup, stays so."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, end_as_interrupted)
     signal.signal(signal.SIGTERM, end_as_interrupted)

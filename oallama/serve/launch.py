@@ -4,19 +4,24 @@ thread that started it ends. The request survives exec; the program itself knows
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
-
-from ggml_bridge.child import PARENT_VARIABLE, die_with_parent, python_module
 
 
 def with_us(command: Sequence[str], environment: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
     """Command and environment that start a program so that it ends with this thread."""
+    from ggml_bridge.child import PARENT_VARIABLE, python_module
+
     return [*python_module("oallama.serve.launch"), *command], {**environment, PARENT_VARIABLE: str(os.getpid())}
 
 
 def main(command: list[str]) -> None:
     """Raises OSError where the program cannot be run."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python would say where it was
+    from ggml_bridge.child import PARENT_VARIABLE, die_with_parent
+
     die_with_parent()
     os.environ.pop(PARENT_VARIABLE, None)
     os.execv(command[0], command)

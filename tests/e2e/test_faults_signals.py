@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import signal
 import subprocess
@@ -40,6 +41,18 @@ def test_a_signal_at_any_moment_ends_a_command_with_130(name: str, number: signa
     code, said = started.must_end(0, 130)
     assert not code or said.splitlines()[-1] == "oallama: interrupted"
     place.must_hold_whole_files()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"), [("click", ["oallama"]), ("selectors", ["oallama.serve.launch", "true"])]
+)
+def test_ctrl_c_before_a_program_can_handle_it_ends_it_without_a_word(
+    name: str, arguments: list[str], place: Place
+) -> None:
+    (place.folder / f"{name}.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    command, environment = [sys.executable, "-m", *arguments], {**os.environ, "PYTHONPATH": str(place.folder)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_ctrl_c_while_modules_are_imported_is_130(place: Place) -> None:
