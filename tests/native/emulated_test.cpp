@@ -3,34 +3,14 @@
 
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "../../ggml_bridge/native/split/error.h"
 #include "ggml-emulated.h"
-
-static thread_local bool out_of_memory = false;
-
-// As the standard's own, but for a thread that is to have no memory. Not inlined: gcc would take free for a mistake.
-__attribute__((noinline)) void * operator new(size_t size) {
-    void * memory = out_of_memory ? nullptr : std::malloc(size);
-    if (memory == nullptr) {
-        throw std::bad_alloc();
-    }
-    return memory;
-}
-
-__attribute__((noinline)) void operator delete(void * memory) noexcept {
-    std::free(memory);
-}
-
-__attribute__((noinline)) void operator delete(void * memory, size_t) noexcept {
-    std::free(memory);
-}
+#include "refused_memory.h"
 
 namespace {
 

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <new>
 
 #include "split_test.h"
 
@@ -33,33 +32,7 @@ extern "C" __attribute__((visibility("default"))) const char * __tsan_default_op
 
 namespace split_test {
 
-int               n_threads     = 1;
-thread_local bool out_of_memory = false;
-
-} // namespace split_test
-
-// As the standard's own, but for a thread that is to have no memory. Not inlined: gcc would take free for a mistake.
-__attribute__((noinline)) void * operator new(size_t size, const std::nothrow_t &) noexcept {
-    return split_test::out_of_memory ? nullptr : std::malloc(size);
-}
-
-__attribute__((noinline)) void * operator new(size_t size) {
-    void * memory = operator new(size, std::nothrow);
-    if (memory == nullptr) {
-        throw std::bad_alloc();
-    }
-    return memory;
-}
-
-__attribute__((noinline)) void operator delete(void * memory) noexcept {
-    std::free(memory);
-}
-
-__attribute__((noinline)) void operator delete(void * memory, size_t) noexcept {
-    std::free(memory);
-}
-
-namespace split_test {
+int n_threads = 1;
 
 namespace {
 

@@ -13,6 +13,7 @@
 #include "async_device.h"
 #include "ggml-oallama.h"
 #include "ggml_test_abi.h"
+#include "refused_memory.h"
 
 namespace split_test {
 
@@ -21,8 +22,6 @@ namespace split_test {
 //
 
 extern int n_threads; // that the CPU may use; 1 under the thread sanitizer, where OpenMP is unknown
-
-extern thread_local bool out_of_memory; // operator new fails
 
 void check(bool condition, const std::string & what); // prints what fails
 void check_ok(int status, const std::string & what);  // an oallama_status
