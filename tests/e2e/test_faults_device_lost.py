@@ -24,7 +24,7 @@ for endpoint in sys.argv[1:]:
     if pid:
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
         continue
-    signal.alarm(15)  # instead of for ever
+    signal.alarm(60)  # instead of for ever
     said = "opened"
     try:
         with open_device(f"rpc://{endpoint}"):
@@ -44,7 +44,7 @@ def test_a_server_that_goes_at_any_command_of_connecting_is_a_device_error() -> 
     with RpcServer() as server, contextlib.ExitStack() as stack:
         proxies = [stack.enter_context(CutProxy(server.endpoint, cut_at)) for cut_at in range(1, n_cuts + 1)]
         command = [sys.executable, "-c", OPENED_AND_LISTED, *(proxy.endpoint for proxy in proxies)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
         assert proxies[-1].n_commands == n_cuts - 1, "every command was cut once"
     said = done.stdout.splitlines()
     assert said[1::2] == ["0"] * n_cuts, (said, done.stderr)
