@@ -18,6 +18,8 @@ def take_for_interrupt() -> None:
     ignored, as under nohup, stays so."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    elif signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _interrupt_where_asked)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, end_as_interrupted)
     signal.signal(signal.SIGTERM, end_as_interrupted)
@@ -29,9 +31,15 @@ def end_as_interrupted(_number: int, _frame: FrameType | None) -> None:
     if _came_at and now - _came_at[-1] < AGAIN_S:
         return
     _came_at.append(now)
-    if not callable(signal.getsignal(signal.SIGINT)):  # a shell starts what is in the background without it
+    if not callable(signal.getsignal(signal.SIGINT)):  # nothing is to be kept any more, or not taken yet
         raise KeyboardInterrupt
-    signal.raise_signal(signal.SIGINT)  # an event loop hears of it in no other way
+    signal.raise_signal(signal.SIGINT)  # an event loop, and who holds an interrupt, hear of it in no other way
+
+
+def _interrupt_where_asked(_number: int, _frame: FrameType | None) -> None:
+    """Of a command that a shell has started in the background, the terminal's Ctrl-C is not for it."""
+    if asked_to_end():
+        raise KeyboardInterrupt
 
 
 def be_over() -> None:

@@ -66,10 +66,31 @@ except KeyboardInterrupt:
 """
 
 
+IN_THE_BACKGROUND = """
+import os, signal
+from oallama.cli.signals import take_for_interrupt
+from oallama.device.interrupt import held_interrupt
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+take_for_interrupt()
+os.kill(os.getpid(), signal.SIGINT)
+try:
+    with held_interrupt():
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("held")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
 @pytest.mark.parametrize(
     ("code", "says"),
-    [(IN_A_LOOP, "False True\ninterrupted\n"), (IGNORED, "False\n"), (TWICE, "once\nanew\n")],
-    ids=["in-a-loop", "ignored", "twice"],
+    [
+        (IN_A_LOOP, "False True\ninterrupted\n"),
+        (IGNORED, "False\n"),
+        (TWICE, "once\nanew\n"),
+        (IN_THE_BACKGROUND, "held\ninterrupted\n"),
+    ],
+    ids=["in-a-loop", "ignored", "twice", "background"],
 )
 def test_signals_are_taken_for_ctrl_c_unless_they_are_ignored(code: str, says: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
