@@ -94,12 +94,12 @@ def test_nothing_is_measured_while_a_request_is_being_answered(tmp_path):
         async with idling(tmp_path) as (server, _):
             slow = asyncio.create_task(server.get("/slow"))
             await until((tmp_path / "slow-began").exists)
-            pid = server.supervisor.state.pid
+            pid, n_begun = server.supervisor.state.pid, server.n_begun()  # it may have begun before the request came
             await asyncio.sleep(10 * IDLE_S)
-            same = server.supervisor.state.pid == pid and not server.n_begun()
+            same = server.supervisor.state.pid == pid and server.n_begun() == n_begun
             slow.cancel()
             await asyncio.wait({slow})
-            await until(server.n_begun)
+            await until(lambda: server.n_begun() > n_begun)
             return same
 
     assert asyncio.run(run())
