@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -60,6 +61,16 @@ def test_the_version_is_asked_with_nothing_of_the_working_directory(tmp_path, mo
     (tmp_path / "ctypes.py").write_text("raise SystemExit(7)\n")
     monkeypatch.chdir(tmp_path)
     assert ggml_version(made) == GGML_VERSION
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc says of which session a process is")
+def test_programs_that_are_asked_get_no_ctrl_c_of_the_terminal(tmp_path, monkeypatch):
+    asked = program(tmp_path / "path").with_name("ldd")
+    asked.write_text(f"#!/bin/sh\ncut -d ' ' -f 6 /proc/$$/stat > {tmp_path}/session\n", encoding="utf-8")
+    asked.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{asked.parent}:{os.environ['PATH']}")
+    assert ggml_version(program(tmp_path / "bin", with_ggml=False)) is None
+    assert int((tmp_path / "session").read_text()) != os.getsid(0)
 
 
 def test_what_was_built_last_is_used_before_that_of_path(cache, tmp_path, monkeypatch):
