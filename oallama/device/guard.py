@@ -190,9 +190,14 @@ class Guard:
 
     @contextlib.contextmanager
     def _in_flight(self, results: queue.SimpleQueue[Any]) -> Iterator[None]:
-        if not self._busy.acquire(blocking=False):
-            raise UsageError(f"the device {self.name} is still busy with another call; finish or close that one first")
+        begun = False
         try:
+            with held_interrupt():  # else the call might seem to last for ever
+                begun = self._busy.acquire(blocking=False)
+            if not begun:
+                raise UsageError(
+                    f"the device {self.name} is still busy with another call; finish or close that one first"
+                )
             if not self.lost and not self.alive():
                 self._give_up("it is gone", abort_to_come=False)  # nobody waits for its answer
             if self.lost:
@@ -201,7 +206,8 @@ class Guard:
             with self._listening(results):
                 yield
         finally:
-            self._busy.release()
+            if begun:
+                self._busy.release()
 
     @contextlib.contextmanager
     def _listening(self, results: queue.SimpleQueue[Any]) -> Iterator[None]:

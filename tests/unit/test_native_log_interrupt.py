@@ -201,6 +201,27 @@ def test_a_ctrl_c_that_arrives_with_the_result_is_raised(monkeypatch: pytest.Mon
     guard.close(lambda: None)
 
 
+def test_a_ctrl_c_as_a_call_begins_leaves_the_next_one_possible(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chat goes on behind an answer that was stopped."""
+
+    class Lock:
+        def __init__(self) -> None:
+            self.own = threading.Lock()
+            self.release = self.own.release
+
+        def acquire(self, blocking: bool) -> bool:
+            taken = self.own.acquire(blocking)
+            if n_left.pop():
+                signal.raise_signal(signal.SIGINT)
+            return taken
+
+    n_left = [False, True]
+    monkeypatch.setattr(guard, "_busy", Lock())
+    with pytest.raises(KeyboardInterrupt):
+        guard.call(lambda: 7)
+    assert guard.call(lambda: 7) == 7
+
+
 def test_a_ctrl_c_in_what_frees_an_engine_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     from llama_cpp import _internals
 
