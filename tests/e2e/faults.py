@@ -9,6 +9,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,6 +41,7 @@ COMMANDS = {
 stand-in for llama-server and goes on until it is told to end, which `must_end` does once it answers."""
 
 MESSAGES = "hi\nand now?\n"
+HALF_WRITTEN = re.compile(r"\..+\.\d+\.[0-9a-f]{8}")  # of core/files.py
 
 
 @dataclass
@@ -55,6 +57,10 @@ class Place:
     @property
     def cache(self) -> Path:
         return self.folder / "cache"
+
+    @property
+    def temporary(self) -> Path:
+        return self.folder / "temporary"
 
     def start(
         self,
@@ -78,7 +84,12 @@ class Place:
                 stderr=subprocess.PIPE,
                 text=True,
                 errors="replace",  # what a model of random weights says
-                env={**os.environ, MARK: mark, "OALLAMA_CACHE_DIR": str(cache or self.cache)},
+                env={
+                    **os.environ,
+                    MARK: mark,
+                    "OALLAMA_CACHE_DIR": str(cache or self.cache),
+                    "TMPDIR": str(self.temporary),
+                },
                 preexec_fn=before,
             )
         self.started.append(Started(name, process, mark))
@@ -90,9 +101,13 @@ class Place:
     def must_hold_whole_files(self) -> None:
         """Once all have ended."""
         for path in self.folder.rglob("*"):
-            assert path.suffix != ".tmp", path
+            assert not HALF_WRITTEN.fullmatch(path.name), path
             if path.suffix == ".json":
                 json.loads(path.read_text(encoding="utf-8"))
+
+    def must_hold_nothing_temporary(self) -> None:
+        """Once all have ended, and none was killed."""
+        assert list(self.temporary.iterdir()) == []
 
     def close(self) -> None:
         for one in self.started:
@@ -207,5 +222,6 @@ def places(tmp: Path) -> Iterator[Place]:
     folder = tmp / "work"
     folder.mkdir()
     place = Place(model, profile, stub_program(tmp), folder)
+    place.temporary.mkdir()
     yield place
     place.close()

@@ -47,6 +47,7 @@ def test_a_signal_at_any_moment_ends_a_command_with_130(name: str, number: signa
     assert not code or said.splitlines()[-1] == "oallama: interrupted"
     assert said.count("oallama: interrupted") <= 1, said
     place.must_hold_whole_files()
+    place.must_hold_nothing_temporary()
 
 
 @pytest.mark.parametrize(
