@@ -112,7 +112,8 @@ class Place:
     def close(self) -> None:
         for one in self.started:
             for process in one.family():
-                process.kill()
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             one.process.communicate()
 
 

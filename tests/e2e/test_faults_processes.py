@@ -68,6 +68,7 @@ def test_two_of_each_at_once_are_suspended_and_moved_to_one_cpu(place: Place) ->
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             for thread in process.threads():
                 os.sched_setaffinity(thread.id, {cpu})
+        with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()
     for started in all_started:
         started.must_end(0)
