@@ -34,8 +34,8 @@ def solve_cg(of: BlockCost, on: Pricing, gg: int, n_tokens: int = 1) -> tuple[Cu
     return best_cg(of, gg, lambda cut: on.seconds(of, cut, n_tokens))
 
 
-def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float], near: Cut | None = None) -> tuple[Cut, float]:
-    """As solve_cg, by seconds of the caller's own. near: what was best by seconds much like these."""
+def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float], near: int | None = None) -> tuple[Cut, float]:
+    """As solve_cg, by seconds of the caller's own. near: elements of CG that the best is near to."""
     step, rest = of.block.step, of.block.extent - gg
     n_steps = ceil(rest / step)
 
@@ -44,7 +44,7 @@ def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float], near: Cut |
         cc = (n_steps - n_streamed) * step if n_streamed else rest
         return Cut(cc, rest - cc, gg)
 
-    start = None if near is None else ceil(near.cg / step)
+    start = None if near is None else round(near / step)
     n_streamed, best_s = least(lambda n: seconds(cut(n)), 0, n_steps, near=start)
     return cut(n_streamed), best_s
 

@@ -65,7 +65,7 @@ def seconds_recut(problem: Problem, decision: Decision, n_ubatch: int, phase: Ph
     room = slices.weights_bytes + slices.hot_bytes + slices.staging_bytes + held.spare - more_compute
     cap = operators_limit(problem)
     weights_room = room if cap is None else min(room, cap - own_bytes(problem, whole))
-    plan = _slicer(problem, slices, load).plan(whole, room, weights_room, near=False)
+    plan = _slicer(problem, slices, load).plan(whole, room, weights_room)
     return inf if plan is None else plan.seconds(load, phase)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
+from functools import partial
 from math import ceil
 from typing import Literal
 
@@ -21,9 +22,10 @@ Choice = tuple[Cut, float]
 class Menus:
     """Made once for each kind of block."""
 
-    def __init__(self, on: Pricing, load: Workload, streams: bool, n_values: int, near_cg: dict[Hashable, Cut]) -> None:
-        """n_values: of r_GG above 0; near_cg: where searches of r_CG begin, replaced by what they find."""
-        self._on, self._load, self._streams, self._n_values, self._near_cg = on, load, streams, n_values, near_cg
+    def __init__(self, on: Pricing, load: Workload, streams: bool, n_values: int) -> None:
+        """n_values: of r_GG above 0."""
+        self._on, self._load, self._streams, self._n_values = on, load, streams, n_values
+        self._over: dict[Objective, Sequence[Pass]] = {"decode": (Pass(1, 0, 1),), "workload": passes(load, "mixed")}
         self._cuts_of: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}
         self._made: dict[tuple[Hashable, Objective, bool], tuple[Choice, ...]] = {}
 
@@ -41,8 +43,7 @@ class Menus:
     def _cuts(self, kind: BlockCost) -> tuple[tuple[Cut, ...], ...]:
         """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut,
         and the best of what is split in two. At least one step is left beside GG. Of each GG first nothing streamed,
-        then, where weights may be streamed, the best r_CG in decode, in the prompt, and, where these differ, in the
-        workload: that may lie between them or beyond."""
+        then, where weights may be streamed, the best r_CG in decode and over the workload."""
         extent, step = kind.block.extent, kind.block.step
         if kind.block.biases:
             return ((Cut(extent, 0, 0),),)
@@ -56,20 +57,13 @@ class Menus:
         balanced, _ = least(lambda n: self._best(kind, "workload", (resident(n),))[1], 1, max(1, n_steps - 1))
         shares = (1 - i / self._n_values for i in range(self._n_values))
         wanted = {max(1, round(share * extent / step)) for share in shares} | {1, balanced, n_steps}
-        lengths = {1} if kind.outputs_only else {1, min(self._load.n_prompt, self._load.largest_batch)}
-        over = passes(self._load, "mixed")
-
-        def best(gg: int, what: int, seconds: Callable[[Cut], float]) -> Cut:
-            key = (kind.slice_kind, gg, what)
-            start = self._near_cg.get(key) if kind.slice_kind is not None else None
-            self._near_cg[key] = best_cg(kind, gg, seconds, start)[0]
-            return self._near_cg[key]
+        best: dict[Objective, list[Cut]] = {objective: [] for objective in self._over}
 
         def streamed(gg: int) -> set[Cut]:
-            cuts = {best(gg, n, lambda cut, n=n: self._on.seconds(kind, cut, n)) for n in lengths}  # type: ignore[misc]
-            if len(cuts) > 1:
-                cuts.add(best(gg, 0, lambda cut: self._seconds(kind, cut, over)))
-            return cuts
+            for objective, over in self._over.items():
+                seconds, cuts = partial(self._seconds, kind, over=over), best[objective]
+                cuts.append(best_cg(kind, gg, seconds, _in_line(cuts[-2:], gg))[0])
+            return {cuts[-1] for cuts in best.values()}
 
         found = []
         for n in sorted(wanted, reverse=True):
@@ -79,13 +73,21 @@ class Menus:
 
     def _best(self, kind: BlockCost, objective: Objective, cuts: Sequence[Cut]) -> Choice:
         """Of these cuts, without n_g; of equals the one that streams the least."""
-        over = (Pass(1, 0, 1),) if objective == "decode" else passes(self._load, "mixed")
-
+        over = self._over[objective]
         return min(((cut, self._seconds(kind, cut, over)) for cut in cuts), key=lambda choice: choice[1])
 
     def _seconds(self, kind: BlockCost, cut: Cut, over: Sequence[Pass]) -> float:
         """Of one block over these passes, without n_g."""
         return sum(p.count * self._on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
+
+
+def _in_line(cuts: Sequence[Cut], gg: int) -> int | None:
+    """CG beside gg, in line with these two cuts: while the device computes more of GG, more may be copied. None: there
+    are no two, or one streams nothing or all, where the line ends."""
+    if len(cuts) < 2 or not all(cut.cg and cut.cc for cut in cuts):
+        return None
+    first, last = cuts
+    return last.cg + (last.cg - first.cg) * (gg - last.gg) // (last.gg - first.gg)
 
 
 def _hot_cuts(of: BlockCost, n_values: int) -> tuple[Cut, ...]:

@@ -301,8 +301,7 @@ class Sliced:
     def _in_slots(self, whole: Proposal, n_values: int, n_slots: int) -> Proposal:
         """The same with slices in its room, and a ring of so many slots."""
         whole = replace(whole, n_slots=n_slots)
-        near = n_values != self._effort.fine_values
-        plan = self._slicer(whole).plan(whole.placed, *whole.room, n_values, near)
+        plan = self._slicer(whole).plan(whole.placed, *whole.room, n_values)
         if plan is None or plan.is_empty:
             return replace(whole, plan=plan)
         return replace(whole, placed=self._placed(whole, whole.placed, plan), plan=plan)

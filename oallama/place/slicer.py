@@ -65,8 +65,6 @@ class Slicer:
         self._uses = {} if problem.routing is None else expert_use(problem.routing)
         self.on = Pricing(slice_rates(problem.profile), prefetch)
         self.sliceable = Sliceable(problem, load)
-        # what was best beside other placements, between whose blocks lies more time or less
-        self._near_cg: dict[Hashable, Cut] = {}
 
     def blocks(self, placed: Placed, together: Collection[int] | None = None) -> list[Layouts]:
         """The blocks that may be sliced beside `placed`; with the use of their experts where these may be hot.
@@ -89,24 +87,20 @@ class Slicer:
     # cuts
     #
 
-    def plan(
-        self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES, near: bool = True
-    ) -> SlicePlan | None:
+    def plan(self, placed: Placed, room: int, weights_room: int, n_values: int = N_VALUES) -> SlicePlan | None:
         """The slices beside `placed` that take the workload the least time; an empty plan where nothing gains. None:
         there is nothing that could be sliced.
 
         room: bytes of device memory for slices and staging; weights_room: for slices alone. No block is all GG: that is
-        for whole operators. near: whether cuts are looked for near those that were best beside other placements.
+        for whole operators.
         """
         biased = self.sliceable.biased_layers & self._uses.keys() if self._hot else ()
         sets: list[Collection[int]] = [(), biased] if biased else [()]
-        plans = [
-            self.plan_blocks(self.blocks(placed, together), room, weights_room, n_values, near) for together in sets
-        ]
+        plans = [self.plan_blocks(self.blocks(placed, together), room, weights_room, n_values) for together in sets]
         return min((one for one in plans if one is not None), key=lambda one: one.total_s(self.load), default=None)
 
     def plan_blocks(
-        self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES, near: bool = True
+        self, blocks: Sequence[Layouts], room: int, weights_room: int, n_values: int = N_VALUES
     ) -> SlicePlan | None:
         """As `plan`, of these blocks."""
         if not blocks:
@@ -115,7 +109,7 @@ class Slicer:
         members: dict[Hashable, int] = {}  # a number for blocks that cost the same
         of = [members.setdefault(tuple(one.same for one in by_layout.values()), len(members)) for by_layout in blocks]
         kinds = [blocks[of.index(number)] for number in range(len(members))]
-        menus = Menus(self.on, load, self._streams, n_values, self._near_cg if near else {})
+        menus = Menus(self.on, load, self._streams, n_values)
         modes = self._modes(kinds)
         nothing = [(modes[0].kinds[number], Cut(modes[0].kinds[number].block.extent, 0, 0)) for number in of]
         best = self.priced(nothing, (), False, 0, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from slicing_cases import INTERFERENCE, MACHINES, SHARED_MACHINES, STREAMED, gemm, machine, streamed
 
 from oallama.core.profile import LinearFit
+from oallama.core.types import Workload
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.interference import Interference
 from oallama.cost.kernels import Kernel
@@ -19,6 +21,7 @@ from oallama.cost.slices import Pricing
 from oallama.cost.timeline import Prefetch
 from oallama.cost.transfer import TransferRates
 from oallama.place.cuts import alike, best_cg, n_g_at, pass_seconds, solve_cg, solve_n_g, token_table
+from oallama.place.slice_menus import Menus
 
 JOINS = TransferRates(LinearFit(1e-5, 1e-10, 1.0), LinearFit(1e-5, 1e-10, 1.0), 5e-6)
 ALL_CC = Cut(1024, 0, 0)
@@ -79,10 +82,10 @@ def test_of_few_cuts_the_best_is_found_for_any_mix_of_passes(
     assert found_s == min(map(seconds, cuts(block, gg))) == seconds(found)
 
 
-def test_of_many_cuts_none_is_better_by_a_hundredth() -> None:
-    """With contention there may be several valleys; of some hundred blocks drawn once, 28 to 56 granules each."""
+def drawn_blocks(n: int) -> Iterator[tuple[BlockCost, Pricing]]:
+    """Of 28 to 56 granules, with contention: there may be several valleys."""
     draw = Random(7)
-    for _ in range(150):
+    for _ in range(n):
         extent, step = draw.choice([(896, 32), (1792, 32)])
         gemms = [
             gemm(10 ** draw.uniform(-5, -2), 10 ** draw.uniform(-5, -2), 0.0, int(10 ** draw.uniform(4, 7)))
@@ -91,9 +94,20 @@ def test_of_many_cuts_none_is_better_by_a_hundredth() -> None:
         block = streamed(gemms, extent, step, draw.choice([0.0, 1e-5, 1e-3]))
         beside = Interference(*(draw.uniform(0.2, 1.0) for _ in range(6)), one_queue=draw.random() < 0.25)
         ring = Prefetch(draw.choice(["layer", "ahead"]), draw.choice([1, 2, 4]))
-        on = machine(10 ** draw.uniform(-11, -8), ring, beside, JOINS, draw.choice([0.0, 1e-5]))
-        n_tokens = draw.choice([1, 1, 7, 512])
+        yield block, machine(10 ** draw.uniform(-11, -8), ring, beside, JOINS, draw.choice([0.0, 1e-5]))
+
+
+def test_of_many_cuts_none_is_better_by_a_hundredth() -> None:
+    for i, (block, on) in enumerate(drawn_blocks(150)):
+        n_tokens = (1, 1, 7, 512)[i % 4]
         assert solve_cg(block, on, 0, n_tokens)[1] <= 1.01 * min(every_cut(block, on, 0, n_tokens))
+
+
+def test_of_a_menu_s_cuts_beside_more_and_more_gg_none_is_better_by_a_hundredth() -> None:
+    """Searches begin where those beside less GG ended."""
+    for block, on in drawn_blocks(150):
+        for cut, seconds in Menus(on, Workload(1, 1, 2), True, 16).choices(block, "decode", True):
+            assert seconds <= 1.01 * min(every_cut(block, on, cut.gg))
 
 
 @settings(deadline=None, max_examples=50)
