@@ -75,8 +75,8 @@ def solve_n_g(layers: Layers, on: Pricing, n_tokens: int) -> tuple[int, float]:
     return least_n_g(alike(layers), on, n_tokens)
 
 
-def least_n_g(layers: Counted, on: Pricing, n_tokens: int) -> tuple[int, float]:
-    """As solve_n_g."""
+def least_n_g(layers: Counted, on: Pricing, n_tokens: int, near: int | None = None) -> tuple[int, float]:
+    """As solve_n_g. near: n_g of cuts much like these."""
     on_cpu = [of for of, cut, _ in layers if cut.cc and not cut.n_hot and of.takes_n_g and not of.outputs_only]
 
     @cache
@@ -87,7 +87,7 @@ def least_n_g(layers: Counted, on: Pricing, n_tokens: int) -> tuple[int, float]:
         return 0, seconds(0)
     # durations have kinks where the tokens of the device or of the CPU pass a batch size that was profiled
     sizes = {n for of in on_cpu for gemm in of.gemms for n, _ in (*gemm.cpu.whole, *gemm.gpu.whole) if n < n_tokens}
-    return least(seconds, 0, n_tokens, sizes | {n_tokens - n for n in sizes})
+    return least(seconds, 0, n_tokens, sizes | {n_tokens - n for n in sizes}, near)
 
 
 def token_table(layers: Layers, on: Pricing, most: int, also: Collection[int] = ()) -> Table:

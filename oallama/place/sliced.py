@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from oallama.core.types import Phase, PrefetchMode, Workload
 from oallama.core.units import format_bytes
@@ -122,7 +123,7 @@ class Sliced:
         shares = self._effort.shares
         made: Decision | None = None
         for _ in range(VERIFY_ROUNDS):
-            beside = [] if room is None else self._beside(bare, room.memory, shares)
+            beside = [] if room is None else self._beside(bare, room.memory, shares, alone)
             best = min([*beside, *alone], key=_seconds)
             if best.share is None:
                 best = self._in_fewer_slots(best, self._effort.fine_values)
@@ -161,7 +162,7 @@ class Sliced:
     def _alone(self, limit: int) -> Iterator[Proposal]:
         """Slices, and llama.cpp on the CPU alone. While memory is short, smaller micro-batches are tried: they leave
         more of it for weights."""
-        problem, load = self._problem, self._asked
+        problem, load, least_s = self._problem, self._asked, inf
         cap = operators_limit(problem)
         room = (limit, limit if cap is None else min(limit, cap))
         while True:
@@ -176,12 +177,18 @@ class Sliced:
             hindered = plan is not None and plan.short and (plan.is_empty or plan.staging_bytes > MUCH_STAGING * limit)
             if not (hindered and self._effort.lowers_ubatch) or load.n_ubatch // 2 < SMALLEST_UBATCH:
                 return
+            if made.placed.slices is not None:
+                if _seconds(made) > least_s:
+                    return  # to halve it again frees half as much memory, and adds twice as many passes
+                least_s = _seconds(made)
             load = replace(load, n_ubatch=load.n_ubatch // 2)
 
-    def _beside(self, bare: Proposal, memory: DeviceMemory, shares: Sequence[float]) -> list[Proposal]:
+    def _beside(
+        self, bare: Proposal, memory: DeviceMemory, shares: Sequence[float], others: Sequence[Proposal]
+    ) -> list[Proposal]:
         """OATO's placements in shares of the room, and the best of them with slices in what they leave.
 
-        bare: what all of them have in common.
+        bare: what all of them have in common. others: they compete with these.
         """
         problem, effort, costs, n_slots = self._problem, self._effort, bare.costs, self._n_slots[0]
         transfers = Transfers(costs)
@@ -252,12 +259,13 @@ class Sliced:
         ]
         found += best_of
         if effort.fine_values != effort.coarse_values and best_of:
-            of_block = min(map(_seconds, best_of)) / max(1, sum(problem.splittable))
-            to_beat = min(map(_seconds, best_of)) + COARSE_MISSES * of_block
+            least_s = min(map(_seconds, [*best_of, *others]))
+            to_beat = least_s * (1 + COARSE_MISSES / max(1, sum(problem.splittable)))
+            first = min(best_of, key=_seconds)
             found += (
                 self._with_slices(one, memory, effort.fine_values, looked.n_slots)
                 for one, looked in zip(beside.values(), best_of, strict=True)
-                if _seconds(looked) <= to_beat
+                if _seconds(looked) <= to_beat or (looked is first and not _has_n_g(looked))  # finer steps may fit it
             )
         return found + self._spread(found, memory)
 
@@ -320,6 +328,10 @@ class Sliced:
 
 def _seconds(proposal: Proposal) -> float:
     return proposal.placed.seconds
+
+
+def _has_n_g(proposal: Proposal) -> bool:
+    return proposal.plan is not None and bool(proposal.plan.token_assignment)
 
 
 def _sides(proposal: Proposal) -> tuple[tuple[bool, ...], int]:

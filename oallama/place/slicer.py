@@ -209,7 +209,8 @@ class Slicer:
                         return None, tied
                 key = frozenset((kind.same, cut, n) for kind, cut, n in counted)
                 if key not in tables:
-                    tables[key] = tuple((n, least_n_g(counted, self.on, n)[0]) for n in lengths)
+                    near = dict(next(reversed(tables.values()), ()))  # of cuts that were met last
+                    tables[key] = tuple((n, least_n_g(counted, self.on, n, near.get(n))[0]) for n in lengths)
                 table = tables[key]
                 if mode.with_n_g and not any(n_g for _, n_g in table):
                     return None, tied
