@@ -8,7 +8,7 @@ from oallama.cost.block_cost import BlockCost
 from oallama.cost.blocks import F32
 from oallama.cost.experts import cold_experts_read, experts_alike, miss_odds
 from oallama.cost.slice_rates import SliceRates, both_sides
-from oallama.cost.streams import BlockTimes, Step, run_block
+from oallama.cost.streams import BlockTimes, Step, alone_seconds
 
 
 def hot_times(of: BlockCost, rates: SliceRates, n_hot: int, n_tokens: int, n_outputs: int = 1) -> BlockTimes:
@@ -56,10 +56,5 @@ def hot_times(of: BlockCost, rates: SliceRates, n_hot: int, n_tokens: int, n_out
     seconds = [0.0, *(lines.cpu_alpha_s + n / n_used * lines.cpu_rest_s for n in range(1, n_used + 1))]
     odds = miss_odds(n_used, 1.0 - miss)
     average = made(sum(p * s for p, s in zip(odds, seconds, strict=True)))
-    expected_s = sum(p * _alone_s(made(s)) for p, s in zip(odds, seconds, strict=True))
-    return made(average.cpu_s, max(0.0, expected_s - _alone_s(average)))
-
-
-def _alone_s(block: BlockTimes) -> float:
-    """Until both sides are joined, nothing else on the link."""
-    return run_block(block, 0.0, True, 0.0, 0.0, 0.0)[0] + block.join_s
+    expected_s = sum(p * alone_seconds(made(s)) for p, s in zip(odds, seconds, strict=True))
+    return made(average.cpu_s, max(0.0, expected_s - alone_seconds(average)))

@@ -8,8 +8,7 @@ from the CPU as well.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from oallama.core.profile import Profile, Sharing, Worker
@@ -30,6 +29,23 @@ class Interference:
     device_with_link: float = 1.0
     link_with_device: float = 1.0
     one_queue: bool = False
+    speeds: tuple[tuple[float, float, float], ...] = field(init=False, compare=False, repr=False)  # of CPU, link and
+    # device, as shares of what each does alone, by those that are busy: 1 the CPU, 2 the link, 4 the device, added up
+
+    def __post_init__(self) -> None:
+        busy = ((bool(n & 1), bool(n & 2), bool(n & 4)) for n in range(8))
+        object.__setattr__(self, "speeds", tuple(self._speeds(*which) for which in busy))
+
+    def _speeds(self, cpu: bool, link: bool, device: bool) -> tuple[float, float, float]:
+        cpu_speed = link_speed = device_speed = 1.0
+        if cpu and link:
+            cpu_speed, link_speed = self.cpu_with_link, self.link_with_cpu
+        if cpu and device:
+            cpu_speed, device_speed = min(cpu_speed, self.cpu_with_device), self.device_with_cpu
+        if link and device:
+            link_speed = min(link_speed, self.link_with_device)
+            device_speed = min(device_speed, self.device_with_link)
+        return cpu_speed, link_speed, device_speed
 
 
 NO_INTERFERENCE = Interference()
@@ -65,7 +81,6 @@ def _shares(sharing: Sharing) -> tuple[float, float]:
     return max(least, min(1.0, first)), max(least, min(1.0, second))
 
 
-@lru_cache(maxsize=1024)
 def interference_at(curve: InterferenceCurve, n_tokens: int) -> Interference:
     """Between two batch sizes linear, beyond them as at the nearest."""
     if not curve:

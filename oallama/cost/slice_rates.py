@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, partial
 from math import sqrt
 
 from oallama.core.errors import ProfileError
@@ -56,13 +58,15 @@ class SliceRates:
     issue: LinearFit | None = None  # for how long a copy to the device holds up that thread; None: not at all
     interference: InterferenceCurve = ()
     staged: bool = False  # activations go through pinned memory: the thread does not wait for their copies
+    piece_bytes: int = field(init=False)  # of weights that are asked for at once
+    beside: Callable[[int], Interference] = field(init=False, compare=False, repr=False)  # what work at the same time
+    # leaves, by batch size
 
-    def beside(self, n_tokens: int) -> Interference:
-        """What work at the same time leaves."""
-        return interference_at(self.interference, n_tokens)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "piece_bytes", self._best_piece())
+        object.__setattr__(self, "beside", cache(partial(interference_at, self.interference)))
 
-    @property
-    def piece_bytes(self) -> int:
+    def _best_piece(self) -> int:
         """Of weights that are asked for at once.
 
         A device copies one thing at a time. An activation that comes meanwhile waits for half a piece on average, P/2r

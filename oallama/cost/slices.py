@@ -17,7 +17,7 @@ from oallama.cost.hot_experts import hot_times
 from oallama.cost.kernels import NO_TIME, Curve, interpolate
 from oallama.cost.slice_rates import NO_CROSSING, Crossing, SliceRates, both_sides
 from oallama.cost.streams import BlockTimes, Step
-from oallama.cost.timeline import Prefetch, cycle_seconds, runs_ahead
+from oallama.cost.timeline import Prefetch, cycle_seconds, own_cycle_seconds, runs_ahead
 
 
 def slice_times(
@@ -125,16 +125,20 @@ class Pricing:
             return gap_s + hot_s
         if of.slice_kind is None or (cut.gg == cut.cg == 0 and (n_g == 0 or of.outputs_only or not of.takes_n_g)):
             own, own_s = self._of(of, cut, n_tokens, n_g, n_outputs)
-            return cycle_seconds([own.behind(gap_s, gap_cpu_s)], self.prefetch) if own_s is None else gap_s + own_s
-        key = (of.slice_kind, cut.cc, cut.cg, cut.gg, n_tokens, n_g, n_outputs)
-        if key not in self._own:
-            self._own[key] = self._of(of, cut, n_tokens, n_g, n_outputs)
-        own, own_s = self._own[key]
-        if own_s is not None:
-            return gap_s + own_s
-        if key not in self._known:
-            self._known[key] = cycle_seconds([own.behind(gap_s, gap_cpu_s)], self.prefetch)
-        return self._known[key]
+            return self._behind(own, gap_s, gap_cpu_s) if own_s is None else gap_s + own_s
+        key = (of.slice_kind, cut.cc, cut.cg, cut.gg, n_tokens, n_g, n_outputs if of.outputs_only else n_tokens)
+        seconds = self._known.get(key)
+        if seconds is None:
+            found = self._own.get(key)
+            if found is None:
+                found = self._own[key] = self._of(of, cut, n_tokens, n_g, n_outputs)
+            own, own_s = found
+            seconds = self._behind(own, gap_s, gap_cpu_s) if own_s is None else gap_s + own_s
+            self._known[key] = seconds
+        return seconds
+
+    def _behind(self, own: BlockTimes, gap_s: float, gap_cpu_s: float) -> float:
+        return own_cycle_seconds(own, own.gap_s + gap_s, own.gap_cpu_s + gap_cpu_s, self.prefetch)
 
     def _of(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> tuple[BlockTimes, float | None]:
         """(a block without a gap, its seconds; None: they depend on the gap, in which its copies go on)."""

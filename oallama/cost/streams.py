@@ -115,25 +115,33 @@ class Drawing:
         return [*self.spans, *(Span("copy", int(ordinal), start, now) for ordinal, _, start in list(self.copying)[:1])]
 
 
-def run_block(
-    block: BlockTimes, copy_s: float, asked: bool, later_s: float, link_s: float, now: float,
-    drawing: Drawing | None = None,
-) -> tuple[float, float]:  # fmt: skip
-    """(when both sides are done, work that the link then has left), before the join.
-
-    copy_s: of the block's own weights; asked: whether they were asked for before it. link_s: the link's work when it
-    begins, at `now`, of which later_s are for blocks behind it.
-    """
-    alone_s = block.gap_s - block.gap_cpu_s
+def run_gap(
+    gap_s: float, gap_cpu_s: float, beside: Interference, link_s: float, now: float, drawing: Drawing | None = None
+) -> tuple[float, float]:
+    """(when a block's inputs are there, work that the link then has left). gap_s: what lies before the block, in whose
+    last part, gap_cpu_s, the CPU works. link_s: the link's work at `now`."""
+    alone_s = gap_s - gap_cpu_s
     if drawing is not None:
         drawing.draw("gap", now, now + alone_s)
         drawing.copies(now, min(alone_s, link_s), 1.0)
     now, link_s = now + alone_s, left(link_s - alone_s)
-    if block.gap_cpu_s > 0:
+    if gap_cpu_s > 0:
         start = now
-        now, link_s = _cpu_alone(block.gap_cpu_s, block.interference, link_s, now, drawing)
+        now, link_s = _cpu_alone(gap_cpu_s, beside, link_s, now, drawing)
         if drawing is not None:
             drawing.draw("gap cpu", start, now)
+    return now, link_s
+
+
+def run_block(
+    block: BlockTimes, copy_s: float, asked: bool, later_s: float, link_s: float, now: float,
+    drawing: Drawing | None = None,
+) -> tuple[float, float]:  # fmt: skip
+    """(when both sides of a block are done, work that the link then has left), behind its gap and before the join.
+
+    copy_s: of the block's own weights; asked: whether they were asked for before it. link_s: the link's work when it
+    begins, at `now`, of which later_s are for blocks behind it.
+    """
     send_s = block.send_s
     if not asked:
         later_s = min(later_s, link_s)  # some of it may have been copied
@@ -152,6 +160,12 @@ def run_block(
         if drawing is not None:
             drawing.draw("cpu", start, now)
     return now, link_s
+
+
+def alone_seconds(block: BlockTimes) -> float:
+    """Of one block without its gap, nothing being copied but for itself."""
+    copy_s = block.copy_s
+    return run_block(block, copy_s, not copy_s, 0.0, 0.0, 0.0)[0] + block.join_s
 
 
 def left(seconds: float) -> float:
@@ -183,7 +197,7 @@ def _both_sides(
 ) -> tuple[float, float]:
     """CC, and the device's steps beside it, until both are done. behind_s: of the link's work, all that is for this
     block or those behind it."""
-    beside, steps, cpu_s, one_queue = block.interference, block.steps, block.cpu_s, block.interference.one_queue
+    steps, cpu_s, speeds, one_queue = block.steps, block.cpu_s, block.interference.speeds, block.interference.one_queue
     number, step, start = 0, steps[0], now
     launched, gpu_s, began = start + step.launch_s, step.gpu_s, start
     behind_s -= step.copy_s  # what follows the copy that the step needs
@@ -199,9 +213,7 @@ def _both_sides(
         cpu, link = cpu_s > 0, link_s > 0
         launching = pending and now < launched - DONE_S
         computing = pending and not launching and to_arrive_s <= DONE_S
-        cpu_speed = link_speed = gpu_speed = 1.0
-        if cpu + link + computing > 1:
-            cpu_speed, link_speed, gpu_speed = _speeds(beside, cpu, link, computing)
+        cpu_speed, link_speed, gpu_speed = speeds[cpu + 2 * link + 4 * computing]
         elapsed_s = cpu_s / cpu_speed if cpu else inf
         if computing:
             other_s = gpu_s / gpu_speed
@@ -238,15 +250,3 @@ def _both_sides(
             launched, gpu_s = launched + step.launch_s, step.gpu_s
             behind_s -= step.copy_s
     return now, link_s
-
-
-def _speeds(beside: Interference, cpu: bool, link: bool, gpu: bool) -> tuple[float, float, float]:
-    """Of CPU, link and device, as shares of what each does alone."""
-    cpu_speed = link_speed = gpu_speed = 1.0
-    if cpu and link:
-        cpu_speed, link_speed = beside.cpu_with_link, beside.link_with_cpu
-    if cpu and gpu:
-        cpu_speed, gpu_speed = min(cpu_speed, beside.cpu_with_device), beside.device_with_cpu
-    if link and gpu:
-        link_speed, gpu_speed = min(link_speed, beside.link_with_device), min(gpu_speed, beside.device_with_link)
-    return cpu_speed, link_speed, gpu_speed

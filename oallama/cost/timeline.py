@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oallama.core.types import PrefetchMode
-from oallama.cost.streams import BlockTimes, Drawing, Span, Stream, left, run_block
+from oallama.cost.streams import BlockTimes, Drawing, Span, Stream, alone_seconds, left, run_block, run_gap
 
 SETTLED = 1e-9  # how alike rounds are that are the same
 
@@ -61,28 +61,33 @@ def cycle_seconds(blocks: Sequence[BlockTimes], prefetch: Prefetch, max_rounds: 
     The first round begins with a full ring. Rounds are run until one ends as it began, or two are alike. Where the link
     is too slow each leaves it with more to do, which the thread will have to wait for once the ring has run empty.
     """
-    if len(blocks) == 1:
-        return _own_cycle(blocks[0], prefetch, max_rounds)
-    return _cycle(_Run(blocks, prefetch, n_rounds=None, draws=False), len(blocks), max_rounds)[0]
+    if len(blocks) > 1:
+        return _cycle(_Run(blocks, prefetch, n_rounds=None, draws=False), len(blocks), max_rounds)[0]
+    block = blocks[0]
+    if runs_ahead(blocks, prefetch):
+        return own_cycle_seconds(block, block.gap_s, block.gap_cpu_s, prefetch, max_rounds)
+    return block.gap_s + alone_seconds(block)
 
 
 def runs_ahead(blocks: Sequence[BlockTimes], prefetch: Prefetch) -> bool:
     """Whether copies are asked for before their own block."""
-    asked = (block for block in blocks if not block.routed and not block.offloaded)
-    return prefetch.mode == "ahead" and any(block.copy_s > 0 for block in asked)
+    return prefetch.mode == "ahead" and any(
+        not block.routed and not block.offloaded and block.copy_s > 0 for block in blocks
+    )
 
 
-def _own_cycle(block: BlockTimes, prefetch: Prefetch, max_rounds: int) -> float:
-    """As cycle_seconds, of one block that follows itself. Most rounds begin with what the one before asked for at its
-    end, all else having arrived; so does the first."""
+def own_cycle_seconds(
+    block: BlockTimes, gap_s: float, gap_cpu_s: float, prefetch: Prefetch, max_rounds: int = MAX_ROUNDS
+) -> float:
+    """As cycle_seconds, of one block that follows itself behind this gap, and runs ahead. Most rounds begin with what
+    the one before asked for at its end, all else having arrived; so does the first."""
     copy_s, after_s = block.copy_s, block.issue_s + block.join_s
-    if not runs_ahead((block,), prefetch):
-        return run_block(block, copy_s, not copy_s, 0.0, 0.0, 0.0)[0] + block.join_s
     later_s = ((prefetch.n_slots or 1) - 1) * copy_s
     rounds = _Rounds(max_rounds)
     link_s = max(0.0, copy_s - after_s)
     while rounds.last is None:
-        end_s, left_s = run_block(block, copy_s, True, later_s, link_s, 0.0)
+        end_s, left_s = run_gap(gap_s, gap_cpu_s, block.interference, link_s, 0.0)
+        end_s, left_s = run_block(block, copy_s, True, later_s, left_s, end_s)
         left_s = left(left_s + copy_s - after_s)
         rounds.add(end_s + after_s, left_s - link_s, True)
         link_s = left_s
@@ -184,9 +189,8 @@ class _Run:
         if drawing is not None:
             drawing.block = ordinal
         asked = asked and not block.offloaded
-        self.now, self.link_left_s = run_block(
-            block, block.copy_s, asked, self._later_s, self.link_left_s, self.now, drawing
-        )
+        now, left_s = run_gap(block.gap_s, block.gap_cpu_s, block.interference, self.link_left_s, self.now, drawing)
+        self.now, self.link_left_s = run_block(block, block.copy_s, asked, self._later_s, left_s, now, drawing)
         self.ordinal = ordinal + 1
         self._held -= copy_s > 0
         ask_s = self._ask_ahead() if self.ahead else 0.0
