@@ -9,7 +9,7 @@ scripts/reproduce/scheinfer_testbed.py.)
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.blocks import F32
@@ -109,6 +109,12 @@ class Pricing:
     _around: tuple[Curve, Curve] = field(default=(NO_TIME, NO_TIME), init=False, repr=False)
     _gaps: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
     _known: dict[Hashable, float] = field(default_factory=dict, init=False, repr=False)
+
+    def with_slots(self, n_slots: int) -> Pricing:
+        """The same with a ring of so many slots; tasks are the same."""
+        other = replace(self, prefetch=replace(self.prefetch, n_slots=n_slots))
+        other._own = self._own
+        return other
 
     def block_times(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> BlockTimes:
         return slice_times(of, self.rates, cut, n_tokens, n_g, n_outputs)

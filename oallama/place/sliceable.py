@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
@@ -51,18 +52,8 @@ class Sliceable:
     """Of a problem, at the batch sizes of a workload and of its profile."""
 
     def __init__(self, problem: Problem, load: Workload) -> None:
-        self._problem, self._load = problem, load
-        self._over: dict[int, tuple[Pass, ...]] = {
-            n_tokens: (Pass(n_tokens, mean_depth(load), 1),)
-            for n_tokens in {case.n_tokens for case in problem.profile.cases}
-            if n_tokens <= load.largest_batch
-        }
-        asked: dict[int, list[Pass]] = defaultdict(list)
-        for one in (*passes(load, "prefill"), *passes(load, "decode")):
-            asked[one.n_tokens].append(replace(one, count=load.n_gen or 1) if one.n_tokens == 1 else one)
-        self._over |= {n_tokens: tuple(over) for n_tokens, over in asked.items()}
-        self._costs: dict[tuple[int, bool], Costs] = {}
-        self._held: dict[bool, tuple[str, ...]] = {}
+        self._problem = problem
+        self._ask(load)
         self._kinds: dict[Hashable, int] = {}
         self._families: dict[Hashable, list[int]] = defaultdict(list)  # operators that may form one block
         for i, (operator, can) in enumerate(zip(problem.operators, problem.splittable, strict=True)):
@@ -73,6 +64,28 @@ class Sliceable:
         self._biased = _biased_ffns(problem.operators, problem.splittable)
         self._blocks: dict[Hashable, tuple[tuple[SplitBlock, _Alike], ...]] = {}
         self._alike: dict[Hashable, _Alike] = {}
+
+    def _ask(self, load: Workload) -> None:
+        self._load = load
+        self._over: dict[int, tuple[Pass, ...]] = {
+            n_tokens: (Pass(n_tokens, mean_depth(load), 1),)
+            for n_tokens in {case.n_tokens for case in self._problem.profile.cases}
+            if n_tokens <= load.largest_batch
+        }
+        asked: dict[int, list[Pass]] = defaultdict(list)
+        for one in (*passes(load, "prefill"), *passes(load, "decode")):
+            asked[one.n_tokens].append(replace(one, count=load.n_gen or 1) if one.n_tokens == 1 else one)
+        self._over |= {n_tokens: tuple(over) for n_tokens, over in asked.items()}
+        self._costs: dict[tuple[int, bool], Costs] = {}
+        self._held: dict[bool, tuple[str, ...]] = {}
+
+    def varied(self, load: Workload) -> Sliceable:
+        """Of another workload. What operators form is the same."""
+        if load == self._load:
+            return self
+        other = copy(self)
+        other._ask(load)
+        return other
 
     @property
     def biased_layers(self) -> frozenset[int]:

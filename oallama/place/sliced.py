@@ -105,7 +105,9 @@ class Sliced:
         self, problem: Problem, asked: Workload, phase: Phase, policy: str, prefetch: PrefetchMode, effort: Effort
     ) -> None:
         self._problem, self._asked, self._phase = problem, asked, phase
-        self._policy, self._prefetch, self._effort = policy, prefetch, effort
+        self._policy, self._effort = policy, effort
+        streams, hot = policy != "split", policy == EXPERTS
+        self._first_slicer = Slicer(problem, asked, Prefetch(prefetch), streams, hot)
         self._slicers: dict[tuple[Workload, int], Slicer] = {}
         ahead = policy != "split" and prefetch == "ahead" and not problem.profile.is_blocking
         self._n_slots = N_SLOTS if ahead else (1,)  # where nothing is copied ahead, more gain nothing
@@ -320,9 +322,7 @@ class Sliced:
     def _slicer(self, proposal: Proposal) -> Slicer:
         key = (proposal.workload, proposal.n_slots)
         if key not in self._slicers:
-            streams, hot = self._policy != "split", self._policy == EXPERTS
-            prefetch = Prefetch(self._prefetch, proposal.n_slots)
-            self._slicers[key] = Slicer(self._problem, proposal.workload, prefetch, streams, hot)
+            self._slicers[key] = self._first_slicer.varied(*key)
         return self._slicers[key]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -65,6 +66,13 @@ class Slicer:
         self._uses = {} if problem.routing is None else expert_use(problem.routing)
         self.on = Pricing(slice_rates(problem.profile), prefetch)
         self.sliceable = Sliceable(problem, load)
+
+    def varied(self, load: Workload, n_slots: int) -> Slicer:
+        """For another workload, and a ring of so many slots. What operators form, and the tasks of sliced blocks, are
+        the same."""
+        other = copy(self)
+        other.load, other.on, other.sliceable = load, self.on.with_slots(n_slots), self.sliceable.varied(load)
+        return other
 
     def blocks(self, placed: Placed, together: Collection[int] | None = None) -> list[Layouts]:
         """The blocks that may be sliced beside `placed`; with the use of their experts where these may be hot.
