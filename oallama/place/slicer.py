@@ -208,8 +208,9 @@ class Slicer:
             for _ in range(STAGING_ROUNDS):
                 assigned = assign(menus, max(0, min(room - staging, weights_room)), of, evenly)
                 tied = tied or assigned.tied
-                chosen = list(zip(of, assigned.chosen, strict=True))
-                counted = [(mode.kinds[k], choices[k][i][0], count) for (k, i), count in Counter(chosen).items()]
+                counts = Counter(zip(of, assigned.chosen, strict=True))
+                one_of = {(k, i): (mode.kinds[k], choices[k][i][0]) for k, i in counts}
+                counted = [(*one_of[at], count) for at, count in counts.items()]
                 if lengths and lengths[0] > 1:
                     least_s = self.load.n_gen * counted_seconds(counted, self.on, 1, 0)
                     least_s += sum(p.count * n * gap_times(of, p.n_tokens)[0] for of, _, n in counted for p in prompt)
@@ -222,7 +223,7 @@ class Slicer:
                 table = tables[key]
                 if mode.with_n_g and not any(n_g for _, n_g in table):
                     return None, tied
-                layers = tuple((mode.kinds[k], choices[k][i][0]) for k, i in chosen)
+                layers = tuple(one_of[at] for at in zip(of, assigned.chosen, strict=True))
                 staging = staging_bytes(layers, self.on.prefetch, n_batch, most_n_g(table, n_batch))
                 if assigned.bytes + staging <= max(room, 0):
                     seconds = self._phases(counted, table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from math import ceil
 
@@ -23,7 +24,8 @@ def ring_bytes(layers: Layers, prefetch: Prefetch, n_g: int) -> int:
     of a batch that CC is streamed for. Two slots lie at the ring's two ends, so that it need not be longer than two
     blocks that follow one another, of which the last is followed by the first; any other number of slots as if each
     held the largest block."""
-    sizes = [_streamed_bytes(of, cut, n_g) for of, cut in layers if _streamed(of, cut, n_g)]
+    size_of = {id(layer): _streamed_bytes(*layer, n_g) for layer in _distinct(layers)}
+    sizes = [size for layer in layers if (size := size_of[id(layer)])]
     if not sizes:
         return 0
     if prefetch.n_slots not in (None, 2):
@@ -36,7 +38,7 @@ def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -
     ring_bytes. llama.cpp reserves as if the logits of all n_ubatch tokens were wanted, so the FFN behind the last
     attention counts like the others; of the logits themselves a few tokens' are computed at once."""
     activations = hot = beside = 0
-    for of, cut in {(id(of), cut): (of, cut) for of, cut in layers}.values():
+    for of, cut in _distinct(layers):
         if cut.n_hot:
             biases = of.block.biases * cut.n_hot * F32
             hot = max(hot, biases + of.hot(cut.n_hot).staging_bytes(cut.extent, n_ubatch))
@@ -53,6 +55,11 @@ def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -
     return ring_bytes(layers, prefetch, n_g) + activations
 
 
+def _distinct(layers: Layers) -> Iterable[tuple[BlockCost, Cut]]:
+    """Without those that are the same object as one before, as most that are equal are."""
+    return {id(layer): layer for layer in layers}.values()
+
+
 def _streamed(of: BlockCost, cut: Cut, n_g: int) -> int:
     """Elements of CG, and of CG' for the largest batch. Blocks with hot experts stream nothing."""
     if cut.n_hot:
@@ -62,5 +69,8 @@ def _streamed(of: BlockCost, cut: Cut, n_g: int) -> int:
 
 def _streamed_bytes(of: BlockCost, cut: Cut, n_g: int) -> int:
     """That a slot with these takes."""
+    streamed = _streamed(of, cut, n_g)
+    if not streamed:
+        return 0
     padding = len(of.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight
-    return ceil(of.block.bytes * _streamed(of, cut, n_g) / of.block.extent / SLOT_PADDING) * SLOT_PADDING + padding
+    return ceil(of.block.bytes * streamed / of.block.extent / SLOT_PADDING) * SLOT_PADDING + padding
