@@ -61,6 +61,7 @@ class Layer:
 
     nodes: tuple[Node, ...]
     before: Node | None
+    n_operators: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Graph:
         alike: dict[Hashable, Layer] = {}
         object.__setattr__(self, "layer_operators", tuple(self.operators_of((at, at + 1)) for at in parts))
         made = [self._layer(at) for at in parts]
-        found = tuple(alike.setdefault((layer.nodes, layer.before), layer) for layer in made)
+        found = tuple(alike.setdefault((layer.nodes, layer.before, layer.n_operators), layer) for layer in made)
         object.__setattr__(self, "layers", found)
 
     def operators_of(self, window: tuple[int, int]) -> tuple[int, int]:
@@ -89,7 +90,7 @@ class Graph:
         return bisect_left(self.operator_layer, window[0]), bisect_left(self.operator_layer, window[1])
 
     def _layer(self, layer: int) -> Layer:
-        (first, last), first_operator = self.layer_nodes[layer], self.layer_operators[layer][0]
+        (first, last), (first_operator, end) = self.layer_nodes[layer], self.layer_operators[layer]
         nodes = tuple(
             replace(
                 node,
@@ -100,7 +101,7 @@ class Graph:
             for node in self.nodes[first:last]
         )
         before = replace(self.nodes[first - 1], inputs=(), operator=None, follows_layer=None) if first else None
-        return Layer(nodes, before)
+        return Layer(nodes, before, end - first_operator)
 
 
 _ATTENTION_IN = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_q_a", "attn_kv_a_mqa")
@@ -284,22 +285,28 @@ def _expanded(sides: list[bool | None]) -> list[bool]:
 def crossings(
     graph: Graph, on_device: Sequence[bool], first_device_layer: int, window: tuple[int, int] | None = None
 ) -> Crossings:
-    """Splits and copies of a placement, over the whole graph or over the layers [window[0], window[1]) only.
+    """Splits and copies of a placement, over the whole graph or over the layers [window[0], window[1]) only."""
+    low, high = (0, graph.n_layer + 1) if window is None else (max(0, window[0]), min(window[1], graph.n_layer + 1))
+    sides = bytes(on_device[graph.layer_operators[low][0] : graph.layer_operators[high - 1][1]])
+    return _crossings(graph.layers[low:high], sides, min(max(first_device_layer, low), high) - low)
+
+
+@lru_cache(maxsize=2**14)
+def _crossings(layers: tuple[Layer, ...], on_device: bytes, first_device_layer: int) -> Crossings:
+    """Of layers that follow one another, counted from the first.
 
     Layer by layer: all that one knows of the others is on which side the one before ends and the next one begins. Most
     layers of a model are alike, so few are counted.
     """
-    low, high = (0, graph.n_layer + 1) if window is None else (max(0, window[0]), min(window[1], graph.n_layer + 1))
     found: list[Counts] = []
     before: bool | None = None
-    begin = graph.layer_operators[low][0]
-    sides = bytes(on_device[begin : graph.layer_operators[high - 1][1]])
-    for layer in range(low, high):
-        first, last = graph.layer_operators[layer]
-        after = layer + 1 >= first_device_layer if layer + 1 < high else None
-        here = layer >= first_device_layer
-        counts, before = _of_layer(graph.layers[layer], sides[first - begin : last - begin], here, before, after)
+    begin = 0
+    for at, layer in enumerate(layers):
+        end = begin + layer.n_operators
+        after = at + 1 >= first_device_layer if at + 1 < len(layers) else None
+        counts, before = _of_layer(layer, on_device[begin:end], at >= first_device_layer, before, after)
         found.append(counts)
+        begin = end
     splits, *others = map(sum, zip(*found, strict=True))
     return Crossings(1 + splits, *others)
 

@@ -30,10 +30,15 @@ class Costs:
     offloaded: tuple[bool, ...] = ()  # for each operator, whether llama.cpp computes it on the device in large batches
     # though the host has it; (): none
     sides_s: tuple[tuple[float, float], ...] = field(init=False, compare=False, repr=False)  # (T_c, T_g or infinite)
+    large: tuple[Pass, ...] = field(init=False, compare=False, repr=False)  # passes, for which it does
+    small: tuple[Pass, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         sides = ((cost.t_cpu_s, inf if cost.t_gpu_s is None else cost.t_gpu_s) for cost in self.operators)
         object.__setattr__(self, "sides_s", tuple(sides))
+        large = tuple(p for p in self.passes if p.n_tokens >= OFFLOAD_MIN_TOKENS)
+        object.__setattr__(self, "large", large)
+        object.__setattr__(self, "small", tuple(p for p in self.passes if p not in large))
 
     @property
     def layouts(self) -> tuple[str, ...]:
@@ -71,19 +76,17 @@ def transfer_seconds(
     """Of crossings over all passes, between the layers of the window (None: all). What is offloaded in a large batch
     is on the device there, and takes norms and attention along; slices are the split backend's, which nobody
     offloads."""
-    offloaded: Sequence[bool] = costs.offloaded
+    offloaded: Sequence[bool] = costs.offloaded if costs.large else ()
     if sliced:
         offloaded = [off and i not in sliced for i, off in enumerate(offloaded)]
-    large = tuple(p for p in costs.passes if p.n_tokens >= OFFLOAD_MIN_TOKENS) if any(offloaded) else ()
-    if not large:
+    if not any(offloaded):
         return costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), costs.passes)
-    small = tuple(p for p in costs.passes if p.n_tokens < OFFLOAD_MIN_TOKENS)
     first, last = (0, len(offloaded)) if window is None else costs.graph.operators_of(window)
     there = list(on_device)
     there[first:last] = map(or_, on_device[first:last], offloaded[first:last])
-    seconds = costs.rates.over(crossings(costs.graph, there, 0, window), large)
-    if small:
-        seconds += costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), small)
+    seconds = costs.rates.over(crossings(costs.graph, there, 0, window), costs.large)
+    if costs.small:
+        seconds += costs.rates.over(crossings(costs.graph, on_device, first_device_layer, window), costs.small)
     return seconds
 
 

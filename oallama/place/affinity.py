@@ -108,18 +108,16 @@ class Transfers:
         self._known: dict[tuple[object, ...], float] = {}
         self._units: dict[Unit, _Window] = {}
         self._alike: dict[object, int] = {}
-        self._windows: dict[tuple[Unit, ...], list[tuple[_Window, list[Unit]]]] = {}
+        self._windows: dict[tuple[Unit, ...], Windows] = {}
         self._saved: dict[tuple[Unit, ...], list[tuple[float, int]]] = {}
         self._near: dict[tuple[object, ...], list[float]] = {}
 
-    def of_all(self, on_device: Sequence[bool], first_device_layer: int, units: tuple[Unit, ...]) -> list[float]:
-        """Of each of these units, which are in graph order. Where layers and their neighbours are in the same state, so
-        are these."""
-        if units not in self._windows:
-            self._windows[units] = self._by_window(units)
+    def of_all(self, on_device: Sequence[bool], first_device_layer: int, windows: Windows) -> list[float]:
+        """Of each of the units in these windows, in graph order. Where layers and their neighbours are in the same
+        state, so are these."""
         sides = bytes(on_device)
         found: list[float] = []
-        for around, members in self._windows[units]:
+        for around, members in windows:
             low, high = around.layers
             key = (around.alike, min(max(first_device_layer, low), high) - low, sides[around.first : around.last])
             if key not in self._near:
@@ -129,13 +127,19 @@ class Transfers:
             found += self._near[key]
         return found
 
+    def windows(self, units: tuple[Unit, ...]) -> Windows:
+        """Of these units, which are in graph order."""
+        if units not in self._windows:
+            self._windows[units] = self._by_window(units)
+        return self._windows[units]
+
     def saved(self, units: tuple[Unit, ...]) -> list[tuple[float, int]]:
         """(T_c - T_g, M) of each of these units."""
         if units not in self._saved:
             self._saved[units] = [_saved(self._costs, unit) for unit in units]
         return self._saved[units]
 
-    def _by_window(self, units: tuple[Unit, ...]) -> list[tuple[_Window, list[Unit]]]:
+    def _by_window(self, units: tuple[Unit, ...]) -> Windows:
         """Units of the same layers together: `alike` and `members` are then of all of them."""
         groups: dict[tuple[int, int], list[Unit]] = {}
         for unit in units:
@@ -197,6 +201,10 @@ class _Window:
     alike: int  # the same for windows in which the same moves cost the same
 
 
+Windows = Sequence[tuple[_Window, Sequence[Unit]]]
+"""Units of the same layers together, with these."""
+
+
 def benefit(costs: Costs, unit: Unit, transfer_s: float) -> float:
     """B = (T_c - T_g - T') / M of a unit, seconds per byte; minus infinity where the device cannot compute it."""
     saved_s, n_bytes = _saved(costs, unit)
@@ -232,7 +240,8 @@ def iterate(
     """
     transfers = transfers or Transfers(costs)
     n = len(costs.operators)
-    sizes = [n_bytes for _, n_bytes in transfers.saved(units)]
+    saved, windows = transfers.saved(units), transfers.windows(units)
+    sizes = [n_bytes for _, n_bytes in saved]
 
     def place(benefits: Sequence[float]) -> tuple[bool, ...]:
         least = 0.0 if rule == "continue" else float("-inf")
@@ -244,7 +253,6 @@ def iterate(
                 on_device[i] = True
         return tuple(on_device)
 
-    saved = transfers.saved(units)
     placement = tuple(start) if start is not None else place([saved_s / n_bytes for saved_s, n_bytes in saved])
     met = {placement: placement_seconds(costs, placement, first_device_layer)}
 
@@ -256,7 +264,7 @@ def iterate(
         return Search(kept, iteration, converged, met[kept])
 
     for iteration in range(1, max_iterations + 1):
-        moved = transfers.of_all(placement, first_device_layer, units)
+        moved = transfers.of_all(placement, first_device_layer, windows)
         following = place([(own_s - t_s) / n_bytes for (own_s, n_bytes), t_s in zip(saved, moved, strict=True)])
         if following in met:  # the one before again: same neighbours, same T', so the affinities are stable
             return ended(following, iteration, following == placement)

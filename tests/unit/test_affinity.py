@@ -279,7 +279,7 @@ def test_units_asked_together_have_the_transfers_they_have_alone(data: st.DataOb
         first, granularity = data.draw(st.integers(0, n_layer + 1)), data.draw(st.sampled_from(GRANULARITIES))
         asked = units(ops, granularity)
         expected = [alone.of(on_device, first, unit) for unit in asked]
-        assert together.of_all(on_device, first, asked) == expected
+        assert together.of_all(on_device, first, together.windows(asked)) == expected
 
 
 @settings(deadline=None, max_examples=50)
