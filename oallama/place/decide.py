@@ -96,7 +96,11 @@ def decide(
         if name == "cpu":
             return on_cpu(problem, load, phase)
         if name in SLICED:
-            return Sliced(problem, load, phase, name, prefetch, effort).decide()
+            made = Sliced(problem, load, phase, name, prefetch, effort).decide()
+            if name == EXPERTS and not _has_hot(made):  # then the search without them finds better slices
+                slices = replace(one("scheinfer", load, effort), policy=EXPERTS)
+                made = min(made, slices, key=lambda decision: decision.placed.seconds)
+            return made
         if name in PUBLISHED:
             return _decide_published(problem, name, load, phase, Prefetch(prefetch))
         return _decide_whole(problem, name, load, phase, affinity, fill, effort.exchanges, required=policy != "auto")
@@ -136,13 +140,17 @@ def decide(
 
     best = with_larger_ubatch(found, larger_ubatches, promised, searched)
     slices = best.placed.slices
-    if best.policy == EXPERTS and (slices is None or not slices.hot_bytes):
+    if best.policy == EXPERTS and not _has_hot(best):
         if policy == EXPERTS:
             return replace(best, notes=(*best.notes, "no layer's experts are worth placing by use"))
         best = replace(best, policy="scheinfer")
     if policy == "auto" and best.policy == "scheinfer" and slices is not None and not slices.streams:
         return replace(best, policy="split")
     return best
+
+
+def _has_hot(decision: Decision) -> bool:
+    return decision.placed.slices is not None and decision.placed.slices.hot_bytes > 0
 
 
 def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: str) -> Decision:
