@@ -56,7 +56,7 @@ def run(device: str, operators: list[Operator] = OPERATORS, **options: object) -
 def journal(cache: Path) -> list[dict[str, object]]:
     """What is written whole."""
     lines = [line for path in cache.glob("*.journal") for line in path.read_text().splitlines(keepends=True)]
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [json.loads(line) for line in lines if line.strip() and line.endswith("\n")]
 
 
 def journalled_cases(cache: Path) -> list[dict[str, object]]:
@@ -158,7 +158,7 @@ def test_an_interrupted_profile_goes_on_where_it_was(cache: Path) -> None:
         "try: t.run('none', policy=t.Policy(min_repeats=5, warmup_runs=0, time_cap_s=0.3, target=0.0))\n"
         "except KeyboardInterrupt: raise SystemExit(130)\n"
     )
-    folders = [str(Path(__file__).parent)]
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     process = subprocess.Popen([sys.executable, "-c", code, *folders], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         until(lambda: len(journalled_cases(cache)) >= 3 or process.poll() is not None)
@@ -224,7 +224,7 @@ def test_two_processes_measure_one_after_the_other(cache: Path) -> None:
         "import test_profiler as t\n"
         "print(sorted(c.samples for c in t.run('none', t.OPERATORS[:1]).cases))\n"
     )
-    command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    command = [sys.executable, "-c", code, str(Path(__file__).parent), str(Path(__file__).parents[1])]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) for _ in range(2)]
     outputs = [process.communicate(timeout=120)[0] for process in both]
     assert outputs[0] == outputs[1] != ""
