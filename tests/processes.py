@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -18,8 +19,12 @@ COMMAND = (sys.executable, "-m", "oallama")
 PATIENCE_S = 120.0  # for what comes at once where nothing else runs
 
 
-def oallama(*arguments: object, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command line to its end; check its exit code, and that a failure is one line."""
+def oallama(
+    *arguments: object, code: int = 0, cache: Path | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command line to its end; check its exit code, and that a failure is one line. cache: its cache folder."""
+    if cache is not None:
+        options["env"] = {**os.environ, "OALLAMA_CACHE_DIR": str(cache)}
     options = {"cwd": ROOT, "timeout": 280, **({} if "input" in options else {"stdin": subprocess.DEVNULL}), **options}
     done = subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, **options)
     assert done.returncode == code, done.stderr
