@@ -264,6 +264,7 @@ bool        same_bytes(const Outputs & reference, const Outputs & result);
 
 oallama_memory memory();
 oallama_stats  stats();
+oallama_stats  stats_of_second(const Model & model, int64_t n_tokens); // of two batches alike
 void           check_nothing_held(const std::string & when);
 
 //

@@ -196,6 +196,14 @@ oallama_stats stats() {
     return now;
 }
 
+oallama_stats stats_of_second(const Model & model, int64_t n_tokens) {
+    Session session;
+    session.compute(model, n_tokens);
+    check_ok(oallama_reset_stats(), "statistics are reset");
+    session.compute(model, n_tokens);
+    return stats();
+}
+
 void check_nothing_held(const std::string & when) {
     const oallama_memory         now    = memory();
     const async_device::Counters device = async_device::counters();
