@@ -10,6 +10,7 @@ import time
 
 from oallama.core.errors import DeviceError
 from oallama.core.units import format_ranges
+from oallama.device.interrupt import held_interrupt
 from oallama.device.spec import DeviceSpec
 
 STOPPED_S = 5.0
@@ -59,7 +60,9 @@ class RpcWorker:
 
     def alive(self) -> bool:
         """Whether the worker can still compute: it runs, and has not been stopped for STOPPED_S."""
-        if self._server.died() is not None:
+        with held_interrupt():  # between two lines of Popen.poll it would leave a lock taken for ever
+            died = self._server.died()
+        if died is not None:
             return False
         status = _status(self.pid)
         if status in _ENDED:

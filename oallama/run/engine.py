@@ -7,6 +7,7 @@ below becomes an error here.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -56,7 +57,7 @@ from oallama.run.setup import (
 )
 from oallama.run.split import LoadedSplit, SplitMeter, SplitRun, open_split
 from oallama.run.stops import Stops
-from oallama.run.turns import Turns
+from oallama.run.turns import CLOSED, Turns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,6 +108,7 @@ class Engine:
         learn: Known | None = None,
     ) -> None:
         self._turns = Turns()
+        self._streams: list[weakref.ref[Generator[str, None, Generation]]] = []
         self._cache = KvCache()
         options = options or Options()
         if operators is None or tensor_names is None:
@@ -142,7 +144,6 @@ class Engine:
         )
         if not probed:
             check_host(self._settings, probe_memory(self._settings), operators, host_memory_bytes())
-        self._running: Generator[Piece, None, None] | None = None
         self._replan: RunningReplan | None = None
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""
@@ -196,15 +197,14 @@ class Engine:
     def close(self) -> None:
         """Free the model and the device, and end a stream whose reader is away; may be called twice. Raises UsageError
         while another thread's call is under way."""
-        running, in_stream = self._running, False
-        if running is not None:
-            with contextlib.suppress(ValueError):  # it is executing
-                running.close()
-                in_stream = True
+        for known in self._streams:
+            stream = known()
+            if stream is not None and inspect.getgeneratorstate(stream) == inspect.GEN_SUSPENDED:
+                stream.close()
         if self._idle is not None:
             self._idle.stop()
         with held_interrupt():
-            self._turns.close(in_stream)
+            self._turns.close()
             self._release()
 
     @property
@@ -266,7 +266,9 @@ class Engine:
             try:
                 text = next(stream)
             except StopIteration as end:
-                generation: Generation = end.value
+                generation: Generation | None = end.value
+                if generation is None:
+                    raise UsageError(CLOSED) from None  # by another thread, between two pieces
                 return generation
             if on_text is not None:
                 on_text(text)
@@ -287,17 +289,24 @@ class Engine:
         reuse: what the last generate or stream left in the KV cache stays there as far as this prompt begins with it,
         and only the rest of the prompt is evaluated. Where the batches are cut then differs, so logits may differ in
         their last digits from those of the whole prompt at once."""
+        stream = self._stream(prompt, max_tokens, Sampling(temperature, seed, **sampling), stop, reuse)
+        self._streams = [*(known for known in self._streams if known() is not None), weakref.ref(stream)]
+        return stream
+
+    def _stream(
+        self, prompt: str | Sequence[int], max_tokens: int, sampling: Sampling, stop: Sequence[str], reuse: bool
+    ) -> Generator[str, None, Generation]:
         start_s = time.perf_counter()
-        with self._turn():
+        with self._going_on_idle(), self._turns.next(), self._turns.taken():
             tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
             check_tokens(tokens, self.n_vocab, self.n_ctx)
             if max_tokens < 0:
                 raise UsageError(f"{max_tokens} tokens cannot be generated; give 0 or more")
             context, cache, n_ubatch, beat = self._context, self._cache, self._n_ubatch, self._runner.beat
             if not reuse or self._llama.n_tokens:  # or somebody has kept the Llama and used it
-                cache.forget()
+                self._forget()
             n_cached = self._runner.call(lambda: cache.begin(context, tokens))
-            stops, sampler = Stops(stop), Sampler(Sampling(temperature, seed, **sampling), self._vocab)
+            stops, sampler = Stops(stop), Sampler(sampling, self._vocab)
             n_batches = -(-(len(tokens) - n_cached) // n_ubatch)
             meter = SplitMeter(self._split.stats, n_batches, beat) if self._split else None
             step = self._step(meter.beat if meter else beat)
@@ -306,7 +315,6 @@ class Engine:
             running = self._runner.iterate(
                 lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, cache, step, stops)
             )
-            self._running = running
             made: list[Piece] = []
             try:
                 for piece in running:
@@ -315,7 +323,6 @@ class Engine:
                         yield piece.text
             finally:
                 running.close()
-                self._running = None
                 self.split_stats = meter.run() if meter else None
                 if recorded is not None and self._on_traffic is not None:
                     self._on_traffic(recorded.stop())
@@ -329,24 +336,24 @@ class Engine:
         Raises UsageError like generate, DeviceError.
         """
         checked = [int(token) for token in tokens]
-        with self._turn():
+        with self._going_on_idle(), self._turns.next(), self._turns.taken():
             check_tokens(checked, self.n_vocab, self.n_ctx)
-            self._cache.forget()
+            self._forget()
             context, n_vocab, n_ubatch, beat = self._context, self.n_vocab, self._n_ubatch, self._runner.beat
             return self._runner.call(lambda: teacher_forced_logits(context, checked, n_vocab, n_ubatch, beat))
 
     def call(self, function: Callable[[], T]) -> T:
         """function(), which may use `llama`'s model and context through llama.cpp's own interface, where this engine's
         calls run. Raises DeviceError when the device is lost meanwhile, and what function raises."""
-        with self._turn():
-            self._cache.forget()
+        with self._going_on_idle(), self._turns.next(), self._turns.taken():
+            self._forget()
             return self._runner.call(function)
 
     def set_hot_experts(self, layer: int, experts: Sequence[int]) -> int:
         """Gives a layer other hot experts, as many as its plan has, between two generations; `plan` follows. Returns
         how many were copied to the device. Raises UsageError for experts that cannot be, ModelFileError,
         DeviceError."""
-        with self._turn():
+        with self._going_on_idle(), self._turns.next(), self._turns.taken():
             split = self._split
             if split is None:
                 raise UsageError("this plan has no hot experts; make one that has")
@@ -415,16 +422,18 @@ class Engine:
     def _n_ubatch(self) -> int:
         return int(self._llama.context_params.n_ubatch)
 
+    def _forget(self) -> None:
+        """Use nothing of what the KV cache holds, neither here nor in the Llama's own book-keeping."""
+        self._cache.forget()
+        self._llama.n_tokens = 0
+        self._llama._requires_eval = True
+
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """This call's turn. Raises UsageError for a closed engine, and in the middle of a stream of this thread."""
-        turn = self._turns.take()
+    def _going_on_idle(self) -> Iterator[None]:
+        """Once the call in the block has given its turn back, experts are exchanged."""
         try:
             yield
         finally:
-            self._llama.n_tokens = 0  # what its own book-keeping says of the KV cache
-            self._llama._requires_eval = True
-            self._turns.give_back(turn)
             if self._idle is not None and self._learned is not None and self._learned.wants_more:
                 self._idle.begin()
 

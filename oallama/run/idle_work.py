@@ -79,13 +79,8 @@ class IdleWork:
         step = self._kept = self._kept or self._next_step()
         if step is None or self._stops:
             return False
-        turn = self._turns.take_free()
-        if turn is None:
-            return False
-        try:
-            if self._kept is step:
+        with self._turns.taken_free() as has_turn:
+            if has_turn and self._kept is step:
                 self._kept = None
                 self._runner.call(step)
-        finally:
-            self._turns.give_back(turn)
-        return True
+        return has_turn

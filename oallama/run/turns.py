@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 
 from oallama.core.errors import UsageError
 
@@ -10,13 +12,19 @@ CLOSED = "this engine is closed; make another one"
 
 
 class Turns:
-    """Who may use an engine. A stream keeps its turn while its reader is away, so any thread may give a turn back."""
+    """Who may use an engine. A call holds the lock `next` in a `with` statement, and is `taken` inside it:
+
+        with turns.next(), turns.taken():
+
+    The lock is one of C, so that a Ctrl-C comes before it is held or behind, where `with` gives it back; in lines of
+    Python it could come between the two, and the turn would be lost. A stream keeps its turn while its reader is away,
+    so any thread may give a turn back.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # its lock is re-entrant: a stream may be collected at any point
-        self._turn: object | None = None
-        self._thread = 0  # that took it
-        self._n_waiting = 0
+        self._lock = threading.Lock()
+        self._thread = 0  # that has the turn
+        self._wanted = False
         self._closed = False
 
     @property
@@ -28,43 +36,40 @@ class Turns:
         if self._closed:
             raise UsageError(CLOSED)
 
-    def take(self) -> object:
-        """The turn, as soon as no other call has it. Raises UsageError once closed, and where this very thread has it
-        already, as in the middle of a stream."""
-        turn = object()
-        with self._changed:
+    def next(self) -> threading.Lock:
+        """What a call waits for. Raises UsageError once closed, and where this very thread has the turn already, as in
+        the middle of a stream."""
+        self.check_open()
+        if self._lock.locked() and self._thread == threading.get_ident():
+            raise UsageError("this engine is still generating; finish or close that stream first")
+        self._wanted = True
+        return self._lock
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """The call of this thread begins, which holds the lock. Raises UsageError where it waited until the engine was
+        closed."""
+        self._thread, self._wanted = threading.get_ident(), False
+        try:
             self.check_open()
-            if self._turn is not None and self._thread == threading.get_ident():
-                raise UsageError("this engine is still generating; finish or close that stream first")
-            self._n_waiting += 1
-            try:
-                self._changed.wait_for(lambda: self._closed or self._turn is None)
-            finally:
-                self._n_waiting -= 1
-            self.check_open()
-            self._turn, self._thread = turn, threading.get_ident()
-        return turn
+            yield
+        finally:
+            self._thread = 0
 
-    def take_free(self) -> object | None:
-        """The turn where no call has it, none waits for it and none is barred; else None."""
-        with self._changed:
-            if self._closed or self._turn is not None or self._n_waiting:
-                return None
-            self._turn, self._thread = object(), threading.get_ident()
-            return self._turn
+    @contextlib.contextmanager
+    def taken_free(self) -> Iterator[bool]:
+        """A turn where no call has it or wants it, and the engine is open; whether there was one. For a thread that no
+        Ctrl-C reaches."""
+        has_it = not self._wanted and self._lock.acquire(blocking=False)
+        try:
+            yield has_it and not self._closed
+        finally:
+            if has_it:
+                self._lock.release()
 
-    def give_back(self, turn: object) -> None:
-        """The call that took this turn has ended; a turn that was given back already is nobody's."""
-        with self._changed:
-            if self._turn is turn:
-                self._turn = None
-                self._changed.notify()
-
-    def close(self, in_stream: bool) -> None:
-        """No turn any more. in_stream: the turn is that of a stream, which has been closed. Raises UsageError where a
-        call is under way."""
-        with self._changed:
-            if self._turn is not None and not in_stream:
-                raise UsageError("another thread is still using this engine; close it when that call has ended")
-            self._turn, self._closed = None, True
-            self._changed.notify_all()
+    def close(self) -> None:
+        """No turn any more. Raises UsageError where a call is under way."""
+        if not self._lock.acquire(blocking=False):
+            raise UsageError("another thread is still using this engine; close it when that call has ended")
+        self._closed = True
+        self._lock.release()

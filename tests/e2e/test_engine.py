@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 import random
@@ -26,7 +25,6 @@ from e2e.placed import Placed, placed, with_ledger
 from e2e.what_is_held import nothing_grew
 from gguf_factory import write_gguf
 from llama_cpp import Llama
-from seeds import SEED
 
 from oallama.core.errors import DeviceError, ModelFileError, PlanError, UsageError
 from oallama.core.options import Options
@@ -576,17 +574,6 @@ case = placed(Path(sys.argv[2]), sys.argv[3], lambda op: op.role.startswith("att
 engine = Engine(case.model, case.plan, Options(threads=1), probed=True)
 stream = engine.stream("once", max_tokens=10**6, temperature=1.5)
 how = sys.argv[4]
-if how == "interrupt":
-    engine.close()
-    try:
-        print("ready", flush=True)
-        while True:
-            with Engine(case.model, case.plan, Options(threads=1), probed=True) as engine:
-                for piece in engine.stream("once", max_tokens=10**6, temperature=1.5):
-                    pass
-    except KeyboardInterrupt:
-        assert engine._release.alive is False
-        sys.exit(130)
 next(stream)
 if how == "after":  # what ends a command at an abort came after the engine
     from oallama.device.native_abort import exit_at_abort
@@ -615,72 +602,6 @@ def test_a_process_may_end_with_an_engine_open(f16: Path, device: str, how: str)
     with script(f16, device, how) as process:
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-
-
-@pytest.mark.parametrize("device", ["none", "rpc-worker"])
-def test_ctrl_c_ends_cleanly(f16: Path, device: str) -> None:
-    with script(f16, device, "interrupt") as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        time.sleep(1.5)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (130, "")
-
-
-MANY = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from e2e.placed import placed
-from oallama.core.options import Options
-from oallama.run.engine import Engine
-case = placed(Path(sys.argv[2]), sys.argv[3], lambda op: op.role.startswith("attn"))
-def work():
-    with Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False) as engine:
-        for _ in engine.stream("once upon a time " * 8, max_tokens=3, temperature=1.5):
-            pass
-        engine.logits(engine.tokenize("once upon a time"))
-work()
-while True:
-    try:
-        print("ready", flush=True)
-        while True:
-            work()
-    except KeyboardInterrupt:
-        print("interrupted", flush=True)
-"""
-
-
-@pytest.mark.parametrize(("device", "n_times", "longest_s"), [("none", 60, 0.12), ("rpc-worker", 12, 0.8)])
-def test_ctrl_c_is_never_lost(f16: Path, device: str, n_times: int, longest_s: float) -> None:
-    """At many moments of loading, computing and freeing."""
-    tests, moments = str(Path(__file__).parents[1]), random.Random(SEED or 1)
-    with subprocess.Popen(
-        [sys.executable, "-c", MANY, tests, str(f16), device],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        assert process.stdout is not None and process.stderr is not None
-        with killed_after(process, 120):  # a lost one leaves it at work for ever
-            for _ in range(n_times):
-                assert process.stdout.readline() == "ready\n"
-                time.sleep(moments.random() * longest_s)
-                process.send_signal(signal.SIGINT)
-                assert process.stdout.readline() == "interrupted\n"
-            process.kill()
-        assert process.stderr.read() == ""
-
-
-@contextlib.contextmanager
-def killed_after(process: subprocess.Popen[str], seconds: float) -> Iterator[None]:
-    timer = threading.Timer(seconds, process.kill)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 LEAK = """

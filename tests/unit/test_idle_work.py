@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -35,21 +34,22 @@ def test_all_steps_are_done_in_their_order_while_nobody_calls() -> None:
 
 
 def test_a_call_waits_for_one_step_and_the_others_go_on_behind_it() -> None:
-    in_step = threading.Event()
+    in_step, wanted = threading.Event(), threading.Event()
     done: list[int] = []
 
     def first() -> None:
         in_step.set()
-        assert _until(_this_test_waits_for_its_turn)
+        assert wanted.wait(60)
         done.append(0)
 
     work = Work(iter([first, *(lambda i=i: done.append(i) for i in range(1, 9))]))  # type: ignore[misc]
     work.idle.begin()
     assert in_step.wait(60)
-    turn = work.turns.take()  # waits for the first step, and comes before the second
-    work.wait()
-    assert done == [0]
-    work.turns.give_back(turn)
+    turn = work.turns.next()
+    wanted.set()
+    with turn, work.turns.taken():  # waits for the first step, and comes before the second
+        work.wait()
+        assert done == [0]
     work.idle.begin()
     work.wait()
     assert done == list(range(9))
@@ -59,14 +59,13 @@ def test_a_step_that_found_no_turn_is_done_later_unless_it_is_dropped() -> None:
     for dropped in (False, True):
         done: list[str] = []
         work = Work(iter([lambda done=done: done.append("kept"), lambda done=done: done.append("next")]))  # type: ignore[misc]
-        turn = work.turns.take()
-        work.idle.begin()
-        work.wait()
-        assert done == []
-        work.idle.stop()
-        if dropped:
-            work.idle.drop()
-        work.turns.give_back(turn)
+        with work.turns.next(), work.turns.taken():
+            work.idle.begin()
+            work.wait()
+            assert done == []
+            work.idle.stop()
+            if dropped:
+                work.idle.drop()
         work.idle.begin()
         work.wait()
         assert done == (["next"] if dropped else ["kept", "next"])
@@ -96,16 +95,6 @@ def test_stop_waits_and_a_failure_ends_it_for_good() -> None:
     work.idle.begin()
     work.idle.stop()
     assert done == ["slow"]
-
-
-def _this_test_waits_for_its_turn() -> bool:
-    frame = sys._current_frames()[threading.main_thread().ident or 0]
-    waits = frame.f_code is threading.Condition.wait.__code__
-    while waits and (above := frame.f_back) is not None:
-        if above.f_code is Turns.take.__code__:
-            return True
-        frame = above
-    return False
 
 
 def _until(said: Callable[[], bool]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
@@ -11,46 +12,68 @@ from oallama.core.errors import UsageError
 from oallama.run.turns import Turns
 
 
+def stream(turns: Turns) -> Generator[None, None, None]:
+    with turns.next(), turns.taken():
+        yield
+
+
+def call(turns: Turns) -> str:
+    with turns.next(), turns.taken():
+        return "had its turn"
+
+
 def test_another_threads_call_waits_for_its_turn() -> None:
     turns, begun = Turns(), threading.Event()
 
     def other() -> str:
         begun.set()
-        turns.give_back(turns.take())
-        return "had its turn"
+        return call(turns)
 
-    turn = turns.take()
     with ThreadPoolExecutor(1) as threads:
-        waiting: Future[str] = threads.submit(other)
-        assert begun.wait(60)
-        assert not waiting.done()
-        turns.give_back(turn)
+        with turns.next(), turns.taken():
+            waiting: Future[str] = threads.submit(other)
+            assert begun.wait(60)
+            assert not waiting.done()
         assert waiting.result(60) == "had its turn"
 
 
-def test_a_turn_may_be_given_back_by_another_thread_and_twice() -> None:
+def test_a_turn_may_be_given_back_by_another_thread() -> None:
     turns = Turns()
-    turn = turns.take()
-    with ThreadPoolExecutor(1) as threads:
-        threads.submit(turns.give_back, turn).result(60)
-    later = turns.take()
-    turns.give_back(turn)  # is over
+    read = stream(turns)
+    next(read)
     with pytest.raises(UsageError, match="still generating"):
-        turns.take()
-    turns.give_back(later)
-    turns.take()
-
-
-def test_who_waits_while_it_is_closed_is_told() -> None:
-    turns = Turns()
-    turns.take()
+        turns.next()
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(turns.take)
+        threads.submit(read.close).result(60)
+    assert call(turns) == "had its turn"
+
+
+def test_none_begins_once_it_is_closed() -> None:
+    turns, waits = Turns(), threading.Event()
+    read = stream(turns)
+    next(read)
+
+    def waiting() -> str:
+        lock = turns.next()
+        waits.set()
+        with lock, turns.taken():
+            return "had its turn"
+
+    with ThreadPoolExecutor(1) as threads:
+        waiter = threads.submit(waiting)
+        assert waits.wait(60)
         with pytest.raises(UsageError, match="another thread"):
-            turns.close(in_stream=False)
-        turns.close(in_stream=True)
-        with pytest.raises(UsageError, match="closed"):
-            waiting.result(60)
+            turns.close()
+        with turns.taken_free() as has_turn:
+            assert not has_turn
+        read.close()
+        assert waiter.result(60) == "had its turn"
+    late = turns.next()
+    turns.close()
+    with pytest.raises(UsageError, match="closed"), late, turns.taken():
+        pass
     with pytest.raises(UsageError, match="closed"):
-        turns.take()
-    turns.close(in_stream=False)
+        turns.next()
+    with turns.taken_free() as has_turn:
+        assert not has_turn
+    turns.close()

@@ -1,0 +1,189 @@
+"""Ctrl-C, wherever it comes: it ends a call, is never lost, and the engine can be used again and closed."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from e2e.placed import placed
+from gguf_factory import write_gguf
+from processes import PATIENCE_S
+from seeds import FRESH, SEED
+
+from oallama.core.errors import UsageError
+from oallama.core.options import Options
+from oallama.run.engine import Engine
+
+
+@pytest.fixture(scope="module")
+def f16(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("models") / "f16.gguf", "llama", weight_type="F16")
+
+
+def engine_on(device: str, model: Path) -> Engine:
+    case = placed(model, device, lambda op: op.role.startswith("attn"))
+    return Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False)
+
+
+def interrupted_at(event: int, function: Callable[[], object]) -> bool:
+    """Call it with a Ctrl-C where Python looks for one: a function begins, or one of C has ended. Whether it came so
+    far."""
+    left = event
+
+    def profile(_frame: FrameType, event: str, _argument: Any) -> None:
+        nonlocal left
+        if event in ("call", "c_return"):
+            left -= 1
+            if left == 0:
+                sys.setprofile(None)
+                signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(profile)
+    try:
+        function()
+    except KeyboardInterrupt:
+        assert left <= 0
+    else:
+        sys.setprofile(None)
+        assert left > 0, f"it was lost at event {event}"
+    finally:
+        sys.setprofile(None)
+    return left <= 0
+
+
+@pytest.mark.parametrize("device", ["none", "rpc-worker"])
+def test_a_ctrl_c_anywhere_in_a_call_leaves_the_engine_usable(device: str, f16: Path) -> None:
+    """At each of several hundred moments; with a worker, a seventh of them, others in each run."""
+    step = 1 if device == "none" else 7
+    event = FRESH % step
+    with engine_on(device, f16) as engine:
+        tokens = engine.tokenize("once upon")
+        wanted = engine.generate(tokens, max_tokens=2, temperature=0).tokens
+
+        def work() -> None:
+            for _ in engine.stream(tokens, max_tokens=2, temperature=0):
+                pass
+            engine.logits(tokens)
+
+        work()
+        comes_so_far = True
+        while comes_so_far:
+            event += step
+            comes_so_far = interrupted_at(event, work)
+            assert engine.generate(tokens, max_tokens=2, temperature=0).tokens == wanted, f"event {event}, {FRESH}"
+    assert event > 300
+
+
+def test_an_engine_can_be_closed_while_a_ctrl_c_ends_its_call(f16: Path) -> None:
+    """As `with` does, while what was interrupted is still known: at each of several hundred moments."""
+    event, comes_so_far = 1, True  # the first is that `work` begins
+    while comes_so_far:
+        event += 1
+        with engine_on("none", f16) as engine:
+
+            def work(engine: Engine = engine) -> None:
+                try:
+                    for _ in engine.stream("once upon", max_tokens=2, temperature=0):
+                        pass
+                    engine.call(list)
+                except KeyboardInterrupt:
+                    engine.close()
+                    raise
+
+            comes_so_far = interrupted_at(event, work)
+            if comes_so_far:
+                with pytest.raises(UsageError, match="this engine is closed"):
+                    engine.call(list)
+    assert event > 300
+
+
+WORK = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from e2e.test_engine_interrupted import engine_on
+model, device = Path(sys.argv[2]), sys.argv[3]
+"""
+
+ONCE = (
+    WORK
+    + """
+engine = engine_on(device, model)
+engine.close()
+try:
+    print("ready", flush=True)
+    while True:
+        with engine_on(device, model) as engine:
+            for piece in engine.stream("once", max_tokens=10**6, temperature=1.5):
+                pass
+except KeyboardInterrupt:
+    assert engine._release.alive is False
+    sys.exit(130)
+"""
+)
+
+MANY = (
+    WORK
+    + """
+def work():
+    with engine_on(device, model) as engine:
+        for _ in engine.stream("once upon a time " * 8, max_tokens=3, temperature=1.5):
+            pass
+        engine.logits(engine.tokenize("once upon a time"))
+work()
+while True:
+    try:
+        print("ready", flush=True)
+        while True:
+            work()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+)
+
+
+def started(script: str, model: Path, device: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", script, str(Path(__file__).parents[1]), str(model), device],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("device", ["none", "rpc-worker"])
+def test_a_ctrl_c_ends_a_program(f16: Path, device: str) -> None:
+    with started(ONCE, f16, device) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        time.sleep(1.5)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, errors) == (130, "")
+
+
+@pytest.mark.parametrize(("device", "n_times", "longest_s"), [("none", 60, 0.12), ("rpc-worker", 12, 0.8)])
+def test_a_ctrl_c_is_never_lost(f16: Path, device: str, n_times: int, longest_s: float) -> None:
+    """At many moments of loading, computing and freeing."""
+    moments = random.Random(SEED or 1)
+    with started(MANY, f16, device) as process:
+        assert process.stdout is not None and process.stderr is not None
+        limit = threading.Timer(PATIENCE_S, process.kill)  # a lost one leaves it at work for ever
+        limit.start()
+        n_told = 0
+        while n_told < n_times and process.stdout.readline() == "ready\n":
+            time.sleep(moments.random() * longest_s)
+            process.send_signal(signal.SIGINT)
+            n_told += process.stdout.readline() == "interrupted\n"
+        limit.cancel()
+        process.kill()
+        assert (n_told, process.stderr.read()) == (n_times, "")
