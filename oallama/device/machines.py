@@ -199,7 +199,7 @@ def _read(path: Path) -> Machine:
 def _check(path: Path, part: str, record: Any) -> None:
     """Rates and sizes are above 0, latencies not below it."""
     values = [(field.name, getattr(record, field.name)) for field in fields(record)]
-    values += [(f"flops_by_type {name}", rate) for name, rate in getattr(record, "flops_by_type", ())]
+    values += [(f"flops_by_type {name!r}", rate) for name, rate in getattr(record, "flops_by_type", ())]
     for name, value in values:
         if isinstance(value, int | float):
             latency = name.endswith("_s") and not name.endswith("_per_s")

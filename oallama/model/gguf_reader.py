@@ -113,6 +113,6 @@ def _check_parts(headers: list[Header]) -> None:
     total = headers[0].entries.get("split.tensors.count")
     if total is None or total.type != "int32" or total.value != len(seen):
         offset = total.offset if total else 0
-        stated = str(total.value) if total else "no number of"
+        stated = str(total.value) if total and total.type == "int32" else "no number of"
         message = f"split.tensors.count states {stated} tensors but the parts hold {len(seen)}"
         raise fault(headers[0].file.path, offset, message, DOWNLOAD_AGAIN)
