@@ -27,18 +27,22 @@ class Menus:
         self._on, self._load, self._streams, self._n_values = on, load, streams, n_values
         self._over: dict[Objective, Sequence[Pass]] = {"decode": (Pass(1, 0, 1),), "workload": passes(load, "mixed")}
         self._cuts_of: dict[Hashable, tuple[tuple[Cut, ...], ...]] = {}
-        self._made: dict[tuple[Hashable, Objective, bool], tuple[Choice, ...]] = {}
+        self._made: dict[tuple[Hashable, Objective, int | None], tuple[Choice, ...]] = {}
 
-    def choices(self, kind: BlockCost, objective: Objective, streams: bool) -> tuple[Choice, ...]:
-        """By bytes on the device, the fastest of as many; of all that is streamed alike the best for the objective."""
+    def choices(self, kind: BlockCost, objective: Objective, most_cg: int | None) -> tuple[Choice, ...]:
+        """By bytes on the device, the fastest of as many; of what may be streamed beside them the best for the
+        objective. most_cg: so many elements at most; None: as many as are best."""
         key = kind.same if kind.slice_kind is None else kind.slice_kind
         if key not in self._cuts_of:
             self._cuts_of[key] = self._cuts(kind)
-        if (kind.same, objective, streams) not in self._made:
-            sliced = (self._best(kind, objective, alike if streams else alike[:1]) for alike in self._cuts_of[key])
+        if (kind.same, objective, most_cg) not in self._made:
+            sliced = (
+                self._best(kind, objective, [_streaming(kind, cut, most_cg) for cut in alike])
+                for alike in self._cuts_of[key]
+            )
             hot = (self._best(kind, objective, (cut,)) for cut in _hot_cuts(kind, self._n_values))
-            self._made[kind.same, objective, streams] = _ascending(kind, (*sliced, *hot))
-        return self._made[kind.same, objective, streams]
+            self._made[kind.same, objective, most_cg] = _ascending(kind, (*sliced, *hot))
+        return self._made[kind.same, objective, most_cg]
 
     def _cuts(self, kind: BlockCost) -> tuple[tuple[Cut, ...], ...]:
         """Cuts worth looking at, by GG, ascending: r_GG = i/n for i = 0..n, each rounded to what the backend can cut,
@@ -79,6 +83,15 @@ class Menus:
     def _seconds(self, kind: BlockCost, cut: Cut, over: Sequence[Pass]) -> float:
         """Of one block over these passes, without n_g."""
         return sum(p.count * self._on.seconds(kind, cut, p.n_tokens, 0, p.n_outputs) for p in over)
+
+
+def _streaming(of: BlockCost, cut: Cut, most_cg: int | None) -> Cut:
+    """The cut with at most so many elements of CG; CC has the others."""
+    if most_cg is None or cut.cg <= most_cg:
+        return cut
+    rest, step = cut.cc + cut.cg, of.block.step
+    cc = min(ceil((rest - most_cg) / step) * step, rest)
+    return Cut(cc, rest - cc, cut.gg)
 
 
 def _in_line(cuts: Sequence[Cut], gg: int) -> int | None:

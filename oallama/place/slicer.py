@@ -40,7 +40,7 @@ from oallama.place.problem import Problem
 from oallama.place.slice_menus import Choice, Menus, Objective
 from oallama.place.slice_plan import SlicePlan
 from oallama.place.sliceable import Layouts, Sliceable
-from oallama.place.staging import most_n_g, ring_bytes, staging_bytes
+from oallama.place.staging import most_n_g, most_streamed, ring_bytes, slot_bytes, staging_bytes
 
 N_VALUES = 16
 """n_G of the paper: how many values of r_GG above 0 are looked at."""
@@ -120,22 +120,47 @@ class Slicer:
         menus = Menus(self.on, load, self._streams, n_values)
         modes = self._modes(kinds)
         nothing = [(modes[0].kinds[number], Cut(modes[0].kinds[number].block.extent, 0, 0)) for number in of]
-        best = self.priced(nothing, (), False, 0, 0)
+        best, best_mode, best_objective = self.priced(nothing, (), False, 0, 0), modes[0], _objectives(load)[0]
         short = False
         tables: dict[Hashable, Table] = {}
-        for mode, objective, streams in product(modes, _objectives(load), sorted({False, self._streams})):
-            choices = [menus.choices(kind, objective, streams) for kind in mode.kinds]
+
+        def solved(mode: _Mode, objective: Objective, most_cg: Sequence[int | None]) -> SlicePlan | None:
+            choices = [menus.choices(kind, objective, most) for kind, most in zip(mode.kinds, most_cg, strict=True)]
             plan = self._solved(mode, choices, of, room, weights_room, best.total_s(load), tables)
-            if plan is None or (mode.twice and plan.cc_bytes > self._problem.host_room):
-                short = short or not mode.with_n_g
-                continue
-            short = short or plan.short
-            best = min(best, plan, key=lambda plan: plan.total_s(load))
+            return None if plan is None or (mode.twice and plan.cc_bytes > self._problem.host_room) else plan
+
+        for mode, objective, most in product(modes, _objectives(load), (0, None) if self._streams else (0,)):
+            plan = solved(mode, objective, [most] * len(kinds))
+            short = short or (plan.short if plan is not None else not mode.with_n_g)
+            if plan is not None and plan.total_s(load) < best.total_s(load):
+                best, best_mode, best_objective = plan, mode, objective
+        most_cg: list[int | None] = [None] * len(kinds)
+        while (narrower := self._narrower(best, of)) is not None:  # leaves the device more room for weights
+            most_cg[narrower[0]] = narrower[1]
+            plan = solved(best_mode, best_objective, most_cg)
+            if plan is None or plan.total_s(load) >= best.total_s(load):
+                break
+            best = plan
         layers = tuple(
             (kind.like(by_layout[kind.layout].block, by_layout[kind.layout].gap_share), cut)
             for (kind, cut), by_layout in zip(best.layers, blocks, strict=True)
         )
         return replace(self.exact(replace(best, layers=layers)), short=short)
+
+    def _narrower(self, plan: SlicePlan, of: Sequence[int]) -> tuple[int, int] | None:
+        """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot is as the next
+        largest). None: there is none to shrink. of: the kind of each block."""
+        n_g = most_n_g(plan.token_assignment, self.load.largest_batch)
+        slots: dict[int, int] = {}
+        for number, (kind, cut) in zip(of, plan.layers, strict=True):
+            slots[number] = max(slots.get(number, 0), slot_bytes(kind, cut, n_g))
+        if len(slots) < 2:
+            return None
+        (largest, number), (following, _) = sorted(((size, number) for number, size in slots.items()), reverse=True)[:2]
+        kind, _ = plan.layers[of.index(number)]
+        if largest == following or not following or (n_g and kind.takes_n_g):
+            return None
+        return number, most_streamed(kind, following)
 
     def with_table(self, plan: SlicePlan, room: int) -> SlicePlan:
         """The plan with n_g for batches of any size, where there is room for what these need."""

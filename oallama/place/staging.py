@@ -24,7 +24,7 @@ def ring_bytes(layers: Layers, prefetch: Prefetch, n_g: int) -> int:
     of a batch that CC is streamed for. Two slots lie at the ring's two ends, so that it need not be longer than two
     blocks that follow one another, of which the last is followed by the first; any other number of slots as if each
     held the largest block."""
-    size_of = {id(layer): _streamed_bytes(*layer, n_g) for layer in _distinct(layers)}
+    size_of = {id(layer): slot_bytes(*layer, n_g) for layer in _distinct(layers)}
     sizes = [size for layer in layers if (size := size_of[id(layer)])]
     if not sizes:
         return 0
@@ -67,10 +67,19 @@ def _streamed(of: BlockCost, cut: Cut, n_g: int) -> int:
     return cut.cg + (cut.cc if n_g and of.takes_n_g else 0)
 
 
-def _streamed_bytes(of: BlockCost, cut: Cut, n_g: int) -> int:
-    """That a slot with these takes."""
+def slot_bytes(of: BlockCost, cut: Cut, n_g: int) -> int:
+    """Of a slot of the ring for what this block streams."""
     streamed = _streamed(of, cut, n_g)
     if not streamed:
         return 0
-    padding = len(of.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight
-    return ceil(of.block.bytes * streamed / of.block.extent / SLOT_PADDING) * SLOT_PADDING + padding
+    return ceil(of.block.bytes * streamed / of.block.extent / SLOT_PADDING) * SLOT_PADDING + _padding(of)
+
+
+def most_streamed(of: BlockCost, n_bytes: int) -> int:
+    """Elements of the block whose weights a slot of so many bytes takes."""
+    whole = max(0, n_bytes - _padding(of)) // SLOT_PADDING * SLOT_PADDING
+    return whole * of.block.extent // of.block.bytes
+
+
+def _padding(of: BlockCost) -> int:
+    return len(of.gemms) * SLOT_PADDING * 2  # CG and CG' of each weight

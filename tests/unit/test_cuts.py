@@ -106,7 +106,7 @@ def test_of_many_cuts_none_is_better_by_a_hundredth() -> None:
 def test_of_a_menu_s_cuts_beside_more_and_more_gg_none_is_better_by_a_hundredth() -> None:
     """Searches begin where those beside less GG ended."""
     for block, on in drawn_blocks(150):
-        for cut, seconds in Menus(on, Workload(1, 1, 2), True, 16).choices(block, "decode", True):
+        for cut, seconds in Menus(on, Workload(1, 1, 2), True, 16).choices(block, "decode", None):
             assert seconds <= 1.01 * min(every_cut(block, on, cut.gg))
 
 

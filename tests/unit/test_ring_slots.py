@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from split_cases import World, ffn
-from test_split_policy import problem
+from split_cases import World, ffn, operator
+from test_split_policy import EMBD, problem
 
 from oallama.core.profile import LinearFit
 from oallama.core.types import Workload
@@ -21,7 +21,7 @@ from oallama.place.decide import decide
 from oallama.place.placed import nothing_there
 from oallama.place.problem import Decision, Problem
 from oallama.place.slicer import Slicer
-from oallama.place.staging import SLOT_PADDING, staging_bytes
+from oallama.place.staging import SLOT_PADDING, most_streamed, slot_bytes, staging_bytes
 
 TOKEN = Workload(n_prompt=1, n_gen=64, n_ctx=256, n_ubatch=1)
 PROMPT = Workload(n_prompt=600, n_gen=16, n_ctx=1024, n_ubatch=512)
@@ -92,6 +92,40 @@ def test_it_is_never_predicted_slower_than_with_two_slots_alone(
         two = decide(made, "scheinfer", load, "mixed")
     assert best.placed.seconds <= two.placed.seconds * (1 + 1e-3)
     assert slots_of(two) in (None, 2) and best.memory.spare >= 0
+
+
+@settings(deadline=None, max_examples=12)
+@example(5e-10, 8e9, 200_000, TOKEN)
+@given(
+    st.sampled_from([5e-10, 1e-9, 3e-9]), st.sampled_from([1e9, 8e9]), st.integers(10**5, 6 * 10**5),
+    st.sampled_from([TOKEN, PROMPT]),
+)  # fmt: skip
+def test_a_large_block_may_stream_less_than_alone_it_would(
+    link_s_per_byte: float, device_rate: float, free: int, load: Workload
+) -> None:
+    """An output that is streamed as suits it makes each slot as large as its own; what the ring then takes is lost to
+    weights."""
+    with_output = [*ffn(0, n_ff=256), *ffn(1, n_ff=256), operator("output", EMBD, 1024, None)]
+    made = replace(problem(streams(link_s_per_byte, device_rate), free, with_output), slices_only=True)
+    best = decide(made, "scheinfer", load, "mixed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slicer, "_narrower", lambda *_: None)
+        alone = decide(made, "scheinfer", load, "mixed")
+    assert best.placed.seconds <= alone.placed.seconds * (1 + 1e-3) and best.memory.spare >= 0
+    if (link_s_per_byte, device_rate, free, load) == (5e-10, 8e9, 200_000, TOKEN):
+        assert best.placed.seconds < alone.placed.seconds * 0.9
+
+
+@given(st.integers(0, 10**6), st.integers(1, 64))
+def test_what_a_slot_holds_is_the_most_that_fits_it(n_bytes: int, part: int) -> None:
+    made = problem(streams(1e-9), 10**7, SMALL)
+    slicer = Slicer(made, TOKEN)
+    for of in slicer.fastest(slicer.blocks(nothing_there(len(made.operators), 3))):
+        extent = of.block.extent
+        most = min(most_streamed(of, n_bytes), extent)
+        assert slot_bytes(of, Cut(extent - most, most, 0), 0) <= n_bytes or most == 0
+        more = most + max(1, extent // part)
+        assert more > extent or slot_bytes(of, Cut(extent - more, more, 0), 0) > n_bytes - SLOT_PADDING
 
 
 @pytest.mark.parametrize("ahead", [True, False])
