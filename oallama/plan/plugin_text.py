@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from oallama.core.errors import PlanError
 from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, PlanRecord, StreamSettings
-from oallama.cost.blocks import residents, takes_n_g
+from oallama.cost.blocks import chunk_of, residents, takes_n_g
 from oallama.model.cut import cut_axis
 from oallama.plan.patterns import is_split, split_names
 from oallama.plan.split import slice_counts
@@ -107,6 +107,8 @@ def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: boo
     line += f" hot={','.join(map(str, placement.hot_experts))}" if placement.hot_experts else ""
     line += " resident" if resident else ""
     line += " alone" if placement.alone else ""
+    chunk = chunk_of(operator)
+    line += f" chunk={chunk}" if chunk else ""
     return line + "".join(f" cc={other}" for other in cuts[1:])
 
 

@@ -51,6 +51,7 @@ struct Weight {
     ggml_type    type;
     int64_t      k, n, e;
     oallama_axis axis;
+    int64_t      chunk = 0; // tokens; 0: none
 
     int64_t extent() const { return axis == OALLAMA_COLS ? k : axis == OALLAMA_ROWS ? n : n / 2; }
 };

@@ -127,8 +127,9 @@ std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const 
             const int64_t granule = block->together ? shared : granularity(weight.type, weight.axis);
             const int64_t cc      = cc_of(cut, weight.extent(), granule);
             const int64_t cg      = cg_of(weight.extent() - cc, granule);
-            text += tensor_line(weight, cc, cg, layout) +
-                    (resident && device == async_device::device_name ? " resident" : "") + (alone ? " alone\n" : "\n");
+            const bool    lives   = resident && device == async_device::device_name;
+            text += tensor_line(weight, cc, cg, layout) + (lives ? " resident" : "") + (alone ? " alone" : "") +
+                    (weight.chunk > 0 && !lives ? " chunk=" + std::to_string(weight.chunk) : "") + "\n";
         }
     }
     return text;

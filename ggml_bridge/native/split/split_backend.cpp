@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "split_logits.h"
+#include "split_chunk.h"
 #include "split_resident.h"
 #include "trace.h"
 
@@ -193,9 +193,9 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
     if (computes_nothing(*graph)) {
         return;
     }
-    if (is_of_many_logits(graph, memory)) {
-        for_some_logits(graph, [&](ggml_cgraph * some) {
-            prepare(some, memory, nullptr);
+    if (const int64_t n_tokens = chunk_of(graph); n_tokens > 0) {
+        for_chunks(graph, n_tokens, [&](ggml_cgraph * chunk) {
+            prepare(chunk, memory, nullptr);
             return GGML_STATUS_SUCCESS;
         });
         return; // its one node is the last to read what is sent
@@ -278,8 +278,9 @@ ggml_status SplitBackend::compute(ggml_cgraph * graph, ggml_backend_dev_t memory
                             ": what was loaded with it failed; the plan's problems and the log say why");
         }
     }
-    const auto        whole  = [&](ggml_cgraph * part) { return run(find(part, memory), part); };
-    const ggml_status status = is_of_many_logits(graph, memory) ? for_some_logits(graph, whole) : whole(graph);
+    const auto        whole    = [&](ggml_cgraph * part) { return run(find(part, memory), part); };
+    const int64_t     n_tokens = chunk_of(graph);
+    const ggml_status status   = n_tokens > 0 ? for_chunks(graph, n_tokens, whole) : whole(graph);
     total.lap(stats().total_ns);
     return status;
 }

@@ -4,8 +4,6 @@
 
 namespace oallama {
 
-namespace {
-
 const SliceSpec * planned(const ggml_tensor * weight) {
     LoadedPlan * plan = plan_of(weight);
     if (plan == nullptr) {
@@ -14,6 +12,8 @@ const SliceSpec * planned(const ggml_tensor * weight) {
     const auto found = plan->spec().by_name.find(weight->name);
     return found == plan->spec().by_name.end() ? nullptr : &plan->spec().slices[found->second];
 }
+
+namespace {
 
 constexpr int max_depth = 8; // operations between a mul-mat and the last one that keeps its cut
 

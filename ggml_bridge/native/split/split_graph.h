@@ -6,6 +6,9 @@
 
 namespace oallama {
 
+// What a weight's plan says of it; NULL: it has none, or is not in it.
+const SliceSpec * planned(const ggml_tensor * weight);
+
 bool is_view(ggml_op op); // computes nothing
 bool is_mul_mat(ggml_op op);
 

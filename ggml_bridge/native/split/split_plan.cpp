@@ -140,6 +140,14 @@ void check_counts(const SliceSpec & slice, const Line & line) {
     }
 }
 
+int64_t read_chunk(const std::string & count, const Line & line) {
+    const int64_t chunk = line.count(count, "the tokens of a chunk");
+    if (chunk < 1 || chunk > max_tokens) {
+        line.fail("has chunks of " + count + " tokens; 1 to " + std::to_string(max_tokens) + " are possible");
+    }
+    return chunk;
+}
+
 // Experts of which the device has a copy: hot=3,17,40.
 std::vector<int32_t> read_hot(const std::string & list, const SliceSpec & slice, const Line & line) {
     std::vector<int32_t> hot;
@@ -197,6 +205,8 @@ SliceSpec read_slice(Line & line) {
             slice.resident = true;
         } else if (word == "alone" && !slice.alone) {
             slice.alone = true;
+        } else if (word.rfind("chunk=", 0) == 0 && slice.chunk == 0) {
+            slice.chunk = read_chunk(word.substr(6), line);
         } else if (word.rfind("hot=", 0) == 0 && slice.hot.empty()) {
             slice.hot       = read_hot(word.substr(4), slice, line);
             slice.takes_n_g = false;
@@ -204,8 +214,8 @@ SliceSpec read_slice(Line & line) {
             others.push_back(word.substr(3));
         } else {
             line.fail("ends with " + word +
-                      "; n_g=0, resident, alone and hot=EXPERTS may follow the layout, each once, and cc= with other "
-                      "cuts, or nothing");
+                      "; n_g=0, resident, alone, chunk=TOKENS and hot=EXPERTS may follow the layout, each once, and "
+                      "cc= with other cuts, or nothing");
         }
     }
     line.end();
@@ -214,6 +224,9 @@ SliceSpec read_slice(Line & line) {
     }
     check_counts(slice, line);
     check_hot(slice, line);
+    if (slice.chunk > 0 && (slice.e > 1 || slice.resident)) {
+        line.fail("has chunks of " + slice.name + ", which is resident or a stack of matrices");
+    }
     if (!slice.hot.empty() && !others.empty()) {
         line.fail("has hot experts and other cuts (cc=) of " + slice.name + "; one of the two is possible");
     }

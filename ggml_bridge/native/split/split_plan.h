@@ -28,6 +28,7 @@ struct SliceSpec {
     bool                 takes_n_g = true;  // CC is for the device too, for n_g tokens
     bool                 resident  = false; // inputs and results are in the device's memory, not the host's
     bool                 alone     = false; // a phase of its own, though others of its FFN may be cut alike
+    int64_t              chunk     = 0;     // tokens that are computed at the same time at most; 0: all
     std::vector<int32_t> hot;               // experts that the device has whole as well, in the order of its slots
     // where CC may end instead while a model is loaded, with the same GG; ends are kept as CC and as CG
     std::vector<int64_t> other_cc;
