@@ -31,7 +31,7 @@ if all were."""
 
 SUM_BYTES = 256 * KIB
 """Of results that need not come back: from here on the split backend weights and adds up what each side has of a
-token's experts before it is joined (`sum` in ggml-oallama.h, and its default)."""
+token's experts before it is joined."""
 
 
 @dataclass(frozen=True, slots=True)

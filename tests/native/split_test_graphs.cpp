@@ -122,8 +122,8 @@ void check_sums() {
     if (resident) {
         return; // of results that go to the host
     }
-    constexpr int64_t n_tokens = 512; // enough for the default
-    const int64_t     n_embd   = moe_block(q4_0, q4_0).n_embd;
+    constexpr int64_t n_tokens = 512, enough = 256 << 10;
+    const int64_t     n_embd = moe_block(q4_0, q4_0).n_embd;
     for (const int n_used : {1, 2, 4}) {
         for (const bool before : {false, true}) {
             MoeOptions options;
@@ -133,12 +133,12 @@ void check_sums() {
             const std::string what =
                 std::to_string(n_used) + " experts" + (before ? ", weighted before" : "") + ": bytes that come back";
             check(bytes_back(block, 7) == 7 * n_embd * 4, what);
-            sums = false;
+            sum_bytes = enough;
             check(bytes_back(block, 7) == 7 * n_used * n_embd * 4, what + " of a small batch");
-            const bool large = (n_used - 1) * n_embd * 4 * n_tokens >= 256 << 10;
+            const bool large = (n_used - 1) * n_embd * 4 * n_tokens >= enough;
             check(bytes_back(block, n_tokens) == n_tokens * (large ? 1 : n_used) * n_embd * 4,
                   what + " of a large batch");
-            sums = true;
+            sum_bytes = 0;
         }
     }
     MoeOptions biased;

@@ -41,13 +41,13 @@ Data make_data(const Block & block) {
 // plan
 //
 
-Streamed streamed = Streamed::none;
-Late     late     = Late::none;
-bool     resident = false;
-bool     alone    = false;
-int      n_slots  = 2;
-int      ring     = 0;
-bool     sums     = true;
+Streamed streamed  = Streamed::none;
+Late     late      = Late::none;
+bool     resident  = false;
+bool     alone     = false;
+int      n_slots   = 2;
+int      ring      = 0;
+int64_t  sum_bytes = 0;
 
 const std::vector<Cut> all_cuts = {Cut::none, Cut::one, Cut::half, Cut::most, Cut::all};
 
@@ -111,7 +111,8 @@ std::string tensor_line(const Weight & weight, int64_t cc, int64_t cg, const std
 
 std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
                       const std::string & layout) {
-    std::string text = "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\n" + (sums ? "sum 0\n" : "");
+    std::string text =
+        "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\nsum " + std::to_string(sum_bytes) + "\n";
     if (ring > 0) {
         text += "ring " + std::to_string(ring) + "\n";
     }

@@ -29,7 +29,7 @@
 //     link 12000000000                bytes a second that the link copies: no more is asked for ahead than it can have
 //                                     done when the next activation is sent; default: not known, no limit
 //     sum 262144                      experts' results are weighted and added up on either side, before they are
-//                                     joined, where so many bytes or more then need not come back; default 262144
+//                                     joined, where so many bytes or more then need not come back; default: never
 //     tokens 32 0                     of a batch of 32 tokens, n_g is 0; of 512 it is 200; linear in between, 0 below,
 //     tokens 512 200                  the same share above; none: n_g is 0
 //     twice 1                         1: CC in a repacked layout is kept in the plain one as well, since only that can
