@@ -101,13 +101,13 @@ ggml_guid_t oallama_backend_guid() {
 
 void oallama_backend_set_n_threads(ggml_backend_t backend, int n_threads) {
     if (static_cast<BackendContext *>(backend->context)->split) {
-        logged([&] { split_of(backend).set_n_threads(n_threads); });
+        logged([&] { split_of(backend).host().set_n_threads(n_threads); });
     }
 }
 
 void oallama_backend_set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data) {
     if (static_cast<BackendContext *>(backend->context)->split) {
-        split_of(backend).set_abort_callback(callback, data);
+        split_of(backend).host().set_abort_callback(callback, data);
     }
 }
 

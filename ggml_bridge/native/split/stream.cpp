@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "split_backend.h"
+#include "stats.h"
 #include "trace.h"
 
 namespace oallama {
