@@ -218,7 +218,6 @@ SliceSpec read_slice(Line & line) {
                       "cc= with other cuts, or nothing");
         }
     }
-    line.end();
     if (slice.name.size() >= OALLAMA_NAME_BYTES || slice.name.size() >= GGML_MAX_NAME) {
         line.fail("has a tensor name that is too long for ggml");
     }
@@ -244,7 +243,6 @@ TokenSplit read_token_split(Line & line, const std::vector<TokenSplit> & before)
     TokenSplit split = {};
     split.n_tokens   = line.count(line.word("number of tokens"), "the number of tokens");
     split.n_g        = line.count(line.word("n_g"), "n_g");
-    line.end();
     if (split.n_tokens < 1 || split.n_tokens > max_tokens || split.n_g > split.n_tokens) {
         line.fail("has n_g " + std::to_string(split.n_g) + " of " + std::to_string(split.n_tokens) + " tokens");
     }
@@ -294,59 +292,48 @@ PlanSpec parse_plan(const std::string & text) {
             if (item != "oallama-plan" || line.word("version") != "1") {
                 throw Error(OALLAMA_INVALID, "this is no plan of version 1: its first line must be oallama-plan 1");
             }
-            line.end();
             started = true;
         } else if (item == "model") {
             if (!plan.model.empty()) {
                 line.fail("names a second model");
             }
             plan.model = line.word("fingerprint");
-            line.end();
         } else if (item == "device") {
             if (!plan.device.empty()) {
                 line.fail("names a second device");
             }
             plan.device = line.word("device");
-            line.end();
         } else if (item == "slots") {
             plan.stream.n_slots = line.count(line.word("number of slots"), "the number of slots");
-            line.end();
             if (plan.stream.n_slots < 1 || plan.stream.n_slots > max_slots) {
                 line.fail("asks for " + std::to_string(plan.stream.n_slots) + " slots; 1 to " +
                           std::to_string(max_slots) + " can be had");
             }
         } else if (item == "ring") {
             plan.stream.ring = line.count(line.word("bytes of the ring"), "the bytes of the ring");
-            line.end();
         } else if (item == "staging") {
             plan.staging = line.count(line.word("staging bytes"), "the staging bytes");
-            line.end();
         } else if (item == "prefetch") {
             const std::string mode = line.word("prefetch mode");
-            line.end();
             if (mode != "ahead" && mode != "layer") {
                 line.fail("asks for prefetch " + mode + "; it is ahead or layer");
             }
             plan.stream.ahead = mode == "ahead";
         } else if (item == "piece") {
             plan.stream.piece = line.count(line.word("bytes of a piece"), "the bytes of a piece");
-            line.end();
             if (plan.stream.piece < min_piece) {
                 line.fail("has pieces of " + std::to_string(plan.stream.piece) + " bytes; they have " +
                           std::to_string(min_piece) + " at least");
             }
         } else if (item == "link") {
             plan.stream.link_bytes_per_s = line.count(line.word("bytes per second"), "the link's bytes per second");
-            line.end();
             if (plan.stream.link_bytes_per_s < 1) {
                 line.fail("has a link that copies nothing");
             }
         } else if (item == "sum") {
             plan.sum_bytes = line.count(line.word("bytes of results"), "the bytes of results");
-            line.end();
         } else if (item == "twice") {
             const int64_t twice = line.count(line.word("number"), "twice");
-            line.end();
             if (twice > 1) {
                 line.fail("has " + std::to_string(twice) + " for twice; it is 0 or 1");
             }
@@ -364,6 +351,7 @@ PlanSpec parse_plan(const std::string & text) {
                       "; known are model, device, staging, slots, ring, prefetch, piece, link, sum, twice, tokens and "
                       "tensor");
         }
+        line.end();
     }
     require(started, "the plan is empty: its first line must be oallama-plan 1");
     require(plan.tokens.empty() || !plan.device.empty(), "the plan gives tokens to the device but names no device");
