@@ -25,13 +25,13 @@ LONE_ROLES = frozenset({"attn_qkv", "attn_q", "attn_k", "attn_v", "attn_output",
 HELD_PER_HIDDEN = 3
 """Activations that the device holds for each hidden value of its slice: gate, up, and what the GLU makes of them."""
 
-LOGITS_AT_ONCE = 64
-"""Tokens of which the split back end computes the logits at the same time (`logits_at_once`): of a micro-batch few are
-wanted, but memory is reserved as if all were."""
+LOGITS_CHUNK = 64
+"""Tokens of which the logits are computed at the same time: of a micro-batch few are wanted, but memory is reserved as
+if all were."""
 
 SUM_BYTES = 256 * KIB
 """Of results that need not come back: from here on the split backend weights and adds up what each side has of a
-token's experts before it is joined (`sum` in ggml-oallama.h, and its default)."""
+token's experts before it is joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class SplitBlock:
     held_each: int
     summed: int = 1  # experts of a token whose results are partial sums, and may be added up before they come back
     biases: int = 0  # elements of one expert, sent with each batch; such a block may have hot experts, and no slices
-    at_once: int | None = None  # tokens that are computed at the same time at most; None: all of a micro-batch
+    chunk: int | None = None  # tokens that are computed at the same time at most; None: all of a micro-batch
 
     def weight_bytes(self, gg: int) -> int:
         """Bytes of the device's slice; gg is the number of its elements."""
@@ -76,7 +76,7 @@ class SplitBlock:
         allocator lays them out: an FFN's hidden values are gone when the next part begins, and its result takes their
         place where it fits; a sum of experts' results lies beside these. What the device gives back otherwise stays
         until the block ends."""
-        n_tokens = min(n_tokens, self.at_once or n_tokens)
+        n_tokens = min(n_tokens, self.chunk or n_tokens)
         parts = [elements for elements in (gg, streamed) if elements]
         if not self.held_each:
             returned = sum(self.download_bytes(elements, n_tokens) for elements in parts)
@@ -125,6 +125,11 @@ def can_split(operator: Operator) -> bool:
 def takes_n_g(operator: Operator) -> bool:
     """Whether the device may compute its CC for some tokens of a prompt: not the output's, which is wanted of few."""
     return operator.layer is not None and can_split(operator)
+
+
+def chunk_of(operator: Operator) -> int | None:
+    """Tokens of which the split back end computes it at the same time at most; None: all of a micro-batch."""
+    return LOGITS_CHUNK if operator.role == "output" else None
 
 
 def is_router(operator: Operator) -> bool:
@@ -263,7 +268,7 @@ def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:
         returned_each=0 if through_k else n // cut_extent(operator) * operator.n_expert_used,
         held_each=0,
         summed=operator.n_expert_used if through_k else 1,
-        at_once=LOGITS_AT_ONCE if operator.role == "output" else None,
+        chunk=chunk_of(operator),
     )
 
 

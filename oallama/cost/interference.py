@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 
 from oallama.core.profile import Profile, Sharing, Worker
@@ -81,6 +82,7 @@ def _shares(sharing: Sharing) -> tuple[float, float]:
     return max(least, min(1.0, first)), max(least, min(1.0, second))
 
 
+@cache
 def interference_at(curve: InterferenceCurve, n_tokens: int) -> Interference:
     """Between two batch sizes linear, beyond them as at the nearest."""
     if not curve:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
 from math import sqrt
 
 from oallama.core.errors import ProfileError
@@ -59,12 +57,13 @@ class SliceRates:
     interference: InterferenceCurve = ()
     staged: bool = False  # activations go through pinned memory: the thread does not wait for their copies
     piece_bytes: int = field(init=False)  # of weights that are asked for at once
-    beside: Callable[[int], Interference] = field(init=False, compare=False, repr=False)  # what work at the same time
-    # leaves, by batch size
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "piece_bytes", self._best_piece())
-        object.__setattr__(self, "beside", cache(partial(interference_at, self.interference)))
+
+    def beside(self, n_tokens: int) -> Interference:
+        """What work at the same time leaves, in batches of so many tokens."""
+        return interference_at(self.interference, n_tokens)
 
     def _best_piece(self) -> int:
         """Of weights that are asked for at once.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oallama.core.types import PrefetchMode
+from oallama.core.types import PrefetchMode, StreamSettings
 from oallama.cost.streams import BlockTimes, Drawing, Span, Stream, alone_seconds, left, run_block, run_gap
 
 SETTLED = 1e-9  # how alike rounds are that are the same
@@ -30,6 +30,11 @@ class Prefetch:
 
 
 PAPER = Prefetch("layer", None)
+
+
+def prefetch_of(settings: StreamSettings | None) -> Prefetch:
+    """As a plan says it."""
+    return Prefetch() if settings is None else Prefetch(settings.prefetch, settings.n_slots)
 
 
 @dataclass(frozen=True, slots=True)

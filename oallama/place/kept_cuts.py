@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from oallama.core.types import MemoryLedger, Operator, PlanRecord, StreamSettings
+from oallama.core.types import MemoryLedger, Operator, PlanRecord
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.slices import Pricing
 from oallama.cost.streams import BlockTimes
-from oallama.cost.timeline import Prefetch, cycle_seconds
+from oallama.cost.timeline import Prefetch, cycle_seconds, prefetch_of
 from oallama.model.cut import cut_axis
 from oallama.place.cuts import Layers, Table, best_cg, n_g_at
 from oallama.place.placed import Placed
@@ -82,8 +82,8 @@ def scaled(times: BlockTimes, rates: Rates) -> BlockTimes:
 
 def kept_cuts_of(problem: Problem, record: PlanRecord, placed: Placed) -> Replan:
     """The cuts to keep beside a plan's that slices something. placed: as it says."""
-    streaming, load = record.streaming or StreamSettings(), record.workload
-    slicer = Slicer(problem, load, Prefetch(streaming.prefetch, streaming.n_slots))
+    load = record.workload
+    slicer = Slicer(problem, load, prefetch_of(record.streaming))
     layers = [(of, cut) for of, cut in slicer.again(placed).layers if not cut.n_hot]
     on, table = slicer.on, record.token_assignment
     n_g = most_n_g(table, load.largest_batch)

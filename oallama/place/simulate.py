@@ -19,7 +19,7 @@ from oallama.cost.offload import HostCache, host_cache
 from oallama.cost.passes import Pass, passes
 from oallama.cost.streams import BlockTimes, Span
 from oallama.cost.tasks import Engine, Task, whole_tasks
-from oallama.cost.timeline import Prefetch, Timeline, cycle_timeline, timeline
+from oallama.cost.timeline import Timeline, cycle_timeline, prefetch_of, timeline
 from oallama.place.placed import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
 from oallama.place.slice_plan import SlicePlan
@@ -133,8 +133,7 @@ def _in_order(works: Iterator[Work]) -> tuple[Work, ...]:
 
 def _sliced(problem: Problem, load: Workload, placed: Placed) -> Simulation:
     assert placed.slices is not None
-    settings = placed.slices.settings
-    prefetch = Prefetch() if settings is None else Prefetch(settings.prefetch, settings.n_slots)
+    prefetch = prefetch_of(placed.slices.settings)
     slicer = Slicer(problem, load, prefetch)
     plan = slice_plan(slicer, placed, problem.operators)
     names = [_block_name([problem.operators[i] for i in of.block.operators]) for of, _ in plan.layers]

@@ -323,7 +323,7 @@ class Placer:
         """The report of any plan: its places, memory, notes and predicted times, with the affinities of a phase as
         everything lies there. Raises PlanError for a plan of another model, UsageError, ProfileError, DeviceError."""
         plan.check(self.model, self.operators)
-        return plan_report(self.model, self._problem(self._attention_for(plan).flash_attn), plan, phase)
+        return plan_report(self.model, self._problem_for(plan), plan, phase)
 
     def what_if(
         self, cards: Sequence[Card], load: Workload, policy: str = "auto"
@@ -355,8 +355,7 @@ class Placer:
 
         placed = self._placed(plan)
         if machine is None:
-            planned = plan.attention
-            problem = self._problem(planned.flash_attn if planned else self.options.flash_attn)
+            problem = self._problem_for(plan)
         else:
             from oallama.placer.described import problem_on
 
@@ -384,9 +383,7 @@ class Placer:
     def as_asked(self, plan: Plan) -> Plan:
         """The plan with the context, micro-batch, KV cache and attention that the options ask for, where they do, as
         `engine` loads it. What it says of memory and times stays."""
-        n_ctx, n_ubatch = self.options.n_ctx or plan.workload.n_ctx, self.options.n_ubatch or plan.workload.n_ubatch
-        workload = replace(plan.workload, n_ctx=n_ctx, n_ubatch=n_ubatch)
-        return replace(plan, workload=workload, attention=self._attention_for(plan))
+        return replace(plan, workload=_load_of(plan, self.options), attention=self._attention_for(plan))
 
     def host_left(self, plan: Plan, device_lost: bool = False) -> int:
         """Bytes of host memory that may be used beside the model as this plan places it; device_lost: as the CPU alone
@@ -401,7 +398,7 @@ class Placer:
         placed = self._placed(plan)
         if placed.slices is None:
             return None
-        return kept_cuts_of(self._problem(plan.attention.flash_attn if plan.attention else "auto"), plan, placed)
+        return kept_cuts_of(self._problem_for(plan), plan, placed)
 
     def engine(
         self,
@@ -430,19 +427,15 @@ class Placer:
         attention = self._attention_for(plan)
         asked = {"device": str(self.device), "threads": self.threads, **asdict(attention), **changes}
         options = replace(self.options, **asked)
-        load = replace(
-            plan.workload,
-            n_ctx=options.n_ctx or plan.workload.n_ctx,
-            n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
-        )
         as_planned = options.n_batch is None and not changes
+        probed = as_planned and self.dry_loads.has(_load_of(plan, options), placed, attention)  # it verified the plan
         return Engine(
             self.model,
             plan,
             options,
             operators=self.operators,
             tensor_names=self.tensor_names,
-            probed=as_planned and self.dry_loads.has(load, placed, attention),  # it verified the plan
+            probed=probed,
             progress=progress,
             stall_s=stall_s,
             on_traffic=on_traffic,
@@ -520,6 +513,9 @@ class Placer:
             planned = self.attention_rule.attention("auto" if plan.n_gpu_layers else self._unmeasured(plan.workload))
         return self.options.attention(planned)
 
+    def _problem_for(self, plan: Plan) -> Problem:
+        return self._problem(self._attention_for(plan).flash_attn)
+
     def _problem(self, flash_attn: FlashAttention) -> Problem:
         return Problem(
             self.operators,
@@ -533,6 +529,12 @@ class Placer:
             host_room=_host_free_beside(self.model.file_bytes),
             routing=self.routing,
         )
+
+
+def _load_of(plan: Plan, options: Options) -> Workload:
+    """The plan's, with the context and the micro-batch that the options ask for, where they do."""
+    load = plan.workload
+    return replace(load, n_ctx=options.n_ctx or load.n_ctx, n_ubatch=options.n_ubatch or load.n_ubatch)
 
 
 def _host_free_beside(n_bytes: int) -> int:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from oallama.core.errors import PlanError
 from oallama.core.types import CPU_DEVICE, Operator, OperatorPlacement, PlanRecord, StreamSettings
-from oallama.cost.blocks import residents, takes_n_g
+from oallama.cost.blocks import SUM_BYTES, chunk_of, residents, takes_n_g
 from oallama.model.cut import cut_axis
 from oallama.plan.patterns import is_split, split_names
 from oallama.plan.split import slice_counts
@@ -17,6 +17,7 @@ from oallama.plan.split import slice_counts
 FORMAT = "oallama-plan 1"
 """First line: the format and its version."""
 
+_SUM = f"sum {SUM_BYTES}"  # decides what the plugin claims, so a dry load has it too
 _NO_LAYOUT = "-"  # there is no CC slice that could have one
 _NAME_BYTES = 127  # OALLAMA_NAME_BYTES with its terminating zero
 
@@ -29,8 +30,8 @@ def plugin_text(
     every_operator: bool = False,
     cuts: Mapping[str, Sequence[int]] = MappingProxyType({}),
 ) -> str:
-    """The plan text: format, model fingerprint, device, bytes left for activations and the ring there, how weights are
-    streamed, and one line for each split operator, in graph order.
+    """The plan text: format, model fingerprint, device, from where on experts' results are added up, bytes left for
+    activations and the ring there, how weights are streamed, and one line for each split operator, in graph order.
 
     n_layer: blocks of the model, as `-ngl` counts them. device_name: ggml's name of the device that holds GG (`RPC0`),
     not the --device spec that makes it.
@@ -40,7 +41,7 @@ def plugin_text(
     without a placement, and for names that the format cannot carry.
     """
     by_name = {placement.name: placement for placement in plan.operators}
-    lines = [FORMAT, f"model {_word(plan.model_fingerprint)}", f"device {_word(device_name)}"]
+    lines = [FORMAT, f"model {_word(plan.model_fingerprint)}", f"device {_word(device_name)}", _SUM]
     if plan.memory.staging > 0:
         lines.append(f"staging {plan.memory.staging}")
     lines += _stream_lines(plan, bool(cuts))
@@ -72,7 +73,7 @@ def split_text(
         for operator, resident in zip(operators, _residents(operators, by_name, first_device_layer), strict=True)
         if is_split(operator, by_name[operator.name], streams_tokens)
     ]
-    return "\n".join([FORMAT, *lines]) + "\n" if lines else ""
+    return "\n".join([FORMAT, _SUM, *lines]) + "\n" if lines else ""
 
 
 def _stream_lines(record: PlanRecord, may_stream: bool) -> list[str]:
@@ -107,6 +108,8 @@ def _tensor_line(operator: Operator, placement: OperatorPlacement, resident: boo
     line += f" hot={','.join(map(str, placement.hot_experts))}" if placement.hot_experts else ""
     line += " resident" if resident else ""
     line += " alone" if placement.alone else ""
+    chunk = chunk_of(operator)
+    line += f" chunk={chunk}" if chunk else ""
     return line + "".join(f" cc={other}" for other in cuts[1:])
 
 

@@ -116,8 +116,8 @@ def with_plugin(
     """A llama_context whose operators `given` are the split backend's, cut as the placements of all operators say.
 
     device: a ggml device that is open. Host slices without a named layout are in the one llama.cpp would choose.
-    sum_bytes: `sum` of the plan text. With 0 the few results of a tiny model's experts are added up too; None: the
-    back end's default.
+    sum_bytes: `sum` of the plan text. With 0 the few results of a tiny model's experts are added up too; None: as
+    plans say it.
     """
     operators = [operator for operator in case.operators if operator.name in given]
     by_name = {placement.name: placement for placement in placements}

@@ -51,6 +51,7 @@ struct Weight {
     ggml_type    type;
     int64_t      k, n, e;
     oallama_axis axis;
+    int64_t      chunk = 0; // tokens; 0: none
 
     int64_t extent() const { return axis == OALLAMA_COLS ? k : axis == OALLAMA_ROWS ? n : n / 2; }
 };
@@ -143,8 +144,8 @@ extern bool alone; // every plan: each mul-mat is joined alone
 extern Late     late;
 extern Streamed streamed;
 extern int      n_slots;
-extern int      ring; // bytes; 0: not said
-extern bool     sums; // experts' results are added up before they come back, however few they are
+extern int      ring;      // bytes; 0: not said
+extern int64_t  sum_bytes; // of experts' results: from here on they are added up before they come back
 
 extern uint64_t random_seed; // of the random cuts: the seed, how many cases, and the first of them
 extern int64_t  random_cases;

@@ -122,8 +122,8 @@ void check_sums() {
     if (resident) {
         return; // of results that go to the host
     }
-    constexpr int64_t n_tokens = 512; // enough for the default
-    const int64_t     n_embd   = moe_block(q4_0, q4_0).n_embd;
+    constexpr int64_t n_tokens = 512, enough = 256 << 10;
+    const int64_t     n_embd = moe_block(q4_0, q4_0).n_embd;
     for (const int n_used : {1, 2, 4}) {
         for (const bool before : {false, true}) {
             MoeOptions options;
@@ -133,12 +133,12 @@ void check_sums() {
             const std::string what =
                 std::to_string(n_used) + " experts" + (before ? ", weighted before" : "") + ": bytes that come back";
             check(bytes_back(block, 7) == 7 * n_embd * 4, what);
-            sums = false;
+            sum_bytes = enough;
             check(bytes_back(block, 7) == 7 * n_used * n_embd * 4, what + " of a small batch");
-            const bool large = (n_used - 1) * n_embd * 4 * n_tokens >= 256 << 10;
+            const bool large = (n_used - 1) * n_embd * 4 * n_tokens >= enough;
             check(bytes_back(block, n_tokens) == n_tokens * (large ? 1 : n_used) * n_embd * 4,
                   what + " of a large batch");
-            sums = true;
+            sum_bytes = 0;
         }
     }
     MoeOptions biased;
@@ -415,31 +415,26 @@ void check_mixed_experts() {
     done("experts beside a dense weight");
 }
 
-// Logits of 64 tokens at a time, and of what is left.
-void check_logits() {
-    Block block           = lone_block(q4_0);
-    block.name            = "logits";
-    block.weights[0].name = "output.weight";
-    block.build           = [](Graph & g) {
-        g.output(ggml_scale(g.ctx, g.mul_mat("output.weight", ggml_rms_norm(g.ctx, g.x, 1e-5F)), 0.5F));
+// Of 64 tokens at a time, and of what is left.
+void check_chunks() {
+    Block block      = lone_block(q4_0);
+    block.name       = "chunks";
+    const auto whole = block.weights[0];
+    block.build      = [whole](Graph & g) {
+        g.output(ggml_scale(g.ctx, g.mul_mat(whole.name.c_str(), ggml_rms_norm(g.ctx, g.x, 1e-5F)), 0.5F));
     };
+    const auto device_compute = [&block](int64_t n_tokens) {
+        const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+        const Model   model(block, make_data(block), plan.get());
+        Session       session;
+        check(!session.compute(model, n_tokens).empty(), std::to_string(n_tokens) + " tokens in chunks");
+        return memory().device_compute;
+    };
+    check(device_compute(200) > device_compute(64), "without chunks more tokens take more memory");
+    block.weights[0].chunk = 64;
     check_block(block, {1, 63, 64, 65, 200}, Same::rows);
-
-    const PlanPtr plan = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
-    if (plan == nullptr) {
-        return;
-    }
-    const Model model(block, make_data(block), plan.get());
-    const auto  held_after = [&](int64_t n_tokens) {
-        Session session;
-        check(!session.compute(model, n_tokens).empty(), "logits of " + std::to_string(n_tokens) + " tokens");
-        return memory();
-    };
-    const oallama_memory few = held_after(64), many = held_after(200);
-    // blocks that live on the device are not the output's
-    check(resident || (many.device_compute == few.device_compute && many.host_compute == few.host_compute),
-          "the logits of 200 tokens take no more memory than those of 64");
-    done("logits of some tokens at a time");
+    check(resident || device_compute(200) == device_compute(64), "200 tokens take no more memory than a chunk of 64");
+    done("some tokens at a time");
 }
 
 } // namespace
@@ -454,7 +449,7 @@ void test_graphs() {
     check_mul_mats();
     check_sessions();
     check_uneven();
-    check_logits();
+    check_chunks();
     check_alone();
 }
 

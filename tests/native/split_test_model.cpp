@@ -41,13 +41,13 @@ Data make_data(const Block & block) {
 // plan
 //
 
-Streamed streamed = Streamed::none;
-Late     late     = Late::none;
-bool     resident = false;
-bool     alone    = false;
-int      n_slots  = 2;
-int      ring     = 0;
-bool     sums     = true;
+Streamed streamed  = Streamed::none;
+Late     late      = Late::none;
+bool     resident  = false;
+bool     alone     = false;
+int      n_slots   = 2;
+int      ring      = 0;
+int64_t  sum_bytes = 0;
 
 const std::vector<Cut> all_cuts = {Cut::none, Cut::one, Cut::half, Cut::most, Cut::all};
 
@@ -111,7 +111,8 @@ std::string tensor_line(const Weight & weight, int64_t cc, int64_t cg, const std
 
 std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const std::string & device,
                       const std::string & layout) {
-    std::string text = "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\n" + (sums ? "sum 0\n" : "");
+    std::string text =
+        "oallama-plan 1\nmodel test\nslots " + std::to_string(n_slots) + "\nsum " + std::to_string(sum_bytes) + "\n";
     if (ring > 0) {
         text += "ring " + std::to_string(ring) + "\n";
     }
@@ -127,8 +128,9 @@ std::string plan_text(const std::vector<const Block *> & blocks, Cut cut, const 
             const int64_t granule = block->together ? shared : granularity(weight.type, weight.axis);
             const int64_t cc      = cc_of(cut, weight.extent(), granule);
             const int64_t cg      = cg_of(weight.extent() - cc, granule);
-            text += tensor_line(weight, cc, cg, layout) +
-                    (resident && device == async_device::device_name ? " resident" : "") + (alone ? " alone\n" : "\n");
+            const bool    lives   = resident && device == async_device::device_name;
+            text += tensor_line(weight, cc, cg, layout) + (lives ? " resident" : "") + (alone ? " alone" : "") +
+                    (weight.chunk > 0 && !lives ? " chunk=" + std::to_string(weight.chunk) : "") + "\n";
         }
     }
     return text;

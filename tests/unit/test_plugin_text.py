@@ -79,7 +79,7 @@ def test_lines_are_in_graph_order_whatever_the_order_of_the_plan() -> None:
 
 def test_every_operator_is_listed_on_request_with_no_layout_where_nothing_is_on_the_host() -> None:
     lines = plugin_text(record(), OPERATORS, N_LAYER, "CUDA0", every_operator=True).splitlines()
-    assert [line.split()[1] for line in lines[3:]] == [operator.name for operator in OPERATORS]
+    assert [line.split()[1] for line in lines[4:]] == [operator.name for operator in OPERATORS]
     assert "tensor blk.0.attn_q.weight Q4_0 2048x2048x1 rows 0 0 2048 -" in lines
     assert "tensor blk.1.ffn_gate_exps.weight Q8_0 256x512x8 rows 512 0 0 CPU_REPACK" in lines
 
@@ -103,7 +103,7 @@ def test_blocks_live_on_the_device_where_the_norms_of_their_layer_do() -> None:
 def test_blocks_that_only_predict_further_tokens_count_as_layers() -> None:
     """MTP: such a block has no operators, and -ngl counts it, here with the output and block 1."""
     made = dataclasses.replace(record(), n_gpu_layers=3)
-    lines = plugin_text(made, OPERATORS, N_LAYER + 1, "RPC0", every_operator=True).splitlines()[3:]
+    lines = plugin_text(made, OPERATORS, N_LAYER + 1, "RPC0", every_operator=True).splitlines()[4:]
     found = tuple(line.endswith(" resident") for line in lines)
     assert found == blocks.residents(OPERATORS, [p.gg == 1 for p in PLACEMENTS], 1)
     assert any(found) and not found[1], "block 0 has its norms and KV on the host"
@@ -139,7 +139,7 @@ def test_the_text_says_how_copies_are_asked_for() -> None:
 def test_what_is_the_default_or_streams_nothing_is_not_said() -> None:
     default = dataclasses.replace(streamed_record(), streaming=StreamSettings(), token_assignment=())
     lines = plugin_text(default, OPERATORS, N_LAYER, "RPC0").splitlines()
-    assert [line.split()[0] for line in lines[:5]] == ["oallama-plan", "model", "device", "staging", "tensor"]
+    assert [line.split()[0] for line in lines[:6]] == ["oallama-plan", "model", "device", "sum", "staging", "tensor"]
     still = dataclasses.replace(record(), streaming=StreamSettings(4, "layer", kept_twice=True))
     assert plugin_text(still, OPERATORS, N_LAYER, "RPC0") == GOLDEN.read_text(encoding="utf-8")
 
@@ -191,7 +191,7 @@ def cuts(draw: st.DrawFn) -> tuple[Operator, OperatorPlacement]:
 def test_counts_are_those_of_the_placement_and_fill_the_extent(cut: tuple[Operator, OperatorPlacement]) -> None:
     made, placement = cut
     text = plugin_text(record((placement,)), [made], 4, "RPC0", every_operator=True)
-    _, name, type_name, shape, axis, *counts, layout = text.splitlines()[3].split()
+    _, name, type_name, shape, axis, *counts, layout = text.splitlines()[4].split()
     assert (name, type_name, shape) == (made.name, made.type, "x".join(map(str, made.shape)))
     assert tuple(map(int, counts)) == slice_counts(made, placement)
     assert sum(map(int, counts)) == made.shape[0 if axis == "cols" else 1]
@@ -200,8 +200,8 @@ def test_counts_are_those_of_the_placement_and_fill_the_extent(cut: tuple[Operat
 
 def test_a_load_without_its_plan_is_told_what_is_split_and_along_which_axis() -> None:
     lines = split_text(OPERATORS, PLACEMENTS, N_LAYER + 1).splitlines()
-    assert lines[0] == "oallama-plan 1"
-    assert [line.split()[1:] for line in lines[1:4]] == [
+    assert lines[:2] == ["oallama-plan 1", "sum 262144"]
+    assert [line.split()[1:] for line in lines[2:5]] == [
         ["blk.0.ffn_gate.weight", "Q4_0", "2048x8192x1", "rows", "8192", "0", "0", "CPU"],
         ["blk.0.ffn_up.weight", "Q4_0", "2048x8192x1", "rows", "8192", "0", "0", "CPU"],
         ["blk.0.ffn_down.weight", "Q4_K", "8192x2048x1", "cols", "8192", "0", "0", "CPU"],

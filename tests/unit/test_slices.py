@@ -16,7 +16,7 @@ from oallama.core.profile import LinearFit, Profile, Sharing
 from oallama.core.types import Operator
 from oallama.cost.block_cost import BlockCost, Cut, block_costs
 from oallama.cost.blocks import (
-    LOGITS_AT_ONCE,
+    LOGITS_CHUNK,
     SUM_BYTES,
     SplitBlock,
     biased_ffn_block,
@@ -133,7 +133,7 @@ def test_activations_and_weights_of_a_block() -> None:
     (rows,) = split_blocks([operator("output", EMBD, 3200, None)], [32])
     assert (rows.upload_bytes(320, 7), rows.download_bytes(320, 7)) == (7 * EMBD * 4, 7 * 320 * 4)
     assert rows.staging_bytes(320, 7, 64) == (EMBD + 320 + 64) * 7 * 4
-    assert rows.staging_bytes(320, 512) == rows.staging_bytes(320, LOGITS_AT_ONCE), "of a few tokens' logits at once"
+    assert rows.staging_bytes(320, 512) == rows.staging_bytes(320, LOGITS_CHUNK), "of a few tokens' logits at once"
     (cols,) = split_blocks([ffn(0)[2]], [32])
     assert (cols.upload_bytes(256, 7), cols.download_bytes(256, 7)) == (7 * 256 * 4, 7 * EMBD * 4)
     (halves,) = split_blocks([operator("ffn_up", EMBD, 2 * FF, gate_up=True)], [32])

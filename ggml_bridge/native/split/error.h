@@ -68,6 +68,7 @@ using BufferPtr  = std::unique_ptr<ggml_backend_buffer, Deleter<ggml_backend_buf
 using GallocrPtr = std::unique_ptr<ggml_gallocr, Deleter<ggml_gallocr_free>>;
 
 using BackendPtr = std::unique_ptr<ggml_backend, Deleter<ggml_backend_free>>;
+using EventPtr   = std::unique_ptr<ggml_backend_event, Deleter<ggml_backend_event_free>>;
 
 // A context for the headers of n_tensors tensors, and of graphs of n_nodes nodes together in n_graphs.
 ContextPtr new_context(int64_t n_tensors, int64_t n_graphs = 0, int64_t n_nodes = 0);

@@ -29,14 +29,14 @@
 //     link 12000000000                bytes a second that the link copies: no more is asked for ahead than it can have
 //                                     done when the next activation is sent; default: not known, no limit
 //     sum 262144                      experts' results are weighted and added up on either side, before they are
-//                                     joined, where so many bytes or more then need not come back; default 262144
+//                                     joined, where so many bytes or more then need not come back; default: never
 //     tokens 32 0                     of a batch of 32 tokens, n_g is 0; of 512 it is 200; linear in between, 0 below,
 //     tokens 512 200                  the same share above; none: n_g is 0
 //     twice 1                         1: CC in a repacked layout is kept in the plain one as well, since only that can
 //                                     be streamed for n_g; default 0: such weights have no n_g
 //     tensor blk.0.ffn_gate.weight Q4_0 2048x8192x1 rows 5120 0 3072 CPU_REPACK
 //     tensor blk.0.ffn_down.weight Q4_0 8192x2048x1 cols 5120 0 3072 CPU_REPACK
-//     tensor output.weight Q4_0 2048x32000x1 rows 5120 0 26880 CPU_REPACK n_g=0
+//     tensor output.weight Q4_0 2048x32000x1 rows 5120 0 26880 CPU_REPACK chunk=64 n_g=0
 //            name                  type KxNxE       axis CC  CG GG   layout
 //     tensor blk.9.attn_q.weight Q4_0 2048x2048x1 rows 1024 0 1024 CPU resident
 //     tensor blk.1.ffn_up_exps.weight Q4_0 2048x768x128 rows 768 0 0 CPU_REPACK hot=0,17,93
@@ -47,7 +47,9 @@
 // is 0. n_g=0: whatever the table of tokens says, the device computes nothing of CC. resident: what the mul-mat reads
 // and what it gives lie in the device's memory, where llama.cpp computes what comes before and after; else in host
 // memory. Gate, up and down of one FFN run as one block when their counts are equal. alone: this mul-mat does not; its
-// inputs are sent and its results joined by themselves, whatever is cut like it.
+// inputs are sent and its results joined by themselves, whatever is cut like it. chunk: where nothing else is computed
+// with it, so many tokens are computed at the same time at most, which takes less memory; a resident tensor and one of
+// several matrices have none.
 //
 // hot: experts, ascending, that the device has whole as well, in a tensor of so many matrices. It computes what tokens
 // are routed to these, the CPU computes the rest at the same time, and each token's results are weighted and added up

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "stats.h"
+
 namespace oallama {
 
 Partner::Partner(ggml_backend_dev_t device)

@@ -1,5 +1,7 @@
 #include "program_cache.h"
 
+#include "stats.h"
+
 namespace oallama {
 
 namespace {

@@ -1,12 +1,11 @@
 #include "split_backend.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cstring>
 #include <utility>
 
-#include "split_logits.h"
+#include "split_chunk.h"
 #include "split_resident.h"
+#include "stats.h"
 #include "trace.h"
 
 namespace oallama {
@@ -15,101 +14,11 @@ namespace {
 
 constexpr uint64_t not_prepared = UINT64_MAX;
 
-class Stopwatch {
-  public:
-    // Adds the time since the last call to a counter, and returns it.
-    int64_t lap(std::atomic<int64_t> & counter) {
-        const auto    now         = std::chrono::steady_clock::now();
-        const int64_t nanoseconds = std::chrono::duration_cast<std::chrono::nanoseconds>(now - last_).count();
-        counter.fetch_add(nanoseconds, std::memory_order_relaxed);
-        last_ = now;
-        return nanoseconds;
-    }
-
-  private:
-    std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-};
-
-template <typename F> F proc_address(ggml_backend_reg_t reg, const char * name) {
-    return reinterpret_cast<F>(ggml_backend_reg_get_proc_address(reg, name));
-}
-
-bool has_feature(ggml_backend_reg_t reg, const char * name) {
-    auto get_features = proc_address<ggml_backend_get_features_t>(reg, "ggml_backend_get_features");
-    if (get_features == nullptr) {
-        return false;
-    }
-    for (ggml_backend_feature * feature = get_features(reg); feature->name != nullptr; feature++) {
-        if (std::strcmp(feature->name, name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 } // namespace
-
-Stats & stats() {
-    static Stats the_stats;
-    return the_stats;
-}
 
 //
 // programs
 //
-
-SplitBackend::SplitBackend() {
-    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    if (cpu != nullptr) {
-        cpu_.reset(ggml_backend_dev_init(cpu, nullptr));
-        cpu_reg_ = ggml_backend_dev_backend_reg(cpu);
-    }
-    if (!cpu_) {
-        throw Error(OALLAMA_FAILED, "ggml has no CPU backend");
-    }
-}
-
-SplitBackend::~SplitBackend() {
-    if (host_) {
-        counters().host_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(host_.get()));
-    }
-    cpu_.reset();
-    if (pool_ != nullptr) {
-        proc_address<ggml_threadpool_free_t>(cpu_reg_, "ggml_threadpool_free")(pool_);
-    }
-}
-
-void SplitBackend::set_n_threads(int n_threads) {
-    if (n_threads == n_threads_) {
-        return;
-    }
-    proc_address<ggml_backend_set_n_threads_t>(cpu_reg_, "ggml_backend_set_n_threads")(cpu_.get(), n_threads);
-    n_threads_ = n_threads;
-    if (has_feature(cpu_reg_, "OPENMP")) {
-        return;
-    }
-    auto new_pool  = proc_address<ggml_threadpool_new_t>(cpu_reg_, "ggml_threadpool_new");
-    auto free_pool = proc_address<ggml_threadpool_free_t>(cpu_reg_, "ggml_threadpool_free");
-    auto set_pool  = proc_address<ggml_backend_cpu_set_threadpool_t>(cpu_reg_, "ggml_backend_cpu_set_threadpool");
-    if (new_pool == nullptr || free_pool == nullptr || set_pool == nullptr) {
-        return; // ggml then makes threads for every graph
-    }
-    ggml_threadpool_params params = ggml_threadpool_params_default(n_threads);
-    params.poll                   = 0; // llama.cpp's own pool spins; ours sleeps while that one works
-    ggml_threadpool * pool        = new_pool(&params);
-    set_pool(cpu_.get(), pool);
-    if (pool_ != nullptr) {
-        free_pool(pool_);
-    }
-    pool_ = pool;
-}
-
-void SplitBackend::set_abort_callback(ggml_abort_callback callback, void * data) {
-    auto set = proc_address<ggml_backend_set_abort_callback_t>(cpu_reg_, "ggml_backend_set_abort_callback");
-    if (set != nullptr) {
-        set(cpu_.get(), callback, data);
-    }
-}
 
 Program & SplitBackend::find(const ggml_cgraph * graph, ggml_backend_dev_t memory) {
     make_signature(graph, memory, scratch_);
@@ -120,7 +29,7 @@ Program & SplitBackend::find(const ggml_cgraph * graph, ggml_backend_dev_t memor
 Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memory) {
     std::unique_ptr<Program> program = build_program(graph, memory, scratch_);
     stats().n_built++;
-    reserve_host(*program);
+    host_.reserve(*program);
     if (program->device != nullptr) {
         if (!partner_ || partner_->device() != program->device) {
             if (partner_) {
@@ -146,31 +55,10 @@ Program & SplitBackend::build(const ggml_cgraph * graph, ggml_backend_dev_t memo
     return programs_.add(std::move(program));
 }
 
-// Programs are given their place in it before each run. Pinned where the device's copies begin and end there.
-void SplitBackend::reserve_host(const Program & program) {
-    const size_t               held   = host_ ? ggml_backend_buffer_get_size(host_.get()) : 0;
-    const size_t               bytes  = std::max(program.host_bytes, held);
-    ggml_backend_buffer_type_t pinned = program.resident ? ggml_backend_dev_host_buffer_type(program.device) : nullptr;
-    const bool                 moves  = pinned != nullptr && (held == 0 || host_->buft != pinned);
-    if (program.host_bytes == 0 || (program.host_bytes <= held && !moves)) {
-        return;
-    }
-    BufferPtr larger(pinned == nullptr ? nullptr : ggml_backend_buft_alloc_buffer(pinned, bytes));
-    if (!larger) {
-        larger.reset(ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), bytes));
-    }
-    if (!larger) {
-        throw std::bad_alloc();
-    }
-    host_ = std::move(larger);
-    counters().host_compute +=
-        static_cast<int64_t>(ggml_backend_buffer_get_size(host_.get())) - static_cast<int64_t>(held);
-}
-
 // Where the device has pinned memory, and there was none left for what this program sends and receives.
 void SplitBackend::note_pageable(const ggml_cgraph * graph, const Program & program) const {
     ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(program.device);
-    const bool                 own    = program.host_bytes == 0 || !program.resident || host_->buft == pinned;
+    const bool                 own    = program.host_bytes == 0 || !program.resident || host_.is_pinned(program.device);
     if (pinned == nullptr || (partner_->pinned() && own)) {
         return;
     }
@@ -193,9 +81,9 @@ void SplitBackend::prepare(ggml_cgraph * graph, ggml_backend_dev_t memory,
     if (computes_nothing(*graph)) {
         return;
     }
-    if (is_of_many_logits(graph, memory)) {
-        for_some_logits(graph, [&](ggml_cgraph * some) {
-            prepare(some, memory, nullptr);
+    if (const int64_t n_tokens = chunk_of(graph); n_tokens > 0) {
+        for_chunks(graph, n_tokens, [&](ggml_cgraph * chunk) {
+            prepare(chunk, memory, nullptr);
             return GGML_STATUS_SUCCESS;
         });
         return; // its one node is the last to read what is sent
@@ -278,8 +166,9 @@ ggml_status SplitBackend::compute(ggml_cgraph * graph, ggml_backend_dev_t memory
                             ": what was loaded with it failed; the plan's problems and the log say why");
         }
     }
-    const auto        whole  = [&](ggml_cgraph * part) { return run(find(part, memory), part); };
-    const ggml_status status = is_of_many_logits(graph, memory) ? for_some_logits(graph, whole) : whole(graph);
+    const auto        whole    = [&](ggml_cgraph * part) { return run(find(part, memory), part); };
+    const int64_t     n_tokens = chunk_of(graph);
+    const ggml_status status   = n_tokens > 0 ? for_chunks(graph, n_tokens, whole) : whole(graph);
     total.lap(stats().total_ns);
     return status;
 }
@@ -290,10 +179,7 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
         binding.tensor->data       = origin->data;
         binding.tensor->buffer     = origin->buffer;
     }
-    for (const Staged & staged : program.host_staged) {
-        staged.tensor->data   = static_cast<char *>(ggml_backend_buffer_get_base(host_.get())) + staged.at;
-        staged.tensor->buffer = host_.get();
-    }
+    host_.place(program);
     for (ggml_tensor * view : program.host_views) {
         view->data   = static_cast<char *>(view->view_src->data) + view->view_offs;
         view->buffer = view->view_src->buffer;
@@ -323,7 +209,7 @@ ggml_status SplitBackend::run(Program & program, ggml_cgraph * graph) {
         ggml_cgraph host   = graph_range(program.host_graph, phase.host_begin, phase.host_end);
         ggml_status status = GGML_STATUS_SUCCESS;
         if (!computes_nothing(host)) { // where all rows are hits, there may be nothing
-            status = ggml_backend_graph_compute(cpu_.get(), &host);
+            status = ggml_backend_graph_compute(host_.backend(), &host);
             took.host_ns += watch.lap(stats().host_ns);
             step.done(OALLAMA_HOST);
         }

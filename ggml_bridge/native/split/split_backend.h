@@ -2,38 +2,16 @@
 
 #pragma once
 
+#include "host.h"
 #include "partner.h"
 #include "program_cache.h"
 #include "split_routed.h"
 
 namespace oallama {
 
-struct Stats {
-    std::atomic<int64_t> n_graphs{0};
-    std::atomic<int64_t> n_phases{0};
-    std::atomic<int64_t> n_built{0};
-    std::atomic<int64_t> launch_ns{0};
-    std::atomic<int64_t> host_ns{0};
-    std::atomic<int64_t> wait_ns{0};
-    std::atomic<int64_t> join_ns{0};
-    std::atomic<int64_t> total_ns{0};
-    std::atomic<int64_t> bytes_in{0};
-    std::atomic<int64_t> bytes_out{0};
-    std::atomic<int64_t> bytes_streamed{0};
-};
-
-Stats & stats();
-
-class SplitBackend {
+class SplitBackend { // throws OALLAMA_FAILED without a CPU
   public:
-    SplitBackend(); // throws OALLAMA_FAILED without a CPU
-    ~SplitBackend();
-
-    SplitBackend(const SplitBackend &)             = delete;
-    SplitBackend & operator=(const SplitBackend &) = delete;
-
-    void set_n_threads(int n_threads);
-    void set_abort_callback(ggml_abort_callback callback, void * data);
+    Host & host() { return host_; }
 
     // Prepares a sub-graph before llama.cpp allocates its tensors, and keeps alive what the device still reads. memory:
     // the device's that they are in; NULL: the host's.
@@ -55,7 +33,6 @@ class SplitBackend {
     void        launch(Program & program, Phase & phase, const ggml_cgraph * graph);
     void        start(Program & program, int begin, int end);
     void        lift(Program & program, Phase & phase);
-    void        reserve_host(const Program & program);
     void        note_pageable(const ggml_cgraph * graph, const Program & program) const;
     size_t      acquire(const Phase & phase, const ggml_cgraph * graph);
     int64_t     send(const Phase & phase, const ggml_cgraph * graph);
@@ -63,11 +40,7 @@ class SplitBackend {
     int64_t     fetch(const Phase & phase, const ggml_cgraph * graph);
     void        join(const Phase & phase, const ggml_cgraph * graph);
 
-    BackendPtr               cpu_;
-    ggml_backend_reg_t       cpu_reg_ = nullptr;
-    ggml_threadpool *        pool_    = nullptr; // where ggml was built without OpenMP, whose threads are shared anyway
-    int                      n_threads_ = 0;
-    BufferPtr                host_; // for what the host makes for itself
+    Host                     host_;
     std::unique_ptr<Partner> partner_;
     ProgramCache             programs_;
     uint64_t                 prepared_  = 0;     // n_cuts_moved() when all of llama.cpp's graph was prepared

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "memory_plan.h"
+#include "stats.h"
 
 namespace oallama {
 
@@ -223,11 +224,6 @@ const ggml_backend_buffer_type_i split_buft_i = {
     /* .get_alloc_size = */ nullptr,
     /* .is_host        = */ split_buft_is_host,
 };
-
-Counters & counters() {
-    static Counters the_counters;
-    return the_counters;
-}
 
 //
 // tensors

@@ -6,19 +6,6 @@
 
 namespace oallama {
 
-// Bytes and objects held now, over the whole process.
-struct Counters {
-    std::atomic<int64_t> host_weights{0};
-    std::atomic<int64_t> device_weights{0};
-    std::atomic<int64_t> host_compute{0};
-    std::atomic<int64_t> device_compute{0};
-    std::atomic<int64_t> n_weights{0};
-    std::atomic<int64_t> n_programs{0};
-    std::atomic<int64_t> program_bytes{0};
-};
-
-Counters & counters();
-
 extern const ggml_backend_buffer_type_i split_buft_i;
 
 bool is_split_buft(ggml_backend_buffer_type_t buft);

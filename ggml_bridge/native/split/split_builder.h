@@ -46,18 +46,22 @@ class ProgramBuilder {
     // nodes
     void          emit(int i);
     void          emit_full(int i);
-    void          emit_rows(int i);
-    void          emit_half_of_rows(int i);
-    void          emit_sum(int i);
+    void          emit_sides(int i);
     void          close_phase();
-    Routed &      routing_of(int mul_mat);
-    void          set_routed_sources(int i, Side side, ggml_tensor * out);
     ggml_tensor * compute(int i, Side side);
     ggml_tensor * of_partial(int i, Side side);
     ggml_tensor * mul_mat(int i, Side side);
     ggml_tensor * elementwise(int i, Side side);
     ggml_tensor * slot_of(int i, const SplitWeight & weight, Side side);
     void          count_use(int i, int64_t n_expert);
+
+    // rows of tokens' experts (split_rows.cpp)
+    void     emit_rows(int i);
+    void     emit_half_of_rows(int i);
+    void     emit_sum(int i);
+    Routed & routing_of(int mul_mat);
+    void     set_routed_sources(int i, Side side, ggml_tensor * out);
+    void     fetch_rows(int i, Download::Join how, ggml_tensor * there, const Routed & routed, ggml_tensor * whole);
 
     // tensors
     ggml_tensor * copy_header(const ggml_tensor * node, const int64_t * ne);
@@ -82,8 +86,7 @@ class ProgramBuilder {
     void          lift(int i, const Value & v);
     ggml_tensor * add(ggml_tensor * a, ggml_tensor * b);
     void          fetch(int i, ggml_tensor * tensor, Download::Join how, int64_t begin, int64_t count, Tokens tokens);
-    void   fetch_rows(int i, Download::Join how, ggml_tensor * there, const Routed & routed, ggml_tensor * whole);
-    size_t take_staging(const ggml_tensor * tensor);
+    size_t        take_staging(const ggml_tensor * tensor);
 
     static size_t padded_bytes(const ggml_tensor * tensor) { return (ggml_nbytes(tensor) + 63) / 64 * 64; }
 

@@ -4,8 +4,6 @@
 
 namespace oallama {
 
-namespace {
-
 const SliceSpec * planned(const ggml_tensor * weight) {
     LoadedPlan * plan = plan_of(weight);
     if (plan == nullptr) {
@@ -14,6 +12,8 @@ const SliceSpec * planned(const ggml_tensor * weight) {
     const auto found = plan->spec().by_name.find(weight->name);
     return found == plan->spec().by_name.end() ? nullptr : &plan->spec().slices[found->second];
 }
+
+namespace {
 
 constexpr int max_depth = 8; // operations between a mul-mat and the last one that keeps its cut
 
@@ -70,9 +70,8 @@ bool is_worth_adding(const ggml_tensor * experts, ggml_backend_dev_t memory) {
     if (slice != nullptr && !slice->hot.empty()) { // weighted where they come together, which costs the device nothing
         return weighted && down->ne[1] > 1 && memory_of(down->src[0]) == memory;
     }
-    const int64_t saved = down->ne[0] * (down->ne[1] - 1) * down->ne[2] * static_cast<int64_t>(sizeof(float));
-    return slice != nullptr && slice->axis == Axis::cols && memory_of(down->src[0]) == memory && saved > 0 &&
-           saved >= plan_of(down->src[0])->spec().sum_bytes;
+    return slice != nullptr && slice->axis == Axis::cols && memory_of(down->src[0]) == memory &&
+           are_many(down, down->src[0]);
 }
 
 // The weighting of such results, or a step of their sum: ((rank 0 + rank 1) + rank 2) and so on.
@@ -163,6 +162,11 @@ bool is_bias_of_hot(const ggml_tensor * op) {
     const SliceSpec *   slice = planned(op->src[0]->src[0]);
     return slice != nullptr && !slice->hot.empty() && bias->type == GGML_TYPE_F32 && bias->op == GGML_OP_NONE &&
            ggml_is_contiguous(bias) && bias->ne[0] == op->ne[0] && bias->ne[1] == slice->e && is_on_host(bias);
+}
+
+bool are_many(const ggml_tensor * experts, const ggml_tensor * weight) {
+    const int64_t saved = experts->ne[0] * (experts->ne[1] - 1) * experts->ne[2] * static_cast<int64_t>(sizeof(float));
+    return saved > 0 && saved >= plan_of(weight)->spec().sum_bytes;
 }
 
 bool is_rank_view(const ggml_tensor * view, const ggml_tensor * experts) {

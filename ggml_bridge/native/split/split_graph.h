@@ -6,6 +6,9 @@
 
 namespace oallama {
 
+// What a weight's plan says of it; NULL: it has none, or is not in it.
+const SliceSpec * planned(const ggml_tensor * weight);
+
 bool is_view(ggml_op op); // computes nothing
 bool is_mul_mat(ggml_op op);
 
@@ -24,6 +27,10 @@ bool is_weighting(const ggml_tensor * op);
 
 // Whether this adds the biases of experts, in host memory, to the results of a mul-mat by them of which some are hot.
 bool is_bias_of_hot(const ggml_tensor * op);
+
+// Whether so many bytes of experts' results, [n, n_used, n_tokens], need not come back where they are added up before,
+// that the weight's plan has it done.
+bool are_many(const ggml_tensor * experts, const ggml_tensor * weight);
 
 // The results of every token's expert of one rank, [n, n_tokens], as llama.cpp views them to add them up.
 bool is_rank_view(const ggml_tensor * view, const ggml_tensor * experts);

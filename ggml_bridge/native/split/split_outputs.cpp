@@ -101,24 +101,6 @@ void ProgramBuilder::fetch(int i, ggml_tensor * tensor, Download::Join how, int6
     downloads_.push_back(download);
 }
 
-// whole: where llama.cpp's tensors are in device memory, what the node becomes there.
-void ProgramBuilder::fetch_rows(int i, Download::Join how, ggml_tensor * there, const Routed & routed,
-                                ggml_tensor * whole) {
-    Download download = {};
-    download.tensor   = there;
-    download.node     = i;
-    download.join     = how;
-    download.n_rows   = there->ne[1] * there->ne[2];
-    download.staging  = take_staging(there);
-    download.routed   = routed_.number_of(routed);
-    download.to       = whole;
-    if (whole != nullptr) {
-        resident_.put_whole(i, whole);
-    }
-    ggml_set_output(there);
-    downloads_.push_back(download);
-}
-
 size_t ProgramBuilder::take_staging(const ggml_tensor * tensor) {
     const size_t at = program_.staging_bytes;
     program_.staging_bytes += padded_bytes(tensor);

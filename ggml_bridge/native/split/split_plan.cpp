@@ -140,6 +140,14 @@ void check_counts(const SliceSpec & slice, const Line & line) {
     }
 }
 
+int64_t read_chunk(const std::string & count, const Line & line) {
+    const int64_t chunk = line.count(count, "the tokens of a chunk");
+    if (chunk < 1 || chunk > max_tokens) {
+        line.fail("has chunks of " + count + " tokens; 1 to " + std::to_string(max_tokens) + " are possible");
+    }
+    return chunk;
+}
+
 // Experts of which the device has a copy: hot=3,17,40.
 std::vector<int32_t> read_hot(const std::string & list, const SliceSpec & slice, const Line & line) {
     std::vector<int32_t> hot;
@@ -197,6 +205,8 @@ SliceSpec read_slice(Line & line) {
             slice.resident = true;
         } else if (word == "alone" && !slice.alone) {
             slice.alone = true;
+        } else if (word.rfind("chunk=", 0) == 0 && slice.chunk == 0) {
+            slice.chunk = read_chunk(word.substr(6), line);
         } else if (word.rfind("hot=", 0) == 0 && slice.hot.empty()) {
             slice.hot       = read_hot(word.substr(4), slice, line);
             slice.takes_n_g = false;
@@ -204,16 +214,18 @@ SliceSpec read_slice(Line & line) {
             others.push_back(word.substr(3));
         } else {
             line.fail("ends with " + word +
-                      "; n_g=0, resident, alone and hot=EXPERTS may follow the layout, each once, and cc= with other "
-                      "cuts, or nothing");
+                      "; n_g=0, resident, alone, chunk=TOKENS and hot=EXPERTS may follow the layout, each once, and "
+                      "cc= with other cuts, or nothing");
         }
     }
-    line.end();
     if (slice.name.size() >= OALLAMA_NAME_BYTES || slice.name.size() >= GGML_MAX_NAME) {
         line.fail("has a tensor name that is too long for ggml");
     }
     check_counts(slice, line);
     check_hot(slice, line);
+    if (slice.chunk > 0 && (slice.e > 1 || slice.resident)) {
+        line.fail("has chunks of " + slice.name + ", which is resident or a stack of matrices");
+    }
     if (!slice.hot.empty() && !others.empty()) {
         line.fail("has hot experts and other cuts (cc=) of " + slice.name + "; one of the two is possible");
     }
@@ -231,7 +243,6 @@ TokenSplit read_token_split(Line & line, const std::vector<TokenSplit> & before)
     TokenSplit split = {};
     split.n_tokens   = line.count(line.word("number of tokens"), "the number of tokens");
     split.n_g        = line.count(line.word("n_g"), "n_g");
-    line.end();
     if (split.n_tokens < 1 || split.n_tokens > max_tokens || split.n_g > split.n_tokens) {
         line.fail("has n_g " + std::to_string(split.n_g) + " of " + std::to_string(split.n_tokens) + " tokens");
     }
@@ -281,59 +292,48 @@ PlanSpec parse_plan(const std::string & text) {
             if (item != "oallama-plan" || line.word("version") != "1") {
                 throw Error(OALLAMA_INVALID, "this is no plan of version 1: its first line must be oallama-plan 1");
             }
-            line.end();
             started = true;
         } else if (item == "model") {
             if (!plan.model.empty()) {
                 line.fail("names a second model");
             }
             plan.model = line.word("fingerprint");
-            line.end();
         } else if (item == "device") {
             if (!plan.device.empty()) {
                 line.fail("names a second device");
             }
             plan.device = line.word("device");
-            line.end();
         } else if (item == "slots") {
             plan.stream.n_slots = line.count(line.word("number of slots"), "the number of slots");
-            line.end();
             if (plan.stream.n_slots < 1 || plan.stream.n_slots > max_slots) {
                 line.fail("asks for " + std::to_string(plan.stream.n_slots) + " slots; 1 to " +
                           std::to_string(max_slots) + " can be had");
             }
         } else if (item == "ring") {
             plan.stream.ring = line.count(line.word("bytes of the ring"), "the bytes of the ring");
-            line.end();
         } else if (item == "staging") {
             plan.staging = line.count(line.word("staging bytes"), "the staging bytes");
-            line.end();
         } else if (item == "prefetch") {
             const std::string mode = line.word("prefetch mode");
-            line.end();
             if (mode != "ahead" && mode != "layer") {
                 line.fail("asks for prefetch " + mode + "; it is ahead or layer");
             }
             plan.stream.ahead = mode == "ahead";
         } else if (item == "piece") {
             plan.stream.piece = line.count(line.word("bytes of a piece"), "the bytes of a piece");
-            line.end();
             if (plan.stream.piece < min_piece) {
                 line.fail("has pieces of " + std::to_string(plan.stream.piece) + " bytes; they have " +
                           std::to_string(min_piece) + " at least");
             }
         } else if (item == "link") {
             plan.stream.link_bytes_per_s = line.count(line.word("bytes per second"), "the link's bytes per second");
-            line.end();
             if (plan.stream.link_bytes_per_s < 1) {
                 line.fail("has a link that copies nothing");
             }
         } else if (item == "sum") {
             plan.sum_bytes = line.count(line.word("bytes of results"), "the bytes of results");
-            line.end();
         } else if (item == "twice") {
             const int64_t twice = line.count(line.word("number"), "twice");
-            line.end();
             if (twice > 1) {
                 line.fail("has " + std::to_string(twice) + " for twice; it is 0 or 1");
             }
@@ -351,6 +351,7 @@ PlanSpec parse_plan(const std::string & text) {
                       "; known are model, device, staging, slots, ring, prefetch, piece, link, sum, twice, tokens and "
                       "tensor");
         }
+        line.end();
     }
     require(started, "the plan is empty: its first line must be oallama-plan 1");
     require(plan.tokens.empty() || !plan.device.empty(), "the plan gives tokens to the device but names no device");

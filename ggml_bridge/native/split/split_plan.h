@@ -28,6 +28,7 @@ struct SliceSpec {
     bool                 takes_n_g = true;  // CC is for the device too, for n_g tokens
     bool                 resident  = false; // inputs and results are in the device's memory, not the host's
     bool                 alone     = false; // a phase of its own, though others of its FFN may be cut alike
+    int64_t              chunk     = 0;     // tokens that are computed at the same time at most; 0: all
     std::vector<int32_t> hot;               // experts that the device has whole as well, in the order of its slots
     // where CC may end instead while a model is loaded, with the same GG; ends are kept as CC and as CG
     std::vector<int64_t> other_cc;
@@ -56,10 +57,10 @@ struct PlanSpec {
     std::string             model;  // fingerprint, kept for the reader
     std::string             device; // empty: no CG and GG anywhere
     StreamSpec              stream;
-    int64_t                 staging   = 0;     // bytes of the device that GG leaves for activations and the ring
-    bool                    twice     = false; // CC in a layout the device cannot read is kept in the plain one as well
-    int64_t                 sum_bytes = int64_t{256} << 10; // of experts' results: if that many need not come back
-    std::vector<TokenSplit> tokens;                         // ascending; empty: n_g is 0
+    int64_t                 staging   = 0;         // bytes of the device that GG leaves for activations and the ring
+    bool                    twice     = false;     // CC in a layout the device cannot read is kept in the plain one too
+    int64_t                 sum_bytes = INT64_MAX; // of experts' results: added up if that many need not come back
+    std::vector<TokenSplit> tokens;                // ascending; empty: n_g is 0
     std::vector<SliceSpec>  slices;
     // name -> position in slices
     std::unordered_map<std::string, size_t> by_name;

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "split_backend.h"
+#include "error.h"
+#include "stats.h"
 #include "trace.h"
 
 using namespace oallama;

@@ -5,6 +5,7 @@
 
 #include "split_backend.h"
 #include "split_join.h"
+#include "stats.h"
 
 namespace oallama {
 

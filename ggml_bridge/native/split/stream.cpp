@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "split_backend.h"
+#include "stats.h"
 #include "trace.h"
 
 namespace oallama {
@@ -11,8 +11,6 @@ namespace oallama {
 namespace {
 
 constexpr size_t alignment = 256; // of a weight in a slot, more than any device asks for
-
-constexpr size_t nowhere = SIZE_MAX;
 
 constexpr size_t page  = 4096;      // what is asked for is a multiple of it, but for the end of a part
 constexpr size_t least = 16 * page; // asking for less ahead is not worth it
@@ -35,8 +33,8 @@ void check_experts(const std::vector<int32_t> & experts, const SliceSpec & slice
 } // namespace
 
 Stream::Stream(ggml_backend_dev_t device, const StreamSpec & spec)
-    : device_(device), backend_(ggml_backend_dev_init(device, nullptr)), slots_(static_cast<size_t>(spec.n_slots)),
-      spec_(spec) {
+    : device_(device), backend_(ggml_backend_dev_init(device, nullptr)),
+      ring_(device, static_cast<size_t>(spec.n_slots)), spec_(spec) {
     if (!backend_) {
         throw Error(OALLAMA_FAILED, std::string("device ") + ggml_backend_dev_name(device) +
                                         " cannot be started a second time, for copies");
@@ -44,22 +42,14 @@ Stream::Stream(ggml_backend_dev_t device, const StreamSpec & spec)
     ggml_backend_dev_props props = {};
     ggml_backend_dev_get_props(device, &props);
     events_ = props.caps.events;
-    for (Slot & slot : slots_) {
-        slot.copied = events_ ? ggml_backend_event_new(device) : nullptr;
-        events_     = events_ && slot.copied != nullptr;
+    for (size_t i = 0; i < ring_.n_slots() && events_; i++) {
+        copied_.emplace_back(ggml_backend_event_new(device));
+        events_ = copied_.back() != nullptr;
     }
 }
 
 Stream::~Stream() {
     ggml_backend_synchronize(backend_.get());
-    for (const Slot & slot : slots_) {
-        if (slot.copied != nullptr) {
-            ggml_backend_event_free(slot.copied);
-        }
-    }
-    if (ring_) {
-        counters().device_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
-    }
 }
 
 StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
@@ -85,8 +75,8 @@ StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
     }
     StreamBlock & block   = *found->second;
     const auto    planned = static_cast<size_t>(spec_.ring) / alignment * alignment;
-    const size_t  wanted  = spec_.ring > 0 ? std::max(planned, block.bytes) : block.bytes * slots_.size();
-    if (wanted > ring_bytes_) { // also for a known one, after a growth that failed
+    const size_t  wanted  = spec_.ring > 0 ? std::max(planned, block.bytes) : block.bytes * ring_.n_slots();
+    if (wanted > ring_.bytes()) { // also for a known one, after a growth that failed
         grow(wanted);
     }
     return &block;
@@ -94,18 +84,7 @@ StreamBlock * Stream::block(const std::vector<StreamedPart> & parts) {
 
 void Stream::grow(size_t bytes) {
     ggml_backend_synchronize(backend_.get());
-    if (ring_) {
-        counters().device_compute -= static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
-        ring_.reset();
-    }
-    ring_bytes_ = 0;
-    for (Slot & slot : slots_) {
-        slot.holds = nullptr;
-        slot.used  = 0;
-        slot.zeros.clear();
-    }
-    ring_.reset(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device_), bytes));
-    if (!ring_) {
+    if (!ring_.resize(bytes)) {
         // the next ring may be smaller: nothing is copied ahead that was not asked for again
         last_ = nullptr;
         for (const auto & [key, block] : blocks_) {
@@ -115,24 +94,10 @@ void Stream::grow(size_t bytes) {
                                            " has no room for a ring of " + std::to_string(bytes) +
                                            " bytes; plan fewer slots or a smaller CG");
     }
-    ggml_backend_buffer_clear(ring_.get(), 0);
-    ring_bytes_ = bytes;
-    counters().device_compute += static_cast<int64_t>(ggml_backend_buffer_get_size(ring_.get()));
 }
 
 void Stream::bind(ggml_tensor * tensor, const StreamBlock & block, size_t part, size_t slot) const {
-    char * base    = static_cast<char *>(ggml_backend_buffer_get_base(ring_.get()));
-    tensor->buffer = ring_.get();
-    tensor->data   = base + (slot == no_slot ? 0 : slots_[slot].begin) + block.offsets[part];
-}
-
-size_t Stream::find(const StreamBlock & block) const {
-    for (size_t slot = 0; slot < slots_.size(); slot++) {
-        if (slots_[slot].holds == &block) {
-            return slot;
-        }
-    }
-    return no_slot;
+    ring_.bind(tensor, slot, block.offsets[part]);
 }
 
 size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts) {
@@ -144,34 +109,34 @@ size_t Stream::acquire(StreamBlock & block, const std::vector<int32_t> * experts
         last_->next = &block;
     }
     last_       = &block;
-    size_t slot = find(block);
+    size_t slot = ring_.find(block);
     if (slot == no_slot) {
         // nothing is computed between phases, so any slot may go: the oldest, or all where there is no room beside them
-        std::vector<bool> kept(slots_.size(), true);
-        kept[oldest({})] = false;
-        slot             = take(block, kept);
+        std::vector<bool> kept(ring_.n_slots(), true);
+        kept[ring_.oldest({})] = false;
+        slot                   = ring_.take(block, kept);
         if (slot == no_slot) {
-            slot = take(block, std::vector<bool>(slots_.size()));
+            slot = ring_.take(block, std::vector<bool>(ring_.n_slots()));
         }
     }
-    Slot &     to   = slots_[slot];
+    Slot &     to   = ring_[slot];
     const bool some = !to.experts.empty();
     const bool none = !some && to.part == 0 && to.at == 0;
     if (experts != nullptr && (some || none)) {
         copy_experts(slot, *experts);
     } else {
         if (some) {
-            start(block, slot);
+            to.hold(block);
         }
         copy(slot, Time::max());
     }
-    slots_[slot].used = ++clock_;
+    ring_.use(slot);
     return slot;
 }
 
 void Stream::ready(ggml_backend_t compute, size_t slot) {
     if (events_) {
-        ggml_backend_event_wait(compute, slots_[slot].copied);
+        ggml_backend_event_wait(compute, copied_[slot].get());
     } else {
         ggml_backend_synchronize(backend_.get());
     }
@@ -181,100 +146,40 @@ void Stream::prefetch(size_t busy, Time until) {
     if (!spec_.ahead) {
         return;
     }
-    std::vector<bool> kept(slots_.size());
+    std::vector<bool> kept(ring_.n_slots());
     if (busy != no_slot) {
         kept[busy] = true;
     }
     const StreamBlock * after = last_;
-    for (size_t n = 0; n < slots_.size() && after != nullptr && after->next != nullptr; n++) {
+    for (size_t n = 0; n < ring_.n_slots() && after != nullptr && after->next != nullptr; n++) {
         StreamBlock & next = *after->next;
         after              = &next;
         if (next.routed) {
             continue;
         }
-        size_t slot = find(next);
+        size_t slot = ring_.find(next);
         if (slot == no_slot) {
-            slot = allowed(until) == 0 ? no_slot : take(next, kept);
+            slot = allowed(until) == 0 ? no_slot : ring_.take(next, kept);
             if (slot == no_slot) {
                 return; // the link is busy until then, or the ring full
             }
-            slots_[slot].used = ++clock_;
+            ring_.use(slot);
         }
         kept[slot] = true;
-        if (slots_[slot].experts.empty() && !copy(slot, until)) {
+        if (ring_[slot].experts.empty() && !copy(slot, until)) {
             return;
         }
     }
 }
 
-// The slot that was used or filled longest ago; no_slot: all are kept. kept: may be empty for none.
-size_t Stream::oldest(const std::vector<bool> & kept) const {
-    size_t found = no_slot;
-    for (size_t i = 0; i < slots_.size(); i++) {
-        if ((kept.empty() || !kept[i]) && (found == no_slot || slots_[i].used < slots_[found].used)) {
-            found = i;
-        }
-    }
-    return found;
-}
-
-// Where so many bytes begin that touch no slot that is kept: at the ring's end, if what is kept leaves them there last.
-size_t Stream::room_beside(size_t bytes, const std::vector<bool> & kept) const {
-    std::vector<Bytes> taken;
-    for (size_t i = 0; i < slots_.size(); i++) {
-        if (kept[i] && slots_[i].holds != nullptr) {
-            taken.emplace_back(slots_[i].begin, slots_[i].holds->bytes);
-        }
-    }
-    std::sort(taken.begin(), taken.end());
-    size_t free = 0;
-    for (const auto & [begin, count] : taken) {
-        if (begin - free >= bytes) {
-            return free;
-        }
-        free = begin + count;
-    }
-    return ring_bytes_ - free >= bytes ? ring_bytes_ - bytes : nowhere;
-}
-
-// A slot for a block, of which nothing is there yet, that leaves alone those that are kept; no_slot: there is no room.
-// Every phase ends with an idle device, so nothing computes with what its copies overwrite but what is kept.
-size_t Stream::take(StreamBlock & block, const std::vector<bool> & kept) {
-    const size_t slot  = oldest(kept);
-    const size_t begin = slot == no_slot ? nowhere : room_beside(block.bytes, kept);
-    if (begin == nowhere) {
-        return no_slot;
-    }
-    for (size_t i = 0; i < slots_.size(); i++) {
-        Slot &       other = slots_[i];
-        const size_t end   = other.begin + (other.holds == nullptr ? 0 : other.holds->bytes);
-        const bool   stays = i == slot && other.begin == begin;
-        if (!stays && (i == slot || (other.begin < begin + block.bytes && begin < end))) {
-            other.holds = nullptr;
-            other.used  = 0;
-            other.zeros.clear();
-        }
-    }
-    slots_[slot].begin = begin;
-    start(block, slot);
-    return slot;
-}
-
-// A block's copies into its slot begin.
-void Stream::start(StreamBlock & block, size_t slot) {
-    clear_tails(block, slot);
-    slots_[slot].holds = &block;
-    slots_[slot].part  = 0;
-    slots_[slot].at    = 0;
-    slots_[slot].experts.clear();
-}
-
 // Zeros behind the parts, unless they are there since the last copy: devices read rows in whole steps, and what is not
 // of the row is multiplied by zero.
-void Stream::clear_tails(const StreamBlock & block, size_t slot) {
+void Stream::clear_tails(size_t slot) {
     static constexpr std::array<char, page> zeros = {};
 
-    if (slots_[slot].zeros == block.tails) {
+    Slot &              to    = ring_[slot];
+    const StreamBlock & block = *to.holds;
+    if (to.zeros == block.tails) {
         return;
     }
     const ContextPtr ctx = new_context(static_cast<int64_t>(block.tails.size()));
@@ -283,18 +188,18 @@ void Stream::clear_tails(const StreamBlock & block, size_t slot) {
             continue;
         }
         ggml_tensor * there = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_I8, static_cast<int64_t>(count));
-        there->buffer       = ring_.get();
-        there->data = static_cast<char *>(ggml_backend_buffer_get_base(ring_.get())) + slots_[slot].begin + first;
+        ring_.bind(there, slot, first);
         for (size_t at = 0; at < count; at += zeros.size()) {
             ggml_backend_tensor_set_async(backend_.get(), there, zeros.data(), at, std::min(count - at, zeros.size()));
         }
     }
-    slots_[slot].zeros = block.tails;
+    to.zeros = block.tails;
 }
 
 // Asks for what is missing in a slot, as far as the link can have copied it until then; whether that is all of it.
 bool Stream::copy(size_t slot, Time until) {
-    Slot &              to    = slots_[slot];
+    clear_tails(slot);
+    Slot &              to    = ring_[slot];
     const StreamBlock & block = *to.holds;
     const ContextPtr    ctx   = new_context(static_cast<int64_t>(block.parts.size()));
     ggml_tensor *       there = nullptr;
@@ -324,7 +229,8 @@ bool Stream::copy(size_t slot, Time until) {
 
 // Asks for the experts that are missing in a slot.
 void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
-    Slot &              to    = slots_[slot];
+    clear_tails(slot);
+    Slot &              to    = ring_[slot];
     const StreamBlock & block = *to.holds;
     const ContextPtr    ctx   = new_context(static_cast<int64_t>(block.parts.size()));
     to.experts.resize(static_cast<size_t>(block.parts[0].first->slice().e));
@@ -355,17 +261,17 @@ void Stream::copy_experts(size_t slot, const std::vector<int32_t> & experts) {
     asked(slot, there, bytes);
 }
 
-ggml_tensor * Stream::place_of(ggml_context * ctx, size_t slot, size_t part) const {
-    const auto & [weight, side]        = slots_[slot].holds->parts[part];
+ggml_tensor * Stream::place_of(ggml_context * ctx, size_t slot, size_t part) {
+    const auto & [weight, side]        = ring_[slot].holds->parts[part];
     const std::array<int64_t, 3> ne    = weight->shape(side);
     ggml_tensor *                there = ggml_new_tensor_3d(ctx, weight->slice().type, ne[0], ne[1], ne[2]);
-    bind(there, *slots_[slot].holds, part, slot);
+    bind(there, *ring_[slot].holds, part, slot);
     return there;
 }
 
 // Queues one copy: bytes [offset, offset + bytes) of a part.
 void Stream::ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, size_t bytes) {
-    const auto & [weight, side] = slots_[slot].holds->parts[part];
+    const auto & [weight, side] = ring_[slot].holds->parts[part];
     const auto * data           = static_cast<const char *>(weight->part(side).tensor->data);
     ggml_backend_tensor_set_async(backend_.get(), there, data + offset, offset, bytes);
     if (spec_.link_bytes_per_s > 0) {
@@ -378,10 +284,10 @@ void Stream::ask(size_t slot, size_t part, ggml_tensor * there, size_t offset, s
 void Stream::asked(size_t slot, const ggml_tensor * last, int64_t bytes) {
     stats().bytes_streamed.fetch_add(bytes, std::memory_order_relaxed);
     if (events_) {
-        ggml_backend_event_record(slots_[slot].copied, backend_.get());
+        ggml_backend_event_record(copied_[slot].get(), backend_.get());
     }
     if (Trace::get().on()) {
-        const SplitWeight & first = *slots_[slot].holds->parts[0].first;
+        const SplitWeight & first = *ring_[slot].holds->parts[0].first;
         Trace::get().device(OALLAMA_COPY, backend_.get(), last, bytes, first.slice().name.c_str());
     }
 }

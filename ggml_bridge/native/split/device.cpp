@@ -1,0 +1,117 @@
+#include "device.h"
+
+#include <algorithm>
+
+#include "backend.h"
+#include "resident_buft.h"
+
+namespace oallama {
+
+namespace {
+
+const DeviceContext & context_of(ggml_backend_dev_t dev) {
+    return *static_cast<DeviceContext *>(dev->context);
+}
+
+bool computes(ggml_backend_dev_t dev) {
+    return context_of(dev).named == nullptr;
+}
+
+ggml_backend_dev_t memory_of(ggml_backend_dev_t dev) {
+    return context_of(dev).memory;
+}
+
+// The same while a plan is loaded that names it: devices come and go. NULL: none.
+ggml_backend_dev_t memory_in_use(ggml_backend_dev_t dev) {
+    return context_of(dev).n_plans > 0 ? memory_of(dev) : nullptr;
+}
+
+// The backends of a llama_context are made one after another in a thread, the one for host memory first: what computes
+// is the same behind them, with one stream of weights and one memory for activations.
+std::shared_ptr<SplitBackend> shared_split(ggml_backend_dev_t dev) {
+    thread_local std::weak_ptr<SplitBackend>     last;
+    thread_local std::vector<ggml_backend_dev_t> sharing;
+    const bool                                   begins = memory_of(dev) == nullptr;
+    std::shared_ptr<SplitBackend>                split  = begins ? nullptr : last.lock();
+    if (split == nullptr || std::find(sharing.begin(), sharing.end(), dev) != sharing.end()) {
+        split = std::make_shared<SplitBackend>();
+        last  = split;
+        sharing.clear();
+    }
+    sharing.push_back(dev);
+    return split;
+}
+
+const char * oallama_device_get_name(ggml_backend_dev_t dev) {
+    return context_of(dev).name.c_str();
+}
+
+const char * oallama_device_get_description(ggml_backend_dev_t dev) {
+    return context_of(dev).description.c_str();
+}
+
+void oallama_device_get_memory(ggml_backend_dev_t /*dev*/, size_t * free, size_t * total) {
+    *free  = 0; // memory is the CPU's and the partner's, and reported by them
+    *total = 0;
+}
+
+enum ggml_backend_dev_type oallama_device_get_type(ggml_backend_dev_t /*dev*/) {
+    return GGML_BACKEND_DEVICE_TYPE_ACCEL;
+}
+
+void oallama_device_get_props(ggml_backend_dev_t dev, ggml_backend_dev_props * props) {
+    *props             = {};
+    props->name        = oallama_device_get_name(dev);
+    props->description = oallama_device_get_description(dev);
+    props->type        = oallama_device_get_type(dev);
+}
+
+ggml_backend_t oallama_device_init_backend(ggml_backend_dev_t dev, const char * /*params*/) {
+    ggml_backend_t backend = nullptr;
+    logged([&] { backend = new_backend(dev, computes(dev) ? shared_split(dev) : nullptr, memory_of(dev)); });
+    return backend;
+}
+
+ggml_backend_buffer_type_t oallama_device_get_buffer_type(ggml_backend_dev_t dev) {
+    if (!computes(dev)) {
+        return context_of(dev).named;
+    }
+    ggml_backend_dev_t memory = memory_in_use(dev);
+    return memory != nullptr ? resident_buft(memory) : ggml_backend_cpu_buffer_type();
+}
+
+bool oallama_device_supports_op(ggml_backend_dev_t dev, const ggml_tensor * op) {
+    bool claimed = false;
+    logged([&] { claimed = computes(dev) && claims(op, memory_of(dev)); });
+    return claimed;
+}
+
+bool oallama_device_supports_buft(ggml_backend_dev_t dev, ggml_backend_buffer_type_t buft) {
+    if (is_split_buft(buft) || (computes(dev) && ggml_backend_buft_is_host(buft))) {
+        return true;
+    }
+    ggml_backend_dev_t memory = memory_in_use(dev);
+    return memory != nullptr && memory->iface.supports_buft(memory, buft);
+}
+
+} // namespace
+
+const ggml_backend_device_i oallama_device_i = {
+    /* .get_name             = */ oallama_device_get_name,
+    /* .get_description      = */ oallama_device_get_description,
+    /* .get_memory           = */ oallama_device_get_memory,
+    /* .get_type             = */ oallama_device_get_type,
+    /* .get_props            = */ oallama_device_get_props,
+    /* .init_backend         = */ oallama_device_init_backend,
+    /* .get_buffer_type      = */ oallama_device_get_buffer_type,
+    /* .get_host_buffer_type = */ nullptr,
+    /* .buffer_from_host_ptr = */ nullptr,
+    /* .supports_op          = */ oallama_device_supports_op,
+    /* .supports_buft        = */ oallama_device_supports_buft,
+    /* .offload_op           = */ nullptr,
+    /* .event_new            = */ nullptr,
+    /* .event_free           = */ nullptr,
+    /* .event_synchronize    = */ nullptr,
+};
+
+} // namespace oallama

@@ -1,0 +1,22 @@
+// The device interface: what ggml may ask of a device of ours.
+
+#pragma once
+
+#include <atomic>
+#include <string>
+
+#include "ggml_backend_abi.h"
+
+namespace oallama {
+
+struct DeviceContext {
+    std::string                name;
+    std::string                description;
+    ggml_backend_dev_t         memory = nullptr; // whose memory its results are in; NULL: the host's
+    ggml_backend_buffer_type_t named  = nullptr; // it computes nothing, but makes this known by name; NULL: it computes
+    std::atomic<int>           n_plans{0};       // that name its memory; read while others are loaded and freed
+};
+
+extern const ggml_backend_device_i oallama_device_i; // of devices whose context is a DeviceContext
+
+} // namespace oallama
