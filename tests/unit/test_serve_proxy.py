@@ -11,13 +11,13 @@ import httpx
 import openai
 import placed_server
 import pytest
-from processes import until
+from processes import PATIENCE_S, until
 from serving import Stub
 
 from oallama.serve import proxy as proxy_module
 from oallama.serve import server as server_module
 
-get = functools.partial(httpx.get, timeout=30)
+get = functools.partial(httpx.get, timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def served(tmp_path):
 
 
 def post(server, path, **options):
-    return httpx.post(server.url + path, timeout=30, **options)
+    return httpx.post(server.url + path, timeout=PATIENCE_S, **options)
 
 
 def test_a_request_and_its_answer_are_passed_on_as_they_are(served):
@@ -69,7 +69,7 @@ def test_openais_client_streams(served):
 
 def test_pieces_come_as_they_are_made(served):
     body = {"messages": [], "stream": True}
-    with httpx.stream("POST", served.url + "/v1/chat/completions", json=body) as answer:
+    with httpx.stream("POST", served.url + "/v1/chat/completions", json=body, timeout=PATIENCE_S) as answer:
         assert answer.headers["content-type"] == "text/event-stream"
         pieces = list(answer.iter_raw())
     assert len(pieces) > 1
@@ -125,7 +125,7 @@ def test_while_the_model_loads_requests_are_told_so(tmp_path):
 
 def test_a_client_that_goes_ends_its_request_there_too(served):
     began, ended = served.stub.folder / "slow-began", served.stub.folder / "slow-ended"
-    with socket.create_connection((served.host, served.port), timeout=30) as client:
+    with socket.create_connection((served.host, served.port), timeout=PATIENCE_S) as client:
         client.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(began.exists)
     until(lambda: ended.exists() and ended.read_text(encoding="utf-8"))
@@ -178,7 +178,7 @@ def test_what_is_no_http_behind_a_head_ends_the_connection_and_no_more(served, c
 
 def raw(server, sent):
     """All that comes back until the connection is closed."""
-    with socket.create_connection((server.host, server.port), timeout=30) as connection:
+    with socket.create_connection((server.host, server.port), timeout=PATIENCE_S) as connection:
         connection.sendall(sent)
         parts = []
         while part := connection.recv(65536):
@@ -231,6 +231,6 @@ def test_the_page_follows_a_lost_device(tmp_path):
 
 
 def test_where_there_is_nothing_to_measure_it_is_said(served):
-    answer = httpx.post(served.url + "/placement/tune")
+    answer = post(served, "/placement/tune")
     assert answer.status_code == 409 and "nothing to measure" in answer.json()["error"]["message"]
     assert get(served.url + "/placement/tune").status_code == 404
