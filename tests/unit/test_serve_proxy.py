@@ -146,6 +146,19 @@ def test_a_read_that_ends_as_its_client_goes_is_no_fault_and_others_are_told(cap
     assert "InvalidStateError" not in caplog.text and "ValueError" in caplog.text
 
 
+def test_a_client_that_goes_while_much_is_sent_to_it_is_not_told_of(served, caplog):
+    async def run():
+        ours, theirs = socket.socketpair()
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
+        theirs.close()
+        for _ in range(10):
+            transport.write(b"a part")
+        transport.close()
+
+    asyncio.run(run())
+    assert "socket.send()" not in caplog.text
+
+
 def test_a_body_that_is_too_long_is_refused_by_its_length_and_by_its_bytes(served, monkeypatch):
     monkeypatch.setattr(served.proxy, "_most_body_bytes", 1000)
     assert post(served, "/echo", content=b"x" * 1000).status_code == 200
