@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import json
 import os
 import signal
@@ -144,6 +145,30 @@ def test_a_read_that_ends_as_its_client_goes_is_no_fault_and_others_are_told(cap
 
     asyncio.run(run())
     assert "InvalidStateError" not in caplog.text and "ValueError" in caplog.text
+
+
+def test_requests_leave_nothing_behind(served):
+    """Answered, and given up in the middle of their streams."""
+
+    def ask(n_requests):
+        for number in range(n_requests):
+            with httpx.stream(
+                "POST", served.url + "/v1/chat/completions", json={"messages": [], "stream": True}, timeout=PATIENCE_S
+            ) as answer:
+                parts = answer.iter_raw()
+                assert next(parts)
+                if number % 2:
+                    assert b"[DONE]" in b"".join(parts)
+
+    def n_objects():
+        gc.collect()
+        return len(gc.get_objects())
+
+    ask(4)
+    until(lambda: n_objects() == n_objects())
+    before = n_objects()
+    ask(20)
+    until(lambda: n_objects() < before + 20)  # when the last that was given up has ended
 
 
 def test_a_client_that_goes_while_much_is_sent_to_it_is_not_told_of(served, caplog):
