@@ -14,6 +14,8 @@ import placed_server
 import pytest
 from processes import PATIENCE_S, until
 from serving import Stub
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 from oallama.serve import proxy as proxy_module
 from oallama.serve import server as server_module
@@ -169,6 +171,25 @@ def test_requests_leave_nothing_behind(served):
     before = n_objects()
     ask(20)
     until(lambda: n_objects() < before + 20)  # when the last that was given up has ended
+
+
+def test_no_request_is_held_until_the_garbage_collection(served):
+    """In a server with much else in memory that comes after thousands of requests. Answered, and given up."""
+    stream = {"json": {"messages": [], "stream": True}, "timeout": PATIENCE_S}
+
+    def n_held():
+        return sum(isinstance(one, Request | StreamingResponse) for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            assert post(served, "/echo", content=b"x" * 1000).status_code == 200
+            with httpx.stream("POST", served.url + "/v1/chat/completions", **stream) as answer:
+                assert next(answer.iter_raw())
+        until(lambda: not n_held())
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_goes_while_much_is_sent_to_it_is_not_told_of(served, caplog):
