@@ -42,7 +42,7 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/slow":
             Path(os.environ["STUB_ORDERS"]).with_name("slow-began").touch()
             time.sleep(0.2)
-            self.connection.settimeout(30)
+            self.connection.settimeout(120)
             gone = self.connection.recv(1) == b""  # until whoever asked goes
             Path(os.environ["STUB_ORDERS"]).with_name("slow-ended").write_text(str(gone), encoding="utf-8")
             self.close_connection = True

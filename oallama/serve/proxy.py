@@ -7,8 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import httpx
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from oallama.serve.errors import error_event, error_response
 
@@ -50,10 +51,7 @@ class Proxy:
 
     async def __call__(self, request: Request) -> Response:
         """Raises nothing that a client can cause."""
-        try:
-            body = await self._body(request)
-        except ClientDisconnect:
-            return Response(status_code=CLIENT_GONE)
+        body = await self._body(request)
         if isinstance(body, Response):
             return body
         headers = [
@@ -69,7 +67,7 @@ class Proxy:
             return answer
         kept = [(name, value) for name, value in answer.headers.raw if name.lower().decode("latin-1") not in _OF_A_HOP]
         is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
-        response = StreamingResponse(self._passed_on(answer, is_stream), answer.status_code)
+        response = _Answer(self._passed_on(answer, is_stream), answer.status_code)
         response.raw_headers = [(name.lower(), value) for name, value in kept]
         return response
 
@@ -81,23 +79,25 @@ class Proxy:
             return error_response(413, too_long, {"Connection": "close"})
         parts: list[bytes] = []
         n_bytes = 0
-        stream = request.stream()
         while True:
-            try:
-                part = await asyncio.wait_for(anext(stream), BODY_S)
-            except StopAsyncIteration:
-                return b"".join(parts)
+            try:  # no request.stream(): the exception that ends it and wait_for's task hold each other, and the body
+                message = await asyncio.wait_for(request.receive(), BODY_S)
             except asyncio.TimeoutError:
                 return error_response(408, f"nothing came of the body for {BODY_S:.0f} s", {"Connection": "close"})
+            if message["type"] == "http.disconnect":
+                return Response(status_code=CLIENT_GONE)
+            part: bytes = message.get("body", b"")
             n_bytes += len(part)
             if n_bytes > self._most_body_bytes:
                 return error_response(413, too_long, {"Connection": "close"})
             parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
 
     async def _answer(self, asked: httpx.Request, request: Request) -> httpx.Response | Response:
         """The answer's beginning. A client that goes meanwhile ends the request there too."""
         sending = asyncio.ensure_future(self._transport.handle_async_request(asked))
-        gone = asyncio.ensure_future(_disconnected(request))
+        gone = asyncio.ensure_future(_disconnected(request.receive))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not sending.done():
@@ -128,9 +128,26 @@ class Proxy:
             await answer.aclose()
 
 
-async def _disconnected(request: Request) -> None:
+class _Answer(StreamingResponse):
+    """Ends with its client. Starlette's own leaves tasks and exceptions that hold each other, and by them the request,
+    until a full garbage collection."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self.stream_response(send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sending.cancel()
+            gone.cancel()
+            await asyncio.wait({sending, gone})
+        if not sending.cancelled():
+            sending.result()
+
+
+async def _disconnected(receive: Receive) -> None:
     """Until the client goes."""
-    while (await request.receive())["type"] != "http.disconnect":
+    while (await receive())["type"] != "http.disconnect":
         pass
 
 

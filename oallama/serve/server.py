@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import tempfile
@@ -192,6 +193,7 @@ class Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(unless_given_up)
+        logging.getLogger("asyncio").addFilter(unless_nobody_reads)
         await super().serve(sockets)
 
     @contextlib.contextmanager
@@ -204,6 +206,12 @@ def unless_given_up(loop: asyncio.AbstractEventLoop, fault: dict[str, Any]) -> N
     none: anyio then sets the result of a future that has just been cancelled."""
     if not isinstance(fault.get("exception"), asyncio.InvalidStateError):
         loop.default_exception_handler(fault)
+
+
+def unless_nobody_reads(record: logging.LogRecord) -> bool:
+    """Whether a line of asyncio's log is told. Of a client that goes while much is sent to it asyncio warns, with every
+    part from the fifth on; it is no fault of ours."""
+    return record.msg != "socket.send() raised exception."
 
 
 class Connection(H11Protocol):

@@ -29,7 +29,8 @@ End = Literal["done", "given up", "failed"]
 
 N_CLIENTS = 4
 SAMPLE_S = 1.0
-LONGEST, MOST = 40, 80  # tokens of a prompt and of an answer: those of all clients share a context of 512
+N_CTX = 512  # of all clients together
+MIB = 1 << 20
 GIVEN_UP = 0.4  # of the requests
 
 
@@ -50,9 +51,9 @@ def _serve(path: str, options: argparse.Namespace, seed: int) -> dict[str, Any]:
             rng = random.Random(1000 * seed + number)
             with httpx.Client(base_url=url, timeout=120) as http:
                 while not enough.is_set():
-                    most = rng.randint(1, MOST)
+                    most = rng.randint(1, options.answer)
                     asked = {
-                        "prompt": [rng.randrange(3, 700) for _ in range(rng.randint(1, LONGEST))],
+                        "prompt": [rng.randrange(3, 700) for _ in range(rng.randint(1, options.prompt))],
                         "max_tokens": most, "temperature": 0.8, "seed": rng.randrange(1 << 30),
                         "stream": True, "ignore_eos": True,
                     }  # fmt: skip
@@ -112,8 +113,8 @@ def _serving(path: str, options: argparse.Namespace, folder: Path) -> Iterator[t
     own.chmod(0o755)
     (folder / soname("ggml-base")).symlink_to(library_folder() / soname("ggml-base"))  # whose version is asked for
     log = folder / "serve.log"
-    command = [sys.executable, "-m", "oallama", "serve", path, "--port", "0", "--llama-server", str(own), "-c", "512",
-               "-t", "1", "-np", str(N_CLIENTS), *placement(path, options, folder)]  # fmt: skip
+    command = [sys.executable, "-m", "oallama", "serve", path, "--port", "0", "--llama-server", str(own), "-t", "1",
+               "-c", str(N_CTX), "-np", str(N_CLIENTS), *placement(path, options, folder)]  # fmt: skip
 
     def answer() -> str:
         told = re.search(r"serving at (http://\S+)/v1", log.read_text(errors="replace"))
@@ -126,7 +127,7 @@ def _serving(path: str, options: argparse.Namespace, folder: Path) -> Iterator[t
 def placement(path: str, options: argparse.Namespace, folder: Path) -> list[str]:
     """Streams and slices on a worker of this machine, planned for a described card."""
     placer = Placer.load(path, device="cpu-pair", profile=profile_of(path), gpu_weights=0.3, threads=1)
-    plan = placer.plan("scheinfer", n_prompt=256, n_gen=32, n_ctx=512)
+    plan = placer.plan("scheinfer", n_prompt=256, n_gen=32, n_ctx=N_CTX)
     replace(plan, device=options.device).save(folder / "plan.json")
     return ["--plan", str(folder / "plan.json")]
 
@@ -171,6 +172,7 @@ def _rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:
         ends = [(data["samples"][0][role], data["samples"][-1][role]) for _, data in found]
         rows.append((
             role, *(sum(data[key] for _, data in found) for key in ("tokens", "requests", "given_up", "failed")),
+            ", ".join(f"{first['anonymous'] / MIB:.1f} to {last['anonymous'] / MIB:.1f}" for first, last in ends),
             f"{1e3 * gradient:+.0f} ± {1e3 * half:.0f}",
             *(", ".join(f"{first[key]} to {last[key]}" for first, last in ends) for key in ("descriptors", "threads")),
             sum(data["processes_left"] for _, data in found),
@@ -180,13 +182,15 @@ def _rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_soak(parser, "rpc-worker", "tokens", 100_000, 25_000)
+    parser.add_argument("--prompt", type=int, default=40, help="tokens of a prompt at most (default: 40)")
+    parser.add_argument("--answer", type=int, default=80, help="tokens of an answer at most (default: 80)")
     parser.add_argument("--llama-server", metavar="FILE", help="(default: that of scripts/stock_binaries)")
 
 
 MEASURE = Measure(
     "what the processes of `oallama serve` hold after many tokens of random lengths, two requests of five given up",
     _add_options, _steps,
-    ("process", "tokens", "requests", "given up", "failed", "resident (bytes per 1,000 tokens)", "descriptors",
-     "threads", "processes left"),
+    ("process", "tokens", "requests", "given up", "failed", "resident (MiB)", "resident (bytes per 1,000 tokens)",
+     "descriptors", "threads", "processes left"),
     _rows,
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -37,6 +38,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE
 not_under_nohup = pytest.mark.skipif(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN, reason="SIGHUP is ignored")
 START_S = 120.0
+get = functools.partial(httpx.get, timeout=PATIENCE_S)
+post = functools.partial(httpx.post, timeout=PATIENCE_S)
 
 pytestmark = pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model")
 
@@ -67,7 +70,7 @@ class Serving:
         self.url = found[1]
 
     def state(self) -> dict[str, Any]:
-        state: dict[str, Any] = httpx.get(f"{self.url}/placement", timeout=30).json()["state"]
+        state: dict[str, Any] = get(f"{self.url}/placement").json()["state"]
         return state
 
     def until(self, condition: Any) -> dict[str, Any]:
@@ -78,7 +81,7 @@ class Serving:
         return state
 
     def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, timeout=PATIENCE_S)
 
 
 @contextlib.contextmanager
@@ -101,7 +104,7 @@ def serving(tmp_path: Path, server: str, *options: object, model: Path = MODEL, 
 
 def refused(*options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "oallama", "serve", str(MODEL), *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S)
 
 
 #
@@ -161,7 +164,7 @@ def test_one_that_does_not_start_is_an_error(stub: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "oallama", "serve", str(MODEL), "--port", "0", "--llama-server", stub]
     environment = {**os.environ, "STUB_ORDERS": str(orders)}
     done = subprocess.run(
-        [*command, "--device", "none"], capture_output=True, text=True, cwd=ROOT, timeout=120, env=environment
+        [*command, "--device", "none"], capture_output=True, text=True, cwd=ROOT, timeout=PATIENCE_S, env=environment
     )
     assert done.returncode == 1
     assert "does not start: exit code 3: error: the device is not here" in done.stderr.splitlines()[-1]
@@ -185,7 +188,7 @@ def test_a_signal_ends_both_programs(stub: str, tmp_path: Path, number: signal.S
 def test_a_signal_ends_it_also_in_the_middle_of_an_answer(stub: str, tmp_path: Path) -> None:
     with serving(tmp_path, stub, "--device", "none", STUB_ORDERS=str(tmp_path / "orders")) as server:
         pid = server.state()["pid"]
-        with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=30) as client:
+        with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), PATIENCE_S) as client:
             client.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
             until((tmp_path / "slow-began").exists)
             server.process.terminate()
@@ -207,8 +210,8 @@ def test_the_key_is_asked_for_and_not_shown_to_the_program(stub: str, tmp_path: 
         assert server.client("s3cret").models.list().data[0].id == FILE
         with pytest.raises(openai.AuthenticationError):
             server.client("other").models.list()
-        assert httpx.get(f"{server.url}/placement").status_code == 401
-        told = httpx.get(f"{server.url}/placement", auth=("any", "s3cret")).json()
+        assert get(f"{server.url}/placement").status_code == 401
+        told = get(f"{server.url}/placement", auth=("any", "s3cret")).json()
         assert "s3cret" not in str(psutil.Process(told["state"]["pid"]).environ())
 
 
@@ -218,7 +221,7 @@ def test_a_plan_of_slices_alone_has_its_device(stub: str, tmp_path: Path) -> Non
     split_plan(tmp_path / "plan.json", "rpc-worker", slices_only=True)
     with serving(tmp_path, stub, "--plan", tmp_path / "plan.json") as server:
         assert server.state()["on_device"]
-        assert httpx.get(f"{server.url}/placement").json()["device"].startswith("rpc://127.0.0.1:")
+        assert get(f"{server.url}/placement").json()["device"].startswith("rpc://127.0.0.1:")
 
 
 def test_a_plan_is_served_with_the_context_that_is_asked_for(stub: str, tmp_path: Path) -> None:
@@ -236,7 +239,7 @@ def test_a_model_of_a_hostile_name_is_escaped(stub: str, tmp_path: Path) -> None
     hostile = tmp_path / "<b onload=alert(1)>'\".gguf"
     hostile.write_bytes(MODEL.read_bytes().replace(own, name))
     with serving(tmp_path, stub, "--device", "none", model=hostile) as server:
-        page = httpx.get(f"{server.url}/placement.html").text
+        page = get(f"{server.url}/placement.html").text
         assert "<img" not in page and "<b " not in page and "&lt;img src=a&gt;" in page
         assert server.client().models.list().data[0].id == hostile.name
 
@@ -287,18 +290,18 @@ def test_eight_clients_at_once_get_what_one_gets(on_worker: Serving) -> None:
 
 
 def test_plain_http_reaches_the_rest_of_the_api(on_worker: Serving) -> None:
-    assert httpx.get(f"{on_worker.url}/health").json() == {"status": "ok"}
-    assert "llamacpp:tokens_predicted_total" in httpx.get(f"{on_worker.url}/metrics").text
-    tokens = httpx.post(f"{on_worker.url}/tokenize", json={"content": "Once upon"}).json()["tokens"]
-    assert httpx.post(f"{on_worker.url}/detokenize", json={"tokens": tokens}).json()["content"].strip() == "Once upon"
-    wrong = httpx.post(f"{on_worker.url}/v1/chat/completions", content=b"no json")
+    assert get(f"{on_worker.url}/health").json() == {"status": "ok"}
+    assert "llamacpp:tokens_predicted_total" in get(f"{on_worker.url}/metrics").text
+    tokens = post(f"{on_worker.url}/tokenize", json={"content": "Once upon"}).json()["tokens"]
+    assert post(f"{on_worker.url}/detokenize", json={"tokens": tokens}).json()["content"].strip() == "Once upon"
+    wrong = post(f"{on_worker.url}/v1/chat/completions", content=b"no json")
     assert wrong.status_code >= 400 and "error" in wrong.json()
 
 
 def test_the_placement_tells_what_was_measured(on_worker: Serving) -> None:
     client = on_worker.client()
     client.completions.create(model=FILE, prompt="Once upon a time", max_tokens=8)
-    told = httpx.get(f"{on_worker.url}/placement").json()
+    told = get(f"{on_worker.url}/placement").json()
     assert told["live"]["generation"]["tokens"] >= 8 and told["live"]["generation"]["tokens_per_s"] > 0
     assert told["device"].startswith("rpc://127.0.0.1:") and told["state"]["on_device"]
     assert {row["on"] for row in told["operators"]} <= {"CPU", "GPU", "both"}
@@ -311,7 +314,7 @@ def test_when_idle_it_measures_until_somebody_asks(tmp_path: Path) -> None:
     with serving(tmp_path, program("llama-server"), *idle, OALLAMA_CACHE_DIR=str(tmp_path / "cache")) as server:
         server.until(lambda state: state["phase"] == "stopped")
         assert "no request for 1 s: measuring which placement is faster" in server.said
-        assert httpx.get(f"{server.url}/health", timeout=30).status_code == 200
+        assert get(f"{server.url}/health").status_code == 200
         answer = server.client().completions.create(model="any", prompt="Once upon", max_tokens=2, temperature=0)
         assert answer.choices[0].text
         assert "what was measured is kept" in server.said
@@ -345,7 +348,7 @@ def test_a_picture_is_taken_where_a_projector_is_given(
     options = ("--device", device, "--mmproj", path, *asked)
     with serving(tmp_path, program("llama-server"), *options) as server:
         assert f"to encode a picture of 56 x 56 in, {side}" in server.said
-        notes = httpx.get(f"{server.url}/placement", timeout=30).json()["plan"]["notes"]
+        notes = get(f"{server.url}/placement").json()["plan"]["notes"]
         assert side in notes[-1]
         content = [{"type": "image_url", "image_url": {"url": picture()}}, {"type": "text", "text": "What is it?"}]
         answer = server.client().chat.completions.create(
@@ -381,7 +384,7 @@ def test_a_lost_worker_leaves_the_cpu(tmp_path: Path, number: signal.Signals) ->
         assert "the device was lost" in state["said"] and "the device was lost" in server.said
         answer = server.client().completions.create(model=FILE, prompt="Once", temperature=0, max_tokens=8)
         assert answer.choices[0].text
-        assert httpx.get(f"{server.url}/placement").json()["device"] == "none"
+        assert get(f"{server.url}/placement").json()["device"] == "none"
 
 
 @needs_programs
@@ -394,7 +397,7 @@ def test_a_plan_that_splits_operators_is_served_in_the_plug_in_and_without_its_d
     with serving(tmp_path, program("llama-server"), "--plan", plan, "--log", tmp_path / "log") as server:
         asked: dict[str, Any] = {"model": FILE, "prompt": "Once upon a time", "temperature": 0, "max_tokens": 12}
         split = server.client().completions.create(**asked).choices[0].text
-        told = httpx.get(f"{server.url}/placement").json()
+        told = get(f"{server.url}/placement").json()
         assert sum(row["on"] == "both" for row in told["operators"]) == 3 * told["model"]["n_layer"]
         mapped = {Path(each.path).name for each in psutil.Process(told["state"]["pid"]).memory_maps()}
         assert find_plugin().name in mapped

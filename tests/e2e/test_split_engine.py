@@ -33,8 +33,9 @@ from e2e.test_engine import (
 )
 from e2e.what_is_held import ONE_ARENA, nothing_grew
 from gguf_factory import write_llama_shape
+from processes import PATIENCE_S
 
-from ggml_bridge.rpc import RpcServer
+from ggml_bridge.rpc import RpcServer, probe
 from oallama.core.errors import DeviceError, PlanError
 from oallama.core.options import Options
 from oallama.core.types import SPLIT_LAYOUT
@@ -280,9 +281,8 @@ def test_a_whole_operator_in_a_layer_on_the_host_is_refused(f16: Path) -> None:
 
 def limited(server: RpcServer, room_bytes: int) -> None:
     """Let the server have so many bytes more than it has once the last client's are freed."""
-    process, used = psutil.Process(server.pid), -1
-    while used != (used := process.memory_info().data):
-        time.sleep(0.3)
+    probe(server.endpoint, PATIENCE_S)  # it answers nobody before
+    used = psutil.Process(server.pid).memory_info().data
     resource.prlimit(server.pid, resource.RLIMIT_DATA, (used + room_bytes, resource.RLIM_INFINITY))
 
 

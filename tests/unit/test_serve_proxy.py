@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import json
 import os
 import signal
@@ -11,13 +12,15 @@ import httpx
 import openai
 import placed_server
 import pytest
-from processes import until
+from processes import PATIENCE_S, until
 from serving import Stub
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 
 from oallama.serve import proxy as proxy_module
 from oallama.serve import server as server_module
 
-get = functools.partial(httpx.get, timeout=30)
+get = functools.partial(httpx.get, timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -27,7 +30,7 @@ def served(tmp_path):
 
 
 def post(server, path, **options):
-    return httpx.post(server.url + path, timeout=30, **options)
+    return httpx.post(server.url + path, timeout=PATIENCE_S, **options)
 
 
 def test_a_request_and_its_answer_are_passed_on_as_they_are(served):
@@ -69,7 +72,7 @@ def test_openais_client_streams(served):
 
 def test_pieces_come_as_they_are_made(served):
     body = {"messages": [], "stream": True}
-    with httpx.stream("POST", served.url + "/v1/chat/completions", json=body) as answer:
+    with httpx.stream("POST", served.url + "/v1/chat/completions", json=body, timeout=PATIENCE_S) as answer:
         assert answer.headers["content-type"] == "text/event-stream"
         pieces = list(answer.iter_raw())
     assert len(pieces) > 1
@@ -125,7 +128,7 @@ def test_while_the_model_loads_requests_are_told_so(tmp_path):
 
 def test_a_client_that_goes_ends_its_request_there_too(served):
     began, ended = served.stub.folder / "slow-began", served.stub.folder / "slow-ended"
-    with socket.create_connection((served.host, served.port), timeout=30) as client:
+    with socket.create_connection((served.host, served.port), timeout=PATIENCE_S) as client:
         client.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
         until(began.exists)
     until(lambda: ended.exists() and ended.read_text(encoding="utf-8"))
@@ -144,6 +147,62 @@ def test_a_read_that_ends_as_its_client_goes_is_no_fault_and_others_are_told(cap
 
     asyncio.run(run())
     assert "InvalidStateError" not in caplog.text and "ValueError" in caplog.text
+
+
+def test_requests_leave_nothing_behind(served):
+    """Answered, and given up in the middle of their streams."""
+
+    def ask(n_requests):
+        for number in range(n_requests):
+            with httpx.stream(
+                "POST", served.url + "/v1/chat/completions", json={"messages": [], "stream": True}, timeout=PATIENCE_S
+            ) as answer:
+                parts = answer.iter_raw()
+                assert next(parts)
+                if number % 2:
+                    assert b"[DONE]" in b"".join(parts)
+
+    def n_objects():
+        gc.collect()
+        return len(gc.get_objects())
+
+    ask(4)
+    until(lambda: n_objects() == n_objects())
+    before = n_objects()
+    ask(20)
+    until(lambda: n_objects() < before + 20)  # when the last that was given up has ended
+
+
+def test_no_request_is_held_until_the_garbage_collection(served):
+    """In a server with much else in memory that comes after thousands of requests. Answered, and given up."""
+    stream = {"json": {"messages": [], "stream": True}, "timeout": PATIENCE_S}
+
+    def n_held():
+        return sum(isinstance(one, Request | StreamingResponse) for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            assert post(served, "/echo", content=b"x" * 1000).status_code == 200
+            with httpx.stream("POST", served.url + "/v1/chat/completions", **stream) as answer:
+                assert next(answer.iter_raw())
+        until(lambda: not n_held())
+    finally:
+        gc.enable()
+
+
+def test_a_client_that_goes_while_much_is_sent_to_it_is_not_told_of(served, caplog):
+    async def run():
+        ours, theirs = socket.socketpair()
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
+        theirs.close()
+        for _ in range(10):
+            transport.write(b"a part")
+        transport.close()
+
+    asyncio.run(run())
+    assert "socket.send()" not in caplog.text
 
 
 def test_a_body_that_is_too_long_is_refused_by_its_length_and_by_its_bytes(served, monkeypatch):
@@ -178,7 +237,7 @@ def test_what_is_no_http_behind_a_head_ends_the_connection_and_no_more(served, c
 
 def raw(server, sent):
     """All that comes back until the connection is closed."""
-    with socket.create_connection((server.host, server.port), timeout=30) as connection:
+    with socket.create_connection((server.host, server.port), timeout=PATIENCE_S) as connection:
         connection.sendall(sent)
         parts = []
         while part := connection.recv(65536):
@@ -231,6 +290,6 @@ def test_the_page_follows_a_lost_device(tmp_path):
 
 
 def test_where_there_is_nothing_to_measure_it_is_said(served):
-    answer = httpx.post(served.url + "/placement/tune")
+    answer = post(served, "/placement/tune")
     assert answer.status_code == 409 and "nothing to measure" in answer.json()["error"]["message"]
     assert get(served.url + "/placement/tune").status_code == 404

@@ -38,9 +38,17 @@ def test_it_is_not_ready_while_the_model_is_loading(tmp_path):
         stub = Stub(tmp_path)
         stub.order("loading")
         supervisor = stub.supervisor()
+        told, answers = [], supervisor.answers
+
+        async def heard():
+            told.append(await answers())
+            return told[-1]
+
+        supervisor.answers = heard
         task = asyncio.create_task(supervisor.run())
         await until(lambda: stub.logged)
-        await asyncio.sleep(0.3)
+        n_told = len(told)
+        await until(lambda: len(told) > n_told + 1)  # of which one was asked after it could answer
         phase, is_ready = supervisor.state.phase, supervisor.ready.is_set()
         stub.order("")
         await ready(supervisor, task)
