@@ -18,6 +18,10 @@ from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.slices import Pricing
 from oallama.place.least import least
 
+ROWS_AT_ONCE = 4
+"""Rows that ggml's repacked kernels multiply at a time; what is left of a batch goes row by row, each nearly as long as
+a batch of one. Profiles hold times of few batch sizes, between which the price is linear and knows nothing of it."""
+
 Layers = Sequence[tuple[BlockCost, Cut]]
 Counted = Sequence[tuple[BlockCost, Cut, int]]
 """One of each kind of block with each cut, and how many there are."""
@@ -71,7 +75,8 @@ def counted_seconds(layers: Counted, on: Pricing, n_tokens: int, n_g: int, n_out
 
 
 def solve_n_g(layers: Layers, on: Pricing, n_tokens: int) -> tuple[int, float]:
-    """(n_g, seconds of the pass) with the least seconds; of equals the smallest n_g."""
+    """(n_g, seconds of the pass) with the least seconds, such that the CPU's tokens come in groups (in_groups); of
+    equals the smallest n_g."""
     return least_n_g(alike(layers), on, n_tokens)
 
 
@@ -87,7 +92,17 @@ def least_n_g(layers: Counted, on: Pricing, n_tokens: int, near: int | None = No
         return 0, seconds(0)
     # durations have kinks where the tokens of the device or of the CPU pass a batch size that was profiled
     sizes = {n for of in on_cpu for gemm in of.gemms for n, _ in (*gemm.cpu.whole, *gemm.gpu.whole) if n < n_tokens}
-    return least(seconds, 0, n_tokens, sizes | {n_tokens - n for n in sizes}, near)
+    n_g, _ = least(seconds, 0, n_tokens, sizes | {n_tokens - n for n in sizes}, near)
+    grouped = {n_tokens - n for n in in_groups(n_tokens - n_g, n_tokens)}
+    n_g = min(sorted(grouped | {0, n_tokens}), key=seconds)
+    return n_g, seconds(n_g)
+
+
+def in_groups(n_cpu: int, n_tokens: int) -> set[int]:
+    """The numbers of a batch's tokens next to n_cpu of which the CPU's kernels leave no row over: none, one, all of
+    them, or a multiple of ROWS_AT_ONCE."""
+    down = n_cpu // ROWS_AT_ONCE * ROWS_AT_ONCE
+    return {n_cpu} if n_cpu in (down, 1, n_tokens) else {down, min(down + ROWS_AT_ONCE, n_tokens)}
 
 
 def token_table(layers: Layers, on: Pricing, most: int, also: Collection[int] = ()) -> Table:

@@ -138,7 +138,7 @@ class Slicer:
         while (narrower := self._narrower(best, of)) is not None:  # leaves the device more room for weights
             most_cg[narrower[0]] = narrower[1]
             plan = solved(best_mode, best_objective, most_cg)
-            if plan is None or plan.total_s(load) >= best.total_s(load):
+            if plan is None or self.exact(plan).total_s(load) >= self.exact(best).total_s(load):
                 break
             best = plan
         layers = tuple(

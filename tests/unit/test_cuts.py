@@ -20,7 +20,7 @@ from oallama.cost.kernels import Kernel
 from oallama.cost.slices import Pricing
 from oallama.cost.timeline import Prefetch
 from oallama.cost.transfer import TransferRates
-from oallama.place.cuts import alike, best_cg, n_g_at, pass_seconds, solve_cg, solve_n_g, token_table
+from oallama.place.cuts import ROWS_AT_ONCE, alike, best_cg, n_g_at, pass_seconds, solve_cg, solve_n_g, token_table
 from oallama.place.slice_menus import Menus
 
 JOINS = TransferRates(LinearFit(1e-5, 1e-10, 1.0), LinearFit(1e-5, 1e-10, 1.0), 5e-6)
@@ -185,7 +185,7 @@ def solved(blocks: list[BlockCost], on: Pricing) -> list[tuple[BlockCost, Cut]]:
 
 @settings(deadline=None, max_examples=60)
 @given(LAYERS, MACHINES | SHARED_MACHINES, st.integers(2, 80))
-def test_no_number_of_tokens_is_better_by_more_than_a_token_is_worth(
+def test_no_number_of_tokens_is_better_by_more_than_a_group_is_worth(
     blocks: list[BlockCost], on: Pricing, n_tokens: int
 ) -> None:
     layers = solved(blocks, on)
@@ -193,7 +193,9 @@ def test_no_number_of_tokens_is_better_by_more_than_a_token_is_worth(
     assert seconds == pytest.approx(pass_seconds(layers, on, n_tokens, n_g))
     every = [pass_seconds(layers, on, n_tokens, n) for n in range(n_tokens + 1)]
     token = max(abs(a - b) for a, b in pairwise(every[1:])) if n_tokens > 1 else 0.0
-    assert seconds <= min(every) + token + 1e-9
+    assert seconds <= min(every) + ROWS_AT_ONCE * token + 1e-9
+    on_cpu = n_tokens - n_g
+    assert on_cpu in (0, 1, n_tokens) or on_cpu % ROWS_AT_ONCE == 0
 
 
 @settings(deadline=None, max_examples=40)
