@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
 from statistics import median
 from typing import Any
 
@@ -74,17 +75,18 @@ def _round(placer: Placer, plan: Plan, kept: Any, options: argparse.Namespace) -
 
 
 def _tokens(engine: Engine, prompt: list[int], n_gen: int) -> list[float]:
-    """Seconds between tokens. Some other token follows where the model would end."""
+    """Seconds between tokens. Another draw follows where the model would end."""
     times: list[float] = []
-    while len(times) < n_gen:
-        stream = engine.stream(prompt, max_tokens=n_gen - len(times) + 1, temperature=0.8, seed=len(times))
+    for seed in count():
+        if len(times) >= n_gen:
+            break
+        stream = engine.stream(prompt, max_tokens=n_gen - len(times) + 1, temperature=0.8, seed=seed)
         last = None
         for _ in stream:
             now = time.perf_counter()
             if last is not None:
                 times.append(now - last)
             last = now
-        prompt = prompt[::-1]
     return times[:n_gen]
 
 
