@@ -234,8 +234,9 @@ class _Stand:
             event = parser.next_event()
             if event is h11.NEED_DATA:
                 data = await reader.read(1 << 16)
-                if not data:
-                    break  # given up
+                if not data:  # given up, which llama-server too would not answer
+                    writer.close()
+                    return
                 parser.receive_data(data)
             elif isinstance(event, h11.Request):
                 head = event
