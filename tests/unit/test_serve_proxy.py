@@ -149,30 +149,6 @@ def test_a_read_that_ends_as_its_client_goes_is_no_fault_and_others_are_told(cap
     assert "InvalidStateError" not in caplog.text and "ValueError" in caplog.text
 
 
-def test_requests_leave_nothing_behind(served):
-    """Answered, and given up in the middle of their streams."""
-
-    def ask(n_requests):
-        for number in range(n_requests):
-            with httpx.stream(
-                "POST", served.url + "/v1/chat/completions", json={"messages": [], "stream": True}, timeout=PATIENCE_S
-            ) as answer:
-                parts = answer.iter_raw()
-                assert next(parts)
-                if number % 2:
-                    assert b"[DONE]" in b"".join(parts)
-
-    def n_objects():
-        gc.collect()
-        return len(gc.get_objects())
-
-    ask(4)
-    until(lambda: n_objects() == n_objects())
-    before = n_objects()
-    ask(20)
-    until(lambda: n_objects() < before + 20)  # when the last that was given up has ended
-
-
 def test_no_request_is_held_until_the_garbage_collection(served):
     """In a server with much else in memory that comes after thousands of requests. Answered, and given up."""
     stream = {"json": {"messages": [], "stream": True}, "timeout": PATIENCE_S}
