@@ -101,9 +101,11 @@ def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     the device, cupti, folder for what is written meanwhile."""
     import numpy as np
 
+    from oallama.device.spec import parse_device
     from oallama.placer import Placer
 
-    placer = Placer.load(settings["model"], device=settings["device"], threads=settings["threads"])
+    device = parse_device(settings["device"]).timed
+    placer = Placer.load(settings["model"], device=device, threads=settings["threads"])
     n_prompt, n_gen = settings["n_prompt"], settings["n_gen"]
     rng = np.random.default_rng(3)
     prompt = [int(token) for token in rng.integers(300, placer.model.n_vocab, n_prompt)]
@@ -113,7 +115,7 @@ def rows(settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             size = engine.memory.device_bytes
             yield {"plan": name, "what": "plan", "split_operators": n_split, "device_bytes": size}
             yield {"plan": name, "what": "stages", **stages(engine, prompt, n_gen)}
-            yield {"plan": name, "what": "trace", **traced(engine, prompt, 4, settings["device"])}
+            yield {"plan": name, "what": "trace", **traced(engine, prompt, 4, str(device))}
             for what, tokens, n in (("decode", prompt[:8], 4), ("prompt", prompt, 1)) if settings["cupti"] else ():
                 row = {"plan": name, "what": f"{what} kernels"}
                 try:

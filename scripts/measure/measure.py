@@ -36,7 +36,7 @@ def add_common(
 ) -> None:  # fmt: skip
     """The options that most measurements have."""
     parser.add_argument("files", nargs="+", metavar="MODEL")
-    parser.add_argument("--device", default=device)
+    parser.add_argument("--device", type=timed_device, default=device)
     parser.add_argument("-t", "--threads", type=numbers, default=[1], metavar="N,…", help="of the CPU (default: 1)")
     parser.add_argument("-p", "--n-prompt", type=int, default=n_prompt)
     parser.add_argument("-n", "--n-gen", type=int, default=n_gen)
@@ -57,6 +57,13 @@ def soak_steps(options: argparse.Namespace, total: int, name: str, run: Callable
     (path,) = options.files
     for seed in range(-(-total // options.each)):
         yield Step(f"{name} {seed + 1}", path, partial(run, path, options, seed))
+
+
+def timed_device(text: str) -> str:
+    """The device as it is when it is timed: an emulated one that computes real values keeps no card's time."""
+    from oallama.device.spec import parse_device
+
+    return str(parse_device(text).timed)
 
 
 def numbers(text: str) -> list[int]:
