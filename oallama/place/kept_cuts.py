@@ -140,10 +140,7 @@ def kept_cuts(
             middle = (low + high) / 2
             low, high = (middle, high) if more_bytes(toward(middle)) <= device_room else (low, middle)
         share = low
-        notes.append(
-            f"the device has room for {share:.0%} of what is to be streamed in place of a slow CPU; "
-            "leave it more with a smaller --vram-fill"
-        )
+        notes.append(f"the device has room for {share:.0%} of what is to be streamed in place of a slow CPU")
     for others in ([toward(share), slow_link], [toward(share)], []):
         blocks = tuple(
             _kept(operators, of, (cut, *(other[i] for other in others)), table, on) for i, (of, cut) in enumerate(held)

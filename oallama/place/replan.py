@@ -1,7 +1,8 @@
 """Re-planning while a model runs (TwinPilots, section 3: its scheduler plans anew from what the tracker has seen).
 
 Where a token takes another time than was predicted, the rates of both sides follow from what was seen, and of the cuts
-that were kept (kept_cuts.py) the best at these rates are taken.
+that were kept (kept_cuts.py) the best at these rates are taken, and kept if they turn out to be faster: a program that
+takes turns with the thread that computes CC stops the device's work and copies as well, which rates do not say.
 """
 
 from __future__ import annotations
@@ -27,10 +28,16 @@ FASTEST, SLOWEST = 1 / 16, 64.0  # rates that are believed
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which of its cuts each block has, and the rates for which they were chosen."""
+    """Which of its cuts each block has, and the rates for which they were chosen.
+
+    seen: what a token took when it was found that these cuts should stay; None: what the rates say is expected.
+    before: the choice that was moved away from, until it is known which of the two is faster.
+    """
 
     cuts: tuple[int, ...]
     rates: Rates = Rates()  # noqa: RUF009 - frozen
+    seen: BlockSeconds | None = None
+    before: Choice | None = None
 
 
 @dataclass(slots=True)
@@ -71,15 +78,22 @@ class Replanner:
         at = rates or choice.rates
         return total(self.predicted(block, cut, at) for block, cut in enumerate(choice.cuts))
 
+    def drift(self, choice: Choice, observed: BlockSeconds) -> float:
+        """Of what was seen from what was to be expected."""
+        return drift(observed, choice.seen or self.expected(choice))
+
     def revised(self, choice: Choice, observed: BlockSeconds) -> Choice:
-        """The same choice where a token, and the CPU for it, takes what was predicted, within DRIFT; else one for the
-        rates that were seen. The cuts change only where that saves GAIN of the blocks' time. observed: of all blocks
-        for one token."""
-        if abs(drift(observed, self.expected(choice))) <= DRIFT:
+        """Cuts that were moved stay where they save half of GAIN, and go back otherwise. The same choice where a token,
+        and the CPU for it, takes what was expected, within DRIFT; else one for the rates that were seen. The cuts
+        change only where that promises GAIN of the blocks' time. observed: of all blocks for one token."""
+        if choice.before is not None and choice.before.seen is not None:
+            pays = observed.total_s < (1 - GAIN / 2) * choice.before.seen.total_s
+            return replace(choice, before=None) if pays else choice.before
+        if abs(self.drift(choice, observed)) <= DRIFT:
             return choice
         rates = self._rates(choice, observed)
-        best = Choice(tuple(self._best(block, rates) for block in range(len(self.replan.blocks))), rates)
-        same = replace(choice, rates=rates)
+        same = Choice(choice.cuts, rates, observed)
+        best = Choice(tuple(self._best(block, rates) for block in range(len(self.replan.blocks))), rates, before=same)
         return best if self.expected(best).total_s < (1 - GAIN) * self.expected(same).total_s else same
 
     def _best(self, block: int, rates: Rates) -> int:

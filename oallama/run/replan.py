@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from oallama.cost.tracker import BlockKey, BlockSeconds, Sample, Tracker, size_class, total
 from oallama.place.kept_cuts import Replan
-from oallama.place.replan import Replanner, drift
+from oallama.place.replan import Replanner
 
 if TYPE_CHECKING:
     from ggml_bridge import BlockTimes
@@ -28,6 +28,7 @@ class RunningReplan:
         self._blocks = {name: i for i, kept in enumerate(replan.blocks) for name in kept.operators}
         self._names: dict[str, None] = {}  # first weights of the sub-graphs that decode runs
         self._n_tokens = self._settles = 0
+        self._drifts = False
         self.told: list[str] = []
         """What was changed, a sentence each."""
         self._seed()
@@ -52,23 +53,30 @@ class RunningReplan:
         known = [one for name in self._names if (one := self._seen(name, depth)) is not None]
         observed, before = total(known), self._choice
         after = self._rule.revised(before, observed)
+        if before.before is None and not self._drifts:  # what has begun since the last look is seen in part only
+            self._drifts = after != before
+            return
+        self._drifts = False
         if after == before:
             return
-        away = drift(observed, self._rule.expected(before))
         self._choice = after
+        moved = [i for i, (a, b) in enumerate(zip(before.cuts, after.cuts, strict=True)) if a != b]
+        if not moved:
+            return
         self._settles = self._n_tokens + TOKENS_SETTLED
         self._seed()
-        moved = [i for i, (a, b) in enumerate(zip(before.cuts, after.cuts, strict=True)) if a != b]
         for i in moved:
             kept = self._rule.replan.blocks[i]
             for name in kept.operators:
                 self._split.move_cut(name, kept.cuts[after.cuts[i]].cc)
-        if moved:
-            rates = f"CPU {after.rates.cpu:.2f}, device {after.rates.device:.2f} times as long as was predicted"
-            self.told.append(
-                f"after {self._n_tokens} decodes the cuts of {len(moved)} blocks were moved: "
-                f"times were {away:+.0%} off, {rates}"
-            )
+        if before.before is not None:
+            self.told.append(f"after {self._n_tokens} decodes the cuts were moved back: tokens did not become faster")
+            return
+        rates = f"CPU {after.rates.cpu:.2f}, device {after.rates.device:.2f} times as long as was predicted"
+        self.told.append(
+            f"after {self._n_tokens} decodes the cuts of {len(moved)} blocks were moved: "
+            f"times were {self._rule.drift(before, observed):+.0%} off, {rates}"
+        )
 
     def _seen(self, name: str, depth: int) -> BlockSeconds | None:
         """The mean of the sub-graph that begins with this weight, as its block is cut now."""

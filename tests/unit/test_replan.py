@@ -147,9 +147,26 @@ def test_a_slow_cpu_gives_to_the_device_and_takes_back(cpu: float) -> None:
     assert slow.rates.cpu == pytest.approx(cpu, rel=0.1) and slow.rates.device == 1
     assert slow.cuts == best_of_kept(rule, rates) != start.cuts
     assert rule.expected(slow, rates).total_s < rule.expected(start, rates).total_s
+    slow = rule.revised(slow, seen_at(rule, slow, rates))
+    assert slow.cuts == best_of_kept(rule, rates) and slow.before is None, "it paid"
     assert rule.revised(slow, seen_at(rule, slow, rates)) == slow
     back = rule.revised(slow, seen_at(rule, slow, Rates()))
     assert back.cuts == start.cuts and back.rates.cpu == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize("longer", [0.99, 1.0, 1.3])
+def test_cuts_that_do_not_make_tokens_faster_are_moved_back_and_stay(longer: float) -> None:
+    """A program that takes turns with the host's thread looks like a slow CPU, but no cut helps."""
+    rule = Replanner(kept(machine()))
+    start = rule.start()
+    expected, seen = rule.expected(start), seen_at(rule, start, Rates(cpu=2.0))
+    moved = rule.revised(start, seen)
+    assert moved.cuts != start.cuts
+    worse = BlockSeconds(longer * seen.total_s, 0.0, 0.0)
+    back = rule.revised(moved, worse)
+    assert back.cuts == start.cuts
+    assert rule.revised(back, seen) == back, "as long as nothing changes"
+    assert rule.revised(back, expected).cuts == start.cuts
 
 
 def test_a_slow_link_gives_to_the_cpu() -> None:
@@ -178,7 +195,7 @@ def test_slow_sending_and_joining_are_expected_from_then_on() -> None:
     start = rule.start()
     after = rule.revised(start, seen_at(rule, start, Rates(other=10.0)))
     assert after.rates.other == pytest.approx(10, rel=0.1) and after.rates.cpu == pytest.approx(1, rel=0.1)
-    assert rule.revised(after, seen_at(rule, after, Rates(other=10.0))) == after
+    assert rule.revised(after, seen_at(rule, after, Rates(other=10.0))) == replace(after, before=None)
 
 
 def test_nothing_is_made_of_nothing() -> None:
