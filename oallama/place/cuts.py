@@ -125,8 +125,15 @@ def token_table(layers: Layers, on: Pricing, most: int, also: Collection[int] = 
 
 
 def n_g_at(table: Table, n_tokens: int) -> int:
-    """n_g of a pass: none below the first length of the table, linear between two (a half is rounded up), the same
-    share above the last. In whole numbers, as n_g_at of split_plan.cpp computes it."""
+    """n_g of a pass: what the table says, or linear_n_g less what would leave rows over on the CPU (in_groups). As
+    n_g_at of split_plan.cpp computes it."""
+    n_g = linear_n_g(table, n_tokens)
+    return n_g if n_tokens in dict(table) else n_tokens - max(in_groups(n_tokens - n_g, n_tokens))
+
+
+def linear_n_g(table: Table, n_tokens: int) -> int:
+    """None below the first length of the table, linear between two (a half is rounded up), the same share above the
+    last. In whole numbers."""
     if not table or n_tokens < table[0][0]:
         return 0
     for (n0, g0), (n1, g1) in pairwise(table):

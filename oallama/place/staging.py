@@ -9,14 +9,14 @@ from math import ceil
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.blocks import F32
 from oallama.cost.timeline import Prefetch
-from oallama.place.cuts import Layers, Table, n_g_at
+from oallama.place.cuts import Layers, Table, linear_n_g
 
 SLOT_PADDING = 512  # bytes that one weight may take in a slot beyond its own: alignment, and what kernels read past it
 
 
 def most_n_g(table: Table, n_ubatch: int) -> int:
-    """Of any batch."""
-    return max((n_g_at(table, n) for n in {n_ubatch, *(n for n, _ in table if n <= n_ubatch)}), default=0)
+    """Of any batch. Not less than of one with rows that are left over, which n_g_at takes off."""
+    return max((linear_n_g(table, n) for n in {n_ubatch, *(n for n, _ in table if n <= n_ubatch)}), default=0)
 
 
 def ring_bytes(layers: Layers, prefetch: Prefetch, n_g: int) -> int:

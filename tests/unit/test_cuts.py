@@ -20,8 +20,19 @@ from oallama.cost.kernels import Kernel
 from oallama.cost.slices import Pricing
 from oallama.cost.timeline import Prefetch
 from oallama.cost.transfer import TransferRates
-from oallama.place.cuts import ROWS_AT_ONCE, alike, best_cg, n_g_at, pass_seconds, solve_cg, solve_n_g, token_table
+from oallama.place.cuts import (
+    ROWS_AT_ONCE,
+    alike,
+    best_cg,
+    linear_n_g,
+    n_g_at,
+    pass_seconds,
+    solve_cg,
+    solve_n_g,
+    token_table,
+)
 from oallama.place.slice_menus import Menus
+from oallama.place.staging import most_n_g
 
 JOINS = TransferRates(LinearFit(1e-5, 1e-10, 1.0), LinearFit(1e-5, 1e-10, 1.0), 5e-6)
 ALL_CC = Cut(1024, 0, 0)
@@ -216,7 +227,7 @@ def test_a_long_prompt_goes_to_the_device_and_a_short_one_does_not() -> None:
     assert n_g_at(table, 1) == n_g_at(table, below) == 0
     assert n_g_at(table, first) == some
     assert n_g_at(table, 512) == dict(table)[512] > 256
-    assert n_g_at(table, 1024) == 2 * dict(table)[512]
+    assert linear_n_g(table, 1024) == 2 * dict(table)[512]
     # hidden or not, the copy has to be worth it: at the last length that does not use it, using it is slower
     for n_tokens, n_g in table:
         assert n_g == solve_n_g(layers, on, n_tokens)[0]
@@ -255,10 +266,28 @@ def test_starting_a_copy_can_cost_more_than_it_gains() -> None:
 
 
 def test_between_two_lengths_n_g_is_rounded_and_a_half_goes_up() -> None:
-    """As the split backend does (tests/native/split_test_tokens.cpp)."""
     table = ((16, 3), (48, 16), (50, 15))
-    assert [n_g_at(table, n) for n in (15, 16, 17, 19, 32, 48, 49, 50)] == [0, 3, 3, 4, 10, 16, 16, 15]
-    assert [n_g_at(((1, 0), (3, 1), (5, 2), (7, 3)), n) for n in (2, 4, 6)] == [1, 2, 3]
+    assert [linear_n_g(table, n) for n in (15, 16, 17, 19, 32, 48, 49, 50)] == [0, 3, 3, 4, 10, 16, 16, 15]
+    assert [linear_n_g(((1, 0), (3, 1), (5, 2), (7, 3)), n) for n in (2, 4, 6)] == [1, 2, 3]
+
+
+def test_between_two_lengths_the_cpu_gets_whole_groups_of_tokens() -> None:
+    """As the split backend has it (tests/native/split_test_tokens.cpp). Lengths of the table are as they are."""
+    table = ((16, 3), (48, 20), (50, 15))
+    assert [n_g_at(table, n) for n in (15, 16, 17, 19, 32, 48, 49, 50)] == [0, 3, 1, 3, 12, 20, 17, 15]
+    assert n_g_at(((8, 0), (16, 15)), 12) == 8 and n_g_at(((8, 7), (16, 15)), 12) == 11, "one token is a group"
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 600), st.floats(0, 1)), min_size=1, max_size=6, unique_by=lambda one: one[0]),
+    st.integers(1, 1200),
+)
+def test_no_batch_has_more_tokens_on_the_device_than_memory_is_kept_for(
+    points: list[tuple[int, float]], n_ubatch: int
+) -> None:
+    table = tuple((n, int(share * n)) for n, share in sorted(points))
+    most = most_n_g(table, n_ubatch)
+    assert all(0 <= n_g_at(table, n) <= min(n, most) for n in range(1, n_ubatch + 1))
 
 
 def test_the_last_step_of_an_odd_extent_is_a_part_of_one() -> None:

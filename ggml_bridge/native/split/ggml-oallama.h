@@ -31,7 +31,8 @@
 //     sum 262144                      experts' results are weighted and added up on either side, before they are
 //                                     joined, where so many bytes or more then need not come back; default: never
 //     tokens 32 0                     of a batch of 32 tokens, n_g is 0; of 512 it is 200; linear in between, 0 below,
-//     tokens 512 200                  the same share above; none: n_g is 0
+//     tokens 512 200                  the same share above, less where the host's tokens would leave rows over that
+//                                     its kernels take one by one; none: n_g is 0
 //     twice 1                         1: CC in a repacked layout is kept in the plain one as well, since only that can
 //                                     be streamed for n_g; default 0: such weights have no n_g
 //     tensor blk.0.ffn_gate.weight Q4_0 2048x8192x1 rows 5120 0 3072 CPU_REPACK

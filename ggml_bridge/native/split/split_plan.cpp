@@ -252,15 +252,12 @@ TokenSplit read_token_split(Line & line, const std::vector<TokenSplit> & before)
     return split;
 }
 
-} // namespace
+// Rows that ggml's repacked kernels multiply at a time. What is left of a batch goes row by row, each nearly as long as
+// a batch of one.
+constexpr int64_t rows_at_once = 4;
 
-int64_t granularity(ggml_type type, Axis axis) {
-    const int64_t block = ggml_blck_size(type);
-    require(block > 0, "there is no ggml type " + std::to_string(static_cast<int32_t>(type)));
-    return axis == Axis::cols ? std::lcm(block, row_group) : row_group;
-}
-
-int64_t n_g_at(const std::vector<TokenSplit> & tokens, int64_t n_tokens) {
+// 0 below the first entry, linear between two (rounded, a half up), the same share above the last.
+int64_t linear_n_g(const std::vector<TokenSplit> & tokens, int64_t n_tokens) {
     if (tokens.empty() || n_tokens < tokens.front().n_tokens) {
         return 0;
     }
@@ -275,6 +272,28 @@ int64_t n_g_at(const std::vector<TokenSplit> & tokens, int64_t n_tokens) {
         }
     }
     return tokens.back().n_g * n_tokens / tokens.back().n_tokens;
+}
+
+// So many of a batch's tokens or up to three more, such that the host's kernels leave no row over.
+int64_t in_groups(int64_t n_host, int64_t n_tokens) {
+    return n_host <= 1 ? n_host : std::min((n_host + rows_at_once - 1) / rows_at_once * rows_at_once, n_tokens);
+}
+
+} // namespace
+
+int64_t granularity(ggml_type type, Axis axis) {
+    const int64_t block = ggml_blck_size(type);
+    require(block > 0, "there is no ggml type " + std::to_string(static_cast<int32_t>(type)));
+    return axis == Axis::cols ? std::lcm(block, row_group) : row_group;
+}
+
+int64_t n_g_at(const std::vector<TokenSplit> & tokens, int64_t n_tokens) {
+    for (const TokenSplit & split : tokens) {
+        if (split.n_tokens == n_tokens) {
+            return split.n_g;
+        }
+    }
+    return n_tokens - in_groups(n_tokens - linear_n_g(tokens, n_tokens), n_tokens);
 }
 
 PlanSpec parse_plan(const std::string & text) {

@@ -71,7 +71,7 @@ struct PlanSpec {
 int64_t granularity(ggml_type type, Axis axis);
 
 // n_g for a batch: 0 below the first entry, linear between two (rounded, a half up), the same share above the last
-// (ScheInfer, Eq. 15).
+// (ScheInfer, Eq. 15); less by up to three at lengths that have no entry, such that the host's tokens come in groups.
 int64_t n_g_at(const std::vector<TokenSplit> & tokens, int64_t n_tokens);
 
 // Throws OALLAMA_INVALID naming the line.
