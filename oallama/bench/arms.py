@@ -20,7 +20,7 @@ from oallama.bench.records import ArmSpec, BenchTest, Cap, Setting, StockPlaceme
 from oallama.bench.search import StockSearch
 from oallama.bench.stock import parse_stock_args
 from oallama.core.errors import UsageError
-from oallama.core.types import Workload
+from oallama.core.types import Predicted, Workload
 from oallama.cost.passes import Pass, passes_at
 from oallama.place.decide import FIT, POLICIES
 from oallama.placer import Placer
@@ -95,17 +95,17 @@ class ArmMaker:
             setting=self.setting.changed(device="none") if plan.device == "none" else self.setting,
             plan=plan.to_json(),
             plan_fingerprint=plan.fingerprint,
-            predicted=None if plan.predicted is None else asdict(plan.predicted),
+            predicted={test.label: found for test in self.tests if (found := self._predicted(plan, test)) is not None},
             bound=None if plan.bound is None else asdict(plan.bound),
             notes=(*plan.notes, *self._other_cache(plan)),
         )
 
     @property
     def workload(self) -> Workload:
-        """What plans are made for: the longest prompt and generation of the tests, and their context."""
-        n_prompt = max(1, *(test.n_prompt for test in self.tests))
-        load = self.setting.load
-        return self.placer.workload(n_prompt, max(test.n_gen for test in self.tests), load.n_ctx, load.n_ubatch)
+        """What plans are made for: the longest prompt, generation and depth of the tests, and their context."""
+        n_prompt, n_gen = max(1, *(test.n_prompt for test in self.tests)), max(test.n_gen for test in self.tests)
+        load, n_past = self.setting.load, max(test.n_depth for test in self.tests)
+        return self.placer.workload(n_prompt, n_gen, load.n_ctx, load.n_ubatch, n_past)
 
     @property
     def attention_passes(self) -> tuple[Pass, ...]:
@@ -123,7 +123,20 @@ class ArmMaker:
         options = self.plan_options if policy == "oato" else {}
         load = self.workload
         lengths = (load.n_prompt, load.n_gen, load.n_ctx)  # the micro-batch may be larger, unless the user fixed it
-        return self.placer.plan(policy, *lengths, attention_passes=self.attention_passes, **options)
+        passes = self.attention_passes
+        return self.placer.plan(policy, *lengths, attention_passes=passes, n_past=load.n_past, **options)
+
+    def _predicted(self, plan: Plan, test: BenchTest) -> dict[str, float] | None:
+        """What a plan is predicted to take for a test: 0 for what it has none of. None where nothing is known: a plan
+        that was read may predict another run, and no profile is measured for it."""
+        n_prompt, load = max(1, test.n_prompt), plan.workload
+        found = self.placer.expected(plan, n_prompt, test.n_gen, test.n_depth)
+        if found is None and (load.n_prompt, load.n_gen, load.n_past) == (n_prompt, test.n_gen, test.n_depth):
+            found = plan.predicted
+        if found is None:
+            return None
+        ttft_s, tpot_s = found.ttft_s if test.n_prompt else 0.0, found.tpot_s if test.n_gen else 0.0
+        return asdict(Predicted(ttft_s, tpot_s, ttft_s + test.n_gen * tpot_s))
 
     def _other_cache(self, plan: Plan) -> tuple[str, ...]:
         """A note where the plan was made for another KV cache than the arms share."""

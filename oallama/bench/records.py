@@ -100,7 +100,7 @@ class ArmSpec:
     stock: StockPlacement | None = None
     plan: Mapping[str, Any] | None = None
     plan_fingerprint: str = ""
-    predicted: Mapping[str, float] | None = None
+    predicted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of the plan, by a test's label
     bound: Mapping[str, float] | None = None  # what no placement takes less than
     search: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()

@@ -128,7 +128,7 @@ def _row(result: BenchResult, series: Series, index: int, seed: int) -> Row:
         "placement": _placement(arm),
         "same_as": arm.same_as,
         "problems": list(arm.problems),
-        "predicted": None if arm.spec.predicted is None else dict(arm.spec.predicted),
+        "predicted": dict(arm.spec.predicted[test.label]) if test.label in arm.spec.predicted else None,
         "bound": None if arm.spec.bound is None else dict(arm.spec.bound),
         "search": [dict(step) for step in arm.spec.search],
         "notes": list(arm.spec.notes),

@@ -200,6 +200,7 @@ class Workload:
     n_gen: Count32
     n_ctx: Count32
     n_ubatch: Size32 = 512
+    n_past: Annotated[Count32, Mark.OMIT_DEFAULT] = 0  # in the KV cache before the prompt
 
     @property
     def largest_batch(self) -> int:

@@ -20,7 +20,7 @@ class Pass:
 
 def mean_depth(workload: Workload) -> int:
     """Tokens that a generated one sees on average."""
-    return workload.n_prompt + max(1, workload.n_gen) // 2
+    return workload.n_past + workload.n_prompt + max(1, workload.n_gen) // 2
 
 
 def passes(workload: Workload, phase: str) -> tuple[Pass, ...]:
@@ -29,7 +29,7 @@ def passes(workload: Workload, phase: str) -> tuple[Pass, ...]:
     if phase == "decode":
         return (Pass(1, mean_depth(workload), 1),)
     n_gen = 0 if phase == "prefill" else workload.n_gen
-    return passes_at(0, workload.n_prompt, n_gen, workload.n_ubatch)
+    return passes_at(workload.n_past, workload.n_prompt, n_gen, workload.n_ubatch)
 
 
 def passes_at(n_past: int, n_prompt: int, n_gen: int, n_ubatch: int) -> tuple[Pass, ...]:

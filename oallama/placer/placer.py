@@ -208,20 +208,23 @@ class Placer:
             self._profile = stored_profile(self.model, self.operators, device, threads, kv=self.attention)
         return self._profile
 
-    def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None) -> Workload:
+    def workload(
+        self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int | None = None, n_past: int = 0
+    ) -> Workload:
         """Token counts of a run. n_ctx, n_ubatch: None: what the options ask for. Without either, the context holds
         prompt and generation, and at least 4096 tokens or what the model was trained on; the micro-batch is stock
-        llama.cpp's."""
-        if n_prompt < 1 or n_gen < 0:
+        llama.cpp's. n_past: tokens in the KV cache before the prompt."""
+        if n_prompt < 1 or n_gen < 0 or n_past < 0:
             raise UsageError("a workload needs at least one prompt token and no negative count; check -p and -n")
-        needed = -(-(n_prompt + n_gen) // 256) * 256
+        n_tokens = n_past + n_prompt + n_gen
+        needed = -(-n_tokens // 256) * 256
         trained = self.model.n_ctx_train or needed
         context = n_ctx or self.options.n_ctx or max(needed, min(4096, trained))
-        if context < n_prompt + n_gen:
-            raise UsageError(
-                f"a context of {context} tokens cannot hold {n_prompt} prompt and {n_gen} generated tokens; raise -c"
-            )
-        return Workload(n_prompt, n_gen, context, n_ubatch or self.options.n_ubatch or STOCK_UBATCH)
+        if context < n_tokens:
+            past = f"{n_past} earlier, " if n_past else ""
+            tokens = f"{past}{n_prompt} prompt and {n_gen} generated tokens"
+            raise UsageError(f"a context of {context} tokens cannot hold {tokens}; raise -c")
+        return Workload(n_prompt, n_gen, context, n_ubatch or self.options.n_ubatch or STOCK_UBATCH, n_past)
 
     def plan(
         self,
@@ -234,16 +237,17 @@ class Placer:
         fill: FillRule = "continue",
         attention_passes: Sequence[Pass] | None = None,
         prefetch: PrefetchMode = "ahead",
+        n_past: int = 0,
     ) -> Plan:
         """A placement for n_prompt prompt and n_gen generated tokens, verified by a no_alloc load.
 
         n_ubatch: None: what the options ask for; where they ask for nothing, 512 or what more is predicted to take less
         time (place/microbatch.py).
         attention_passes: forward passes that attention is chosen for; None: those of the workload. prefetch: how far
-        copies of streamed weights run ahead.
+        copies of streamed weights run ahead. n_past: tokens in the KV cache before the prompt.
         Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
         """
-        load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch)
+        load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past)
         larger = larger_ubatches(load, self.options) if n_ubatch is None else ()
         return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attention_passes, prefetch, larger))
 
@@ -364,12 +368,12 @@ class Placer:
             raise PlanError(f"the plan is for {plan.device}, and there is no device; name one with --device")
         return simulate(problem, load or plan.workload, placed)
 
-    def expected(self, plan: Plan, n_prompt: int, n_gen: int) -> Predicted | None:
-        """What a plan is predicted to take for this prompt and generation. None where it predicts nothing, or no
-        profile is at hand: nothing is measured or asked for it. Raises as simulate."""
+    def expected(self, plan: Plan, n_prompt: int, n_gen: int, n_past: int = 0) -> Predicted | None:
+        """What a plan is predicted to take for this prompt and generation, behind n_past tokens. None where it predicts
+        nothing, or no profile is at hand: nothing is measured or asked for it. Raises as simulate."""
         if plan.predicted is None or self._profile is None:
             return None
-        return self.simulate(plan, replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen)).predicted
+        return self.simulate(plan, replace(plan.workload, n_prompt=n_prompt, n_gen=n_gen, n_past=n_past)).predicted
 
     def token_seconds(self, plan: Plan, depth: int) -> float | None:
         """Predicted seconds of one token that sees `depth` others (place/depth.py). None as in expected."""

@@ -27,6 +27,7 @@ from oallama.bench.ab import Bench, run_bench
 from oallama.bench.arms import STOCK_NCMOE, ArmMaker
 from oallama.bench.fit import fit_under
 from oallama.bench.fit_plan import stock_plan
+from oallama.bench.prepare import shared_setting
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import ArmSpec, BenchTest, Cap, LoadReport, Setting, StockPlacement
 from oallama.bench.rows import LLAMA_BENCH_FIELDS, refusal
@@ -321,6 +322,21 @@ def test_what_cannot_be_compared_is_refused_in_one_line(arguments: list[str], sa
     assert says in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_plans_are_made_for_the_depth_of_the_tests_and_predict_each_of_them(model: Path) -> None:
+    profile = slow_cpu_fast_card(model, 1e9)
+    placer = Placer.load(model, device=WORKER, profile=profile, gpu_weights=0.3, threads=1)
+    tests = (BenchTest(16, 4), BenchTest(16, 4, 400), PP, TG)
+    arm = ArmMaker(placer, shared_setting(placer, tests), Cap(), tests).make("layers")
+    assert arm.plan is not None
+    load = arm.plan["workload"]
+    assert (load["n_prompt"], load["n_gen"], load["n_past"]) == (16, 4, 400)
+    shallow, deep, prompt, token = (arm.predicted[test.label] for test in tests)
+    assert deep["ttft_s"] > shallow["ttft_s"] > 0 and deep["tpot_s"] > shallow["tpot_s"] > 0
+    assert deep == pytest.approx(arm.plan["predicted"]), "what it was made for"
+    assert prompt["ttft_s"] == pytest.approx(shallow["ttft_s"]) and prompt["tpot_s"] == 0
+    assert token["ttft_s"] == 0 < token["total_s"] == pytest.approx(4 * token["tpot_s"])
 
 
 def test_arms_that_do_not_fit_together_are_loaded_in_turns(model: Path, ops: tuple[Operator, ...]) -> None:

@@ -37,6 +37,9 @@ def test_passes_of_a_workload() -> None:
     assert passes(load, "prefill") == (Pass(512, 512, 1, 0), Pass(512, 1024, 1, 0), Pass(76, 1100, 1, 1))
     assert passes(load, "decode") == (Pass(1, 1105, 1),)
     assert passes(load, "mixed") == (*passes(load, "prefill"), Pass(1, 1105, 10))
+    behind = replace(load, n_past=900)
+    assert passes(behind, "prefill") == (Pass(512, 1412, 1, 0), Pass(512, 1924, 1, 0), Pass(76, 2000, 1, 1))
+    assert passes(behind, "decode") == (Pass(1, 2005, 1),)
 
 
 def test_interpolation_meets_the_points_and_is_linear_between() -> None:
