@@ -178,6 +178,10 @@ n_gen_option = click.option(
 )
 WORKLOAD = (n_prompt_option, n_gen_option, context_option)
 
+depth_option = click.option(
+    "-d", "--n-depth", type=count(0), metavar="N", help="Tokens in the KV cache before the prompt.  [default: 0]"
+)
+
 batch_option = click.option(
     "-b", "--batch-size", "n_batch", type=count(1), metavar="N", help="Tokens of a logical batch.  [default: 2048]"
 )

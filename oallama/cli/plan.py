@@ -8,6 +8,7 @@ from oallama.cli.options import (
     ATTENTION,
     PLACEMENT,
     WORKLOAD,
+    depth_option,
     gathered,
     model_argument,
     output_option,
@@ -24,6 +25,7 @@ from oallama.core.options import Options
 @model_argument
 @policy_options
 @gathered(*PLACEMENT, *WORKLOAD, ubatch_option, *ATTENTION)
+@depth_option
 @profile_option
 @projector_options
 @click.option("--json", "as_json", is_flag=True, help="Print the plan also where -o writes it.")
@@ -34,6 +36,7 @@ def command(
     options: Options,
     n_prompt: int,
     n_gen: int,
+    n_depth: int | None,
     profile: str | None,
     pictures: ProjectorOptions,
     as_json: bool,
@@ -49,7 +52,7 @@ def command(
 
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, policy)
-    load = placer.workload(n_prompt, n_gen)
+    load = placer.workload(n_prompt, n_gen, n_past=n_depth or 0)
     if (roomy := pictures.keeping_room(placer, load)) != placer.options:
         placer = Placer.of_file(model, roomy, profile)
     plan = policy.plan(placer, load)

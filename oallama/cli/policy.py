@@ -81,6 +81,7 @@ class PolicyOptions:
                 load.n_ctx,
                 affinity=self.affinity,
                 fill=self.fill,
+                n_past=load.n_past,
                 **given(prefetch=self.prefetch),
             )
         if self.n_gpu_layers and placer.profile().device == CPU_DEVICE:

@@ -15,6 +15,7 @@ from oallama.cli.options import (
     complete_file,
     context_option,
     count,
+    depth_option,
     gathered,
     json_option,
     model_option,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 @click.option(
     "-n", "--n-gen", type=count(0), metavar="N_GEN", help="Tokens to generate.  [default: the plan's, else 128]"
 )
+@depth_option
 @gathered(*PLACEMENT, context_option)
 @profile_option
 @json_option
@@ -62,6 +64,7 @@ def command(
     prefetch: PrefetchMode | None,
     n_prompt: int | None,
     n_gen: int | None,
+    n_depth: int | None,
     options: Options,
     profile: str | None,
     as_json: bool,
@@ -97,9 +100,9 @@ def command(
     placer = Placer.of_file(plan.model_path if model is None and plan else model_file(model or ""), options, profile)
     if plan is not None:
         plan.check(placer.model, placer.operators)
-        load = _workload(placer, plan, n_prompt, n_gen, options.n_ctx)
+        load = _workload(placer, plan, n_prompt, n_gen, n_depth, options.n_ctx)
     else:
-        load = placer.workload(n_prompt or 512, 128 if n_gen is None else n_gen)
+        load = placer.workload(n_prompt or 512, 128 if n_gen is None else n_gen, n_past=n_depth or 0)
         chosen = PolicyOptions(policy, None, prefetch=prefetch)
         plan = chosen.plan(placer, load) if found is None else placer.plan_for(found, load, policy, prefetch)
         load = plan.workload
@@ -138,9 +141,13 @@ def _model_and_plan(files: Sequence[str], model: str | None) -> tuple[str | None
     return models[0] if models else None, plans[0] if plans else None
 
 
-def _workload(placer: Placer, plan: Plan, n_prompt: int | None, n_gen: int | None, n_ctx: int | None) -> Workload:
+def _workload(
+    placer: Placer, plan: Plan, n_prompt: int | None, n_gen: int | None, n_depth: int | None, n_ctx: int | None
+) -> Workload:
     """The plan's, with what was asked for in its place."""
-    asked = (n_prompt or plan.workload.n_prompt, plan.workload.n_gen if n_gen is None else n_gen)
-    if n_ctx is None and sum(asked) <= plan.workload.n_ctx:
-        n_ctx = plan.workload.n_ctx
-    return placer.workload(*asked, n_ctx, plan.workload.n_ubatch)
+    load = plan.workload
+    asked = (n_prompt or load.n_prompt, load.n_gen if n_gen is None else n_gen)
+    n_past = load.n_past if n_depth is None else n_depth
+    if n_ctx is None and n_past + sum(asked) <= load.n_ctx:
+        n_ctx = load.n_ctx
+    return placer.workload(*asked, n_ctx, load.n_ubatch, n_past)

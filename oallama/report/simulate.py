@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from oallama.core.types import ModelInfo
@@ -53,7 +53,7 @@ def simulate_document(setting: Setting, simulation: Simulation) -> dict[str, Any
         "model": {"path": model.path, "arch": model.arch, "n_layer": model.n_layer, "file_bytes": model.file_bytes},
         "machine": {"name": setting.machine, "device": setting.device, "sources": dict(setting.sources)},
         "policy": setting.policy,
-        "workload": {"n_prompt": load.n_prompt, "n_gen": load.n_gen, "n_ctx": load.n_ctx, "n_ubatch": load.n_ubatch},
+        "workload": asdict(load),
         "ttft_s": predicted.ttft_s,
         "tpot_s": predicted.tpot_s,
         "total_s": predicted.total_s,
@@ -86,8 +86,9 @@ def simulate_tables(setting: Setting, simulation: Simulation) -> list[Table]:
     """How busy each stream is, and what a prompt and a token are made of."""
     load, predicted = simulation.load, simulation.predicted
     prompt, token = simulation.prompt, simulation.token
+    past = f" behind {load.n_past:,}" if load.n_past else ""
     title = (
-        f"{model_title(setting.model)}, {load.n_prompt} + {load.n_gen} tokens, policy {setting.policy}\n"
+        f"{model_title(setting.model)}, {load.n_prompt} + {load.n_gen} tokens{past}, policy {setting.policy}\n"
         f"on {setting.machine}: simulated, nothing was run\n"
         f"TTFT {format_seconds(predicted.ttft_s)}, TPOT {format_seconds(predicted.tpot_s)}, "
         f"together {format_seconds(predicted.total_s)}"

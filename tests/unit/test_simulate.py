@@ -88,7 +88,8 @@ def check_course(course: Course, one_after_another: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "load"), [(0.4, Workload(700, 64, 1024)), (0.4, Workload(16, 8, 512)), (0.8, Workload(64, 8, 512))]
+    ("share", "load"),
+    [(0.4, Workload(700, 64, 1024)), (0.4, Workload(16, 8, 512, n_past=300)), (0.8, Workload(64, 8, 512))],
 )
 @pytest.mark.parametrize("policy", [p for p in POLICIES if p not in ("fiddler", "experts")])
 def test_spans_add_up_to_what_a_policy_predicts(policy: str, share: float, load: Workload) -> None:
