@@ -30,7 +30,7 @@ AT_ONCE = 8  # tokens
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add_common(parser, "emulated:rtx3060-12", n_gen=96, rounds=3)  # tokens: of each phase
     parser.add_argument("--vram", help="of the device, as oallama's --vram")
-    parser.add_argument("--vram-fill", type=float, default=0.8, help="leaves room to stream more (default: 0.8)")
+    parser.add_argument("--vram-fill", type=float, default=0.9, help="as oallama's --vram-fill (default: 0.9)")
     parser.add_argument("--policy", default="scheinfer")
 
 
