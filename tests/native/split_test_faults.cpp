@@ -128,14 +128,16 @@ void check_lost_device(const Subject & own) {
             }
         }
     }
-    const Late    kept    = std::exchange(late, Late::none); // with an n_g it would need the device
-    const PlanPtr on_host = plan_for(own, Cut::none);
-    late                  = kept;
+    const Late    kept_late     = std::exchange(late, Late::none); // with an n_g it would need the device
+    const bool    kept_resident = std::exchange(resident, false);  // as would what is around it
+    const PlanPtr on_host       = plan_for(own, Cut::none);
+    late                        = kept_late;
     if (on_host != nullptr) {
         const Model other(own.block, own.data, on_host.get());
         Session     session;
         check(same_bytes(own.expected, session.compute(other, 5)), "the next context can run on the CPU");
     }
+    resident = kept_resident;
     async_device::set_options({});
     Session session;
     check(nmse(own.expected, session.compute(model, 5)) <= summation_bound, "a device that is back computes again");
@@ -151,6 +153,13 @@ void check_no_room_to_compute(const Subject & own) {
     async_device::Options options;
     options.capacity_bytes = static_cast<size_t>(async_device::counters().device_bytes);
     async_device::set_options(options);
+    if (resident) { // ggml's own allocator, which needs room there too, is of no use once it was refused
+        check(Session().compute(model, 5).empty(), "no room for activations fails");
+        async_device::set_options({});
+        check(nmse(own.expected, Session().compute(model, 5)) <= summation_bound,
+              "the next context computes when there is room again");
+        return;
+    }
     Session session;
     for (int i = 0; i < 2; i++) {
         check(session.compute(model, 5).empty() && session.status() == GGML_STATUS_ALLOC_FAILED,
@@ -306,10 +315,10 @@ void check_plainer_device(const Subject & own, bool pinned) {
         if (plan == nullptr) {
             continue;
         }
-        const Model   model(own.block, own.data, plan.get());
-        Session       session;
-        const int64_t before = async_device::counters().n_graphs;
-        const double  error  = nmse(own.expected, session.compute(model, 5));
+        const Model model(own.block, own.data, plan.get());
+        Session     session;
+        check_ok(oallama_reset_stats(), "statistics are reset");
+        const double error = nmse(own.expected, session.compute(model, 5));
         check(error <= summation_bound,
               own.block.name + ", " + cut_name(cut) + ", a plainer device: NMSE " + text(error));
         check(pinned || async_device::counters().pinned_bytes == 0, "there is no pinned memory");
@@ -317,8 +326,8 @@ void check_plainer_device(const Subject & own, bool pinned) {
         session.compute(model, 1);
         const std::string said = placed(plan.get()).problems;
         const bool        told = said.find("no pinned host memory is left for activations") != std::string::npos;
-        check(told == (!pinned && async_device::counters().n_graphs > before),
-              "told where they are not pinned: " + said);
+        check(told == (!pinned && stats().bytes_in + stats().bytes_out > 0), // where blocks live there, none may cross
+              own.block.name + ", " + cut_name(cut) + ", told where they are not pinned: " + said);
         check(said.find("activations") == said.rfind("activations"), "and told once");
     }
     async_device::set_options({});
@@ -327,8 +336,8 @@ void check_plainer_device(const Subject & own, bool pinned) {
 void check_layouts() {
     const Subject own          = subject(ffn_block(GGML_TYPE_F32, GGML_TYPE_F32));
     std::string   text_of_plan = plan_text({&own.block}, Cut::half, async_device::device_name, "CPU");
-    for (size_t at = text_of_plan.find(" CPU\n"); at != std::string::npos; at = text_of_plan.find(" CPU\n")) {
-        text_of_plan.replace(at, 5, " NO_SUCH_LAYOUT\n");
+    for (size_t at = text_of_plan.find(" CPU"); at != std::string::npos; at = text_of_plan.find(" CPU")) {
+        text_of_plan.replace(at, 4, " NO_SUCH_LAYOUT");
     }
     const PlanPtr plan = new_plan(text_of_plan);
     if (plan == nullptr) {
@@ -354,7 +363,9 @@ void test_faults() {
         check_plainer_device(*own, /*pinned=*/false);
         check_plainer_device(*own, /*pinned=*/true);
         check_no_room_to_compute(*own);
-        check_ring_that_cannot_grow(*own);
+        if (!resident) { // see check_no_room_to_compute
+            check_ring_that_cannot_grow(*own);
+        }
         check_lost_device(*own);
     }
     done("devices that are too small or lost");
