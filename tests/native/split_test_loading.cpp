@@ -377,9 +377,66 @@ void check_reads() {
     done("reads");
 }
 
+// Bytes that come twice, and all of them after some: whatever was there first, the last ones count.
+void check_bytes_twice() {
+    const Block   block = lone_block(q4_0);
+    const Data    data  = make_data(block);
+    const auto &  bytes = data.at("attn_output");
+    const size_t  half  = ggml_row_size(q4_0, block.n_embd) * 16;
+    const Outputs right = expected_of(block, data, 3);
+    for (ggml_backend_buffer_type_t buft : host_layouts()) {
+        const std::string layout = ggml_backend_buft_name(buft);
+        const PlanPtr     plan   = new_plan(plan_text({&block}, Cut::half, async_device::device_name, layout));
+        if (plan == nullptr) {
+            continue;
+        }
+        for (const bool all_at_last : {true, false}) {
+            const Model   model(block, data, plan.get());
+            ggml_tensor * tensor = model.tensors().at("attn_output");
+            const auto    set    = [&](size_t from, size_t to) {
+                ggml_backend_tensor_set(tensor, bytes.data() + from, from, to - from);
+            };
+            ggml_backend_tensor_memset(tensor, 0, 0, half);
+            set(0, half);
+            set(all_at_last ? 0 : half, bytes.size());
+            Session session;
+            check(nmse(right, session.compute(model, 3)) <= 1e-3,
+                  layout + ": bytes that came twice" + (all_at_last ? ", then all of them" : ""));
+        }
+    }
+    done("bytes that come twice");
+}
+
+// A tensor that is added to a buffer when the first bytes of another are there already.
+void check_late_tensor() {
+    const PlanPtr plan = new_plan("oallama-plan 1\n");
+    void *        buft = nullptr;
+    if (plan == nullptr) {
+        return;
+    }
+    check_ok(oallama_plan_buft(plan.get(), &buft), "the plan has a buffer type");
+    const ContextPtr   ctx(ggml_init({2 * ggml_tensor_overhead(), nullptr, /*no_alloc=*/true}));
+    ggml_tensor *      first  = ggml_set_name(ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, 32, 32), "first");
+    ggml_tensor *      second = ggml_set_name(ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, 32, 32), "second");
+    const BufferPtr    buffer(ggml_backend_buft_alloc_buffer(static_cast<ggml_backend_buffer_type_t>(buft), 1 << 16));
+    auto *             base = static_cast<char *>(ggml_backend_buffer_get_base(buffer.get()));
+    std::vector<float> values(32 * 32, 1.0F);
+    check(ggml_backend_tensor_alloc(buffer.get(), first, base) == GGML_STATUS_SUCCESS, "a tensor is added");
+    ggml_backend_tensor_set(first, values.data(), 0, ggml_nbytes(first));
+    check(ggml_backend_tensor_alloc(buffer.get(), second, base + (1 << 15)) != GGML_STATUS_SUCCESS,
+          "another one, when there are bytes already, is refused");
+    bool              usable = true;
+    const std::string what   = problems(plan.get(), &usable);
+    check(!usable && what.find("second") != std::string::npos, "which is told: " + what);
+    ggml_backend_tensor_set(second, values.data(), 0, ggml_nbytes(second));
+    done("a tensor that comes late");
+}
+
 } // namespace
 
 void test_loading() {
+    check_bytes_twice();
+    check_late_tensor();
     check_granularity();
     check_loading_again();
     check_staging();

@@ -52,6 +52,8 @@ class SplitBuffer {
     void note(const std::string & sentence) { plan_->problem(load_, sentence, true); }
 
     void add(ggml_tensor * tensor) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        require(!tried_, std::string(tensor->name) + " comes too late: what is loaded with it has its memory already");
         weights_.push_back(std::make_unique<SplitWeight>(tensor, plan_->slice_of(tensor)));
         tensor->extra = weights_.back().get();
     }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 
 namespace oallama {
 
@@ -12,6 +13,21 @@ constexpr int64_t gather_bytes = int64_t{4} << 20; // strided rows go to the dev
 
 int64_t row_size(ggml_type type, int64_t n) {
     return static_cast<int64_t>(ggml_row_size(type, n));
+}
+
+// Adds a range to those that are there, which do not touch; whether all of [0, whole) is.
+bool add_range(std::map<int64_t, int64_t> & ranges, int64_t begin, int64_t end, int64_t whole) {
+    auto next = ranges.upper_bound(begin);
+    if (next != ranges.begin() && std::prev(next)->second >= begin) {
+        --next;
+        begin = next->first;
+    }
+    while (next != ranges.end() && next->first <= end) {
+        end  = std::max(end, next->second);
+        next = ranges.erase(next);
+    }
+    ranges[begin] = end;
+    return begin == 0 && end == whole;
 }
 
 uint64_t next_id() {
@@ -229,15 +245,18 @@ void SplitWeight::write(Side side, const char * data, int64_t offset, int64_t si
         return;
     }
     if (size == whole || (part.pieces && size >= gather_bytes)) { // nothing to collect
-        flush(side);
+        if (part.pieces) {
+            flush(side);
+        }
+        pending = Pending{};
         ggml_backend_tensor_set(part.tensor, data, static_cast<size_t>(offset), static_cast<size_t>(size));
         return;
     }
     if (!part.pieces) { // a repacked part is converted in one go, so all of it has to be there
         pending.bytes.resize(static_cast<size_t>(whole));
         std::memcpy(pending.bytes.data() + offset, data, static_cast<size_t>(size));
-        pending.filled += size;
-        if (pending.filled >= whole) {
+        if (add_range(pending.ranges, offset, offset + size, whole)) {
+            pending.filled = whole;
             flush(side);
         }
         return;

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -143,9 +144,10 @@ class SplitWeight {
 
     // bytes collected for a part before they are handed over in one go
     struct Pending {
-        std::vector<char> bytes;
-        int64_t           offset = 0; // of bytes[0] in the part
-        int64_t           filled = 0;
+        std::vector<char>          bytes;
+        int64_t                    offset = 0; // of bytes[0] in the part
+        int64_t                    filled = 0;
+        std::map<int64_t, int64_t> ranges; // of a part that is handed over whole: [begin, end) of what is there
     };
 
     std::array<Pending, n_sides> pending_;
