@@ -1,7 +1,10 @@
 // Traces: what is seen of a phase, in which order, and that nothing is left behind.
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <set>
+#include <thread>
 #include <utility>
 
 #include "split_test.h"
@@ -125,6 +128,43 @@ void check_limits() {
     done("short traces, and devices without events");
 }
 
+// Two threads start and stop traces while a third computes: each trace ends, whoever ends it.
+void check_threads() {
+    const Block   block = ffn_block(q4_0, q4_0);
+    const PlanPtr plan  = new_plan(plan_text({&block}, Cut::half, async_device::device_name, "CPU"));
+    if (plan == nullptr) {
+        return;
+    }
+    const Model           model(block, make_data(block), plan.get());
+    async_device::Options slow;
+    slow.max_delay_us = 200;
+    async_device::set_options(slow);
+    std::atomic<bool>        ends{false};
+    std::thread              computes([&] {
+        Session session;
+        while (!ends) {
+            check(!session.compute(model, 3).empty(), "computes while it is traced");
+        }
+    });
+    std::vector<std::thread> tracers;
+    for (int i = 0; i < 2; i++) {
+        tracers.emplace_back([] {
+            for (int round = 0; round < 30; round++) {
+                check_ok(oallama_trace_start(1000, OALLAMA_TRACE_EVENTS), "a trace starts");
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                stop_trace();
+            }
+        });
+    }
+    for (std::thread & tracer : tracers) {
+        tracer.join();
+    }
+    ends = true;
+    computes.join();
+    async_device::set_options({});
+    done("traces of several threads");
+}
+
 } // namespace
 
 void test_trace() {
@@ -132,6 +172,7 @@ void test_trace() {
     check_phases(OALLAMA_TRACE_EVENTS);
     check_phases(OALLAMA_TRACE_READ_BACK);
     check_limits();
+    check_threads();
     late = kept;
 }
 

@@ -1,6 +1,8 @@
 // The C interface to what is held and what was done.
 
 #include <algorithm>
+#include <mutex>
+#include <utility>
 
 #include "error.h"
 #include "stats.h"
@@ -12,10 +14,15 @@ namespace {
 
 constexpr int64_t max_trace = int64_t{1} << 24; // spans
 
-// Of the last trace.
-std::vector<oallama_span> & traced() {
-    static std::vector<oallama_span> the_spans;
-    return the_spans;
+// Of the last trace that ended.
+struct Traced {
+    std::mutex                mutex;
+    std::vector<oallama_span> spans;
+};
+
+Traced & traced() {
+    static Traced the_traced;
+    return the_traced;
 }
 
 double seconds(const std::atomic<int64_t> & nanoseconds) {
@@ -66,16 +73,19 @@ int oallama_trace_start(int64_t max_spans, oallama_trace_of of) {
 int oallama_trace_stop(int64_t * n_spans) {
     return guarded([&] {
         require(n_spans != nullptr, "room for the result is needed");
-        traced() = Trace::get().stop();
-        *n_spans = static_cast<int64_t>(traced().size());
+        std::vector<oallama_span>         spans = Trace::get().stop();
+        const std::lock_guard<std::mutex> lock(traced().mutex);
+        traced().spans = std::move(spans);
+        *n_spans       = static_cast<int64_t>(traced().spans.size());
     });
 }
 
 int oallama_trace_read(oallama_span * spans, int64_t capacity) {
     return guarded([&] {
         require(spans != nullptr && capacity >= 0, "room for the spans is needed");
-        const size_t n = std::min(traced().size(), static_cast<size_t>(capacity));
-        std::copy_n(traced().begin(), n, spans);
+        const std::lock_guard<std::mutex> lock(traced().mutex);
+        const size_t                      n = std::min(traced().spans.size(), static_cast<size_t>(capacity));
+        std::copy_n(traced().spans.begin(), n, spans);
     });
 }
 

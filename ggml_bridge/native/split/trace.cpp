@@ -24,6 +24,7 @@ void Trace::start(size_t max_spans, oallama_trace_of of) {
 }
 
 std::vector<oallama_span> Trace::stop() {
+    const std::lock_guard<std::mutex>               alone(stopping_);
     std::map<ggml_backend_t, std::unique_ptr<Lane>> lanes;
     {
         const std::lock_guard<std::mutex> lock(mutex_);

@@ -67,7 +67,8 @@ class Trace {
     double seconds(Time time) const { return std::chrono::duration<double>(time - started_).count(); }
 
     std::atomic<bool>                               on_{false};
-    std::mutex                                      mutex_;
+    std::mutex                                      stopping_; // one thread at a time: it waits for all lanes
+    std::mutex                                      mutex_;    // of what follows
     Time                                            started_;
     size_t                                          max_spans_ = 0;
     bool                                            ending_    = false;
