@@ -167,6 +167,60 @@ void check_ties() {
     done("tied experts");
 }
 
+// Of four dimensions, the last of which is of tokens, and heads that two others share.
+void check_four_dimensions(ggml_type type, oallama_axis axis) {
+    constexpr int64_t k = 64, row = k * sizeof(float);
+
+    Block block;
+    block.name    = "four dimensions " + type_name(type);
+    block.n_embd  = 6 * k;
+    block.weights = {{"ssm_out", type, k, 96, 1, axis}, {"attn_k_b", type, k, 96, 3, axis}};
+    block.build   = [](Graph & g) {
+        ggml_tensor * cur  = ggml_rms_norm(g.ctx, g.x, 1e-5F);
+        const auto    view = [&](int64_t ne1, int64_t ne2, int64_t ne3, size_t nb1, size_t nb2, size_t nb3) {
+            return ggml_view_4d(g.ctx, cur, k, ne1, ne2, ne3, nb1 * row, nb2 * row, nb3 * row, 0);
+        };
+        g.output(ggml_scale(g.ctx, g.mul_mat("ssm_out", view(2, 3, g.n_tokens, 1, 2, 6)), 2.0F));
+        g.output(ggml_scale(g.ctx, g.mul_mat("ssm_out", view(3, 2, g.n_tokens, 2, 1, 6)), 3.0F));
+        g.output(ggml_cont(g.ctx, g.mul_mat("attn_k_b", view(g.n_tokens, 3, 2, 6, 1, 3))));
+        g.output(ggml_cont(g.ctx, g.mul_mat("attn_k_b", view(g.n_tokens, 6, 1, 6, 1, 6))));
+    };
+    check_block(block, {1, 3}, Same::host);
+}
+
+// Of all tokens and of the first one, which is added to each of them.
+void check_one_for_all(ggml_type type) {
+    Block block;
+    block.name    = "one token's added to all " + type_name(type);
+    block.n_embd  = 64;
+    block.weights = {{"attn_q", type, 64, 96, 1, OALLAMA_ROWS}, {"attn_k", type, 64, 96, 1, OALLAMA_ROWS}};
+    block.build   = [](Graph & g) {
+        ggml_tensor * cur = ggml_rms_norm(g.ctx, g.x, 1e-5F);
+        ggml_tensor * all = g.mul_mat("attn_q", cur);
+        ggml_tensor * one = g.mul_mat("attn_k", ggml_view_2d(g.ctx, cur, 64, 1, cur->nb[1], 0));
+        g.output(ggml_scale(g.ctx, ggml_add(g.ctx, all, one), 2.0F));
+    };
+    check_block(block, {1, 7}, Same::sides);
+}
+
+// A mul-mat of no tokens beside one of some.
+void check_none_beside_some(ggml_type type) {
+    Block block;
+    block.name    = "no tokens beside some " + type_name(type);
+    block.n_embd  = 64;
+    block.weights = {{"attn_q", type, 64, 96, 1, OALLAMA_ROWS}, {"attn_k", type, 64, 96, 1, OALLAMA_COLS}};
+    block.build   = [](Graph & g) {
+        ggml_tensor * cur  = ggml_rms_norm(g.ctx, g.x, 1e-5F);
+        ggml_tensor * none = ggml_view_2d(g.ctx, cur, 64, 0, cur->nb[1], 0);
+        ggml_tensor * some = g.mul_mat("attn_q", cur);
+        for (ggml_tensor * node : {g.mul_mat("attn_k", none), some, ggml_sqr(g.ctx, g.mul_mat("attn_q", none))}) {
+            ggml_build_forward_expand(g.gf, node);
+        }
+        g.output(some);
+    };
+    check_block(block, {1, 7}, Same::sides);
+}
+
 void check_mul_mats() {
     for (ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16, q4_0, q4_k}) {
         check_block(qkv_block(type), {1, 2, 7}, Same::rows);
@@ -176,6 +230,14 @@ void check_mul_mats() {
         check_block(batch_block(type), {1, 2, 7}, Same::host);
     }
     check_block(lone_block(GGML_TYPE_F16, GGML_TYPE_F16), {1, 2, 7, 32}, Same::rows);
+    for (ggml_type type : {GGML_TYPE_F32, GGML_TYPE_F16}) { // CPU_REPACK's kernels take no fourth dimension
+        check_four_dimensions(type, OALLAMA_ROWS);
+        check_four_dimensions(type, OALLAMA_COLS);
+    }
+    for (ggml_type type : {GGML_TYPE_F32, q4_0}) {
+        check_one_for_all(type);
+        check_none_beside_some(type);
+    }
 }
 
 // What a llama_context with other devices and reused graphs adds.

@@ -30,7 +30,7 @@ void ProgramBuilder::build() {
 void ProgramBuilder::emit(int i) {
     const ggml_tensor * node = graph_->nodes[i];
     const Value &       v    = value(i);
-    if (v.state == State::term) {
+    if (v.state == State::term || is_empty(node)) { // what reads an empty one is empty too
         return;
     }
     if (is_view(node->op)) {

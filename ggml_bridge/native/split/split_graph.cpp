@@ -275,10 +275,13 @@ int find_sum(const ggml_cgraph * graph, int weighting) {
     return static_cast<int>(last);
 }
 
+bool is_empty(const ggml_tensor * tensor) {
+    return std::find(std::begin(tensor->ne), std::end(tensor->ne), 0) != std::end(tensor->ne);
+}
+
 bool computes_nothing(const ggml_cgraph & graph) {
-    return std::all_of(graph.nodes, graph.nodes + graph.n_nodes, [](const ggml_tensor * node) {
-        return is_view(node->op) || std::find(std::begin(node->ne), std::end(node->ne), 0) != std::end(node->ne);
-    });
+    return std::all_of(graph.nodes, graph.nodes + graph.n_nodes,
+                       [](const ggml_tensor * node) { return is_view(node->op) || is_empty(node); });
 }
 
 ggml_cgraph graph_range(ggml_cgraph * graph, int begin, int end) {

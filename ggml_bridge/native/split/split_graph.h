@@ -55,6 +55,8 @@ bool is_read_once(const ggml_cgraph * graph, int i);
 // between are steps of it.
 int find_sum(const ggml_cgraph * graph, int weighting);
 
+bool is_empty(const ggml_tensor * tensor); // has no elements
+
 // Whether its nodes are views or have no elements: so is all of a block behind the attention of a micro-batch of which
 // no token is an output.
 bool computes_nothing(const ggml_cgraph & graph);

@@ -47,7 +47,8 @@ struct Value {
     bool    is_summed  = false; // a routed value that nothing but a sum reads
 
     bool cut_like(const Value & other) const {
-        return cc == other.cc && cg == other.cg && extent == other.extent && n_g == other.n_g;
+        const bool same_tokens = n_g == other.n_g && (n_g == 0 || n_tokens == other.n_tokens);
+        return cc == other.cc && cg == other.cg && extent == other.extent && same_tokens;
     }
 };
 
