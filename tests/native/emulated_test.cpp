@@ -178,6 +178,19 @@ void refuse_one_allocation() {
     expect(emulated_unregister() == 0, "it can be left");
 }
 
+// More than any device has, beside what is held.
+void refuse_too_much() {
+    expect(emulated_register(parameters(true).c_str()) == 0, "the device is registered");
+    const auto               buft = ggml_backend_dev_buffer_type(ggml_backend_dev_by_name("Emulated0"));
+    const oallama::BufferPtr held(ggml_backend_buft_alloc_buffer(buft, 64));
+    for (const size_t bytes : {size_t{INT64_MAX}, SIZE_MAX, size_t{1} << 62U}) {
+        const oallama::BufferPtr buffer(ggml_backend_buft_alloc_buffer(buft, bytes));
+        emulated_stats           stats = {};
+        expect(emulated_get_stats(&stats) == 0 && buffer == nullptr && stats.device_bytes == 64, "too much is refused");
+    }
+    expect(emulated_unregister() != 0, "it is in use");
+}
+
 // Callbacks that have no result to say it by: the process lives on, and no graph is believed after them.
 void run_out_of_memory() {
     for (int call = 0; call < 3; call++) {
@@ -220,6 +233,8 @@ int main() {
     write_weights();
     lose();
     refuse_one_allocation();
+    refuse_too_much();
+    expect(emulated_unregister() == 0, "it can be left");
     run_out_of_memory();
     expect(emulated_register("memory_bytes none\n") != 0 && std::strlen(emulated_last_error()) > 0, "it says why");
     std::printf("%d failed\n", n_failed);

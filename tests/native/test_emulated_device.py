@@ -197,6 +197,15 @@ def test_measured_kernels_come_before_rates(bridge: ggml_bridge.Bridge) -> None:
     device.unregister()
 
 
+def test_of_a_kernel_that_is_given_twice_the_least_time_counts(bridge: ggml_bridge.Bridge) -> None:
+    device = bridge.emulated()
+    kernel = "kernel MUL_MAT Q4_0 512x1024x1 0"
+    device.register(REAL + f"{kernel} 1 0.002\n{kernel} 8 0.02\n{kernel} 8 0.016\n")
+    for n_tokens, seconds in ((1, 0.002), (8, 0.016), (15, 0.03)):
+        assert device.mul_mat_seconds(2, 512, 1024, 1, 0, n_tokens) == pytest.approx(seconds)
+    device.unregister()
+
+
 @pytest.mark.parametrize(("number", "K"), [(4, 512), (2, 500)])
 def test_a_mul_mat_by_rows_that_cannot_be_takes_no_time(real: EmulatedDevice, number: int, K: int) -> None:
     """Type 4 was removed from ggml; a block of Q4_0 has 32 elements."""

@@ -86,10 +86,12 @@ const char * emulated_buft_get_name(ggml_backend_buffer_type_t /*buft*/) {
 }
 
 ggml_backend_buffer_t emulated_buft_alloc_buffer(ggml_backend_buffer_type_t buft, size_t size) {
-    Device &   device  = emulated_device();
-    const auto wanted  = static_cast<int64_t>(size);
-    const bool refused = device.refuses_allocation();
-    if (device.device_bytes.fetch_add(wanted) + wanted > device.parameters.memory_bytes || refused) {
+    Device & device = emulated_device();
+    if (device.refuses_allocation() || size > static_cast<size_t>(device.parameters.memory_bytes)) {
+        return nullptr;
+    }
+    const auto wanted = static_cast<int64_t>(size);
+    if (device.device_bytes.fetch_add(wanted) > device.parameters.memory_bytes - wanted) {
         device.device_bytes -= wanted;
         return nullptr;
     }

@@ -208,6 +208,8 @@ Parameters parse_parameters(const std::string & text) {
     }
     for (auto & [signature, curve] : made.kernels) {
         std::sort(curve.begin(), curve.end());
+        const auto again = [](const auto & a, const auto & b) { return a.first == b.first; };
+        curve.erase(std::unique(curve.begin(), curve.end(), again), curve.end()); // the least of several times counts
     }
     return made;
 }
