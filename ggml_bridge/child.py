@@ -111,8 +111,9 @@ class Child:
                 pass_fds=(write_fd,),
                 env={name: value for name, value in variables.items() if value is not None},
                 start_new_session=True,  # the terminal's Ctrl-C comes to us, and we pass it on
+                bufsize=0,  # or what a child does not read would be written once more when its stdin is closed
             )
-        except OSError:
+        except BaseException:
             os.close(read_fd)
             raise
         finally:
@@ -144,8 +145,9 @@ class Child:
         stdin = self._process.stdin
         assert stdin is not None
         with contextlib.suppress(BrokenPipeError):  # a child that died already tells why when it is asked for an answer
-            stdin.write(json.dumps(request).encode() + b"\n")
-            stdin.flush()
+            left = memoryview(json.dumps(request).encode() + b"\n")
+            while left:
+                left = left[stdin.write(left) :]
 
     def answer(self, on_progress: Callable[[Message], None] | None = None, timeout_s: float | None = None) -> Message:
         """The answer to the first request that has none yet. As ask."""

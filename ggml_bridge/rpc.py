@@ -103,7 +103,7 @@ class RpcServer:
                     pass_fds=(write_fd, *descriptors),
                     start_new_session=True,
                 )
-        except OSError:
+        except BaseException:
             os.close(read_fd)
             raise
         finally:

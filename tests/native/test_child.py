@@ -131,6 +131,36 @@ def test_timeout_ends_the_child(run_here: RunHere, monkeypatch: pytest.MonkeyPat
     must_end(made[0].pid)
 
 
+def test_a_child_ends_that_did_not_read_a_request_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    child = Child(CASES)
+    child.send({"case": "hang"})
+
+    def interrupt(*_: object) -> None:
+        raise RuntimeError("interrupted")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(RuntimeError, match="interrupted"):
+            while True:
+                child.send({"case": "echo", "text": "x" * 4000})
+        signal.setitimer(signal.ITIMER_REAL, 20.0)
+        child.end(signal.SIGTERM)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    assert not alive(child.pid)
+
+
+def test_a_child_that_cannot_be_started_leaves_nothing_open() -> None:
+    n_open = len(list(Path("/dev/fd").iterdir()))
+    for start in (lambda: Child(CASES, {"NAME": "a\0b"}), lambda: RpcServer(host="a\0b")):
+        with pytest.raises(ValueError, match="null byte"):
+            start()
+    assert len(list(Path("/dev/fd").iterdir())) <= n_open
+
+
 def test_an_error_in_on_progress_ends_the_child(run_here: RunHere) -> None:
     pids: list[int] = []
 
