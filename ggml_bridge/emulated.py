@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ggml_bridge.ffi import Native, declared
+from ggml_bridge.ffi import Native, declared, encode
 
 _ffi: Any = declared("emulated/ggml-emulated.h")
 
@@ -52,7 +52,7 @@ class EmulatedDevice:
         Raises ValueError naming the line of `parameters` that is wrong or a core that is not there, Unsupported while
         it is in use, VersionMismatch where the loaded ggml is another one.
         """
-        self._native.call("emulated_register", parameters.encode())
+        self._native.call("emulated_register", encode(parameters))
 
     def unregister(self) -> None:
         """Takes it out of ggml's registry. Raises Unsupported while it is in use."""

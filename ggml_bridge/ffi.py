@@ -75,5 +75,9 @@ def decode(text: Any) -> str:
 
 
 def encode(text: str | None) -> Any:
-    """A str as `const char *`, None as NULL."""
-    return ffi.NULL if text is None else text.encode()
+    """A str as `const char *`, None as NULL. Raises ValueError for a text that C would take for a shorter one."""
+    if text is None:
+        return ffi.NULL
+    if "\0" in text:
+        raise ValueError(f"a text for native code has a NUL character behind {text.partition(chr(0))[0][-40:]!r}")
+    return text.encode()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from ggml_bridge.errors import BridgeError
-from ggml_bridge.ffi import Native, decode, ffi
+from ggml_bridge.ffi import Native, decode, encode, ffi
 
 _MANGLED = "_Z26llama_get_memory_breakdownPK13llama_context"
 _MAX_ROWS = 64
@@ -44,7 +44,7 @@ def memory_breakdown(
     address = ctypes.cast(function, ctypes.c_void_p).value
     rows = ffi.new("gb_memory_row[]", _MAX_ROWS)
     n_rows = ffi.new("int64_t *")
-    names = [ffi.new("char[]", name.encode()) for name in no_alloc_on or ()]
+    names = [ffi.new("char[]", encode(name)) for name in no_alloc_on or ()]
     native.call(
         "gb_memory_breakdown",
         ffi.cast("void *", address),

@@ -14,7 +14,7 @@ from struct import Struct
 from typing import Any, Literal
 
 from ggml_bridge.errors import BridgeError
-from ggml_bridge.ffi import Native, declared, decode
+from ggml_bridge.ffi import Native, declared, decode, encode
 
 Axis = Literal["rows", "cols", "halves"]
 Step = Literal["launch", "host", "wait", "join", "send", "resident", "stall", "streamed", "fetch", "copy", "ahead"]
@@ -210,7 +210,7 @@ class SplitPlan:
     def __init__(self, native: Native, text: str) -> None:
         self._native = native
         handle = _ffi.new("oallama_plan **")
-        native.call("oallama_plan_new", text.encode(), handle)
+        native.call("oallama_plan_new", encode(text), handle)
         self._handle = handle[0]
         self._times = _ffi.new("oallama_block_times[]", _TIMES)
 
@@ -264,7 +264,7 @@ class SplitPlan:
 
         Raises ValueError where no model with this tensor is loaded, Unsupported where the cut was not kept (`cuts`).
         """
-        self._native.call("oallama_plan_move_cut", self._open(), name.encode(), cc)
+        self._native.call("oallama_plan_move_cut", self._open(), encode(name), cc)
 
     def take_times(self) -> list[BlockTimes]:
         """What each block took since this was asked last, in no order that means anything."""
@@ -292,19 +292,19 @@ class SplitPlan:
         """From here on the CPU computes the expert that a slot had. names: every weight of the block. Like
         swap_expert otherwise, as write_slot and fill_slot."""
         for name in names:
-            self._native.call("oallama_slot_free", self._open(), name.encode(), slot)
+            self._native.call("oallama_slot_free", self._open(), encode(name), slot)
 
     def write_slot(self, name: str, slot: int, data: bytes, offset: int) -> None:
         """A piece of one matrix of the expert that comes; offset: of the piece in it, bytes. Pieces begin and end
         between the blocks of the weight's type."""
         self._native.call(
-            "oallama_slot_write", self._open(), name.encode(), slot, _ffi.from_buffer(data), offset, len(data)
+            "oallama_slot_write", self._open(), encode(name), slot, _ffi.from_buffer(data), offset, len(data)
         )
 
     def fill_slot(self, names: Iterable[str], slot: int, expert: int) -> None:
         """From here on the device computes the expert that was written."""
         for name in names:
-            self._native.call("oallama_slot_fill", self._open(), name.encode(), slot, expert)
+            self._native.call("oallama_slot_fill", self._open(), encode(name), slot, expert)
 
     def take_uses(self, name: str, n_expert: int) -> ExpertUses:
         """How often tokens were routed to each expert of a weight with hot ones since this was asked last. Raises
@@ -312,7 +312,7 @@ class SplitPlan:
         made, count = [], _ffi.new("int64_t *")
         for of in range(2):  # in the order of enum oallama_batches
             uses = _ffi.new("int64_t[]", n_expert)
-            self._native.call("oallama_plan_take_uses", self._open(), name.encode(), of, uses, n_expert, count)
+            self._native.call("oallama_plan_take_uses", self._open(), encode(name), of, uses, n_expert, count)
             made.append((int(count[0]), tuple(_ffi.unpack(uses, n_expert))))
         return ExpertUses(*made[0], *made[1])
 

@@ -78,7 +78,7 @@ class LayerRestTimer(Timer):
 
     def __init__(self, native: Native, device: str, **fields: int) -> None:
         """`fields` are those of gb_layer_rest_params but the device."""
-        name = ffi.new("char[]", device.encode())
+        name = ffi.new("char[]", encode(device))
         super().__init__(native, "gb_layer_rest_new", ffi.new("gb_layer_rest_params *", {"device": name, **fields}))
         self.ops: list[str] = native.lines("gb_layer_rest_ops", self.handle)
 
@@ -120,8 +120,8 @@ class MulMatCase:
 
     def params(self) -> tuple[Any, list[Any]]:
         """`gb_mul_mat_params *`, and the strings that it points to, which must live as long."""
-        device = ffi.new("char[]", self.device.encode())
-        layout = ffi.NULL if self.layout is None else ffi.new("char[]", self.layout.encode())
+        device = ffi.new("char[]", encode(self.device))
+        layout = ffi.NULL if self.layout is None else ffi.new("char[]", encode(self.layout))
         shape = (self.k, self.n, self.e, self.n_expert_used, self.n_tokens)
         values = (device, layout, self.type_number, *shape, self.working_set_bytes, self.n_threads)
         return ffi.new("gb_mul_mat_params *", values), [device, layout]

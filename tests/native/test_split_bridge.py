@@ -101,6 +101,7 @@ def test_a_closed_plan_says_so(split: SplitBackend) -> None:
         ("0 0 512 -", "0 0 512", "line 9"),
         ("blk.0.ffn_up.weight", "blk.0.ffn_gate.weight", "line 7 .* second time"),
         ("# an FFN", "colour red", "line 2 .* colour"),
+        ("# an FFN", "# an \0 FFN", "NUL"),
     ],
 )
 def test_a_wrong_plan_is_refused_with_its_line(split: SplitBackend, old: str, new: str, message: str) -> None:
