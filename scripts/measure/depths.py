@@ -21,7 +21,7 @@ from oallama.place.problem import Problem
 from oallama.place.record import placed_by_plan
 from oallama.place.simulate import simulate, slice_plan
 from oallama.place.slicer import MODEL_ROUNDS, Slicer
-from oallama.placer.described import problem_on
+from oallama.placer.described import plan_for, problem_on
 
 MESSAGE = 512  # tokens: the least depth that is looked at
 N_PROMPT = 2  # of a workload that is all generation
@@ -49,7 +49,7 @@ def _priced(placer: Placer, machine: str, n_ctx: int) -> dict[str, Any]:
     depths = (MESSAGE, n_ctx // 2, n_ctx)
     plans = []
     for depth in depths:
-        record = placer.plan_for(on, at_depth(depth, n_ctx), None, None)
+        record = plan_for(placer, on, at_depth(depth, n_ctx))
         placed = placed_by_plan(placer.model.n_layer, placer.operators, record)
         plans.append({
             "policy": record.policy, "depth": depth, "kv_layers": max(0, record.n_gpu_layers - 1),

@@ -44,7 +44,7 @@ class Bench:
 
     def _solve(self) -> None:
         prefetch = PAPER if self.options.prefetch == "layer" else Prefetch(n_slots=self.options.slots)
-        self.problem = self.placer._problem(ATTENTION)
+        self.problem = self.placer.problem(ATTENTION)
         self.slicer = Slicer(self.problem, self.load, prefetch)
         self.on_cpu = cpu(costs_of(self.problem, self.load, "mixed", llama_uses_device=False))
 

@@ -73,7 +73,7 @@ class FakePlacer:
     cpu_attention: str = "auto"  # of the plan cpu
     host_layout: str | None = None
     is_profiled: bool = True
-    knows_experts: bool = False
+    routing: Any = None
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
         return Workload(n_prompt, n_gen, n_ctx or 4096, n_ubatch)
@@ -110,9 +110,12 @@ class FakePlacer:
         return replace(made, attention=Attention(), predicted=None)
 
     def plan_of(
-        self, on_device: list[str], gpu_layers: int, load: Workload, policy: str, stock_attention: bool, priced: bool
+        self, on_device: list[str], gpu_layers: int, load: Workload, policy: str, stock_attention: bool
     ) -> Plan:
         assert stock_attention
+        return self.unpriced_plan(on_device, gpu_layers, load, policy)
+
+    def unpriced_plan(self, on_device: list[str], gpu_layers: int, load: Workload, policy: str) -> Plan:
         made = plan(policy, load, tuple(on_device), 1.0)
         operators = tuple(replace(p, layout=self.host_layout if p.cc else None) for p in made.operators)
         return Plan.of(replace(made, n_gpu_layers=gpu_layers, operators=operators))

@@ -34,6 +34,7 @@ from oallama.place.record import placed_by_plan, plan_record
 from oallama.place.simulate import ENGINES, KINDS, Course, Simulation, simulate
 from oallama.place.what_if import HostLoad, probe_of, stock_decision
 from oallama.placer import Placer
+from oallama.placer.described import plan_for
 from oallama.plan.plan import Plan
 from oallama.profile.described import described, host_profile
 from oallama.report.simulate import LOOKS, Setting, simulate_chart, simulate_document, simulate_tables
@@ -238,7 +239,7 @@ def test_stock_fit_on_a_described_machine_keeps_to_the_memory_that_was_asked_for
 
     def fit(**options: object) -> Plan:
         asked = Placer(model(), ops, (), Options.given(device="none", **options))
-        return asked.plan_for(MACHINES["pc-12gb"], Workload(64, 8, 256), "fit")
+        return plan_for(asked, MACHINES["pc-12gb"], Workload(64, 8, 256), "fit")
 
     whole, part = fit(), fit(vram=weights // 2 + 2 * MIB)
     assert part.memory.capacity == weights // 2 + 2 * MIB < whole.memory.capacity
