@@ -6,7 +6,8 @@ Pure but for the problem's probe, which answers what a placement puts on the dev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import get_args
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.routing import Routing
@@ -44,19 +45,37 @@ QUICK_MISSES = 0.05
 """Of the seconds: by so much a quick look's placement may be slower than the thorough one's."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a caller may choose of how a policy places: OATO's affinity and fill, and how far copies of streamed weights
+    run ahead. Raises UsageError for what there is not."""
+
+    affinity: AffinityRule = "default"
+    fill: FillRule = "continue"
+    prefetch: PrefetchMode = "ahead"
+
+    def __post_init__(self) -> None:
+        for name, known in (("affinity", AffinityRule), ("fill", FillRule), ("prefetch", PrefetchMode)):
+            if getattr(self, name) not in get_args(known):
+                raise UsageError(f"{name} is {getattr(self, name)!r}; give one of {', '.join(get_args(known))}")
+
+    @property
+    def are_oatos(self) -> bool:
+        """Whether some were chosen that only OATO has."""
+        return (self.affinity, self.fill) != ("default", "continue")
+
+
 def decide(
     problem: Problem,
     policy: str,
     load: Workload,
     phase: Phase,
-    affinity: AffinityRule = "default",
-    fill: FillRule = "continue",
-    prefetch: PrefetchMode = "ahead",
+    rules: Rules = Rules(),
     effort: Effort = THOROUGH,
     larger_ubatches: Sequence[int] = (),
 ) -> Decision:
-    """The placement of a policy for a workload; "auto" takes the one with the least predicted time. prefetch: how far
-    copies of streamed weights run ahead. larger_ubatches: micro-batches above the workload's that may be taken instead.
+    """The placement of a policy for a workload; "auto" takes the one with the least predicted time. larger_ubatches:
+    micro-batches above the workload's that may be taken instead.
 
     "auto" with an affinity or a fill of the caller's choice is OATO, which they are for.
 
@@ -68,7 +87,7 @@ def decide(
         raise UsageError("policy fit is llama.cpp's own choice; ask it with bench.fit_plan.fit_plan, or `oallama plan`")
     if policy not in POLICIES:
         raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICIES)}")
-    if (affinity, fill) != ("default", "continue"):
+    if rules.are_oatos:
         if policy not in ("auto", "oato"):
             raise UsageError(f"affinity and fill say how oato places; policy {policy} does not use them")
         policy = "oato"
@@ -81,14 +100,14 @@ def decide(
         if name == "cpu":
             return on_cpu(problem, load, phase)
         if name in SLICED:
-            made = Sliced(problem, load, phase, name, prefetch, effort).decide()
+            made = Sliced(problem, load, phase, name, rules.prefetch, effort).decide()
             if name == EXPERTS and not _has_hot(made):  # then the search without them finds better slices
                 slices = replace(one("scheinfer", load, effort), policy=EXPERTS)
                 made = min(made, slices, key=lambda decision: decision.placed.seconds)
             return made
         if name in PUBLISHED:
-            return _decide_published(problem, name, load, phase, Prefetch(prefetch))
-        return _decide_whole(problem, name, load, phase, affinity, fill, effort.exchanges, required=policy != "auto")
+            return _decide_published(problem, name, load, phase, Prefetch(rules.prefetch))
+        return _decide_whole(problem, name, load, phase, rules, effort.exchanges, required=policy != "auto")
 
     n_layer = problem.graph.n_layer
     policies: Sequence[str] = (policy,)
@@ -153,8 +172,7 @@ def _decide_whole(
     policy: str,
     asked: Workload,
     phase: Phase,
-    affinity: AffinityRule,
-    fill: FillRule,
+    rules: Rules,
     exchanges: bool,
     required: bool,
 ) -> Decision:
@@ -163,14 +181,14 @@ def _decide_whole(
     def propose(_load: Workload, costs: Costs, memory: DeviceMemory) -> Placed:
         if policy == "layers":
             return layers(costs, memory.operator_room)
-        placed = search(costs, problem.operators, memory.operator_room, affinity=affinity, rule=fill)
-        if exchanges and affinity == "default" and fill == "continue":
+        placed = search(costs, problem.operators, memory.operator_room, affinity=rules.affinity, rule=rules.fill)
+        if exchanges and not rules.are_oatos:
             placed = exchange(costs, problem.operators, memory.operator_room, placed)
         return placed
 
     nothing = f"with crossings counted, no operator is predicted to be faster on {problem.profile.device}"
     reason = "no layer fits the device" if policy == "layers" else f"{nothing} (--fill full uses it anyway)"
-    return _corrected(problem, policy, asked, phase, propose, reason, required, fullest=affinity == "paper")
+    return _corrected(problem, policy, asked, phase, propose, reason, required, fullest=rules.affinity == "paper")
 
 
 def _decide_published(problem: Problem, policy: str, load: Workload, phase: Phase, prefetch: Prefetch) -> Decision:

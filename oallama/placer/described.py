@@ -15,7 +15,7 @@ from oallama.core.types import PrefetchMode, Workload
 from oallama.device.card import Card
 from oallama.device.machines import Machine
 from oallama.place.attention import with_attention
-from oallama.place.decide import FIT, decide
+from oallama.place.decide import FIT, Rules, decide
 from oallama.place.placed import Placed
 from oallama.place.problem import Decision, LoadBytes, Problem, on_cpu
 from oallama.place.record import plan_record
@@ -59,7 +59,7 @@ def plan_for(
     UsageError, DoesNotFit."""
     problem = problem_on(placer, machine)
     if policy != FIT:
-        decision = decide(problem, policy or "auto", load, "mixed", prefetch=prefetch or "ahead")
+        decision = decide(problem, policy or "auto", load, "mixed", Rules(prefetch=prefetch or "ahead"))
     elif placer.options.gpu_weights is None:
         decision = stock_decision(problem, load)
     else:

@@ -36,7 +36,7 @@ from oallama.place.affinity import FillRule
 from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.bound import physical_bound
 from oallama.place.budget import ledger
-from oallama.place.decide import decide, decide_as_given
+from oallama.place.decide import Rules, decide, decide_as_given
 from oallama.place.kept_cuts import Replan, kept_cuts_of, with_kept
 from oallama.place.microbatch import larger_ubatches
 from oallama.place.oato import AffinityRule
@@ -261,7 +261,8 @@ class Placer:
         """
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past)
         larger = larger_ubatches(load, self.options) if n_ubatch is None else ()
-        return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attention_passes, prefetch, larger))
+        rules = Rules(affinity, fill, prefetch)
+        return self._plan_of(*self._decide(policy, load, "mixed", rules, attention_passes, larger))
 
     def cpu_plan(
         self, load: Workload, attention_passes: Sequence[Pass] | None = None, stock_attention: bool = False
@@ -329,9 +330,11 @@ class Placer:
         affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises UsageError for a phase, affinity or
         fill that there is not, DoesNotFit, ProfileError, DeviceError.
         """
+        if phase not in get_args(Phase):
+            raise UsageError(f"phase is {phase!r}; give one of {', '.join(get_args(Phase))}")
         load = self.workload(n_prompt, n_gen, n_ctx)
         larger = larger_ubatches(load, self.options)
-        decision, flash_attn = self._decide("oato", load, phase, affinity, fill, larger=larger)
+        decision, flash_attn = self._decide("oato", load, phase, Rules(affinity, fill), larger=larger)
         return search_report(self.model, self.problem(flash_attn), decision, load, phase, affinity)
 
     def simulate(self, plan: Plan, load: Workload | None = None, machine: Machine | None = None) -> Simulation:
@@ -438,26 +441,15 @@ class Placer:
         policy: str,
         load: Workload,
         phase: Phase,
-        affinity: AffinityRule,
-        fill: FillRule,
+        rules: Rules,
         attention_passes: Sequence[Pass] | None = None,
-        prefetch: PrefetchMode = "ahead",
         larger: Sequence[int] = (),
     ) -> tuple[Decision, FlashAttention]:
         """larger: micro-batches above the workload's that may be taken instead."""
-        for name, value, known in (
-            ("phase", phase, Phase),
-            ("affinity", affinity, AffinityRule),
-            ("fill", fill, FillRule),
-            ("prefetch", prefetch, PrefetchMode),
-        ):
-            if value not in get_args(known):
-                raise UsageError(f"{name} is {value!r}; give one of {', '.join(get_args(known))}")
 
         def made(flash_attn: FlashAttention) -> Decision:
             sizes = [n for n in larger if self.attention_rule.allows(flash_attn, replace(load, n_ubatch=n))]
-            problem = self.problem(flash_attn)
-            return decide(problem, policy, load, phase, affinity, fill, prefetch, larger_ubatches=sizes)
+            return decide(self.problem(flash_attn), policy, load, phase, rules, larger_ubatches=sizes)
 
         return self.attention_rule.decide(made, self.profile(), load, attention_passes)
 

@@ -17,7 +17,7 @@ from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.passes import Pass
 from oallama.cost.timeline import Prefetch, cycle_seconds
 from oallama.place import sliced
-from oallama.place.decide import decide
+from oallama.place.decide import Rules, decide
 from oallama.place.placed import nothing_there
 from oallama.place.problem import Decision, Problem
 from oallama.place.slicer import Slicer
@@ -134,7 +134,7 @@ def test_where_nothing_is_copied_ahead_the_ring_has_one_slot(ahead: bool) -> Non
     made = problem(streams(1e-9), 10**7, gpu_weights=0.0)
     if ahead:
         made = replace(made, profile=replace(made.profile, fingerprint={"device_asynchronous": False}))
-    decision = decide(made, "scheinfer", TOKEN, "decode", prefetch="ahead" if ahead else "layer")
+    decision = decide(made, "scheinfer", TOKEN, "decode", Rules(prefetch="ahead" if ahead else "layer"))
     slices = decision.placed.slices
     assert slots_of(decision) == 1 and slices is not None and slices.settings is not None
     largest = max(
