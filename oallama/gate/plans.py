@@ -54,7 +54,7 @@ def plan_by(placer: Placer, load: Workload, attention_passes: Sequence[Pass] | N
     none."""
     if name == STOCK_CPU:
         return placer.cpu_plan(load, stock_attention=True)
-    return placer.plan(name, load.n_prompt, load.n_gen, load.n_ctx, attention_passes=attention_passes)
+    return placer.place(name, load, attention_passes=attention_passes)
 
 
 def candidate(policy: str, plan: Plan) -> Candidate:

@@ -260,8 +260,19 @@ class Placer:
         Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
         """
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past)
-        larger = larger_ubatches(load, self.options) if n_ubatch is None else ()
-        rules = Rules(affinity, fill, prefetch)
+        return self.place(policy, load, Rules(affinity, fill, prefetch), attention_passes, n_ubatch is None)
+
+    def place(
+        self,
+        policy: str,
+        load: Workload,
+        rules: Rules = Rules(),  # noqa: B008 - frozen
+        attention_passes: Sequence[Pass] | None = None,
+        larger_ubatches_too: bool = True,
+    ) -> Plan:
+        """As plan, for a workload; larger_ubatches_too: its micro-batch may be larger, unless the options ask for
+        one."""
+        larger = larger_ubatches(load, self.options) if larger_ubatches_too else ()
         return self._plan_of(*self._decide(policy, load, "mixed", rules, attention_passes, larger))
 
     def cpu_plan(

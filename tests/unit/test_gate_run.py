@@ -93,14 +93,12 @@ class FakePlacer:
     def machine(self) -> dict[str, Any]:
         return {"cpu": "a CPU", "n_threads": self.threads, "device_identity": self.identity}
 
-    def plan(
-        self, policy: str, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int = 512, attention_passes: Any = None
-    ) -> Plan:
+    def place(self, policy: str, load: Workload, attention_passes: Any) -> Plan:
         self.planned.append(policy)
         if policy in self.too_big:
             raise DoesNotFit(2, 1, "cpu-pair")
         names = NAMES[: COUNTS.get(policy, 4)]
-        made = plan(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), names, SECONDS.get(policy, 9.0))
+        made = plan(policy, load, names, SECONDS.get(policy, 9.0))
         way: Any = self.cpu_attention if policy == "cpu" else "auto"
         return replace(made, attention=Attention(way))
 
@@ -398,7 +396,7 @@ def test_where_one_round_takes_too_long_it_is_tried_twice() -> None:
 
 def test_planning_leaves_time_to_measure() -> None:
     turns, placer = Turns(lambda name: 0.1), FakePlacer()
-    quick, placer.plan = placer.plan, lambda *args, **options: (turns.clock.sleep(6.0), quick(*args, **options))[1]  # type: ignore[method-assign]
+    quick, placer.place = placer.place, lambda *args, **options: (turns.clock.sleep(6.0), quick(*args, **options))[1]  # type: ignore[method-assign]
     assert turns.gate(placer=placer).verdict.settled
     assert placer.planned == ["cpu", "scheinfer"], "no plan is begun in the second half"
 
@@ -420,8 +418,8 @@ def test_the_deep_test_is_for_those_who_have_not_lost_before() -> None:
         return turns(bench, progress)
 
     placer = FakePlacer()
-    quick = placer.plan
-    placer.plan = lambda policy, *given, **o: Plan.of(
+    quick = placer.place
+    placer.place = lambda policy, *given, **o: Plan.of(
         replace(quick(policy, *given, **o), predicted=Predicted(1.0, 0.01, 2.0))
     )  # type: ignore[method-assign, assignment]
     found = gated_plan(placer, load, measure=measure, clock=turns.clock)  # type: ignore[arg-type]
