@@ -409,6 +409,12 @@ def test_hopeless_candidates_are_given_up_after_a_block() -> None:
     assert "given up, at most 0.50× as fast" in {t.policy: t.refused for t in found.verdict.trials}["oato"]
 
 
+def test_plans_are_made_behind_the_tokens_that_are_there() -> None:
+    load = replace(LOAD, n_past=64)
+    found = gated_plan(FakePlacer(), load, measure=runner({"split": 1.5}, []))  # type: ignore[arg-type]
+    assert (found.plan.policy, found.plan.workload) == ("split", load)
+
+
 def test_the_deep_test_is_for_those_who_have_not_lost_before() -> None:
     load, measured = Workload(1000, 32, 32768), []
     turns = Turns(lambda name: {"stock-cpu": 0.1, "layers": 0.05}.get(name, 0.2))
