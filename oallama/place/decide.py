@@ -11,10 +11,9 @@ from typing import get_args
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.routing import Routing
-from oallama.core.types import CPU_DEVICE, Operator, Phase, PrefetchMode, Workload
+from oallama.core.types import CPU_DEVICE, Operator, Phase, PrefetchMode, StreamSettings, Workload
 from oallama.cost.experts import expert_use
 from oallama.cost.placement import Costs
-from oallama.cost.timeline import Prefetch
 from oallama.place.affinity import FillRule
 from oallama.place.budget import DeviceMemory
 from oallama.place.exchange import exchange
@@ -106,7 +105,7 @@ def decide(
                 made = min(made, slices, key=lambda decision: decision.placed.seconds)
             return made
         if name in PUBLISHED:
-            return _decide_published(problem, name, load, phase, Prefetch(rules.prefetch))
+            return _decide_published(problem, name, load, phase, StreamSettings(prefetch=rules.prefetch))
         return _decide_whole(problem, name, load, phase, rules, effort.exchanges, required=policy != "auto")
 
     n_layer = problem.graph.n_layer
@@ -191,9 +190,11 @@ def _decide_whole(
     return _corrected(problem, policy, asked, phase, propose, reason, required, fullest=rules.affinity == "paper")
 
 
-def _decide_published(problem: Problem, policy: str, load: Workload, phase: Phase, prefetch: Prefetch) -> Decision:
+def _decide_published(
+    problem: Problem, policy: str, load: Workload, phase: Phase, streaming: StreamSettings
+) -> Decision:
     """A policy of another system, and what of that is not there."""
-    propose = published(problem, policy, phase, prefetch)
+    propose = published(problem, policy, phase, streaming)
     decision = _corrected(problem, policy, load, phase, propose, f"{policy} finds nothing that fits it", required=True)
     return replace(decision, notes=(*decision.notes, *published_notes(problem, policy, decision.placed)))
 

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from oallama.core.types import Phase, PrefetchMode, Workload
-from oallama.cost.timeline import Prefetch
+from oallama.core.types import Phase, PrefetchMode, StreamSettings, Workload
 from oallama.place.affinity import GRANULARITIES, Granularity, Transfers
 from oallama.place.budget import DeviceMemory
 from oallama.place.exchange import attention, exchange, whole_ffns
@@ -97,7 +96,7 @@ class Sliced:
         self._problem, self._asked, self._phase = problem, asked, phase
         self._policy, self._effort = policy, effort
         streams, hot = policy != "split", policy == EXPERTS
-        self._first_slicer = Slicer(problem, asked, Prefetch(prefetch), streams, hot)
+        self._first_slicer = Slicer(problem, asked, StreamSettings(prefetch=prefetch), streams, hot)
         self._slicers: dict[tuple[Workload, int], Slicer] = {}
         ahead = policy != "split" and prefetch == "ahead" and not problem.profile.is_blocking
         self._n_slots = N_SLOTS if ahead else (1,)  # where nothing is copied ahead, more gain nothing
