@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from oallama.bench.ab import Progress, quiet
 from oallama.bench.fit import fit_under
@@ -22,7 +21,7 @@ from oallama.bench.stock import parse_stock_args
 from oallama.core.errors import UsageError
 from oallama.core.types import Predicted, Workload
 from oallama.cost.passes import Pass, passes_at
-from oallama.place.decide import FIT, POLICIES
+from oallama.place.decide import FIT, POLICIES, Rules
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 
@@ -37,7 +36,7 @@ _UBATCH = re.compile(r"(.+)-ub([1-9][0-9]{0,6})")
 class ArmMaker:
     """Makes arms for one model, device and set of tests.
 
-    plan_options: keywords of Placer.plan (affinity, fill). auto: makes the arm of that name where there is a device
+    rules: of the arm oato. auto: makes the arm of that name where there is a device
     (the gate); None: the plan that is predicted to be the fastest.
     """
 
@@ -45,7 +44,7 @@ class ArmMaker:
     setting: Setting
     cap: Cap
     tests: tuple[BenchTest, ...] = ()
-    plan_options: dict[str, Any] = field(default_factory=dict)
+    rules: Rules = Rules()  # noqa: RUF009 - frozen
     progress: Progress = quiet
     auto: Callable[[ArmMaker], ArmSpec] | None = None
 
@@ -120,11 +119,8 @@ class ArmMaker:
             return fit_plan(self.placer, self.workload, self.setting, self.cap)
         if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
             return self.placer.cpu_plan(self.workload, attention_passes=self.attention_passes)
-        options = self.plan_options if policy == "oato" else {}
-        load = self.workload
-        lengths = (load.n_prompt, load.n_gen, load.n_ctx)  # the micro-batch may be larger, unless the user fixed it
-        passes = self.attention_passes
-        return self.placer.plan(policy, *lengths, attention_passes=passes, n_past=load.n_past, **options)
+        rules = self.rules if policy == "oato" else Rules()
+        return self.placer.place(policy, self.workload, rules, self.attention_passes)
 
     def _predicted(self, plan: Plan, test: BenchTest) -> dict[str, float] | None:
         """What a plan is predicted to take for a test: 0 for what it has none of. None where nothing is known: a plan

@@ -51,6 +51,9 @@ def stock_plan(placer: Placer, load: Workload, placement: StockPlacement, priced
     places = expected_places(placer.operators, n_layer, placement)
     on_device = [name for name, place in places.items() if place == "device"]
     gpu_layers = n_layer + 1 if placement.n_gpu_layers < 0 else min(placement.n_gpu_layers, n_layer + 1)
-    plan = placer.plan_of(on_device, gpu_layers, load, FIT, stock_attention=True, priced=priced)
+    if priced:
+        plan = placer.plan_of(on_device, gpu_layers, load, FIT, stock_attention=True)
+    else:
+        plan = placer.unpriced_plan(on_device, gpu_layers, load, FIT)
     operators = tuple(replace(operator, layout=None) for operator in plan.operators)
     return replace(plan, device=str(placer.device), operators=operators)

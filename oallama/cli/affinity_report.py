@@ -78,6 +78,7 @@ def command(
     if as_json and form not in (None, "json"):
         raise click.UsageError(f"--json and --format {form} exclude each other", click.get_current_context())
     from oallama.placer import Placer
+    from oallama.placer.affinity import plan_report
 
     chosen = form or format_of(output)
     if as_json and chosen == "table":
@@ -88,7 +89,8 @@ def command(
     if asked is None:
         report = placer.report(phase, n_prompt, n_gen, affinity, fill)
     else:
-        report = placer.report_of(asked.plan(placer, placer.workload(n_prompt, n_gen)), phase)
+        plan = asked.plan(placer, placer.workload(n_prompt, n_gen))
+        report = plan_report(placer.model, placer.problem_for(plan), plan, phase)
     if as_json and output is not None:
         emit(render(report, "json", every_row))
     if chosen == "table" and output is None:

@@ -33,6 +33,8 @@ from oallama.device.spec import parse_cpus
 if TYPE_CHECKING:
     from oallama.bench.ab import Bench
     from oallama.bench.records import BenchResult
+    from oallama.place.affinity import FillRule
+    from oallama.place.oato import AffinityRule
 
 DEFAULT_REPS = 6
 
@@ -137,8 +139,8 @@ def command(
     output_err: str | None,
     as_json: bool,
     options: Options,
-    affinity: str,
-    fill: str,
+    affinity: AffinityRule,
+    fill: FillRule,
     profile: str | None,
     cpus: tuple[int, ...] | None,
     seed: int,
@@ -162,11 +164,13 @@ def command(
     from oallama.bench.arms import ArmMaker
     from oallama.bench.prepare import bench_tests, default_arms, memory_cap, prepare, shared_setting
     from oallama.gate.run import gated_arm
+    from oallama.place.decide import Rules
     from oallama.placer import Placer
 
     format, file = output
     check_gate(gate, refresh_gate)
-    if (affinity, fill) != ("default", "continue") and "oato" not in (arms or ()):
+    rules = Rules(affinity, fill)
+    if rules.are_oatos and "oato" not in (arms or ()):
         raise UsageError("--affinity and --fill say how oato places, and no arm is oato; name it in --arms")
     check_result(file)
     check_result(chart)
@@ -174,10 +178,9 @@ def command(
     placer = Placer.of_file(model, options, profile)
     note_unused(placer)
     setting = shared_setting(placer, tests, cpus or (), seed)
-    plan_options = {"affinity": affinity, "fill": fill}
     auto = partial(gated_arm, refresh=refresh_gate) if gate else None
     with bench_progress(progress) as shown:
-        maker = ArmMaker(placer, setting, memory_cap(placer, setting), tests, plan_options, shown, auto)
+        maker = ArmMaker(placer, setting, memory_cap(placer, setting), tests, rules, shown, auto)
         bench = prepare(
             maker,
             arms or default_arms(placer),

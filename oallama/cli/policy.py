@@ -12,7 +12,7 @@ from oallama.cli.output import talk
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
 from oallama.core.types import CPU_DEVICE, Workload
-from oallama.place.decide import FIT, POLICIES
+from oallama.place.decide import FIT, POLICIES, Rules
 
 if TYPE_CHECKING:
     from oallama.placer import Placer
@@ -52,7 +52,7 @@ class PolicyOptions:
 
     @property
     def tells_oato(self) -> bool:
-        return (self.affinity, self.fill) != ("default", "continue")
+        return Rules(self.affinity, self.fill).are_oatos
 
     @property
     def told(self) -> bool:
@@ -74,16 +74,8 @@ class PolicyOptions:
         if self.n_gpu_layers is None:
             if self.policy == FIT:
                 return _fit(placer, load)
-            return placer.plan(
-                self.policy or "auto",
-                load.n_prompt,
-                load.n_gen,
-                load.n_ctx,
-                affinity=self.affinity,
-                fill=self.fill,
-                n_past=load.n_past,
-                **given(prefetch=self.prefetch),
-            )
+            rules = Rules(self.affinity, self.fill, **given(prefetch=self.prefetch))
+            return placer.place(self.policy or "auto", load, rules)
         if self.n_gpu_layers and placer.profile().device == CPU_DEVICE:
             raise UsageError("-ngl needs a device, and there is none; name one with --device, such as rpc-worker")
         return whole_layers(placer, self.n_gpu_layers, load)

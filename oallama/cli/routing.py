@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oallama.cli.gate import at_once
+from oallama.cli.options import as_record
 from oallama.cli.output import emit_json, is_terminal, show, talk, tell_aborts, write_chart
 from oallama.cli.prompt import text_of_file
 from oallama.cli.template import prompt_of
@@ -31,16 +32,32 @@ COUNT_EVERY = 16
 """--count-experts: tokens decoded for each that is counted, which takes 9 µs a layer on one core (docs/routing.md): of
 one in 16, a thousandth of a token's time where a layer takes 0.5 ms."""
 
-count_experts_option = click.option(
-    "--count-experts", is_flag=True,
-    help="Count which experts the answers use, for `oallama profile --routing`; no text is kept.",
-)  # fmt: skip
-
 learn_experts_option = click.option(
     "--learn-experts/--no-learn-experts", default=True, show_default=True,
     help="Where the plan has hot experts: count which ones are used, keep the counts (no text) for the next time, and "
     "give hot ones' places to others that are used more.",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CountingOptions:
+    """count_experts: of all layers, by a recorder. learn_experts: of the layers with hot experts, by the back end, and
+    these follow what is counted."""
+
+    count_experts: bool
+    learn_experts: bool
+
+
+counting_options = as_record(
+    "counts",
+    CountingOptions,
+    click.option(
+        "--count-experts", is_flag=True,
+        help="Count which experts the answers use, for `oallama profile --routing`; no text is kept.",
+    ),
+    learn_experts_option,
+)  # fmt: skip
+"""The command gets `counts`, a CountingOptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +110,15 @@ def known_routing(placer: Placer, asked: RoutingOptions) -> Routing:
 
 
 @contextmanager
-def counting(placer: Placer, asked: bool, learns: bool) -> Iterator[Callable[[Plan], dict[str, Any]]]:
-    """Arguments for Placer.engine with a plan, with which answers are counted; at the end the counts are kept. asked:
-    all layers, by a recorder. learns: the layers with hot experts, by the back end, and these follow what is counted;
-    what an emulated device routes to may be noise, so that is not kept. Raises UsageError where `asked` for a model
-    without experts."""
+def counting(placer: Placer, asked: CountingOptions) -> Iterator[Callable[[Plan], dict[str, Any]]]:
+    """Arguments for Placer.engine with a plan, with which answers are counted; at the end the counts are kept, but for
+    what is learned on an emulated device, whose routing may be noise. Raises UsageError where all layers of a model
+    without experts are to be counted."""
     from oallama.profile.routing import counted, unknown_routing
     from oallama.profile.routing_store import read_routing, write_routing
     from oallama.run.learned_experts import Known
 
-    shape = _experts_of(placer.model, "--count-experts") if asked else None
+    shape = _experts_of(placer.model, "--count-experts") if asked.count_experts else None
     recorded = (read_routing(*shape) or unknown_routing(*shape)) if shape is not None else None
     known: Known | None = None
 
@@ -113,10 +129,10 @@ def counting(placer: Placer, asked: bool, learns: bool) -> Iterator[Callable[[Pl
 
     def arguments(plan: Plan) -> dict[str, Any]:
         nonlocal known
-        if learns and known is None and any(placement.hot_experts for placement in plan.operators):
+        if asked.learn_experts and known is None and any(placement.hot_experts for placement in plan.operators):
             shape = _experts_of(placer.model, "--learn-experts")
             known = Known(recorded or read_routing(*shape) or unknown_routing(*shape))
-        recording = {"on_traffic": count, "record_every": COUNT_EVERY} if asked else {}
+        recording = {"on_traffic": count, "record_every": COUNT_EVERY} if asked.count_experts else {}
         return {**recording, **({"learn": known} if known is not None else {})}
 
     try:

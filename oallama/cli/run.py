@@ -16,7 +16,7 @@ from oallama.cli.options import complete_file, count, json_option, model_option,
 from oallama.cli.output import emit_json, is_terminal, talk, tell_aborts, write_piece
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload, say_warnings
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
-from oallama.cli.routing import count_experts_option, counting, learn_experts_option
+from oallama.cli.routing import CountingOptions, counting, counting_options
 from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, sampling_options
 from oallama.cli.template import Prompt, prompt_of
 from oallama.core.errors import OallamaError, UsageError
@@ -57,8 +57,7 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
     help="Put the prompt into the model's chat template, or continue it as it is.  "
     "[default: chat where the model has a template, except with the default model]",
 )
-@count_experts_option
-@learn_experts_option
+@counting_options
 @json_option
 def command(
     words: tuple[str, ...],
@@ -70,8 +69,7 @@ def command(
     asked: PlacementOptions,
     sampling: SamplingOptions,
     chat: bool | None,
-    count_experts: bool,
-    learn_experts: bool,
+    counts: CountingOptions,
     as_json: bool,
 ) -> None:
     """Generate text. Without MODEL the small model that comes with oallama is used; without PROMPT stdin is read;
@@ -98,8 +96,7 @@ def command(
             n_gen if click.get_current_context().get_parameter_source("n_gen") is not ParameterSource.DEFAULT else None
         )
         found = None if model is None else model_file(model)
-        counts = (count_experts, learn_experts)
-        start(found, system, most, asked, sampling, chat, counts=counts)
+        start(found, system, most, asked, sampling, chat, counts)
         return
     text = read_prompt(text, of_file=prompt_file is not None)
     drawn = sampling.arguments()
@@ -122,7 +119,7 @@ def command(
     if told:
         talk(f"oallama: {expected(placer, plan)}")
     with (
-        counting(placer, count_experts, learn_experts) as recording,
+        counting(placer, counts) as recording,
         asked.engine(placer, plan, **recording(plan)) as loaded,
     ):
         say_warnings(loaded, placer)

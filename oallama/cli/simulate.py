@@ -83,6 +83,7 @@ def command(
       oallama simulate plan.json -o spans.json
     """
     from oallama.placer import Placer
+    from oallama.placer.described import plan_for
     from oallama.plan.plan import Plan
     from oallama.report.simulate import Setting, memory_note, simulate_chart, simulate_document, simulate_tables
 
@@ -104,7 +105,7 @@ def command(
     else:
         load = placer.workload(n_prompt or 512, 128 if n_gen is None else n_gen, n_past=n_depth or 0)
         chosen = PolicyOptions(policy, None, prefetch=prefetch)
-        plan = chosen.plan(placer, load) if found is None else placer.plan_for(found, load, policy, prefetch)
+        plan = chosen.plan(placer, load) if found is None else plan_for(placer, found, load, policy, prefetch)
         load = plan.workload
     simulation = placer.simulate(plan, load, found)
     notes = plan.notes

@@ -76,10 +76,11 @@ def command(
 
     with Prober() as prober:  # it loads llama.cpp while the rest is imported and the model is read
         from oallama.placer import Placer
+        from oallama.placer.described import alone_and_beside
 
         placer = Placer.of_file(model, replace(options, device="none"), profile, prober)
         load = placer.workload(n_prompt, n_gen)
-        alone, rows = placer.what_if(cards or tuple(CARDS.values()), load, **given(policy=policy))
+        alone, rows = alone_and_beside(placer, cards or tuple(CARDS.values()), load, **given(policy=policy))
 
     from oallama.report.what_if import what_if_chart, what_if_document, what_if_table
 

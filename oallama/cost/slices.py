@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
+from oallama.core.types import StreamSettings
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.blocks import F32
 from oallama.cost.hot_experts import hot_times
 from oallama.cost.kernels import NO_TIME, Curve, interpolate
 from oallama.cost.slice_rates import NO_CROSSING, Crossing, SliceRates, both_sides
 from oallama.cost.streams import BlockTimes, Step
-from oallama.cost.timeline import Prefetch, cycle_seconds, own_cycle_seconds, runs_ahead
+from oallama.cost.timeline import cycle_seconds, own_cycle_seconds, runs_ahead
 
 
 def slice_times(
@@ -104,7 +105,7 @@ class Pricing:
     """
 
     rates: SliceRates
-    prefetch: Prefetch = Prefetch()  # noqa: RUF009 - frozen
+    streaming: StreamSettings = StreamSettings()  # noqa: RUF009 - frozen
     _own: dict[Hashable, tuple[BlockTimes, float | None]] = field(default_factory=dict, init=False, repr=False)
     _around: tuple[Curve, Curve] = field(default=(NO_TIME, NO_TIME), init=False, repr=False)
     _gaps: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
@@ -112,7 +113,7 @@ class Pricing:
 
     def with_slots(self, n_slots: int) -> Pricing:
         """The same with a ring of so many slots; tasks are the same."""
-        other = replace(self, prefetch=replace(self.prefetch, n_slots=n_slots))
+        other = replace(self, streaming=replace(self.streaming, n_slots=n_slots))
         other._own = self._own
         return other
 
@@ -144,13 +145,13 @@ class Pricing:
         return seconds
 
     def _behind(self, own: BlockTimes, gap_s: float, gap_cpu_s: float) -> float:
-        return own_cycle_seconds(own, own.gap_s + gap_s, own.gap_cpu_s + gap_cpu_s, self.prefetch)
+        return own_cycle_seconds(own, own.gap_s + gap_s, own.gap_cpu_s + gap_cpu_s, self.streaming)
 
     def _of(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> tuple[BlockTimes, float | None]:
         """(a block without a gap, its seconds; None: they depend on the gap, in which its copies go on)."""
         own = own_times(of, self.rates, cut, n_tokens, n_g, n_outputs)
-        ahead = runs_ahead([own], self.prefetch)
-        return own, None if ahead else cycle_seconds([own], self.prefetch)
+        ahead = runs_ahead([own], self.streaming)
+        return own, None if ahead else cycle_seconds([own], self.streaming)
 
     def _gap(self, of: BlockCost, n_tokens: int) -> tuple[float, float]:
         if of.gap is not self._around[0] or of.gap_cpu is not self._around[1]:

@@ -13,28 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oallama.core.types import PrefetchMode, StreamSettings
+from oallama.core.types import StreamSettings
 from oallama.cost.streams import BlockTimes, Drawing, Span, Stream, alone_seconds, left, run_block, run_gap
 
 SETTLED = 1e-9  # how alike rounds are that are the same
 
 MAX_ROUNDS = 40
 
-
-@dataclass(frozen=True, slots=True)
-class Prefetch:
-    """How copies run ahead. n_slots: blocks' weights that the ring holds; None: as many as there are."""
-
-    mode: PrefetchMode = "ahead"
-    n_slots: int | None = 2
-
-
-PAPER = Prefetch("layer", None)
-
-
-def prefetch_of(settings: StreamSettings | None) -> Prefetch:
-    """As a plan says it."""
-    return Prefetch() if settings is None else Prefetch(settings.prefetch, settings.n_slots)
+PAPER = StreamSettings(prefetch="layer")
+"""As ScheInfer copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +39,14 @@ class Timeline:
         return sum(span.end_s - span.start_s for span in self.spans if span.stream == stream)
 
 
-def timeline(blocks: Sequence[BlockTimes], prefetch: Prefetch, draws: bool = True) -> Timeline:
+def timeline(blocks: Sequence[BlockTimes], streaming: StreamSettings, draws: bool = True) -> Timeline:
     """Run the blocks one after another. draws: whether spans are wanted."""
-    run = _Run(blocks, prefetch, n_rounds=1, draws=draws)
+    run = _Run(blocks, streaming, n_rounds=1, draws=draws)
     ends = tuple(run.next_block() for _ in blocks)
     return Timeline(tuple(run.drawing.spans) if run.drawing else (), ends)
 
 
-def cycle_seconds(blocks: Sequence[BlockTimes], prefetch: Prefetch, max_rounds: int = MAX_ROUNDS) -> float:
+def cycle_seconds(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_rounds: int = MAX_ROUNDS) -> float:
     """Seconds of one round through the blocks when rounds follow one another without end, as tokens do: copies for the
     first block then run during the last ones of the round before.
 
@@ -67,27 +54,27 @@ def cycle_seconds(blocks: Sequence[BlockTimes], prefetch: Prefetch, max_rounds: 
     is too slow each leaves it with more to do, which the thread will have to wait for once the ring has run empty.
     """
     if len(blocks) > 1:
-        return _cycle(_Run(blocks, prefetch, n_rounds=None, draws=False), len(blocks), max_rounds)[0]
+        return _cycle(_Run(blocks, streaming, n_rounds=None, draws=False), len(blocks), max_rounds)[0]
     block = blocks[0]
-    if runs_ahead(blocks, prefetch):
-        return own_cycle_seconds(block, block.gap_s, block.gap_cpu_s, prefetch, max_rounds)
+    if runs_ahead(blocks, streaming):
+        return own_cycle_seconds(block, block.gap_s, block.gap_cpu_s, streaming, max_rounds)
     return block.gap_s + alone_seconds(block)
 
 
-def runs_ahead(blocks: Sequence[BlockTimes], prefetch: Prefetch) -> bool:
+def runs_ahead(blocks: Sequence[BlockTimes], streaming: StreamSettings) -> bool:
     """Whether copies are asked for before their own block."""
-    return prefetch.mode == "ahead" and any(
+    return streaming.prefetch == "ahead" and any(
         not block.routed and not block.offloaded and block.copy_s > 0 for block in blocks
     )
 
 
 def own_cycle_seconds(
-    block: BlockTimes, gap_s: float, gap_cpu_s: float, prefetch: Prefetch, max_rounds: int = MAX_ROUNDS
+    block: BlockTimes, gap_s: float, gap_cpu_s: float, streaming: StreamSettings, max_rounds: int = MAX_ROUNDS
 ) -> float:
     """As cycle_seconds, of one block that follows itself behind this gap, and runs ahead. Most rounds begin with what
     the one before asked for at its end, all else having arrived; so does the first."""
     copy_s, after_s = block.copy_s, block.issue_s + block.join_s
-    later_s = ((prefetch.n_slots or 1) - 1) * copy_s
+    later_s = (streaming.n_slots - 1) * copy_s
     rounds = _Rounds(max_rounds)
     link_s = max(0.0, copy_s - after_s)
     while rounds.last is None:
@@ -122,10 +109,10 @@ class _Rounds:
             self.last = (sum(s for s, _ in ran) + max(0.0, sum(added for _, added in ran))) / len(ran)
 
 
-def cycle_timeline(blocks: Sequence[BlockTimes], prefetch: Prefetch, max_rounds: int = MAX_ROUNDS) -> Timeline:
+def cycle_timeline(blocks: Sequence[BlockTimes], streaming: StreamSettings, max_rounds: int = MAX_ROUNDS) -> Timeline:
     """The last round that cycle_seconds runs, from 0 s; blocks of the next one, which copies may be for, are numbered
     on. Where rounds do not come out alike it is drawn as long as they are on average."""
-    run = _Run(blocks, prefetch, n_rounds=None, draws=True)
+    run = _Run(blocks, streaming, n_rounds=None, draws=True)
     assert run.drawing is not None
     seconds, start_s, ends_s = _cycle(run, len(blocks), max_rounds)
     stretch = seconds / (run.now - start_s) if run.now > start_s else 1.0
@@ -160,15 +147,17 @@ class _Run:
     """The state of the streams at `now`, which only moves forward. The link's work is one number, as copies are made in
     the order in which they were asked for."""
 
-    def __init__(self, blocks: Sequence[BlockTimes], prefetch: Prefetch, n_rounds: int | None, draws: bool) -> None:
+    def __init__(
+        self, blocks: Sequence[BlockTimes], streaming: StreamSettings, n_rounds: int | None, draws: bool
+    ) -> None:
         self.now = 0.0
         self.link_left_s = 0.0  # work of all copies that were asked for and are not done
         self.ordinal = 0  # of the next block, over all rounds
         self.drawing = Drawing() if draws else None
         self._blocks = blocks
         self._copies = [0.0 if block.offloaded else block.copy_s for block in blocks]  # into the ring
-        self.ahead = runs_ahead(blocks, prefetch)
-        self._n_slots = len(blocks) if prefetch.n_slots is None else prefetch.n_slots
+        self.ahead = runs_ahead(blocks, streaming)
+        self._n_slots = streaming.n_slots
         self._end = None if n_rounds is None else n_rounds * len(blocks)
         self._asked = 0  # blocks whose copies were asked for, if they have any
         self._held = 0  # slots

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from oallama.bench.arms import STOCK_CPU
 from oallama.core.errors import DoesNotFit
 from oallama.gate.verdict import CPU_ALONE, Candidate
-from oallama.place.decide import CANDIDATES
+from oallama.place.decide import CANDIDATES, hot_fault
 from oallama.place.sliced import EXPERTS
 from oallama.run.setup import only_splits
 
@@ -40,7 +40,7 @@ def all_plans(
             break
         if policy == STOCK_CPU and not (placer.options.flash_attn == "auto" and leaves_flash_off(found[CPU_ALONE])):
             continue
-        if policy == EXPERTS and not placer.knows_experts:
+        if policy == EXPERTS and hot_fault(placer.operators, placer.routing):
             continue
         with contextlib.suppress(DoesNotFit):
             plan = plan_by(placer, load, attention_passes, policy)
@@ -54,7 +54,7 @@ def plan_by(placer: Placer, load: Workload, attention_passes: Sequence[Pass] | N
     none."""
     if name == STOCK_CPU:
         return placer.cpu_plan(load, stock_attention=True)
-    return placer.plan(name, load.n_prompt, load.n_gen, load.n_ctx, attention_passes=attention_passes)
+    return placer.place(name, load, attention_passes=attention_passes)
 
 
 def candidate(policy: str, plan: Plan) -> Candidate:

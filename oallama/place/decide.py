@@ -1,25 +1,22 @@
-"""From a policy's name to a verified placement: propose with predicted costs, verify with what a load really takes.
+"""From a policy's name to a verified placement: what it looks at, and which of several is taken.
 
-What llama.cpp takes beside whole operators is only known from a load, so these are proposed again, with less room while
-they do not fit, with more where they leave some. Slices alone need nothing of llama.cpp on the device, and fit by
-construction. Pure but for `probe`, which the caller gives: it answers what a placement puts on the device (a no_alloc
-load).
+Pure but for the problem's probe, which answers what a placement puts on the device (a no_alloc load).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import get_args
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.routing import Routing
-from oallama.core.types import CPU_DEVICE, MemoryLedger, Operator, Phase, PrefetchMode, Workload
+from oallama.core.types import CPU_DEVICE, Operator, Phase, PrefetchMode, StreamSettings, Workload
 from oallama.cost.experts import expert_use
 from oallama.cost.placement import Costs
-from oallama.cost.timeline import Prefetch
 from oallama.place.affinity import FillRule
-from oallama.place.budget import DeviceMemory, Room
-from oallama.place.exchange import exchange, exchange_notes
+from oallama.place.budget import DeviceMemory
+from oallama.place.exchange import exchange
 from oallama.place.microbatch import seconds_in, seconds_recut, with_larger_ubatch
 from oallama.place.oato import AffinityRule, search
 from oallama.place.placed import Placed, layers
@@ -28,24 +25,12 @@ from oallama.place.problem import (
     Problem,
     costs_of,
     device_memory,
-    measured,
     nothing_placed,
     on_cpu,
-    own_bytes,
-    predicted_of,
-    with_layouts,
 )
 from oallama.place.published import PUBLISHED, Propose, published, published_notes
-from oallama.place.sliced import (
-    EXPERTS,
-    QUICK,
-    SLICED,
-    THOROUGH,
-    VERIFY_ROUNDS,
-    Effort,
-    Sliced,
-    streaming_notes,
-)
+from oallama.place.sliced import EXPERTS, QUICK, SLICED, THOROUGH, Effort, Sliced
+from oallama.place.verify import Proposal, verified, verified_in_rounds
 
 CANDIDATES = ("oato", "scheinfer", "split", "layers", "cpu")
 """What "auto" chooses among, and what the gate measures."""
@@ -59,19 +44,37 @@ QUICK_MISSES = 0.05
 """Of the seconds: by so much a quick look's placement may be slower than the thorough one's."""
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a caller may choose of how a policy places: OATO's affinity and fill, and how far copies of streamed weights
+    run ahead. Raises UsageError for what there is not."""
+
+    affinity: AffinityRule = "default"
+    fill: FillRule = "continue"
+    prefetch: PrefetchMode = "ahead"
+
+    def __post_init__(self) -> None:
+        for name, known in (("affinity", AffinityRule), ("fill", FillRule), ("prefetch", PrefetchMode)):
+            if getattr(self, name) not in get_args(known):
+                raise UsageError(f"{name} is {getattr(self, name)!r}; give one of {', '.join(get_args(known))}")
+
+    @property
+    def are_oatos(self) -> bool:
+        """Whether some were chosen that only OATO has."""
+        return (self.affinity, self.fill) != ("default", "continue")
+
+
 def decide(
     problem: Problem,
     policy: str,
     load: Workload,
     phase: Phase,
-    affinity: AffinityRule = "default",
-    fill: FillRule = "continue",
-    prefetch: PrefetchMode = "ahead",
+    rules: Rules = Rules(),
     effort: Effort = THOROUGH,
     larger_ubatches: Sequence[int] = (),
 ) -> Decision:
-    """The placement of a policy for a workload; "auto" takes the one with the least predicted time. prefetch: how far
-    copies of streamed weights run ahead. larger_ubatches: micro-batches above the workload's that may be taken instead.
+    """The placement of a policy for a workload; "auto" takes the one with the least predicted time. larger_ubatches:
+    micro-batches above the workload's that may be taken instead.
 
     "auto" with an affinity or a fill of the caller's choice is OATO, which they are for.
 
@@ -83,7 +86,7 @@ def decide(
         raise UsageError("policy fit is llama.cpp's own choice; ask it with bench.fit_plan.fit_plan, or `oallama plan`")
     if policy not in POLICIES:
         raise UsageError(f"there is no policy {policy!r}; choose one of {', '.join(POLICIES)}")
-    if (affinity, fill) != ("default", "continue"):
+    if rules.are_oatos:
         if policy not in ("auto", "oato"):
             raise UsageError(f"affinity and fill say how oato places; policy {policy} does not use them")
         policy = "oato"
@@ -96,14 +99,14 @@ def decide(
         if name == "cpu":
             return on_cpu(problem, load, phase)
         if name in SLICED:
-            made = Sliced(problem, load, phase, name, prefetch, effort).decide()
+            made = Sliced(problem, load, phase, name, rules.prefetch, effort).decide()
             if name == EXPERTS and not _has_hot(made):  # then the search without them finds better slices
                 slices = replace(one("scheinfer", load, effort), policy=EXPERTS)
                 made = min(made, slices, key=lambda decision: decision.placed.seconds)
             return made
         if name in PUBLISHED:
-            return _decide_published(problem, name, load, phase, Prefetch(prefetch))
-        return _decide_whole(problem, name, load, phase, affinity, fill, effort.exchanges, required=policy != "auto")
+            return _decide_published(problem, name, load, phase, StreamSettings(prefetch=rules.prefetch))
+        return _decide_whole(problem, name, load, phase, rules, effort.exchanges, required=policy != "auto")
 
     n_layer = problem.graph.n_layer
     policies: Sequence[str] = (policy,)
@@ -155,11 +158,7 @@ def _has_hot(decision: Decision) -> bool:
 
 def decide_as_given(problem: Problem, placed: Placed, load: Workload, policy: str) -> Decision:
     """A placement of the caller's own, priced for the workload and probed but not changed: `spare` may be negative."""
-    costs = costs_of(problem, load, "mixed")
-    placed = with_layouts(problem, costs, placed)
-    capacity = problem.probe(load, placed).device_free if problem.vram is None else problem.vram
-    memory = measured(problem, load, placed, capacity)
-    return Decision(policy, load, costs, placed, memory, predicted_of(problem, load, placed, costs.layouts), ())
+    return verified(problem, policy, Proposal(load, costs_of(problem, load, "mixed"), placed))
 
 
 #
@@ -172,8 +171,7 @@ def _decide_whole(
     policy: str,
     asked: Workload,
     phase: Phase,
-    affinity: AffinityRule,
-    fill: FillRule,
+    rules: Rules,
     exchanges: bool,
     required: bool,
 ) -> Decision:
@@ -182,25 +180,26 @@ def _decide_whole(
     def propose(_load: Workload, costs: Costs, memory: DeviceMemory) -> Placed:
         if policy == "layers":
             return layers(costs, memory.operator_room)
-        placed = search(costs, problem.operators, memory.operator_room, affinity=affinity, rule=fill)
-        if exchanges and affinity == "default" and fill == "continue":
+        placed = search(costs, problem.operators, memory.operator_room, affinity=rules.affinity, rule=rules.fill)
+        if exchanges and not rules.are_oatos:
             placed = exchange(costs, problem.operators, memory.operator_room, placed)
         return placed
 
     nothing = f"with crossings counted, no operator is predicted to be faster on {problem.profile.device}"
     reason = "no layer fits the device" if policy == "layers" else f"{nothing} (--fill full uses it anyway)"
-    return _verified(problem, policy, asked, phase, propose, reason, required, fullest=affinity == "paper")
+    return _corrected(problem, policy, asked, phase, propose, reason, required, fullest=rules.affinity == "paper")
 
 
-def _decide_published(problem: Problem, policy: str, load: Workload, phase: Phase, prefetch: Prefetch) -> Decision:
+def _decide_published(
+    problem: Problem, policy: str, load: Workload, phase: Phase, streaming: StreamSettings
+) -> Decision:
     """A policy of another system, and what of that is not there."""
-    propose = published(problem, policy, phase, prefetch)
-    decision = _verified(problem, policy, load, phase, propose, f"{policy} finds nothing that fits it", required=True)
-    notes = (*published_notes(problem, policy, decision.placed), *streaming_notes(problem, decision.placed))
-    return replace(decision, notes=(*decision.notes, *notes))
+    propose = published(problem, policy, phase, streaming)
+    decision = _corrected(problem, policy, load, phase, propose, f"{policy} finds nothing that fits it", required=True)
+    return replace(decision, notes=(*decision.notes, *published_notes(problem, policy, decision.placed)))
 
 
-def _verified(
+def _corrected(
     problem: Problem,
     policy: str,
     asked: Workload,
@@ -210,8 +209,8 @@ def _verified(
     required: bool,
     fullest: bool = False,
 ) -> Decision:
-    """Propose a placement, ask what it really takes, and correct the budget by that until it fits and fills the device.
-    A placement that leaves the device empty is for the workload as it was asked for.
+    """The best that `propose` finds in rounds of verification (place/verify.py). A placement that leaves the device
+    empty is for the workload as it was asked for.
 
     reason: why that is so. required: raise DoesNotFit where nothing that was tried fits, else leave everything on the
     CPU and say so. fullest: of placements that fit the one that uses the device best is kept, not the fastest.
@@ -220,28 +219,22 @@ def _verified(
     if memory is None:
         return replace(on_cpu(problem, asked, phase), notes=notes)
     costs = costs_of(problem, load, phase)
-    room = Room(memory)
-    best: Decision | None = None
 
-    def better(real: MemoryLedger, placed: Placed, than: Decision) -> bool:
-        return real.spare < than.memory.spare if fullest else placed.seconds < than.placed.seconds
+    def proposed(room: DeviceMemory) -> Proposal | None:
+        placed = propose(load, costs, room)
+        return Proposal(load, costs, placed, notes) if placed.uses_device(problem.graph.n_layer) else None
 
-    for _ in range(VERIFY_ROUNDS):
-        placed = propose(load, costs, room.memory)
-        if not placed.uses_device(problem.graph.n_layer):
-            return best or nothing_placed(problem, policy, asked, phase, memory.capacity, reason)
-        placed = with_layouts(problem, costs, placed)
-        real = measured(problem, load, placed, memory.capacity)
-        if real.spare >= 0 and (best is None or better(real, placed, best)):
-            predicted = predicted_of(problem, load, placed, costs.layouts)
-            best = Decision(policy, load, costs, placed, real, predicted, (*notes, *exchange_notes(placed)))
-        if not room.learn(placed.first_device_layer, own_bytes(problem, placed), real):
-            break
+    def key(decision: Decision) -> float:
+        return decision.memory.spare if fullest else decision.placed.seconds
+
+    best, last = verified_in_rounds(problem, policy, memory, proposed, key)
     if best is not None:
         return best
-    if not required:
-        return nothing_placed(problem, policy, asked, phase, memory.capacity, "no placement that was tried fits it")
-    raise DoesNotFit(real.limit - real.spare, real.limit, problem.profile.device, f"the {policy} placement")
+    if last is not None and required:
+        real = last.memory
+        raise DoesNotFit(real.limit - real.spare, real.limit, problem.profile.device, f"the {policy} placement")
+    why = reason if last is None else "no placement that was tried fits it"
+    return nothing_placed(problem, policy, asked, phase, memory.capacity, why)
 
 
 #

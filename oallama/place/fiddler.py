@@ -73,7 +73,7 @@ def with_copies(slicer: Slicer, whole: Placed, phase: Phase, room: int) -> Place
     load = slicer.load
     lengths = [p.n_tokens for p in passes(load, "mixed")]
     table = token_table(copied_from(layers, slicer.on, load.largest_batch, lengths), load.largest_batch)
-    staging = staging_bytes(layers, slicer.on.prefetch, load.largest_batch, load.largest_batch)
+    staging = staging_bytes(layers, slicer.on.streaming, load.largest_batch, load.largest_batch)
     if not table or staging > room:
         return None
     plan = slicer.exact(slicer.priced(layers, table, False, 0, staging))

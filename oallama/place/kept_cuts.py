@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
-from oallama.core.types import MemoryLedger, Operator, PlanRecord
+from oallama.core.types import MemoryLedger, Operator, PlanRecord, StreamSettings
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.slices import Pricing
 from oallama.cost.streams import BlockTimes
-from oallama.cost.timeline import Prefetch, cycle_seconds, prefetch_of
+from oallama.cost.timeline import cycle_seconds
 from oallama.model.cut import cut_axis
 from oallama.place.cuts import Layers, Table, best_cg, n_g_at
 from oallama.place.placed import Placed
@@ -50,7 +50,7 @@ class Replan:
     """What a loaded model may move, and what that takes beside what its plan says."""
 
     blocks: tuple[Kept, ...]
-    prefetch: Prefetch
+    streaming: StreamSettings
     staging_bytes: int = 0  # of the device
     ring_bytes: int = 0  # of the ring that the largest of these cuts need, which is in the plan's staging and these
     notes: tuple[str, ...] = ()
@@ -83,16 +83,16 @@ def scaled(times: BlockTimes, rates: Rates) -> BlockTimes:
 def kept_cuts_of(problem: Problem, record: PlanRecord, placed: Placed) -> Replan:
     """The cuts to keep beside a plan's that slices something. placed: as it says."""
     load = record.workload
-    slicer = Slicer(problem, load, prefetch_of(record.streaming))
+    slicer = Slicer(problem, load, record.streaming or StreamSettings())
     layers = [(of, cut) for of, cut in slicer.again(placed).layers if not cut.n_hot]
     on, table = slicer.on, record.token_assignment
     n_g = most_n_g(table, load.largest_batch)
 
     def staging(layers: Layers) -> int:
-        return staging_bytes(layers, on.prefetch, load.largest_batch, n_g)
+        return staging_bytes(layers, on.streaming, load.largest_batch, n_g)
 
     def ring(layers: Layers) -> int:
-        return ring_bytes(layers, on.prefetch, n_g)
+        return ring_bytes(layers, on.streaming, n_g)
 
     room = max(0, record.memory.spare)
     return kept_cuts(problem.operators, layers, table, on, problem.host_room, staging, room, ring)
@@ -149,7 +149,7 @@ def kept_cuts(
             break
         notes.append("host memory has no room for all cuts that were to be kept")
     most = [max(kept.cuts, key=_streamed) for kept in blocks]
-    return Replan(blocks, on.prefetch, more_bytes(most), ring(widest(most)), tuple(dict.fromkeys(notes)))
+    return Replan(blocks, on.streaming, more_bytes(most), ring(widest(most)), tuple(dict.fromkeys(notes)))
 
 
 def with_kept(memory: MemoryLedger, replan: Replan) -> MemoryLedger:
@@ -182,7 +182,7 @@ def _best_at(of: BlockCost, cut: Cut, on: Pricing, rates: Rates, table: Table, k
     def seconds(one: Cut) -> float:
         if one.cc < min(of.block.step, cut.cc + cut.cg):
             return float("inf")
-        return cycle_seconds([scaled(on.block_times(of, one, 1, n_g_at(table, 1)), rates)], on.prefetch)
+        return cycle_seconds([scaled(on.block_times(of, one, 1, n_g_at(table, 1)), rates)], on.streaming)
 
     best, _ = best_cg(of, cut.gg, seconds)
     if key is not None:

@@ -13,9 +13,8 @@ from dataclasses import replace
 from math import inf
 
 from oallama.core.options import STOCK_BATCH, Options
-from oallama.core.types import Phase, Workload
+from oallama.core.types import Phase, StreamSettings, Workload
 from oallama.cost.placement import placement_seconds
-from oallama.cost.timeline import prefetch_of
 from oallama.place.placed import Slices
 from oallama.place.problem import Decision, Problem, costs_of, operators_limit, own_bytes
 from oallama.place.slicer import Slicer
@@ -71,7 +70,7 @@ def seconds_recut(problem: Problem, decision: Decision, n_ubatch: int, phase: Ph
 
 def _slicer(problem: Problem, slices: Slices, load: Workload) -> Slicer:
     settings = slices.settings
-    return Slicer(problem, load, prefetch_of(settings), streams=settings is not None, hot=bool(slices.hot))
+    return Slicer(problem, load, settings or StreamSettings(), streams=settings is not None, hot=bool(slices.hot))
 
 
 def with_larger_ubatch(

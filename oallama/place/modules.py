@@ -139,4 +139,4 @@ def on_cpu(module: Module) -> Module:
 def staging_of(slicer: Slicer, found: Sequence[Module]) -> int:
     """Bytes of the device that the cuts of these modules need beside weights."""
     layers: Layers = [module.cut for module in found if module.cut is not None]
-    return staging_bytes(layers, slicer.on.prefetch, slicer.load.largest_batch, 0)
+    return staging_bytes(layers, slicer.on.streaming, slicer.load.largest_batch, 0)

@@ -70,6 +70,10 @@ class Problem:
             self, "splittable", tuple(can_split(o) and kernels.on_device(o) is not None for o in self.operators)
         )
 
+    def capacity(self, taken: LoadBytes) -> int:
+        """Bytes of the device: what was free there before this load, or what the caller says."""
+        return taken.device_free if self.vram is None else self.vram
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -169,13 +173,14 @@ def own_bytes(problem: Problem, placed: Placed) -> int:
     return whole + (slices.weights_bytes + slices.hot_bytes + slices.staging_bytes if slices else 0)
 
 
-def measured(problem: Problem, load: Workload, placed: Placed, capacity: int) -> MemoryLedger:
+def measured(problem: Problem, load: Workload, placed: Placed, capacity: int | None = None) -> MemoryLedger:
     """The ledger of a placement: what a no_alloc load says llama.cpp takes, with split operators on the host, and their
-    slices, which are the split backend's own. `spare` may be negative."""
+    slices, which are the split backend's own. `spare` may be negative. capacity: bytes of the device; None: as that
+    load found it."""
     taken = problem.probe(load, placed)
     slices = placed.slices
     return ledger(
-        capacity,
+        problem.capacity(taken) if capacity is None else capacity,
         problem.vram_fill,
         taken.weights_gpu + (slices.weights_bytes + slices.hot_bytes if slices else 0),
         taken.weights_host + (slices.twice_bytes - slices.weights_bytes if slices else 0),
@@ -186,8 +191,8 @@ def measured(problem: Problem, load: Workload, placed: Placed, capacity: int) ->
 
 
 def capacity_of(problem: Problem, load: Workload) -> int:
-    """Bytes of the device: what is free there, or what the caller says."""
-    return problem.probe(load, _operators_on_host(problem, load)).device_free if problem.vram is None else problem.vram
+    """Bytes of the device, before anything is loaded."""
+    return problem.capacity(problem.probe(load, _operators_on_host(problem, load)))
 
 
 def operators_limit(problem: Problem) -> int | None:
@@ -216,7 +221,7 @@ def device_memory(
     while True:
         taken = problem.probe(load, _operators_on_host(problem, load))
         memory = DeviceMemory(
-            capacity=taken.device_free if problem.vram is None else problem.vram,
+            capacity=problem.capacity(taken),
             fill=problem.vram_fill,
             kv=taken.kv,
             compute=taken.compute,

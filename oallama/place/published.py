@@ -8,9 +8,8 @@ from dataclasses import replace
 from functools import cache, partial
 
 from oallama.core.errors import UsageError
-from oallama.core.types import Phase, Workload
+from oallama.core.types import Phase, StreamSettings, Workload
 from oallama.cost.placement import Costs
-from oallama.cost.timeline import Prefetch
 from oallama.place import flexgen, hetegen
 from oallama.place.atsinfer import atsinfer
 from oallama.place.budget import DeviceMemory
@@ -36,7 +35,7 @@ PUBLISHED = {
 Propose = Callable[[Workload, Costs, DeviceMemory], Placed]
 
 
-def published(problem: Problem, policy: str, phase: Phase, prefetch: Prefetch) -> Propose:
+def published(problem: Problem, policy: str, phase: Phase, streaming: StreamSettings) -> Propose:
     """The policy as a function of a workload, the costs over the phase, and memory in which norms and KV of the last
     layers fit. Raises UsageError for a device that llama.cpp cannot use, and for a model without what the policy is
     for."""
@@ -48,7 +47,7 @@ def published(problem: Problem, policy: str, phase: Phase, prefetch: Prefetch) -
     operators = problem.operators
     if policy == "fiddler" and all(operator.op != "MUL_MAT_ID" for operator in operators):
         raise UsageError("policy fiddler is for models with experts, and this one has none; use layers or oato")
-    slicer_for = cache(partial(Slicer, problem, prefetch=prefetch))
+    slicer_for = cache(partial(Slicer, problem, streaming=streaming))
 
     def propose(load: Workload, costs: Costs, memory: DeviceMemory) -> Placed:
         if policy == "atsinfer":

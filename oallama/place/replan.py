@@ -64,7 +64,7 @@ class Replanner:
         key = (self._times[block][cut], rates)
         if key not in self._known:
             times = scaled(self.replan.blocks[block].times[cut], rates)
-            round_s = cycle_seconds([times], self.replan.prefetch)
+            round_s = cycle_seconds([times], self.replan.streaming)
             copied = (
                 min(1.0, times.copy_s / round_s) if round_s else 0.0
             )  # share of the round in which the link is busy

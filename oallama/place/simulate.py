@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from oallama.core.errors import PlanError
-from oallama.core.types import Operator, Predicted, Workload
+from oallama.core.types import Operator, Predicted, StreamSettings, Workload
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.offload import HostCache, host_cache
 from oallama.cost.passes import Pass, passes
 from oallama.cost.streams import BlockTimes, Span
 from oallama.cost.tasks import Engine, Task, whole_tasks
-from oallama.cost.timeline import Timeline, cycle_timeline, prefetch_of, timeline
+from oallama.cost.timeline import Timeline, cycle_timeline, timeline
 from oallama.place.placed import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
 from oallama.place.slice_plan import SlicePlan
@@ -133,8 +133,8 @@ def _in_order(works: Iterator[Work]) -> tuple[Work, ...]:
 
 def _sliced(problem: Problem, load: Workload, placed: Placed) -> Simulation:
     assert placed.slices is not None
-    prefetch = prefetch_of(placed.slices.settings)
-    slicer = Slicer(problem, load, prefetch)
+    streaming = placed.slices.settings or StreamSettings()
+    slicer = Slicer(problem, load, streaming)
     plan = slice_plan(slicer, placed, problem.operators)
     names = [_block_name([problem.operators[i] for i in of.block.operators]) for of, _ in plan.layers]
     gaps = _Gaps(problem, slicer, placed, plan, host_cache(problem.profile))
@@ -149,8 +149,8 @@ def _sliced(problem: Problem, load: Workload, placed: Placed) -> Simulation:
     of_token = slicer.pass_times(plan, token)
     return Simulation(
         load,
-        course(prompt, timeline(of_prompt, prefetch), of_prompt),
-        course((token,), cycle_timeline(of_token, prefetch, MODEL_ROUNDS), of_token),
+        course(prompt, timeline(of_prompt, streaming), of_prompt),
+        course((token,), cycle_timeline(of_token, streaming, MODEL_ROUNDS), of_token),
     )
 
 

@@ -1,21 +1,18 @@
 """Slices beside whole operators: OATO decides what lies whole on the device, slices take what it leaves.
 
-Pure but for the problem's probe (decide.py).
+Pure but for the problem's probe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from oallama.core.types import Phase, PrefetchMode, Workload
-from oallama.core.units import format_bytes
-from oallama.cost.placement import Costs
-from oallama.cost.timeline import Prefetch
+from oallama.core.types import Phase, PrefetchMode, StreamSettings, Workload
 from oallama.place.affinity import GRANULARITIES, Granularity, Transfers
-from oallama.place.budget import DeviceMemory, Room
-from oallama.place.exchange import attention, exchange, exchange_notes, whole_ffns
+from oallama.place.budget import DeviceMemory
+from oallama.place.exchange import attention, exchange, whole_ffns
 from oallama.place.oato import search
 from oallama.place.placed import Budget, Placed, cpu, nothing_there
 from oallama.place.problem import (
@@ -25,24 +22,20 @@ from oallama.place.problem import (
     capacity_of,
     costs_of,
     device_memory,
-    measured,
     nothing_placed,
     operators_limit,
     own_bytes,
-    predicted_of,
-    with_layouts,
 )
 from oallama.place.slice_plan import SlicePlan
 from oallama.place.slicer import N_VALUES, Slicer
 from oallama.place.spread import spread
+from oallama.place.verify import Proposal, verified, verified_in_rounds
 
 EXPERTS = "experts"
 """As scheinfer, with hot sets of experts; for models whose routing is known."""
 
 SLICED = ("split", "scheinfer", EXPERTS)
 """Policies that slice what OATO leaves."""
-
-VERIFY_ROUNDS = 6
 
 NO_SHARE = 0.0
 """Of what OATO was not asked for."""
@@ -78,13 +71,9 @@ QUICK = Effort((1.0, 0.5), (), (1.0,), 4, 4, ("block",), (0,), lowers_ubatch=Fal
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """A placement that has not been verified, and the workload it is for: its micro-batch may be lowered."""
+class SlicedProposal(Proposal):
+    """With the slices beside its whole operators."""
 
-    workload: Workload
-    costs: Costs
-    placed: Placed
-    notes: tuple[str, ...] = ()
     share: float | None = None  # of the room that OATO was asked to fill; None: llama.cpp has nothing on the device
     plan: SlicePlan | None = None  # of its slices
     room: tuple[int, int] = (0, 0)  # bytes of the device: for these and their staging, and for these alone
@@ -107,7 +96,7 @@ class Sliced:
         self._problem, self._asked, self._phase = problem, asked, phase
         self._policy, self._effort = policy, effort
         streams, hot = policy != "split", policy == EXPERTS
-        self._first_slicer = Slicer(problem, asked, Prefetch(prefetch), streams, hot)
+        self._first_slicer = Slicer(problem, asked, StreamSettings(prefetch=prefetch), streams, hot)
         self._slicers: dict[tuple[Workload, int], Slicer] = {}
         ahead = policy != "split" and prefetch == "ahead" and not problem.profile.is_blocking
         self._n_slots = N_SLOTS if ahead else (1,)  # where nothing is copied ahead, more gain nothing
@@ -117,51 +106,49 @@ class Sliced:
         problem, asked = self._problem, self._asked
         capacity = capacity_of(problem, asked)
         alone = list(self._alone(int(problem.vram_fill * capacity)))
-        memory, load, notes = (
-            (None, asked, ()) if problem.slices_only else device_memory(problem, asked, required=False)
-        )
-        bare = Proposal(load, costs_of(problem, load, self._phase), nothing_there(len(problem.operators), 0), notes)
-        room = None if memory is None else Room(memory)
-        shares = self._effort.shares
         made: Decision | None = None
-        for _ in range(VERIFY_ROUNDS):
-            beside = [] if room is None else self._beside(bare, room.memory, shares, alone)
-            best = min([*beside, *alone], key=_seconds)
-            if best.share is None:
-                best = self._in_fewer_slots(best, self._effort.fine_values)
-            if not best.placed.uses_device(problem.graph.n_layer):
-                break
-            decision = self._verified(best, capacity)
-            if decision.memory.spare >= 0 and (made is None or decision.placed.seconds < made.placed.seconds):
-                made = decision
-            if room is None or best.share is None:
-                break  # slices alone take what they say
-            if not room.learn(best.placed.first_device_layer, own_bytes(problem, decision.placed), decision.memory):
-                break
-            shares = tuple({1.0: None, best.share: None})
-        if made is None and alone:
-            least = min(alone, key=_seconds)
-            made = self._verified(least, capacity) if least.placed.uses_device(problem.graph.n_layer) else None
+        if not problem.slices_only:
+            memory, load, notes = device_memory(problem, asked, required=False)
+            if memory is not None:
+                costs = costs_of(problem, load, self._phase)
+                bare = SlicedProposal(load, costs, nothing_there(len(problem.operators), 0), notes)
+                propose = self._faster_than(alone, bare)
+                made, _ = verified_in_rounds(problem, self._policy, memory, propose)
+        least = self._in_fewer_slots(min(alone, key=_seconds), self._effort.fine_values)
+        if least.placed.uses_device(problem.graph.n_layer) and (made is None or _seconds(least) < made.placed.seconds):
+            made = verified(problem, self._policy, self._completed(least), capacity)  # slices alone take what they say
         if made is not None:
             return made
         reason = f"no operator, and no part of one, is predicted to make it faster on {problem.profile.device}"
         return nothing_placed(problem, self._policy, asked, self._phase, capacity, reason)
 
-    def _verified(self, proposal: Proposal, capacity: int) -> Decision:
-        """With n_g for batches of any size, and the ledger of a dry load: `spare` may be negative."""
-        problem, load, costs, plan = self._problem, proposal.workload, proposal.costs, proposal.plan
-        placed = proposal.placed
+    def _faster_than(
+        self, alone: Sequence[SlicedProposal], bare: SlicedProposal
+    ) -> Callable[[DeviceMemory], Proposal | None]:
+        """Proposes the best with whole operators for what the device has room for; None where one of `alone` is better.
+        Once all shares of the room were looked at, only the best one and the whole are."""
+        shares = self._effort.shares
+
+        def propose(memory: DeviceMemory) -> Proposal | None:
+            nonlocal shares
+            best = min([*self._beside(bare, memory, shares, alone), *alone], key=_seconds)
+            if best.share is None or not best.placed.uses_device(self._problem.graph.n_layer):
+                return None
+            shares = tuple({1.0: None, best.share: None})
+            return self._completed(best)
+
+        return propose
+
+    def _completed(self, proposal: SlicedProposal) -> Proposal:
+        """With n_g for batches of any size, and what is to be said of hot experts."""
+        plan, placed = proposal.plan, proposal.placed
         if plan is not None and plan.token_assignment:
             plan = self._slicer(proposal).with_table(plan, proposal.room[0])
             placed = self._placed(proposal, placed, plan)
-        placed = with_layouts(problem, costs, placed)
-        real = measured(problem, load, placed, capacity)
-        predicted = predicted_of(problem, load, placed, costs.layouts)
         hot = hot_notes(plan) if self._policy == EXPERTS else ()
-        notes = (*proposal.notes, *exchange_notes(placed), *streaming_notes(problem, placed), *hot)
-        return Decision(self._policy, load, costs, placed, real, predicted, notes)
+        return replace(proposal, placed=placed, notes=(*proposal.notes, *hot))
 
-    def _alone(self, limit: int) -> Iterator[Proposal]:
+    def _alone(self, limit: int) -> Iterator[SlicedProposal]:
         """Slices, and llama.cpp on the CPU alone. While memory is short, smaller micro-batches are tried: they leave
         more of it for weights."""
         problem, load, least_s = self._problem, self._asked, inf
@@ -171,7 +158,7 @@ class Sliced:
             costs = costs_of(problem, load, self._phase, llama_uses_device=False)
             change = f"lowered from {self._asked.n_ubatch} to {load.n_ubatch} tokens"
             lowered = f"micro-batch {change}, which leaves room for slices"
-            whole = Proposal(load, costs, cpu(costs), (lowered,) if load != self._asked else (), room=room)
+            whole = SlicedProposal(load, costs, cpu(costs), (lowered,) if load != self._asked else (), room=room)
             made = self._in_slots(whole, self._effort.fine_values, self._n_slots[0])
             plan = made.plan
             if load == self._asked or (plan is not None and not plan.is_empty):
@@ -186,16 +173,16 @@ class Sliced:
             load = replace(load, n_ubatch=load.n_ubatch // 2)
 
     def _beside(
-        self, bare: Proposal, memory: DeviceMemory, shares: Sequence[float], others: Sequence[Proposal]
-    ) -> list[Proposal]:
+        self, bare: SlicedProposal, memory: DeviceMemory, shares: Sequence[float], others: Sequence[SlicedProposal]
+    ) -> list[SlicedProposal]:
         """OATO's placements in shares of the room, and the best of them with slices in what they leave.
 
         bare: what all of them have in common. others: they compete with these.
         """
         problem, effort, costs, n_slots = self._problem, self._effort, bare.costs, self._n_slots[0]
         transfers = Transfers(costs)
-        whole: dict[float, Proposal] = {}
-        sliced: dict[float, Proposal] = {}
+        whole: dict[float, SlicedProposal] = {}
+        sliced: dict[float, SlicedProposal] = {}
 
         def budget_of(share: float) -> Budget:
             def budget(first_device_layer: int) -> int:
@@ -229,8 +216,8 @@ class Sliced:
                 best = min(sliced, key=lambda share: _seconds(sliced[share]))
                 look(best - step)
                 look(best + step)
-        found: list[Proposal] = []
-        beside: dict[tuple[bool, ...], Proposal] = {}
+        found: list[SlicedProposal] = []
+        beside: dict[tuple[bool, ...], SlicedProposal] = {}
         if sliced:
             best = min(sliced, key=lambda share: _seconds(sliced[share]))
             found += [*(whole[share] for share in sliced), sliced[best]]
@@ -271,7 +258,7 @@ class Sliced:
             )
         return found + self._spread(found, memory)
 
-    def _spread(self, found: Sequence[Proposal], memory: DeviceMemory) -> list[Proposal]:
+    def _spread(self, found: Sequence[SlicedProposal], memory: DeviceMemory) -> list[SlicedProposal]:
         """The best of these with its whole layers spread among the sliced ones, where it streams."""
         best = min(found, key=_seconds, default=None)
         if best is None or best.plan is None or not best.plan.streams:
@@ -282,7 +269,7 @@ class Sliced:
         whole = replace(best, placed=placed, plan=None)
         return [self._with_slices(whole, memory, self._effort.fine_values, best.n_slots)]
 
-    def _attention(self, bare: Proposal, memory: DeviceMemory) -> list[Proposal]:
+    def _attention(self, bare: SlicedProposal, memory: DeviceMemory) -> list[SlicedProposal]:
         """Attention whole on the device, of all layers and of the last ones, where it fits."""
         n_layer = self._problem.graph.n_layer
         firsts = {n_layer - round(part * n_layer) for part in self._effort.attention_layers}
@@ -290,7 +277,7 @@ class Sliced:
         fit = (one for one in held if own_bytes(self._problem, one) <= memory.operator_room(one.first_device_layer))
         return [replace(bare, placed=one, share=NO_SHARE) for one in fit]
 
-    def _with_slices(self, whole: Proposal, memory: DeviceMemory, n_values: int, n_slots: int) -> Proposal:
+    def _with_slices(self, whole: SlicedProposal, memory: DeviceMemory, n_values: int, n_slots: int) -> SlicedProposal:
         """The same with slices in what it leaves of the device's memory, and a ring of so many slots."""
         used = own_bytes(self._problem, whole.placed)
         room = memory.room(whole.placed.first_device_layer) - used
@@ -298,7 +285,7 @@ class Sliced:
         whole = replace(whole, room=(room, room if cap is None else min(room, cap - used)))
         return self._in_slots(whole, n_values, n_slots)
 
-    def _in_fewer_slots(self, made: Proposal, n_values: int) -> Proposal:
+    def _in_fewer_slots(self, made: SlicedProposal, n_values: int) -> SlicedProposal:
         """The same with a smaller ring where that is faster, as it takes memory that weights would gain by; else the
         proposal itself."""
         plan, (room, weights_room) = made.plan, made.room
@@ -308,7 +295,7 @@ class Sliced:
         others = [self._in_slots(whole, n_values, n) for n in self._n_slots if n < made.n_slots]
         return min([made, *(one for one in others if one.placed.slices is not None)], key=_seconds)
 
-    def _in_slots(self, whole: Proposal, n_values: int, n_slots: int) -> Proposal:
+    def _in_slots(self, whole: SlicedProposal, n_values: int, n_slots: int) -> SlicedProposal:
         """The same with slices in its room, and a ring of so many slots."""
         whole = replace(whole, n_slots=n_slots)
         plan = self._slicer(whole).plan(whole.placed, *whole.room, n_values)
@@ -316,36 +303,26 @@ class Sliced:
             return replace(whole, plan=plan)
         return replace(whole, placed=self._placed(whole, whole.placed, plan), plan=plan)
 
-    def _placed(self, proposal: Proposal, placed: Placed, plan: SlicePlan) -> Placed:
+    def _placed(self, proposal: SlicedProposal, placed: Placed, plan: SlicePlan) -> Placed:
         return self._slicer(proposal).placed(placed, plan, plan.seconds(proposal.workload, self._phase))
 
-    def _slicer(self, proposal: Proposal) -> Slicer:
+    def _slicer(self, proposal: SlicedProposal) -> Slicer:
         key = (proposal.workload, proposal.n_slots)
         if key not in self._slicers:
             self._slicers[key] = self._first_slicer.varied(*key)
         return self._slicers[key]
 
 
-def _seconds(proposal: Proposal) -> float:
+def _seconds(proposal: SlicedProposal) -> float:
     return proposal.placed.seconds
 
 
-def _has_n_g(proposal: Proposal) -> bool:
+def _has_n_g(proposal: SlicedProposal) -> bool:
     return proposal.plan is not None and bool(proposal.plan.token_assignment)
 
 
-def _sides(proposal: Proposal) -> tuple[tuple[bool, ...], int]:
+def _sides(proposal: SlicedProposal) -> tuple[tuple[bool, ...], int]:
     return proposal.placed.on_device, proposal.placed.first_device_layer
-
-
-def streaming_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
-    """What streaming from pageable memory costs, where the device has no other."""
-    profile = problem.profile
-    if placed.slices is None or not placed.slices.streams or profile.is_pinned:
-        return ()
-    rate = format_bytes(1 / profile.link["h2d_pageable"].beta_s_per_byte)
-    cost = f"{profile.device} has no pinned host memory: weights are streamed from pageable memory, at {rate}/s"
-    return (cost + ", and the CPU waits for every copy" if profile.is_blocking else cost,)
 
 
 def hot_notes(plan: SlicePlan | None) -> tuple[str, ...]:

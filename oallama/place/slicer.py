@@ -22,7 +22,7 @@ from oallama.cost.passes import Pass, passes
 from oallama.cost.slice_rates import slice_rates
 from oallama.cost.slices import Pricing, gap_times
 from oallama.cost.streams import BlockTimes
-from oallama.cost.timeline import Prefetch, Timeline, cycle_seconds, timeline
+from oallama.cost.timeline import Timeline, cycle_seconds, timeline
 from oallama.place.cuts import (
     Counted,
     Layers,
@@ -56,7 +56,7 @@ class Slicer:
         self,
         problem: Problem,
         load: Workload,
-        prefetch: Prefetch = Prefetch(),  # noqa: B008 - frozen
+        streaming: StreamSettings = StreamSettings(),  # noqa: B008 - frozen
         streams: bool = True,
         hot: bool = False,
     ) -> None:
@@ -64,7 +64,7 @@ class Slicer:
         Raises ProfileError where the profile has no link."""
         self._problem, self.load, self._streams, self._hot = problem, load, streams, hot
         self._uses = {} if problem.routing is None else expert_use(problem.routing)
-        self.on = Pricing(slice_rates(problem.profile), prefetch)
+        self.on = Pricing(slice_rates(problem.profile), streaming)
         self.sliceable = Sliceable(problem, load)
 
     def varied(self, load: Workload, n_slots: int) -> Slicer:
@@ -167,7 +167,7 @@ class Slicer:
         load = self.load
         known = {p.n_tokens for p in passes(load, "prefill")}
         table = token_table(plan.layers, self.on, load.largest_batch, known)
-        staging = staging_bytes(plan.layers, self.on.prefetch, load.largest_batch, most_n_g(table, load.largest_batch))
+        staging = staging_bytes(plan.layers, self.on.streaming, load.largest_batch, most_n_g(table, load.largest_batch))
         if plan.weights_bytes + staging > room:  # other batches get no more n_g than there is room for
             return plan
         made = self.priced(plan.layers, table, plan.kept_twice, plan.weights_bytes, staging)
@@ -249,7 +249,7 @@ class Slicer:
                 if mode.with_n_g and not any(n_g for _, n_g in table):
                     return None, tied
                 layers = tuple(one_of[at] for at in zip(of, assigned.chosen, strict=True))
-                staging = staging_bytes(layers, self.on.prefetch, n_batch, most_n_g(table, n_batch))
+                staging = staging_bytes(layers, self.on.streaming, n_batch, most_n_g(table, n_batch))
                 if assigned.bytes + staging <= max(room, 0):
                     seconds = self._phases(counted, table)
                     plan = SlicePlan(layers, table, mode.twice, assigned.bytes, staging, *seconds, assigned.short)
@@ -308,8 +308,8 @@ class Slicer:
             return plan  # nothing runs ahead, so these are exact
         prompt = [times for p in passes(self.load, "prefill") for times in self.pass_times(plan, p)]
         token = self.pass_times(plan, Pass(1, self.load.n_prompt, 1))
-        decode_s = cycle_seconds(token, self.on.prefetch, MODEL_ROUNDS)
-        return replace(plan, prefill_s=timeline(prompt, self.on.prefetch, draws=False).end_s, decode_s=decode_s)
+        decode_s = cycle_seconds(token, self.on.streaming, MODEL_ROUNDS)
+        return replace(plan, prefill_s=timeline(prompt, self.on.streaming, draws=False).end_s, decode_s=decode_s)
 
     def pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
         """Of the blocks in order, each behind what lies before it."""
@@ -325,7 +325,7 @@ class Slicer:
 
     def timeline(self, plan: SlicePlan, n_tokens: int, n_rounds: int = 1) -> Timeline:
         """Passes one after another over all blocks in order, with the plan's n_g."""
-        return timeline(self.pass_times(plan, Pass(n_tokens, 0, 1)) * n_rounds, self.on.prefetch)
+        return timeline(self.pass_times(plan, Pass(n_tokens, 0, 1)) * n_rounds, self.on.streaming)
 
     def placed(self, placed: Placed, plan: SlicePlan, seconds: float = 0.0) -> Placed:
         """`placed` with the plan's slices; seconds: predicted over the passes of a phase."""
@@ -351,9 +351,9 @@ class Slicer:
 
     def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
         """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
-        prefetch, rates = self.on.prefetch, self.on.rates
-        ring = ring_bytes(plan.layers, prefetch, most_n_g(plan.token_assignment, self.load.largest_batch))
-        settings = StreamSettings(prefetch.n_slots or 2, prefetch.mode, plan.kept_twice, ring_bytes=ring)
+        asked, rates = self.on.streaming, self.on.rates
+        ring = ring_bytes(plan.layers, asked, most_n_g(plan.token_assignment, self.load.largest_batch))
+        settings = StreamSettings(asked.n_slots, asked.prefetch, plan.kept_twice, ring_bytes=ring)
         if rates.blocking or not plan.streams or not rates.weights.beta_s_per_byte:
             return settings
         link_bytes_per_s = int(1 / rates.weights.beta_s_per_byte)

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from itertools import pairwise
 from math import ceil
 
+from oallama.core.types import StreamSettings
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.blocks import F32
-from oallama.cost.timeline import Prefetch
 from oallama.place.cuts import Layers, Table, linear_n_g
 
 SLOT_PADDING = 512  # bytes that one weight may take in a slot beyond its own: alignment, and what kernels read past it
@@ -19,7 +19,7 @@ def most_n_g(table: Table, n_ubatch: int) -> int:
     return max((linear_n_g(table, n) for n in {n_ubatch, *(n for n, _ in table if n <= n_ubatch)}), default=0)
 
 
-def ring_bytes(layers: Layers, prefetch: Prefetch, n_g: int) -> int:
+def ring_bytes(layers: Layers, streaming: StreamSettings, n_g: int) -> int:
     """Of the ring for what is streamed of these blocks, which are in the order in which they run. n_g: the most tokens
     of a batch that CC is streamed for. Two slots lie at the ring's two ends, so that it need not be longer than two
     blocks that follow one another, of which the last is followed by the first; any other number of slots as if each
@@ -28,12 +28,12 @@ def ring_bytes(layers: Layers, prefetch: Prefetch, n_g: int) -> int:
     sizes = [size for layer in layers if (size := size_of[id(layer)])]
     if not sizes:
         return 0
-    if prefetch.n_slots not in (None, 2):
-        return prefetch.n_slots * max(sizes)
+    if streaming.n_slots != 2:
+        return streaming.n_slots * max(sizes)
     return sizes[0] if len(sizes) == 1 else max(map(sum, pairwise([*sizes, sizes[0]])))
 
 
-def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -> int:
+def staging_bytes(layers: Layers, streaming: StreamSettings, n_ubatch: int, n_g: int) -> int:
     """Of the ring, and of activations for the largest part of a block that the device computes. layers, n_g: as
     ring_bytes. llama.cpp reserves as if the logits of all n_ubatch tokens were wanted, so the FFN behind the last
     attention counts like the others; of the logits themselves a few tokens' are computed at once."""
@@ -52,7 +52,7 @@ def staging_bytes(layers: Layers, prefetch: Prefetch, n_ubatch: int, n_g: int) -
             activations = max(activations, sent + of.block.staging_bytes(cut.gg, n_ubatch, computed))
     if hot:  # what slices of a shared expert made stays until the rows of the others are joined
         activations = max(activations, hot + beside)
-    return ring_bytes(layers, prefetch, n_g) + activations
+    return ring_bytes(layers, streaming, n_g) + activations
 
 
 def _distinct(layers: Layers) -> Iterable[tuple[BlockCost, Cut]]:

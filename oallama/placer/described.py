@@ -15,9 +15,9 @@ from oallama.core.types import PrefetchMode, Workload
 from oallama.device.card import Card
 from oallama.device.machines import Machine
 from oallama.place.attention import with_attention
-from oallama.place.decide import FIT, decide
+from oallama.place.decide import FIT, Rules, decide
 from oallama.place.placed import Placed
-from oallama.place.problem import LoadBytes, Problem
+from oallama.place.problem import Decision, LoadBytes, Problem, on_cpu
 from oallama.place.record import plan_record
 from oallama.place.what_if import HostLoad, WhatIf, probe_of, stock_decision, what_if
 from oallama.plan.plan import Plan
@@ -49,18 +49,41 @@ def problem_on(placer: Placer, machine: Machine) -> Problem:
 
 
 def plan_for(
-    placer: Placer, machine: Machine, load: Workload, policy: str | None, prefetch: PrefetchMode | None
+    placer: Placer,
+    machine: Machine,
+    load: Workload,
+    policy: str | None = None,
+    prefetch: PrefetchMode | None = None,
 ) -> Plan:
-    """policy None: auto; FIT: as what_if predicts it. Raises UsageError, DoesNotFit."""
+    """As Placer.plan, for a machine that need not be here. policy None: auto; FIT: as what_if predicts it. Raises
+    UsageError, DoesNotFit."""
     problem = problem_on(placer, machine)
     if policy != FIT:
-        decision = decide(problem, policy or "auto", load, "mixed", prefetch=prefetch or "ahead")
+        decision = decide(problem, policy or "auto", load, "mixed", Rules(prefetch=prefetch or "ahead"))
     elif placer.options.gpu_weights is None:
         decision = stock_decision(problem, load)
     else:
         raise UsageError("--gpu-weights does not limit --policy fit on a described machine; limit it by --vram")
     record = plan_record(decision, placer.model, placer.operators, machine.card.name, "")
     return Plan.of(replace(record, attention=placer.attention_rule.attention("on")))
+
+
+def alone_and_beside(
+    placer: Placer, cards: Sequence[Card], load: Workload, policy: str = "auto"
+) -> tuple[Decision, tuple[WhatIf, ...]]:
+    """What this machine is predicted to do by itself, and beside each of these cards. policy: whose plans are compared
+    with stock llama.cpp's. The placer must be one without a device.
+
+    Raises UsageError, ProfileError, and what a dry load raises.
+    """
+    if not placer.device.is_none:
+        raise UsageError("what-if is for a placer with --device none: the cards are its devices")
+    rule = placer.attention_rule
+    placer.dry_loads.begin_on_host(load, rule.attention("on"))
+    for way in rule.ways(placer.profile(), load):
+        placer.dry_loads.begin_on_host(load, rule.attention(way))
+    alone, _ = rule.decide(lambda way: on_cpu(placer.problem(way), load, "mixed"), placer.profile(), load)
+    return alone, beside_each(placer, placer.problem("on"), cards, load, policy)
 
 
 def beside_each(

@@ -1,4 +1,4 @@
-"""A Placer: one model, one device, what was asked for; profile, affinities, plans and engines of it."""
+"""A Placer: one model on one device of this machine, what was asked for; profile, affinities, plans and engines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from oallama.place.affinity import FillRule
 from oallama.place.attention import AttentionRule, with_attention
 from oallama.place.bound import physical_bound
 from oallama.place.budget import ledger
-from oallama.place.decide import decide, decide_as_given, hot_fault
+from oallama.place.decide import Rules, decide, decide_as_given
 from oallama.place.kept_cuts import Replan, kept_cuts_of, with_kept
 from oallama.place.microbatch import larger_ubatches
 from oallama.place.oato import AffinityRule
@@ -49,7 +49,7 @@ from oallama.place.record import (
     unmeasured_cpu_record,
     unmeasured_record,
 )
-from oallama.placer.affinity import plan_report, search_report
+from oallama.placer.affinity import search_report
 from oallama.plan.plan import Plan
 from oallama.profile.emulate import resolved, this_host
 from oallama.profile.progress import Progress
@@ -57,11 +57,9 @@ from oallama.profile.threads import usual_threads
 from oallama.run.dry_loads import DryLoads
 
 if TYPE_CHECKING:
-    from oallama.device.card import Card
     from oallama.device.machines import Machine
     from oallama.model.memory import Prober
     from oallama.place.simulate import Simulation
-    from oallama.place.what_if import WhatIf
     from oallama.profile.routing import Traffic
     from oallama.run.engine import Engine
     from oallama.run.learned_experts import Known
@@ -173,11 +171,6 @@ class Placer:
         model = self.model
         return read_routing(model.fingerprint, model.n_expert, model.n_expert_used) if model.n_expert else None
 
-    @property
-    def knows_experts(self) -> bool:
-        """Whether policy experts can place some."""
-        return not hot_fault(self.operators, self.routing)
-
     def profile(self, progress: bool = True, refresh: bool = False, tokens: Sequence[int] = (1, 32, 512)) -> Profile:
         """The timings of this model's mul-mats on this machine, from the cache where it has them.
 
@@ -226,6 +219,25 @@ class Placer:
             raise UsageError(f"a context of {context} tokens cannot hold {tokens}; raise -c")
         return Workload(n_prompt, n_gen, context, n_ubatch or self.options.n_ubatch or STOCK_UBATCH, n_past)
 
+    def problem(self, flash_attn: FlashAttention) -> Problem:
+        """What decisions are made from, for one way of attention. Raises as profile."""
+        return Problem(
+            self.operators,
+            self.graph,
+            with_attention(self.profile(), flash_attn),
+            partial(self.dry_loads.taken, attention=self.attention_rule.attention(flash_attn)),
+            self.options.vram,
+            self.options.vram_fill,
+            self.options.gpu_weights,
+            slices_only=self.device.is_pair,  # llama.cpp has no second CPU
+            host_room=_host_free_beside(self.model.file_bytes),
+            routing=self.routing,
+        )
+
+    def problem_for(self, plan: Plan) -> Problem:
+        """With the attention that this plan is loaded with."""
+        return self.problem(self._attention_for(plan).flash_attn)
+
     def plan(
         self,
         policy: str = "auto",
@@ -248,8 +260,20 @@ class Placer:
         Raises UsageError for a policy of another version, DoesNotFit, ProfileError, DeviceError.
         """
         load = self.workload(n_prompt, n_gen, n_ctx, n_ubatch, n_past)
-        larger = larger_ubatches(load, self.options) if n_ubatch is None else ()
-        return self._plan_of(*self._decide(policy, load, "mixed", affinity, fill, attention_passes, prefetch, larger))
+        return self.place(policy, load, Rules(affinity, fill, prefetch), attention_passes, n_ubatch is None)
+
+    def place(
+        self,
+        policy: str,
+        load: Workload,
+        rules: Rules = Rules(),  # noqa: B008 - frozen
+        attention_passes: Sequence[Pass] | None = None,
+        larger_ubatches_too: bool = True,
+    ) -> Plan:
+        """As plan, for a workload; larger_ubatches_too: its micro-batch may be larger, unless the options ask for
+        one."""
+        larger = larger_ubatches(load, self.options) if larger_ubatches_too else ()
+        return self._plan_of(*self._decide(policy, load, "mixed", rules, attention_passes, larger))
 
     def cpu_plan(
         self, load: Workload, attention_passes: Sequence[Pass] | None = None, stock_attention: bool = False
@@ -271,34 +295,33 @@ class Placer:
         load: Workload,
         policy: str = "manual",
         stock_attention: bool = False,
-        priced: bool = True,
     ) -> Plan:
         """A plan of the caller's own: the names of the operators that go to the device, and how many layers (counted
         from the end, the output first) have their norms and KV there. Priced and probed, not changed.
-        stock_attention as in cpu_plan. priced False: with llama.cpp's attention, and without a profile; such a plan
-        predicts nothing.
+        stock_attention as in cpu_plan.
 
         Raises UsageError for unknown names or an operator in a layer that is not on the device.
         """
         placed = placed_as_named(self.model, self.operators, on_device, gpu_layers)
-        if not priced:
-            return self._unpriced(placed, load, policy)
 
         def given(flash_attn: FlashAttention) -> Decision:
-            return decide_as_given(self._problem(flash_attn), placed, load, policy)
+            return decide_as_given(self.problem(flash_attn), placed, load, policy)
 
         if stock_attention:
             return self._plan_of(given(self.options.flash_attn), self.options.flash_attn)
         return self._plan_of(*self.attention_rule.decide(given, self.profile(), load))
 
-    def plan_for(
-        self, machine: Machine, load: Workload, policy: str | None = None, prefetch: PrefetchMode | None = None
-    ) -> Plan:
-        """As `plan`, for a machine that is described and need not be here; policy None: auto. Also `fit`, which is then
-        predicted as what_if does. Raises UsageError, DoesNotFit."""
-        from oallama.placer.described import plan_for
-
-        return plan_for(self, machine, load, policy, prefetch)
+    def unpriced_plan(self, on_device: Iterable[str], gpu_layers: int, load: Workload, policy: str) -> Plan:
+        """As plan_of, with llama.cpp's attention, and without a profile: such a plan predicts nothing."""
+        placed = placed_as_named(self.model, self.operators, on_device, gpu_layers)
+        attention = self.attention_rule.attention(self.options.flash_attn)
+        taken = self.dry_loads.taken(load, placed, attention)
+        capacity = taken.device_free if self.options.vram is None else self.options.vram
+        memory = ledger(
+            capacity, self.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
+        )
+        record = unmeasured_record(self.model, self.operators, load, placed, memory, policy, str(self.device))
+        return Plan.of(replace(record, attention=attention))
 
     def affinity(self, phase: Phase = "decode", **options: Any) -> list[Affinity]:
         """The rows of report(), best rank first."""
@@ -318,36 +341,12 @@ class Placer:
         affinity "paper" and fill "paper" follow Algorithm 1 to the letter. Raises UsageError for a phase, affinity or
         fill that there is not, DoesNotFit, ProfileError, DeviceError.
         """
+        if phase not in get_args(Phase):
+            raise UsageError(f"phase is {phase!r}; give one of {', '.join(get_args(Phase))}")
         load = self.workload(n_prompt, n_gen, n_ctx)
         larger = larger_ubatches(load, self.options)
-        decision, flash_attn = self._decide("oato", load, phase, affinity, fill, larger=larger)
-        return search_report(self.model, self._problem(flash_attn), decision, load, phase, affinity)
-
-    def report_of(self, plan: Plan, phase: Phase = "decode") -> AffinityReport:
-        """The report of any plan: its places, memory, notes and predicted times, with the affinities of a phase as
-        everything lies there. Raises PlanError for a plan of another model, UsageError, ProfileError, DeviceError."""
-        plan.check(self.model, self.operators)
-        return plan_report(self.model, self._problem_for(plan), plan, phase)
-
-    def what_if(
-        self, cards: Sequence[Card], load: Workload, policy: str = "auto"
-    ) -> tuple[Decision, tuple[WhatIf, ...]]:
-        """What this machine is predicted to do by itself, and beside each of these cards, of which none needs to be
-        there (see place/what_if.py). policy: whose plans are compared with stock llama.cpp's. The placer must be one
-        without a device.
-
-        Raises UsageError, ProfileError, and what a dry load raises.
-        """
-        from oallama.placer.described import beside_each
-
-        if not self.device.is_none:
-            raise UsageError("what-if is for a placer with --device none: the cards are its devices")
-        attention = self.attention_rule.attention
-        self.dry_loads.begin_on_host(load, attention("on"))
-        for way in self.attention_rule.ways(self.profile(), load):
-            self.dry_loads.begin_on_host(load, attention(way))
-        alone, _ = self._decide("cpu", load, "mixed", "default", "continue")
-        return alone, beside_each(self, self._problem("on"), cards, load, policy)
+        decision, flash_attn = self._decide("oato", load, phase, Rules(affinity, fill), larger=larger)
+        return search_report(self.model, self.problem(flash_attn), decision, load, phase, affinity)
 
     def simulate(self, plan: Plan, load: Workload | None = None, machine: Machine | None = None) -> Simulation:
         """What the streams of a machine do while the plan runs (place/simulate.py). load: None: the plan's; machine:
@@ -359,7 +358,7 @@ class Placer:
 
         placed = self._placed(plan)
         if machine is None:
-            problem = self._problem_for(plan)
+            problem = self.problem_for(plan)
         else:
             from oallama.placer.described import problem_on
 
@@ -402,7 +401,7 @@ class Placer:
         placed = self._placed(plan)
         if placed.slices is None:
             return None
-        return kept_cuts_of(self._problem_for(plan), plan, placed)
+        return kept_cuts_of(self.problem_for(plan), plan, placed)
 
     def engine(
         self,
@@ -453,26 +452,15 @@ class Placer:
         policy: str,
         load: Workload,
         phase: Phase,
-        affinity: AffinityRule,
-        fill: FillRule,
+        rules: Rules,
         attention_passes: Sequence[Pass] | None = None,
-        prefetch: PrefetchMode = "ahead",
         larger: Sequence[int] = (),
     ) -> tuple[Decision, FlashAttention]:
         """larger: micro-batches above the workload's that may be taken instead."""
-        for name, value, known in (
-            ("phase", phase, Phase),
-            ("affinity", affinity, AffinityRule),
-            ("fill", fill, FillRule),
-            ("prefetch", prefetch, PrefetchMode),
-        ):
-            if value not in get_args(known):
-                raise UsageError(f"{name} is {value!r}; give one of {', '.join(get_args(known))}")
 
         def made(flash_attn: FlashAttention) -> Decision:
             sizes = [n for n in larger if self.attention_rule.allows(flash_attn, replace(load, n_ubatch=n))]
-            problem = self._problem(flash_attn)
-            return decide(problem, policy, load, phase, affinity, fill, prefetch, larger_ubatches=sizes)
+            return decide(self.problem(flash_attn), policy, load, phase, rules, larger_ubatches=sizes)
 
         return self.attention_rule.decide(made, self.profile(), load, attention_passes)
 
@@ -482,20 +470,10 @@ class Placer:
         profile = self.profile()
         machine = fingerprint_key(profile.fingerprint)
         record = plan_record(decision, self.model, self.operators, str(self.device), machine)
-        bound = physical_bound(self._problem(flash_attn), record.workload, record.memory)
+        bound = physical_bound(self.problem(flash_attn), record.workload, record.memory)
         attention = self.attention_rule.attention(flash_attn)
         self.dry_loads.check_host(record.workload, decision.placed, attention)
         return Plan.of(replace(record, attention=attention, bound=bound))
-
-    def _unpriced(self, placed: Placed, load: Workload, policy: str) -> Plan:
-        attention = self.attention_rule.attention(self.options.flash_attn)
-        taken = self.dry_loads.taken(load, placed, attention)
-        capacity = taken.device_free if self.options.vram is None else self.options.vram
-        memory = ledger(
-            capacity, self.options.vram_fill, taken.weights_gpu, taken.weights_host, taken.kv, taken.compute
-        )
-        record = unmeasured_record(self.model, self.operators, load, placed, memory, policy, str(self.device))
-        return Plan.of(replace(record, attention=attention))
 
     def _unmeasured(self, load: Workload, attention_passes: Sequence[Pass] | None = None) -> FlashAttention:
         def known() -> Profile | None:
@@ -516,23 +494,6 @@ class Placer:
         if planned is None:
             planned = self.attention_rule.attention("auto" if plan.n_gpu_layers else self._unmeasured(plan.workload))
         return self.options.attention(planned)
-
-    def _problem_for(self, plan: Plan) -> Problem:
-        return self._problem(self._attention_for(plan).flash_attn)
-
-    def _problem(self, flash_attn: FlashAttention) -> Problem:
-        return Problem(
-            self.operators,
-            self.graph,
-            with_attention(self.profile(), flash_attn),
-            partial(self.dry_loads.taken, attention=self.attention_rule.attention(flash_attn)),
-            self.options.vram,
-            self.options.vram_fill,
-            self.options.gpu_weights,
-            slices_only=self.device.is_pair,  # llama.cpp has no second CPU
-            host_room=_host_free_beside(self.model.file_bytes),
-            routing=self.routing,
-        )
 
 
 def _load_of(plan: Plan, options: Options) -> Workload:

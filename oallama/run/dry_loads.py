@@ -68,12 +68,7 @@ class DryLoads:
 
     def taken(self, load: Workload, placed: Placed, attention: Attention) -> LoadBytes:
         """Bytes of a placement, its split operators counted with the host. Raises what probe_memory raises."""
-        from oallama.model.memory import probe_memory
-
-        settings = self.settings(load, placed, attention)
-        if settings not in self._results:
-            self._results[settings] = self._prober.answer(settings) if self._prober else probe_memory(settings)
-        result = self._results[settings]
+        result = self._probed(load, placed, attention)
         return LoadBytes(
             weights_gpu=result.on_device("model"),
             weights_host=result.on_host("model"),
@@ -86,8 +81,7 @@ class DryLoads:
         """Bytes of all that a placement keeps on the host, and on the device. Raises what probe_memory raises."""
         from oallama.model.memory import PARTS
 
-        self.taken(load, placed, attention)
-        result = self._results[self.settings(load, placed, attention)]
+        result = self._probed(load, placed, attention)
         return sum(map(result.on_host, PARTS)), sum(map(result.on_device, PARTS))
 
     def check_host(self, load: Workload, placed: Placed, attention: Attention) -> None:
@@ -107,14 +101,21 @@ class DryLoads:
 
     def on_host(self, load: Workload, attention: Attention) -> tuple[int, int, int]:
         """Bytes of weights, KV cache and compute buffers with everything on the CPU."""
-        self.taken(load, self._nothing, attention)
-        result = self._results[self.settings(load, self._nothing, attention)]
+        result = self._probed(load, self._nothing, attention)
         return result.on_host("model"), result.on_host("context"), result.on_host("compute")
-
-    @property
-    def _nothing(self) -> Placed:
-        return nothing_there(len(self._operators), self._model.n_layer + 1)
 
     def has(self, load: Workload, placed: Placed, attention: Attention) -> bool:
         """Whether a load of this placement was asked for."""
         return self.settings(load, placed, attention) in self._results
+
+    def _probed(self, load: Workload, placed: Placed, attention: Attention) -> ProbeResult:
+        from oallama.model.memory import probe_memory
+
+        settings = self.settings(load, placed, attention)
+        if settings not in self._results:
+            self._results[settings] = self._prober.answer(settings) if self._prober else probe_memory(settings)
+        return self._results[settings]
+
+    @property
+    def _nothing(self) -> Placed:
+        return nothing_there(len(self._operators), self._model.n_layer + 1)

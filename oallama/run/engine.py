@@ -38,7 +38,6 @@ from oallama.run.generate import (
     tokenize,
 )
 from oallama.run.hot_experts import HotExperts
-from oallama.run.idle_work import IdleWork
 from oallama.run.kv_cache import KvCache
 from oallama.run.learned_experts import Known, LearnedExperts, learned_plan
 from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_warning, usable_layouts
@@ -85,7 +84,8 @@ class Engine:
     nothing is recorded, and computing is not held up for it. replan: cuts that are kept beside the plan's, between
     which the engine changes while it generates (place/replan.py); the plan's ledger says what they take. learn: hot
     experts follow what is used: they begin with what is known, each generate and stream adds to that, and behind it
-    experts are exchanged in the background (run/idle_work.py), which a next call ends within a piece of one matrix.
+    experts are exchanged in the background (run/learned_experts.py), which a next call ends within a piece of one
+    matrix.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
     memory), DeviceError, UsageError, BridgeError.
@@ -126,8 +126,6 @@ class Engine:
         if not spec.is_none or any(placement.layout for placement in placements):
             patterns = host_patterns(operators, placements, tensor_names, streams_tokens)
         self._learned: LearnedExperts | None = None
-        self._idle: IdleWork | None = None
-        self._n_in_plan = 0  # exchanges
         self.model, self._plan = model, plan
         self.n_threads = options.threads or default_threads()
         self._settings = LoadSettings(
@@ -171,16 +169,15 @@ class Engine:
             )
             if self._split is not None:
                 may_move = self._split.take_planned_cuts()
-                self.plan, shrunk = self._split.corrected(plan, operators)
+                self._plan, shrunk = self._split.corrected(plan, operators)
                 warnings = (*warnings, *shrunk)
                 if replan is not None and replan.moves:
                     self._replan = RunningReplan(self._split, replan) if may_move else None
                     warnings = warnings if may_move else (*warnings, _CUTS_STAY)
-            self._hot = HotExperts(model, operators, self.plan)
+            self._hot = HotExperts(model, operators, self._plan)
             if learn is not None and self._split is not None and self._hot.layers:
-                self._learned = LearnedExperts(self._split, self._hot, learn)
-                self._idle = IdleWork(self._learned.next_step, self._turns, self._runner)
-                weakref.finalize(self, self._idle.stop)  # comes before `_release`, which is older
+                self._learned = LearnedExperts(self._split, self._hot, learn, self._turns, self._runner)
+                weakref.finalize(self, self._learned.stop)  # comes before `_release`, which is older
             self.memory = self._measure_memory()
         except BaseException:
             self.close()
@@ -201,8 +198,8 @@ class Engine:
             stream = known()
             if stream is not None and inspect.getgeneratorstate(stream) == inspect.GEN_SUSPENDED:
                 stream.close()
-        if self._idle is not None:
-            self._idle.stop()
+        if self._learned is not None:
+            self._learned.stop()
         with held_interrupt():
             self._turns.close()
             self._release()
@@ -210,13 +207,7 @@ class Engine:
     @property
     def plan(self) -> Plan:
         """As it was loaded, with the experts that are hot now."""
-        if self._n_in_plan != self.n_exchanged:
-            self._n_in_plan, self._plan = self.n_exchanged, self._hot.of_plan(self._plan)
-        return self._plan
-
-    @plan.setter
-    def plan(self, plan: Plan) -> None:
-        self._plan = plan
+        return self._hot.of_plan(self._plan)
 
     @property
     def llama(self) -> PlacedLlama:
@@ -357,24 +348,19 @@ class Engine:
             split = self._split
             if split is None:
                 raise UsageError("this plan has no hot experts; make one that has")
-            if self._learned is not None and self._idle is not None:
-                self._idle.stop()
-                self._idle.drop()
+            if self._learned is not None:
                 self._learned.start_anew()
-            n_copied = self._runner.call(lambda: self._hot.exchange(split, layer, experts))
-            self.plan = self._hot.of_plan(self.plan)
-        return n_copied
+            return self._runner.call(lambda: self._hot.exchange(split, layer, experts))
 
     @property
     def learns(self) -> bool:
         """Whether its hot experts follow what is used."""
-        return self._idle is not None and not self._idle.failure
+        return self._learned is not None and self._learned.goes_on
 
     @property
     def exchanges(self) -> bool:
         """Whether experts are being exchanged, or are to be when the call at hand has ended."""
-        idle, learned = self._idle, self._learned
-        return idle is not None and learned is not None and (idle.is_busy or learned.wants_more) and not idle.failure
+        return self._learned is not None and self._learned.is_busy
 
     @property
     def n_exchanged(self) -> int:
@@ -434,8 +420,8 @@ class Engine:
         try:
             yield
         finally:
-            if self._idle is not None and self._learned is not None and self._learned.wants_more:
-                self._idle.begin()
+            if self._learned is not None:
+                self._learned.go_on()
 
     def _measure_memory(self) -> EngineMemory:
         bridge = load_bridge()

@@ -85,6 +85,8 @@ class HotExperts:
 
     def of_plan(self, plan: Plan) -> Plan:
         """The plan with the experts that are hot now."""
+        if not self._blocks:
+            return plan
         layers = {operator.name: layer for layer, block in self._blocks.items() for operator in block}
         placements = tuple(
             replace(p, hot_experts=self._now(layers[p.name]) or p.hot_experts) if p.name in layers else p

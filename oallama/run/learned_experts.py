@@ -1,5 +1,5 @@
-"""Hot experts of a loaded model that follow what is used: uses that the split back end counted, and exchanges for
-them."""
+"""Hot experts of a loaded model that follow what is used: uses that the split back end counted, and exchanges for them
+while nobody uses the model."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 
 from oallama.core.routing import Routing, Tally, Uses
 from oallama.core.types import Operator
+from oallama.device.guard import Runner
 from oallama.place.learned_experts import HALF_LIFE_TOKENS, exchanges, first_windows, learned_sets
 from oallama.plan.plan import Plan
 from oallama.profile.routing import tallied, window_after
 from oallama.run.hot_experts import HotExperts
+from oallama.run.idle_work import IdleWork
+from oallama.run.turns import Turns
 
 if TYPE_CHECKING:
     from oallama.run.split import LoadedSplit
@@ -26,15 +29,15 @@ class Known:
 
 
 class LearnedExperts:
-    """For one engine. `count` and the steps of `next_step` are to be called where it computes, while it does not."""
+    """For one engine, in whose turns experts are exchanged, where `runner` calls. `count` is to be called there too."""
 
-    def __init__(self, split: LoadedSplit, hot: HotExperts, known: Known) -> None:
+    def __init__(self, split: LoadedSplit, hot: HotExperts, known: Known, turns: Turns, runner: Runner) -> None:
         self._split, self._hot, self._known = split, hot, known
+        self._idle = IdleWork(self._next_step, turns, runner)
         self._windows: dict[int, Uses] = first_windows(known.routing)
         self._counted = False  # something, since exchanges were looked for
         self._steps: Iterator[Callable[[], None]] = iter(())
-        self.wants_more = False
-        """Whether there may be a next step."""
+        self._wants_more = False  # there may be a next step
         self.n_exchanged = 0
 
     def count(self) -> None:
@@ -48,10 +51,35 @@ class LearnedExperts:
                 decode[layer] = tally = Tally(uses.n_single, uses.single)
                 before = self._windows.get(layer, (0.0,) * operator.shape[2])
                 self._windows[layer] = window_after(before, tally, HALF_LIFE_TOKENS)
-                self._counted = self.wants_more = True
+                self._counted = self._wants_more = True
         self._known.routing = tallied(self._known.routing, decode, prompt)
 
-    def next_step(self) -> Callable[[], None] | None:
+    @property
+    def goes_on(self) -> bool:
+        """Whether nothing has gone wrong in the background."""
+        return not self._idle.failure
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether experts are being exchanged, or are to be when the call at hand has ended."""
+        return self.goes_on and (self._idle.is_busy or self._wants_more)
+
+    def go_on(self) -> None:
+        """Exchange what is worth it, in the background."""
+        if self._wants_more:
+            self._idle.begin()
+
+    def stop(self) -> None:
+        """Returns when the piece at hand is copied; go_on goes on."""
+        self._idle.stop()
+
+    def start_anew(self) -> None:
+        """Somebody else is about to change the hot experts, whose turn it is."""
+        self._idle.stop()
+        self._idle.drop()
+        self._steps = iter(())
+
+    def _next_step(self) -> Callable[[], None] | None:
         """What brings the hot experts nearer to what is used; None: there is nothing to do. The file is read here.
         Raises ModelFileError."""
         step = next(self._steps, None)
@@ -59,12 +87,8 @@ class LearnedExperts:
             self._counted = False
             self._steps = self._exchanges()
             step = next(self._steps, None)
-        self.wants_more = step is not None or self._counted
+        self._wants_more = step is not None or self._counted
         return step
-
-    def start_anew(self) -> None:
-        """Somebody else has changed the hot experts."""
-        self._steps = iter(())
 
     def _exchanges(self) -> Iterator[Callable[[], None]]:
         n_used = self._known.routing.n_expert_used

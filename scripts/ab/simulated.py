@@ -20,6 +20,7 @@ from oallama.cli.bench import command as bench_command
 from oallama.core.errors import OallamaError
 from oallama.core.options import Options
 from oallama.core.types import Operator
+from oallama.place.decide import Rules
 from oallama.place.simulate import ENGINES, Course
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
@@ -33,8 +34,8 @@ def simulated(store: Cells, cell: Cell, profile: str | None) -> dict[str, Any]:
     placer = Placer.of_file(str(store.model_path(cell.model)), options, profile)
     tests = bench_tests(asked["n_prompt"], asked["n_gen"], asked["pairs"], asked["n_depth"])
     setting = shared_setting(placer, tests, asked["cpus"] or (), asked["seed"])
-    plan_options = {"affinity": asked["affinity"], "fill": asked["fill"]}
-    maker = ArmMaker(placer, setting, memory_cap(placer, setting), tests, plan_options)
+    rules = Rules(asked["affinity"], asked["fill"])
+    maker = ArmMaker(placer, setting, memory_cap(placer, setting), tests, rules)
     arms = [{"arm": arm, **_of_arm(maker, arm)} for arm in asked["arms"] if arm not in STOCK_ARMS]
     return {
         "id": cell.id, "device": cell.device, "model": cell.model.name, "cap": cell.cap, "workload": cell.workload,

@@ -13,7 +13,7 @@ from oallama import Placer
 from oallama.core.types import Workload
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.passes import Pass
-from oallama.cost.timeline import Prefetch, cycle_seconds
+from oallama.cost.timeline import cycle_seconds
 from oallama.device.machines import machine_of
 from oallama.place.cuts import Layers, best_cg
 from oallama.place.placed import Placed
@@ -21,7 +21,7 @@ from oallama.place.problem import Problem
 from oallama.place.record import placed_by_plan
 from oallama.place.simulate import simulate, slice_plan
 from oallama.place.slicer import MODEL_ROUNDS, Slicer
-from oallama.placer.described import problem_on
+from oallama.placer.described import plan_for, problem_on
 
 MESSAGE = 512  # tokens: the least depth that is looked at
 N_PROMPT = 2  # of a workload that is all generation
@@ -49,7 +49,7 @@ def _priced(placer: Placer, machine: str, n_ctx: int) -> dict[str, Any]:
     depths = (MESSAGE, n_ctx // 2, n_ctx)
     plans = []
     for depth in depths:
-        record = placer.plan_for(on, at_depth(depth, n_ctx), None, None)
+        record = plan_for(placer, on, at_depth(depth, n_ctx))
         placed = placed_by_plan(placer.model.n_layer, placer.operators, record)
         plans.append({
             "policy": record.policy, "depth": depth, "kv_layers": max(0, record.n_gpu_layers - 1),
@@ -66,7 +66,7 @@ def moved_seconds(problem: Problem, placed: Placed, load: Workload) -> float | N
     if placed.slices is None or placed.slices.settings is None:
         return None
     settings = placed.slices.settings
-    slicer = Slicer(problem, load, Prefetch(settings.prefetch, settings.n_slots))
+    slicer = Slicer(problem, load, settings)
     plan = slice_plan(slicer, placed, problem.operators)
     known: dict[object, Cut] = {}
 
@@ -80,7 +80,7 @@ def moved_seconds(problem: Problem, placed: Placed, load: Workload) -> float | N
 
     def seconds(layers: Layers) -> float:
         times = slicer.pass_times(replace(plan, layers=tuple(layers)), Pass(1, load.n_prompt, 1))
-        return cycle_seconds(times, slicer.on.prefetch, MODEL_ROUNDS)
+        return cycle_seconds(times, slicer.on.streaming, MODEL_ROUNDS)
 
     return min(seconds(plan.layers), seconds([(of, best(of, cut)) for of, cut in plan.layers]))
 

@@ -15,9 +15,9 @@ from experiments.traces import trace_of
 
 from ggml_bridge.split import Span, TraceOf
 from oallama import Placer, Plan
-from oallama.core.types import PLAIN_LAYOUT, FlashAttention, Workload
+from oallama.core.types import PLAIN_LAYOUT, FlashAttention, StreamSettings, Workload
 from oallama.cost.block_cost import BlockCost, Cut
-from oallama.cost.timeline import PAPER, Prefetch
+from oallama.cost.timeline import PAPER
 from oallama.device.load_params import load_bridge
 from oallama.place.cuts import n_g_at
 from oallama.place.decide import decide_as_given
@@ -43,9 +43,9 @@ class Bench:
         self._solve()
 
     def _solve(self) -> None:
-        prefetch = PAPER if self.options.prefetch == "layer" else Prefetch(n_slots=self.options.slots)
-        self.problem = self.placer._problem(ATTENTION)
-        self.slicer = Slicer(self.problem, self.load, prefetch)
+        streaming = PAPER if self.options.prefetch == "layer" else StreamSettings(n_slots=self.options.slots)
+        self.problem = self.placer.problem(ATTENTION)
+        self.slicer = Slicer(self.problem, self.load, streaming)
         self.on_cpu = cpu(costs_of(self.problem, self.load, "mixed", llama_uses_device=False))
 
     def refresh(self) -> None:
@@ -69,7 +69,7 @@ class Bench:
         twice = bool(table) and any(block.layout != PLAIN_LAYOUT for block, _ in layers)
         made = tuple(layers)
         weights = sum(block.block.bytes * cut.gg // block.block.extent for block, cut in made)
-        staging = staging_bytes(made, self.slicer.on.prefetch, self.load.n_ubatch, n_g)
+        staging = staging_bytes(made, self.slicer.on.streaming, self.load.n_ubatch, n_g)
         return self.slicer.priced(made, table, twice, weights, staging)
 
     def traced(self, plan: SlicePlan, of: TraceOf | None = None) -> list[Span]:

@@ -250,10 +250,10 @@ def _busy(figure: Figure, runs: Runs) -> Found:
 
 
 def _decided(cell: Cell, arm: Arm) -> Any:
-    from oallama.place.decide import decide
+    from oallama.place.decide import Rules, decide
 
     of, load = problem(cell, arm), workload(cell)
-    made = decide(of, arm.policy, load, "mixed", prefetch=arm.prefetch)  # type: ignore[arg-type]
+    made = decide(of, arm.policy, load, "mixed", Rules(prefetch=arm.prefetch))  # type: ignore[arg-type]
     return simulate(of, made.workload, made.placed)
 
 

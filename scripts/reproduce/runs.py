@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from oallama.core.errors import DoesNotFit
-from oallama.place.decide import decide
+from oallama.place.decide import Rules, decide
 from oallama.place.placed import Placed
 from oallama.place.simulate import simulate
 from oallama.place.sliced import QUICK, THOROUGH
@@ -54,7 +54,7 @@ def run(key: Key) -> Run | None:
     of, load = problem(cell, arm), workload(cell)
     effort = QUICK if arm.policy in SLICED else THOROUGH
     try:
-        made = decide(of, arm.policy, load, "mixed", arm.affinity, arm.fill, arm.prefetch, effort)  # type: ignore[arg-type]
+        made = decide(of, arm.policy, load, "mixed", Rules(arm.affinity, arm.fill, arm.prefetch), effort)  # type: ignore[arg-type]
     except DoesNotFit:
         return None
     found = simulate(of, made.workload, made.placed, None if arm.offload else False).predicted

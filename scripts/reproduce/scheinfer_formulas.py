@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from oallama.core.types import StreamSettings
 from oallama.cost.block_cost import BlockCost, Cut
-from oallama.cost.timeline import PAPER, Prefetch, timeline
+from oallama.cost.timeline import PAPER, timeline
 from oallama.place.cuts import pass_seconds, solve_cg, solve_n_g
 from oallama.place.knapsack import Assigned, assign
 from oallama.place.slicer import N_VALUES
@@ -32,7 +33,7 @@ def document() -> dict[str, Any]:
         "rates": rates(),
         "other_rates": other_rates(),
         "sweep": {threads: sweep(threads) for threads in RATES},
-        "streams": {"layer": streams(PAPER), "continuous": streams(Prefetch("ahead", 2))},
+        "streams": {"layer": streams(PAPER), "continuous": streams(StreamSettings(2, "ahead"))},
         "fixed": found,
         "fixed_means": fixed_means(found),
         "memory": {name: memory(betas) for name, betas in cpus.items()},
@@ -69,7 +70,7 @@ def rates() -> list[Row]:
         betas = Betas(cpu=implied_cpu_beta(rate))
         layer, block = ffn(LLAMA, betas), alone(ffn(LLAMA, betas))
         found, ffn_s = solve_cg(block, streaming(), 0)
-        ahead, ahead_s = solve_cg(layer, streaming(Prefetch("ahead", 2)), 0)
+        ahead, ahead_s = solve_cg(layer, streaming(StreamSettings(2, "ahead")), 0)
         rows.append(
             {
                 "threads": threads,
@@ -111,7 +112,7 @@ def sweep(threads: int, points: int = 65) -> list[tuple[float, float]]:
     return [(r, streaming().seconds(block, at(block, r), 1)) for r in (i / (points - 1) for i in range(points))]
 
 
-def streams(ahead: Prefetch, threads: int = 16, n_shown: int = 3, n_before: int = 5) -> Row:
+def streams(ahead: StreamSettings, threads: int = 16, n_shown: int = 3, n_before: int = 5) -> Row:
     """The four streams over some of LLaMA's layers in decode, once copies run as far ahead as they will. Times are from
     the first shown layer's beginning, seconds."""
     on, layer = streaming(ahead), ffn(LLAMA, Betas(cpu=implied_cpu_beta(RATES[threads])))

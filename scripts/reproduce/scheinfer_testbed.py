@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from oallama.core.profile import LinearFit
-from oallama.core.types import MulMat
+from oallama.core.types import MulMat, StreamSettings
 from oallama.cost.block_cost import BlockCost, Cut, Gemm, Gemms
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.kernels import Curve, Kernel, interpolate
 from oallama.cost.slice_rates import SliceRates
 from oallama.cost.slices import Pricing
 from oallama.cost.streams import BlockTimes, Step
-from oallama.cost.timeline import PAPER, Prefetch, cycle_seconds
+from oallama.cost.timeline import PAPER, cycle_seconds
 from oallama.cost.transfer import NO_TRANSFER
 from reproduce.scheinfer_constants import BYTES_PER_WEIGHT, CPU, GPU, LAUNCH_S, LINK
 
@@ -86,8 +86,8 @@ class PaperPricing(Pricing):
 
     def seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         times = self.block_times(of, cut, n_tokens, n_g)
-        if self.prefetch.mode == "ahead":
-            return cycle_seconds([times], self.prefetch)
+        if self.streaming.prefetch == "ahead":
+            return cycle_seconds([times], self.streaming)
         return times.gap_s + max(times.cpu_s, device_end(times.steps))
 
 
@@ -101,8 +101,8 @@ def device_end(steps: Sequence[Step]) -> float:
     return computed
 
 
-def streaming(prefetch: Prefetch = PAPER, link: float = LINK[1], link_alpha: float = LINK[0]) -> PaperPricing:
-    return PaperPricing(SliceRates(LinearFit(link_alpha, link, 1.0), NO_TRANSFER, 0.0), prefetch)
+def streaming(settings: StreamSettings = PAPER, link: float = LINK[1], link_alpha: float = LINK[0]) -> PaperPricing:
+    return PaperPricing(SliceRates(LinearFit(link_alpha, link, 1.0), NO_TRANSFER, 0.0), settings)
 
 
 def ffn(model: Model, betas: Betas, decode: bool = True) -> BlockCost:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from oallama.core.profile import LinearFit
-from oallama.core.types import MulMat
+from oallama.core.types import MulMat, StreamSettings
 from oallama.cost.block_cost import BlockCost, Gemm
 from oallama.cost.blocks import SplitBlock
 from oallama.cost.interference import NO_INTERFERENCE, Interference
 from oallama.cost.kernels import Curve, Kernel
 from oallama.cost.slice_rates import SliceRates
 from oallama.cost.slices import Pricing
-from oallama.cost.timeline import Prefetch
 from oallama.cost.transfer import NO_TRANSFER, TransferRates
 
 TOKENS = (1, 32, 512)
@@ -48,13 +47,13 @@ def streamed(gemms: list[Gemm], extent: int = 1024, step: int = 32, gap_s: float
 
 def machine(
     link_s_per_byte: float = 1e-9,
-    prefetch: Prefetch = Prefetch("ahead", 2),  # noqa: B008 - frozen
+    streaming: StreamSettings = StreamSettings(2, "ahead"),  # noqa: B008 - frozen
     beside: Interference = NO_INTERFERENCE,
     transfer: TransferRates = NO_TRANSFER,
     alpha_s: float = 0.0,
 ) -> Pricing:
     link = LinearFit(alpha_s, link_s_per_byte, 1.0)
-    return Pricing(SliceRates(link, transfer, 0.0, interference=((1, beside),)), prefetch)
+    return Pricing(SliceRates(link, transfer, 0.0, interference=((1, beside),)), streaming)
 
 
 SECONDS = st.floats(1e-5, 1e-2)
@@ -67,7 +66,7 @@ STREAMED = st.builds(
     streamed, st.lists(GEMMS, min_size=1, max_size=3), st.sampled_from([320, 1024, 1000, 1376]),
     st.sampled_from([32, 64, 256]), SMALL,
 )  # fmt: skip
-PREFETCH = st.builds(Prefetch, st.sampled_from(["layer", "ahead"]), st.sampled_from([1, 2, 4]))
+PREFETCH = st.builds(StreamSettings, st.sampled_from([1, 2, 4]), st.sampled_from(["layer", "ahead"]))
 FITS = st.builds(LinearFit, SMALL, st.floats(1e-11, 1e-8), st.just(1.0))
 TRANSFERS = st.builds(TransferRates, FITS, FITS, SMALL)
 

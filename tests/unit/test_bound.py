@@ -86,10 +86,10 @@ def test_what_stays_in_the_ring_is_not_under_a_cap_on_weights() -> None:
     slicer = Slicer(made, load)
     layers = [(of, Cut(0, of.block.extent, 0)) for of in slicer.fastest(slicer.blocks(nothing_there(len(listed), 3)))]
     token = [slicer.on.block_times(of, cut, 1) for of, cut in layers]
-    held = ledger(10**8, 0.9, 0, 0, 0, 0, staging_bytes(layers, slicer.on.prefetch, 1, 0))
+    held = ledger(10**8, 0.9, 0, 0, 0, 0, staging_bytes(layers, slicer.on.streaming, 1, 0))
     there = [replace(times, steps=tuple(replace(s, copy_s=0.0) for s in times.steps)) for times in token]
-    least_s = cycle_seconds(there, slicer.on.prefetch)
-    assert len(token) == 2 and least_s < cycle_seconds(token, slicer.on.prefetch)
+    least_s = cycle_seconds(there, slicer.on.streaming)
+    assert len(token) == 2 and least_s < cycle_seconds(token, slicer.on.streaming)
     assert physical_bound(made, load, held).tpot_s <= least_s
     assert physical_bound(made, load, replace(held, staging=0)).tpot_s > least_s
 

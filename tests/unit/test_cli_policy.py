@@ -12,6 +12,7 @@ from oallama.cli.policy import PolicyOptions, note_planned, note_unused
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.options import Options
 from oallama.core.types import Workload
+from oallama.place.decide import Rules
 
 LOAD = Workload(64, 16, 512, n_ubatch=128)
 
@@ -61,8 +62,8 @@ def test_fit_asks_llama_cpp_under_the_placers_cap(monkeypatch: pytest.MonkeyPatc
 )
 def test_prefetch_is_for_policies_that_stream(policy: str, allowed: bool) -> None:
     class Planning(Known):
-        def plan(self, name: str, *load: int, **asked: Any) -> Any:
-            return name, asked["prefetch"]
+        def place(self, name: str, load: Workload, rules: Rules) -> Any:
+            return name, rules.prefetch
 
     placer: Any = Planning()
     if allowed:

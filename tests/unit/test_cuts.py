@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from slicing_cases import INTERFERENCE, MACHINES, SHARED_MACHINES, STREAMED, gemm, machine, streamed
 
 from oallama.core.profile import LinearFit
-from oallama.core.types import Workload
+from oallama.core.types import StreamSettings, Workload
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.interference import Interference
 from oallama.cost.kernels import Kernel
 from oallama.cost.slices import Pricing
-from oallama.cost.timeline import Prefetch
 from oallama.cost.transfer import TransferRates
 from oallama.place.cuts import (
     ROWS_AT_ONCE,
@@ -104,7 +103,7 @@ def drawn_blocks(n: int) -> Iterator[tuple[BlockCost, Pricing]]:
         ]
         block = streamed(gemms, extent, step, draw.choice([0.0, 1e-5, 1e-3]))
         beside = Interference(*(draw.uniform(0.2, 1.0) for _ in range(6)), one_queue=draw.random() < 0.25)
-        ring = Prefetch(draw.choice(["layer", "ahead"]), draw.choice([1, 2, 4]))
+        ring = StreamSettings(draw.choice([1, 2, 4]), draw.choice(["layer", "ahead"]))
         yield block, machine(10 ** draw.uniform(-11, -8), ring, beside, JOINS, draw.choice([0.0, 1e-5]))
 
 
@@ -163,8 +162,8 @@ def test_a_saturated_memory_leaves_nothing_to_stream() -> None:
 
 def test_running_ahead_streams_more_where_attention_takes_long() -> None:
     block = streamed([gemm(4e-3, 1e-4)] * 3, gap_s=6e-3)
-    per_layer, per_layer_s = solve_cg(block, machine(4e-9, Prefetch("layer", 2)), 0)
-    ahead, ahead_s = solve_cg(block, machine(4e-9, Prefetch("ahead", 2)), 0)
+    per_layer, per_layer_s = solve_cg(block, machine(4e-9, StreamSettings(2, "layer")), 0)
+    ahead, ahead_s = solve_cg(block, machine(4e-9, StreamSettings(2, "ahead")), 0)
     assert ahead.cg > per_layer.cg and ahead_s < per_layer_s
 
 

@@ -15,7 +15,7 @@ from oallama.core.types import MulMat, Operator, Workload
 from oallama.cost.graph import build_graph
 from oallama.place.baselines import baselines
 from oallama.place.budget import DeviceMemory, Room, ledger
-from oallama.place.decide import decide
+from oallama.place.decide import Rules, decide
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem, device_memory
 
@@ -207,26 +207,26 @@ def test_slow_device_is_left_alone() -> None:
 def test_paper_rules_fill_regardless_of_gain_and_stop_at_the_first_that_does_not_fit() -> None:
     made, _ = problem(free=10**6)
     slow = replace(made, profile=profile(t_gpu_s=5.0))
-    assert all(decide(slow, "oato", LOAD, "mixed", affinity="paper", fill="paper").placed.on_device)
+    assert all(decide(slow, "oato", LOAD, "mixed", Rules("paper", "paper")).placed.on_device)
 
 
-@pytest.mark.parametrize("told", [{"affinity": "paper"}, {"fill": "paper"}, {"fill": "full"}])
-def test_auto_with_rules_of_oato_is_oato_whatever_would_be_faster(told: dict[str, Any]) -> None:
+@pytest.mark.parametrize("rules", [Rules(affinity="paper"), Rules(fill="paper"), Rules(fill="full")])
+def test_auto_with_rules_of_oato_is_oato_whatever_would_be_faster(rules: Rules) -> None:
     made, _ = problem(free=10**6)
     slow = replace(made, profile=profile(t_gpu_s=5.0))
     assert decide(slow, "auto", LOAD, "mixed").policy == "split"
-    decision = decide(slow, "auto", LOAD, "mixed", **told)
+    decision = decide(slow, "auto", LOAD, "mixed", rules)
     assert decision.policy == "oato"
-    assert decision.placed == decide(slow, "oato", LOAD, "mixed", **told).placed
+    assert decision.placed == decide(slow, "oato", LOAD, "mixed", rules).placed
     for policy in ("layers", "scheinfer", "cpu", "hetegen"):
         with pytest.raises(UsageError, match=f"say how oato places; policy {policy} does not"):
-            decide(slow, policy, LOAD, "mixed", **told)
+            decide(slow, policy, LOAD, "mixed", rules)
 
 
 def test_full_uses_a_slow_device_up() -> None:
     made, _ = problem(free=16_000)
     slow = replace(made, profile=profile(t_gpu_s=5.0))
-    decision = decide(slow, "oato", LOAD, "mixed", fill="full")
+    decision = decide(slow, "oato", LOAD, "mixed", Rules(fill="full"))
     assert decision.memory.spare < 1000  # no operator of 1000 bytes would still fit
     assert decision.memory.spare >= 0
 

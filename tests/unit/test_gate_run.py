@@ -73,7 +73,7 @@ class FakePlacer:
     cpu_attention: str = "auto"  # of the plan cpu
     host_layout: str | None = None
     is_profiled: bool = True
-    knows_experts: bool = False
+    routing: Any = None
 
     def workload(self, n_prompt: int, n_gen: int, n_ctx: int | None = None, n_ubatch: int = 512) -> Workload:
         return Workload(n_prompt, n_gen, n_ctx or 4096, n_ubatch)
@@ -93,14 +93,12 @@ class FakePlacer:
     def machine(self) -> dict[str, Any]:
         return {"cpu": "a CPU", "n_threads": self.threads, "device_identity": self.identity}
 
-    def plan(
-        self, policy: str, n_prompt: int, n_gen: int, n_ctx: int, n_ubatch: int = 512, attention_passes: Any = None
-    ) -> Plan:
+    def place(self, policy: str, load: Workload, attention_passes: Any) -> Plan:
         self.planned.append(policy)
         if policy in self.too_big:
             raise DoesNotFit(2, 1, "cpu-pair")
         names = NAMES[: COUNTS.get(policy, 4)]
-        made = plan(policy, self.workload(n_prompt, n_gen, n_ctx, n_ubatch), names, SECONDS.get(policy, 9.0))
+        made = plan(policy, load, names, SECONDS.get(policy, 9.0))
         way: Any = self.cpu_attention if policy == "cpu" else "auto"
         return replace(made, attention=Attention(way))
 
@@ -110,9 +108,12 @@ class FakePlacer:
         return replace(made, attention=Attention(), predicted=None)
 
     def plan_of(
-        self, on_device: list[str], gpu_layers: int, load: Workload, policy: str, stock_attention: bool, priced: bool
+        self, on_device: list[str], gpu_layers: int, load: Workload, policy: str, stock_attention: bool
     ) -> Plan:
         assert stock_attention
+        return self.unpriced_plan(on_device, gpu_layers, load, policy)
+
+    def unpriced_plan(self, on_device: list[str], gpu_layers: int, load: Workload, policy: str) -> Plan:
         made = plan(policy, load, tuple(on_device), 1.0)
         operators = tuple(replace(p, layout=self.host_layout if p.cc else None) for p in made.operators)
         return Plan.of(replace(made, n_gpu_layers=gpu_layers, operators=operators))
@@ -395,7 +396,7 @@ def test_where_one_round_takes_too_long_it_is_tried_twice() -> None:
 
 def test_planning_leaves_time_to_measure() -> None:
     turns, placer = Turns(lambda name: 0.1), FakePlacer()
-    quick, placer.plan = placer.plan, lambda *args, **options: (turns.clock.sleep(6.0), quick(*args, **options))[1]  # type: ignore[method-assign]
+    quick, placer.place = placer.place, lambda *args, **options: (turns.clock.sleep(6.0), quick(*args, **options))[1]  # type: ignore[method-assign]
     assert turns.gate(placer=placer).verdict.settled
     assert placer.planned == ["cpu", "scheinfer"], "no plan is begun in the second half"
 
@@ -408,6 +409,12 @@ def test_hopeless_candidates_are_given_up_after_a_block() -> None:
     assert "given up, at most 0.50× as fast" in {t.policy: t.refused for t in found.verdict.trials}["oato"]
 
 
+def test_plans_are_made_behind_the_tokens_that_are_there() -> None:
+    load = replace(LOAD, n_past=64)
+    found = gated_plan(FakePlacer(), load, measure=runner({"split": 1.5}, []))  # type: ignore[arg-type]
+    assert (found.plan.policy, found.plan.workload) == ("split", load)
+
+
 def test_the_deep_test_is_for_those_who_have_not_lost_before() -> None:
     load, measured = Workload(1000, 32, 32768), []
     turns = Turns(lambda name: {"stock-cpu": 0.1, "layers": 0.05}.get(name, 0.2))
@@ -417,8 +424,8 @@ def test_the_deep_test_is_for_those_who_have_not_lost_before() -> None:
         return turns(bench, progress)
 
     placer = FakePlacer()
-    quick = placer.plan
-    placer.plan = lambda policy, *given, **o: Plan.of(
+    quick = placer.place
+    placer.place = lambda policy, *given, **o: Plan.of(
         replace(quick(policy, *given, **o), predicted=Predicted(1.0, 0.01, 2.0))
     )  # type: ignore[method-assign, assignment]
     found = gated_plan(placer, load, measure=measure, clock=turns.clock)  # type: ignore[arg-type]

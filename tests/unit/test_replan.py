@@ -202,7 +202,7 @@ def test_nothing_is_made_of_nothing() -> None:
     rule = Replanner(kept(machine()))
     start = rule.start()
     assert rule.revised(start, BlockSeconds(0, 0, 0)) == start
-    empty = Replanner(Replan((), machine().prefetch))
+    empty = Replanner(Replan((), machine().streaming))
     assert empty.revised(empty.start(), BlockSeconds(1, 1, 1)) == empty.start()
 
 

@@ -12,12 +12,12 @@ from split_cases import World, ffn, operator
 from test_split_policy import EMBD, problem
 
 from oallama.core.profile import LinearFit
-from oallama.core.types import Workload
+from oallama.core.types import StreamSettings, Workload
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.passes import Pass
-from oallama.cost.timeline import Prefetch, cycle_seconds
+from oallama.cost.timeline import cycle_seconds
 from oallama.place import sliced
-from oallama.place.decide import decide
+from oallama.place.decide import Rules, decide
 from oallama.place.placed import nothing_there
 from oallama.place.problem import Decision, Problem
 from oallama.place.slicer import Slicer
@@ -42,15 +42,15 @@ def slots_of(decision: Decision) -> int | None:
 
 def least_token_s(made: Problem, room: int, weights_room: int, n_slots: int) -> float:
     """Of all cuts that fit beside a ring of so many slots, by the exact timeline."""
-    slicer = Slicer(made, TOKEN, Prefetch("ahead", n_slots))
+    slicer = Slicer(made, TOKEN, StreamSettings(n_slots, "ahead"))
     blocks = slicer.fastest(slicer.blocks(nothing_there(len(made.operators), 3)))
     least_s = float("inf")
     for layers in product(*([(of, cut) for cut in all_cuts(of)] for of in blocks)):
         weights = sum(of.weight_bytes(cut) for of, cut in layers)
-        staging = staging_bytes(layers, slicer.on.prefetch, TOKEN.n_ubatch, 0)
+        staging = staging_bytes(layers, slicer.on.streaming, TOKEN.n_ubatch, 0)
         if weights <= weights_room and weights + staging <= room:
             token = slicer.pass_times(slicer.priced(layers, (), False, weights, staging), Pass(1, 1, 1))
-            least_s = min(least_s, cycle_seconds(token, slicer.on.prefetch))
+            least_s = min(least_s, cycle_seconds(token, slicer.on.streaming))
     return least_s
 
 
@@ -134,7 +134,7 @@ def test_where_nothing_is_copied_ahead_the_ring_has_one_slot(ahead: bool) -> Non
     made = problem(streams(1e-9), 10**7, gpu_weights=0.0)
     if ahead:
         made = replace(made, profile=replace(made.profile, fingerprint={"device_asynchronous": False}))
-    decision = decide(made, "scheinfer", TOKEN, "decode", prefetch="ahead" if ahead else "layer")
+    decision = decide(made, "scheinfer", TOKEN, "decode", Rules(prefetch="ahead" if ahead else "layer"))
     slices = decision.placed.slices
     assert slots_of(decision) == 1 and slices is not None and slices.settings is not None
     largest = max(

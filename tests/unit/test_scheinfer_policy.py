@@ -15,7 +15,7 @@ from test_split_policy import GPU, LOAD, N_LAYER, PAIR, Table, plan_of, problem
 from oallama.core.profile import LinearFit, Sharing
 from oallama.core.types import Phase, Workload
 from oallama.model.cut import cut_granularity
-from oallama.place.decide import decide
+from oallama.place.decide import Rules, decide
 from oallama.place.placed import Placed
 from oallama.place.problem import Decision, LoadBytes, Problem, predicted_of
 from oallama.place.record import placed_by_plan
@@ -92,7 +92,7 @@ def test_the_plan_says_how_weights_are_streamed(prefetch: str) -> None:
     """A long prompt on a device with a fast link: some of its tokens go there (n_g)."""
     load = Workload(n_prompt=512, n_gen=1, n_ctx=1024, n_ubatch=512)
     made = problem(replace(STREAMS, cpu_rate=2e9, token_s_per_byte=1e-9), free=10**7, gpu_weights=0.2)
-    decision = decide(made, "scheinfer", load, "mixed", prefetch=prefetch)  # type: ignore[arg-type]
+    decision = decide(made, "scheinfer", load, "mixed", Rules(prefetch=prefetch))  # type: ignore[arg-type]
     plan = plan_of(made, decision)
     plan.check(model(N_LAYER), made.operators)
     document = json.loads(json.dumps(plan.to_json()))

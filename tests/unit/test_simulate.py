@@ -28,12 +28,13 @@ from oallama.device.card import Card
 from oallama.device.cards import CARDS, USUAL_PC
 from oallama.device.machines import MACHINES, machine_of
 from oallama.place.attention import with_attention
-from oallama.place.decide import POLICIES, decide
+from oallama.place.decide import POLICIES, Rules, decide
 from oallama.place.problem import Decision, Problem
 from oallama.place.record import placed_by_plan, plan_record
 from oallama.place.simulate import ENGINES, KINDS, Course, Simulation, simulate
 from oallama.place.what_if import HostLoad, probe_of, stock_decision
 from oallama.placer import Placer
+from oallama.placer.described import plan_for
 from oallama.plan.plan import Plan
 from oallama.profile.described import described, host_profile
 from oallama.report.simulate import LOOKS, Setting, simulate_chart, simulate_document, simulate_tables
@@ -135,7 +136,7 @@ def test_spans_add_up_on_a_device_that_slices_pay_on(policy: str) -> None:
 def test_spans_add_up_where_tokens_of_a_prompt_go_to_the_device(prefetch: PrefetchMode) -> None:
     load = Workload(n_prompt=512, n_gen=1, n_ctx=1024, n_ubatch=512)
     problem = small_problem(replace(STREAMS, cpu_rate=4e9, token_s_per_byte=1e-9), free=10**7, gpu_weights=0.2)
-    decision = decide(problem, "scheinfer", load, "mixed", prefetch=prefetch)
+    decision = decide(problem, "scheinfer", load, "mixed", Rules(prefetch=prefetch))
     assert decision.placed.slices is not None and decision.placed.slices.token_assignment
     made = check(problem, decision)
     assert ("in", "stream") in made.prompt.parts()
@@ -238,7 +239,7 @@ def test_stock_fit_on_a_described_machine_keeps_to_the_memory_that_was_asked_for
 
     def fit(**options: object) -> Plan:
         asked = Placer(model(), ops, (), Options.given(device="none", **options))
-        return asked.plan_for(MACHINES["pc-12gb"], Workload(64, 8, 256), "fit")
+        return plan_for(asked, MACHINES["pc-12gb"], Workload(64, 8, 256), "fit")
 
     whole, part = fit(), fit(vram=weights // 2 + 2 * MIB)
     assert part.memory.capacity == weights // 2 + 2 * MIB < whole.memory.capacity

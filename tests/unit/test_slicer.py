@@ -12,7 +12,7 @@ from slicing_cases import SHARED_MACHINES, STREAMED, gemm, machine, streamed
 from split_cases import FF, World, ffn, llama, model
 
 from oallama.core.profile import LinearFit, RestCase, Sharing
-from oallama.core.types import Operator, PlanRecord, Workload
+from oallama.core.types import Operator, PlanRecord, StreamSettings, Workload
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.blocks import residents
 from oallama.cost.graph import build_graph
@@ -20,7 +20,6 @@ from oallama.cost.kernels import interpolate
 from oallama.cost.passes import Pass, passes
 from oallama.cost.placement import cpu_seconds, placement_seconds
 from oallama.cost.slices import Pricing
-from oallama.cost.timeline import Prefetch
 from oallama.place.budget import ledger
 from oallama.place.placed import Placed, nothing_there
 from oallama.place.problem import LoadBytes, Problem, costs_over, predicted_of
@@ -90,7 +89,7 @@ def test_the_predicted_token_is_the_exact_timeline_of_equal_layers() -> None:
 
 def test_the_ring_and_activations_are_counted() -> None:
     block = streamed([gemm(1e-3, 1e-4, n_bytes=1024_000), gemm(1e-3, 1e-4, n_bytes=2048_000)])
-    ring = Prefetch("ahead", 3)
+    ring = StreamSettings(3, "ahead")
     half = ((block, Cut(512, 256, 256)),)
     activations = (256 + 256 + 3 * 256) * 4  # input, GG's result, the hidden values of CG
     padding = 2 * 2 * SLOT_PADDING
@@ -105,13 +104,13 @@ def test_two_slots_take_as_much_as_two_blocks_that_follow_one_another() -> None:
     small = streamed([gemm(1e-3, 1e-4, n_bytes=1024_000)])
     all_streamed, padding = Cut(0, 1024, 0), 2 * SLOT_PADDING
     layers = [(of, all_streamed) for of in (large, small, small, large, small)]
-    ring = Prefetch("ahead", 2)
+    ring = StreamSettings(2, "ahead")
     assert ring_bytes(layers, ring, 0) == 3072_000 + 2 * padding
     assert ring_bytes(layers[:4], ring, 0) == 4096_000 + 2 * padding, "the last is followed by the first"
     between = [layers[0], (large, Cut(1024, 0, 0)), layers[1]]
     assert ring_bytes(between, ring, 0) == ring_bytes(layers[:2], ring, 0), "what is not streamed takes none"
-    assert ring_bytes(layers[:1], ring, 0) == ring_bytes(layers, Prefetch("ahead", 1), 0) == 2048_000 + padding
-    assert ring_bytes(layers, Prefetch("ahead", 3), 0) == 3 * (2048_000 + padding)
+    assert ring_bytes(layers[:1], ring, 0) == ring_bytes(layers, StreamSettings(1, "ahead"), 0) == 2048_000 + padding
+    assert ring_bytes(layers, StreamSettings(3, "ahead"), 0) == 3 * (2048_000 + padding)
 
 
 def test_a_repacked_layout_is_given_up_or_kept_twice_where_prompts_are_long() -> None:
@@ -298,7 +297,7 @@ def test_where_the_cpu_alone_uses_all_of_dram_a_token_streams_nothing() -> None:
     ops = llama(2)
     world = replace(SLOW_CPU, link=LinearFit(1e-6, 1e-8, 1.0))
     for cpu_left, streams in ((0.5, False), (1.0, True)):
-        slicer = Slicer(problem(world, ops, *shared(cpu_left, 1.0)), token, Prefetch("layer"))
+        slicer = Slicer(problem(world, ops, *shared(cpu_left, 1.0)), token, StreamSettings(prefetch="layer"))
         plan = slicer.plan(on_device(ops, *ATTENTION), 10**8, 0)
         assert plan is not None
         assert any(cut.cg for _, cut in plan.layers) is streams

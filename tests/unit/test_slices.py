@@ -13,7 +13,7 @@ from split_cases import EMBD, FF, World, ffn, llama, operator
 
 from oallama.core.errors import ProfileError
 from oallama.core.profile import LinearFit, Profile, Sharing
-from oallama.core.types import Operator
+from oallama.core.types import Operator, StreamSettings
 from oallama.cost.block_cost import BlockCost, Cut, block_costs
 from oallama.cost.blocks import (
     LOGITS_CHUNK,
@@ -28,7 +28,7 @@ from oallama.cost.blocks import (
 from oallama.cost.kernels import Kernels
 from oallama.cost.slice_rates import BYTES_PER_WAIT, MAX_PIECE_BYTES, MIN_PIECE_BYTES, SliceRates, slice_rates
 from oallama.cost.slices import Pricing, slice_times
-from oallama.cost.timeline import Prefetch, timeline
+from oallama.cost.timeline import timeline
 from oallama.cost.transfer import TransferRates
 from oallama.place.staging import staging_bytes
 
@@ -153,7 +153,7 @@ def test_memory_of_hot_experts() -> None:
     biased = replace(of, block=biased_ffn_block(experts(biased=True), range(3)))
 
     def staging(of: BlockCost, n_hot: int) -> int:
-        return staging_bytes([(of, Cut(FF, 0, 0, n_hot))], Prefetch(), 7, 0)
+        return staging_bytes([(of, Cut(FF, 0, 0, n_hot))], StreamSettings(), 7, 0)
 
     assert staging(of, 2) == 7 * (EMBD + 2 + 3 * 2 * FF) * 4
     assert staging(of, 1) == 7 * (EMBD + 1 + 3 * FF) * 4, "one row of a token's two"
@@ -326,7 +326,7 @@ def test_a_device_that_does_nothing_by_itself_holds_up_the_cpu() -> None:
     assert held.steps == ()
     theirs = sum(step.copy_s + step.launch_s + step.gpu_s for step in free.steps)
     assert held.send_s == pytest.approx(free.send_s + theirs)
-    assert timeline([held], Prefetch()).end_s > timeline([free], Prefetch()).end_s
+    assert timeline([held], StreamSettings()).end_s > timeline([free], StreamSettings()).end_s
 
 
 def test_what_a_copy_holds_up_is_counted_for_what_is_copied() -> None:
@@ -422,4 +422,4 @@ def test_a_kind_that_was_priced_before_costs_what_one_that_was_not_does(
         placed = replace(block, gap=((1, gap_s),), gap_cpu=((1, gap_s / 2),))
         for cut in (Cut(extent - cg, cg, 0), Cut(extent - step, 0, step), Cut(extent, 0, 0)):
             known = on.seconds(replace(placed, kind=1, slice_kind=1), cut, *tokens)
-            assert known == pytest.approx(Pricing(on.rates, on.prefetch).seconds(placed, cut, *tokens))
+            assert known == pytest.approx(Pricing(on.rates, on.streaming).seconds(placed, cut, *tokens))

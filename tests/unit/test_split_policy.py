@@ -122,7 +122,7 @@ def test_cuts_are_close_to_brute_force(rate: float, launch_s: float, token_s: fl
         cuts = [Cut(of.block.extent - gg, 0, gg) for of, gg in zip(blocks, choice, strict=True)]
         layers, seconds = list(zip(blocks, cuts, strict=True)), total_s(cuts)
         n_bytes = sum(of.weight_bytes(cut) for of, cut in layers)
-        if n_bytes + staging_bytes(layers, slicer.on.prefetch, 16, 0) <= room:
+        if n_bytes + staging_bytes(layers, slicer.on.streaming, 16, 0) <= room:
             best = min(best, seconds)
         if sum(map(bool, choice)) == 1:  # what splitting one block saves at most
             most = max(most, start_s - seconds)

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from split_cases import World, llama, model
 
 from oallama.core.profile import LinearFit
-from oallama.core.types import Workload
+from oallama.core.types import StreamSettings, Workload
 from oallama.cost.graph import build_graph
-from oallama.cost.timeline import Prefetch
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem
 from oallama.place.slicer import Slicer
@@ -56,7 +55,7 @@ def token_s(n_layer: int, whole: tuple[int, ...]) -> float:
     probe = lambda load, placed: LoadBytes(0, 0, 0, 0, 10**9)  # noqa: E731
     made = Problem(tuple(ops), build_graph(model(n_layer), ops), world.profile(ops), probe, None, 0.9, None)
     on_device = tuple(op.layer in whole or not op.role.startswith("ffn") for op in ops)
-    slicer = Slicer(made, Workload(64, 32, 128, 64), Prefetch("ahead", 1))
+    slicer = Slicer(made, Workload(64, 32, 128, 64), StreamSettings(1, "ahead"))
     blocks = slicer.blocks(Placed(on_device, 0))
     assert sum(of["CPU"].gap_share for of in blocks) == pytest.approx(len(blocks))
     plan = slicer.plan_blocks(blocks, 10**9, 0)

@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from slicing_cases import INTERFERENCE
 
+from oallama.core.types import StreamSettings
 from oallama.cost.interference import NO_INTERFERENCE, Interference
 from oallama.cost.streams import BlockTimes, Step
-from oallama.cost.timeline import PAPER, Prefetch, Timeline, cycle_seconds, timeline
+from oallama.cost.timeline import PAPER, Timeline, cycle_seconds, timeline
 
 SECONDS = st.floats(1e-5, 1e-2)
 MAYBE_SECONDS = st.one_of(st.just(0.0), SECONDS)
 ONE_QUEUE = Interference(one_queue=True)
 MODES = st.sampled_from(["layer", "ahead"])
-PREFETCH = st.builds(Prefetch, MODES, st.sampled_from([1, 2, 3, None]))
+PREFETCH = st.builds(StreamSettings, st.sampled_from([1, 2, 3]), MODES)
 
 
 @st.composite
@@ -65,11 +66,11 @@ def test_without_launches_two_cases_have_the_papers_closed_forms(n: int, copy: f
     assert end == pytest.approx(n * copy + gpu if gpu <= copy else copy + n * gpu)  # Eq. 10 and 11
 
 
-def in_program_order(blocks: list[BlockTimes], prefetch: Prefetch) -> float:
+def in_program_order(blocks: list[BlockTimes], streaming: StreamSettings) -> float:
     """Without interference every time is a maximum of earlier ones plus a duration; with one queue, whatever the device
     does is appended to it, and a block ends when it is empty."""
     copying = [b for b in range(len(blocks)) if any(step.copy_s for step in blocks[b].steps)]
-    ring = prefetch.n_slots or len(blocks)
+    ring = streaming.n_slots
     arrives: dict[int, float] = {}
     now = link = device = 0.0
 
@@ -85,7 +86,7 @@ def in_program_order(blocks: list[BlockTimes], prefetch: Prefetch) -> float:
         found: list[int] = []
         for b in [b for b in copying if b not in arrives]:
             held = [other for other in [*arrives, *found] if other > done]
-            if prefetch.mode == "layer" or blocks[b].routed or len(held) >= ring:
+            if streaming.prefetch == "layer" or blocks[b].routed or len(held) >= ring:
                 break
             found.append(b)
         return found
@@ -115,28 +116,32 @@ def in_program_order(blocks: list[BlockTimes], prefetch: Prefetch) -> float:
 
 @settings(deadline=None)
 @given(st.lists(our_blocks(NO_INTERFERENCE), min_size=1, max_size=5), PREFETCH)
-def test_events_agree_with_the_recursion_in_program_order(blocks: list[BlockTimes], prefetch: Prefetch) -> None:
-    assert timeline(blocks, prefetch).end_s == pytest.approx(in_program_order(blocks, prefetch))
+def test_events_agree_with_the_recursion_in_program_order(blocks: list[BlockTimes], streaming: StreamSettings) -> None:
+    assert timeline(blocks, streaming).end_s == pytest.approx(in_program_order(blocks, streaming))
 
 
 @settings(deadline=None)
 @given(st.lists(our_blocks(ONE_QUEUE).filter(lambda b: b.steps), min_size=1, max_size=5), PREFETCH)
-def test_one_queue_is_the_recursion_in_program_order(blocks: list[BlockTimes], prefetch: Prefetch) -> None:
-    assert timeline(blocks, prefetch).end_s == pytest.approx(in_program_order(blocks, prefetch))
+def test_one_queue_is_the_recursion_in_program_order(blocks: list[BlockTimes], streaming: StreamSettings) -> None:
+    assert timeline(blocks, streaming).end_s == pytest.approx(in_program_order(blocks, streaming))
 
 
 @settings(deadline=None)
 @given(st.lists(our_blocks(ONE_QUEUE), min_size=1, max_size=4), PREFETCH)
-def test_a_device_with_one_queue_never_computes_while_it_receives(blocks: list[BlockTimes], prefetch: Prefetch) -> None:
-    ran = timeline(blocks, prefetch)
+def test_a_device_with_one_queue_never_computes_while_it_receives(
+    blocks: list[BlockTimes], streaming: StreamSettings
+) -> None:
+    ran = timeline(blocks, streaming)
     busy = sorted((s.start_s, s.end_s) for s in ran.spans if s.stream in ("gpu", "copy"))
     assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(busy))
 
 
 @settings(deadline=None)
 @given(st.lists(our_blocks(), min_size=1, max_size=5), PREFETCH)
-def test_streams_do_one_thing_at_a_time_and_nothing_is_lost(blocks: list[BlockTimes], prefetch: Prefetch) -> None:
-    ran = timeline(blocks, prefetch)
+def test_streams_do_one_thing_at_a_time_and_nothing_is_lost(
+    blocks: list[BlockTimes], streaming: StreamSettings
+) -> None:
+    ran = timeline(blocks, streaming)
     for stream in ("cpu", "gpu", "copy", "join"):
         spans = sorted((s.start_s, s.end_s) for s in ran.spans if s.stream == stream)
         assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(spans))
@@ -159,23 +164,23 @@ def test_more_slots_never_take_longer_where_asking_takes_no_time(
     blocks: list[BlockTimes], mode: str, n_slots: int
 ) -> None:
     free = [replace(block, issue_s=0.0) for block in blocks]
-    few, more = (timeline(free, Prefetch(mode, n)).end_s for n in (n_slots, n_slots + 1))  # type: ignore[arg-type]
+    few, more = (timeline(free, StreamSettings(n, mode)).end_s for n in (n_slots, n_slots + 1))  # type: ignore[arg-type]
     assert more <= few * (1 + 1e-9)
-    assert timeline(free, Prefetch("ahead", n_slots)).end_s <= timeline(free, Prefetch("layer", n_slots)).end_s * (
-        1 + 1e-9
-    )
+    assert timeline(free, StreamSettings(n_slots, "ahead")).end_s <= timeline(
+        free, StreamSettings(n_slots, "layer")
+    ).end_s * (1 + 1e-9)
 
 
-def long_run(blocks: list[BlockTimes], prefetch: Prefetch, rounds: int) -> float:
-    ends = timeline(blocks * (2 * rounds), prefetch).block_ends_s
+def long_run(blocks: list[BlockTimes], streaming: StreamSettings, rounds: int) -> float:
+    ends = timeline(blocks * (2 * rounds), streaming).block_ends_s
     return (ends[-1 - len(blocks)] - ends[(rounds - 1) * len(blocks) - 1]) / rounds
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(our_blocks(), min_size=1, max_size=4), st.integers(1, 3))
 def test_a_cycle_is_what_a_long_run_takes_for_each_round(blocks: list[BlockTimes], n_slots: int) -> None:
-    prefetch = Prefetch("ahead", n_slots)
-    assert cycle_seconds(blocks, prefetch) == pytest.approx(long_run(blocks, prefetch, 100), rel=0.02)
+    streaming = StreamSettings(n_slots, "ahead")
+    assert cycle_seconds(blocks, streaming) == pytest.approx(long_run(blocks, streaming, 100), rel=0.02)
 
 
 def test_equal_rounds_that_leave_the_link_more_and_more_to_do_are_not_a_steady_cycle() -> None:
@@ -183,65 +188,65 @@ def test_equal_rounds_that_leave_the_link_more_and_more_to_do_are_not_a_steady_c
     ring is empty."""
     blocks = [BlockTimes(0.0, 0.0, 1e-3, (Step(4e-3, 0.0),), 0.0)]
     for n_slots in (1, 2, 3, 8, 30):
-        prefetch = Prefetch("ahead", n_slots)
-        assert cycle_seconds(blocks, prefetch) == pytest.approx(4e-3, rel=0.01)
-        assert long_run(blocks, prefetch, 100) == pytest.approx(4e-3, rel=0.01)
+        streaming = StreamSettings(n_slots, "ahead")
+        assert cycle_seconds(blocks, streaming) == pytest.approx(4e-3, rel=0.01)
+        assert long_run(blocks, streaming, 100) == pytest.approx(4e-3, rel=0.01)
 
 
 def test_the_link_works_on_during_attention_when_it_may_run_ahead() -> None:
     block = BlockTimes(2.0, 0.0, 1.0, (Step(3.0, 0.1),), 0.0)
-    assert cycle_seconds([block], Prefetch("layer", 2)) == pytest.approx(2.0 + 3.0 + 0.1)
-    assert cycle_seconds([block], Prefetch("ahead", 2)) == pytest.approx(3.0)  # it never idles
-    assert cycle_seconds([block], Prefetch("ahead", 1)) == pytest.approx(3.1)  # the slot is in use for a while
+    assert cycle_seconds([block], StreamSettings(2, "layer")) == pytest.approx(2.0 + 3.0 + 0.1)
+    assert cycle_seconds([block], StreamSettings(2, "ahead")) == pytest.approx(3.0)  # it never idles
+    assert cycle_seconds([block], StreamSettings(1, "ahead")) == pytest.approx(3.1)  # the slot is in use for a while
 
 
 def test_a_slot_is_free_once_its_block_has_run() -> None:
     """With one, the second block's copy follows the first block; with two, the first copy."""
     blocks = [BlockTimes(0.0, 0.0, 0.0, (Step(copy_s, gpu_s),), 0.0) for copy_s, gpu_s in ((2.0, 3.0), (4.0, 1.0))]
-    assert timeline(blocks, Prefetch("ahead", 1)).end_s == pytest.approx(2 + 3 + 4 + 1)
-    assert timeline(blocks, Prefetch("ahead", 2)).end_s == pytest.approx(2 + 4 + 1)
+    assert timeline(blocks, StreamSettings(1, "ahead")).end_s == pytest.approx(2 + 3 + 4 + 1)
+    assert timeline(blocks, StreamSettings(2, "ahead")).end_s == pytest.approx(2 + 4 + 1)
 
 
 def test_routed_weights_are_not_copied_before_the_router_has_run() -> None:
     block = BlockTimes(2.0, 0.0, 1.0, (Step(3.0, 0.1),), 0.0, routed=True)
-    assert cycle_seconds([block], Prefetch("ahead", 2)) == pytest.approx(5.1)
+    assert cycle_seconds([block], StreamSettings(2, "ahead")) == pytest.approx(5.1)
 
 
 def test_what_llama_cpp_offloads_takes_the_link_from_what_is_streamed() -> None:
     """Its copy goes before the others', lies in no slot, and is never asked for ahead."""
     streamed = BlockTimes(0.0, 0.0, 0.0, (Step(4.0, 1.0),), 0.0)
     offloaded = BlockTimes(0.0, 0.0, 0.0, (Step(3.0, 2.0),), 0.0, offloaded=True)
-    made = timeline([offloaded, streamed], Prefetch("ahead", 1))
+    made = timeline([offloaded, streamed], StreamSettings(1, "ahead"))
     assert made.block_ends_s == (5.0, 8.0)  # 3 and 2 of the first, beside which 2 of the second's 4 are copied
-    assert timeline([streamed, offloaded], Prefetch("ahead", 1)).block_ends_s == (5.0, 10.0)
-    assert timeline([offloaded], Prefetch("ahead", 1)).end_s == 5.0
-    assert cycle_seconds([streamed, offloaded], Prefetch("ahead", 2)) == pytest.approx(7.0)  # the link never rests
+    assert timeline([streamed, offloaded], StreamSettings(1, "ahead")).block_ends_s == (5.0, 10.0)
+    assert timeline([offloaded], StreamSettings(1, "ahead")).end_s == 5.0
+    assert cycle_seconds([streamed, offloaded], StreamSettings(2, "ahead")) == pytest.approx(7.0)  # never rests
 
 
 def test_a_cpu_and_a_link_at_once_get_what_was_measured_together() -> None:
     shared = Interference(cpu_with_link=0.75, link_with_cpu=0.75)
     block = BlockTimes(0.0, 0.0, 1.0, (Step(1.0, 0.0),), 0.0, interference=shared)
-    assert timeline([block], Prefetch("layer", 1)).end_s == pytest.approx(4 / 3)
+    assert timeline([block], StreamSettings(1, "layer")).end_s == pytest.approx(4 / 3)
     # a copy of half the length: until 2/3 s both, then the CPU alone has half its work left
     shorter = replace(block, steps=(Step(0.5, 0.0),))
-    assert timeline([shorter], Prefetch("layer", 1)).end_s == pytest.approx(2 / 3 + 0.5)
+    assert timeline([shorter], StreamSettings(1, "layer")).end_s == pytest.approx(2 / 3 + 0.5)
 
 
 def test_a_cpu_and_a_device_each_at_half_speed_take_as_long_as_one_after_the_other() -> None:
     half = Interference(cpu_with_device=0.5, device_with_cpu=0.5)
     for cpu, launch, gpu, end in ((2.0, 0.0, 2.0, 4.0), (1.0, 0.0, 3.0, 4.0), (2.0, 1.0, 1.0, 3.0)):
         block = BlockTimes(0.0, 0.0, cpu, (Step(0.0, gpu, launch),), 0.0, interference=half)
-        assert timeline([block], Prefetch()).end_s == pytest.approx(end)
+        assert timeline([block], StreamSettings()).end_s == pytest.approx(end)
 
 
 def test_a_device_that_receives_and_computes_in_turns() -> None:
     block = BlockTimes(0.0, 0.0, 1.0, (Step(3.0, 2.0),), 0.0, interference=ONE_QUEUE)
-    assert cycle_seconds([replace(block, interference=NO_INTERFERENCE)], Prefetch()) == pytest.approx(3.0)
-    assert cycle_seconds([block], Prefetch()) == pytest.approx(5.0)
+    assert cycle_seconds([replace(block, interference=NO_INTERFERENCE)], StreamSettings()) == pytest.approx(3.0)
+    assert cycle_seconds([block], StreamSettings()) == pytest.approx(5.0)
     attention = replace(block, gap_s=1.0)
-    assert cycle_seconds([attention], Prefetch()) == pytest.approx(5.0), "it receives during attention"
-    assert cycle_seconds([replace(attention, issue_s=0.5)], Prefetch()) == pytest.approx(5.0)
-    assert cycle_seconds([replace(attention, gap_s=4.0, issue_s=0.5)], Prefetch()) == pytest.approx(6.5)
+    assert cycle_seconds([attention], StreamSettings()) == pytest.approx(5.0), "it receives during attention"
+    assert cycle_seconds([replace(attention, issue_s=0.5)], StreamSettings()) == pytest.approx(5.0)
+    assert cycle_seconds([replace(attention, gap_s=4.0, issue_s=0.5)], StreamSettings()) == pytest.approx(6.5)
 
 
 def test_attention_on_the_cpu_is_held_up_by_copies_and_holds_them_up() -> None:
@@ -249,17 +254,19 @@ def test_attention_on_the_cpu_is_held_up_by_copies_and_holds_them_up() -> None:
     first = BlockTimes(0.0, 0.0, 1.0, (), 0.0, interference=half)
     second = BlockTimes(4.0, 0.0, 0.0, (Step(4.0, 1.0),), 0.0, interference=half)
     # of the copy 1 s is done beside CC, which takes 2 s; then 3 s are left
-    assert timeline([first, second], Prefetch()).end_s == pytest.approx(2.0 + 4.0 + 1.0), "attention on the device"
+    assert timeline([first, second], StreamSettings()).end_s == pytest.approx(2.0 + 4.0 + 1.0), (
+        "attention on the device"
+    )
     there = replace(second, gap_cpu_s=4.0)  # beside it they take 6 s, in which the CPU does 3 s of its work
-    assert timeline([first, there], Prefetch()).end_s == pytest.approx(2.0 + 6.0 + 1.0 + 1.0)
+    assert timeline([first, there], StreamSettings()).end_s == pytest.approx(2.0 + 6.0 + 1.0 + 1.0)
     partly = replace(second, gap_cpu_s=2.0)  # 2 s of them alone; the last one takes 2 s, as does half of the CPU's work
-    assert timeline([first, partly], Prefetch()).end_s == pytest.approx(2.0 + 2.0 + 2.0 + 1.0 + 1.0)
+    assert timeline([first, partly], StreamSettings()).end_s == pytest.approx(2.0 + 2.0 + 2.0 + 1.0 + 1.0)
 
 
 def test_asking_for_copies_holds_up_the_cpu() -> None:
     block = BlockTimes(0.0, 0.0, 5.0, (Step(3.0, 0.5),), 0.0)
     for mode in ("layer", "ahead"):
-        free, held = (cycle_seconds([replace(block, issue_s=s)], Prefetch(mode, 2)) for s in (0.0, 1.0))  # type: ignore[arg-type]
+        free, held = (cycle_seconds([replace(block, issue_s=s)], StreamSettings(2, mode)) for s in (0.0, 1.0))  # type: ignore[arg-type]
         assert (free, held) == (pytest.approx(5.0), pytest.approx(6.0))
 
 

@@ -242,16 +242,17 @@ def answered(monkeypatch):
         def workload(self, n_prompt, n_gen):
             return Workload(n_prompt, n_gen, 1024)
 
-        def what_if(self, cards, load):
-            asked["cards"] = [card.name for card in cards]
-            of = problem(cards[0])
-            return on_cpu(of, load, "mixed"), tuple(what_if(problem(card), card, load) for card in cards)
+    def alone_and_beside(placer, cards, load):
+        asked["cards"] = [card.name for card in cards]
+        of = problem(cards[0])
+        return on_cpu(of, load, "mixed"), tuple(what_if(problem(card), card, load) for card in cards)
 
     def of_file(path, options, profile, prober):
         asked["device"] = options.device
         return Known()
 
     monkeypatch.setattr("oallama.placer.Placer.of_file", of_file)
+    monkeypatch.setattr("oallama.placer.described.alone_and_beside", alone_and_beside)
     return asked
 
 

@@ -20,7 +20,7 @@ from oallama.cli.options import (
 from oallama.cli.output import talk, tell_aborts
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
 from oallama.cli.policy import PolicyOptions
-from oallama.cli.routing import count_experts_option, counting, learn_experts_option
+from oallama.cli.routing import CountingOptions, counting, counting_options
 from oallama.cli.sampling import DEFAULT_N_GEN, SamplingOptions, sampling_options
 from oallama.cli.template import template_for
 from oallama.cli.tune import tune_command
@@ -73,8 +73,7 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
     help="Put what is said into the model's chat template, or continue it as one text.  "
     "[default: chat where the model has a template]",
 )
-@count_experts_option
-@learn_experts_option
+@counting_options
 @click.option("--verbose", is_flag=True, help="Show tokens/s after each answer, and what was predicted.")
 def command(
     position: str | None,
@@ -85,8 +84,7 @@ def command(
     idle_s: int,
     sampling: SamplingOptions,
     chat: bool | None,
-    count_experts: bool,
-    learn_experts: bool,
+    counts: CountingOptions,
     verbose: bool,
 ) -> None:
     """Talk with a model. Without MODEL it is the small one that comes with oallama. In a pipe each line is a message,
@@ -105,7 +103,7 @@ def command(
         raise UsageError("MODEL is given twice, by position and by -m")
     model = model_option or position
     model = None if model is None else model_file(model)
-    start(model, system, n_gen, asked, sampling, chat, verbose, (count_experts, learn_experts), idle_s)
+    start(model, system, n_gen, asked, sampling, chat, counts, verbose, idle_s)
 
 
 def start(
@@ -115,12 +113,12 @@ def start(
     asked: PlacementOptions,
     sampling: SamplingOptions,
     chat: bool | None,
+    counts: CountingOptions,
     verbose: bool = False,
-    counts: tuple[bool, bool] = (False, True),
     idle_s: int = IDLE_S,
 ) -> None:
     """A session, from its first word to its last. model None: the built-in one, or the plan's. n_gen None: as long as
-    the model talks, or DEFAULT_N_GEN tokens where it continues text. counts: --count-experts, --learn-experts."""
+    the model talks, or DEFAULT_N_GEN tokens where it continues text."""
     from oallama.cli.chat.loop import converse, reader_of_stdin, somebody_types
     from oallama.cli.chat.model import ChatModel
     from oallama.cli.chat.session import Session
@@ -139,7 +137,7 @@ def start(
         fixed = why_fixed(placer, asked.policy)
     settings = settings_of(sampling, n_gen, template is not None, verbose)
     tell_aborts()
-    with counting(placer, *counts) as recording:
+    with counting(placer, counts) as recording:
         when_idle = to_tune and asked.tune == "when-idle" and asked.options.n_batch is None and somebody_types()
 
         def opened(placer: Placer, plan: Plan) -> Engine:

@@ -1,0 +1,77 @@
+"""Propose a placement, verify it by what it really takes, and propose again with what was learned. Pure but for the
+problem's probe.
+
+What llama.cpp takes beside operators is only known from a dry load. So a placement is proposed again, with less room
+while it does not fit, with more where it leaves some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from oallama.core.types import Workload
+from oallama.core.units import format_bytes
+from oallama.cost.placement import Costs
+from oallama.place.budget import DeviceMemory, Room
+from oallama.place.exchange import exchange_notes
+from oallama.place.placed import Placed
+from oallama.place.problem import Decision, Problem, measured, own_bytes, predicted_of, with_layouts
+
+ROUNDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A placement that has not been verified, and the workload it is for: its micro-batch may be lowered."""
+
+    workload: Workload
+    costs: Costs  # over the phase that was asked for
+    placed: Placed
+    notes: tuple[str, ...] = ()
+
+
+def verified(problem: Problem, policy: str, proposal: Proposal, capacity: int | None = None) -> Decision:
+    """With the ledger of a dry load: `spare` may be negative. capacity: bytes of the device; None: as that load found
+    it."""
+    load, costs = proposal.workload, proposal.costs
+    placed = with_layouts(problem, costs, proposal.placed)
+    memory = measured(problem, load, placed, capacity)
+    predicted = predicted_of(problem, load, placed, costs.layouts)
+    notes = (*proposal.notes, *exchange_notes(placed), *_streaming_notes(problem, placed))
+    return Decision(policy, load, costs, placed, memory, predicted, notes)
+
+
+def verified_in_rounds(
+    problem: Problem,
+    policy: str,
+    memory: DeviceMemory,
+    propose: Callable[[DeviceMemory], Proposal | None],
+    key: Callable[[Decision], float] = lambda decision: decision.placed.seconds,
+) -> tuple[Decision | None, Decision | None]:
+    """(the one with the least key of those that fit, the last that was tried).
+
+    memory: as it is before any operator. propose: for what the device has room for; None: it had better stay empty,
+    which ends the rounds, as does a last try that another would not better.
+    """
+    room, best = Room(memory), None
+    for _ in range(ROUNDS):
+        proposal = propose(room.memory)
+        if proposal is None:
+            return best, None
+        last = verified(problem, policy, proposal, memory.capacity)
+        if last.memory.spare >= 0 and (best is None or key(last) < key(best)):
+            best = last
+        if not room.learn(last.placed.first_device_layer, own_bytes(problem, last.placed), last.memory):
+            break
+    return best, last
+
+
+def _streaming_notes(problem: Problem, placed: Placed) -> tuple[str, ...]:
+    """What streaming from pageable memory costs, where the device has no other."""
+    profile = problem.profile
+    if placed.slices is None or not placed.slices.streams or profile.is_pinned:
+        return ()
+    rate = format_bytes(1 / profile.link["h2d_pageable"].beta_s_per_byte)
+    cost = f"{profile.device} has no pinned host memory: weights are streamed from pageable memory, at {rate}/s"
+    return (cost + ", and the CPU waits for every copy" if profile.is_blocking else cost,)
