@@ -37,6 +37,7 @@ def gate_key(placer: Placer, load: Workload) -> Key:
         "depth_class": size_class(load.n_ctx),
         "prompt_class": length_class(load.n_prompt),
         "gen_class": length_class(load.n_gen),
+        **({"past_class": length_class(load.n_past)} if load.n_past else {}),
         "n_ubatch": load.n_ubatch,
         "ubatch_is_fixed": options.n_ubatch is not None,  # else plans may have a larger one, up to n_batch
         "n_batch": options.n_batch,

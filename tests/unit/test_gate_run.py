@@ -19,7 +19,7 @@ from oallama.core.options import Options
 from oallama.core.profile import LinearFit, Sharing
 from oallama.core.types import Attention, MemoryLedger, OperatorPlacement, PlanRecord, Predicted, Workload
 from oallama.device.spec import parse_device
-from oallama.gate.key import gate_key, timings_digest
+from oallama.gate.key import distance, gate_key, timings_digest
 from oallama.gate.measure import DEPTH_S, LEAST_DEPTH, TURN_S, gate_tests
 from oallama.gate.plans import all_plans, candidate
 from oallama.gate.run import BUDGET_S, Gated, gated_plan, remembered, stock_at_once
@@ -365,6 +365,12 @@ def test_pairs_of_another_placement_do_not_count(monkeypatch: pytest.MonkeyPatch
     turns.gate()
     kept = read_kept(gate_key(FakePlacer(), LOAD))  # type: ignore[arg-type]
     assert kept is not None and {each.policy: each.n_pairs for each in kept.pairs} == {"split": 2, "oato": 4}
+
+
+def test_what_was_measured_behind_a_context_is_kept_apart() -> None:
+    keys = [gate_key(FakePlacer(), replace(LOAD, n_past=n_past)) for n_past in (0, 512, 8192)]  # type: ignore[arg-type]
+    assert len({str(sorted(key.items())) for key in keys}) == 3
+    assert all(distance(key, keys[0]) is None for key in keys[1:])
 
 
 def test_pairs_count_whatever_was_free_when_fit_was_asked_but_not_against_another_placement() -> None:
