@@ -17,7 +17,7 @@ from starlette.routing import Route
 from oallama.report.placement import Served, page_policy, placement_document, placement_html
 from oallama.serve.errors import error_response
 from oallama.serve.live import Live, live_of
-from oallama.serve.proxy import Proxy
+from oallama.serve.proxy import PassedOn, Proxy
 from oallama.serve.supervisor import Supervisor
 from oallama.serve.tuning import Tuning
 
@@ -59,6 +59,8 @@ def application(
             return error_response(503, why_not(supervisor), {"Retry-After": "2"})
         answer = await proxy(request)
         if request.url.path == "/" and request.method == "GET" and answer.status_code == 404:
+            if isinstance(answer, PassedOn):
+                answer.close()
             return RedirectResponse("placement.html")  # llama-server was built without its own page
         return answer
 
@@ -87,7 +89,8 @@ class LiveNumbers:
         async with self._lock:
             if time.monotonic() - self._at > KEPT_S:
                 answer = await self._proxy.get("/metrics", METRICS_S)
-                self._known = live_of(answer.text) if answer is not None and answer.status_code == 200 else None
+                status, body = answer or (503, b"")
+                self._known = live_of(body.decode(errors="replace")) if status == 200 else None
                 self._at = time.monotonic()
             return self._known
 
@@ -114,6 +117,6 @@ def answers(proxy: Proxy, timeout_s: float = 2.0) -> Callable[[], Any]:
 
     async def asked() -> bool:
         answer = await proxy.get("/health", timeout_s)
-        return answer is not None and answer.status_code == 200
+        return answer is not None and answer[0] == 200
 
     return asked

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
-import httpx
+import h11
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oallama.serve.errors import error_event, error_response
+from oallama.serve.upstream import Answer, Asked, BrokenOff
 
 MOST_BODY_BYTES = 64 * 2**20  # pictures come as text in the body
 BODY_S = 60.0  # that a client may be silent in the middle of its body
@@ -28,48 +28,48 @@ class Proxy:
     """To a server at a Unix socket. why_not: the sentence for clients while it does not answer."""
 
     def __init__(self, socket_path: str, why_not: Callable[[], str], most_body_bytes: int = MOST_BODY_BYTES) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)  # one that it closes meanwhile fails
-        self._transport = httpx.AsyncHTTPTransport(uds=socket_path, limits=limits)
+        self._path = socket_path
         self._why_not = why_not
         self._most_body_bytes = most_body_bytes
 
-    async def close(self) -> None:
-        await self._transport.aclose()
-
-    async def get(self, path: str, timeout_s: float) -> httpx.Response | None:
-        """A request of our own; None where there is no answer, or nothing more of it for so long."""
-        request = httpx.Request("GET", f"http://llama-server{path}", extensions={"timeout": _timeouts(timeout_s)})
+    async def get(self, path: str, timeout_s: float) -> tuple[int, bytes] | None:
+        """A request of our own: its status and body; None where they do not come within so long."""
+        answer = Answer(Asked("GET", path.encode()))
+        late = asyncio.get_running_loop().call_later(timeout_s, answer.close)
         try:
-            response = await self._transport.handle_async_request(request)
-            try:
-                await response.aread()
-            finally:
-                await response.aclose()
-        except httpx.HTTPError:
+            await answer.begin(self._path)
+            return answer.status, await answer.whole()
+        except BrokenOff:
             return None
-        return response
+        finally:
+            late.cancel()
+            answer.close()
 
     async def __call__(self, request: Request) -> Response:
-        """Raises nothing that a client can cause."""
+        """Raises nothing that a client can cause. An answer that is passed on has to be called, or closed."""
         body = await self._body(request)
         if isinstance(body, Response):
             return body
         headers = [
             (name, value) for name, value in request.headers.raw if name.decode("latin-1") not in _OF_A_HOP | _OURS
         ]
-        extensions = {"timeout": _timeouts(None), "target": _raw_path(request)}  # a URL would be put in order
-        asked = httpx.Request(
-            request.method, "http://llama-server", headers=headers, content=body, extensions=extensions
-        )
-        asked.headers["host"] = "llama-server"
-        answer = await self._answer(asked, request)
-        if isinstance(answer, Response):
-            return answer
-        kept = [(name, value) for name, value in answer.headers.raw if name.lower().decode("latin-1") not in _OF_A_HOP]
-        is_stream = answer.headers.get("content-type", "").startswith("text/event-stream")
-        response = _Answer(self._passed_on(answer, is_stream), answer.status_code)
-        response.raw_headers = [(name.lower(), value) for name, value in kept]
-        return response
+        try:
+            answer = Answer(Asked(request.method, _raw_path(request), headers, body))
+        except h11.LocalProtocolError as error:
+            return error_response(400, f"the request cannot be passed on: {error}")
+        gone = asyncio.ensure_future(_disconnected(request.receive))
+        gone.add_done_callback(lambda _: answer.close())
+        try:
+            await answer.begin(self._path)
+        except BrokenOff:
+            if gone.done():
+                return Response(status_code=CLIENT_GONE)
+            gone.cancel()
+            return error_response(503, self._why_not(), {"Retry-After": "2"})
+        except BaseException:
+            gone.cancel()
+            raise
+        return PassedOn(answer, gone, self._why_not)
 
     async def _body(self, request: Request) -> bytes | Response:
         """The whole body, or the refusal of it."""
@@ -94,66 +94,55 @@ class Proxy:
             if not message.get("more_body", False):
                 return b"".join(parts)
 
-    async def _answer(self, asked: httpx.Request, request: Request) -> httpx.Response | Response:
-        """The answer's beginning. A client that goes meanwhile ends the request there too."""
-        sending = asyncio.ensure_future(self._transport.handle_async_request(asked))
-        gone = asyncio.ensure_future(_disconnected(request.receive))
-        try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not sending.done():
-                return Response(status_code=CLIENT_GONE)
-            return sending.result()
-        except httpx.HTTPError:
-            return error_response(503, self._why_not(), {"Retry-After": "2"})
-        finally:
-            for task in (sending, gone):
-                if not task.done():
-                    task.cancel()
-                    with contextlib.suppress(asyncio.CancelledError, httpx.HTTPError):
-                        await task
 
-    async def _passed_on(self, answer: httpx.Response, is_stream: bool) -> AsyncIterator[bytes]:
-        """What comes, untouched. Where it breaks off, a stream of events ends with one that says so; another answer is
-        broken off too, so that nobody takes a part for the whole."""
-        at_end_of_event = True
-        try:
-            async for part in answer.aiter_raw():
-                at_end_of_event = part.endswith(b"\n\n")
-                yield part
-        except httpx.HTTPError:
-            if not is_stream or not at_end_of_event:
-                raise
-            yield error_event(self._why_not())
-        finally:
-            await answer.aclose()
+class PassedOn(Response):
+    """The parts of an answer as they come, untouched; it ends with its client. Where it breaks off, a stream of events
+    ends with one that says so; another answer is broken off too, so that nobody takes a part for the whole.
 
+    Starlette's own leaves tasks and exceptions that hold each other, and by them the request, until a full garbage
+    collection. gone: done when the client has gone.
+    """
 
-class _Answer(StreamingResponse):
-    """Ends with its client. Starlette's own leaves tasks and exceptions that hold each other, and by them the request,
-    until a full garbage collection."""
+    def __init__(self, answer: Answer, gone: asyncio.Future[None], why_not: Callable[[], str]) -> None:
+        self.status_code = answer.status
+        self.raw_headers = [(name, value) for name, value in answer.headers if name.decode("latin-1") not in _OF_A_HOP]
+        self.background = None
+        self._answer, self._gone, self._why_not = answer, gone, why_not
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self.stream_response(send))
-        gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            at_end_of_event = True
+            try:
+                while part := await self._answer.part():
+                    at_end_of_event = part.endswith(b"\n\n")
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            except BrokenOff:
+                if self._gone.done():
+                    return
+                if not self._is_stream or not at_end_of_event:
+                    raise
+                await send({"type": "http.response.body", "body": error_event(self._why_not()), "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            sending.cancel()
-            gone.cancel()
-            await asyncio.wait({sending, gone})
-        if not sending.cancelled():
-            sending.result()
+            self.close()
+
+    @property
+    def _is_stream(self) -> bool:
+        return any(
+            name == b"content-type" and value.startswith(b"text/event-stream") for name, value in self.raw_headers
+        )
+
+    def close(self) -> None:
+        """End the request there too."""
+        self._gone.cancel()
+        self._answer.close()
 
 
 async def _disconnected(receive: Receive) -> None:
     """Until the client goes."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _timeouts(seconds: float | None) -> dict[str, float | None]:
-    """None: an answer may take as long as it takes."""
-    return {"connect": 5.0, "read": seconds, "write": seconds, "pool": None}
 
 
 def _raw_path(request: Request) -> bytes:

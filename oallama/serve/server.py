@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import h11
 import uvicorn
@@ -166,7 +165,6 @@ async def _serve(
         supervising.cancel()
         with contextlib.suppress(asyncio.CancelledError, DeviceError):
             await supervising
-        await proxy.close()
 
 
 async def _say_when_ready(supervisor: Supervisor, url: str, talk: Callable[[str], None]) -> None:
@@ -192,20 +190,12 @@ class Server(uvicorn.Server):
     """uvicorn, whose signals are handled by us: they end llama-server too."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().set_exception_handler(unless_given_up)
         logging.getLogger("asyncio").addFilter(unless_nobody_reads)
         await super().serve(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def unless_given_up(loop: asyncio.AbstractEventLoop, fault: dict[str, Any]) -> None:
-    """Tells faults of callbacks. A read from llama-server that ends in the turn of the loop in which its client goes is
-    none: anyio then sets the result of a future that has just been cancelled."""
-    if not isinstance(fault.get("exception"), asyncio.InvalidStateError):
-        loop.default_exception_handler(fault)
 
 
 def unless_nobody_reads(record: logging.LogRecord) -> bool:

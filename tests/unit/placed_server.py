@@ -54,7 +54,6 @@ def running(stub: Stub, key: str | None = None, device: str = "none", wait: bool
         await serving
         supervising.cancel()
         await asyncio.wait({supervising})
-        await stub.proxy.close()
 
     def work() -> None:
         asyncio.set_event_loop(loop)

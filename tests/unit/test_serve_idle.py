@@ -51,7 +51,6 @@ async def idling(folder, idle_s=IDLE_S):
         finally:
             measuring.cancel()
             await tuning.end()
-            await stub.proxy.close()
 
 
 def test_after_a_while_without_a_request_it_is_measured_and_what_won_is_served(tmp_path):
