@@ -8,9 +8,10 @@ import logging
 import signal
 import socket
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import h11
 import uvicorn
@@ -98,7 +99,17 @@ def serve(
         ) from None
     parent = None if longest <= LONGEST_SOCKET_PATH else "/tmp"
     with tempfile.TemporaryDirectory(prefix="oallama-serve-", dir=parent) as folder:
-        asyncio.run(_serve(sock, key, placements, Path(folder) / "llama-server.sock", talk, log, patience))
+        run(_serve(sock, key, placements, Path(folder) / "llama-server.sock", talk, log, patience))
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """By uvloop where that is installed: a streamed token takes a third less of the processor."""
+    try:
+        import uvloop
+    except ImportError:  # there is none for Windows
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
 
 
 async def _serve(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import placement_records as records
@@ -29,11 +29,17 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(stub: Stub, key: str | None = None, device: str = "none", wait: bool = True) -> Iterator[Running]:
+def running(
+    stub: Stub,
+    key: str | None = None,
+    device: str = "none",
+    wait: bool = True,
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> Iterator[Running]:
     """wait: until the stand-in is ready."""
     sock = listen("127.0.0.1", 0, key)
     host, port = sock.getsockname()
-    begun, loop = threading.Event(), asyncio.new_event_loop()
+    begun, loop = threading.Event(), new_loop()
     failures: list[BaseException] = []
     supervisor = stub.supervisor(device)
     wanted = records.served()

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import sys
 
 import httpx
 import openai
@@ -24,10 +25,26 @@ from oallama.serve.upstream import Answer
 get = functools.partial(httpx.get, timeout=PATIENCE_S)
 
 
-@pytest.fixture
-def served(tmp_path):
-    with placed_server.running(Stub(tmp_path)) as server:
+@pytest.fixture(params=["asyncio", "uvloop"])
+def served(tmp_path, request):
+    loops = pytest.importorskip(request.param)
+    with placed_server.running(Stub(tmp_path), new_loop=loops.new_event_loop) as server:
         yield server
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_the_event_loop_is_the_fast_one_where_that_is_installed(monkeypatch, is_installed):
+    if is_installed:
+        pytest.importorskip("uvloop")
+    else:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    found = []
+
+    async def main():
+        found.append(type(asyncio.get_running_loop()).__module__.partition(".")[0])
+
+    server_module.run(main())
+    assert found == ["uvloop" if is_installed else "asyncio"]
 
 
 def post(server, path, **options):
