@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import functools
+import json
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from e2e.conftest import WORKER
 from e2e.stock import PROGRAMS, needs_programs, program
 from e2e.stub import stub_program
 from e2e.test_stock_programs import plugin_is_built, split_plan
@@ -30,9 +32,19 @@ from gguf_factory.projector import write_projector
 from processes import PATIENCE_S, must_end, until
 
 from ggml_bridge.library import find_plugin
+from oallama.bench.prepare import memory_cap, setting_of
+from oallama.bench.records import StockPlacement
+from oallama.bench.stats import Ratio
 from oallama.cli.default_model import FILE
+from oallama.core.options import Options
+from oallama.core.profile import Profile
 from oallama.core.types import Workload
+from oallama.gate.key import gate_key
+from oallama.gate.pairs import Trial
+from oallama.gate.store import Kept, write_kept
+from oallama.gate.verdict import decide
 from oallama.placer import Placer
+from oallama.profile.store import profile_to_json
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "models" / FILE
@@ -321,6 +333,41 @@ def test_when_idle_it_measures_until_somebody_asks(tmp_path: Path) -> None:
         assert server.state()["restarts"] == 0
         server.process.terminate()
         assert server.process.wait(PATIENCE_S) == 0
+
+
+@needs_programs
+def test_what_wins_while_it_idles_answers_the_next_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, two_layers: Path, measured: Profile
+) -> None:
+    """A verdict that is there when `oallama tune` begins is as good as one that it comes to; a busy machine may come to
+    any."""
+    monkeypatch.setenv("OALLAMA_CACHE_DIR", str(tmp_path / "cache"))
+    (profile := tmp_path / "profile.json").write_text(json.dumps(profile_to_json(measured)), encoding="utf-8")
+    placer = Placer.of_file(two_layers, Options(device=WORKER, vram=1 << 30, threads=1), measured)
+    options = ("--device", WORKER, "--vram", "1GiB", "-t", "1", "--profile", profile, "--tune", "when-idle")
+    with serving(tmp_path, program("llama-server"), *options, "--idle", "10", model=two_layers) as server:
+        before = get(f"{server.url}/placement").json()
+        assert before["policy"] == "fit" and {row["on"] for row in before["operators"]} == {"GPU"}
+        keep_winner(placer, "cpu")
+        server.until(lambda state: state["phase"] != "ready")
+        server.until(lambda state: state["phase"] == "ready")
+        after = get(f"{server.url}/placement").json()
+        assert after["policy"] == "cpu" and {row["on"] for row in after["operators"]} == {"CPU"}
+        assert after["served"] == "this is what the gate let through after measuring: cpu"
+        answer = post(f"{server.url}/completion", json={"prompt": "Once upon", "n_predict": 8, "ignore_eos": True})
+        assert answer.json()["tokens_predicted"] == 8
+        until(lambda: get(f"{server.url}/placement").json()["live"]["generation"]["tokens"] == 8)
+        processes = psutil.Process(server.process.pid).children(recursive=True)
+    must_end(*(each.pid for each in processes))
+
+
+def keep_winner(placer: Placer, policy: str) -> None:
+    """What the gate keeps where this policy has won with what `serve` is asked for by default."""
+    load = placer.workload(512, 128)
+    key, cap = gate_key(placer, load), memory_cap(placer, setting_of(placer, load.n_ctx, load.n_ubatch))
+    won = (Trial(policy, 0, Ratio(2.0, 1.9, 2.1, 6)),)
+    verdict = decide(key, "stock-fit", won, cap.device_bytes or 0, "2026-11-23T00:00:00Z", 1.0)
+    write_kept(Kept(verdict, StockPlacement(-1)))
 
 
 def picture() -> str:
