@@ -113,22 +113,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def fuzz(name: str, n: int | None, minutes: float | None, seed: int, kept: Path, folder: Path) -> bool:
-    """Try inputs until there were n of them or the time is over; whether there was a fault."""
+    """Try inputs until there were n of them, or the time is over, or somebody ends it; whether there was a fault."""
     target, counts, faults = TARGETS[name], Counts(), dict[str, int]()
     begin = shown = time.monotonic()
-    while (n is None or counts.tried < n) and (minutes is None or time.monotonic() - begin < 60 * minutes):
-        raw = target.make(Random(f"{name} {seed} {counts.tried}"))
-        fault = tried(target, raw, folder, counts)
-        if fault:
-            where = fault.splitlines()[0]
-            if where not in faults:
-                path = _keep(kept / name, f"{seed}-{counts.tried}{target.suffix}", raw)
-                print(f"fault: {fault}\n  kept: python scripts/fuzz {name} --replay {path}", flush=True)
-            faults[where] = faults.get(where, 0) + 1
-        counts.tried += 1
-        if time.monotonic() - shown > 5 and sys.stderr.isatty():
-            shown = time.monotonic()
-            print(f"\r{_told(name, counts, len(faults), shown - begin, seed)} ", end="", file=sys.stderr, flush=True)
+    try:
+        while (n is None or counts.tried < n) and (minutes is None or time.monotonic() - begin < 60 * minutes):
+            raw = target.make(Random(f"{name} {seed} {counts.tried}"))
+            fault = tried(target, raw, folder, counts)
+            if fault:
+                where = fault.splitlines()[0]
+                if where not in faults:
+                    path = _keep(kept / name, f"{seed}-{counts.tried}{target.suffix}", raw)
+                    print(f"fault: {fault}\n  kept: python scripts/fuzz {name} --replay {path}", flush=True)
+                faults[where] = faults.get(where, 0) + 1
+            counts.tried += 1
+            if time.monotonic() - shown > 5 and sys.stderr.isatty():
+                shown = time.monotonic()
+                print(
+                    f"\r{_told(name, counts, len(faults), shown - begin, seed)} ", end="", file=sys.stderr, flush=True
+                )
+    except KeyboardInterrupt:
+        print(_told(name, counts, len(faults), time.monotonic() - begin, seed))
+        raise SystemExit(130) from None
     print(_told(name, counts, len(faults), time.monotonic() - begin, seed))
     return bool(faults)
 
