@@ -152,11 +152,12 @@ def command(
         on_cpu, placers = _on_cpu(placer, wanted), [placer]
         on_cpu = None if on_cpu is None else completed(on_cpu)
 
-        def placed_anew() -> Served:
+        def placed_anew() -> Served | None:
             again = Placer.of_file(model, asked.options, asked.profile)
             placers.append(again)
             known = replace(asked, refresh_gate=False, tune="never")
-            return completed(_placed(again, known, again.workload(n_prompt, n_gen), model)[0])
+            served, unsettled = _placed(again, known, again.workload(n_prompt, n_gen), model)
+            return None if unsettled else completed(served)
 
         tunable = asked.plan_file is None and asked.gate and asked.policy.is_auto and asked.options.n_batch is None
         tune = Tune(

@@ -67,12 +67,12 @@ class Idle:
             await asyncio.sleep(left)
 
     async def tune(self, seconds: float) -> None:
-        """Measure as soon as it was quiet for so long, and twice as long after each time that a request came meanwhile:
-        loading the model again and again would cost more than a better placement gives."""
+        """Measure as soon as it was quiet for so long, and twice as long after each time that a request ended it or
+        nothing was settled: loading the model again and again would cost more than a better placement gives."""
         while not self._tuning.succeeded:
             await self.quiet(seconds)
             why = f"no request for {seconds:g} s: measuring which placement is faster; a request ends it at once"
-            if self._tuning.begin(why) is not None or not await self._tuning.gave_way():
+            if self._tuning.begin(why) is not None or not await self._tuning.is_to_go_on():
                 return
             seconds *= 2
 

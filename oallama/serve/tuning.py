@@ -21,11 +21,12 @@ ASKED = "measuring which placement is faster, as /placement/tune asks; requests 
 
 @dataclass(frozen=True, slots=True)
 class Tune:
-    """command: measures, and ends with exit code 0 where it did. replan: what is to be served then; it may raise an
-    OallamaError. idle_s: without a request, after which it is done by itself; None: only where it is asked for."""
+    """command: measures, and ends with exit code 0 where it did. replan: what is to be served then, None where what was
+    measured does not settle it; it may raise an OallamaError. idle_s: without a request, after which it is done by
+    itself; None: only where it is asked for."""
 
     command: tuple[str, ...]
-    replan: Callable[[], Served]
+    replan: Callable[[], Served | None]
     idle_s: float | None = None
 
 
@@ -44,6 +45,7 @@ class Tuning:
         self._task: asyncio.Task[None] | None = None
         self._idle = False  # what is being measured is measured because nobody asks anything
         self._wanted = asyncio.Event()  # a request has come
+        self._is_open = False  # what was measured settles nothing yet
         self.succeeded = False
 
     def begin(self, idle: str | None = None) -> str | None:
@@ -54,6 +56,7 @@ class Tuning:
         if self._task is None or self._task.done():
             self._idle = idle is not None
             self._wanted.clear()
+            self._is_open = False
             self._task = asyncio.create_task(self._measure(idle or ASKED))
         elif idle is None:
             self._idle = False
@@ -72,11 +75,11 @@ class Tuning:
             await asyncio.wait({self._task})
             await self._supervisor.started()
 
-    async def gave_way(self) -> bool:
-        """Whether what is being measured, once it has ended, did so for a request."""
+    async def is_to_go_on(self) -> bool:
+        """Whether what is being measured, once it has ended, did so for a request, or settles nothing."""
         if self._task is not None:
             await asyncio.wait({self._task})
-        return self._wanted.is_set() and not self.succeeded
+        return (self._wanted.is_set() or self._is_open) and not self.succeeded
 
     async def end(self) -> None:
         """Give up what is being measured."""
@@ -98,8 +101,12 @@ class Tuning:
                 self._talk("a request came, so measuring has ended; what was measured is kept")
             elif code:
                 self._talk(f"oallama tune ended with exit code {code}; the placement stays as it was")
+            elif (served := await asyncio.to_thread(self._tune.replan)) is None:
+                self._is_open = True
+                self._talk(
+                    "nothing has won yet, as what was measured does not settle it; the placement stays as it was"
+                )
             else:
-                served = await asyncio.to_thread(self._tune.replan)
                 launch = self._launch(served)
                 self._take(served)
                 self.succeeded = True

@@ -137,7 +137,7 @@ def chat_of(folder, monkeypatch, plans):
         plan = plans.pop(0)
         if isinstance(plan, Exception):
             raise plan
-        return plan, False
+        return plan, plan == "stock"
 
     monkeypatch.setattr(chat_model, "at_once", at_once)
     placer = types.SimpleNamespace(device=types.SimpleNamespace(emulated=None))
@@ -175,6 +175,18 @@ def test_the_next_answer_comes_from_what_won(tmp_path, monkeypatch, capsys, plan
     assert [each for each, _ in loaded] == ["stock", "won" if plan == "won" else "stock"]
     assert plan == "won" or "the placement stays as it was: the device is away" in capsys.readouterr().err
     assert model.engine is loaded[-1][1]  # not again
+    model.leave(True)
+
+
+def test_where_nothing_is_settled_a_later_pause_measures_on(tmp_path, monkeypatch, capsys):
+    model, idle, loaded = chat_of(tmp_path, monkeypatch, ["stock", "won"])
+    (tmp_path / "enough").touch()
+    asyncio.run(at_prompt(idle, tmp_path / "enough"))
+    assert model.engine and "nothing has won yet" in capsys.readouterr().err
+    assert idle.wanted and idle.seconds == 2 * IDLE_S
+    asyncio.run(at_prompt(idle, tmp_path / "enough"))
+    assert model.engine and not idle.wanted
+    assert [each for each, _ in loaded] == ["stock", "won"]
     model.leave(True)
 
 

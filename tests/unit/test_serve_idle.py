@@ -35,11 +35,11 @@ class Idling:
 
 
 @contextlib.asynccontextmanager
-async def idling(folder, idle_s=IDLE_S):
+async def idling(folder, idle_s=IDLE_S, replan=lambda: WON):
     """The application in front of a stand-in for llama-server, with a stand-in for `oallama tune`."""
     stub = Stub(folder)
     supervisor, taken = stub.supervisor("RPC0"), []
-    tune = Tune((sys.executable, "-c", MEASURES, str(folder)), lambda: WON, idle_s)
+    tune = Tune((sys.executable, "-c", MEASURES, str(folder)), replan, idle_s)
     tuning = Tuning(tune, supervisor, lambda served: stub.launch("CUDA0"), taken.append, stub.said.append)
     app = Idle(application(supervisor, stub.proxy, records.served, tuning), supervisor, tuning)
     async with running(supervisor) as task:
@@ -70,6 +70,20 @@ def test_after_a_while_without_a_request_it_is_measured_and_what_won_is_served(t
     assert b"--device CUDA0" in server.stub.logged[-1]
     assert server.n_begun() == 1  # once is enough
     assert server.stub.said == ["no request for 0.1 s: measuring which placement is faster; a request ends it at once"]
+
+
+def test_where_nothing_is_settled_it_measures_on_when_it_is_quiet_for_longer(tmp_path):
+    found = [None, WON]
+
+    async def run():
+        (tmp_path / "enough").touch()
+        async with idling(tmp_path, replan=lambda: found.pop(0)) as (server, _):
+            await until(lambda: server.taken)
+            return server
+
+    server = asyncio.run(run())
+    assert server.taken == [WON] and server.n_begun() == 2
+    assert "nothing has won yet" in server.stub.said[1] and "no request for 0.2 s" in server.stub.said[2]
 
 
 def test_a_request_ends_it_and_is_answered(tmp_path):

@@ -53,7 +53,12 @@ class IdleTune:
             self.wanted = False
             code = self._process.returncode
             failed = f"measuring has failed with exit code {code}; `oallama tune` says why"
-            await say("it was measured; the next message is answered with what won" if code == 0 else failed)
+            await say("measuring has ended; the next message is answered with what won" if code == 0 else failed)
+
+    def go_on(self) -> None:
+        """Measure again in a later pause, as what was measured settles nothing."""
+        self.wanted = True
+        self.seconds *= 2
 
     def end(self) -> bool:
         """End what is being measured; whether it had ended by itself since the last call, and something was found."""

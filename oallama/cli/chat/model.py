@@ -82,7 +82,10 @@ class ChatModel:
 
     def _place_as_measured(self) -> None:
         try:
-            self.plan, _ = at_once(self.placer, self.load)
+            self.plan, unknown = at_once(self.placer, self.load)
+            if unknown and self._idle is not None:
+                talk("nothing has won yet, as what was measured does not settle it; the next pause measures on")
+                self._idle.go_on()
         except OallamaError as error:
             talk(f"the placement stays as it was: {error}")
 
