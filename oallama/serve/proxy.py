@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import h11
@@ -31,6 +32,11 @@ class Proxy:
         self._path = socket_path
         self._why_not = why_not
         self._most_body_bytes = most_body_bytes
+        self._heard_at = float("-inf")
+
+    def heard(self, seconds: float) -> bool:
+        """Whether a part of an answer that was passed on has come within so long."""
+        return time.monotonic() - self._heard_at < seconds
 
     async def get(self, path: str, timeout_s: float) -> tuple[int, bytes] | None:
         """A request of our own: its status and body; None where they do not come within so long."""
@@ -69,7 +75,10 @@ class Proxy:
         except BaseException:
             gone.cancel()
             raise
-        return PassedOn(answer, gone, self._why_not)
+        return PassedOn(answer, gone, self._why_not, self._hear)
+
+    def _hear(self) -> None:
+        self._heard_at = time.monotonic()
 
     async def _body(self, request: Request) -> bytes | Response:
         """The whole body, or the refusal of it."""
@@ -100,14 +109,16 @@ class PassedOn(Response):
     ends with one that says so; another answer is broken off too, so that nobody takes a part for the whole.
 
     Starlette's own leaves tasks and exceptions that hold each other, and by them the request, until a full garbage
-    collection. gone: done when the client has gone.
+    collection. gone: done when the client has gone; hear: called with every part.
     """
 
-    def __init__(self, answer: Answer, gone: asyncio.Future[None], why_not: Callable[[], str]) -> None:
+    def __init__(
+        self, answer: Answer, gone: asyncio.Future[None], why_not: Callable[[], str], hear: Callable[[], None]
+    ) -> None:
         self.status_code = answer.status
         self.raw_headers = [(name, value) for name, value in answer.headers if name.decode("latin-1") not in _OF_A_HOP]
         self.background = None
-        self._answer, self._gone, self._why_not = answer, gone, why_not
+        self._answer, self._gone, self._why_not, self._hear = answer, gone, why_not, hear
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -115,6 +126,7 @@ class PassedOn(Response):
             at_end_of_event = True
             try:
                 while part := await self._answer.part():
+                    self._hear()
                     at_end_of_event = part.endswith(b"\n\n")
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             except BrokenOff:

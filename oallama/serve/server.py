@@ -142,6 +142,7 @@ async def _serve(
         talk,
         log,
         patience,
+        lambda: proxy.heard(patience.look_s),
     )
 
     wanted = [placements.wanted]

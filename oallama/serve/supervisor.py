@@ -75,7 +75,8 @@ class State:
 class Supervisor:
     """launch: how it is wanted; on_cpu: without the device, for when that is lost, None where there is none.
 
-    answers: whether the program is ready now. device_lost: why the device is known to be gone, None while it is not.
+    answers: whether the program is ready now; heard: whether it has lately sent something, so need not be asked
+    whether it hangs. device_lost: why the device is known to be gone, None while it is not.
     log: what the program writes, line by line. talk: sentences for people.
     """
 
@@ -86,6 +87,7 @@ class Supervisor:
     talk: Callable[[str], None] = lambda sentence: None
     log: Callable[[bytes], None] = lambda line: None
     patience: Patience = PATIENCE
+    heard: Callable[[], bool] = lambda: False
     state: State = field(default_factory=State)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -220,7 +222,7 @@ class Supervisor:
                 return await self._how_it_ended()
             if self.launch.uses_device and (lost := self.device_lost()):
                 return lost
-            if await self.answers():
+            if self.heard() or await self.answers():
                 answered = time.monotonic()
             elif time.monotonic() - answered > self.patience.answer_s:
                 return f"it has answered nobody for {self.patience.answer_s:.0f} s"

@@ -94,6 +94,7 @@ def test_pieces_come_as_they_are_made(served):
         assert answer.headers["content-type"] == "text/event-stream"
         pieces = list(answer.iter_raw())
     assert len(pieces) > 1
+    assert served.proxy.heard(PATIENCE_S) and not served.proxy.heard(0)
     assert b"".join(pieces).endswith(b"data: [DONE]\n\n")
 
 

@@ -94,6 +94,22 @@ def test_one_that_answers_nobody_is_ended_and_started_again(tmp_path):
     assert not alive(first)
 
 
+def test_one_that_sends_answers_is_not_asked_and_does_not_hang(tmp_path):
+    async def run():
+        stub, heard = Stub(tmp_path), [True]
+        patience = replace(QUICK, answer_s=0.5)
+        supervisor = stub.supervisor(patience=patience, heard=lambda: heard[0])
+        async with running(supervisor):
+            stub.order("loading")
+            await asyncio.sleep(2 * patience.answer_s)
+            restarts = supervisor.state.restarts
+            heard[0] = False
+            await until(lambda: supervisor.state.restarts == 1)
+            return restarts
+
+    assert asyncio.run(run()) == 0
+
+
 def test_each_failure_doubles_the_pause_up_to_the_longest():
     patience = Patience(first_s=0.5, longest_s=30.0)
     assert [patience.backoff_s(n) for n in (1, 2, 3, 6, 7, 1000)] == [0.5, 1.0, 2.0, 16.0, 30.0, 30.0]
