@@ -215,6 +215,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+def _name(key: str) -> str:
+    """A key as the path in an error shows it."""
+    return key if key.isprintable() and len(key) <= 40 else _shown(key)
+
+
 _KINDS = {str: "text", int: "a whole number", bool: "true or false"}
 
 
@@ -255,7 +260,7 @@ def _value(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str)
     if origin in (dict, Mapping):
         if not isinstance(value, Mapping):
             raise wrong("an object")
-        return {str(key): inside(args[1], item, f".{key}") for key, item in value.items()}
+        return {str(key): inside(args[1], item, f".{_name(str(key))}") for key, item in value.items()}
     if hint is float:
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < sys.float_info.max:
             raise wrong("a number")

@@ -104,6 +104,8 @@ def test_defaults_and_unknown_keys() -> None:
         ({"seconds": [1.0, float("nan")]}, r"it: seconds[1] must be a number, not nan"),
         ({"others": []}, "it: others must be an object, not []"),
         ({"others": {"k": 5}}, "it.others.k must be an object, not 5"),
+        ({"others": {"\x1b[2J": 5}}, r"it.others.'\x1b[2J' must be an object, not 5"),
+        ({"others": {"k" * 99: 5}}, f"it.others.'{'k' * 36}... must be an object, not 5"),
         ({"others": {"k": {"kind": 1, "size": [1, 1]}}}, "it.others.k: kind must be one of a, b, not 1"),
         ({"pairs": [[1, 2.0], [1]]}, "it: pairs[1] must be a list of 2, not [1]"),
         ({"near": []}, "it.near must be an object, not []"),
