@@ -28,21 +28,15 @@ from e2e.conftest import WORKER
 from e2e.stock import PROGRAMS, needs_programs, program
 from e2e.stub import stub_program
 from e2e.test_stock_programs import plugin_is_built, split_plan
+from e2e.winner import keep_winner
 from gguf_factory.projector import write_projector
 from processes import PATIENCE_S, must_end, until
 
 from ggml_bridge.library import find_plugin
-from oallama.bench.prepare import memory_cap, setting_of
-from oallama.bench.records import StockPlacement
-from oallama.bench.stats import Ratio
 from oallama.cli.default_model import FILE
 from oallama.core.options import Options
 from oallama.core.profile import Profile
 from oallama.core.types import Workload
-from oallama.gate.key import gate_key
-from oallama.gate.pairs import Trial
-from oallama.gate.store import Kept, write_kept
-from oallama.gate.verdict import decide
 from oallama.placer import Placer
 from oallama.profile.store import profile_to_json
 
@@ -348,7 +342,7 @@ def test_what_wins_while_it_idles_answers_the_next_request(
     with serving(tmp_path, program("llama-server"), *options, "--idle", "10", model=two_layers) as server:
         before = get(f"{server.url}/placement").json()
         assert before["policy"] == "fit" and {row["on"] for row in before["operators"]} == {"GPU"}
-        keep_winner(placer, "cpu")
+        keep_winner(placer, placer.workload(512, 128), "cpu")
         server.until(lambda state: state["phase"] != "ready")
         server.until(lambda state: state["phase"] == "ready")
         after = get(f"{server.url}/placement").json()
@@ -359,15 +353,6 @@ def test_what_wins_while_it_idles_answers_the_next_request(
         until(lambda: get(f"{server.url}/placement").json()["live"]["generation"]["tokens"] == 8)
         processes = psutil.Process(server.process.pid).children(recursive=True)
     must_end(*(each.pid for each in processes))
-
-
-def keep_winner(placer: Placer, policy: str) -> None:
-    """What the gate keeps where this policy has won with what `serve` is asked for by default."""
-    load = placer.workload(512, 128)
-    key, cap = gate_key(placer, load), memory_cap(placer, setting_of(placer, load.n_ctx, load.n_ubatch))
-    won = (Trial(policy, 0, Ratio(2.0, 1.9, 2.1, 6)),)
-    verdict = decide(key, "stock-fit", won, cap.device_bytes or 0, "2026-11-23T00:00:00Z", 1.0)
-    write_kept(Kept(verdict, StockPlacement(-1)))
 
 
 def picture() -> str:
