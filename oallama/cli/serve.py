@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 KEY_VARIABLE = "OALLAMA_API_KEY"
 PROGRAM_VARIABLE = "OALLAMA_LLAMA_SERVER"
-NEEDED = ("starlette", "uvicorn")
+NEEDED = ("httptools", "starlette", "uvicorn")
 POOLINGS = ("model", "mean", "cls", "last", "none")
 
 

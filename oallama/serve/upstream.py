@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import h11
-
-from oallama.serve.framing import Body, Chunked, Counted, FramingError, Unbounded
+import httptools
 
 MOST_WAITING_BYTES = 1 << 18  # of an answer whose client is slow; llama-server has to wait then
 
@@ -36,10 +35,11 @@ class Answer(asyncio.Protocol):
         """Raises h11.LocalProtocolError for what HTTP cannot say."""
         self.status = 0
         self.headers: Headers = []
-        self._asked = asked
-        self._parser = h11.Connection(h11.CLIENT)
-        self._request = _written(self._parser, asked)
-        self._body: Body | None = None  # once the head has come
+        self._has_no_body = asked.method == "HEAD"
+        self._request = _written(asked)
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._has_head = False
+        self._is_whole = False
         self._parts: list[bytes] = []
         self._n_waiting = 0
         self._is_paused = False
@@ -53,7 +53,7 @@ class Answer(asyncio.Protocol):
             await asyncio.get_running_loop().create_unix_connection(lambda: self, path)
         except OSError:
             raise BrokenOff from None
-        while self._body is None:
+        while not self._has_head:
             if self._has_ended:
                 raise BrokenOff
             await self._something()
@@ -61,12 +61,9 @@ class Answer(asyncio.Protocol):
     async def part(self) -> bytes:
         """What has come of the body, as soon as there is something; b"" at its end. Raises BrokenOff."""
         while not self._parts:
-            assert self._body is not None
-            if self._body.is_whole:
+            if self._is_whole:
                 return b""
             if self._has_ended:
-                if isinstance(self._body, Unbounded):
-                    return b""
                 raise BrokenOff
             await self._something()
         part = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
@@ -104,6 +101,7 @@ class Answer(asyncio.Protocol):
 
     def _end(self) -> None:
         self._has_ended = True
+        self._parser = None  # it holds this answer
         self._wake()
 
     #
@@ -119,59 +117,61 @@ class Answer(asyncio.Protocol):
         self._request = []
 
     def data_received(self, data: bytes) -> None:
+        if self._parser is None or self._is_whole:
+            return
         try:
-            if self._body is None:
-                self._parser.receive_data(data)
-                if not self._head_has_come():
-                    return
-                data, _ = self._parser.trailing_data
-            assert self._body is not None
-            part = self._body.payload(data)
-        except (h11.RemoteProtocolError, FramingError):
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
             self.close()
             return
-        if part:
-            self._parts.append(part)
-            self._n_waiting += len(part)
-            if self._n_waiting > MOST_WAITING_BYTES and not self._is_paused and self._transport is not None:
-                self._is_paused = True
-                self._transport.pause_reading()
-        if part or self._body.is_whole:
+        if self._n_waiting > MOST_WAITING_BYTES and not self._is_paused and self._transport is not None:
+            self._is_paused = True
+            self._transport.pause_reading()
+        if self._parts or self._is_whole:
             self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._has_head and not self._is_bounded:
+            self._is_whole = True
         self._end()
 
-    def _head_has_come(self) -> bool:
-        """Raises h11.RemoteProtocolError."""
-        while True:
-            event = self._parser.next_event()
-            if isinstance(event, h11.Response):
-                self.status = event.status_code
-                self.headers = list(event.headers)
-                self._body = _body_of(self._asked.method, self.status, dict(self.headers))
-                self._wake()
-                return True
-            if not isinstance(event, h11.InformationalResponse):
-                return False
+    @property
+    def _is_bounded(self) -> bool:
+        """Whether the head says where the body ends; else it does so with the connection."""
+        return any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
+
+    #
+    # as httptools calls it
+    #
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        assert self._parser is not None
+        status = self._parser.get_status_code()
+        if status < 200:  # the answer follows
+            self.headers.clear()
+            return
+        self.status, self._has_head, self._is_whole = status, True, self._has_no_body
+        self._wake()
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+        self._n_waiting += len(body)
+
+    def on_message_complete(self) -> None:
+        self._is_whole = self._has_head
 
 
 _WITH_BODY = ("POST", "PUT", "PATCH")
 
 
-def _written(parser: h11.Connection, asked: Asked) -> list[bytes]:
+def _written(asked: Asked) -> list[bytes]:
+    connection = h11.Connection(h11.CLIENT)
     length = [(b"Content-Length", b"%d" % len(asked.body))] if asked.body or asked.method in _WITH_BODY else []
     headers = [(b"Host", b"llama-server"), *asked.headers, *length]
-    head = parser.send(h11.Request(method=asked.method, target=asked.target, headers=headers))
-    body = parser.send(h11.Data(data=asked.body)) if asked.body else b""
-    parser.send(h11.EndOfMessage())
+    head = connection.send(h11.Request(method=asked.method, target=asked.target, headers=headers))
+    body = connection.send(h11.Data(data=asked.body)) if asked.body else b""
+    connection.send(h11.EndOfMessage())
     return [head or b"", body or b""]
-
-
-def _body_of(method: str, status: int, headers: dict[bytes, bytes]) -> Body:
-    if method == "HEAD" or status in (204, 304):
-        return Counted(0)
-    if b"transfer-encoding" in headers:  # h11 knows none but chunked
-        return Chunked()
-    length = headers.get(b"content-length")
-    return Unbounded() if length is None else Counted(int(length))

@@ -5,6 +5,8 @@ import contextlib
 
 import h11
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from processes import PATIENCE_S
 
 from oallama.serve.upstream import MOST_WAITING_BYTES, Answer, Asked, BrokenOff
@@ -58,6 +60,18 @@ def told(folder, serve, asked=None):
 )
 def test_a_body_ends_by_its_length_by_its_last_chunk_or_with_the_connection(tmp_path, raw, closes):
     assert told(tmp_path, answers(raw, closes)) == (200, b"hi")
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=6), st.lists(st.integers(0, 400), max_size=8))
+def test_chunks_are_the_same_wherever_their_bytes_are_cut(payloads, cuts):
+    chunks = b"".join(b"%x;more=1\r\n%b\r\n" % (len(each), each) for each in payloads)
+    raw = OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\nX-Later: 1\r\n\r\n"
+    ends = [*sorted(cut % len(raw) for cut in cuts), len(raw)]
+    answer = Answer(Asked("GET", b"/"))
+    for start, end in zip([0, *ends], ends, strict=False):
+        answer.data_received(raw[start:end])
+    answer.data_received(b"more")
+    assert (answer.status, asyncio.run(answer.whole())) == (200, b"".join(payloads))
 
 
 @pytest.mark.parametrize("method, status", [("HEAD", b"200 OK"), ("GET", b"204 No Content"), ("GET", b"304 X")])
