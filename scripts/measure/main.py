@@ -34,6 +34,7 @@ from measure import (
     soak_loads,
     soak_tokens,
     templates,
+    throttled,
 )
 from measure.measure import Measure, Step
 
@@ -46,6 +47,7 @@ MEASURES: Mapping[str, Measure] = {
     "soak-loads": soak_loads.MEASURE,
     "soak-tokens": soak_tokens.MEASURE,
     "templates": templates.MEASURE,
+    "throttled": throttled.MEASURE,
     **slices.MEASURES,
 }
 DOCS = ROOT / "docs"

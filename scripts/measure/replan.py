@@ -67,15 +67,15 @@ def _round(placer: Placer, plan: Plan, kept: Any, options: argparse.Namespace) -
     """One load: seconds of each token in each phase, and what was changed."""
     with placer.engine(plan, progress=False, replan=kept) as engine:
         prompt = prompt_of(options.n_prompt, placer.model.n_vocab)
-        _tokens(engine, prompt, 2 * TOKENS_BETWEEN)  # warm
-        seconds = {"before": _tokens(engine, prompt, options.n_gen)}
+        token_seconds(engine, prompt, 2 * TOKENS_BETWEEN)  # warm
+        seconds = {"before": token_seconds(engine, prompt, options.n_gen)}
         with _half_of_the_cpu(placer):
-            seconds["meanwhile"] = _tokens(engine, prompt, options.n_gen)
-        seconds["after"] = _tokens(engine, prompt, options.n_gen)
+            seconds["meanwhile"] = token_seconds(engine, prompt, options.n_gen)
+        seconds["after"] = token_seconds(engine, prompt, options.n_gen)
         return {"seconds": seconds, "replanned": list(engine.replanned), "statistics_s": _cost(engine)}
 
 
-def _tokens(engine: Engine, prompt: list[int], n_gen: int) -> list[float]:
+def token_seconds(engine: Engine, prompt: list[int], n_gen: int) -> list[float]:
     """Seconds of tokens, the mean of some at a time. By tokens, not by pieces of text: those of models that were made
     here have none. Another draw follows where the model would end."""
     times: list[float] = []
