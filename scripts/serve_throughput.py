@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Tokens/s of `oallama serve` against llama-server started by hand: with the same placement, and with its own --fit.
 
-usage: .venv/bin/python scripts/serve_throughput.py MODEL [--plan PLAN] [--clients 1,4,8] [-n 64] [--rounds 6] [-o FILE]
+usage: .venv/bin/python scripts/serve_throughput.py MODEL [--plan PLAN] [--clients 1,4,8] [-n 64] [-t 2] [--rounds 6] [-o FILE]
 
 All servers run at once, so device and host must hold the model as often as there are arms; idle ones compute nothing.
 A sample is what N clients that stream at the same time get together, the shared port and parsing included: tokens over
@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
                 row["ours_over_this"] = None if ratio is None else asdict(ratio)
             rows.append(row)
     load = {"load_average": os.getloadavg(), "cpus": os.cpu_count()}
-    document = {"model": Path(options.model).name, "n_gen": options.n_gen, "load": load, "rows": rows}
+    document = {"model": Path(options.model).name, "n_gen": options.n_gen, "n_threads": options.threads, "load": load, "rows": rows}
     text = json.dumps(document, indent=1) + "\n"
     if options.output is None:
         sys.stdout.write(text)
@@ -97,6 +97,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("-n", dest="n_gen", type=int, default=64, help="tokens each client asks for")
     parser.add_argument("-c", dest="context", type=int, default=4096)
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("-t", "--threads", type=int, help="of every server that computes; default: of oallama")
     parser.add_argument("--llama-server", help="default: as `oallama serve`")
     parser.add_argument("-o", dest="output", help="default: stdout")
     return parser.parse_args(arguments)
@@ -121,8 +122,9 @@ def command(
 
     if arm == OURS:
         made = [sys.executable, "-m", "oallama", "serve", options.model, "--plan", plan, "-c", str(options.context)]
-        return [*made, "--port", str(port), "-np", "8", "--llama-server", str(program)], dict(os.environ)
-    placer = Placer.load(options.model, device="none")
+        threads = ["-t", str(options.threads)] if options.threads else []
+        return [*made, *threads, "--port", str(port), "-np", "8", "--llama-server", str(program)], dict(os.environ)
+    placer = Placer.load(options.model, device="none", threads=options.threads)
     if arm == FIT:
         made = [str(program), "-m", options.model, "-c", str(options.context), "--parallel", "8", "--kv-unified"]
         made += ["--threads", str(placer.threads), "--host", "127.0.0.1", "--port", str(port)]

@@ -179,8 +179,9 @@ n_gen_option = click.option(
 WORKLOAD = (n_prompt_option, n_gen_option, context_option)
 
 depth_option = click.option(
-    "-d", "--n-depth", type=count(0), metavar="N", help="Tokens in the KV cache before the prompt.  [default: 0]"
-)
+    "-d", "--n-depth", type=count(0), metavar="N",
+    help="Tokens in the KV cache before the prompt, for which to plan.  [default: 0]",
+)  # fmt: skip
 
 batch_option = click.option(
     "-b", "--batch-size", "n_batch", type=count(1), metavar="N", help="Tokens of a logical batch.  [default: 2048]"

@@ -54,6 +54,11 @@ class PlacementOptions:
         if self.plan_file is not None and (self.policy.given or self.policy.tells_oato):
             raise UsageError("--plan goes without --policy, -ngl, --affinity and --fill: the plan says what is where")
 
+    def check_depth(self, n_depth: int | None) -> None:
+        """Raises UsageError where a depth to plan for comes with a plan."""
+        if self.plan_file is not None and n_depth is not None:
+            raise UsageError("-d says what to plan for, and --plan is a plan; leave one of them out")
+
     def planned(self, model: str | None) -> tuple[Placer, Plan] | None:
         """The plan of a file, and a placer for its model on its device, where no others are asked for; None where no
         plan is given."""
@@ -130,9 +135,9 @@ def placement_options(tune: Decorator = tune_option, workload: Sequence[Decorato
     )
 
 
-def run_workload(placer: Placer, n_prompt: int, n_gen: int) -> Workload:
+def run_workload(placer: Placer, n_prompt: int, n_gen: int, n_past: int = 0) -> Workload:
     """The workload of this prompt; a context beyond the trained one is said."""
-    load, trained = placer.workload(n_prompt, n_gen), placer.model.n_ctx_train
+    load, trained = placer.workload(n_prompt, n_gen, n_past=n_past), placer.model.n_ctx_train
     if 0 < trained < load.n_ctx:
         talk(
             f"warning: a context of {load.n_ctx} tokens is longer than the {trained} that this model was trained on; "

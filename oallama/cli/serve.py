@@ -15,6 +15,7 @@ import click
 
 from oallama.cli.options import (
     count,
+    depth_option,
     idle_option,
     model_argument,
     n_gen_option,
@@ -72,7 +73,7 @@ def parse_key(text: str) -> str:
                  metavar="before|when-idle|never", help="Policy auto, where nothing was measured yet: serve with stock "
                  "llama.cpp's own placement; or measure before; or when no request has come for a while, which one "
                  "that comes then waits for as long as the model takes to load."),
-    (n_prompt_option, n_gen_option),
+    (n_prompt_option, n_gen_option, depth_option),
 )  # fmt: skip
 @idle_option("a request")
 @projector_options
@@ -92,6 +93,7 @@ def command(
     pictures: ProjectorOptions,
     n_prompt: int,
     n_gen: int,
+    n_depth: int | None,
     learn_experts: bool,
 ) -> None:
     """Run stock llama-server with the placement that `oallama run` would use, and keep it running:
@@ -106,10 +108,14 @@ def command(
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"serve needs {', '.join(missing)}; install them: pip install 'oallama[serve]'")
+    asked.check_depth(n_depth)
     from oallama.placer import Placer
     from oallama.serve.program import Settings, find_program, launch
     from oallama.serve.server import Placements, listen, serve
     from oallama.serve.tuning import Tune
+
+    def load(placer: Placer) -> Workload:
+        return placer.workload(n_prompt, n_gen, n_past=n_depth or 0)
 
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(listen(host, port, api_key))
@@ -124,10 +130,10 @@ def command(
         else:
             placer = asked.placer(model)
             _check_device(placer)
-            if (roomy := pictures.keeping_room(placer, placer.workload(n_prompt, n_gen))) != placer.options:
+            if (roomy := pictures.keeping_room(placer, load(placer))) != placer.options:
                 asked = replace(asked, options=roomy)
                 placer = Placer.of_file(model, asked.options, asked.profile)
-            wanted, unknown = _placed(placer, asked, placer.workload(n_prompt, n_gen), model)
+            wanted, unknown = _placed(placer, asked, load(placer), model)
         named, device_lost = stack.enter_context(_device(placer))
         projector = pictures.read()
         uses_file, learned = stack.enter_context(_learning(placer, learn_experts))
@@ -156,12 +162,12 @@ def command(
             again = Placer.of_file(model, asked.options, asked.profile)
             placers.append(again)
             known = replace(asked, refresh_gate=False, tune="never")
-            served, unsettled = _placed(again, known, again.workload(n_prompt, n_gen), model)
+            served, unsettled = _placed(again, known, load(again), model)
             return None if unsettled else completed(served)
 
         tunable = asked.plan_file is None and asked.gate and asked.policy.is_auto and asked.options.n_batch is None
         tune = Tune(
-            tune_command(model, asked.options, n_prompt, n_gen, asked.profile), placed_anew,
+            tune_command(model, asked.options, n_prompt, n_gen, asked.profile, n_depth or 0), placed_anew,
             float(idle_s) if asked.tune == "when-idle" and unknown else None,
         )  # fmt: skip
 

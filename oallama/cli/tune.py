@@ -14,6 +14,7 @@ from oallama.cli.options import (
     PLACEMENT,
     WORKLOAD,
     count,
+    depth_option,
     gathered,
     json_option,
     model_argument,
@@ -31,6 +32,7 @@ DEFAULT_S = 120
 @click.command("tune")
 @model_argument
 @gathered(*PLACEMENT, *WORKLOAD, ubatch_option, *ATTENTION)
+@depth_option
 @profile_option
 @click.option(
     "--time", "seconds", type=count(1, 86_400), default=DEFAULT_S, show_default=True, metavar="SECONDS",
@@ -43,6 +45,7 @@ def command(
     options: Options,
     n_prompt: int,
     n_gen: int,
+    n_depth: int | None,
     profile: str | None,
     seconds: int,
     refresh_gate: bool,
@@ -61,7 +64,7 @@ def command(
     placer = Placer.of_file(model, options, profile)
     if not placer.has_device:
         raise UsageError("there is nothing to tune without a device; name one with --device, such as rpc-worker")
-    load = placer.workload(n_prompt, n_gen)
+    load = placer.workload(n_prompt, n_gen, n_past=n_depth or 0)
     found = measured(
         placer, load, float(seconds), refresh_gate, near=False, aside="Ctrl-C ends it and keeps what is done"
     )
@@ -70,13 +73,15 @@ def command(
         emit_json({**asdict(found.verdict), "said": said, "remembered": found.remembered})
 
 
-def tune_command(model: str, options: Options, n_prompt: int, n_gen: int, profile: str | None) -> tuple[str, ...]:
+def tune_command(
+    model: str, options: Options, n_prompt: int, n_gen: int, profile: str | None, n_past: int = 0
+) -> tuple[str, ...]:
     """`oallama tune`, as a process of its own, for what these options place."""
     asked = {
         "--device": options.device, "--vram": options.vram and f"{options.vram}B", "--vram-fill": options.vram_fill,
         "--gpu-weights": options.gpu_weights, "-t": options.threads, "-c": options.n_ctx, "-ub": options.n_ubatch,
         "-ctk": options.type_k, "-ctv": options.type_v, "-fa": options.flash_attn, "-p": n_prompt, "-n": n_gen,
-        "--profile": profile,
+        "--profile": profile, "-d": n_past or None,
     }  # fmt: skip
     return (
         *python_module("oallama"), "tune", "-m", str(Path(model).absolute()),

@@ -112,10 +112,10 @@ class Contest:
 
 
 def gate_tests(load: Workload, plan: Plan | None, stock: Plan | None = None) -> tuple[BenchTest, ...]:
-    """The user's prompt and generation, shortened to what the slower prediction, the plan's or stock's, says takes
-    TURN_S each, the prompt to the plan's micro-batch at most; and the same at a depth where the context is large. A
-    plan that leaves flash attention off for the depth of the workload is measured near that depth. Without a
-    prediction: the shortest."""
+    """The user's prompt and generation, behind what the workload has before them; shortened to what the slower
+    prediction, the plan's or stock's, says takes TURN_S each, the prompt to the plan's micro-batch at most; and the
+    same at a depth where the context is large. A plan that leaves flash attention off for the depth of the workload is
+    measured near that depth. Without a prediction: the shortest."""
     predicted = [each.predicted for each in (plan, stock) if each is not None and each.predicted is not None]
     per_prompt_token = max((each.ttft_s / load.n_prompt for each in predicted), default=TURN_S)
     tpot = max((each.tpot_s for each in predicted), default=TURN_S)
@@ -127,8 +127,9 @@ def gate_tests(load: Workload, plan: Plan | None, stock: Plan | None = None) -> 
     n_prompt = min(load.n_prompt, n_ubatch, max(LEAST_PROMPT, within(TURN_S, per_prompt_token)))
     n_gen = min(max(load.n_gen, 1), MOST_GEN, max(LEAST_GEN, within(TURN_S, tpot)))
     off = plan is not None and leaves_flash_off(plan)
-    left_out = load.n_prompt - n_prompt + (load.n_gen - n_gen) // 2
-    tests = [BenchTest(n_prompt, n_gen, min(max(left_out, 0), within(DEPTH_S, per_prompt_token)) if off else 0)]
+    left_out = max(0, load.n_prompt - n_prompt + (load.n_gen - n_gen) // 2)
+    behind = load.n_past + (left_out if off else 0)
+    tests = [BenchTest(n_prompt, n_gen, min(behind, within(DEPTH_S, per_prompt_token)))]
     if load.n_ctx >= LARGE_CTX:
         depth = min(load.n_ctx // 2, load.n_ctx - n_prompt - n_gen, within(DEPTH_S, per_prompt_token))
         if depth >= max(LEAST_DEPTH, 2 * tests[0].n_depth):

@@ -156,6 +156,8 @@ def test_simulate_shows_a_plan_on_machines_that_are_not_here(tmp_path):
     assert deep["workload"]["n_past"] == 512 and deep["tpot_s"] > again["tpot_s"] and deep["ttft_s"] > again["ttft_s"]
     assert "behind 512" in oallama("simulate", plan, *on, "-d", 512).stdout
     assert document("plan", MODEL, *HALF, "-d", 512)["workload"]["n_past"] == 512
+    for command in ("chat", "serve"):
+        assert "leave one of them out" in oallama(command, MODEL, "--plan", plan, "-d", 512, code=2).stderr
     assert "cannot hold 512 earlier" in oallama("plan", MODEL, *HALF, "-d", 512, "-c", 512, code=2).stderr
     assert "nothing was run" in oallama("simulate", MODEL, plan, *on).stdout
     changed = json.loads(plan.read_text(encoding="utf-8"))

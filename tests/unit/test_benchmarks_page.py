@@ -94,6 +94,7 @@ def ratio(row: Row, first: Row, metric: str, medians: bool) -> str:
         ("emulated-8b-memory-again", 0, 0, False),
         ("emulated-8b-logits", 0, 0, True),
         ("emulated-8b-groups", 0, 0, True),
+        ("emulated-8b-3gib-64", 0, 0, True),
         ("emulated-mixtral", 1, 1, True),
         ("emulated-mixtral-again", 1, 1, True),
         ("emulated-f16", 1, 1, False),

@@ -264,6 +264,14 @@ def test_a_large_context_is_measured_at_a_second_depth_that_is_soon_filled() -> 
     assert len(slow) == 1  # too slow to go there
 
 
+def test_what_is_asked_for_behind_a_context_is_measured_there_as_far_as_that_is_soon_filled() -> None:
+    load = Workload(64, 32, 32768, n_past=600)
+    assert [t.n_depth for t in gate_tests(load, plan("split", load, NAMES, 0.02))] == [600, 16384]
+    per_token = TURN_S / 2 / 64  # of the prompt
+    far = replace(load, n_past=30_000)
+    assert [t.n_depth for t in gate_tests(far, plan("split", far, NAMES, TURN_S))] == [int(DEPTH_S / per_token)]
+
+
 def test_a_plan_made_for_a_depth_is_measured_near_it() -> None:
     """Without flash attention, which pays behind many tokens only."""
 

@@ -156,3 +156,4 @@ def test_tune_is_asked_for_the_same_options():
     ):
         assert asked[name] == getattr(options, name), name
     assert tune_command("m.gguf", Options(), 1, 1, None)[-4:] == ("-p", "1", "-n", "1")
+    assert tune_command("m.gguf", Options(), 1, 1, None, n_past=4096)[-2:] == ("-d", "4096")

@@ -12,6 +12,7 @@ from oallama.cli.options import (
     IDLE_S,
     complete_file,
     count,
+    depth_option,
     idle_option,
     model_option,
     replan_option,
@@ -65,6 +66,7 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
     )
 )
 @idle_option("a key")
+@depth_option
 @replan_option
 @sampling_options
 @click.option(
@@ -82,6 +84,7 @@ def command(
     n_gen: int | None,
     asked: PlacementOptions,
     idle_s: int,
+    n_depth: int | None,
     sampling: SamplingOptions,
     chat: bool | None,
     counts: CountingOptions,
@@ -101,9 +104,10 @@ def command(
     """
     if position is not None and model_option is not None:
         raise UsageError("MODEL is given twice, by position and by -m")
+    asked.check_depth(n_depth)
     model = model_option or position
     model = None if model is None else model_file(model)
-    start(model, system, n_gen, asked, sampling, chat, counts, verbose, idle_s)
+    start(model, system, n_gen, asked, sampling, chat, counts, verbose, idle_s, n_depth or 0)
 
 
 def start(
@@ -116,6 +120,7 @@ def start(
     counts: CountingOptions,
     verbose: bool = False,
     idle_s: int = IDLE_S,
+    n_past: int = 0,
 ) -> None:
     """A session, from its first word to its last. model None: the built-in one, or the plan's. n_gen None: as long as
     the model talks, or DEFAULT_N_GEN tokens where it continues text."""
@@ -132,7 +137,7 @@ def start(
     else:
         placer = asked.placer(model)
         template = template_for(placer.model.path, chat, system)
-        load = chat_workload(placer)
+        load = chat_workload(placer, n_past)
         plan, to_tune = asked.made_plan(placer, load)
         fixed = why_fixed(placer, asked.policy)
     settings = settings_of(sampling, n_gen, template is not None, verbose)
@@ -147,7 +152,7 @@ def start(
         idle = None
         if when_idle:
             options = replace(placer.options, n_ctx=load.n_ctx)
-            measures = tune_command(placer.model.path, options, load.n_prompt, load.n_gen, asked.profile)
+            measures = tune_command(placer.model.path, options, load.n_prompt, load.n_gen, asked.profile, load.n_past)
             idle = session_model.tune_when_idle(measures, idle_s)
         reader = reader_of_stdin(idle)
         session = Session(session_model, template, Conversation(system or None), settings)
@@ -162,11 +167,11 @@ def start(
     session_model.leave(session.n_answers > 0)
 
 
-def chat_workload(placer: Placer) -> Workload:
+def chat_workload(placer: Placer, n_past: int = 0) -> Workload:
     """What the placement of a session is made for: messages of a common length, answers likewise, in its context."""
     n_ctx = placer.options.n_ctx or min(CONTEXT_TOKENS, placer.model.n_ctx_train or CONTEXT_TOKENS)
     n_gen = max(1, min(DEFAULT_N_GEN, n_ctx // 4))
-    return run_workload(placer, max(1, min(PROMPT_TOKENS, n_ctx - n_gen)), n_gen)
+    return run_workload(placer, max(1, min(PROMPT_TOKENS, n_ctx - n_gen - n_past)), n_gen, n_past)
 
 
 def why_fixed(placer: Placer, policy: PolicyOptions) -> str:
