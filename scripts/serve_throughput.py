@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Tokens/s of `oallama serve` against llama-server started by hand: with the same placement, and with its own --fit.
 
-usage: .venv/bin/python scripts/serve_throughput.py MODEL [--plan PLAN] [--clients 1,4,8] [-n 64] [-t 2] [--rounds 6] [-o FILE]
+usage: .venv/bin/python scripts/serve_throughput.py MODEL [--plan PLAN] [--clients 1,4,8] [-n 64] [-t N] [--rounds 6]
+       [-o FILE]
 
 All servers run at once, so device and host must hold the model as often as there are arms; idle ones compute nothing.
 A sample is what N clients that stream at the same time get together, the shared port and parsing included: tokens over
@@ -81,7 +82,13 @@ def main(arguments: list[str] | None = None) -> None:
                 row["ours_over_this"] = None if ratio is None else asdict(ratio)
             rows.append(row)
     load = {"load_average": os.getloadavg(), "cpus": os.cpu_count()}
-    document = {"model": Path(options.model).name, "n_gen": options.n_gen, "n_threads": options.threads, "load": load, "rows": rows}
+    document = {
+        "model": Path(options.model).name,
+        "n_gen": options.n_gen,
+        "n_threads": options.threads,
+        "load": load,
+        "rows": rows,
+    }
     text = json.dumps(document, indent=1) + "\n"
     if options.output is None:
         sys.stdout.write(text)
