@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from fuzz import documents, gguf_files  # noqa: E402
-from fuzz.main import TARGETS, Target, TookTooLong, tried  # noqa: E402
+from fuzz.main import TARGETS, Target, TookTooLong, fuzz, tried  # noqa: E402
 
 from oallama.core.codec import CodecError, parse_json  # noqa: E402
 from oallama.core.errors import UsageError  # noqa: E402
@@ -47,6 +47,25 @@ def test_a_found_fault_stays_mended(tmp_path: Path) -> None:
     for folder in GOLDEN.iterdir():
         done = run(folder.name, "--replay", *map(str, sorted(folder.iterdir())))
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_inputs_of_a_seed_are_the_same_from_any_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[bytes] = []
+
+    def check(raw: bytes, folder: Path) -> None:
+        made.append(raw)
+        raise ValueError(len(made))
+
+    monkeypatch.setitem(TARGETS, "made", Target(lambda random: random.randbytes(8), check, ".txt"))
+    assert fuzz("made", 5, None, 7, 0, tmp_path, tmp_path)
+    assert fuzz("made", 2, None, 7, 3, tmp_path, tmp_path)
+    assert made[5:] == made[3:5] and len(set(made)) == 5
+    assert {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()} == {
+        "7-0.txt": made[0],
+        "7-3.txt": made[3],
+    }
 
 
 @pytest.mark.parametrize("name", ["plan", "profile", "verdict", "routing", "machine"])
