@@ -157,6 +157,8 @@ def tried(target: Target, raw: bytes, folder: Path, counts: Counts | None = None
     try:
         with at_most(SECONDS):
             target.check(raw, folder)
+        if time.process_time() - begin > SECONDS:  # whoever was held up took the TookTooLong for an error of its own
+            raise TookTooLong(f"more than {SECONDS:g} s")
     except OallamaError as error:
         said = str(error)
         if not said or len(said) > MOST_SENTENCE + 2 * len(raw) or not said.isprintable():
