@@ -5,7 +5,8 @@
     python scripts/flaky.py -n 10 --busy 2             # beside two busy loops for each core
     python scripts/flaky.py -n 50 tests/unit/test_child.py
 
-What is behind the options goes to pytest. The number of a run is the seed of what its tests draw (OALLAMA_TEST_SEED).
+What is behind the options goes to pytest. The number of a run, counted from --first, is the seed of what its tests draw
+(OALLAMA_TEST_SEED).
 Runs are kept in build/test/flaky.json as they end, and the same command goes on until there are so many. Exit status:
 0 no failure, 1 failures, 2 a run that tested nothing, 130 interrupted.
 """
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("-n", type=int, default=20, metavar="N", help="runs in all [20]")
     parser.add_argument("--busy", type=float, default=0.0, metavar="X", help="busy loops beside, for each core [0]")
+    parser.add_argument("--first", type=int, default=1, metavar="SEED", help="of the first run [1]")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "test" / "flaky.json")
     options, of_pytest = parser.parse_known_args(arguments)
     identity = {"busy": options.busy, "arguments": of_pytest}
@@ -47,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         while len(record["runs"]) < options.n:
             with busy(round(options.busy * (os.cpu_count() or 1))):
-                run = one_run(of_pytest, len(record["runs"]) + 1)
+                run = one_run(of_pytest, options.first + len(record["runs"]))
             if not run["tests"]:
                 print(f"flaky: pytest ended with {run['exit_code']} and tested nothing", file=sys.stderr)
                 return 2

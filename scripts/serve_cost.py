@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from experiments.command import write_document
+
 ROOT = Path(__file__).resolve().parents[1]
 EVENT = {
     "choices": [{"finish_reason": None, "index": 0, "delta": {"content": " sea"}}], "created": 1795435200,
@@ -50,11 +52,7 @@ def main(arguments: list[str] | None = None) -> None:
     for row in samples:
         (figures,) = (values for values in row.values() if isinstance(values, list))
         row["median"] = statistics.median(figures)
-    text = json.dumps({"gap_ms": options.gap_ms, "n_gen": options.n_gen, "samples": samples}, indent=1) + "\n"
-    if options.output is None:
-        sys.stdout.write(text)
-    else:
-        Path(options.output).write_text(text, encoding="utf-8")
+    write_document({"gap_ms": options.gap_ms, "n_gen": options.n_gen, "samples": samples}, options.output)
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:

@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.command import write_document
 from experiments.servers import running
 
 OURS, SAME, FIT = "oallama-serve", "llama-server-same", "llama-server-fit"
@@ -89,11 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
         "load": load,
         "rows": rows,
     }
-    text = json.dumps(document, indent=1) + "\n"
-    if options.output is None:
-        sys.stdout.write(text)
-    else:
-        Path(options.output).write_text(text, encoding="utf-8")
+    write_document(document, options.output)
 
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:

@@ -64,8 +64,8 @@ def native_log(hold_interrupt: bool = True) -> Iterator[NativeLog]:
     with _lock, held_interrupt() if hold_interrupt else contextlib.nullcontext():
         before, before_data = api.llama_log_callback(), ctypes.c_void_p()
         api.llama_log_get(ctypes.byref(before), ctypes.byref(before_data))
-        api.llama_log_set(callback, ctypes.c_void_p(0))
-        try:
+        try:  # a Ctrl-C behind the next line would else leave a callback there that is gone
+            api.llama_log_set(callback, ctypes.c_void_p(0))
             yield log
         finally:
             api.llama_log_set(before, before_data)

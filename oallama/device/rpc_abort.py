@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from oallama.device.interrupt import held_interrupt
+
 if TYPE_CHECKING:
     from oallama.device.guard import Guard
 
@@ -59,7 +61,7 @@ def install() -> None:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    with _lock:
+    with _lock, held_interrupt():  # ggml must never have a callback that is gone
         callback = signature(on_abort)
         address = set_callback(callback)
         if _kept and address == ctypes.cast(_kept[-1], ctypes.c_void_p).value:

@@ -38,22 +38,23 @@ class DryLoads:
 
     def settings(self, load: Workload, placed: Placed, attention: Attention) -> LoadSettings:
         """How the engine would load a placement."""
-        from oallama.device.load_params import LoadSettings, load_bridge
-        from oallama.plan.patterns import host_patterns
-        from oallama.plan.plugin_text import split_text
-        from oallama.run.load import usable_layouts
+        from oallama.device.load_params import LoadSettings
+        from oallama.run.weight_places import weight_places
 
         uses_device = placed.uses_device(self._model.n_layer)
         patterns: tuple[Pattern, ...] = ()
         split = ""
         if uses_device:
-            slices = placed.slices
-            streams_tokens = slices is not None and bool(slices.token_assignment)
-            kept_twice = slices is not None and slices.settings is not None and slices.settings.kept_twice
-            planned = placements(self._operators, placed)
-            where, _ = usable_layouts(self._operators, planned, load_bridge(), streams_tokens, kept_twice)
-            patterns = host_patterns(self._operators, where, self._tensor_names, streams_tokens)
-            split = split_text(self._operators, where, placed.first_device_layer, streams_tokens)
+            slices, planned = placed.slices, placements(self._operators, placed)
+            places = weight_places(
+                self._operators,
+                planned,
+                self._tensor_names,
+                placed.first_device_layer,
+                slices is not None and bool(slices.token_assignment),
+                slices.settings if slices is not None else None,
+            )
+            patterns, split = places.patterns, places.split_text
         return LoadSettings(
             path=self._model.path,
             device=str(self._device) if uses_device else "none",

@@ -25,9 +25,7 @@ from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.opening import open_now
 from oallama.model.memory import memory_of, probe_memory
 from oallama.place.kept_cuts import Replan
-from oallama.plan.patterns import host_patterns
 from oallama.plan.plan import Plan
-from oallama.plan.plugin_text import split_text
 from oallama.run.generate import (
     Generation,
     Piece,
@@ -40,7 +38,7 @@ from oallama.run.generate import (
 from oallama.run.hot_experts import HotExperts
 from oallama.run.kv_cache import KvCache
 from oallama.run.learned_experts import Known, LearnedExperts, learned_plan
-from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_warning, usable_layouts
+from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_warning
 from oallama.run.replan import RunningReplan
 from oallama.run.routing import RoutingMeter
 from oallama.run.sampler import Sampler, Sampling
@@ -57,6 +55,7 @@ from oallama.run.setup import (
 from oallama.run.split import LoadedSplit, SplitMeter, SplitRun, open_split
 from oallama.run.stops import Stops
 from oallama.run.turns import CLOSED, Turns
+from oallama.run.weight_places import weight_places
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,12 +118,12 @@ class Engine:
         check_layers(plan, model.n_layer, operators)
         self.attention = options.attention(plan.attention or STOCK_ATTENTION)
         spec = device_of(plan, options.device)
-        streams_tokens, streaming = bool(plan.token_assignment), plan.streaming
-        kept_twice = streaming is not None and streaming.kept_twice
-        placements, warnings = usable_layouts(operators, plan.operators, load_bridge(), streams_tokens, kept_twice)
-        patterns: tuple[tuple[str, str | None], ...] = ()
-        if not spec.is_none or any(placement.layout for placement in placements):
-            patterns = host_patterns(operators, placements, tensor_names, streams_tokens)
+        first_layer = model.n_layer + 1 - plan.n_gpu_layers
+        places = weight_places(
+            operators, plan.operators, tensor_names, first_layer, bool(plan.token_assignment), plan.streaming
+        )
+        placements, warnings = places.placements, places.warnings
+        placed = not spec.is_none or any(placement.layout for placement in placements)
         self._learned: LearnedExperts | None = None
         self.model, self._plan = model, plan
         self.n_threads = options.threads or default_threads()
@@ -135,8 +134,8 @@ class Engine:
             n_batch=options.n_batch or STOCK_BATCH,
             n_ubatch=options.n_ubatch or plan.workload.n_ubatch,
             n_gpu_layers=plan.n_gpu_layers,
-            host_patterns=patterns,
-            split_text=split_text(operators, placements, model.n_layer + 1 - plan.n_gpu_layers, streams_tokens),
+            host_patterns=places.patterns if placed else (),
+            split_text=places.split_text,
             attention=self.attention,
             n_threads=self.n_threads,
         )

@@ -1,97 +1,30 @@
-"""Loading a model for an engine: layouts checked, progress shown, refusals told in one sentence; what it then holds."""
+"""Loading a model for an engine: progress shown, refusals told in one sentence; what it then holds."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oallama.core.errors import DeviceError
-from oallama.core.types import PLAIN_LAYOUT, MemoryLedger, ModelInfo, Operator, OperatorPlacement, Shape
+from oallama.core.types import MemoryLedger, ModelInfo
 from oallama.core.units import MIB, format_bytes
-from oallama.cost.blocks import takes_n_g
 from oallama.device.guard import Runner
 from oallama.device.load_params import LoadSettings, ModelParams, load_bridge
 from oallama.device.native_log import native_log
 from oallama.device.opening import NO_DEVICE, OpenDevice, device_pointer
-from oallama.model.cut import cut_axis
 from oallama.model.gguf_file import check_unchanged
 from oallama.model.memory import BufferBytes, load_refusal
-from oallama.plan.patterns import is_split
-from oallama.plan.split import slice_counts
 from oallama.run.setup import Held
 from oallama.run.split import LoadedSplit
 
 if TYPE_CHECKING:
-    from ggml_bridge import Bridge
     from ggml_bridge.routing import RoutingRecorder
     from oallama.run.placed_llama import PlacedLlama
 
 TOLERANCE_SHARE, TOLERANCE_BYTES = 0.01, MIB  # planned and actual bytes may differ by the larger of the two
-
-
-def usable_layouts(
-    operators: Sequence[Operator],
-    placements: Sequence[OperatorPlacement],
-    bridge: Bridge,
-    streams_tokens: bool,
-    kept_twice: bool,
-) -> tuple[tuple[OperatorPlacement, ...], tuple[str, ...]]:
-    """A plan's placements with layouts that this CPU has and can multiply with, and a warning for each layout dropped.
-    streams_tokens: whether CC is streamed for n_g, kept_twice: from a second copy.
-
-    Where the plan insists on plain memory for some operator, llama.cpp must be kept from repacking (load_params.py);
-    then the operators left to its choice get the layout it would have chosen by name. So do the split ones, whose
-    layout is not for llama.cpp to choose; those that are streamed for n_g and kept once stay plain, which is all that
-    a device can read.
-    """
-    by_name = {operator.name: operator for operator in operators}
-    layouts = bridge.cpu_layouts()
-    split = {p.name for p in placements if is_split(by_name[p.name], p, streams_tokens)}
-    plain_wanted = any(placement.layout == PLAIN_LAYOUT and placement.name not in split for placement in placements)
-    read_by_device = streams_tokens and not kept_twice
-    checked: list[OperatorPlacement] = []
-    dropped: dict[str, list[str]] = {}  # layout -> operators
-    for placement in placements:
-        operator, layout = by_name[placement.name], placement.layout
-        shape = host_shape(operator, placement)
-        if layout is not None and not (layout in layouts and _supports(bridge, layout, operator, shape)):
-            dropped.setdefault(layout, []).append(operator.name)
-            layout = None
-        if layout is None and operator.name in split and takes_n_g(operator) and read_by_device:
-            layout = PLAIN_LAYOUT
-        elif layout is None and (plain_wanted or operator.name in split):
-            layout = next((name for name in layouts if _supports(bridge, name, operator, shape)), PLAIN_LAYOUT)
-        checked.append(replace(placement, layout=layout))
-    warnings = (
-        f"this CPU cannot keep {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} in layout {layout}; "
-        "another one is chosen"
-        for layout, names in dropped.items()
-    )
-    return tuple(checked), tuple(warnings)
-
-
-def host_shape(operator: Operator, placement: OperatorPlacement) -> Shape:
-    """[K, N, E] of what the CPU multiplies by: the whole weight, or the CC slice of a split one."""
-    if not 0 < placement.cc < 1:
-        return operator.shape
-    k, n, e = operator.shape
-    cc, axis = slice_counts(operator, placement)[0], cut_axis(operator)
-    return (cc, n, e) if axis == "cols" else (k, cc if axis == "rows" else 2 * cc, e)
-
-
-def _supports(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> bool:
-    import ggml_bridge
-
-    k, n, e = shape
-    used = operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0
-    try:
-        return bridge.layout_supports(layout, operator.type, k, n, e, used)
-    except (ggml_bridge.Unsupported, ValueError):
-        return False
 
 
 class LoadProgress:

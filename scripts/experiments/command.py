@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from experiments.inputs import InputError
 
@@ -15,6 +17,15 @@ def parser_of(program: str, description: str | None) -> argparse.ArgumentParser:
     """With the description as it was written."""
     raw = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(prog=program, description=description, formatter_class=raw)
+
+
+def write_document(document: object, output: str | None) -> None:
+    """As JSON into the file `output`, or to stdout where that is None."""
+    text = json.dumps(document, indent=1) + "\n"
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        Path(output).write_text(text, encoding="utf-8")
 
 
 def guarded(program: str, job: Callable[[], int], interrupted: str = GOES_ON) -> int:

@@ -20,7 +20,7 @@ from oallama.device.load_params import LoadSettings, apply_context, load_bridge
 from oallama.plan.patterns import escape
 from oallama.plan.plugin_text import plugin_text
 from oallama.run.generate import teacher_forced_logits
-from oallama.run.load import host_shape
+from oallama.run.weight_places import host_shape
 
 Logits = npt.NDArray[np.float32]
 

@@ -8,14 +8,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 from e2e.placed import placed
 from gguf_factory import write_gguf
+from interrupts import interrupted_at, native_log_callback
 from processes import PATIENCE_S
 from seeds import FRESH, SEED
 
@@ -34,37 +32,11 @@ def engine_on(device: str, model: Path) -> Engine:
     return Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False)
 
 
-def interrupted_at(event: int, function: Callable[[], object]) -> bool:
-    """Call it with a Ctrl-C where Python looks for one: a function begins, or one of C has ended. Whether it came so
-    far."""
-    left = event
-
-    def profile(_frame: FrameType, event: str, _argument: Any) -> None:
-        nonlocal left
-        if event in ("call", "c_return"):
-            left -= 1
-            if left == 0:
-                sys.setprofile(None)
-                signal.raise_signal(signal.SIGINT)
-
-    sys.setprofile(profile)
-    try:
-        function()
-    except KeyboardInterrupt:
-        assert left <= 0
-    else:
-        sys.setprofile(None)
-        assert left > 0, f"it was lost at event {event}"
-    finally:
-        sys.setprofile(None)
-    return left <= 0
-
-
 @pytest.mark.parametrize("device", ["none", "rpc-worker"])
 def test_a_ctrl_c_anywhere_in_a_call_leaves_the_engine_usable(device: str, f16: Path) -> None:
     """At each of several hundred moments; with a worker, a seventh of them, others in each run."""
     step = 1 if device == "none" else 7
-    event = FRESH % step
+    moment = FRESH % step
     with engine_on(device, f16) as engine:
         tokens = engine.tokenize("once upon")
         wanted = engine.generate(tokens, max_tokens=2, temperature=0).tokens
@@ -77,33 +49,56 @@ def test_a_ctrl_c_anywhere_in_a_call_leaves_the_engine_usable(device: str, f16: 
         work()
         comes_so_far = True
         while comes_so_far:
-            event += step
-            comes_so_far = interrupted_at(event, work)
-            assert engine.generate(tokens, max_tokens=2, temperature=0).tokens == wanted, f"event {event}, {FRESH}"
-    assert event > 300
+            moment += step
+            comes_so_far = interrupted_at(moment, work)
+            assert engine.generate(tokens, max_tokens=2, temperature=0).tokens == wanted, f"moment {moment}, {FRESH}"
+    assert moment > 300
+
+
+@pytest.mark.parametrize("device", ["none", "rpc-worker"])
+def test_a_ctrl_c_anywhere_in_loading_leaves_nothing_behind(device: str, f16: Path) -> None:
+    """Not llama.cpp's log in our hands either, whose callback would be gone: what is logged next would be the end."""
+    step = 61 if device == "none" else 997
+    case = placed(f16, device, lambda op: op.role.startswith("attn"))
+
+    def load_and_close() -> None:
+        Engine(case.model, case.plan, Options(threads=1), probed=True, progress=False).close()
+
+    load_and_close()
+    log_before = native_log_callback()
+    moment, comes_so_far = FRESH % step, True
+    while comes_so_far:
+        moment += step
+        comes_so_far = interrupted_at(moment, load_and_close)
+        assert native_log_callback() == log_before, f"moment {moment}"
+    assert moment > 300
+    with engine_on(device, f16) as engine:
+        assert engine.generate("once upon", max_tokens=2, temperature=0).n_gen == 2
 
 
 def test_an_engine_can_be_closed_while_a_ctrl_c_ends_its_call(f16: Path) -> None:
     """As `with` does, while what was interrupted is still known: at each of several hundred moments."""
-    event, comes_so_far = 1, True  # the first is that `work` begins
+    moment, comes_so_far = 0, True
     while comes_so_far:
-        event += 1
+        moment += 1
+        closed: list[bool] = []
         with engine_on("none", f16) as engine:
 
-            def work(engine: Engine = engine) -> None:
+            def work(engine: Engine = engine, closed: list[bool] = closed) -> None:
                 try:
                     for _ in engine.stream("once upon", max_tokens=2, temperature=0):
                         pass
                     engine.call(list)
                 except KeyboardInterrupt:
                     engine.close()
+                    closed.append(True)
                     raise
 
-            comes_so_far = interrupted_at(event, work)
-            if comes_so_far:
+            comes_so_far = interrupted_at(moment, work)
+            if closed:
                 with pytest.raises(UsageError, match="this engine is closed"):
                     engine.call(list)
-    assert event > 300
+    assert moment > 300
 
 
 WORK = """

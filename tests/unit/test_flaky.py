@@ -48,9 +48,9 @@ def test_failures_are_counted_and_runs_go_on(tmp_path: Path) -> None:
 
 def test_each_run_has_its_seed(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(
-        "import os\n\n\ndef test_seed():\n    assert os.environ['OALLAMA_TEST_SEED'] == '1'\n"
+        "import os\n\n\ndef test_seed():\n    assert os.environ['OALLAMA_TEST_SEED'] == '101'\n"
     )
-    done = flaky(tmp_path, "-n", "2")
+    done = flaky(tmp_path, "-n", "2", "--first", "101")
     runs = json.loads((tmp_path / "flaky.json").read_text())["runs"]
     assert [len(run["failed"]) for run in runs] == [0, 1], done.stderr
 

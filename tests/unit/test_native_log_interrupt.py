@@ -6,15 +6,14 @@ import ctypes
 import functools
 import queue
 import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
+from interrupts import interrupted_at, native_log_callback
 
 from oallama.device.guard import Direct, Guard
 from oallama.device.interrupt import held_interrupt
@@ -41,6 +40,22 @@ def test_a_ctrl_c_between_two_lines_of_the_log_is_raised_at_the_end() -> None:
             api.llama_model_free(model)
         reached = True
     assert reached and log.lines
+
+
+@pytest.mark.parametrize("hold_interrupt", [True, False])
+def test_a_ctrl_c_at_any_moment_gives_the_log_back(hold_interrupt: bool) -> None:
+    """Else what is logged next would go to a callback that is gone, which ends the process."""
+    moment, comes_so_far, before = 0, True, native_log_callback()
+
+    def use() -> None:
+        with native_log(hold_interrupt):
+            time.monotonic()
+
+    while comes_so_far:
+        moment += 1
+        comes_so_far = interrupted_at(moment, use)
+        assert native_log_callback() == before, f"moment {moment}"
+    assert moment > 10
 
 
 def test_a_ctrl_c_in_the_progress_callback_stops_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,41 +275,16 @@ class Order:
         return OpenDevice("a device", None, DeviceSpec("none"), close=lambda: self.closed.append("device"))
 
 
-def interrupted_at(line: int, function: Callable[[], None]) -> bool:
-    """Call the function with a Ctrl-C at a line of Python that it comes to; whether it came so far."""
-    left = line
-
-    def trace(_frame: FrameType, event: str, _argument: Any) -> Any:
-        nonlocal left
-        if event == "line":
-            left -= 1
-            if left == 0:
-                signal.raise_signal(signal.SIGINT)
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function()
-    except KeyboardInterrupt:
-        assert left <= 0
-    else:
-        assert left > 0, "it was lost"
-    finally:
-        sys.settrace(before)
-    return left <= 0
-
-
-def test_a_ctrl_c_at_any_line_of_closing_leaves_the_device_until_what_is_on_it_is_freed() -> None:
+def test_a_ctrl_c_at_any_moment_of_closing_leaves_the_device_until_what_is_on_it_is_freed() -> None:
     """A worker that ends before takes this process with it: ggml aborts where it misses the server."""
-    line, comes_so_far, n_done = 0, True, 0
+    moment, comes_so_far, n_done = 0, True, 0
     while comes_so_far:
-        line += 1
+        moment += 1
         order, guard = Order(), Guard("a device", lambda: True)
         close = functools.partial(release, [order], guard, order.device())
-        comes_so_far = interrupted_at(line, close)
+        comes_so_far = interrupted_at(moment, close)
         n_done += order.closed != []
         if not order.closed:  # nothing had begun
             close()
-        assert order.closed == ["held", "device"], line
-    assert n_done > line / 2 > 10
+        assert order.closed == ["held", "device"], moment
+    assert n_done > moment / 2 > 10

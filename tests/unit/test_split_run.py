@@ -7,8 +7,8 @@ import pytest
 from ggml_bridge.split import SliceInfo, SplitStats
 from oallama.core.types import MemoryLedger, Operator, OperatorPlacement, PlanRecord, Predicted, Workload
 from oallama.plan.plan import Plan
-from oallama.run.load import host_shape
 from oallama.run.split import SplitMeter, corrected_plan
+from oallama.run.weight_places import host_shape
 
 GATE = Operator("blk.0.ffn_gate.weight", 0, "ffn_gate", "MUL_MAT", "Q4_0", (256, 512, 1), 256 * 512 * 18 // 32, 1.0)
 DOWN = Operator("blk.0.ffn_down.weight", 0, "ffn_down", "MUL_MAT", "Q4_0", (512, 256, 1), 256 * 512 * 18 // 32, 1.0)

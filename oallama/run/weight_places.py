@@ -1,0 +1,106 @@
+"""Where llama.cpp puts the weights of a plan: layouts that this CPU has, patterns, and text for the split back end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from oallama.core.types import PLAIN_LAYOUT, Operator, OperatorPlacement, Shape, StreamSettings
+from oallama.cost.blocks import takes_n_g
+from oallama.device.load_params import load_bridge
+from oallama.model.cut import cut_axis
+from oallama.plan.patterns import Pattern, host_patterns, is_split
+from oallama.plan.plugin_text import split_text
+from oallama.plan.split import slice_counts
+
+if TYPE_CHECKING:
+    from ggml_bridge import Bridge
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlaces:
+    """placements: with layouts that this CPU has; warnings: of layouts that were asked for and that it has not.
+    patterns, split_text: as in LoadSettings."""
+
+    placements: tuple[OperatorPlacement, ...]
+    patterns: tuple[Pattern, ...]
+    split_text: str
+    warnings: tuple[str, ...]
+
+
+def weight_places(
+    operators: Sequence[Operator],
+    placements: Sequence[OperatorPlacement],
+    tensor_names: Sequence[str],
+    first_device_layer: int,
+    streams_tokens: bool,
+    streaming: StreamSettings | None,
+) -> WeightPlaces:
+    """first_device_layer: whose norms and KV cache are on the device, as are those of the layers behind it.
+    streams_tokens: whether CC is streamed for n_g. Raises BridgeError."""
+    kept_twice = streaming is not None and streaming.kept_twice
+    usable, warnings = usable_layouts(operators, placements, load_bridge(), streams_tokens, kept_twice)
+    patterns = host_patterns(operators, usable, tensor_names, streams_tokens)
+    return WeightPlaces(usable, patterns, split_text(operators, usable, first_device_layer, streams_tokens), warnings)
+
+
+def usable_layouts(
+    operators: Sequence[Operator],
+    placements: Sequence[OperatorPlacement],
+    bridge: Bridge,
+    streams_tokens: bool,
+    kept_twice: bool,
+) -> tuple[tuple[OperatorPlacement, ...], tuple[str, ...]]:
+    """A plan's placements with layouts that this CPU has and can multiply with, and a warning for each layout dropped.
+    streams_tokens: whether CC is streamed for n_g, kept_twice: from a second copy.
+
+    Where the plan insists on plain memory for some operator, llama.cpp must be kept from repacking (load_params.py);
+    then the operators left to its choice get the layout it would have chosen by name. So do the split ones, whose
+    layout is not for llama.cpp to choose; those that are streamed for n_g and kept once stay plain, which is all that
+    a device can read.
+    """
+    by_name = {operator.name: operator for operator in operators}
+    layouts = bridge.cpu_layouts()
+    split = {p.name for p in placements if is_split(by_name[p.name], p, streams_tokens)}
+    plain_wanted = any(placement.layout == PLAIN_LAYOUT and placement.name not in split for placement in placements)
+    read_by_device = streams_tokens and not kept_twice
+    checked: list[OperatorPlacement] = []
+    dropped: dict[str, list[str]] = {}  # layout -> operators
+    for placement in placements:
+        operator, layout = by_name[placement.name], placement.layout
+        shape = host_shape(operator, placement)
+        if layout is not None and not (layout in layouts and _supports(bridge, layout, operator, shape)):
+            dropped.setdefault(layout, []).append(operator.name)
+            layout = None
+        if layout is None and operator.name in split and takes_n_g(operator) and read_by_device:
+            layout = PLAIN_LAYOUT
+        elif layout is None and (plain_wanted or operator.name in split):
+            layout = next((name for name in layouts if _supports(bridge, name, operator, shape)), PLAIN_LAYOUT)
+        checked.append(replace(placement, layout=layout))
+    warnings = (
+        f"this CPU cannot keep {names[0]}{f' and {len(names) - 1} more' if names[1:] else ''} in layout {layout}; "
+        "another one is chosen"
+        for layout, names in dropped.items()
+    )
+    return tuple(checked), tuple(warnings)
+
+
+def host_shape(operator: Operator, placement: OperatorPlacement) -> Shape:
+    """[K, N, E] of what the CPU multiplies by: the whole weight, or the CC slice of a split one."""
+    if not 0 < placement.cc < 1:
+        return operator.shape
+    k, n, e = operator.shape
+    cc, axis = slice_counts(operator, placement)[0], cut_axis(operator)
+    return (cc, n, e) if axis == "cols" else (k, cc if axis == "rows" else 2 * cc, e)
+
+
+def _supports(bridge: Bridge, layout: str, operator: Operator, shape: Shape) -> bool:
+    import ggml_bridge
+
+    k, n, e = shape
+    used = operator.n_expert_used if operator.op == "MUL_MAT_ID" else 0
+    try:
+        return bridge.layout_supports(layout, operator.type, k, n, e, used)
+    except (ggml_bridge.Unsupported, ValueError):
+        return False
