@@ -229,13 +229,16 @@ class Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._wait_for_request()
-        try:
-            super().data_received(data)
-        except h11.LocalProtocolError:  # uvicorn answers what is no HTTP with a text, even behind the head of a HEAD
-            self.transport.close()
+        super().data_received(data)
         if self._is_answering() and self._late is not None:
             self._late.cancel()
             self._late = None
+
+    def handle_events(self) -> None:
+        try:
+            super().handle_events()
+        except h11.LocalProtocolError:  # uvicorn answers what is no HTTP with a text, even behind the head of a HEAD
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._late is not None:

@@ -3,6 +3,7 @@
     python scripts/fuzz --list
     python scripts/fuzz gguf -n 100000             # so many inputs
     python scripts/fuzz plan --minutes 60          # or for so long
+    python scripts/fuzz plan --seed 7 --first 5000 # from this one on: two processes may share the inputs of a seed
     python scripts/fuzz gguf --replay FILE…        # inputs that were kept
 
 Only OallamaError may come out, within 2 s of CPU time and 512 MiB of memory; anything else is a fault. Its first input
@@ -85,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-n", type=int, metavar="N", help="inputs to try [10000, or any number with --minutes]")
     parser.add_argument("--minutes", type=float, metavar="M", help="stop after so many")
     parser.add_argument("--seed", type=int, metavar="S", help="[a fresh one]")
+    parser.add_argument(
+        "--first", type=int, default=0, metavar="I", help="begin with this input of the seed [0]; not of native targets"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where failing inputs are kept [build/fuzz]")
     parser.add_argument("--replay", type=Path, nargs="+", metavar="FILE", help="try these instead")
     parser.add_argument("--list", action="store_true", help="list the targets")
@@ -108,22 +112,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print("\n".join(faults) or f"{len(options.replay)} inputs, no fault")
                 failed |= bool(faults)
             else:
-                failed |= fuzz(name, n, options.minutes, seed, options.folder, Path(folder))
+                failed |= fuzz(name, n, options.minutes, seed, options.first, options.folder, Path(folder))
     return int(failed)
 
 
-def fuzz(name: str, n: int | None, minutes: float | None, seed: int, kept: Path, folder: Path) -> bool:
+def fuzz(name: str, n: int | None, minutes: float | None, seed: int, first: int, kept: Path, folder: Path) -> bool:
     """Try inputs until there were n of them, or the time is over, or somebody ends it; whether there was a fault."""
     target, counts, faults = TARGETS[name], Counts(), dict[str, int]()
     begin = shown = time.monotonic()
     try:
         while (n is None or counts.tried < n) and (minutes is None or time.monotonic() - begin < 60 * minutes):
-            raw = target.make(Random(f"{name} {seed} {counts.tried}"))
+            raw = target.make(Random(f"{name} {seed} {first + counts.tried}"))
             fault = tried(target, raw, folder, counts)
             if fault:
                 where = fault.splitlines()[0]
                 if where not in faults:
-                    path = _keep(kept / name, f"{seed}-{counts.tried}{target.suffix}", raw)
+                    path = _keep(kept / name, f"{seed}-{first + counts.tried}{target.suffix}", raw)
                     print(f"fault: {fault}\n  kept: python scripts/fuzz {name} --replay {path}", flush=True)
                 faults[where] = faults.get(where, 0) + 1
             counts.tried += 1
@@ -153,6 +157,8 @@ def tried(target: Target, raw: bytes, folder: Path, counts: Counts | None = None
     try:
         with at_most(SECONDS):
             target.check(raw, folder)
+        if time.process_time() - begin > SECONDS:  # whoever was held up took the TookTooLong for an error of its own
+            raise TookTooLong(f"more than {SECONDS:g} s")
     except OallamaError as error:
         said = str(error)
         if not said or len(said) > MOST_SENTENCE + 2 * len(raw) or not said.isprintable():

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from fuzz import documents, gguf_files  # noqa: E402
-from fuzz.main import TARGETS, Target, TookTooLong, tried  # noqa: E402
+from fuzz.main import TARGETS, Target, TookTooLong, fuzz, tried  # noqa: E402
 
 from oallama.core.codec import CodecError, parse_json  # noqa: E402
 from oallama.core.errors import UsageError  # noqa: E402
@@ -47,6 +47,57 @@ def test_a_found_fault_stays_mended(tmp_path: Path) -> None:
     for folder in GOLDEN.iterdir():
         done = run(folder.name, "--replay", *map(str, sorted(folder.iterdir())))
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_inputs_of_a_seed_are_the_same_from_any_first_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: list[bytes] = []
+
+    def check(raw: bytes, folder: Path) -> None:
+        made.append(raw)
+        raise ValueError(len(made))
+
+    monkeypatch.setitem(TARGETS, "made", Target(lambda random: random.randbytes(8), check, ".txt"))
+    assert fuzz("made", 5, None, 7, 0, tmp_path, tmp_path)
+    assert fuzz("made", 2, None, 7, 3, tmp_path, tmp_path)
+    assert made[5:] == made[3:5] and len(set(made)) == 5
+    assert {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()} == {
+        "7-0.txt": made[0],
+        "7-3.txt": made[3],
+    }
+
+
+PAGE = b"open\nGET /placement.html HTTP/1.1\r\nHost: localhost\r\n\r\n"
+HALF = b"open stays\nPOST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf"
+LEAVES = b"open leaves\nPOST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
+NO_KEY = b"key\nGET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("planted", "sent", "told"),
+    [
+        ("access.same = lambda given, key: True", NO_KEY, "without a key: "),
+        ("app.placement_html = lambda served: 1 // 0", PAGE, "ZeroDivisionError"),
+        ("app.placement_html = lambda served: all(True for _ in iter(int, 1))", PAGE, "TookTooLong"),
+        ("proxy.BODY_S = 1e9", HALF, "a client that sends nothing more is kept"),
+        ("upstream.Answer.close = lambda answer: None", LEAVES, "something goes on without its client"),
+        ("server.REQUEST_S = 1e9", b"open stays\nGET / HT", "a client that sends nothing more is kept"),
+    ],
+)
+def test_a_fault_in_serve_is_found(planted: str, sent: bytes, told: str, tmp_path: Path) -> None:
+    kept = tmp_path / "planted.http"
+    kept.write_bytes(sent)
+    program = f"""
+import sys
+sys.path[:0] = {[str(ROOT / folder) for folder in ("scripts", "tests", "tests/unit")]}
+from fuzz.main import main
+from oallama.serve import access, app, proxy, server, upstream
+{planted}
+sys.exit(main(["request", "--replay", {str(kept)!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280)
+    assert done.returncode == 1 and told in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", ["plan", "profile", "verdict", "routing", "machine"])
