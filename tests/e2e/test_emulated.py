@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -197,7 +198,7 @@ def test_every_command_says_that_it_is_emulated(tmp_path: Path) -> None:
         env=own,
     )
     if bench.returncode:
-        assert "emulated device was late" in bench.stderr
+        assert re.search("emulated device (was late|used the same core)", bench.stderr), bench.stderr
     else:
         assert "emulated" in bench.stdout and "emulated device" in bench.stderr
 
