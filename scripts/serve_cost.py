@@ -32,6 +32,7 @@ EVENT = {
 }  # fmt: skip
 PART = f"data: {json.dumps(EVENT)}\n\n".encode()
 HEAD = b"HTTP/1.1 200 OK\r\nServer: llama.cpp\r\nKeep-Alive: timeout=5, max=100\r\n"
+DONE = b"data: [DONE]\n\n"
 STREAM = HEAD + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 SHORT = HEAD + b"Content-Type: application/json; charset=utf-8\r\nContent-Length: 15\r\n\r\n" + b'{"status":"ok"}'
 
@@ -139,11 +140,11 @@ def stand_in_role(options: argparse.Namespace) -> None:
                 return
             writer.write(STREAM)
             loop = asyncio.get_running_loop()
-            for _ in range(body["n_predict"]):
+            for _ in range(body.get("n_predict") or body["max_tokens"]):
                 at = (loop.time() // gap_s + 1) * gap_s  # as in a batch: all clients at once
                 await asyncio.sleep(at - loop.time())
                 writer.write(b"%x\r\n%s\r\n" % (len(PART), PART))
-            writer.write(b"0\r\n\r\n")
+            writer.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(DONE), DONE))
             await reader.read(1)
         writer.close()
 

@@ -31,6 +31,7 @@ N_CLIENTS = 4
 SAMPLE_S = 1.0
 N_CTX = 512  # of all clients together
 MIB = 1 << 20
+SERVE_COST = Path(__file__).resolve().parents[1] / "serve_cost.py"
 GIVEN_UP = 0.4  # of the requests
 
 
@@ -106,10 +107,9 @@ def _asked(http: Any, asked: Mapping[str, Any], leave_after: int | None) -> tupl
 @contextlib.contextmanager
 def _serving(path: str, options: argparse.Namespace, folder: Path) -> Iterator[tuple[Any, str]]:
     """A server over llama-server without its prompt cache (--cache-ram: 8 GiB of host memory that fill with old
-    prompts on purpose), and where it is reached; ended when the block ends."""
-    found = find_program(options.llama_server)
+    prompts on purpose), or over a stand-in, and where it is reached; ended when the block ends."""
     own = folder / "llama-server"
-    own.write_text(f'#!/bin/sh\nexec "{found}" "$@" --cache-ram 0\n')
+    own.write_text(_started(options))
     own.chmod(0o755)
     (folder / soname("ggml-base")).symlink_to(library_folder() / soname("ggml-base"))  # whose version is asked for
     log = folder / "serve.log"
@@ -124,8 +124,18 @@ def _serving(path: str, options: argparse.Namespace, folder: Path) -> Iterator[t
         yield served
 
 
+def _started(options: argparse.Namespace) -> str:
+    """The script that stands for llama-server: the real one, or the stand-in of serve_cost, which streams at once."""
+    if options.stand_in:
+        stand_in = f'"{sys.executable}" "{SERVE_COST}" --role stand-in --gap 0.001'
+        return f'#!/bin/sh\nwhile [ "$1" != --host ]; do shift; done\nexec {stand_in} --at "$2"\n'
+    return f'#!/bin/sh\nexec "{find_program(options.llama_server)}" "$@" --cache-ram 0\n'
+
+
 def placement(path: str, options: argparse.Namespace, folder: Path) -> list[str]:
-    """Streams and slices on a worker of this machine, planned for a described card."""
+    """Streams and slices on a worker of this machine, planned for a described card; or none."""
+    if options.device == "none":
+        return ["--device", "none", "--n-prompt", "256", "--n-gen", "32"]
     placer = Placer.load(path, device="cpu-pair", profile=profile_of(path), gpu_weights=0.3, threads=1)
     plan = placer.plan("scheinfer", n_prompt=256, n_gen=32, n_ctx=N_CTX)
     replace(plan, device=options.device).save(folder / "plan.json")
@@ -140,8 +150,8 @@ def _held(process: Any, told: Mapping[str, int]) -> Sample:
     for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
         with contextlib.suppress(psutil.Error, OSError, IndexError):
             words = one.cmdline()
-            role = ("llama-server" if "llama-server" in words[0] else "worker" if "ggml_bridge.rpc_server" in words
-                    else "serve")  # fmt: skip
+            role = ("llama-server" if "llama-server" in words[0] or "stand-in" in words
+                    else "worker" if "ggml_bridge.rpc_server" in words else "serve")  # fmt: skip
             status = Path(f"/proc/{one.pid}/status").read_text()
             sample[role] = {
                 "anonymous": int(status.split("RssAnon:")[1].split()[0]) << 10,
@@ -165,6 +175,8 @@ def settled(data: Mapping[str, Any], role: str) -> list[tuple[int, Sample]]:
 def _rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:
     rows: list[Sequence[object]] = []
     for role in ROLES:
+        if not all(role in data["samples"][-1] for _, data in found):
+            continue
         series = [settled(data, role) for _, data in found]
         gradient, half = pooled_slope([
             ([tokens for tokens, _ in one], [held["anonymous"] for _, held in one]) for one in series
@@ -184,6 +196,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_soak(parser, "rpc-worker", "tokens", 100_000, 25_000)
     parser.add_argument("--prompt", type=int, default=40, help="tokens of a prompt at most (default: 40)")
     parser.add_argument("--answer", type=int, default=80, help="tokens of an answer at most (default: 80)")
+    parser.add_argument("--stand-in", action="store_true", help="no llama-server, but what streams as fast as asked")
     parser.add_argument("--llama-server", metavar="FILE", help="(default: that of scripts/stock_binaries)")
 
 
