@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from e2e.stock import PROGRAMS, program
+from e2e.stock import PROGRAMS, free_port, program
 
 from oallama.cli.default_model import FILE
 
@@ -28,6 +28,8 @@ BLOCK = re.compile(r"(?:^<!-- (not run|needs): ([^\n]+) -->\n)?^```sh\n(.*?)^```
 ANY_BLOCK = re.compile(r"^ *```sh", re.MULTILINE)
 MARK = re.compile(r"^<!-- (?:not run|needs): ", re.MULTILINE)
 NEEDED = {"llama-server"}
+
+PORT = "50052"  # of the pages; it lies where the system takes ports for connections, and may be taken
 
 pytestmark = [
     pytest.mark.skipif(not MODEL.is_file(), reason="models/ has no default model"),
@@ -75,7 +77,8 @@ def test_commands_run(page: str, tmp_path: Path, measured_cache: Path) -> None:
         **({"OALLAMA_LLAMA_SERVER": program("llama-server")} if with_server else {}),
         "MODEL": str(model_of(page, tmp_path)),
     }
-    script = "set -euxo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n" + "\n".join(ran)
+    commands_run = "\n".join(ran).replace(PORT, str(free_port()))
+    script = "set -euxo pipefail\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n" + commands_run
     log = tmp_path / "log"
     with log.open("w") as out:  # no pipe: what is left in the background would hold it open
         done = subprocess.run(
