@@ -16,10 +16,9 @@ import selectors
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import IO, Any
 
 import ggml_bridge.errors as errors
 from ggml_bridge.errors import BridgeError, ChildDied, ChildTimeout
@@ -31,7 +30,9 @@ Message = dict[str, Any]
 Handler = Callable[[Message, Callable[[Message], None]], Message]
 
 _STDERR_TAIL_BYTES = 8192
+_PIPE_BYTES = 1 << 16  # that a pipe of Linux holds
 _PATIENCE_S = 2.0  # between asking a child to end and killing it
+_POLL_S = 0.05  # how often to look whether it has ended while something that it started holds its stderr open
 
 _PR_SET_PDEATHSIG = 1
 
@@ -90,7 +91,8 @@ class Child:
     """`python -m module` in a process of its own, which answers one request at a time and idles in between.
 
     module: one whose main part calls `child_main(handler)`. env: variables to add to its environment; None takes one
-    out. It dies when the thread that made it dies.
+    out. It dies when the thread that made it dies. Its stderr is read whenever it is waited for: a thread for that
+    could be refused, and a `threading.Thread` whose first allocations fail is waited for without end (CPython).
     """
 
     def __init__(self, module: str, env: Mapping[str, str | None] | None = None) -> None:
@@ -118,9 +120,12 @@ class Child:
             raise
         finally:
             os.close(write_fd)
+        assert self._process.stdin is not None and self._process.stderr is not None
+        self._requests, self._stderr = self._process.stdin, self._process.stderr
+        os.set_blocking(self._requests.fileno(), False)
         self._answers = os.fdopen(read_fd, "rb", buffering=0)
-        self._received = b""  # of the pipe, and not looked at
-        self._tail = _Tail(self._process)
+        self._received = b""  # of the answers, and not looked at
+        self._stderr_tail = b""
 
     @property
     def pid(self) -> int:
@@ -142,59 +147,90 @@ class Child:
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Give it a request and do not wait. Requests are answered in order."""
-        stdin = self._process.stdin
-        assert stdin is not None
+        left = memoryview(json.dumps(request).encode() + b"\n")
         with contextlib.suppress(BrokenPipeError):  # a child that died already tells why when it is asked for an answer
-            left = memoryview(json.dumps(request).encode() + b"\n")
             while left:
-                left = left[stdin.write(left) :]
+                self._is_ready(self._requests, selectors.EVENT_WRITE)
+                left = left[self._requests.write(left) or 0 :]
 
     def answer(self, on_progress: Callable[[Message], None] | None = None, timeout_s: float | None = None) -> Message:
         """The answer to the first request that has none yet. As ask."""
         answer = self._receive(on_progress, timeout_s)
         if answer is None:
             self.end()
-            raise ChildDied(self._module, self._process.returncode, self._tail.text())
+            raise ChildDied(self._module, self._process.returncode, self._stderr_tail.decode(errors="replace"))
         return _unpack(answer)
 
     def _receive(self, on_progress: Callable[[Message], None] | None, timeout_s: float | None) -> Message | None:
         """The next message that is no progress, or None when the child closed its pipe without one."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            line, end, rest = self._received.partition(b"\n")
+            if end:
+                self._received = rest
+                message: Message = json.loads(line)
+                if "progress" not in message:
+                    return message
+                if on_progress is not None:
+                    on_progress(message["progress"])
+                continue
+            if not self._is_ready(self._answers, selectors.EVENT_READ, deadline):
+                raise ChildTimeout(f"the child process {self._module} gave no answer within {timeout_s:g} s")
+            chunk = os.read(self._answers.fileno(), _PIPE_BYTES)
+            if not chunk:
+                return None
+            self._received += chunk
+
+    def _is_ready(self, pipe: IO[bytes], events: int, deadline: float | None = None) -> bool:
+        """Wait for a pipe, no longer than until the deadline (of time.monotonic), and read stderr meanwhile, so that
+        the child never blocks on it."""
         with selectors.DefaultSelector() as selector:
-            selector.register(self._answers, selectors.EVENT_READ)
+            selector.register(pipe, events)
+            if pipe is not self._stderr and not self._stderr.closed:
+                selector.register(self._stderr, selectors.EVENT_READ)
             while True:
-                line, end, rest = self._received.partition(b"\n")
-                if end:
-                    self._received = rest
-                    message: Message = json.loads(line)
-                    if "progress" not in message:
-                        return message
-                    if on_progress is not None:
-                        on_progress(message["progress"])
-                    continue
-                left = None if deadline is None else deadline - time.monotonic()
-                if (left is not None and left <= 0) or not selector.select(left):
-                    raise ChildTimeout(f"the child process {self._module} gave no answer within {timeout_s:g} s")
-                chunk = os.read(self._answers.fileno(), 1 << 16)
-                if not chunk:
-                    return None
-                self._received += chunk
+                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                ready = [key.fileobj for key, _ in selector.select(left_s)]
+                if pipe in ready or not ready:
+                    return pipe in ready
+                if not self._read_stderr():
+                    selector.unregister(self._stderr)
+                    self._stderr.close()
+
+    def _read_stderr(self) -> bool:
+        """Take what is there; False: there will be no more."""
+        chunk = os.read(self._stderr.fileno(), _PIPE_BYTES)
+        self._stderr_tail = (self._stderr_tail + chunk)[-_STDERR_TAIL_BYTES:]
+        return bool(chunk)
 
     def end(self, first: signal.Signals | None = None) -> None:
         """Let it end by itself, or send it a signal first; kill it when that takes too long. May be called twice."""
-        stdin = self._process.stdin
-        assert stdin is not None
         with contextlib.suppress(OSError):
-            stdin.close()
+            self._requests.close()
         if first is not None:
             self._process.send_signal(first)
-        try:
-            self._process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
+        if not self._has_ended(time.monotonic() + _PATIENCE_S):
             self._process.kill()
             self._process.wait()
+        if not self._stderr.closed and self._is_ready(self._stderr, selectors.EVENT_READ, time.monotonic()):
+            self._read_stderr()
         self._answers.close()
-        self._tail.join()
+        self._stderr.close()
+
+    def _has_ended(self, deadline: float) -> bool:
+        """Wait for its end, no longer than until the deadline (of time.monotonic), and read stderr meanwhile."""
+        while self._process.poll() is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            if self._stderr.closed:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(left_s)
+                continue
+            soon = time.monotonic() + min(left_s, _POLL_S)
+            if self._is_ready(self._stderr, selectors.EVENT_READ, soon) and not self._read_stderr():
+                self._stderr.close()
+        return True
 
 
 def _unpack(answer: Message) -> Message:
@@ -208,29 +244,6 @@ def _unpack(answer: Message) -> Message:
     if isinstance(kind, type) and issubclass(kind, BridgeError) and kind is not ChildDied:
         raise kind(error["message"])
     raise ChildError(error["type"], error["message"])
-
-
-class _Tail:
-    """Collects the end of a process' stderr in a thread, so that the process never blocks on it."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stderr is not None
-        self._stream = process.stderr
-        self._bytes = b""
-        self._thread = threading.Thread(target=self._collect, daemon=True)
-        self._thread.start()
-
-    def _collect(self) -> None:
-        with self._stream as stream:
-            while chunk := os.read(stream.fileno(), 1 << 12):
-                self._bytes = (self._bytes + chunk)[-_STDERR_TAIL_BYTES:]
-
-    def join(self) -> None:
-        # a grandchild may hold the pipe open: do not wait for it
-        self._thread.join(1.0)
-
-    def text(self) -> str:
-        return self._bytes.decode(errors="replace")
 
 
 #

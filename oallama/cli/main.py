@@ -55,6 +55,8 @@ LIBRARIES_BYTES = 128 << 20  # of address space that numpy and llama.cpp take; 1
 _MEMORY_REFUSED = (
     "can't start new thread",  # Python, without memory for a stack
     "returned NULL without setting an exception",  # Python, whose MemoryError was lost
+    "error return without exception set",  # Python too, of a module in C
+    "std::bad_alloc",  # llama.cpp, which blames the file
     "failed to map segment from shared object",  # the dynamic linker
     "Memory allocation still failed",  # OpenBLAS, which then ends the process
     "GGML_ASSERT(ctx->mem_buffer != NULL)",  # ggml, which then aborts

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,23 @@ def test_a_child_ends_that_did_not_read_a_request_to_its_end(monkeypatch: pytest
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
     assert not alive(child.pid)
+
+
+def test_a_loud_child_takes_requests_without_a_thread_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    n_threads = threading.active_count()
+    child = Child(CASES)
+    for _ in range(5):
+        child.send({"case": "loud", "ignored": "x" * 200_000})  # more than its pipe holds
+    for _ in range(5):
+        assert child.answer() == {}
+    assert threading.active_count() == n_threads
+    child.end()
+    assert not alive(child.pid)
+
+
+def test_a_child_ends_that_left_its_stderr_to_another(run_here: RunHere) -> None:
+    os.kill(run_here(CASES, {"case": "started"})["pid"], signal.SIGKILL)
 
 
 def test_a_child_that_cannot_be_started_leaves_nothing_open() -> None:

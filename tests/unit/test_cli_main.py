@@ -61,6 +61,8 @@ def failing(monkeypatch):
         (ImportError("x.so: failed to map segment from shared object"), 1, "oallama: out of memory"),
         (DeviceError("no start: OpenBLAS error: Memory allocation still failed after"), 1, "oallama: out of memory"),
         (ModelFileError("m: insufficient memory (attempted to allocate 2 MB)"), 1, "oallama: out of memory"),
+        (SystemError("error return without exception set"), 1, "oallama: out of memory"),
+        (ModelFileError("m cannot be loaded: std::bad_alloc"), 1, "oallama: out of memory"),
         (PermissionError(13, "Permission denied", "/x"), 1, "oallama: Permission denied: /x"),
         (ZeroDivisionError("division"), 1, "oallama: internal error, please report it: ZeroDivisionError: division"),
         (DeviceError("\x1b[31mred"), 1, "oallama: \\x1b[31mred"),
