@@ -14,10 +14,11 @@ import queue
 import socket
 import struct
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from ggml_bridge.threads import Thread
 
 _AcceptFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)
 
@@ -57,7 +58,7 @@ class Guard:
         if not self._listening:
             try:
                 own = socket.socket(fileno=os.dup(listener))
-                threading.Thread(target=self._accept, args=(own,), daemon=True).start()
+                Thread(target=self._accept, args=(own,), daemon=True).start()
             except (OSError, RuntimeError, MemoryError):
                 return -1
             self._listening = True

@@ -26,6 +26,7 @@ from ggml_bridge.errors import BridgeError
 from ggml_bridge.ffi import encode
 from ggml_bridge.rpc import probe
 from ggml_bridge.rpc_guard import Guard
+from ggml_bridge.threads import Thread
 
 _BIND_ATTEMPTS = 5
 _POLL_S = 0.2
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     guard = None
     if options.parent_pid is not None:
         guard = Guard(options.parent_pid)
-        threading.Thread(target=_leave_with, args=(options.parent_pid,), daemon=True).start()
+        Thread(target=_leave_with, args=(options.parent_pid,), daemon=True).start()
         signal.signal(
             signal.SIGINT, signal.SIG_IGN
         )  # Ctrl-C is for the parent, who still needs this worker to end well
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         for _ in range(_BIND_ATTEMPTS if options.port == 0 else 1):
             port = _choose_port(options.host, options.port)
             endpoint, over = f"{options.host}:{port}", threading.Event()
-            threading.Thread(target=_announce, args=(endpoint, port, guarded, ready_fd, over), daemon=True).start()
+            Thread(target=_announce, args=(endpoint, port, guarded, ready_fd, over), daemon=True).start()
             try:
                 bridge.native.call("gb_rpc_serve", encode(endpoint), options.threads)
             except BridgeError as error:
@@ -99,15 +100,19 @@ def _choose_port(host: str, port: int) -> int:
 
 def _announce(endpoint: str, port: int, guarded: bool, ready_fd: int, over: threading.Event) -> None:
     """Writes the endpoint once this process answers a handshake there, unless serving is over before."""
-    while not over.is_set():
-        with contextlib.suppress(BridgeError):
-            probe(endpoint, timeout_s=1.0)
-            if _listens(port) and not over.is_set():
-                answer = {"endpoint": endpoint, "pid": os.getpid(), "guarded": guarded}
-                os.write(ready_fd, (json.dumps(answer) + "\n").encode())
-                os.close(ready_fd)
-                return
-        time.sleep(0.01)
+    try:
+        while not over.is_set():
+            with contextlib.suppress(BridgeError):
+                probe(endpoint, timeout_s=1.0)
+                if _listens(port) and not over.is_set():
+                    answer = {"endpoint": endpoint, "pid": os.getpid(), "guarded": guarded}
+                    os.write(ready_fd, (json.dumps(answer) + "\n").encode())
+                    os.close(ready_fd)
+                    return
+            time.sleep(0.01)
+    except Exception as error:  # memory that is refused; whoever waits for the line shall not wait in vain
+        print(f"rpc_server: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def _listens(port: int) -> bool:

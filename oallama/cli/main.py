@@ -53,9 +53,11 @@ OUT_OF_MEMORY = "out of memory; use a smaller model, a shorter context (-c) or a
 LIBRARIES_BYTES = 128 << 20  # of address space that numpy and llama.cpp take; 108 MiB were measured
 
 _MEMORY_REFUSED = (
+    "MemoryError",  # of a child
     "can't start new thread",  # Python, without memory for a stack
     "returned NULL without setting an exception",  # Python, whose MemoryError was lost
     "error return without exception set",  # Python too, of a module in C
+    "unknown encoding: idna",  # Python, which could not load its own module
     "std::bad_alloc",  # llama.cpp, which blames the file
     "failed to map segment from shared object",  # the dynamic linker
     "Memory allocation still failed",  # OpenBLAS, which then ends the process

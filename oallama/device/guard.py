@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeVar
 
+from ggml_bridge.threads import Thread
 from oallama.core.errors import DeviceError, UsageError
 from oallama.device import rpc_abort
 from oallama.device.interrupt import HeldInterrupt, held_interrupt
@@ -92,7 +93,7 @@ class Guard:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stop = threading.Event()  # of the call in flight: nobody waits for it any more
         self._busy = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name=f"oallama-{name}", daemon=True)
+        self._thread = Thread(target=self._work, name=f"oallama-{name}", daemon=True)
         self._thread.start()
 
     def beat(self) -> None:
@@ -218,6 +219,7 @@ class Guard:
     def _next(self, results: queue.SimpleQueue[Any], held: HeldInterrupt | None = None) -> Any:
         """The next result; an interrupt that is held is raised between two looks, never with a result in hand."""
         while True:
+            ended = not self._thread.is_alive()  # before the look: what it put last counts
             try:
                 result = results.get(timeout=POLL_S)
             except queue.Empty:
@@ -229,6 +231,8 @@ class Guard:
                 held.hand_on()
             if self.broke:
                 self._give_up("the connection to it broke", abort_to_come=False)
+            elif ended:
+                self._give_up("its thread is out of host memory", abort_to_come=False)
             elif not self.alive():
                 self._give_up("it ended or stopped answering")
             elif self._silent_s > self._stall_s:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+from ggml_bridge.threads import Thread
+
 
 class HeldInterrupt:
     """A Ctrl-C that may have arrived. before: who handled it until now, and gets it in the end."""
@@ -73,7 +75,7 @@ def drop_no_interrupt() -> None:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             before(unraisable)
             return
-        threading.Thread(target=_interrupt_behind, args=(hook,), daemon=True).start()
+        Thread(target=_interrupt_behind, args=(hook,), daemon=True).start()
 
     sys.unraisablehook = hook
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ggml_bridge.threads import Thread
 from oallama import __version__
 from oallama.core.codec import from_json, to_json
 from oallama.core.profile import Profile
@@ -128,7 +129,7 @@ class Watchdog:
         self._stall_s = stall_s
         self._silent_s = 0.0  # since the last beat
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread = Thread(target=self._watch, daemon=True)
 
     def beat(self) -> None:
         self._silent_s = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from ggml_bridge.threads import Thread
 from oallama.core.errors import OallamaError
 from oallama.device.guard import Runner
 from oallama.run.turns import Turns
@@ -22,7 +23,7 @@ class IdleWork:
         self._kept: Step | None = None
         self._changed = threading.Lock()
         self._wanted = self._stops = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self.failure = ""
         """Why it has ended for good."""
 
@@ -31,7 +32,7 @@ class IdleWork:
         with self._changed:
             self._wanted = not self._stops and not self.failure
             if self._wanted and self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="oallama-idle", daemon=True)
+                self._thread = Thread(target=self._work, name="oallama-idle", daemon=True)
                 self._thread.start()
 
     def stop(self) -> None:

@@ -15,7 +15,15 @@ import pytest
 
 from oallama.cli import main as cli_main
 from oallama.cli import output
-from oallama.core.errors import DeviceError, DoesNotFit, ModelFileError, PlanError, ProfileError, UsageError
+from oallama.core.errors import (
+    DeviceError,
+    DoesNotFit,
+    ModelFileError,
+    OallamaError,
+    PlanError,
+    ProfileError,
+    UsageError,
+)
 from oallama.place.decide import FIT, POLICIES
 
 
@@ -56,6 +64,7 @@ def failing(monkeypatch):
             "oallama: the model needs 3 GiB on CUDA0 but only 1 GiB may be used",
         ),
         (MemoryError(), 1, "oallama: out of memory"),
+        (OallamaError("MemoryError: "), 1, "oallama: out of memory"),
         (RuntimeError("can't start new thread"), 1, "oallama: out of memory"),
         (OSError(12, "Cannot allocate memory"), 1, "oallama: out of memory"),
         (ImportError("x.so: failed to map segment from shared object"), 1, "oallama: out of memory"),
