@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -27,14 +25,7 @@ from oallama.cli.placement import PlacementOptions, expected, placement_options
 from oallama.cli.projector import ProjectorOptions, projector_options
 from oallama.cli.routing import learn_experts_option
 from oallama.cli.tune import tune_command
-from oallama.core.errors import OallamaError, UsageError
-
-if TYPE_CHECKING:
-    from oallama.core.types import Workload
-    from oallama.placer import Placer
-    from oallama.plan.plan import Plan
-    from oallama.report.placement import Served
-    from oallama.serve.supervisor import Launch
+from oallama.core.errors import UsageError
 
 KEY_VARIABLE = "OALLAMA_API_KEY"
 PROGRAM_VARIABLE = "OALLAMA_LLAMA_SERVER"
@@ -109,229 +100,35 @@ def command(
     if missing:
         raise UsageError(f"serve needs {', '.join(missing)}; install them: pip install 'oallama[serve]'")
     asked.check_depth(n_depth)
-    from oallama.placer import Placer
-    from oallama.serve.program import Settings, find_program, launch
+    from oallama.cli.served import Asked, served_model
+    from oallama.serve.program import Settings, find_program
     from oallama.serve.server import Placements, listen, serve
     from oallama.serve.tuning import Tune
-
-    def load(placer: Placer) -> Workload:
-        return placer.workload(n_prompt, n_gen, n_past=n_depth or 0)
 
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(listen(host, port, api_key))
         found = find_program(program)
-        if (planned := asked.planned(model)) is not None:
-            placer, plan = planned
-            _check_device(placer)
-            plan.check(placer.model, placer.operators)
-            plan = placer.as_asked(plan)
-            wanted = _timed(placer, plan, f"this is the plan of {asked.plan_file}, by policy {plan.policy}")
-            unknown = False
-        else:
-            placer = asked.placer(model)
-            _check_device(placer)
-            if (roomy := pictures.keeping_room(placer, load(placer))) != placer.options:
-                asked = replace(asked, options=roomy)
-                placer = Placer.of_file(model, asked.options, asked.profile)
-            wanted, unknown = _placed(placer, asked, load(placer), model)
-        named, device_lost = stack.enter_context(_device(placer))
-        projector = pictures.read()
-        uses_file, learned = stack.enter_context(_learning(placer, learn_experts))
-
-        def completed(served: Served) -> Served:
-            """With the device's name, the experts that are used by now, and a note of the projector."""
-            served = learned(named(served))
-            if projector is None:
-                return served
-            return replace(
-                served, plan=pictures.place(projector, served.plan, asked.plan_file is None).noted(served.plan)
-            )
-
-        wanted = completed(wanted)
+        served = stack.enter_context(
+            served_model(Asked(model, asked, pictures, n_prompt, n_gen, n_depth or 0, learn_experts))
+        )
+        placer = served.placer
         settings = Settings(
             n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
-            None if pooling == "none" else pooling,
+            None if pooling == "none" else pooling, cache_mib,
         )  # fmt: skip
-
-        if projector is not None:
-            talk(f"note: {wanted.plan.notes[-1]}")
-        on_cpu, placers = _on_cpu(placer, wanted), [placer]
-        on_cpu = None if on_cpu is None else completed(on_cpu)
-
-        def placed_anew() -> Served | None:
-            again = Placer.of_file(model, asked.options, asked.profile)
-            placers.append(again)
-            known = replace(asked, refresh_gate=False, tune="never")
-            served, unsettled = _placed(again, known, load(again), model)
-            return None if unsettled else completed(served)
-
-        tunable = asked.plan_file is None and asked.gate and asked.policy.is_auto and asked.options.n_batch is None
         tune = Tune(
-            tune_command(model, asked.options, n_prompt, n_gen, asked.profile, n_depth or 0), placed_anew,
-            float(idle_s) if asked.tune == "when-idle" and unknown else None,
+            tune_command(model, served.options, n_prompt, n_gen, asked.profile, n_depth or 0), served.found_anew,
+            float(idle_s) if asked.tune == "when-idle" and served.is_unknown else None,
         )  # fmt: skip
-
-        def started(served: Served, socket_path: Path) -> Launch:
-            lost = served is on_cpu
-            beside, limit = 0, cache_mib
-            chosen = settings
-            if projector is not None:
-                at = pictures.place(projector, served.plan, asked.plan_file is None)
-                chosen = replace(chosen, projector=projector.path, projector_on_device=at.on_device)
-                beside = 0 if at.on_device else at.n_bytes
-            if limit is None:
-                limit = _cache_mib(placers[-1], wanted if lost else served, lost, beside)
-            chosen = replace(chosen, cache_mib=limit)
-            return launch(
-                found, served.plan, placer.operators, placer.model.n_layer, placer.tensor_names, chosen, socket_path,
-                os.environ, uses_file,
-            )  # fmt: skip
-
         log = stack.enter_context(_log(log_file))
-        talk(f"oallama: {wanted.said}")
-        talk(f"oallama: {expected(placer, wanted.plan)}")
-        placements = Placements(
-            wanted, on_cpu, started, device_lost,
-            tune if tunable and placer.has_device else None,
+        talk(f"oallama: {served.wanted.said}")
+        talk(f"oallama: {expected(placer, served.wanted.plan)}")
+        offered = Placements(
+            served.wanted, served.on_cpu, partial(served.launch, program=found, settings=settings), served.device_lost,
+            tune if served.is_tunable else None,
         )  # fmt: skip
-        serve(sock, api_key, placements, lambda sentence: talk(sentence), log)
+        serve(sock, api_key, offered, talk, log)
     talk("oallama: the server has ended")
-
-
-def _cache_mib(placer: Placer, served: Served, device_lost: bool, beside: int) -> int | None:
-    """What llama-server may keep of prompts beside the model; None where the model's own needs are not known. beside:
-    bytes that are no plan's."""
-    from oallama.serve.program import STOCK_CACHE_MIB, prompt_cache_mib
-
-    try:
-        mib = prompt_cache_mib(max(0, placer.host_left(served.plan, device_lost) - beside))
-    except OallamaError:  # llama-server is about to say it better
-        return None
-    if mib < STOCK_CACHE_MIB and not device_lost:
-        talk(f"note: llama-server keeps at most {mib} MiB of prompts, as the host has no more left (--cache-ram)")
-    return mib
-
-
-def _check_device(placer: Placer) -> None:
-    if placer.device.is_emulated or placer.device.is_pair:
-        raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port, rpc-worker or none")
-
-
-def _placed(placer: Placer, asked: PlacementOptions, load: Workload, model: str) -> tuple[Served, bool]:
-    """What the policy makes, as `run` has it; and whether nothing was measured that it could follow."""
-    asked = replace(asked, tune="before" if asked.tune == "before" else "after")
-    plan, unknown = asked.made_plan(placer, load)
-    return _timed(placer, plan, _said(placer, asked, plan, unknown, model)), unknown
-
-
-def _said(placer: Placer, asked: PlacementOptions, plan: Plan, unknown: bool, model: str) -> str:
-    """What is served and why."""
-    if asked.policy.keeps_to_cpu(placer):
-        why = "there is no device" if not placer.has_device else "that was asked for"
-        return f"everything is on the CPU, as {why}"
-    if unknown:
-        return (
-            f"this is stock llama.cpp's own placement, as nothing was measured yet; `oallama tune {model}` measures "
-            "whether another one is faster"
-        )
-    if asked.gate and asked.policy.is_auto:
-        return f"this is what the gate let through after measuring: {plan.policy}"
-    return f"this is the placement of policy {plan.policy}, not measured against stock llama.cpp's"
-
-
-def _timed(placer: Placer, plan: Plan, said: str) -> Served:
-    """With predicted times, where the machine was measured."""
-    from oallama.report.placement import Served, work_times
-
-    served = Served(placer.model, placer.operators, plan, said)
-    try:
-        if placer.known_profile is None:
-            return served
-        simulation = placer.simulate(plan)
-    except OallamaError:  # nothing is priced that the server does not need
-        return served
-    predicted = plan.predicted or simulation.predicted
-    return replace(served, plan=replace(plan, predicted=predicted), times=work_times(simulation))
-
-
-@contextlib.contextmanager
-def _learning(placer: Placer, asked: bool) -> Iterator[tuple[Path | None, Callable[[Served], Served]]]:
-    """Where llama-server's plug-in leaves the uses of hot experts, which are kept at the end; and what puts those that
-    are used by what is known now into a placement."""
-    from oallama.core.errors import ProfileError
-    from oallama.profile.routing import unknown_routing
-    from oallama.profile.routing_store import read_routing, write_routing
-    from oallama.run.learned_experts import learned_plan
-    from oallama.serve.uses import with_uses
-
-    model = placer.model
-    if not asked or not model.n_expert:
-        yield None, lambda served: served
-        return
-    shape = (model.fingerprint, model.n_expert, model.n_expert_used)
-
-    def learned(served: Served) -> Served:
-        routing = read_routing(*shape) if any(p.hot_experts for p in served.plan.operators) else None
-        if routing is None:
-            return served
-        return replace(served, plan=learned_plan(served.plan, placer.operators, routing))
-
-    with tempfile.TemporaryDirectory(prefix="oallama-uses-") as folder:
-        file = Path(folder) / "uses"
-        try:
-            yield file, learned
-        finally:
-            before = read_routing(*shape) or unknown_routing(*shape)
-            after = with_uses(before, placer.operators, file)
-            if after != before:
-                try:
-                    write_routing(after)
-                except ProfileError as error:
-                    talk(f"warning: {error}")
-
-
-@contextlib.contextmanager
-def _device(placer: Placer) -> Iterator[tuple[Callable[[Served], Served], Callable[[], str | None]]]:
-    """What names the device of a placement as another program knows it, and why the device is known to be lost, if so.
-    A worker runs for the block."""
-    from oallama.device.rpc_worker import RpcWorker
-
-    def of(device: str) -> Callable[[Served], Served]:
-        def named(served: Served) -> Served:
-            plan = served.plan
-            uses = plan.device != "none" and (
-                plan.n_gpu_layers > 0 or any(p.cc < 1 or p.hot_experts for p in plan.operators)
-            )
-            return replace(served, plan=replace(plan, device=device if uses else "none"))
-
-        return named
-
-    spec = placer.device
-    if not spec.is_worker:
-        yield of(str(placer.known_device.spec if spec.kind == "auto" else spec)), lambda: None
-        return
-    worker = RpcWorker(spec)
-    if worker.warning:
-        talk(f"warning: {worker.warning}")
-    try:
-        lost = "its worker process does not answer"
-        yield of(f"rpc://{worker.endpoint}"), lambda: None if worker.alive() else lost
-    finally:
-        worker.kill()
-
-
-def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
-    """The same model without its device; None where it has none."""
-    from oallama.place.record import unmeasured_cpu_record
-    from oallama.plan.plan import Plan
-
-    if not placer.has_device:
-        return None
-    memory = wanted.plan.memory
-    weights = memory.weights_gpu + memory.weights_host
-    record = unmeasured_cpu_record(placer.model, placer.operators, wanted.plan.workload, weights)
-    plan = Plan.of(replace(record, attention=wanted.plan.attention))
-    return replace(wanted, plan=plan, said="everything is on the CPU, as the device was lost", times=())
 
 
 @contextlib.contextmanager

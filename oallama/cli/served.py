@@ -1,0 +1,211 @@
+"""The placements that `oallama serve` runs: what was asked for, the model without its device, what tuning finds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from oallama.cli.output import talk
+from oallama.cli.placement import PlacementOptions
+from oallama.cli.projector import ProjectorOptions
+from oallama.cli.serve_needs import Needs, needs_of
+from oallama.core.errors import OallamaError, UsageError
+from oallama.core.types import Workload
+from oallama.place.record import unmeasured_cpu_record
+from oallama.placer import Placer
+from oallama.plan.plan import Plan
+from oallama.report.placement import Served, work_times
+from oallama.serve.program import STOCK_CACHE_MIB, Settings, launch, prompt_cache_mib
+
+if TYPE_CHECKING:
+    from oallama.serve.supervisor import Launch
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a command line asks of the placement."""
+
+    model: str
+    placement: PlacementOptions
+    pictures: ProjectorOptions
+    n_prompt: int
+    n_gen: int
+    n_past: int
+    learn_experts: bool
+
+    def workload(self, placer: Placer) -> Workload:
+        return placer.workload(self.n_prompt, self.n_gen, n_past=self.n_past)
+
+
+@contextlib.contextmanager
+def served_model(asked: Asked) -> Iterator[ServedModel]:
+    """The worker that a placement may need runs for the block, and uses of experts are kept at its end. Raises what
+    reading, planning and measuring do."""
+    made = _planned(asked)
+    if made is None:
+        placer, asked = _with_room(asked)
+        made = _placed(asked, placer)
+    with needs_of(made.placer, asked.learn_experts) as needs:
+        yield ServedModel(asked, made, needs)
+
+
+class ServedModel:
+    """wanted: what was asked for. on_cpu: for when the device is lost; None where there is none. is_unknown: nothing
+    was measured that the policy could follow. options: as asked, with room for a projector."""
+
+    def __init__(self, asked: Asked, made: _Made, needs: Needs) -> None:
+        self.placer, self.is_unknown, self.device_lost = made.placer, made.is_unknown, needs.lost
+        self.options = asked.placement.options
+        self._asked, self._needs = asked, needs
+        self._projector = asked.pictures.read()
+        self._newest = made.placer
+        self.wanted = self._completed(made.served)
+        on_cpu = _on_cpu(made.placer, self.wanted)
+        self.on_cpu = None if on_cpu is None else self._completed(on_cpu)
+        if self._projector is not None:
+            talk(f"note: {self.wanted.plan.notes[-1]}")
+
+    @property
+    def is_tunable(self) -> bool:
+        """Whether measuring may find another one."""
+        asked = self._asked.placement
+        is_free = asked.plan_file is None and asked.gate and asked.policy.is_auto and asked.options.n_batch is None
+        return is_free and self.placer.has_device
+
+    def found_anew(self) -> Served | None:
+        """What the policy makes of what is measured by now; None where that settles nothing. Raises OallamaError."""
+        known = replace(self._asked.placement, refresh_gate=False, tune="never")
+        self._newest = Placer.of_file(self._asked.model, self.options, known.profile)
+        again = _placed(replace(self._asked, placement=known), self._newest)
+        return None if again.is_unknown else self._completed(again.served)
+
+    def launch(self, served: Served, socket_path: Path, program: Path, settings: Settings) -> Launch:
+        """How llama-server is started with one of them. settings without a projector; cache_mib None: as much as the
+        host has left."""
+        n_beside = 0  # bytes of the host
+        if self._projector is not None:
+            at = self._asked.pictures.place(self._projector, served.plan, self._has_room)
+            settings = replace(settings, projector=self._projector.path, projector_on_device=at.on_device)
+            n_beside = 0 if at.on_device else at.n_bytes
+        if settings.cache_mib is None:
+            settings = replace(settings, cache_mib=self._cache_mib(served, n_beside))
+        placer = self.placer
+        return launch(
+            program, served.plan, placer.operators, placer.model.n_layer, placer.tensor_names, settings, socket_path,
+            os.environ, self._needs.uses_file,
+        )  # fmt: skip
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether plans are made with room for a projector that is asked for."""
+        return self._asked.placement.plan_file is None
+
+    def _completed(self, served: Served) -> Served:
+        """With the device's name, the experts that are used by now, and a note of the projector."""
+        served = self._needs.learned(self._needs.named(served))
+        if self._projector is None:
+            return served
+        at = self._asked.pictures.place(self._projector, served.plan, self._has_room)
+        return replace(served, plan=at.noted(served.plan))
+
+    def _cache_mib(self, served: Served, n_beside: int) -> int | None:
+        """What llama-server may keep of prompts beside the model and n_beside bytes; None where the model's own needs
+        are not known."""
+        is_lost = served is self.on_cpu
+        plan = self.wanted.plan if is_lost else served.plan
+        try:
+            mib = prompt_cache_mib(max(0, self._newest.host_left(plan, is_lost) - n_beside))
+        except OallamaError:  # llama-server is about to say it better
+            return None
+        if mib < STOCK_CACHE_MIB and not is_lost:
+            talk(f"note: llama-server keeps at most {mib} MiB of prompts, as the host has no more left (--cache-ram)")
+        return mib
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A placement, and by which placer. is_unknown: as Placements."""
+
+    placer: Placer
+    served: Served
+    is_unknown: bool
+
+
+def _planned(asked: Asked) -> _Made | None:
+    """As a plan's file says; None where none was named."""
+    planned = asked.placement.planned(asked.model)
+    if planned is None:
+        return None
+    placer, plan = planned
+    _check_device(placer)
+    plan.check(placer.model, placer.operators)
+    plan = placer.as_asked(plan)
+    said = f"this is the plan of {asked.placement.plan_file}, by policy {plan.policy}"
+    return _Made(placer, _timed(placer, plan, said), False)
+
+
+def _with_room(asked: Asked) -> tuple[Placer, Asked]:
+    """A placer, and what is asked for then, with room on the device for the projector where that was asked for."""
+    placer = asked.placement.placer(asked.model)
+    _check_device(placer)
+    roomy = asked.pictures.keeping_room(placer, asked.workload(placer))
+    if roomy == placer.options:
+        return placer, asked
+    asked = replace(asked, placement=replace(asked.placement, options=roomy))
+    return Placer.of_file(asked.model, roomy, asked.placement.profile), asked
+
+
+def _placed(asked: Asked, placer: Placer) -> _Made:
+    """As the policy says, which is what `run` has."""
+    options = replace(asked.placement, tune="before" if asked.placement.tune == "before" else "after")
+    plan, is_unknown = options.made_plan(placer, asked.workload(placer))
+    return _Made(placer, _timed(placer, plan, _said(placer, asked, plan, is_unknown)), is_unknown)
+
+
+def _check_device(placer: Placer) -> None:
+    if placer.device.is_emulated or placer.device.is_pair:
+        raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port, rpc-worker or none")
+
+
+def _said(placer: Placer, asked: Asked, plan: Plan, is_unknown: bool) -> str:
+    """What is served and why."""
+    options = asked.placement
+    if options.policy.keeps_to_cpu(placer):
+        why = "there is no device" if not placer.has_device else "that was asked for"
+        return f"everything is on the CPU, as {why}"
+    if is_unknown:
+        return (
+            f"this is stock llama.cpp's own placement, as nothing was measured yet; `oallama tune {asked.model}` "
+            "measures whether another one is faster"
+        )
+    if options.gate and options.policy.is_auto:
+        return f"this is what the gate let through after measuring: {plan.policy}"
+    return f"this is the placement of policy {plan.policy}, not measured against stock llama.cpp's"
+
+
+def _timed(placer: Placer, plan: Plan, said: str) -> Served:
+    """With predicted times, where the machine was measured."""
+    served = Served(placer.model, placer.operators, plan, said)
+    try:
+        if placer.known_profile is None:
+            return served
+        simulation = placer.simulate(plan)
+    except OallamaError:  # nothing is priced that the server does not need
+        return served
+    predicted = plan.predicted or simulation.predicted
+    return replace(served, plan=replace(plan, predicted=predicted), times=work_times(simulation))
+
+
+def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
+    """The same model without its device; None where it has none."""
+    if not placer.has_device:
+        return None
+    memory = wanted.plan.memory
+    weights = memory.weights_gpu + memory.weights_host
+    record = unmeasured_cpu_record(placer.model, placer.operators, wanted.plan.workload, weights)
+    plan = Plan.of(replace(record, attention=wanted.plan.attention))
+    return replace(wanted, plan=plan, said="everything is on the CPU, as the device was lost", times=())
