@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Run the tests again and again, and tell which of them do not pass every time.
 
-    python scripts/flaky.py -n 20                      # the whole suite, 20 times
+    python scripts/flaky.py -n 20                      # the whole suite as scripts/test runs it, 20 times
     python scripts/flaky.py -n 10 --busy 2             # beside two busy loops for each core
     python scripts/flaky.py -n 50 tests/unit/test_child.py
 
-What is behind the options goes to pytest. The number of a run, counted from --first, is the seed of what its tests draw
-(OALLAMA_TEST_SEED).
-Runs are kept in build/test/flaky.json as they end, and the same command goes on until there are so many. Exit status:
-0 no failure, 1 failures, 2 a run that tested nothing, 130 interrupted.
+What is behind the options goes to pytest, which then runs alone. Each run has a seed, from --first on, for what its
+tests draw (OALLAMA_TEST_SEED).
+A line of JSON is appended to build/test/flaky.jsonl as a run ends, and the same command goes on until there are so many.
+Several at once share that file (-o): each in a clone of its own, with seeds of its own. Exit status: 0 no failure,
+1 failures, 2 a run that tested nothing, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+WHOLE = [ROOT / "build" / "test" / name for name in ("pytest.xml", "pytest-beside.xml")]
+"""What scripts/test leaves: the results of both of its halves."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,50 +39,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("-n", type=int, default=20, metavar="N", help="runs in all [20]")
     parser.add_argument("--busy", type=float, default=0.0, metavar="X", help="busy loops beside, for each core [0]")
-    parser.add_argument("--first", type=int, default=1, metavar="SEED", help="of the first run [1]")
-    parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "test" / "flaky.json")
+    parser.add_argument("--first", type=int, default=1, metavar="SEED", help="the least seed [1]")
+    parser.add_argument("-o", "--output", type=Path, default=ROOT / "build" / "test" / "flaky.jsonl")
     options, of_pytest = parser.parse_known_args(arguments)
-    identity = {"busy": options.busy, "arguments": of_pytest}
     try:
-        record = json.loads(options.output.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        record = {}
-    if {key: record.get(key) for key in identity} != identity:
-        record = {**identity, "cores": os.cpu_count(), "runs": []}
-    try:
-        while len(record["runs"]) < options.n:
+        while len(runs := _runs(options.output, options.busy, of_pytest)) < options.n:
+            used = {run["seed"] for run in runs}
+            seed = next(n for n in range(options.first, options.first + len(used) + 1) if n not in used)
             with busy(round(options.busy * (os.cpu_count() or 1))):
-                run = one_run(of_pytest, options.first + len(record["runs"]))
+                run = {**_circumstances(options.busy, of_pytest), "seed": seed, **one_run(of_pytest, seed)}
             if not run["tests"]:
                 print(f"flaky: pytest ended with {run['exit_code']} and tested nothing", file=sys.stderr)
                 return 2
-            record["runs"].append(run)
-            _write(options.output, record)
-            print(
-                f"{len(record['runs'])}: {run['tests']} tests in {run['seconds']} s, failed: {run['failed']}",
-                flush=True,
-            )
+            options.output.parent.mkdir(parents=True, exist_ok=True)
+            with options.output.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(run) + "\n")
+            print(f"seed {seed}: {run['tests']} tests in {run['seconds']} s, failed: {run['failed']}", flush=True)
     except KeyboardInterrupt:
         print("flaky: interrupted; the same command goes on", file=sys.stderr)
         return 130
-    print(told(record))
-    return int(any(run["failed"] for run in record["runs"]))
+    print(summary(runs))
+    return int(any(run["failed"] for run in runs))
 
 
 def one_run(arguments: Sequence[str], seed: int) -> dict[str, Any]:
-    """Of pytest: seconds, exit code, how many tests there were, and the names of those that failed."""
+    """Seconds, exit code, how many tests there were, and the names of those that failed; of the suite also its checks."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="flaky-") as folder:
-        results = Path(folder) / "results.xml"
-        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={results}", *arguments]
+        alone = Path(folder) / "results.xml"
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={alone}", *arguments]
+        results = [alone]
+        if not arguments:
+            command, results = [str(ROOT / "scripts" / "test")], WHOLE
         seeded = {**os.environ, "OALLAMA_TEST_SEED": str(seed)}
         code = subprocess.run(command, cwd=ROOT, env=seeded, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode
-        cases = list(ElementTree.parse(results).iter("testcase")) if results.is_file() else []
+        cases = [case for file in results if file.is_file() for case in ElementTree.parse(file).iter("testcase")]
     failed = sorted(
         f"{case.get('classname')}::{case.get('name')}"
         for case in cases
         if case.find("failure") is not None or case.find("error") is not None
     )
+    if code and cases and not failed:
+        failed = [f"no test, but the exit status is {code}"]
     seconds = round(time.monotonic() - begin, 1)
     return {"seconds": seconds, "exit_code": code, "tests": len(cases), "failed": failed}
 
@@ -97,21 +98,33 @@ def busy(n: int) -> Iterator[None]:
             process.wait()
 
 
-def told(record: dict[str, Any]) -> str:
+def summary(runs: Sequence[dict[str, Any]]) -> str:
     """How many runs failed, and how often each test did."""
-    runs = record["runs"]
     counts = Counter(name for run in runs for name in run["failed"])
     n_failed = sum(bool(run["failed"]) for run in runs)
-    lines = [
-        f"{n_failed} of {len(runs)} runs failed ({record['busy']:g} busy loops for each of {record['cores']} cores)"
-    ]
+    beside = "{busy:g} busy loops for each of {cores} cores".format(**runs[-1])
+    lines = [f"{n_failed} of {len(runs)} runs failed ({beside})"]
     return "\n".join([*lines, *(f"{count:4} × {name}" for name, count in counts.most_common())])
 
 
-def _write(path: Path, record: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.with_suffix(".tmp").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    path.with_suffix(".tmp").replace(path)
+def _circumstances(loops: float, arguments: list[str]) -> dict[str, Any]:
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    load = round(os.getloadavg()[0], 1)
+    machine = {"cores": os.cpu_count(), "load_before": load}
+    return {"commit": commit, "began": began, **machine, "busy": loops, "arguments": arguments}
+
+
+def _runs(path: Path, loops: float, arguments: list[str]) -> list[dict[str, Any]]:
+    """Those of a file that were made with these busy loops and arguments; a line that was cut is passed over."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        with contextlib.suppress(ValueError):
+            run = json.loads(line)
+            if (run["busy"], run["arguments"]) == (loops, arguments):
+                found.append(run)
+    return found
 
 
 if __name__ == "__main__":
