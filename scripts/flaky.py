@@ -7,7 +7,7 @@
 
 What is behind the options goes to pytest, which then runs alone. Each run has a seed, from --first on, for what its
 tests draw (OALLAMA_TEST_SEED).
-A line of JSON is appended to build/test/flaky.jsonl as a run ends, and the same command goes on until there are so many.
+A run that ends appends a line of JSON to build/test/flaky.jsonl, and the same command goes on until there are so many.
 Several at once share that file (-o): each in a clone of its own, with seeds of its own. Exit status: 0 no failure,
 1 failures, 2 a run that tested nothing, 130 interrupted.
 """
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def one_run(arguments: Sequence[str], seed: int) -> dict[str, Any]:
-    """Seconds, exit code, how many tests there were, and the names of those that failed; of the suite also its checks."""
+    """Seconds, exit code, how many tests there were, and the names of those that failed; of the suite its checks too."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="flaky-") as folder:
         alone = Path(folder) / "results.xml"

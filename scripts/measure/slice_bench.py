@@ -17,6 +17,7 @@ from ggml_bridge.split import Span, TraceOf
 from oallama import Placer, Plan
 from oallama.core.types import PLAIN_LAYOUT, FlashAttention, StreamSettings, Workload
 from oallama.cost.block_cost import BlockCost, Cut
+from oallama.cost.blocks import is_ffn
 from oallama.cost.timeline import PAPER
 from oallama.device.load_params import load_bridge
 from oallama.place.cuts import n_g_at
@@ -60,7 +61,7 @@ class Bench:
         for layouts in self.slicer.blocks(self.on_cpu):
             fastest = min(layouts.values(), key=lambda b: b.gemms.cpu_s(1.0, 1))
             extent, step = fastest.block.extent, fastest.block.step
-            cc = extent if gg + cg == 0 or not fastest.takes_n_g else round((1 - gg - cg) * extent / step) * step
+            cc = extent if gg + cg == 0 or not self.cuts(fastest) else round((1 - gg - cg) * extent / step) * step
             streamed = min(round(cg * extent / step) * step, extent - cc) if cc < extent else 0
             if gg < 0.5 / (extent / step):
                 streamed = extent - cc
@@ -71,6 +72,22 @@ class Bench:
         weights = sum(block.block.bytes * cut.gg // block.block.extent for block, cut in made)
         staging = staging_bytes(made, self.slicer.on.streaming, self.load.n_ubatch, n_g)
         return self.slicer.priced(made, table, twice, weights, staging)
+
+    def cuts(self, block: BlockCost) -> bool:
+        """Whether it is a layer's FFN, and not the output, attention or experts that have no slices."""
+        return block.takes_n_g and is_ffn(self.problem.operators[block.block.operators[0]])
+
+    def predicted_t_fin(self, plan: SlicePlan, n_tokens: int) -> float:
+        """Of the FFNs that see every token, in the last of three rounds."""
+        rounds = 1 if n_tokens > 1 else 3
+        ends = self.slicer.timeline(plan, n_tokens, rounds).block_ends_s
+        last = [0.0, *ends][-len(plan.layers) - 1 :]
+        n_g = n_g_at(plan.token_assignment, n_tokens)
+        return median(
+            last[i + 1] - last[i] - self.slicer.on.block_times(block, cut, n_tokens, n_g, 1).gap_s
+            for i, (block, cut) in enumerate(plan.layers)
+            if self.cuts(block) and (n_tokens == 1 or not block.outputs_only)
+        )
 
     def traced(self, plan: SlicePlan, of: TraceOf | None = None) -> list[Span]:
         """The steps of options.rounds runs, after one that is thrown away. of: what is watched; all that can be."""
@@ -120,18 +137,3 @@ def one_pass(spans: Sequence[Span], n_tokens: int) -> list[Span]:
 
 def busy(spans: Sequence[Span], steps: Sequence[str]) -> float:
     return sum(s.end_s - s.begin_s for s in spans if s.step in steps)
-
-
-def predicted_t_fin(plan: SlicePlan, slicer: Slicer, n_tokens: int) -> float:
-    """Of the FFNs that see every token, in the last of three rounds."""
-    rounds = 1 if n_tokens > 1 else 3
-    ends = slicer.timeline(plan, n_tokens, rounds).block_ends_s
-    n = len(plan.layers)
-    last = [0.0, *ends][-n - 1 :]
-    times = []
-    for i, (block, cut) in enumerate(plan.layers):
-        if block.takes_n_g and (n_tokens == 1 or not block.outputs_only):
-            n_g = n_g_at(plan.token_assignment, n_tokens)
-            gap = slicer.on.block_times(block, cut, n_tokens, n_g, 1).gap_s
-            times.append(last[i + 1] - last[i] - gap)
-    return median(times)

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from measure.measure import Measure, Step, add_common
-from measure.slice_bench import Bench, busy, one_pass, phases_of, predicted_t_fin, t_fin
+from measure.slice_bench import Bench, busy, one_pass, phases_of, t_fin
 from oallama.device.spec import parse_cpus
 from oallama.place.cuts import n_g_at
 
@@ -51,7 +51,7 @@ def _random(bench: Bench, cut: tuple[float, float, int], new_profile: bool) -> d
     plan = bench.sliced(gg, cg, n_g)
     spans = bench.traced(plan, of="caller")
     return {"r_gg": gg, "r_cg": cg, "n_g": n_g, **{
-        phase: {"predicted_s": predicted_t_fin(plan, bench.slicer, n_tokens),
+        phase: {"predicted_s": bench.predicted_t_fin(plan, n_tokens),
                 "samples_s": [t_fin(steps) for steps in phases_of(spans, n_tokens).values()]}
         for phase, n_tokens in zip(PHASES, (bench.load.n_prompt, 1), strict=True)
     }}  # fmt: skip
