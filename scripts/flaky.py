@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def one_run(arguments: Sequence[str], seed: int) -> dict[str, Any]:
-    """Seconds, exit code, how many tests there were, and the names of those that failed; of the suite its checks too."""
+    """Seconds, exit code, how many tests there were, and which of them failed; of the suite its checks too."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="flaky-") as folder:
         alone = Path(folder) / "results.xml"
