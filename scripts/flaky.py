@@ -81,8 +81,8 @@ def one_run(arguments: Sequence[str], seed: int) -> dict[str, Any]:
     )
     if code and cases and not failed:
         failed = [f"no test, but the exit status is {code}"]
-    seconds = round(time.monotonic() - begin, 1)
-    return {"seconds": seconds, "exit_code": code, "tests": len(cases), "failed": failed}
+    seconds, load = round(time.monotonic() - begin, 1), round(os.getloadavg()[2], 1)
+    return {"seconds": seconds, "load_15_min": load, "exit_code": code, "tests": len(cases), "failed": failed}
 
 
 @contextlib.contextmanager
@@ -111,9 +111,7 @@ def _circumstances(loops: float, arguments: list[str]) -> dict[str, Any]:
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    load = round(os.getloadavg()[0], 1)
-    machine = {"cores": os.cpu_count(), "load_before": load}
-    return {"commit": commit, "began": began, **machine, "busy": loops, "arguments": arguments}
+    return {"commit": commit, "began": began, "cores": os.cpu_count(), "busy": loops, "arguments": arguments}
 
 
 def _runs(path: Path, loops: float, arguments: list[str]) -> list[dict[str, Any]]:
