@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -117,6 +118,15 @@ class Environment:
         if found and (int(found[1]), int(found[2])) < (21, 3):  # the first that installs this project in editable mode
             run(console, step, [*self._pip("install"), "--upgrade", "pip"], env, "upgrading pip")
 
+    def install_packages(
+        self, console: Console, step: Step, requirements: str, hashed: bool, env: Mapping[str, str]
+    ) -> None:
+        """Install what is named. hashed: only if its hash is, and nothing that it needs but does not name."""
+        options = ["--require-hashes", "--no-deps"] if hashed else ["--prefer-binary"]
+        with requirements_file(requirements) as file:
+            command = [*self._pip("install"), *options, "--requirement", str(file)]
+            run(console, step, command, env, "installing packages")
+
     def install_wheel(self, console: Console, step: Step, wheel: Path, env: Mapping[str, str]) -> None:
         """Install a llama-cpp-python wheel in place of any other; its dependencies come with the project's."""
         command = [*self._pip("install"), "--no-deps", "--no-index", "--force-reinstall", str(wheel)]
@@ -125,13 +135,14 @@ class Environment:
     def install_project(
         self, console: Console, step: Step, extras: list[str], dependencies: bool, env: Mapping[str, str]
     ) -> None:
-        """Editable install of the project, which compiles the native bridge; `dependencies`: with what it needs."""
+        """Editable install of the project, which compiles the native bridge by tools that are there; `dependencies`:
+        with what it needs, of any version."""
         if self.name != DEFAULT:
             env = {**env, "SKBUILD_BUILD_DIR": str(self._native_build())}
         target = f"{self.root}[{','.join(extras)}]" if extras else str(self.root)
         # Never from source: llama-cpp-python was installed before, so a request for it would be a fault.
         options = ["--prefer-binary", "--only-binary", "llama-cpp-python"] if dependencies else ["--no-deps"]
-        command = [*self._pip("install"), "--verbose", *options, "--editable", target]
+        command = [*self._pip("install"), "--verbose", "--no-build-isolation", *options, "--editable", target]
         run(console, step, command, env, "installing oallama", cwd=self.root)
 
     def drop_native_build(self) -> None:
@@ -148,10 +159,20 @@ class Environment:
         return [str(self.python), "-m", "pip", verb]
 
 
+@contextmanager
+def requirements_file(requirements: str) -> Iterator[Path]:
+    """A file for pip's --requirement."""
+    with tempfile.TemporaryDirectory(prefix="oallama-setup-") as folder:
+        file = Path(folder, "requirements.txt")
+        file.write_text(requirements, encoding="utf-8")
+        yield file
+
+
 def python_with_pip(root: Path, env: Mapping[str, str], what: str) -> Path:
-    """The default environment's Python, or this one. Raises SetupError where neither has pip to fetch `what` with."""
+    """The default environment's Python, or this one. Raises SetupError where neither has pip, and the tools that build
+    llama-cpp-python, to fetch `what` with."""
     for python in (Environment(root).python, Path(sys.executable)):
-        if capture([str(python), "-m", "pip", "--version"], env) is not None:
+        if capture([str(python), "-c", "import pip, scikit_build_core"], env) is not None:
             return python
     raise SetupError(f"there is no pip to fetch {what} with: run python3 scripts/setup_env.py first")
 

@@ -45,8 +45,14 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "the Python package index cannot be reached: check the network, or name a mirror in PIP_INDEX_URL",
     ),
     (
+        r"DO NOT MATCH THE HASHES",
+        "the package index gave a package whose hash differs from the one that was looked at: name another index in "
+        "PIP_INDEX_URL",
+    ),
+    (
         r"No matching distribution found|Could not find a version that satisfies",
-        "the package index has no fitting version: check PIP_INDEX_URL and that this Python is supported",
+        "the package index has no fitting version: check PIP_INDEX_URL and that this Python is supported, "
+        "or set OALLAMA_UNLOCKED=1 for the versions that it has",
     ),
     (
         r"No CMAKE_CXX?_COMPILER could be found|is not able to compile a simple test program",

@@ -1,10 +1,11 @@
-"""Files of a build: written whole, unpacked once, and room for them on the disk."""
+"""Files of a build: written whole, unpacked once, whose they are, and room for them on the disk."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import stat
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -39,8 +40,14 @@ def once(mark: Path, text: str, work: Callable[[], None]) -> None:
 
 def stamp_of(archive: Path) -> str:
     """Tells an archive from another of its name."""
-    stat = archive.stat()
-    return f"{stat.st_size} {int(stat.st_mtime)}\n"
+    status = archive.stat()
+    return f"{status.st_size} {int(status.st_mtime)}\n"
+
+
+def is_own(status: os.stat_result, user: int) -> bool:
+    """Whether a file or folder belongs to this user or root, and nobody else may write to it."""
+    others = stat.S_IWOTH | (0 if status.st_gid == status.st_uid else stat.S_IWGRP)
+    return status.st_uid in (0, user) and not status.st_mode & others
 
 
 def need_space(folder: Path, n_bytes: int, shown: Path) -> None:

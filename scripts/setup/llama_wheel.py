@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -14,9 +15,11 @@ from pathlib import Path
 
 from .commands import run
 from .console import Console, Step
+from .environment import requirements_file
 from .errors import SetupError
-from .files import extract, need_space, write_json
+from .files import extract, is_own, need_space, write_json
 from .gpu import Backend
+from .locked import COMPILED_HERE, LOCK, read_lock
 from .machine import Compiler, Cpu, build_jobs, platform_tag
 
 DISK_BYTES = {"cpu": 2 * 10**9}  # free space a build needs; other back ends need more
@@ -102,7 +105,12 @@ class WheelStore:
         self.cache = cache
 
     def find(self, key: str) -> Path | None:
-        return next(iter(sorted((self.cache / "wheels" / key).glob("*.whl"))), None)
+        """Raises SetupError where somebody else could have put it there: what is in it runs as this user."""
+        wheel = next(iter(sorted((self.cache / "wheels" / key).glob("*.whl"))), None)
+        for path in (wheel, wheel.parent) if wheel else ():
+            if not is_own(path.stat(), os.getuid()):
+                raise SetupError(f"{path} can be changed by other users: remove it, and it is built again")
+        return wheel
 
     def read_outcome(self, key: str) -> dict[str, str]:
         """Layout -> result of the last self-test of this wheel; empty when it has not been tested."""
@@ -144,7 +152,16 @@ class WheelStore:
                 "TMPDIR": folder,
             }
             # pip's own cache names wheels by version alone, so a wheel for other flags could come out of it.
-            pip = [str(python), "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-cache-dir"]
+            pip = [
+                str(python),
+                "-m",
+                "pip",
+                "wheel",
+                "--verbose",
+                "--no-deps",
+                "--no-cache-dir",
+                "--no-build-isolation",
+            ]
             command = [*pip, "--wheel-dir", str(out), str(source)]
             run(console, step, command, build_env, f"building llama.cpp ({name})")
         if not any(out.glob("*.whl")):
@@ -166,8 +183,11 @@ def fetch_source(console: Console, step: Step, version: str, work: Path, python:
         return source
     draft = work / "sdist"
     shutil.rmtree(draft, ignore_errors=True)
-    pip = [str(python), "-m", "pip", "download", "--no-deps", "--no-binary", "llama-cpp-python", "--dest", str(draft)]
-    run(console, step, [*pip, f"llama-cpp-python=={version}"], env, "fetching the source of llama.cpp")
+    lock = read_lock(LOCK.read_text(encoding="utf-8"))
+    with requirements_file(lock.texts[COMPILED_HERE]) as file:
+        pip = [str(python), "-m", "pip", "download", "--no-deps", "--no-build-isolation", "--no-binary", COMPILED_HERE]
+        command = [*pip, "--require-hashes", "--dest", str(draft), "--requirement", str(file)]
+        run(console, step, command, env, "fetching the source of llama.cpp")
     package = next(draft.glob("*.tar.gz"), None)
     if package is None:
         raise SetupError(f"the package index gave no source of llama-cpp-python {version}: check PIP_INDEX_URL")

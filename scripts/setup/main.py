@@ -19,6 +19,7 @@ from .errors import SetupError, UsageError
 from .gpu import CHOICES, Backend, choose_backend, gpu_hint
 from .llama import LlamaInstaller, Machine, working_recipe
 from .llama_wheel import pinned_version
+from .locked import LOCK, PROJECT, TOOLS, read_lock
 from .machine import check_compiler, find_compiler, platform_tag, this_cpu
 
 VULKAN = ".venv-vulkan"
@@ -37,6 +38,8 @@ class Setup:
         self.extras = sorted(extras)
         self.environment = Environment(root, name)
         self.version = pinned_version((root / "pyproject.toml").read_text(encoding="utf-8"))
+        self.lock = read_lock(LOCK.read_text(encoding="utf-8"))
+        self.unlocked = machine.env.get("OALLAMA_UNLOCKED", "") not in ("", "0")
 
     def inputs(self) -> dict[str, str]:
         """Digests of everything that, when it changes, asks for some of the work to be done again."""
@@ -46,6 +49,7 @@ class Setup:
         return {
             "place": self.environment.place(),
             "project": digest_files(self.root, [self.root / "pyproject.toml"]),
+            "packages": digest_files(LOCK.parent, [LOCK]),
             "native": digest_files(self.root, native_sources(self.root)),
             "llama": hashlib.sha256(repr([*machine, *asked, self.version]).encode()).hexdigest()[:16],
         }
@@ -89,23 +93,38 @@ class Setup:
 
     def _install(self, old: Stamp | None, backend: Backend | None, extras: list[str], refresh: bool) -> Stamp:
         now = self.inputs()
-        dependencies = old is None or old.inputs["project"] != now["project"] or extras != old.extras
+        if old is None or extras != old.extras or any(old.inputs.get(of) != now[of] for of in ("project", "packages")):
+            self._install_packages(extras)
         if old is not None and backend is None:
-            self._install_project(extras, dependencies)
+            self._install_project(extras)
             return Stamp(now, extras, old.wheel, old.backend, old.layouts, old.notes)
         assert backend is not None
         self.environment.drop_stamp()
         self.environment.drop_native_build()
         installer = LlamaInstaller(self.console, self.environment, self.machine, self.version)
-        made = installer.install(backend, lambda: self._install_project(extras, dependencies), refresh)
+        made = installer.install(backend, lambda: self._install_project(extras), refresh)
         return Stamp(now, extras, made.wheel, made.backend, made.layouts, made.notes)
 
-    def _install_project(self, extras: list[str], dependencies: bool) -> None:
+    def _install_packages(self, extras: list[str]) -> None:
+        """What the project, its build and these extras need: as locked.txt has it, or with OALLAMA_UNLOCKED=1 whatever
+        the package index has."""
+        groups = [PROJECT, TOOLS, *extras]
+        if self.unlocked:
+            what, requirements = "packages of any version, unchecked", self.lock.unlocked(groups)
+        else:
+            what, requirements = "packages that are known by their hashes", self.lock.requirements(groups)
+        with self.console.step("packages", f"installing {what}") as step:
+            self.environment.install_packages(self.console, step, requirements, not self.unlocked, self.machine.env)
+            step.result = f"installed {what}"
+
+    def _install_project(self, extras: list[str]) -> None:
+        """With what extras need that are not locked."""
+        unlocked = self.unlocked or not set(extras) <= set(self.lock.given)
         env = {name: value for name, value in self.machine.env.items() if name != "CMAKE_ARGS"}  # llama.cpp's, not ours
         env.update(CC=self.machine.compiler.cc, CXX=self.machine.compiler.cxx)
-        what = "oallama, its native bridge and what they need" if dependencies else "oallama and its native bridge"
+        what = "oallama and its native bridge"
         with self.console.step("oallama", f"installing {what}") as step:
-            self.environment.install_project(self.console, step, extras, dependencies, env)
+            self.environment.install_project(self.console, step, extras, unlocked, env)
             step.result = f"installed {what}"
 
 
