@@ -15,7 +15,6 @@ from oallama.bench.records import (
     ArmSpec,
     BenchResult,
     BenchTest,
-    Cap,
     LoadReport,
     Sample,
     Series,
@@ -55,7 +54,6 @@ class Bench:
     operators: tuple[Operator, ...]
     n_layer: int
     n_blocks: int = 3
-    cap: Cap = field(default_factory=Cap)
     resident: bool | None = None
     delay_s: float = 0.0  # before each turn
     deadline: Deadline | None = None
@@ -191,7 +189,7 @@ class _Session:
             ArmResult(
                 arm.spec,
                 report,
-                problems(arm.spec, report, bench.operators, bench.n_layer, bench.cap),
+                problems(arm.spec, report, bench.operators, bench.n_layer),
                 same.get(arm.spec.name),
                 arm.idle_cpu_s / arm.others_s if arm.others_s else 0.0,
             )
@@ -201,7 +199,6 @@ class _Session:
             operators=bench.operators,
             arms=arms,
             series=self._series,
-            cap=bench.cap,
             started=self._started,
             resident=self._resident,
             warnings=(*self._notes, *findings(arms, self._series)),

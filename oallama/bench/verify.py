@@ -22,14 +22,12 @@ BUSY_IDLE = 0.05  # CPUs' worth of time that an arm may use while it is not its 
 TREND_P, TREND_CHANGE = 0.01, 0.05
 
 
-def problems(
-    spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n_layer: int, cap: Cap
-) -> tuple[str, ...]:
+def problems(spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n_layer: int) -> tuple[str, ...]:
     """Sentences on what the arm did other than it says; empty where it did as it says and kept to the cap."""
     return (
         *_backend_problems(spec, report),
         *_placement_problems(spec, report, operators, n_layer),
-        *_cap_problems(report, operators, cap),
+        *_cap_problems(report, operators, spec.setting.cap),
     )
 
 

@@ -162,7 +162,7 @@ def command(
       oallama bench model.gguf --stock-args "-ngl 20 -fa on" --arms auto -pg 512,128 -d 4096
     """
     from oallama.bench.arms import ArmMaker
-    from oallama.bench.prepare import bench_tests, default_arms, memory_cap, prepare, shared_setting
+    from oallama.bench.prepare import bench_tests, default_arms, prepare, shared_setting
     from oallama.gate.run import gated_arm
     from oallama.place.decide import Rules
     from oallama.placer import Placer
@@ -180,7 +180,7 @@ def command(
     setting = shared_setting(placer, tests, cpus or (), seed)
     auto = partial(gated_arm, refresh=refresh_gate) if gate else None
     with bench_progress(progress) as shown:
-        maker = ArmMaker(placer, setting, memory_cap(placer, setting), tests, rules, shown, auto)
+        maker = ArmMaker(placer, setting, tests, rules, shown, auto)
         bench = prepare(
             maker,
             arms or default_arms(placer),

@@ -109,10 +109,9 @@ def _limits(options: Options) -> list[str]:
 
 def _fit(placer: Placer, load: Workload) -> Plan:
     from oallama.bench.fit_plan import fit_plan
-    from oallama.bench.prepare import memory_cap, setting_of
+    from oallama.bench.prepare import setting_of
 
-    setting = setting_of(placer, load.n_ctx, load.n_ubatch)
-    return fit_plan(placer, load, setting, memory_cap(placer, setting))
+    return fit_plan(placer, load, setting_of(placer, load.n_ctx, load.n_ubatch))
 
 
 def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:

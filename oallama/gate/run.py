@@ -11,7 +11,7 @@ from oallama.bench.ab import Bench, Progress, quiet, run_bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
 from oallama.bench.deadline import Deadline
 from oallama.bench.fit_plan import stock_plan
-from oallama.bench.prepare import memory_cap, setting_of
+from oallama.bench.prepare import setting_of
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, StockPlacement
 from oallama.bench.schedule import Done
 from oallama.gate.key import Key, gate_key
@@ -64,8 +64,7 @@ def gated_plan(
     planning and measuring raise.
     """
     setting = setting_of(placer, load.n_ctx, load.n_ubatch, cpus=cpus)
-    cap = memory_cap(placer, setting)
-    free = cap.device_bytes or 0
+    free = setting.cap.device_bytes or 0
     key = gate_key(placer, load)
     kept = None if refresh else _still_valid(read_kept(key), free)
     known = None if refresh else _remembered(placer, load, key, kept, free, attention_passes, near, budget_s)
@@ -73,7 +72,7 @@ def gated_plan(
         return known
     begin()
     start = clock()
-    maker = ArmMaker(placer, setting, cap, progress=progress)
+    maker = ArmMaker(placer, setting, progress=progress)
     stock = maker.make(stock_name(placer))
     assert stock.stock is not None
     progress("plan")
@@ -89,9 +88,7 @@ def gated_plan(
     deadline = Deadline(max(start + budget_s, clock() + (1 - PLANNING_SHARE) * budget_s), clock)
 
     def ask(arms: tuple[ArmSpec, ...], test: BenchTest, n_blocks: int, done: Done) -> BenchResult:
-        bench = Bench(
-            arms, (test,), placer.operators, placer.model.n_layer, n_blocks, cap=cap, deadline=deadline, done=done
-        )
+        bench = Bench(arms, (test,), placer.operators, placer.model.n_layer, n_blocks, deadline=deadline, done=done)
         return measure(bench, progress)
 
     contest.measure(stock, [maker.of_plan(name, plans[name]) for name in names], tests, ask)
@@ -119,7 +116,7 @@ def remembered(placer: Placer, load: Workload) -> Gated | None:
     """What gated_plan returns where it need not measure; None where it would. Raises what planning raises."""
     if placer.known_profile is None:
         return None
-    free = memory_cap(placer, setting_of(placer, load.n_ctx, load.n_ubatch)).device_bytes or 0
+    free = setting_of(placer, load.n_ctx, load.n_ubatch).cap.device_bytes or 0
     key = gate_key(placer, load)
     return _remembered(placer, load, key, _still_valid(read_kept(key), free), free, None, True, BUDGET_S)
 
@@ -127,7 +124,7 @@ def remembered(placer: Placer, load: Workload) -> Gated | None:
 def stock_at_once(placer: Placer, load: Workload) -> Plan:
     """Stock llama.cpp's own placement, which can do no harm, with nothing measured."""
     setting = setting_of(placer, load.n_ctx, load.n_ubatch)
-    stock = ArmMaker(placer, setting, memory_cap(placer, setting)).make(stock_name(placer)).stock
+    stock = ArmMaker(placer, setting).make(stock_name(placer)).stock
     assert stock is not None
     return stock_plan(placer, load, stock, priced=False)
 

@@ -16,7 +16,7 @@ from gguf_factory import write_gguf
 from processes import oallama
 
 from oallama.bench.arms import ArmMaker
-from oallama.bench.prepare import memory_cap, shared_setting
+from oallama.bench.prepare import shared_setting
 from oallama.bench.records import BenchTest
 from oallama.bench.verify import expected_shares
 from oallama.core.routing import LayerRouting, Routing
@@ -122,7 +122,7 @@ def test_the_command_line_and_bench_know_it(cache: Path) -> None:
     assert split >= {p.name for p in plan.operators if p.hot_experts}
     placer = Placer.load(path, device=EMULATED, profile=profile, gpu_weights=0.4, threads=1, n_ubatch=64)
     setting = shared_setting(placer, [BenchTest(16, 256)])
-    spec = ArmMaker(placer, setting, memory_cap(placer, setting), (BenchTest(16, 256),)).make("experts")
+    spec = ArmMaker(placer, setting, (BenchTest(16, 256),)).make("experts")
     shares = expected_shares(spec, placer.operators, N_LAYER)
     hot = next(p for p in Plan.from_json(dict(spec.plan or {}), "the arm").operators if p.hot_experts)
     assert shares[hot.name] == pytest.approx(len(hot.hot_experts) / N_EXPERT)
