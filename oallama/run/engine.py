@@ -18,14 +18,13 @@ from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
 from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
 from oallama.cost.tracker import BlockKey, BlockSeconds
 from oallama.device.cpu import default_threads
-from oallama.device.guard import STALL_S
 from oallama.device.host_memory import host_memory_bytes
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.opening import open_now
 from oallama.model.memory import memory_of, probe_memory
-from oallama.place.kept_cuts import Replan
 from oallama.plan.plan import Plan
+from oallama.run.behaviour import Behaviour
 from oallama.run.generate import (
     Generation,
     Piece,
@@ -37,7 +36,7 @@ from oallama.run.generate import (
 )
 from oallama.run.hot_experts import HotExperts
 from oallama.run.kv_cache import KvCache
-from oallama.run.learned_experts import Known, LearnedExperts, learned_plan
+from oallama.run.learned_experts import LearnedExperts, learned_plan
 from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_warning
 from oallama.run.replan import RunningReplan
 from oallama.run.routing import RoutingMeter
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ggml_bridge.routing import RoutingRecorder
-    from oallama.profile.routing import Traffic
     from oallama.run.placed_llama import PlacedLlama
 
 T = TypeVar("T")
@@ -77,14 +75,7 @@ class Engine:
     room than thought, more of the split operators is on the host, which `warnings` say. options: device, threads,
     context, KV cache and attention; the plan's where they ask for nothing. operators, tensor_names: read from the file
     when not given. probed: whether probe_memory was asked of this load; else it is asked here, since native code must
-    not see a file first in this process. progress: a bar on stderr where that is a
-    terminal. stall_s: a remote device that makes no progress for so long is given up. on_traffic: gets which experts
-    each generate and stream used, at its end: the prompt, and one of every record_every tokens decoded behind it; None:
-    nothing is recorded, and computing is not held up for it. replan: cuts that are kept beside the plan's, between
-    which the engine changes while it generates (place/replan.py); the plan's ledger says what they take. learn: hot
-    experts follow what is used: they begin with what is known, each generate and stream adds to that, and behind it
-    experts are exchanged in the background (run/learned_experts.py), which a next call ends within a piece of one
-    matrix.
+    not see a file first in this process. behaviour: fields of Behaviour.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
     memory), DeviceError, UsageError, BridgeError.
@@ -99,13 +90,10 @@ class Engine:
         operators: Sequence[Operator] | None = None,
         tensor_names: Sequence[str] | None = None,
         probed: bool = False,
-        progress: bool = True,
-        stall_s: float = STALL_S,
-        on_traffic: Callable[[Traffic], None] | None = None,
-        record_every: int = 1,
-        replan: Replan | None = None,
-        learn: Known | None = None,
+        **behaviour: Any,
     ) -> None:
+        own = Behaviour(**behaviour)
+        replan, learn = own.replan, own.learn
         self._turns = Turns()
         self._streams: list[weakref.ref[Generator[str, None, Generation]]] = []
         self._cache = KvCache()
@@ -144,11 +132,11 @@ class Engine:
         self._replan: RunningReplan | None = None
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""
-        self._on_traffic, self._record_every = on_traffic, record_every
+        self._behaviour = own
         self._recorder: RoutingRecorder | None = None
         device_now = open_now(spec)
         self.device = device_now.label
-        self._runner = runner_for(device_now, stall_s)
+        self._runner = runner_for(device_now, own.stall_s)
         loaded: list[Held] = []
         self._release = weakref.finalize(self, release, loaded, self._runner, device_now)
         try:
@@ -160,11 +148,11 @@ class Engine:
                 return split
 
             self._split = self._runner.call(opened)
-            if on_traffic is not None:
+            if own.on_traffic is not None:
                 self._recorder = load_bridge().routing()
                 loaded.append(self._recorder)
             self._llama = load_llama(
-                model, self._settings, device_now, self._runner, self._split, progress, loaded, self._recorder
+                model, self._settings, device_now, self._runner, self._split, own.progress, loaded, self._recorder
             )
             if self._split is not None:
                 may_move = self._split.take_planned_cuts()
@@ -300,7 +288,8 @@ class Engine:
             n_batches = -(-(len(tokens) - n_cached) // n_ubatch)
             meter = SplitMeter(self._split.stats, n_batches, beat) if self._split else None
             step = self._step(meter.beat if meter else beat)
-            recorded = RoutingMeter(self._recorder, n_batches, self._record_every, step) if self._recorder else None
+            every = self._behaviour.record_every
+            recorded = RoutingMeter(self._recorder, n_batches, every, step) if self._recorder else None
             step = recorded.beat if recorded else step
             running = self._runner.iterate(
                 lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, cache, step, stops)
@@ -314,8 +303,8 @@ class Engine:
             finally:
                 running.close()
                 self.split_stats = meter.run() if meter else None
-                if recorded is not None and self._on_traffic is not None:
-                    self._on_traffic(recorded.stop())
+                if recorded is not None and self._behaviour.on_traffic is not None:
+                    self._behaviour.on_traffic(recorded.stop())
                 if self._learned is not None and not self._turns.closed:
                     self._learned.count()
         return generation_of(made, len(tokens), start_s, n_cached)
