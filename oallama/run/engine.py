@@ -286,13 +286,21 @@ class Engine:
             n_cached = self._runner.call(lambda: cache.begin(context, tokens))
             stops, sampler = Stops(stop), Sampler(sampling, self._vocab)
             n_batches = -(-(len(tokens) - n_cached) // n_ubatch)
-            meter = SplitMeter(self._split.stats, n_batches, beat) if self._split else None
-            step = self._step(meter.beat if meter else beat)
-            every = self._behaviour.record_every
-            recorded = RoutingMeter(self._recorder, n_batches, every, step) if self._recorder else None
-            step = recorded.beat if recorded else step
+            meter = SplitMeter(self._split.stats, n_batches) if self._split else None
+            every, replan = self._behaviour.record_every, self._replan
+            recorded = RoutingMeter(self._recorder, n_batches, every) if self._recorder else None
+
+            def decoded() -> None:
+                beat()
+                if meter is not None:
+                    meter.beat()
+                if replan is not None:
+                    replan.beat(len(cache.tokens))
+                if recorded is not None:
+                    recorded.beat()
+
             running = self._runner.iterate(
-                lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, cache, step, stops)
+                lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, cache, decoded, stops)
             )
             made: list[Piece] = []
             try:
@@ -370,18 +378,6 @@ class Engine:
         """What each block of the split back end takes, by its cut, batch size and sequence length; empty unless the
         engine re-plans."""
         return self._replan.statistics if self._replan is not None else {}
-
-    def _step(self, beat: Callable[[], None]) -> Callable[[], None]:
-        """What is called after each decode."""
-        replan, cache = self._replan, self._cache
-        if replan is None:
-            return beat
-
-        def step() -> None:
-            beat()
-            replan.beat(len(cache.tokens))
-
-        return step
 
     @property
     def _context(self) -> int:

@@ -230,17 +230,15 @@ class SplitRun:
 class SplitMeter:
     """Reads the backend's counters where a generation begins, where its prompt ends, and at its last decode.
 
-    n_prompt_batches: micro-batches the prompt goes in by; `beat` is called after each and after each token's decode,
-    and passes it on.
+    n_prompt_batches: micro-batches the prompt goes in by; `beat` is called after each and after each token's decode.
     """
 
-    def __init__(self, stats: Callable[[], SplitStats], n_prompt_batches: int, pass_on: Callable[[], None]) -> None:
-        self._stats, self._n_prompt_batches, self._pass_on = stats, n_prompt_batches, pass_on
+    def __init__(self, stats: Callable[[], SplitStats], n_prompt_batches: int) -> None:
+        self._stats, self._n_prompt_batches = stats, n_prompt_batches
         self._n_beats = 0
         self._start = self._prompt_end = self._end = stats()
 
     def beat(self) -> None:
-        self._pass_on()
         self._n_beats += 1
         self._end = self._stats()
         if self._n_beats <= self._n_prompt_batches:
