@@ -150,7 +150,7 @@ def context_params(settings: LoadSettings) -> Any:
     from llama_cpp import llama_cpp as api
 
     params = api.llama_context_default_params()
-    apply_context(settings, settings.n_threads, params)
+    apply_context(settings, params)
     params.swa_full = False
     return params
 

@@ -207,7 +207,6 @@ class _Loader:
     def __call__(self, request: dict[str, Any], progress: Any) -> dict[str, Any]:
         from llama_cpp import llama_cpp as api
 
-        from oallama.device.cpu import default_threads
         from oallama.device.native_log import native_log
         from oallama.device.opening import device_pointer, open_device
 
@@ -221,7 +220,7 @@ class _Loader:
             placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
             model = self._model(settings, placement, lambda: load_refusal(settings.path, device, log.reason()))
             context_params = api.llama_context_default_params()
-            apply_context(settings, settings.n_threads or default_threads(), context_params)
+            apply_context(settings, context_params)
             context = api.llama_init_from_model(model, context_params)
             if not context:
                 raise load_refusal(settings.path, device, log.reason())

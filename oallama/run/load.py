@@ -92,7 +92,7 @@ def load_llama(
 
         def load() -> PlacedLlama:
             placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
-            llama = PlacedLlama.load(settings, placement, settings.n_threads, shown.callback, recorder)
+            llama = PlacedLlama.load(settings, placement, shown.callback, recorder)
             loaded.append(llama)
             return llama
 
