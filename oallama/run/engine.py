@@ -280,12 +280,12 @@ class Engine:
             check_tokens(tokens, self.n_vocab, self.n_ctx)
             if max_tokens < 0:
                 raise UsageError(f"{max_tokens} tokens cannot be generated; give 0 or more")
-            context, cache, n_ubatch, beat = self._context, self._cache, self._n_ubatch, self._runner.beat
+            context, cache, beat = self._context, self._cache, self._runner.beat
             if not reuse or self._llama.n_tokens:  # or somebody has kept the Llama and used it
                 self._forget()
             n_cached = self._runner.call(lambda: cache.begin(context, tokens))
             stops, sampler = Stops(stop), Sampler(sampling, self._vocab)
-            n_batches = -(-(len(tokens) - n_cached) // n_ubatch)
+            n_batches = -(-(len(tokens) - n_cached) // self._n_ubatch)
             meter = SplitMeter(self._split.stats, n_batches) if self._split else None
             every, replan = self._behaviour.record_every, self._replan
             recorded = RoutingMeter(self._recorder, n_batches, every) if self._recorder else None
@@ -299,9 +299,7 @@ class Engine:
                 if recorded is not None:
                     recorded.beat()
 
-            running = self._runner.iterate(
-                lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, cache, decoded, stops)
-            )
+            running = self._runner.iterate(lambda: pieces(context, tokens, max_tokens, sampler, cache, stops, decoded))
             made: list[Piece] = []
             try:
                 for piece in running:
@@ -326,8 +324,8 @@ class Engine:
         with self._going_on_idle(), self._turns.next(), self._turns.taken():
             check_tokens(checked, self.n_vocab, self.n_ctx)
             self._forget()
-            context, n_vocab, n_ubatch, beat = self._context, self.n_vocab, self._n_ubatch, self._runner.beat
-            return self._runner.call(lambda: teacher_forced_logits(context, checked, n_vocab, n_ubatch, beat))
+            context, beat = self._context, self._runner.beat
+            return self._runner.call(lambda: teacher_forced_logits(context, checked, beat))
 
     def call(self, function: Callable[[], T]) -> T:
         """function(), which may use `llama`'s model and context through llama.cpp's own interface, where this engine's

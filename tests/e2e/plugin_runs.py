@@ -76,8 +76,7 @@ class _Override(ctypes.Structure):
 
 def logits_of(context: Any, tokens: Sequence[int]) -> Logits:
     """Teacher-forced logits [n_tokens, n_vocab] of one sequence, in micro-batches."""
-    n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(api.llama_get_model(context)))
-    return teacher_forced_logits(context, tokens, n_vocab, N_UBATCH, lambda: None)
+    return teacher_forced_logits(context, tokens)
 
 
 def logits_of_sequences(
