@@ -148,6 +148,8 @@ fill_option = click.option(
     "not; paper: stop at the first that does not fit, gain or not.",
 )
 
+rules_options = as_record("rules", Rules, affinity_option, fill_option)
+"""The command gets `rules`, a Rules."""
 
 policy_option = click.option(
     "--policy", type=click.Choice([*POLICIES, FIT]), metavar="POLICY",
