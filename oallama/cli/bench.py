@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oallama.cli.bars import turn_bar
 from oallama.cli.bench_options import (
     DEFAULT_REPS,
     ResultOptions,
@@ -17,7 +18,6 @@ from oallama.cli.bench_options import (
     timed_options,
     turn_options,
 )
-from oallama.cli.bench_progress import bench_progress
 from oallama.cli.options import (
     CONTEXT,
     PLACEMENT,
@@ -104,7 +104,7 @@ def command(
     note_unused(placer)
     setting = shared_setting(placer, tests, turns.cpus or (), turns.seed)
     auto = partial(gated_arm, refresh=refresh_gate) if gate else None
-    with bench_progress(progress) as shown:
+    with turn_bar(progress) as shown:
         maker = ArmMaker(placer, setting, tests, rules, shown, auto)
         bench = prepare(
             maker,
