@@ -57,7 +57,7 @@ def _device(placer: Placer) -> Iterator[tuple[Change, Callable[[], str | None]]]
 
     spec = placer.device
     if not spec.is_worker:
-        yield of(str(placer.known_device.spec if spec.kind == "auto" else spec)), lambda: None
+        yield of(str(placer.found_device)), lambda: None
         return
     worker = RpcWorker(spec)
     if worker.warning:

@@ -144,9 +144,14 @@ class Placer:
 
     @property
     def has_device(self) -> bool:
-        """Whether there is a device to place on. Raises DeviceError and BridgeError, as `auto` looks for one."""
-        spec = self.known_device.spec if self.device.kind == "auto" else self.device
-        return not spec.is_none
+        """Whether there is a device to place on. Raises as found_device."""
+        return not self.found_device.is_none
+
+    @property
+    def found_device(self) -> DeviceSpec:
+        """The device that was asked for; of `auto`, the one that there is. Raises DeviceError and BridgeError, as
+        `auto` looks for one."""
+        return self.known_device.spec if self.device.kind == "auto" else self.device
 
     @cached_property
     def known_device(self) -> KnownDevice:
