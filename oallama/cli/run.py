@@ -93,7 +93,7 @@ def command(
         start(found, most, asked, answers)
         return
     text = read_prompt(text, of_file=prompt_file is not None)
-    drawn = answers.sampling.arguments()
+    sampling = answers.sampling.sampling()
     model = None if model is None else model_file(model)
     if (found_plan := asked.planned(model)) is not None:
         placer, plan = found_plan
@@ -120,7 +120,7 @@ def command(
         if tokens is None:
             tokens = given.tokens(loaded)
         most = loaded.n_ctx if n_gen == WITHOUT_END else n_gen
-        stream = loaded.stream(tokens, max_tokens=most, **drawn)
+        stream = loaded.stream(tokens, max_tokens=most, stop=answers.sampling.stop, **asdict(sampling))
         generation = write_stream(stream, show=not as_json)
         if as_json:
             emit_json(run_document(generation, loaded) | ({"emulated": True} if placer.device.is_emulated else {}))

@@ -133,9 +133,7 @@ def _number(name: str, text: str, kind: Callable[[str], Any], least: float | Non
 
 def settings_of(sampling: SamplingOptions, n: int | None, chats: bool, verbose: bool) -> Settings:
     """What the command line asked for. chats: whether answers end by themselves. Raises UsageError."""
-    drawn = sampling.arguments()
-    stop = tuple(drawn.pop("stop"))
-    form = "text" if drawn["grammar"] is None else "as the grammar or schema of the command line says"
-    return Settings(
-        Sampling(**drawn), stop, (WITHOUT_END if chats else DEFAULT_N_GEN) if n is None else n, verbose, form
-    )
+    drawn = sampling.sampling()
+    form = "text" if drawn.grammar is None else "as the grammar or schema of the command line says"
+    most = (WITHOUT_END if chats else DEFAULT_N_GEN) if n is None else n
+    return Settings(drawn, sampling.stop, most, verbose, form)
