@@ -25,7 +25,7 @@ from ggml_bridge.bridge import load
 from ggml_bridge.errors import BridgeError
 from ggml_bridge.ffi import encode
 from ggml_bridge.rpc import probe
-from ggml_bridge.rpc_guard import Guard
+from ggml_bridge.rpc_guard import ConnectionGuard
 from ggml_bridge.threads import Thread
 
 _BIND_ATTEMPTS = 5
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.sched_setaffinity(0, options.cpus)  # before any thread starts: all inherit it
     guard = None
     if options.parent_pid is not None:
-        guard = Guard(options.parent_pid)
+        guard = ConnectionGuard(options.parent_pid)
         Thread(target=_leave_with, args=(options.parent_pid,), daemon=True).start()
         signal.signal(
             signal.SIGINT, signal.SIG_IGN

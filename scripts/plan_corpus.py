@@ -121,7 +121,7 @@ def record_of(decision: Decision) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Cell:
+class CorpusCell:
     """What is planned: a model on a profile under a cap, by a policy."""
 
     model: str
@@ -133,13 +133,13 @@ class Cell:
         return decide(problem(self.model, changed or self.profile, self.cap), self.policy, LOAD, "mixed")
 
 
-def cells(only: str) -> Iterator[tuple[str, Cell]]:
+def cells(only: str) -> Iterator[tuple[str, CorpusCell]]:
     for profile_name, name, profile in profiles():
         for cap in CAPS:
             for policy in POLICIES:
                 key = "/".join((profile_name, name, " ".join(f"{k}={v}" for k, v in cap.items()), policy))
                 if only in key:
-                    yield key, Cell(name, profile, cap, policy)
+                    yield key, CorpusCell(name, profile, cap, policy)
 
 
 def all_plans(only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:

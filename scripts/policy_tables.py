@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass
-class Arm:
+class ArmRows:
     """One arm under one cap. predicted: as scripts/ab --simulate has it; rows: of `oallama bench`, each with the row of
     the stock arm that it was measured in turns with."""
 
@@ -67,18 +67,18 @@ class Place:
 
     model: str
     cap: str
-    arms: dict[str, Arm] = field(default_factory=dict)
+    arms: dict[str, ArmRows] = field(default_factory=dict)
 
-    def arm(self, name: str) -> Arm:
-        return self.arms.setdefault(name, Arm(name))
+    def arm(self, name: str) -> ArmRows:
+        return self.arms.setdefault(name, ArmRows(name))
 
     @property
-    def foreseen(self) -> list[Arm]:
+    def foreseen(self) -> list[ArmRows]:
         """Arms by predicted time."""
         return sorted((arm for arm in self.arms.values() if arm.predicted_s), key=lambda arm: arm.predicted_s or 0.0)
 
     @property
-    def fastest(self) -> list[Arm]:
+    def fastest(self) -> list[ArmRows]:
         """Arms by measured time."""
         return sorted((arm for arm in self.arms.values() if arm.measured_s()), key=lambda arm: arm.measured_s() or 0.0)
 
@@ -96,7 +96,7 @@ def places(measured: Row, predicted: Row) -> list[Place]:
 
     def place(cell: Row) -> Place:
         key = (cell["model"], cell["cap"])
-        return found.setdefault(key, Place(*key, arms={STOCK: Arm(STOCK)}))
+        return found.setdefault(key, Place(*key, arms={STOCK: ArmRows(STOCK)}))
 
     for cell in predicted["cells"]:
         for row in cell["arms"]:
@@ -158,7 +158,7 @@ def _winners(found: Sequence[Place]) -> Iterator[str]:
         yield _line([*cells, _ratio(foreseen[0]) if foreseen else "-"])
 
 
-def same_plan(arm: Arm, other: Arm) -> bool:
+def same_plan(arm: ArmRows, other: ArmRows) -> bool:
     """Whether two policies made one plan, to the last weight."""
     if arm is other:
         return True
@@ -198,7 +198,7 @@ def _refused(found: Sequence[Place]) -> Iterator[str]:
         yield from why
 
 
-def _busy(arm: Arm) -> str:
+def _busy(arm: ArmRows) -> str:
     """`link 97 %; CPU 98 %`: the busiest streams of a prompt and of a token, those within a tenth of the time."""
     if arm.predicted is None:
         return "-"
@@ -210,11 +210,11 @@ def _busy(arm: Arm) -> str:
     return percent("; ".join(told))
 
 
-def _names(arms: Iterable[Arm]) -> str:
+def _names(arms: Iterable[ArmRows]) -> str:
     return " = ".join(f"`{arm.name}`" for arm in arms)
 
 
-def _ratio(arm: Arm) -> str:
+def _ratio(arm: ArmRows) -> str:
     value = arm.against_stock
     return "-" if value is None else f"{value:.2f}"
 

@@ -31,7 +31,7 @@ MEMORY_SHARE = 0.9  # of the machine's available memory that the arms may fill t
 Start = Callable[[ArmSpec, Deadline | None], ArmProcess]
 
 
-class Progress(Protocol):
+class ProgressCallback(Protocol):
     """Told what is being done; `steps` more of them are now expected in all."""
 
     def __call__(self, doing: str, done: int = 0, expect: int = 0) -> None: ...
@@ -63,7 +63,7 @@ class Bench:
 
 def run_bench(
     bench: Bench,
-    progress: Progress = quiet,
+    progress: ProgressCallback = quiet,
     on_partial: Callable[[BenchResult], None] = lambda result: None,
     start: Start = ArmProcess,
     available_memory: Callable[[], int] | None = None,
@@ -126,7 +126,9 @@ class _Arm:
 
 
 class _Session:
-    def __init__(self, bench: Bench, progress: Progress, start: Start, available_memory: Callable[[], int]) -> None:
+    def __init__(
+        self, bench: Bench, progress: ProgressCallback, start: Start, available_memory: Callable[[], int]
+    ) -> None:
         self._bench = bench
         self._progress = progress
         self._start = start

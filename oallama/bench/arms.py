@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from oallama.bench.ab import Progress, quiet
+from oallama.bench.ab import ProgressCallback, quiet
 from oallama.bench.fit import fit_under
 from oallama.bench.fit_plan import fit_plan, fit_sentence
 from oallama.bench.records import ArmSpec, BenchTest, Setting, StockPlacement
@@ -44,7 +44,7 @@ class ArmMaker:
     setting: Setting
     tests: tuple[BenchTest, ...] = ()
     rules: Rules = Rules()  # noqa: RUF009 - frozen
-    progress: Progress = quiet
+    progress: ProgressCallback = quiet
     auto: Callable[[ArmMaker], ArmSpec] | None = None
 
     def make(self, name: str) -> ArmSpec:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oallama.bench.ab import Progress
+from oallama.bench.ab import ProgressCallback
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import ArmSpec, BenchTest, Setting, StockPlacement
 from oallama.bench.stock import expert_overrides, operator_bytes_on_device
@@ -28,7 +28,7 @@ class StockSearch:
     placer: Placer
     setting: Setting
     tests: tuple[BenchTest, ...]
-    progress: Progress
+    progress: ProgressCallback
 
     def best_layers(self, name: str) -> ArmSpec:
         n_layer = self.placer.model.n_layer

@@ -27,7 +27,7 @@ def bench_tokens(n_tokens: int, n_vocab: int, seed: int, first: int | None) -> l
     return tokens
 
 
-class Timer:
+class ContextTimer:
     """Runs tests on one context. KV of the depth stays there between runs of the same depth.
 
     context: a llama_context. n_batch: tokens that are handed over at once. clock: seconds.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from oallama.bench.ab import Progress, quiet
+from oallama.bench.ab import ProgressCallback, quiet
 from oallama.cli.output import is_terminal
 
 PREPARING = "{elapsed} {desc}"
@@ -17,7 +17,7 @@ TIME = "measuring {percentage:3.0f}%|{bar:20}| {elapsed}, at most {total_fmt} s:
 
 
 @contextlib.contextmanager
-def turn_bar(wanted: bool | None) -> Iterator[Progress]:
+def turn_bar(wanted: bool | None) -> Iterator[ProgressCallback]:
     """A bar on stderr where wanted, or where that is a terminal and nobody said; else nothing is shown."""
     if not (is_terminal(sys.stderr) if wanted is None else wanted):
         yield quiet
@@ -28,7 +28,7 @@ def turn_bar(wanted: bool | None) -> Iterator[Progress]:
         yield _shown_on(bar)
 
 
-def _shown_on(bar: Any) -> Progress:
+def _shown_on(bar: Any) -> ProgressCallback:
     """Words alone before the number of turns is known. Then that is the total, whatever is measured again."""
 
     def show(doing: str, done: int = 0, expect: int = 0) -> None:
@@ -43,7 +43,7 @@ def _shown_on(bar: Any) -> Progress:
 
 
 @contextlib.contextmanager
-def time_bar(total_s: float, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
+def time_bar(total_s: float, clock: Callable[[], float] = time.monotonic) -> Iterator[ProgressCallback]:
     """A bar of the time that has passed, from the first thing that is done on, where stderr is a terminal; it never
     gets longer, whatever is measured again."""
     if not is_terminal(sys.stderr):

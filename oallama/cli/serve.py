@@ -100,8 +100,8 @@ def command(
     if missing:
         raise UsageError(f"serve needs {', '.join(missing)}; install them: pip install 'oallama[serve]'")
     asked.check_depth(n_depth)
-    from oallama.cli.served import Asked, served_model
-    from oallama.serve.program import Settings, find_program
+    from oallama.cli.served import ServeOptions, served_model
+    from oallama.serve.program import ServerSettings, find_program
     from oallama.serve.server import Placements, listen, serve
     from oallama.serve.tuning import Tune
 
@@ -109,10 +109,10 @@ def command(
         sock = stack.enter_context(listen(host, port, api_key))
         found = find_program(program)
         served = stack.enter_context(
-            served_model(Asked(model, asked, pictures, n_prompt, n_gen, n_depth or 0, learn_experts))
+            served_model(ServeOptions(model, asked, pictures, n_prompt, n_gen, n_depth or 0, learn_experts))
         )
         placer = served.placer
-        settings = Settings(
+        settings = ServerSettings(
             n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
             None if pooling == "none" else pooling, cache_mib,
         )  # fmt: skip

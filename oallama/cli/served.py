@@ -19,14 +19,14 @@ from oallama.place.record import unmeasured_cpu_record
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 from oallama.report.placement import Served, work_times
-from oallama.serve.program import STOCK_CACHE_MIB, Settings, launch, prompt_cache_mib
+from oallama.serve.program import STOCK_CACHE_MIB, ServerSettings, launch, prompt_cache_mib
 
 if TYPE_CHECKING:
     from oallama.serve.supervisor import Launch
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ServeOptions:
     """What a command line asks of the placement."""
 
     model: str
@@ -42,7 +42,7 @@ class Asked:
 
 
 @contextlib.contextmanager
-def served_model(asked: Asked) -> Iterator[ServedModel]:
+def served_model(asked: ServeOptions) -> Iterator[ServedModel]:
     """The worker that a placement may need runs for the block, and uses of experts are kept at its end. Raises what
     reading, planning and measuring do."""
     made = _planned(asked)
@@ -57,7 +57,7 @@ class ServedModel:
     """wanted: what was asked for. on_cpu: for when the device is lost; None where there is none. is_unknown: nothing
     was measured that the policy could follow. options: as asked, with room for a projector."""
 
-    def __init__(self, asked: Asked, made: _Made, needs: Needs) -> None:
+    def __init__(self, asked: ServeOptions, made: _Made, needs: Needs) -> None:
         self.placer, self.is_unknown, self.device_lost = made.placer, made.is_unknown, needs.lost
         self.options = asked.placement.options
         self._asked, self._needs = asked, needs
@@ -83,7 +83,7 @@ class ServedModel:
         again = _placed(replace(self._asked, placement=known), self._newest)
         return None if again.is_unknown else self._completed(again.served)
 
-    def launch(self, served: Served, socket_path: Path, program: Path, settings: Settings) -> Launch:
+    def launch(self, served: Served, socket_path: Path, program: Path, settings: ServerSettings) -> Launch:
         """How llama-server is started with one of them. settings without a projector; cache_mib None: as much as the
         host has left."""
         n_beside = 0  # bytes of the host
@@ -135,7 +135,7 @@ class _Made:
     is_unknown: bool
 
 
-def _planned(asked: Asked) -> _Made | None:
+def _planned(asked: ServeOptions) -> _Made | None:
     """As a plan's file says; None where none was named."""
     planned = asked.placement.planned(asked.model)
     if planned is None:
@@ -148,7 +148,7 @@ def _planned(asked: Asked) -> _Made | None:
     return _Made(placer, _timed(placer, plan, said), False)
 
 
-def _with_room(asked: Asked) -> tuple[Placer, Asked]:
+def _with_room(asked: ServeOptions) -> tuple[Placer, ServeOptions]:
     """A placer, and what is asked for then, with room on the device for the projector where that was asked for."""
     placer = asked.placement.placer(asked.model)
     _check_device(placer)
@@ -159,7 +159,7 @@ def _with_room(asked: Asked) -> tuple[Placer, Asked]:
     return Placer.of_file(asked.model, roomy, asked.placement.profile), asked
 
 
-def _placed(asked: Asked, placer: Placer) -> _Made:
+def _placed(asked: ServeOptions, placer: Placer) -> _Made:
     """As the policy says, which is what `run` has."""
     options = replace(asked.placement, tune="before" if asked.placement.tune == "before" else "after")
     plan, is_unknown = options.made_plan(placer, asked.workload(placer))
@@ -171,7 +171,7 @@ def _check_device(placer: Placer) -> None:
         raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port, rpc-worker or none")
 
 
-def _said(placer: Placer, asked: Asked, plan: Plan, is_unknown: bool) -> str:
+def _said(placer: Placer, asked: ServeOptions, plan: Plan, is_unknown: bool) -> str:
     """What is served and why."""
     options = asked.placement
     if options.policy.keeps_to_cpu(placer):

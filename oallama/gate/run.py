@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from oallama.bench.ab import Bench, Progress, quiet, run_bench
+from oallama.bench.ab import Bench, ProgressCallback, quiet, run_bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
 from oallama.bench.deadline import Deadline
 from oallama.bench.fit_plan import stock_plan
@@ -18,7 +18,7 @@ from oallama.gate.key import gate_key
 from oallama.gate.measure import Contest, gate_tests
 from oallama.gate.pairs import Trial, worth_keeping
 from oallama.gate.plans import all_plans, candidate, plan_by
-from oallama.gate.store import Kept, nearest_kept, read_kept, write_kept
+from oallama.gate.store import KeptVerdict, nearest_kept, read_kept, write_kept
 from oallama.gate.verdict import Verdict, answers, choose, decide, holds, reweighed, ruled_out, sentence
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ BUDGET_S = 20.0  # that a run may wait for the gate, by the wall clock
 PLANNING_SHARE = 0.5  # of it that plans may be begun in
 BENCH_BUDGET_S = 120.0  # where somebody came to measure
 
-Measure = Callable[[Bench, Progress], BenchResult]
+Measure = Callable[[Bench, ProgressCallback], BenchResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Gated:
 def gated_plan(
     placer: Placer,
     load: Workload,
-    progress: Progress = quiet,
+    progress: ProgressCallback = quiet,
     measure: Measure = run_bench,
     begin: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
@@ -121,7 +121,7 @@ class Gate:
         plan = plan_by(placer, load, self._passes, winner) if winner else stock_plan(placer, load, kept.stock)
         return Gated(plan, verdict, True, is_near)
 
-    def measured(self, progress: Progress, measure: Measure, clock: Callable[[], float]) -> Gated:
+    def measured(self, progress: ProgressCallback, measure: Measure, clock: Callable[[], float]) -> Gated:
         """Plan by every policy, measure the best of them, and keep what is found. Raises KeyboardInterrupt with that
         done where it was interrupted."""
         placer, load, kept, budget_s = self._placer, self._load, self._kept, self._budget_s
@@ -160,7 +160,7 @@ class Gate:
         seconds = clock() - start
         verdict = decide(self._key, stock.name, trials, self._free, measured_at, seconds, settled, gave_up_s)
         pairs = (each if settled else worth_keeping(each, *self._lengths) for each in contest.pairs.values())
-        write_kept(Kept(verdict, stock.stock, tuple(each for each in pairs if each is not None)))
+        write_kept(KeptVerdict(verdict, stock.stock, tuple(each for each in pairs if each is not None)))
         if contest.interrupted:
             raise KeyboardInterrupt
         return Gated(plans[verdict.winner] if verdict.winner else stocks, verdict, False)
@@ -170,7 +170,7 @@ class Gate:
         """Tokens of prompt and generation that pairs are weighed by."""
         return self._load.n_prompt, max(self._load.n_gen, 1)
 
-    def _if_it_holds(self, kept: Kept | None) -> Kept | None:
+    def _if_it_holds(self, kept: KeptVerdict | None) -> KeptVerdict | None:
         return kept if kept is not None and holds(kept.verdict, self._free) else None
 
 

@@ -151,7 +151,7 @@ def _token_seconds(served: Served) -> dict[str, float]:
     return {name: sum(known["token_s"].values()) for name, known in _by_name(served).items()}
 
 
-def _marks(served: Served) -> list[tuple[int | None, str, layout.Mark]]:
+def _marks(served: Served) -> list[tuple[int | None, str, layout.MapMark]]:
     """Colours: the share of the slowest operator's time, or of the weight on the device where nothing was measured."""
     times = _token_seconds(served)
     longest = max(times.values(), default=0.0)
@@ -165,7 +165,7 @@ def _marks(served: Served) -> list[tuple[int | None, str, layout.Mark]]:
             shares = f", {len(placement.hot_experts)} of {operator.shape[2]} experts there"
         label = f"{printable(operator.name)}: {_WHERE[place]}{shares}{took}"
         letter = {"both": "S"}.get(place, place[0])
-        made.append((operator.layer, operator.role, layout.Mark(f"op-{index}", letter, layout.step(value), label)))
+        made.append((operator.layer, operator.role, layout.MapMark(f"op-{index}", letter, layout.step(value), label)))
     return made
 
 

@@ -33,7 +33,7 @@ LOOKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SimulationSetting:
     """What was simulated. machine: its name, or the profile's devices; sources: (figure, where it is from), none of a
     measured profile."""
 
@@ -45,7 +45,7 @@ class Setting:
     notes: tuple[str, ...] = ()
 
 
-def simulate_document(setting: Setting, simulation: Simulation) -> dict[str, Any]:
+def simulate_document(setting: SimulationSetting, simulation: Simulation) -> dict[str, Any]:
     """Seconds, each phase from 0."""
     model, load, predicted = setting.model, simulation.load, simulation.predicted
     return {
@@ -82,7 +82,7 @@ def _share(seconds: float, course: Course) -> float:
     return min(1.0, seconds / course.seconds) if course.seconds else 0.0
 
 
-def simulate_tables(setting: Setting, simulation: Simulation) -> list[Table]:
+def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[Table]:
     """How busy each stream is, and what a prompt and a token are made of."""
     load, predicted = simulation.load, simulation.predicted
     prompt, token = simulation.prompt, simulation.token
@@ -200,7 +200,7 @@ def _merged(works: Sequence[Work], scale: float) -> Iterator[tuple[str, float, f
         yield now
 
 
-def simulate_chart(setting: Setting, simulation: Simulation) -> StreamsChart:
+def simulate_chart(setting: SimulationSetting, simulation: Simulation) -> StreamsChart:
     load, predicted = simulation.load, simulation.predicted
     title = model_title(setting.model)
     phases = (

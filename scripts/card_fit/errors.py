@@ -8,13 +8,15 @@ from statistics import median
 from typing import Any
 
 from card_fit.predict import Predictor
-from card_fit.tables import Run
+from card_fit.tables import PublishedRun
 
 PHASES = ("prompt", "eval")
 Row = dict[str, Any]
 
 
-def rows_of(predictor: Predictor, runs: Sequence[Run], fitted: Callable[[Run], bool] | None = None) -> list[Row]:
+def rows_of(
+    predictor: Predictor, runs: Sequence[PublishedRun], fitted: Callable[[PublishedRun], bool] | None = None
+) -> list[Row]:
     """Every run with what is predicted of it. fitted: whether the machine's rates are from it."""
     made = []
     for run in runs:

@@ -22,11 +22,11 @@ from experiments.inputs import InputError
 
 from card_fit.errors import PHASES, document, median_error, rows_of, text
 from card_fit.fit import fit
-from card_fit.machine import FITTED, START, Machine, rates, read_machine, write_machine
-from card_fit.models import Model, read_models
+from card_fit.machine import FITTED, START, FittedMachine, rates, read_machine, write_machine
+from card_fit.models import CardModel, read_models
 from card_fit.plot import write_plot
 from card_fit.predict import Predictor
-from card_fit.tables import Run, read_tables
+from card_fit.tables import PublishedRun, read_tables
 from card_fit.terms import effects, noise
 from card_fit.terms import text as terms_text
 
@@ -92,7 +92,7 @@ def _above_0(text_of: str) -> int:
     return value
 
 
-def _read(options: argparse.Namespace) -> tuple[list[Run], dict[str, Model]]:
+def _read(options: argparse.Namespace) -> tuple[list[PublishedRun], dict[str, CardModel]]:
     runs, models = read_tables(options.tables), read_models(options.models)
     for run in runs:
         if run.model not in models:
@@ -102,7 +102,7 @@ def _read(options: argparse.Namespace) -> tuple[list[Run], dict[str, Model]]:
     return runs, models
 
 
-def chosen(runs: Sequence[Run], contexts: Sequence[int], every: int) -> list[Run]:
+def chosen(runs: Sequence[PublishedRun], contexts: Sequence[int], every: int) -> list[PublishedRun]:
     """Of each model, context and micro-batch every Nth -ngl value, counted from the largest: all layers on the device
     is among them."""
     values: dict[tuple[str, int, int], set[int]] = {}
@@ -149,7 +149,7 @@ def _predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _was_fitted(machine: Machine, runs: Sequence[Run]) -> Callable[[Run], bool]:
+def _was_fitted(machine: FittedMachine, runs: Sequence[PublishedRun]) -> Callable[[PublishedRun], bool]:
     notes = machine.notes
     used = {run.config for run in chosen(runs, notes.get("contexts", ()), notes.get("every", 1))}
     return lambda run: run.config in used

@@ -34,7 +34,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Model:
+class CardModel:
     """What a described model is to the product."""
 
     name: str
@@ -42,9 +42,9 @@ class Model:
     operators: tuple[Operator, ...]
 
 
-def read_models(path: Path) -> dict[str, Model]:
+def read_models(path: Path) -> dict[str, CardModel]:
     """By the names that the tables use. Raises InputError."""
-    made: dict[str, Model] = {}
+    made: dict[str, CardModel] = {}
     for name, table in read_toml(path).items():
         where = f"{path}: {name}"
         if isinstance(table, dict) and "same_as" in table:
@@ -71,7 +71,7 @@ def _checked(sizes: Sizes, where: str) -> Sizes:
     return full
 
 
-def model_of(name: str, of: Sizes) -> Model:
+def model_of(name: str, of: Sizes) -> CardModel:
     """Llama's graph, or with experts Qwen3-MoE's."""
     operators = tuple(_operators(of))
     info = ModelInfo(
@@ -80,7 +80,7 @@ def model_of(name: str, of: Sizes) -> Model:
         n_expert=of.n_expert, n_expert_used=of.n_expert_used, n_vocab=of.n_vocab, n_ctx_train=0,
         file_bytes=sum(operator.bytes for operator in operators), fingerprint="",
     )  # fmt: skip
-    return Model(name, info, operators)
+    return CardModel(name, info, operators)
 
 
 def _operators(of: Sizes) -> Iterator[Operator]:

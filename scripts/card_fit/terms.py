@@ -14,10 +14,10 @@ from typing import Any
 
 from card_fit.errors import PHASES, median_error, rows_of
 from card_fit.fit import fit
-from card_fit.machine import Machine
-from card_fit.models import Model
+from card_fit.machine import FittedMachine
+from card_fit.models import CardModel
 from card_fit.predict import Predictor
-from card_fit.tables import Run
+from card_fit.tables import PublishedRun
 from oallama.cost.passes import Pass
 from oallama.cost.placement import Costs
 from oallama.cost.rest import index_rest, rest_of
@@ -27,7 +27,7 @@ from oallama.place.problem import Problem, costs_over
 SHALLOW = 256  # positions of the KV cache, which attention then always sees
 
 
-def _same_machine(machine: Machine) -> Machine:
+def _same_machine(machine: FittedMachine) -> FittedMachine:
     return machine
 
 
@@ -40,15 +40,15 @@ class Term:
     """What is left out, and how: of the machine's rates, or of the prices."""
 
     name: str
-    machine: Callable[[Machine], Machine] = _same_machine
+    machine: Callable[[FittedMachine], FittedMachine] = _same_machine
     costs: Callable[[Problem, tuple[Pass, ...]], Costs] = _same_costs
 
 
-def _card(**rates: Any) -> Callable[[Machine], Machine]:
+def _card(**rates: Any) -> Callable[[FittedMachine], FittedMachine]:
     return lambda machine: replace(machine, card=replace(machine.card, **rates))
 
 
-def _host(**rates: Any) -> Callable[[Machine], Machine]:
+def _host(**rates: Any) -> Callable[[FittedMachine], FittedMachine]:
     return lambda machine: replace(machine, host=replace(machine.host, **rates))
 
 
@@ -94,7 +94,9 @@ TERMS = (
 class Without(Predictor):
     """Predicts without a term."""
 
-    def __init__(self, term: Term, machine: Machine, models: Mapping[str, Model], runs: Sequence[Run]) -> None:
+    def __init__(
+        self, term: Term, machine: FittedMachine, models: Mapping[str, CardModel], runs: Sequence[PublishedRun]
+    ) -> None:
         super().__init__(term.machine(machine), models, runs)
         self._term = term
 
@@ -112,15 +114,15 @@ class Effect:
 
 
 def effects(
-    machine: Machine,
-    models: Mapping[str, Model],
-    runs: Sequence[Run],
-    fitted: Sequence[Run],
+    machine: FittedMachine,
+    models: Mapping[str, CardModel],
+    runs: Sequence[PublishedRun],
+    fitted: Sequence[PublishedRun],
     terms: Sequence[Term] = TERMS,
 ) -> tuple[Effect, ...]:
     """Of all terms, then without each. runs: to predict; fitted: that the rates are found from."""
 
-    def errors(term: Term, of: Machine) -> dict[str, float]:
+    def errors(term: Term, of: FittedMachine) -> dict[str, float]:
         rows = rows_of(Without(term, of, models, runs), runs)
         return {phase: median_error(rows, phase) for phase in PHASES}
 
@@ -131,9 +133,9 @@ def effects(
     return tuple(made)
 
 
-def noise(runs: Sequence[Run]) -> dict[str, float]:
+def noise(runs: Sequence[PublishedRun]) -> dict[str, float]:
     """By phase: by how much two runs of one configuration differ, in the median."""
-    groups: dict[object, list[Run]] = {}
+    groups: dict[object, list[PublishedRun]] = {}
     for run in runs:
         groups.setdefault(run.config, []).append(run)
     pairs = [of[:2] for of in groups.values() if len(of) > 1]

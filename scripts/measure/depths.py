@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from measure.measure import Measure, Step, name_of
+from measure.measure import Measure, MeasureStep, name_of
 from oallama import Placer
 from oallama.core.types import Workload
 from oallama.cost.block_cost import BlockCost, Cut
@@ -32,14 +32,14 @@ def at_depth(depth: int, n_ctx: int) -> Workload:
     return Workload(N_PROMPT, 2 * (depth - N_PROMPT), n_ctx)
 
 
-def _steps(options: argparse.Namespace) -> Iterator[Step]:
+def _steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
     for path in options.files:
         for n_ctx in map(int, options.contexts.split(",")):
             for vram in options.vram.split(","):
                 placer = Placer.load(path, device="none", vram=vram, n_ctx=n_ctx, flash_attn="on")
                 for machine in options.machines.split(","):
                     step = f"{name_of(path)}, {machine}, {vram}, context {n_ctx}"
-                    yield Step(step, path, partial(_priced, placer, machine, n_ctx))
+                    yield MeasureStep(step, path, partial(_priced, placer, machine, n_ctx))
 
 
 def _priced(placer: Placer, machine: str, n_ctx: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from measure import (
     templates,
     throttled,
 )
-from measure.measure import Measure, Step
+from measure.measure import Measure, MeasureStep
 
 MEASURES: Mapping[str, Measure] = {
     "depths": depths.MEASURE,
@@ -93,7 +93,7 @@ def run(measure: Measure, options: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(results: Results, step: Step) -> Any:
+def _measured(results: Results, step: MeasureStep) -> Any:
     stat = Path(step.file).stat() if step.file else None
     model = [stat.st_size, int(stat.st_mtime)] if stat else []
     if known := results.done(step.id, model=model):

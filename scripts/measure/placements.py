@@ -11,13 +11,13 @@ from typing import Any
 
 from experiments.generation import generations, lasting_prompt
 
-from measure.measure import Measure, Step, add_common, column
+from measure.measure import Measure, MeasureStep, add_common, column
 from oallama import Placer
 
 FIGURES = ("ttft_s", "tpot_s", "total_s")
 
 
-def _steps(options: argparse.Namespace) -> Iterator[Step]:
+def _steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
     """Random -ngl, and a random share of the operators of these layers."""
     (path,), (threads,) = options.files, options.threads
     placer = Placer.load(path, device=options.device, threads=threads)
@@ -30,7 +30,7 @@ def _steps(options: argparse.Namespace) -> Iterator[Step]:
             for op in placer.operators
             if (n_layer if op.layer is None else op.layer) >= first and rng.random() < share
         ]
-        yield Step(f"placement {i}", path, partial(_measure, placer, gpu_layers, chosen, options))
+        yield MeasureStep(f"placement {i}", path, partial(_measure, placer, gpu_layers, chosen, options))
 
 
 def _measure(placer: Placer, gpu_layers: int, chosen: list[str], options: argparse.Namespace) -> dict[str, Any]:

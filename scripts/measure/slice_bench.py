@@ -32,7 +32,7 @@ CALLER = ("launch", "host", "wait", "ahead", "join")
 """Steps of the thread that computes CC."""
 
 
-class Bench:
+class SliceBench:
     """A model, its solver and what is asked of both."""
 
     def __init__(self, options: argparse.Namespace) -> None:

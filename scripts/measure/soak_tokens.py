@@ -19,7 +19,7 @@ from experiments.servers import running
 
 from ggml_bridge.library import library_folder, soname
 from measure.divergence import profile_of
-from measure.measure import Measure, Step, add_soak, soak_steps
+from measure.measure import Measure, MeasureStep, add_soak, soak_steps
 from measure.slope import pooled_slope
 from oallama import Placer
 from oallama.serve.program import find_program
@@ -35,7 +35,7 @@ SERVE_COST = Path(__file__).resolve().parents[1] / "serve_cost.py"
 GIVEN_UP = 0.4  # of the requests
 
 
-def _steps(options: argparse.Namespace) -> Iterator[Step]:
+def _steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
     return soak_steps(options, options.tokens, "server", _serve)
 
 

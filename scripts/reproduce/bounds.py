@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from oallama.core.types import Operator
 from oallama.core.units import GIB
 from oallama.device.card import FLOAT_TYPES, Card, Host
-from reproduce.figures import Cell
+from reproduce.figures import FigureCell
 from reproduce.settings import machine, model
 
 
-def least_seconds(cell: Cell, metric: str) -> float:
+def least_seconds(cell: FigureCell, metric: str) -> float:
     """Of any plan in the cell. What the card can hold lies there, what a token reads most of first; the rest is
     computed by the CPU, or copied and computed by the card, in the best proportion. No latencies, attention or
     activations."""
@@ -22,7 +22,7 @@ def least_seconds(cell: Cell, metric: str) -> float:
     return tpot_s if metric == "tpot" else ttft_s + cell.n_gen * tpot_s
 
 
-def _pass_seconds(cell: Cell, n_tokens: int) -> float:
+def _pass_seconds(cell: FigureCell, n_tokens: int) -> float:
     host, card = machine(cell)
     _, operators, _ = model(cell.model, cell.type)
     operators = tuple(o for o in operators if n_tokens == 1 or o.layer is not None)
@@ -34,7 +34,7 @@ def _pass_seconds(cell: Cell, n_tokens: int) -> float:
     return max(on_card_s, beside_s)
 
 
-def _card_bytes(cell: Cell, card: Card, operators: Sequence[Operator]) -> float:
+def _card_bytes(cell: FigureCell, card: Card, operators: Sequence[Operator]) -> float:
     memory = card.memory_bytes if cell.vram_gib is None else cell.vram_gib * GIB
     if cell.gpu_weights is None:
         return memory

@@ -18,8 +18,8 @@ from oallama.place.simulate import simulate
 from oallama.profile.described import rest_kernels
 from reproduce import scheinfer_formulas
 from reproduce.bounds import least_seconds
-from reproduce.figures import Arm, Cell, Figure
-from reproduce.runs import Key, Run
+from reproduce.figures import Figure, FigureArm, FigureCell
+from reproduce.runs import ArmPrediction, Key
 from reproduce.scheinfer_constants import PEAK_GB_PER_S
 from reproduce.settings import machine, model, problem, workload
 
@@ -38,7 +38,7 @@ class Found:
     cells: tuple[dict[str, Any], ...] = ()
 
 
-Runs = Mapping[Key, Run | None]
+Runs = Mapping[Key, ArmPrediction | None]
 TAKE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "max": max,
     "min": min,
@@ -95,14 +95,14 @@ def _throughput(figure: Figure, runs: Runs) -> Found:
     return Found(cell.n_gen / run.total_s if run else None, cells=told)
 
 
-def _named(cell: Cell) -> dict[str, Any]:
+def _named(cell: FigureCell) -> dict[str, Any]:
     """What of it is not as usual."""
-    plain = Cell(cell.machine, cell.model)
+    plain = FigureCell(cell.machine, cell.model)
     return {key: value for key, value in asdict(cell).items()
             if key in ("machine", "model") or value != getattr(plain, key)}  # fmt: skip
 
 
-def _told(run: Run | None) -> dict[str, Any] | None:
+def _told(run: ArmPrediction | None) -> dict[str, Any] | None:
     return None if run is None else asdict(run)
 
 
@@ -147,14 +147,14 @@ OTHER_OPERATORS = {"norm": 0, "softmax": 7, "mul": -3, "add": -1}
 gated product, and the residual adds. OATO's `mul` is taken for the gated product."""
 
 
-def _rest_shape(cell: Cell) -> Any:
+def _rest_shape(cell: FigureCell) -> Any:
     """Without flash attention, which has no softmax of its own."""
     profile = _profile(cell)
     return next(case.shape for case in profile.rest if case.shape is not None and not case.shape.flash_attn)
 
 
 @cache
-def _profile(cell: Cell) -> Any:
+def _profile(cell: FigureCell) -> Any:
     from oallama.profile.described import described
 
     info, operators, _ = model(cell.model, cell.type)
@@ -180,7 +180,7 @@ def _embedding_bytes(operators: Sequence[Operator]) -> int:
 def _affinity(figure: Figure, _runs: Runs) -> Found:
     """G of a role (section 2.3): B = (T_c - T_g) / M of every mul-mat, scaled to 0..1 over the model."""
     cell = figure.cells[0]
-    of = problem(cell, Arm("oato"))
+    of = problem(cell, FigureArm("oato"))
     load = workload(cell)
     costs = costs_of(of, load, "prefill").operators
     gains = [
@@ -249,7 +249,7 @@ def _busy(figure: Figure, runs: Runs) -> Found:
     return Found(100 * busy / (end - start), bound, lower=True)
 
 
-def _decided(cell: Cell, arm: Arm) -> Any:
+def _decided(cell: FigureCell, arm: FigureArm) -> Any:
     from oallama.place.decide import Rules, decide
 
     of, load = problem(cell, arm), workload(cell)

@@ -16,7 +16,7 @@ from oallama.place.knapsack import Assigned, assign
 from oallama.place.slicer import N_VALUES
 from reproduce import scheinfer_constants as published
 from reproduce.scheinfer_constants import CPU, GPU, LAUNCH_S, LINK, RATES
-from reproduce.scheinfer_testbed import LLAMA, MIXTRAL, Betas, Model, alone, ffn, streaming
+from reproduce.scheinfer_testbed import LLAMA, MIXTRAL, Betas, PaperModel, alone, ffn, streaming
 
 GIB = 2**30
 MEASURED_LINK = 1 / 25e9  # PCIe 4.0 x16 as others measure it
@@ -185,7 +185,7 @@ def memory(betas: Betas) -> list[Row]:
     return rows
 
 
-def _assigned(model: Model, betas: Betas, gb: float) -> tuple[tuple[Cut, ...], Assigned, Assigned]:
+def _assigned(model: PaperModel, betas: Betas, gb: float) -> tuple[tuple[Cut, ...], Assigned, Assigned]:
     """(choices of one layer, r_GG by Eq. 14, r_GG of 0 or 1 with indices into the first and last choice) in what the
     rest of the model leaves of the device's memory."""
     block = ffn(model, betas)
@@ -227,12 +227,12 @@ def tokens(betas: Betas) -> list[Row]:
     return rows
 
 
-def _prompt_layers(model: Model, betas: Betas, made: list[Cut]) -> list[tuple[BlockCost, Cut]]:
+def _prompt_layers(model: PaperModel, betas: Betas, made: list[Cut]) -> list[tuple[BlockCost, Cut]]:
     block = ffn(model, betas, decode=False)
     return [(block, cut) for cut in made]
 
 
-def _implied_gpu_beta(model: Model, betas: Betas, made: list[Cut], n_tokens: int, speed_up: float) -> float | None:
+def _implied_gpu_beta(model: PaperModel, betas: Betas, made: list[Cut], n_tokens: int, speed_up: float) -> float | None:
     """The GPU's beta on prompts for which n_g* gains `speed_up`; None: no GPU is fast enough, the link limits."""
 
     def gain(gpu: float) -> float:

@@ -26,7 +26,7 @@ _HALVINGS = 12
 
 
 @dataclass(frozen=True)
-class Drawing:
+class RoutingDraw:
     """What is drawn. shares: of traffic, one an expert. overlap: None for tokens that know nothing of each other.
     topics: equal stretches of tokens, in each of which other experts are the used ones."""
 
@@ -61,7 +61,7 @@ def curve_shares(n_expert: int, points: Sequence[tuple[float, float]]) -> tuple[
     return _normalised(np.diff(at).tolist())
 
 
-def draw(drawing: Drawing) -> dict[int, list[Row]]:
+def draw(drawing: RoutingDraw) -> dict[int, list[Row]]:
     """Rows by layer; which experts are the used ones differs by layer and topic. Raises ValueError where the shares or
     the overlap cannot be."""
     n_expert = len(drawing.shares)

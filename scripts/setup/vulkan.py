@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .commands import capture, compiles, run
-from .console import Console, Step
+from .console import Console, SetupStep
 from .errors import SetupError
 from .machine import cache_dir
 
@@ -125,7 +125,7 @@ def install_packages(console: Console, cxx: str, env: Mapping[str, str]) -> None
             step.result = f"unpacked Debian's Vulkan headers ({NEWER_DEBIAN}) into {headers_folder(env)}"
 
 
-def _apt_install(console: Console, step: Step, packages: Sequence[str], env: Mapping[str, str]) -> None:
+def _apt_install(console: Console, step: SetupStep, packages: Sequence[str], env: Mapping[str, str]) -> None:
     if shutil.which("apt-get", path=env.get("PATH")) is None:
         raise SetupError(f"there is no apt-get to install packages with: install {', '.join(packages)} yourself")
     # Output goes to the log, so sudo cannot ask for a password
@@ -146,7 +146,7 @@ def debian_archive(env: Mapping[str, str]) -> str | None:
     return next((line[len(prefix) :] for line in listed.splitlines() if line.startswith(prefix)), None)
 
 
-def fetch_headers(console: Console, step: Step, env: Mapping[str, str]) -> Path:
+def fetch_headers(console: Console, step: SetupStep, env: Mapping[str, str]) -> Path:
     """Unpack the Vulkan headers of a newer Debian into the cache, without installing anything: apt fetches the package
     and checks its signature, in folders of its own. Returns the folder. Raises SetupError."""
     archive = debian_archive(env)

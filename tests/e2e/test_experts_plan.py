@@ -30,7 +30,7 @@ from oallama.profile.store import profile_to_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from routing.drawn import Drawing, draw, zipf_shares
+from routing.drawn import RoutingDraw, draw, zipf_shares
 from routing.kept import counts_of, first_and_second
 from routing.main import main
 from routing.table import write_routing as write_ids
@@ -138,7 +138,7 @@ def test_later_traffic_hits_as_often_as_promised(cache: Path) -> None:
     path = write_gguf(cache / "qwen3moe.gguf", "qwen3moe", weight_type="F16", n_layer=N_LAYER)
     model = Placer.load(path, device="none").model
     n_used = model.n_expert_used
-    drawn = draw(Drawing(N_LAYER, zipf_shares(N_EXPERT, 1.0), n_used, 1200, overlap=0.4))
+    drawn = draw(RoutingDraw(N_LAYER, zipf_shares(N_EXPERT, 1.0), n_used, 1200, overlap=0.4))
     first, second = first_and_second(drawn)
     counts = counts_of(first, model.fingerprint, N_LAYER, N_EXPERT, n_used)
     write_routing(counts)
@@ -171,7 +171,7 @@ def test_the_script_runs_requests_over_a_change_of_topic(
     n_used = Placer.load(path, device="none").model.n_expert_used
     ids, profile = cache / "ids.txt", cache / "profile.json"
     profile.write_text(json.dumps(profile_to_json(slow_cpu_fast_card(path, SLOW_LINK))), encoding="utf-8")
-    write_ids(ids, draw(Drawing(N_LAYER, zipf_shares(N_EXPERT, 1.0), n_used, 600, topics=2)), "two topics")
+    write_ids(ids, draw(RoutingDraw(N_LAYER, zipf_shares(N_EXPERT, 1.0), n_used, 600, topics=2)), "two topics")
     device = ["--device", "emulated:vram=1GiB,scale=1,values=drawn", "--gpu-weights", "40%", "--profile", str(profile)]
     asked = ["time", str(ids), "--model", str(path), *device, "--first", "150", "-n", "100"]
     assert main([*asked, *(["--learn"] if learns else [])]) == 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from bench_cases import N_LAYER, NAMES, OPERATORS, World, report
 
-from oallama.bench.ab import Bench, Progress, run_bench
+from oallama.bench.ab import Bench, ProgressCallback, run_bench
 from oallama.bench.fit_plan import stock_plan
 from oallama.bench.records import BenchResult, BenchTest, LoadReport, StockPlacement
 from oallama.core.errors import DoesNotFit
@@ -23,7 +23,7 @@ from oallama.gate.key import distance, gate_key, timings_digest
 from oallama.gate.measure import DEPTH_S, LEAST_DEPTH, TURN_S, gate_tests
 from oallama.gate.plans import all_plans, candidate
 from oallama.gate.run import BUDGET_S, Gated, gated_plan, remembered, stock_at_once
-from oallama.gate.store import Kept, read_kept, verdict_path, write_kept
+from oallama.gate.store import KeptVerdict, read_kept, verdict_path, write_kept
 from oallama.gate.verdict import choose, sentence
 from oallama.plan.plan import Plan
 from oallama.profile.merge import empty
@@ -125,10 +125,10 @@ def _plans_of_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oallama.gate.plans.only_splits", lambda plan: True)
 
 
-def runner(speed: dict[str, float], seen: list[Bench]) -> Callable[[Bench, Progress], BenchResult]:
+def runner(speed: dict[str, float], seen: list[Bench]) -> Callable[[Bench, ProgressCallback], BenchResult]:
     """Measures arms as fast as `speed` says, stock being 1; the arms do what they say."""
 
-    def measure(bench: Bench, progress: Progress) -> BenchResult:
+    def measure(bench: Bench, progress: ProgressCallback) -> BenchResult:
         seen.append(bench)
         world = World(reports_of(bench), lambda name, turn: 1.0 / speed.get(name, 1.0))
         return run_bench(bench, progress, start=world.start, available_memory=lambda: 1 << 40)
@@ -224,7 +224,7 @@ def test_a_damaged_file_is_as_good_as_none() -> None:
 def test_an_interrupted_measurement_decides_nothing() -> None:
     seen: list[Bench] = []
 
-    def interrupted(bench: Bench, progress: Progress) -> BenchResult:
+    def interrupted(bench: Bench, progress: ProgressCallback) -> BenchResult:
         return replace(runner({}, seen)(bench, progress), interrupted=True)
 
     placer = FakePlacer()
@@ -300,7 +300,7 @@ def test_what_seems_faster_but_for_the_noise_is_measured_longer_and_all_pairs_co
     """`split` is 1.2 times as fast as stock; the first three blocks have a noise of a fifth, the others none."""
     seen: list[Bench] = []
 
-    def measure(bench: Bench, progress: Progress) -> BenchResult:
+    def measure(bench: Bench, progress: ProgressCallback) -> BenchResult:
         seen.append(bench)
 
         def seconds(name: str, turn: int) -> float:
@@ -338,7 +338,7 @@ class Turns:
     clock: Clock = field(default_factory=Clock)
     taken: list[str] = field(default_factory=list)
 
-    def __call__(self, bench: Bench, progress: Progress) -> BenchResult:
+    def __call__(self, bench: Bench, progress: ProgressCallback) -> BenchResult:
         def seconds(name: str, turn: int) -> float:
             self.taken.append(name)
             return self.seconds(name)
@@ -433,7 +433,7 @@ def test_the_deep_test_is_for_those_who_have_not_lost_before() -> None:
     load, measured = Workload(1000, 32, 32768), []
     turns = Turns(lambda name: {"stock-cpu": 0.1, "layers": 0.05}.get(name, 0.2))
 
-    def measure(bench: Bench, progress: Progress) -> BenchResult:
+    def measure(bench: Bench, progress: ProgressCallback) -> BenchResult:
         measured.append(([arm.name for arm in bench.arms], [test.n_depth > 0 for test in bench.tests]))
         return turns(bench, progress)
 
@@ -544,10 +544,10 @@ def test_the_verdict_of_stocks_attention_on_the_cpu_is_remembered() -> None:
     placer, seen = FakePlacer(), []
     first = gate(placer, {}, seen)
     won = replace(first.verdict, winner="stock-cpu")
-    write_kept(Kept(won, StockPlacement(0)))
+    write_kept(KeptVerdict(won, StockPlacement(0)))
     found = gate(placer, {}, seen)
     assert (found.remembered, found.plan.policy, len(seen)) == (True, "cpu", 1)
-    write_kept(Kept(replace(won, winner="nothing known"), StockPlacement(0)))
+    write_kept(KeptVerdict(replace(won, winner="nothing known"), StockPlacement(0)))
     assert not gate(placer, {}, seen).remembered
 
 

@@ -20,7 +20,7 @@ from measure import plots  # noqa: E402
 from measure.depths import at_depth, moved_seconds  # noqa: E402
 from measure.divergence import divergence, log_softmax  # noqa: E402
 from measure.main import main, run  # noqa: E402
-from measure.measure import Measure, Step  # noqa: E402
+from measure.measure import Measure, MeasureStep  # noqa: E402
 from measure.slices import cuts_of, median_error  # noqa: E402
 from measure.slope import pooled_slope, slope  # noqa: E402
 from split_cases import World  # noqa: E402
@@ -41,9 +41,9 @@ def trial(runs: list[str]) -> Measure:
             raise KeyboardInterrupt
         return 1.5
 
-    def steps(options: argparse.Namespace) -> Iterator[Step]:
+    def steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
         for name in ("a", "b"):
-            yield Step(name, "", lambda name=name: measured(name))  # type: ignore[misc]
+            yield MeasureStep(name, "", lambda name=name: measured(name))  # type: ignore[misc]
 
     return Measure("a trial", lambda parser: None, steps, ("step", "s"), list)
 

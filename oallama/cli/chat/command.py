@@ -30,7 +30,7 @@ from oallama.report.text import printable
 
 if TYPE_CHECKING:
     from oallama.cli.chat.model import ChatModel
-    from oallama.cli.chat.session import Session
+    from oallama.cli.chat.session import ChatSession
     from oallama.core.types import Workload
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
@@ -116,7 +116,7 @@ def start(
     the model talks, or DEFAULT_N_GEN tokens where it continues text."""
     from oallama.cli.chat.loop import converse, reader_of_stdin, somebody_types
     from oallama.cli.chat.model import ChatModel
-    from oallama.cli.chat.session import Session
+    from oallama.cli.chat.session import ChatSession
     from oallama.cli.chat.settings import settings_of
     from oallama.run.conversation import Conversation
 
@@ -146,7 +146,7 @@ def start(
             measures = tune_command(placer.model.path, options, load.n_prompt, load.n_gen, asked.profile, load.n_past)
             idle = session_model.tune_when_idle(measures, idle_s)
         reader = reader_of_stdin(idle)
-        session = Session(session_model, template, Conversation(system or None), settings)
+        session = ChatSession(session_model, template, Conversation(system or None), settings)
         try:
             session_model.engine  # noqa: B018  # the first message need not wait for it
             if reader.interactive:
@@ -174,7 +174,7 @@ def why_fixed(placer: Placer, policy: PolicyOptions) -> str:
     return ""
 
 
-def welcome(session: Session, model: ChatModel) -> str:
+def welcome(session: ChatSession, model: ChatModel) -> str:
     """The lines before the first message."""
     from oallama.report.plan import where_text
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oallama.cli.chat.settings import Settings
+from oallama.cli.chat.settings import ChatSettings
 from oallama.cli.output import is_terminal, talk, write_piece
 from oallama.cli.template import Prompt, Template
 from oallama.core.errors import DeviceError, UsageError
@@ -23,7 +23,7 @@ ANSWER_SHARE = 1 / 8  # of the context that a prompt leaves for the answer, else
 KEPT_SHARE = 3 / 4  # of the context that they are dropped down to, so that it does not happen with every message
 
 
-class Session:
+class ChatSession:
     """template None: the model continues the messages as one text.
 
     ended: of a text that the model has ended, so that the next message begins another. last: the answer before.
@@ -34,10 +34,10 @@ class Session:
         model: ChatModel,
         template: Template | None,
         conversation: Conversation | None = None,
-        settings: Settings | None = None,
+        settings: ChatSettings | None = None,
     ) -> None:
         self.model, self.template = model, template
-        self.settings = settings or Settings()
+        self.settings = settings or ChatSettings()
         self.ended = False
         self.last: Generation | None = None
         self.n_answers = 0

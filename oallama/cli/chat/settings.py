@@ -17,7 +17,7 @@ ANY_JSON = "{}"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ChatSettings:
     """Of the answers of a session."""
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -79,7 +79,7 @@ def setting_name(word: str) -> str:
     return name
 
 
-def changed(settings: Settings, name: str, text: str) -> Settings:
+def changed(settings: ChatSettings, name: str, text: str) -> ChatSettings:
     """With another value for a setting but `system`, which is one of the conversation. Raises UsageError."""
     if name == "stop":
         stop = () if text in ("", "none") else (*settings.stop, text)
@@ -106,7 +106,7 @@ def changed(settings: Settings, name: str, text: str) -> Settings:
     return replace(settings, sampling=replace(settings.sampling, **{name: value}))
 
 
-def _with_format(settings: Settings, text: str) -> Settings:
+def _with_format(settings: ChatSettings, text: str) -> ChatSettings:
     if text in ("", "text", "none"):
         return _with_grammar(settings, None, "text")
     if text == "json":
@@ -116,7 +116,7 @@ def _with_format(settings: Settings, text: str) -> Settings:
     return _with_grammar(settings, grammar_of_schema(text), f"JSON of the schema {text}")
 
 
-def _with_grammar(settings: Settings, grammar: str | None, form: str) -> Settings:
+def _with_grammar(settings: ChatSettings, grammar: str | None, form: str) -> ChatSettings:
     return replace(settings, sampling=replace(settings.sampling, grammar=grammar), form=form)
 
 
@@ -131,9 +131,9 @@ def _number(name: str, text: str, kind: Callable[[str], Any], least: float | Non
     return value
 
 
-def settings_of(sampling: SamplingOptions, n: int | None, chats: bool, verbose: bool) -> Settings:
+def settings_of(sampling: SamplingOptions, n: int | None, chats: bool, verbose: bool) -> ChatSettings:
     """What the command line asked for. chats: whether answers end by themselves. Raises UsageError."""
     drawn = sampling.sampling()
     form = "text" if drawn.grammar is None else "as the grammar or schema of the command line says"
     most = (WITHOUT_END if chats else DEFAULT_N_GEN) if n is None else n
-    return Settings(drawn, sampling.stop, most, verbose, form)
+    return ChatSettings(drawn, sampling.stop, most, verbose, form)
