@@ -180,7 +180,7 @@ class SplitBackend:
     def reset_stats(self) -> None:
         self._native.call("oallama_reset_stats")
 
-    def start_trace(self, max_spans: int = 1 << 16, of: TraceOf = "caller") -> None:
+    def start_trace(self, max_spans: int = 1 << 16, watched: TraceOf = "caller") -> None:
         """Traces the first max_spans steps from now on, over all contexts of the process.
 
         of: what is traced of devices, which costs them time. `caller`: nothing, only the caller's steps. `events`: a
@@ -188,7 +188,7 @@ class SplitBackend:
         that, its events only say that work was sent. Events are waited for in threads of their own. Not every backend
         of ggml lets another thread do that while its stream is used: CUDA and RPC do, Vulkan's memory is corrupted.
         """
-        self._native.call("oallama_trace_start", max_spans, _TRACE_OF[of])
+        self._native.call("oallama_trace_start", max_spans, _TRACE_OF[watched])
 
     def stop_trace(self) -> list[Span]:
         """The steps since the trace was started, in the order in which they ended; what is on its way is waited for.
@@ -310,9 +310,9 @@ class SplitPlan:
         """How often tokens were routed to each expert of a weight with hot ones since this was asked last. Raises
         ValueError for another number of experts, and where no model with this tensor is loaded."""
         made, count = [], _ffi.new("int64_t *")
-        for of in range(2):  # in the order of enum oallama_batches
+        for kind in range(2):  # in the order of enum oallama_batches
             uses = _ffi.new("int64_t[]", n_expert)
-            self._native.call("oallama_plan_take_uses", self._open(), encode(name), of, uses, n_expert, count)
+            self._native.call("oallama_plan_take_uses", self._open(), encode(name), kind, uses, n_expert, count)
             made.append((int(count[0]), tuple(_ffi.unpack(uses, n_expert))))
         return ExpertUses(*made[0], *made[1])
 

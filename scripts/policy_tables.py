@@ -175,12 +175,12 @@ def _shares(found: Sequence[Place]) -> Iterator[str]:
                       "(p)", f"whole run × `{STOCK}`"])  # fmt: skip
     for place in found:
         for arm in place.arms.values():
-            told, plan = arm.foretold, arm.predicted if arm.predicted_s else None
+            foretold, plan = arm.foretold, arm.predicted if arm.predicted_s else None
             weights = "/".join(f"{100 * plan['weights'][side]:.0f}" for side in ("cc", "cg", "gg")) if plan else "-"
             busy = "/".join(f"{100 * plan['busy']['token'][stream]:.0f}" for stream in STREAMS) if plan else "-"
             yield _line([percent(place.cap), f"`{arm.name}`", weights, busy,
-                         _ms(arm.measured_s("samples_ttft_s", 1.0)), _ms(told["ttft_s"] if told else None),
-                         _ms(arm.measured_s("samples_tpot_s", 1.0)), _ms(told["tpot_s"] if told else None),
+                         _ms(arm.measured_s("samples_ttft_s", 1.0)), _ms(foretold["ttft_s"] if foretold else None),
+                         _ms(arm.measured_s("samples_tpot_s", 1.0)), _ms(foretold["tpot_s"] if foretold else None),
                          _ratio(arm)])  # fmt: skip
 
 
@@ -191,8 +191,8 @@ def _refused(found: Sequence[Place]) -> Iterator[str]:
         for arm in place.arms.values():
             problems = [problem for row, _ in arm.rows for problem in row["problems"]]
             error = arm.predicted["error"] if arm.predicted else ""
-            for told in filter(None, (error, *problems[:1])):
-                why[f"- {place.model}, {percent(place.cap)}, `{arm.name}`: {told}."] = None
+            for reason in filter(None, (error, *problems[:1])):
+                why[f"- {place.model}, {percent(place.cap)}, `{arm.name}`: {reason}."] = None
     if why:
         yield ""
         yield from why
@@ -202,12 +202,12 @@ def _busy(arm: ArmRows) -> str:
     """`link 97 %; CPU 98 %`: the busiest streams of a prompt and of a token, those within a tenth of the time."""
     if arm.predicted is None:
         return "-"
-    told = []
+    lines = []
     for phase in ("prompt", "token"):
         busy = arm.predicted["busy"][phase]
         most = max(busy[stream] for stream in STREAMS)
-        told.append(", ".join(f"{text} {busy[s]:.0%}" for s, text in STREAMS.items() if busy[s] >= most - 0.1))
-    return percent("; ".join(told))
+        lines.append(", ".join(f"{text} {busy[s]:.0%}" for s, text in STREAMS.items() if busy[s] >= most - 0.1))
+    return percent("; ".join(lines))
 
 
 def _names(arms: Iterable[ArmRows]) -> str:

@@ -87,6 +87,6 @@ class ContextTimer:
 
     def _prefill(self, start: int, n_tokens: int) -> None:
         end = start + n_tokens
-        for at in range(start, end, self._n_batch):
-            chunk = self._tokens[at : min(at + self._n_batch, end)]
-            self._batch.decode(self._context, chunk, at, "last")
+        for position in range(start, end, self._n_batch):
+            chunk = self._tokens[position : min(position + self._n_batch, end)]
+            self._batch.decode(self._context, chunk, position, "last")

@@ -21,12 +21,12 @@ class AnswerOptions:
     counts: CountingOptions
 
 
-def answer_options(before: str, chat_help: str) -> Decorator:
+def answer_options(precedes: str, chat_help: str) -> Decorator:
     """The command gets `answers`, an AnswerOptions. before: what the system prompt comes before."""
     return as_record(
         "answers",
         AnswerOptions,
-        system_option(before),
+        system_option(precedes),
         sampling_options,
         click.option("--chat/--no-chat", default=None, help=chat_help),
         counting_options,

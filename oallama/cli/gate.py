@@ -27,7 +27,7 @@ def measured(
     load: Workload,
     budget_s: float,
     refresh: bool = False,
-    near: bool = True,
+    accept_near: bool = True,
     aside: str = "--no-gate skips it",
 ) -> Gated:
     """What gated_plan finds, with a line before it measures and one with its verdict. aside: how to do without."""
@@ -40,7 +40,9 @@ def measured(
         )
 
     with time_bar(budget_s) as shown:
-        found = gated_plan(placer, load, progress=shown, refresh=refresh, begin=begin, budget_s=budget_s, near=near)
+        found = gated_plan(
+            placer, load, progress=shown, refresh=refresh, begin=begin, budget_s=budget_s, accept_near=accept_near
+        )
     tell(found)
     return found
 
@@ -76,5 +78,7 @@ def tune_after(placer: Placer, load: Workload) -> None:
 def tell(found: Gated) -> None:
     from oallama.gate.verdict import sentence
 
-    near = " (measured with another length of prompt or -n; `oallama tune` measures this one)" if found.near else ""
-    talk(f"{sentence(found.verdict)}{near}")
+    remark = (
+        " (measured with another length of prompt or -n; `oallama tune` measures this one)" if found.is_near else ""
+    )
+    talk(f"{sentence(found.verdict)}{remark}")

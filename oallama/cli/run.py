@@ -109,8 +109,8 @@ def command(
         load = run_workload(placer, n_prompt, n_answer)
         plan, to_tune = asked.made_plan(placer, load)
     tell_aborts()
-    told = not as_json and is_terminal(sys.stderr)
-    if told:
+    shows = not as_json and is_terminal(sys.stderr)
+    if shows:
         talk(f"oallama: {expected(placer, plan)}")
     with (
         counting(placer, answers.counts) as recording,
@@ -124,7 +124,7 @@ def command(
         generation = write_stream(stream, show=not as_json)
         if as_json:
             emit_json(run_document(generation, loaded) | ({"emulated": True} if placer.device.is_emulated else {}))
-        elif told:
+        elif shows:
             talk(statistics(generation, loaded, expected_of(placer, loaded, generation), placer.operators))
             for change in loaded.replanned:
                 talk(f"re-planned {change}")

@@ -121,7 +121,7 @@ def command(
             float(idle_s) if asked.tune == "when-idle" and served.is_unknown else None,
         )  # fmt: skip
         log = stack.enter_context(_log(log_file))
-        talk(f"oallama: {served.wanted.said}")
+        talk(f"oallama: {served.wanted.reason}")
         talk(f"oallama: {expected(placer, served.wanted.plan)}")
         offered = Placements(
             served.wanted, served.on_cpu, partial(served.launch, program=found, settings=settings), served.device_lost,

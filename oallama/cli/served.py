@@ -88,9 +88,9 @@ class ServedModel:
         host has left."""
         n_beside = 0  # bytes of the host
         if self._projector is not None:
-            at = self._asked.pictures.place(self._projector, served.plan, self._has_room)
-            settings = replace(settings, projector=self._projector.path, projector_on_device=at.on_device)
-            n_beside = 0 if at.on_device else at.n_bytes
+            placed = self._asked.pictures.place(self._projector, served.plan, self._has_room)
+            settings = replace(settings, projector=self._projector.path, projector_on_device=placed.on_device)
+            n_beside = 0 if placed.on_device else placed.n_bytes
         if settings.cache_mib is None:
             settings = replace(settings, cache_mib=self._cache_mib(served, n_beside))
         placer = self.placer
@@ -109,8 +109,8 @@ class ServedModel:
         served = self._needs.learned(self._needs.named(served))
         if self._projector is None:
             return served
-        at = self._asked.pictures.place(self._projector, served.plan, self._has_room)
-        return replace(served, plan=at.noted(served.plan))
+        placed = self._asked.pictures.place(self._projector, served.plan, self._has_room)
+        return replace(served, plan=placed.noted(served.plan))
 
     def _cache_mib(self, served: Served, n_beside: int) -> int | None:
         """What llama-server may keep of prompts beside the model and n_beside bytes; None where the model's own needs
@@ -144,8 +144,8 @@ def _planned(asked: ServeOptions) -> _Made | None:
     _check_device(placer)
     plan.check(placer.model, placer.operators)
     plan = placer.as_asked(plan)
-    said = f"this is the plan of {asked.placement.plan_file}, by policy {plan.policy}"
-    return _Made(placer, _timed(placer, plan, said), False)
+    reason = f"this is the plan of {asked.placement.plan_file}, by policy {plan.policy}"
+    return _Made(placer, _timed(placer, plan, reason), False)
 
 
 def _with_room(asked: ServeOptions) -> tuple[Placer, ServeOptions]:
@@ -163,7 +163,7 @@ def _placed(asked: ServeOptions, placer: Placer) -> _Made:
     """As the policy says, which is what `run` has."""
     options = replace(asked.placement, tune="before" if asked.placement.tune == "before" else "after")
     plan, is_unknown = options.made_plan(placer, asked.workload(placer))
-    return _Made(placer, _timed(placer, plan, _said(placer, asked, plan, is_unknown)), is_unknown)
+    return _Made(placer, _timed(placer, plan, _reason(placer, asked, plan, is_unknown)), is_unknown)
 
 
 def _check_device(placer: Placer) -> None:
@@ -171,7 +171,7 @@ def _check_device(placer: Placer) -> None:
         raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port, rpc-worker or none")
 
 
-def _said(placer: Placer, asked: ServeOptions, plan: Plan, is_unknown: bool) -> str:
+def _reason(placer: Placer, asked: ServeOptions, plan: Plan, is_unknown: bool) -> str:
     """What is served and why."""
     options = asked.placement
     if options.policy.keeps_to_cpu(placer):
@@ -187,9 +187,9 @@ def _said(placer: Placer, asked: ServeOptions, plan: Plan, is_unknown: bool) -> 
     return f"this is the placement of policy {plan.policy}, not measured against stock llama.cpp's"
 
 
-def _timed(placer: Placer, plan: Plan, said: str) -> Served:
+def _timed(placer: Placer, plan: Plan, reason: str) -> Served:
     """With predicted times, where the machine was measured."""
-    served = Served(placer.model, placer.operators, plan, said)
+    served = Served(placer.model, placer.operators, plan, reason)
     try:
         if placer.known_profile is None:
             return served
@@ -208,4 +208,4 @@ def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
     weights = memory.weights_gpu + memory.weights_host
     record = unmeasured_cpu_record(placer.model, placer.operators, wanted.plan.workload, weights)
     plan = Plan.of(replace(record, attention=wanted.plan.attention))
-    return replace(wanted, plan=plan, said="everything is on the CPU, as the device was lost", times=())
+    return replace(wanted, plan=plan, reason="everything is on the CPU, as the device was lost", times=())

@@ -59,7 +59,7 @@ class Contest:
         before = dict(self.pairs)
 
         def now(made: Series) -> dict[str, Pairs]:
-            return {name: self._with(before, made, name, arm) for arm, name in enumerate(names, 1)}
+            return {name: self._added(before, made, name, arm) for arm, name in enumerate(names, 1)}
 
         def done(series: Sequence[Series]) -> frozenset[int]:
             still = self._open(now(series[0]))
@@ -96,7 +96,7 @@ class Contest:
     def _standing(self, pairs: Pairs | None) -> Standing:
         return "open" if pairs is None else standing(pairs, self.load.n_prompt, max(self.load.n_gen, 1))
 
-    def _with(self, before: Mapping[tuple[str, BenchTest], Pairs], made: Series, name: str, arm: int) -> Pairs:
+    def _added(self, before: Mapping[tuple[str, BenchTest], Pairs], made: Series, name: str, arm: int) -> Pairs:
         new, known = pairs_of(name, self.placements[name], made, arm), before.get((name, made.test))
         return new if known is None else together(known, new)
 

@@ -39,7 +39,7 @@ class Gated:
     plan: Plan
     verdict: Verdict
     remembered: bool  # the verdict was measured before
-    near: bool = False  # for another length of prompt or generation
+    is_near: bool = False  # for another length of prompt or generation
 
 
 def gated_plan(
@@ -83,7 +83,7 @@ def stock_name(placer: Placer) -> str:
 
 
 class Gate:
-    """For one model, device and workload. near: a verdict for another length of prompt or generation does as well.
+    """For one model, device and workload. accept_near: a verdict for another length of prompt or generation does too.
     refresh: begin anew, whatever is remembered. budget_s: seconds that somebody waits. cpus: what the measured
     processes are pinned to. attention_passes: as in Placer.plan."""
 
@@ -92,14 +92,14 @@ class Gate:
         placer: Placer,
         load: Workload,
         *,
-        near: bool = True,
+        accept_near: bool = True,
         refresh: bool = False,
         budget_s: float = BUDGET_S,
         cpus: tuple[int, ...] = (),
         attention_passes: Sequence[Pass] | None = None,
     ) -> None:
         self._placer, self._load, self._passes = placer, load, attention_passes
-        self._near, self._refresh, self._budget_s = near, refresh, budget_s
+        self._accept_near, self._refresh, self._budget_s = accept_near, refresh, budget_s
         self._setting = setting_of(placer, load.n_ctx, load.n_ubatch, cpus=cpus)
         self._free = self._setting.cap.device_bytes or 0
         self._key = gate_key(placer, load)
@@ -110,7 +110,7 @@ class Gate:
         if self._refresh:
             return None
         kept, is_near = self._kept, False
-        if self._near and not (kept is not None and answers(kept.verdict, self._budget_s)):
+        if self._accept_near and not (kept is not None and answers(kept.verdict, self._budget_s)):
             kept, is_near = self._if_it_holds(nearest_kept(self._key)), True
         if kept is None or not answers(kept.verdict, self._budget_s):
             return None
@@ -195,7 +195,7 @@ def gated_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
         cpus=maker.setting.cpus,
         attention_passes=maker.attention_passes,
         budget_s=BENCH_BUDGET_S,
-        near=False,
+        accept_near=False,
     )
     spec, text = maker.of_plan("auto", gated.plan), sentence(gated.verdict).removeprefix("oallama: ")
     how = f"remembered, took {gated.verdict.seconds:.1f} s" if gated.remembered else f"in {gated.verdict.seconds:.1f} s"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from oallama.core.codec import from_json
 from oallama.core.errors import DeviceError, ModelFileError, OallamaError
 from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT
-from oallama.device.child import told
+from oallama.device.child import child_errors
 from oallama.device.load_params import (
     LoadSettings,
     ModelParams,
@@ -125,7 +125,7 @@ class Prober:
         request = self._asked.pop(0)
         assert self._child is not None  # it was asked
         try:
-            with told(partial(_failed, request)):
+            with child_errors(partial(_failed, request)):
                 try:
                     answer = self._child.answer(timeout_s=timeout_s)
                 except (ChildDied, ChildTimeout):

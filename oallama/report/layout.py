@@ -120,8 +120,8 @@ def scale_marks(rows: Sequence[Affinity]) -> tuple[bool, ...]:
     """For each step of the colour scale whether an operator that saves nothing has its colour; none where the zero is
     outside the scale."""
     zero = zero_affinity(rows)
-    at = None if zero is None or not 0 <= zero <= 1 else step(zero)
-    return tuple(index == at for index in range(N_STEPS))
+    zero_step = None if zero is None or not 0 <= zero <= 1 else step(zero)
+    return tuple(index == zero_step for index in range(N_STEPS))
 
 
 def operator_rows(rows: Sequence[Affinity]) -> tuple[OperatorRow, ...]:

@@ -43,7 +43,7 @@ class Served:
     model: ModelInfo
     operators: tuple[Operator, ...]
     plan: Plan
-    said: str
+    reason: str
     times: tuple[WorkTime, ...] = ()
 
 
@@ -65,7 +65,7 @@ def placement_document(served: Served, state: Mapping[str, Any], live: Mapping[s
     times = _by_name(served)
     return {
         "model": model_document(served.model),
-        "served": served.said,
+        "served": served.reason,
         "state": dict(state),
         "device": plan.device,
         "policy": plan.policy,
@@ -104,7 +104,7 @@ def placement_html(served: Served) -> str:
         {},
         title=model_title(served.model),
         subtitle=_subtitle(served),
-        said=printable(served.said, 1000),
+        said=printable(served.reason, 1000),
         notes=[printable_sentence(note) for note in served.plan.notes],
         tiles=_tiles(served),
         map=layout.arranged(_marks(served)),

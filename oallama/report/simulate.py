@@ -160,8 +160,8 @@ class StreamsChart(Picture):
         per_row = (WIDTH - 2 * MARGIN) // LEGEND_WIDTH
         for number, kind in enumerate(self._kinds()):
             row, column = divmod(number, per_row)
-            x, at = MARGIN + column * LEGEND_WIDTH, y + row * LEGEND_STEP
-            yield from (Bar(x, at - 10, 12, 12, LOOKS[kind][1]), Text(x + 18, at, LOOKS[kind][0]))
+            x, entry_y = MARGIN + column * LEGEND_WIDTH, y + row * LEGEND_STEP
+            yield from (Bar(x, entry_y - 10, 12, 12, LOOKS[kind][1]), Text(x + 18, entry_y, LOOKS[kind][0]))
 
 
 def _phase_height() -> int:

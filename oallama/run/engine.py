@@ -369,7 +369,7 @@ class Engine:
     @property
     def replanned(self) -> tuple[str, ...]:
         """What re-planning has changed so far, a sentence each."""
-        return tuple(self._replan.told) if self._replan is not None else ()
+        return tuple(self._replan.changes) if self._replan is not None else ()
 
     @property
     def statistics(self) -> dict[BlockKey, BlockSeconds]:

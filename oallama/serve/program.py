@@ -68,8 +68,8 @@ def find_program(asked: str | None) -> Path:
         version = ggml_version(program)
         if version == GGML_VERSION:
             return program
-        said = f"its ggml is {version}" if version else "it does not tell the version of its ggml"
-        raise BridgeError(f"{program} cannot be used: {said}, and only {GGML_VERSION} works here; {BUILD}")
+        fault = f"its ggml is {version}" if version else "it does not tell the version of its ggml"
+        raise BridgeError(f"{program} cannot be used: {fault}, and only {GGML_VERSION} works here; {BUILD}")
     if asked is not None:
         raise BridgeError(f"there is no program {asked}; {BUILD}")
     passed_over = f" ({others[0]} is not used, as other users can change it)" if others else ""

@@ -108,7 +108,7 @@ def chosen(runs: Sequence[PublishedRun], contexts: Sequence[int], every: int) ->
     values: dict[tuple[str, int, int], set[int]] = {}
     for run in runs:
         values.setdefault((run.model, run.context, run.ubatch), set()).add(run.ngl)
-    kept = {(*group, ngl) for group, of in values.items() for ngl in sorted(of, reverse=True)[::every]}
+    kept = {(*group, ngl) for group, ngls in values.items() for ngl in sorted(ngls, reverse=True)[::every]}
     return [r for r in runs if r.context in contexts and (r.model, r.context, r.ubatch, r.ngl) in kept]
 
 

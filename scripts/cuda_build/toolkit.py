@@ -42,8 +42,8 @@ class Toolkit:
 def toolkit_in(root: Path, env: Mapping[str, str]) -> Toolkit:
     """The toolkit in a folder; cuBLAS there, or in this Python's packages. Raises SetupError."""
     nvcc = root / "bin" / "nvcc"
-    said = capture([str(nvcc), "--version"], env) or ""
-    version = re.search(r"release [\d.]+, V([\d.]+)", said)
+    output = capture([str(nvcc), "--version"], env) or ""
+    version = re.search(r"release [\d.]+, V([\d.]+)", output)
     if version is None:
         raise SetupError(f"{nvcc} does not run: name a CUDA toolkit of version 13 in --cuda")
     places = [root, *(Path(folder, "nvidia", "cu13") for folder in site_folders())]

@@ -152,8 +152,8 @@ def _scalar(random: Random, file: RawGguf) -> None:
     if random.random() < 0.15 or name == "array":
         name = random.choice(sorted(TYPE_IDS.keys() - {"array"}))
     if name == "string":
-        said = file.metadata[key][12:].decode("utf-8", "replace") if kind == TYPE_IDS["string"] else ""
-        raw = text(random, said).encode("utf-8", "surrogatepass")
+        words = file.metadata[key][12:].decode("utf-8", "replace") if kind == TYPE_IDS["string"] else ""
+        raw = text(random, words).encode("utf-8", "surrogatepass")
         file.metadata[key] = u32(TYPE_IDS["string"]) + string(raw)
     elif name.startswith("float"):
         width = struct.calcsize(FORMATS[name])

@@ -204,14 +204,14 @@ def switches(step: GpuStep, setting: StepSetting, limit_s: float, tries: int) ->
             for row in rows:
                 if row["what"] == "stages":
                     for key, values in row["samples"].items():
-                        of = samples.setdefault(row["plan"], {}).setdefault(key, {"off": [], "on": []})
-                        of[turn] += values
+                        times = samples.setdefault(row["plan"], {}).setdefault(key, {"off": [], "on": []})
+                        times[turn] += values
         found += [
-            {"switch": name, "environment": env, "plan": plan, "samples": of, **{
+            {"switch": name, "environment": env, "plan": plan, "samples": times, **{
                 key.replace("_s", "_ratio"): statistics.median(each["off"]) / statistics.median(each["on"])
-                for key, each in of.items()
+                for key, each in times.items()
             }}
-            for plan, of in samples.items()
+            for plan, times in samples.items()
         ]  # fmt: skip
     return found
 

@@ -44,12 +44,12 @@ def _steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
 
 def _priced(placer: Placer, machine: str, n_ctx: int) -> dict[str, Any]:
     """Of the plans for each depth, seconds of a token at each: as they are, and with cuts that are best there."""
-    on = machine_of(machine)
-    problem = problem_on(placer, on)
+    described = machine_of(machine)
+    problem = problem_on(placer, described)
     depths = (MESSAGE, n_ctx // 2, n_ctx)
     plans = []
     for depth in depths:
-        record = plan_for(placer, on, at_depth(depth, n_ctx))
+        record = plan_for(placer, described, at_depth(depth, n_ctx))
         placed = placed_by_plan(placer.model.n_layer, placer.operators, record)
         plans.append({
             "policy": record.policy, "depth": depth, "kv_layers": max(0, record.n_gpu_layers - 1),
@@ -70,19 +70,19 @@ def moved_seconds(problem: Problem, placed: Placed, load: Workload) -> float | N
     plan = slice_plan(slicer, placed, problem.operators)
     known: dict[object, Cut] = {}
 
-    def best(of: BlockCost, cut: Cut) -> Cut:
+    def best(block: BlockCost, cut: Cut) -> Cut:
         if cut.n_hot:
             return cut
-        key = (of.same, cut.gg)
+        key = (block.same, cut.gg)
         if key not in known:
-            known[key] = best_cg(of, cut.gg, lambda one: slicer.on.seconds(of, one, 1))[0]
+            known[key] = best_cg(block, cut.gg, lambda one: slicer.on.seconds(block, one, 1))[0]
         return known[key]
 
     def seconds(layers: Layers) -> float:
         times = slicer.pass_times(replace(plan, layers=tuple(layers)), Pass(1, load.n_prompt, 1))
         return cycle_seconds(times, slicer.on.streaming, MODEL_ROUNDS)
 
-    return min(seconds(plan.layers), seconds([(of, best(of, cut)) for of, cut in plan.layers]))
+    return min(seconds(plan.layers), seconds([(block, best(block, cut)) for block, cut in plan.layers]))
 
 
 def _rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:

@@ -52,8 +52,8 @@ def error(row: dict[str, Any], key: str) -> float:
 
 
 def _rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:
-    def cells(of: Any) -> list[str]:
-        return [f"{of([error(row, key) for _, row in found]):.1%}" for key in FIGURES]
+    def cells(data: Any) -> list[str]:
+        return [f"{data([error(row, key) for _, row in found]):.1%}" for key in FIGURES]
 
     each = [(step, len(row["operators"]), *(f"{error(row, key):+.1%}" for key in FIGURES)) for step, row in found]
     return [

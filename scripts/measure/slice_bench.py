@@ -72,12 +72,12 @@ class SliceBench:
         staging = staging_bytes(made, self.slicer.on.streaming, self.load.n_ubatch, n_g)
         return self.slicer.priced(made, table, twice, weights, staging)
 
-    def traced(self, plan: SlicePlan, of: TraceOf | None = None) -> list[Span]:
+    def traced(self, plan: SlicePlan, watched: TraceOf | None = None) -> list[Span]:
         """The steps of options.rounds runs, after one that is thrown away. of: what is watched; all that can be."""
         options, split = self.options, load_bridge().split()
         with self.placer.engine(self._plan_of(plan)) as engine, pinned(options.cpus):
             prompt = lasting_prompt(engine, options.n_prompt, options.n_gen)
-            split.start_trace(of=of or trace_of(options.device))
+            split.start_trace(watched=watched or trace_of(options.device))
             for _ in range(options.rounds):
                 engine.generate(prompt, max_tokens=options.n_gen, temperature=0.0)
             return split.stop_trace()

@@ -52,14 +52,16 @@ def _divided(operators: Sequence[Operator], room: float) -> tuple[list[tuple[Ope
     return [one for one in there if one[1] > 0], [one for one in here if one[1] > 0]
 
 
-def _seconds(parts: Sequence[tuple[Operator, float]], n_tokens: int, bytes_per_s: float, on: Card | Host) -> float:
+def _seconds(
+    parts: Sequence[tuple[Operator, float]], n_tokens: int, bytes_per_s: float, processor: Card | Host
+) -> float:
     """The larger of what reading and what computing takes."""
     n_bytes = sum(share * o.mul_mat.bytes_read(n_tokens) for o, share in parts)
-    compute_s = sum(share * o.mul_mat.flops(n_tokens) / _flops_per_s(on, o.type) for o, share in parts)
+    compute_s = sum(share * o.mul_mat.flops(n_tokens) / _flops_per_s(processor, o.type) for o, share in parts)
     return max(n_bytes / bytes_per_s, compute_s)
 
 
-def _flops_per_s(on: Card | Host, type_name: str) -> float:
-    if isinstance(on, Host):
-        return on.rate_of(type_name)
-    return on.flops_float_per_s if type_name in FLOAT_TYPES else on.flops_per_s
+def _flops_per_s(processor: Card | Host, type_name: str) -> float:
+    if isinstance(processor, Host):
+        return processor.rate_of(type_name)
+    return processor.flops_float_per_s if type_name in FLOAT_TYPES else processor.flops_per_s

@@ -61,11 +61,11 @@ def find(figure: Figure, runs: Runs) -> Found:
 def _speed_up(figure: Figure, runs: Runs) -> Found:
     """Times as fast as the baseline; of several cells the largest, the smallest or the geometric mean."""
     assert figure.ours is not None and figure.baseline is not None
-    gains, bounds, variants, told = [], [], [], []
+    gains, bounds, variants, ours = [], [], [], []
     for cell in figure.cells:
         base, own = runs[cell, figure.baseline], runs[cell, figure.ours]
-        row = {**_named(cell), "baseline": _told(base), "ours": _told(own)}
-        told.append(row)
+        row = {**_named(cell), "baseline": _predicted(base), "ours": _predicted(own)}
+        ours.append(row)
         if base is None or own is None:
             continue
         base_s = base.seconds(figure.metric)
@@ -82,7 +82,7 @@ def _speed_up(figure: Figure, runs: Runs) -> Found:
         take(gains) if gains else None,
         take(bounds) if bounds else None,
         variant=take(variants) if variants else None,
-        cells=tuple(told),
+        cells=tuple(ours),
     )
 
 
@@ -91,8 +91,8 @@ def _throughput(figure: Figure, runs: Runs) -> Found:
     assert figure.ours is not None
     (cell,) = figure.cells
     run = runs[cell, figure.ours]
-    told = ({**_named(cell), "ours": _told(run)},)
-    return Found(cell.n_gen / run.total_s if run else None, cells=told)
+    ours = ({**_named(cell), "ours": _predicted(run)},)
+    return Found(cell.n_gen / run.total_s if run else None, cells=ours)
 
 
 def _named(cell: FigureCell) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _named(cell: FigureCell) -> dict[str, Any]:
             if key in ("machine", "model") or value != getattr(plain, key)}  # fmt: skip
 
 
-def _told(run: ArmPrediction | None) -> dict[str, Any] | None:
+def _predicted(run: ArmPrediction | None) -> dict[str, Any] | None:
     return None if run is None else asdict(run)
 
 

@@ -51,14 +51,14 @@ def needed(figures: Iterable[Figure]) -> list[Key]:
 def run(key: Key) -> ArmPrediction | None:
     """None where the arm's plan does not fit."""
     cell, arm = key
-    of, load = problem(cell, arm), workload(cell)
+    asked, load = problem(cell, arm), workload(cell)
     effort = QUICK if arm.policy in SLICED else THOROUGH
     try:
-        made = decide(of, arm.policy, load, "mixed", Rules(arm.affinity, arm.fill, arm.prefetch), effort)  # type: ignore[arg-type]
+        made = decide(asked, arm.policy, load, "mixed", Rules(arm.affinity, arm.fill, arm.prefetch), effort)  # type: ignore[arg-type]
     except DoesNotFit:
         return None
-    found = simulate(of, made.workload, made.placed, None if arm.offload else False).predicted
-    taken = _device_bytes([operator.bytes for operator in of.operators], made.placed)
+    found = simulate(asked, made.workload, made.placed, None if arm.offload else False).predicted
+    taken = _device_bytes([operator.bytes for operator in asked.operators], made.placed)
     return ArmPrediction(found.ttft_s, found.tpot_s, found.total_s, taken, made.workload.n_ubatch)
 
 

@@ -115,9 +115,9 @@ def sweep(threads: int, points: int = 65) -> list[tuple[float, float]]:
 def streams(ahead: StreamSettings, threads: int = 16, n_shown: int = 3, n_before: int = 5) -> Row:
     """The four streams over some of LLaMA's layers in decode, once copies run as far ahead as they will. Times are from
     the first shown layer's beginning, seconds."""
-    on, layer = streaming(ahead), ffn(LLAMA, Betas(cpu=implied_cpu_beta(RATES[threads])))
-    made, _ = solve_cg(layer, on, 0)
-    ran = timeline([on.block_times(layer, made, 1)] * (n_before + n_shown + 1), ahead)
+    streams, layer = streaming(ahead), ffn(LLAMA, Betas(cpu=implied_cpu_beta(RATES[threads])))
+    made, _ = solve_cg(layer, streams, 0)
+    ran = timeline([streams.block_times(layer, made, 1)] * (n_before + n_shown + 1), ahead)
     start, end = (ran.block_ends_s[n_before + i - 1] for i in (0, n_shown))
     spans = [
         {"stream": s.stream, "layer": s.block - n_before, "start_s": s.start_s - start, "end_s": s.end_s - start}
@@ -138,13 +138,13 @@ def streams(ahead: StreamSettings, threads: int = 16, n_shown: int = 3, n_before
 
 def fixed() -> list[Row]:
     """V-E2: speed-up of the solved rate over fixed ones; whole layers in decode with r_GG = 0."""
-    on = streaming()
+    streams = streaming()
     rows = []
     for model in (MIXTRAL, LLAMA):
         for threads, rate in RATES.items():
             block = ffn(model, Betas(cpu=implied_cpu_beta(rate)))
-            best, best_s = solve_cg(block, on, 0)
-            slower = {r: on.seconds(block, at(block, r), 1) / best_s for r in published.FIXED}
+            best, best_s = solve_cg(block, streams, 0)
+            slower = {r: streams.seconds(block, at(block, r), 1) / best_s for r in published.FIXED}
             rows.append({"model": model.name, "threads": threads, "solved_r_cg": r_cg(best), "speed_up": slower})
     return rows
 

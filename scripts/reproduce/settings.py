@@ -43,8 +43,8 @@ def model(name: str, type_name: str) -> tuple[ModelInfo, tuple[Operator, ...], G
             raise InputError(f"there is no shape {name!r} in scripts/model_shapes.py")
         found = described_models[name]
         return found.info, found.operators, build_graph(found.info, found.operators)
-    of = planned(name, type_name)
-    return of.info, of.operators, of.graph
+    model = planned(name, type_name)
+    return model.info, model.operators, model.graph
 
 
 def machine(cell: FigureCell) -> tuple[Host, Card]:
@@ -54,8 +54,8 @@ def machine(cell: FigureCell) -> tuple[Host, Card]:
         return fitted.host, fitted.card
     if cell.machine not in MACHINES:
         raise InputError(f"there is no machine {cell.machine!r}")
-    of = MACHINES[cell.machine]
-    return of.host if cell.threads is None else _with_threads(of.host, cell.threads), of.card
+    machine = MACHINES[cell.machine]
+    return machine.host if cell.threads is None else _with_threads(machine.host, cell.threads), machine.card
 
 
 def _with_threads(host: Host, threads: int) -> Host:

@@ -85,14 +85,14 @@ def headers_folder(env: Mapping[str, str]) -> Path:
 def advice(missing: Sequence[Part], env: Mapping[str, str]) -> str:
     """What is missing and what to type, as the end of a sentence; for at least one part."""
     names = " and ".join(filter(None, (", ".join(part.what for part in missing[:-1]), missing[-1].what)))
-    said = f"{names} {'are' if len(missing) > 1 or missing[0] is not GLSLC else 'is'} missing: "
+    fault = f"{names} {'are' if len(missing) > 1 or missing[0] is not GLSLC else 'is'} missing: "
     command = shown_command(missing, env)
     if NEW_HEADERS not in missing:
-        return said + command
+        return fault + command
     newer = f"name a Vulkan SDK of {HEADERS_VERSION} or later in VULKAN_SDK"
     if debian_archive(env):
         newer += ", or have Debian 13's fetched with `python3 scripts/setup_env.py --vulkan --install-packages`"
-    return said + "; ".join(filter(None, (command, newer)))
+    return fault + "; ".join(filter(None, (command, newer)))
 
 
 def shown_command(missing: Sequence[Part], env: Mapping[str, str]) -> str:

@@ -205,7 +205,7 @@ def test_a_longer_context_is_another_verdict_and_a_similar_prompt_is_not() -> No
     seen: list[Bench] = []
     measure = runner({}, seen)
     for n_prompt, n_ctx in ((64, 4096), (100, 4096), (64, 5000), (64, 16384), (600, 4096)):
-        gated_plan(FakePlacer(), Workload(n_prompt, 32, n_ctx), measure=measure, near=False)  # type: ignore[arg-type]
+        gated_plan(FakePlacer(), Workload(n_prompt, 32, n_ctx), measure=measure, accept_near=False)  # type: ignore[arg-type]
     assert len(seen) == 3
 
 
@@ -401,7 +401,7 @@ def test_where_one_round_takes_too_long_it_is_tried_twice() -> None:
     assert (found.verdict.settled, found.plan.policy) == (True, "cpu")
     assert "20 s were too short for one round of turns; `oallama tune`" in sentence(found.verdict)
     assert turns.gate().remembered
-    assert turns.gate(Workload(600, 32, 4096)).near, "as it would be with other lengths"
+    assert turns.gate(Workload(600, 32, 4096)).is_near, "as it would be with other lengths"
     assert len(turns.taken) == 2
     longer = turns.gate(budget_s=1e6)
     assert (longer.remembered, longer.verdict.settled, longer.verdict.gave_up_s) == (False, True, 0.0)
@@ -469,15 +469,15 @@ def test_the_nearest_verdict_serves_other_lengths_meanwhile() -> None:
         return gated_plan(FakePlacer(), load, measure=measure, begin=lambda: begun.append(load), **options)  # type: ignore[arg-type]
 
     first = ask(64, 32)
-    assert (first.near, len(begun)) == (False, 1)
+    assert (first.is_near, len(begun)) == (False, 1)
     for lengths in ((600, 32), (64, 300), (2000, 1000)):
         found = ask(*lengths)
-        assert (found.remembered, found.near, found.plan.policy) == (True, True, "split")
+        assert (found.remembered, found.is_near, found.plan.policy) == (True, True, "split")
         assert found.plan.workload.n_prompt == lengths[0]
     assert (len(seen), len(begun)) == (1, 1)
-    assert not ask(600, 32, refresh=True).near
-    assert not ask(600, 32).near, "now it has its own"
-    assert not ask(64, 32, 8192).near, "another context is another question"
+    assert not ask(600, 32, refresh=True).is_near
+    assert not ask(600, 32).is_near, "now it has its own"
+    assert not ask(64, 32, 8192).is_near, "another context is another question"
 
 
 def test_ctrl_c_keeps_the_pairs_that_are_complete() -> None:
@@ -501,8 +501,8 @@ def test_what_is_remembered_is_known_without_measuring(monkeypatch: pytest.Monke
     assert placer.planned == []
     gate(placer, {"split": 1.5}, [])
     found, near = remembered(placer, LOAD), remembered(placer, Workload(600, 32, 4096))
-    assert found is not None and (found.plan.policy, found.near) == ("split", False)
-    assert near is not None and (near.plan.policy, near.near) == ("split", True)
+    assert found is not None and (found.plan.policy, found.is_near) == ("split", False)
+    assert near is not None and (near.plan.policy, near.is_near) == ("split", True)
     assert remembered(FakePlacer(is_profiled=False), LOAD) is None  # type: ignore[arg-type]
 
 

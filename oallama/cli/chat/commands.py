@@ -55,8 +55,8 @@ def obey(session: ChatSession, model: ChatModel, message: str) -> None:
     name = OTHER_NAMES.get(name, name)
     command = COMMANDS.get(name)
     if command is None:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        meant = f"did you mean {near[0]}?" if near else "/? lists them"
+        closest = difflib.get_close_matches(name, COMMANDS, 1)
+        meant = f"did you mean {closest[0]}?" if closest else "/? lists them"
         raise UsageError(f"there is no command {name}; {meant} (a message with a blank before the / goes to the model)")
     command.do(session, model, argument.strip())
 

@@ -41,7 +41,7 @@ def reader_of_stdin(idle: IdleTune | None = None) -> Terminal | PipedLines:
 def converse(session: ChatSession, model: ChatModel, reader: Terminal | PipedLines) -> None:
     """Answer until the end of the input or /bye. What is wrong with a message or a command is one sentence, and the
     session goes on; from a pipe, a lost device and Ctrl-C end it."""
-    told: Engine | None = None  # of which engine what was re-planned has been told
+    shown_engine: Engine | None = None  # of which engine what was re-planned has been told
     n_replanned = 0
     while True:
         try:
@@ -73,8 +73,8 @@ def converse(session: ChatSession, model: ChatModel, reader: Terminal | PipedLin
         if session.settings.verbose and session.last is not None and session.n_answers > n_answers:
             talk(figures(session.last, model.token_seconds))
             engine = model.engine
-            if engine is not told:
-                told, n_replanned = engine, 0
+            if engine is not shown_engine:
+                shown_engine, n_replanned = engine, 0
             for change in engine.replanned[n_replanned:]:
                 talk(f"re-planned {change}")
             n_replanned = len(engine.replanned)

@@ -171,9 +171,9 @@ def figures(generation: Generation, token_seconds: Callable[[int], float | None]
         f"TTFT {format_seconds(generation.ttft_s)}",
     ]
     if generation.tpot_s > 0:
-        said = "nothing predicted, as nothing was measured"
+        expectation = "nothing predicted, as nothing was measured"
         tpot_s = token_seconds(generation.n_prompt + generation.n_gen // 2)
         if tpot_s is not None and tpot_s > 0:
-            said = f"predicted {1 / tpot_s:.1f}"
-        parts.append(f"{1 / generation.tpot_s:.1f} tokens/s ({said})")
+            expectation = f"predicted {1 / tpot_s:.1f}"
+        parts.append(f"{1 / generation.tpot_s:.1f} tokens/s ({expectation})")
     return " · ".join(parts)

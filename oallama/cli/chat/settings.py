@@ -73,8 +73,8 @@ def setting_name(word: str) -> str:
     """The name of a setting. Raises UsageError with the likeliest one meant."""
     name = ALIASES.get(word, word)
     if name not in MEANINGS:
-        near = difflib.get_close_matches(word, [*MEANINGS, *ALIASES], 1)
-        meant = f"did you mean {near[0]}?" if near else "/set lists them"
+        closest = difflib.get_close_matches(word, [*MEANINGS, *ALIASES], 1)
+        meant = f"did you mean {closest[0]}?" if closest else "/set lists them"
         raise UsageError(f"there is no setting {word}; {meant}")
     return name
 
