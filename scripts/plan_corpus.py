@@ -89,13 +89,13 @@ def _of_model(profile: Profile, name: str) -> Profile:
 
 def problem(name: str, profile: Profile, cap: dict[str, float]) -> Problem:
     """With flash attention everywhere."""
-    shape = model(name)
+    shaped = model(name)
     flash = with_attention(profile, "on")
     shape = next(rest.shape for rest in flash.rest if rest.shape is not None)
-    kv = int(LOAD.n_ctx * shape.info.n_layer * cache_bytes(shape))
-    vram = int(cap.get("vram_share", 0) * shape.n_bytes) + (kv + COMPUTE_BYTES if "vram_share" in cap else 24 * GIB)
-    probe = probe_of(HostLoad(shape.n_bytes, kv, COMPUTE_BYTES), shape.operators, shape.info.n_layer, vram)
-    return Problem(shape.operators, shape.graph, flash, probe, vram, 0.9, cap.get("gpu_weights"),
+    kv = int(LOAD.n_ctx * shaped.info.n_layer * cache_bytes(shape))
+    vram = int(cap.get("vram_share", 0) * shaped.n_bytes) + (kv + COMPUTE_BYTES if "vram_share" in cap else 24 * GIB)
+    probe = probe_of(HostLoad(shaped.n_bytes, kv, COMPUTE_BYTES), shaped.operators, shaped.info.n_layer, vram)
+    return Problem(shaped.operators, shaped.graph, flash, probe, vram, 0.9, cap.get("gpu_weights"),
                    slices_only=profile.device == "cpu-pair", host_room=8 * GIB)  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def _random(bench: SliceBench, cut: tuple[float, float, int], new_profile: bool)
         bench.refresh()
     gg, cg, n_g = cut
     plan = bench.sliced(gg, cg, n_g)
-    spans = bench.traced(plan, of="caller")
+    spans = bench.traced(plan, watched="caller")
     return {"r_gg": gg, "r_cg": cg, "n_g": n_g, **{
         phase: {"predicted_s": predicted_t_fin(plan, bench.slicer, n_tokens),
                 "samples_s": [t_fin(steps) for steps in phases_of(spans, n_tokens).values()]}
