@@ -1,4 +1,4 @@
-"""What each arm loads: plans of our policies, and stock llama.cpp at its strongest.
+"""Arms of a comparison: plans of our policies, and stock llama.cpp at its strongest.
 
 Stock arms get what a user of llama.cpp could find out: `stock-ngl` the best -ngl of a measured search, `stock-ncmoe`
 the best -ncmoe, `stock-fit` llama.cpp's own --fit. All keep to the same memory cap. A name with `-ubN` behind it is the

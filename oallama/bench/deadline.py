@@ -1,4 +1,4 @@
-"""When measuring must have ended, by the wall clock."""
+"""Deadline of a measurement, by the wall clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what was asked for to a Bench: tests, the setting that all arms share, its memory cap, and the arms."""
+"""Preparation of a comparison: tests, the setting that all arms share, its memory cap, and the arms."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whether an arm did what it says, whether two arms turned out to be the same, and what went on meanwhile that readers
-of the numbers should know. Pure: compares what was read back.
+"""Checks of a comparison: arms that did not do what they say, arms that are the same, and disturbances that readers of
+the numbers should know. Pure: compares what was read back.
 
 The mistakes this guards against were all made in public: an arm that never was what its name said, a
 layer count off by one, two arms that were one.

@@ -1,4 +1,4 @@
-"""What a served placement needs of this machine: its device by llama-server's name, and which experts are used."""
+"""Resources of a served placement: its device by llama-server's name, and counts of used experts."""
 
 from __future__ import annotations
 

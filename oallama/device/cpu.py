@@ -1,4 +1,4 @@
-"""How many CPU threads computing should use: the physical cores this process may really run on."""
+"""Number of CPU threads to compute with: the physical cores this process may really run on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How llama.cpp is told to load a model: its parameter structs filled from plain values, and kept alive.
+"""Load parameters of llama.cpp: its structs filled from plain values, and kept alive.
 
 The memory probe and the engine both load through here, so what was probed is what gets loaded.
 """

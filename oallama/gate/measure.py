@@ -1,4 +1,4 @@
-"""Candidates measured against stock, one test after another, until each has won or lost, or time is over."""
+"""Measuring candidates against stock, one test after another, until each has won or lost, or time is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gate found, in files, one for each key; a file that is no use is as good as none."""
+"""Cache of verdicts in files, one for each key; a file that cannot be used counts as none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan promises, in one line before it runs, and what became of it, in one after: pure."""
+"""Expected speed of a plan in one line before it runs, and measured beside expected in one after: pure."""
 
 from __future__ import annotations
 

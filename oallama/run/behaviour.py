@@ -1,4 +1,4 @@
-"""What an engine does besides computing: what it shows, waits for, records and changes while it runs."""
+"""Options of an engine beside model, plan and placement: progress, stall time-out, recording, re-planning, learning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which experts one generation used: recorded while it runs."""
+"""Recording of the experts that one generation uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a chat does for a line that begins with a slash."""
+"""Slash commands of a chat: parsed, completed and carried out."""
 
 from __future__ import annotations
 

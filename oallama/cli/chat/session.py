@@ -1,4 +1,4 @@
-"""A chat with one model: the conversation so far, and the next answer."""
+"""State of a chat with one model: the conversation so far, its trimming to the context, and the next answer."""
 
 from __future__ import annotations
 

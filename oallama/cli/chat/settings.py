@@ -1,4 +1,4 @@
-"""What /set changes: how answers are drawn, where they end, and what is shown after them."""
+"""Settings of a chat (/set): sampling, stops, length, JSON schema or grammar, figures after answers."""
 
 from __future__ import annotations
 
