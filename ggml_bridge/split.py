@@ -7,7 +7,7 @@ process knows it, and gives it the operators whose weights are in its buffer typ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from struct import Struct
@@ -276,27 +276,16 @@ class SplitPlan:
             if count[0] < _TIMES:
                 return made
 
-    def swap_expert(self, slot: int, expert: int, matrices: Mapping[str, bytes]) -> None:
-        """Puts another expert into a slot of hot ones, while a model is loaded and nothing computes.
-
-        slot: position in the plan's `hot=`. matrices: the expert's bytes as the GGUF has them, by tensor name, of every
-        weight of the block. Raises ValueError for a slot, an expert or bytes that cannot be; then the slot is free, and
-        the CPU computes the expert that it held.
-        """
-        self.free_slot(matrices, slot)
-        for name, data in matrices.items():
-            self.write_slot(name, slot, data, 0)
-        self.fill_slot(matrices, slot, expert)
-
     def free_slot(self, names: Iterable[str], slot: int) -> None:
-        """From here on the CPU computes the expert that a slot had. names: every weight of the block. Like
-        swap_expert otherwise, as write_slot and fill_slot."""
+        """From here on the CPU computes the expert that a slot of hot ones had. slot: position in the plan's `hot=`.
+        names: every weight of the block. To be called, as write_slot and fill_slot, while a model is loaded and nothing
+        computes. Raise ValueError for a slot, an expert or bytes that cannot be; the slot stays free then."""
         for name in names:
             self._native.call("oallama_slot_free", self._open(), encode(name), slot)
 
     def write_slot(self, name: str, slot: int, data: bytes, offset: int) -> None:
-        """A piece of one matrix of the expert that comes; offset: of the piece in it, bytes. Pieces begin and end
-        between the blocks of the weight's type."""
+        """A piece of one matrix of the expert that comes, as the GGUF has it; offset: of the piece in it, bytes.
+        Pieces begin and end between the blocks of the weight's type."""
         self._native.call(
             "oallama_slot_write", self._open(), encode(name), slot, _ffi.from_buffer(data), offset, len(data)
         )

@@ -159,11 +159,11 @@ class Engine:
                 self._plan, shrunk = self._split.corrected(plan, operators)
                 warnings = (*warnings, *shrunk)
                 if replan is not None and replan.moves:
-                    self._replan = RunningReplan(self._split, replan) if may_move else None
+                    self._replan = RunningReplan(self._split.plan, replan) if may_move else None
                     warnings = warnings if may_move else (*warnings, _CUTS_STAY)
             self._hot = HotExperts(model, operators, self._plan)
             if learn is not None and self._split is not None and self._hot.layers:
-                self._learned = LearnedExperts(self._split, self._hot, learn, self._turns, self._runner)
+                self._learned = LearnedExperts(self._split.plan, self._hot, learn, self._turns, self._runner)
                 weakref.finalize(self, self._learned.stop)  # comes before `_release`, which is older
             self.memory = self._measure_memory()
         except BaseException:
@@ -344,7 +344,7 @@ class Engine:
                 raise UsageError("this plan has no hot experts; make one that has")
             if self._learned is not None:
                 self._learned.start_anew()
-            return self._runner.call(lambda: self._hot.exchange(split, layer, experts))
+            return self._runner.call(lambda: self._hot.exchange(split.plan, layer, experts))
 
     @property
     def learns(self) -> bool:

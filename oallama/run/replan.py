@@ -9,8 +9,7 @@ from oallama.place.kept_cuts import Replan
 from oallama.place.replan import Replanner
 
 if TYPE_CHECKING:
-    from ggml_bridge import BlockTimes
-    from oallama.run.split import LoadedSplit
+    from ggml_bridge import BlockTimes, SplitPlan
 
 TOKENS_BETWEEN = 16
 """After so many tokens the times of their blocks are looked at."""
@@ -22,7 +21,7 @@ TOKENS_SETTLED = 32
 class RunningReplan:
     """For one engine. `beat` is called after each decode, where it may talk to the split back end."""
 
-    def __init__(self, split: LoadedSplit, replan: Replan) -> None:
+    def __init__(self, split: SplitPlan, replan: Replan) -> None:
         self._split, self._rule, self._tracker = split, Replanner(replan), Tracker()
         self._choice = self._rule.start()
         self._blocks = {name: i for i, kept in enumerate(replan.blocks) for name in kept.operators}
