@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.command import write_document
 from experiments.planned import Planned, planned
 
 from oallama.core.errors import OallamaError
@@ -263,7 +264,7 @@ def main() -> int:
         add_profile(options.name, options.file)
         return 0
     if options.command == "record":
-        PLANS.write_text(json.dumps(dict(all_plans()), indent=1) + "\n", encoding="utf-8")
+        write_document(dict(all_plans()), PLANS)
         return 0
     return compare(options.only) if options.command == "compare" else without(options.term, options.only)
 

@@ -9,11 +9,11 @@ No native code, device or file of weights is needed: models are shapes on a desc
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from pathlib import Path
 
+from experiments.command import write_document
 from experiments.pages import table
 from experiments.planned import planned
 from model_shapes import KNOWN
@@ -72,7 +72,7 @@ def main() -> None:
     print("\n".join(table(columns, rows)), end="")
     if options.json:
         about = {"machine": MACHINE, "vram_share": SHARE, "processor_seconds": found}
-        options.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        write_document(about, options.json)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from experiments.command import write_document
+
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "benchmarks.md"
 STOCK = "stock-fit"
@@ -278,7 +280,7 @@ def main() -> None:
     if options.keep is not None:
         report = slim(json.loads(options.keep.read_text(encoding="utf-8")))
         path = DOCS / "benchmarks" / f"{options.name}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_document(report, path)
     page = with_section(PAGE.read_text(encoding="utf-8"), options.name, section(options.name))
     PAGE.write_text(page, encoding="utf-8")
 

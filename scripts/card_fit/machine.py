@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from experiments.command import write_document
 from experiments.inputs import InputError
 
 from oallama.device.card import Card, Host
@@ -87,7 +88,7 @@ def _machine(record: Mapping[str, Any]) -> FittedMachine:
 
 
 def write_machine(machine: FittedMachine, path: Path) -> None:
-    path.write_text(json.dumps(_record(machine), indent=1) + "\n", encoding="utf-8")
+    write_document(_record(machine), path)
 
 
 def read_machine(path: Path) -> FittedMachine:

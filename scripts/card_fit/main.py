@@ -12,12 +12,12 @@ docs/real-card.md says what came of it on an RTX 5090.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from experiments.command import write_document
 from experiments.inputs import InputError
 
 from card_fit.errors import PHASES, document, median_error, rows_of, text
@@ -124,7 +124,7 @@ def _fit(options: argparse.Namespace) -> int:
     write_machine(machine, options.output)
     rows = rows_of(Predictor(machine, models, runs), used)
     if options.json:
-        print(json.dumps(document(rows), indent=1))
+        write_document(document(rows), None)
         return 0
     print(f"{len(used)} of {len(runs)} rows, {len(FITTED)} rates")
     for name, value in rates(machine).items():
@@ -140,7 +140,7 @@ def _predict(options: argparse.Namespace) -> int:
     if options.plot:
         write_plot(rows, options.plot)
     if options.json:
-        print(json.dumps(document(rows), indent=1))
+        write_document(document(rows), None)
         return 0
     print(text(rows))
     others = [row for row in rows if not row["fitted"]]

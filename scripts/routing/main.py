@@ -20,6 +20,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.command import write_document
+
 from oallama.core.units import parse_memory, parse_share
 from oallama.place.learned_experts import HALF_LIFE_TOKENS
 from routing.drawn import RoutingDraw, curve_shares, draw, zipf_shares
@@ -198,7 +200,7 @@ def _learn(options: argparse.Namespace) -> int:
     n_used = len(next(iter(routing.values()))[0])
     found = document(options.file.name, len(routing), n_used, course, served)
     if options.output is not None:
-        options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_document(found, options.output)
     print("\n".join("  ".join(f"{cell:>9}" for cell in row) for row in table(served, _PARTS)))
     return 0
 
