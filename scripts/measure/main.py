@@ -24,7 +24,6 @@ from experiments.pages import table
 from experiments.results import Results
 
 from measure import (
-    depths,
     divergence,
     emulated,
     placements,
@@ -39,7 +38,6 @@ from measure import (
 from measure.measure import Measure, MeasureStep
 
 MEASURES: Mapping[str, Measure] = {
-    "depths": depths.MEASURE,
     "divergence": divergence.MEASURE,
     "emulated": emulated.MEASURE,
     "placements": placements.MEASURE,
