@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ServeOptions:
+class PlacementRequest:
     """What a command line asks of the placement."""
 
     model: str
@@ -42,7 +42,7 @@ class ServeOptions:
 
 
 @contextlib.contextmanager
-def served_model(asked: ServeOptions) -> Iterator[ServedModel]:
+def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
     """The worker that a placement may need runs for the block, and uses of experts are kept at its end. Raises what
     reading, planning and measuring do."""
     made = _planned(asked)
@@ -57,7 +57,7 @@ class ServedModel:
     """wanted: what was asked for. on_cpu: for when the device is lost; None where there is none. is_unknown: nothing
     was measured that the policy could follow. options: as asked, with room for a projector."""
 
-    def __init__(self, asked: ServeOptions, made: _Made, needs: Needs) -> None:
+    def __init__(self, asked: PlacementRequest, made: _Made, needs: Needs) -> None:
         self.placer, self.is_unknown, self.device_lost = made.placer, made.is_unknown, needs.lost
         self.options = asked.placement.options
         self._asked, self._needs = asked, needs
@@ -135,7 +135,7 @@ class _Made:
     is_unknown: bool
 
 
-def _planned(asked: ServeOptions) -> _Made | None:
+def _planned(asked: PlacementRequest) -> _Made | None:
     """As a plan's file says; None where none was named."""
     planned = asked.placement.planned(asked.model)
     if planned is None:
@@ -148,7 +148,7 @@ def _planned(asked: ServeOptions) -> _Made | None:
     return _Made(placer, _timed(placer, plan, reason), False)
 
 
-def _with_room(asked: ServeOptions) -> tuple[Placer, ServeOptions]:
+def _with_room(asked: PlacementRequest) -> tuple[Placer, PlacementRequest]:
     """A placer, and what is asked for then, with room on the device for the projector where that was asked for."""
     placer = asked.placement.placer(asked.model)
     _check_device(placer)
@@ -159,7 +159,7 @@ def _with_room(asked: ServeOptions) -> tuple[Placer, ServeOptions]:
     return Placer.of_file(asked.model, roomy, asked.placement.profile), asked
 
 
-def _placed(asked: ServeOptions, placer: Placer) -> _Made:
+def _placed(asked: PlacementRequest, placer: Placer) -> _Made:
     """As the policy says, which is what `run` has."""
     options = replace(asked.placement, tune="before" if asked.placement.tune == "before" else "after")
     plan, is_unknown = options.made_plan(placer, asked.workload(placer))
@@ -171,7 +171,7 @@ def _check_device(placer: Placer) -> None:
         raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port, rpc-worker or none")
 
 
-def _reason(placer: Placer, asked: ServeOptions, plan: Plan, is_unknown: bool) -> str:
+def _reason(placer: Placer, asked: PlacementRequest, plan: Plan, is_unknown: bool) -> str:
     """What is served and why."""
     options = asked.placement
     if options.policy.keeps_to_cpu(placer):
