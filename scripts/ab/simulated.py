@@ -1,4 +1,4 @@
-"""What every policy of a cell is predicted to do: the plan that `oallama bench` would make, on its timeline.
+"""Predictions of a cell: the plan of every policy that `oallama bench` would make, on its timeline.
 
 Nothing is run; a plan needs a profile and dry loads.
 """

@@ -1,4 +1,4 @@
-"""What is built and with which flags. Pure."""
+"""Recipe of a CUDA build: parts and flags. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line of every experiment has: its description, and an end that is told in a sentence."""
+"""Command lines of experiments: parser, documents, and failures told in a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes in at the port of `oallama serve`, as bytes, through our server to a stand-in for llama-server."""
+"""Fuzz target `request`: bytes at the port of `oallama serve`, through our server to a stand-in for llama-server."""
 
 from __future__ import annotations
 

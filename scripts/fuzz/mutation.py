@@ -1,4 +1,4 @@
-"""How inputs are damaged: numbers, texts, bytes and JSON that readers get wrong. All by the given random source."""
+"""Mutations of inputs: numbers, texts, bytes and JSON that readers get wrong. All by the given random source."""
 
 from __future__ import annotations
 

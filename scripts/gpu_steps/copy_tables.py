@@ -1,4 +1,4 @@
-"""What small copies wait for behind streamed weights, as a table of one results file. Pure."""
+"""Table of the wait of small copies behind streamed weights, from one results file. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kinds of steps do: each returns what it found, or says why there is nothing."""
+"""Kinds of steps: each returns what it found, or says why there is nothing."""
 
 from __future__ import annotations
 

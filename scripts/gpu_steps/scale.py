@@ -1,4 +1,4 @@
-"""How large a run is: the same steps on a card, and on a machine that only plays one. Pure."""
+"""Scale of a run: the same steps on a card, and on a machine that only plays one. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which step comes next, and whether it still fits. Pure."""
+"""Scheduling of steps: the next one, and whether it still fits. Pure."""
 
 from __future__ import annotations
 

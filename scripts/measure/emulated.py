@@ -1,4 +1,4 @@
-"""How well an emulated device keeps time here: copies and mul-mats against its own model, and how late it tells them.
+"""Timing accuracy of an emulated device here: copies and mul-mats against its own model, and its lateness.
 
 `copy`: as a stream of copies takes it, without its caller's part. `overlap`: how much of a copy on one stream a result
 of another stream waits for; nothing of it, on a card with an engine for each.

@@ -1,4 +1,4 @@
-"""What a measurement is: options, steps that are measured one by one, and a table of what came of them."""
+"""The record of a measurement: options, steps that are measured one by one, and a table of what came of them."""
 
 from __future__ import annotations
 

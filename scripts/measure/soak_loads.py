@@ -1,4 +1,4 @@
-"""What stays in memory after many loads and frees of an engine: a process is asked again and again what it holds."""
+"""Memory that stays after many loads and frees of an engine: a process is asked again and again what it holds."""
 
 from __future__ import annotations
 

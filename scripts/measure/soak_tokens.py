@@ -1,4 +1,4 @@
-"""What stays in memory after many tokens of `oallama serve`, of random lengths, with requests given up at random."""
+"""Memory that stays after many tokens of `oallama serve`, of random lengths, with requests given up at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no placement can do better: bytes over bandwidth, and operations over arithmetic, all parts busy at once."""
+"""Physical bounds: bytes over bandwidth, and operations over arithmetic, all parts busy at once."""
 
 from __future__ import annotations
 

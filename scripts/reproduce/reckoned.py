@@ -1,4 +1,4 @@
-"""What a load would take on a described card, reckoned by sizes: no load is made."""
+"""Memory of a load on a described card, reckoned by sizes: no load is made."""
 
 from __future__ import annotations
 

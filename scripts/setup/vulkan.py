@@ -1,4 +1,5 @@
-"""What a Vulkan build needs from the system, the command that installs it, and newer headers where they are too old."""
+"""Requirements of a Vulkan build: what it needs from the system, the command that installs it, and newer headers where
+they are too old."""
 
 from __future__ import annotations
 
