@@ -11,7 +11,6 @@ No native code, device or file of weights is needed: models are shapes, memory i
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import sys
@@ -21,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from experiments.command import write_document
+from experiments.command import parser_of, write_document
 from experiments.planned import Planned, planned
 
 from oallama.core.errors import OallamaError
@@ -249,7 +248,7 @@ def add_profile(name: str, file: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("plan_corpus.py", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     add = commands.add_parser("add-profile")
     add.add_argument("name")

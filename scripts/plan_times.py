@@ -8,12 +8,11 @@ No native code, device or file of weights is needed: models are shapes on a desc
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from pathlib import Path
 
-from experiments.command import write_document
+from experiments.command import parser_of, write_document
 from experiments.pages import table
 from experiments.planned import planned
 from model_shapes import KNOWN
@@ -56,7 +55,7 @@ def seconds(name: str, policy: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("plan_times.py", __doc__)
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()

@@ -11,7 +11,6 @@ cell that is only predicted is shown as that.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import statistics
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from experiments.command import write_document
+from experiments.command import parser_of, write_document
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "benchmarks.md"
@@ -273,7 +272,7 @@ def slim(report: Row) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("policy_tables.py", __doc__)
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("--keep", type=Path, metavar="REPORT.json", help="put this report into docs/benchmarks first")
     options = parser.parse_args()

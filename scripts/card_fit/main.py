@@ -12,12 +12,11 @@ docs/real-card.md says what came of it on an RTX 5090.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.command import write_document
+from experiments.command import guarded, parser_of, write_document
 from experiments.inputs import InputError
 
 from card_fit.errors import PHASES, document, median_error, rows_of, text
@@ -37,19 +36,11 @@ EVERY = 3
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 wrong usage or input, 130 interrupted."""
     options = _parser().parse_args(arguments)
-    try:
-        return int(options.run(options))
-    except InputError as error:
-        print(f"real_card: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("real_card: interrupted; nothing was written", file=sys.stderr)
-        return 130
+    return guarded("real_card", lambda: int(options.run(options)), "nothing was written")
 
 
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="real_card", description=__doc__, formatter_class=raw)
+    parser = parser_of("real_card", __doc__)
     commands = parser.add_subparsers(required=True, metavar="fit|predict|terms")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], what: str) -> Callable[..., argparse.Action]:

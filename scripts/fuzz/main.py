@@ -14,7 +14,6 @@ sanitizers; its inputs are kept beside.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import secrets
 import signal
@@ -30,6 +29,7 @@ from random import Random
 from typing import Any
 
 from experiments.child import ROOT
+from experiments.command import parser_of
 
 from fuzz import documents, gguf_files, http_requests, native, texts
 from oallama.core.errors import OallamaError
@@ -79,9 +79,7 @@ class Counts:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 no fault, 1 faults."""
-    parser = argparse.ArgumentParser(
-        prog="fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("fuzz", __doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="one of --list, or several, one after another")
     parser.add_argument("-n", type=int, metavar="N", help="inputs to try [10000, or any number with --minutes]")
     parser.add_argument("--minutes", type=float, metavar="M", help="stop after so many")

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.command import write_document
+from experiments.command import parser_of, write_document
 
 from oallama.core.units import parse_memory, parse_share
 from oallama.place.learned_experts import HALF_LIFE_TOKENS
@@ -49,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="routing", description=__doc__, formatter_class=raw)
+    parser = parser_of("routing", __doc__)
     names = parser.add_subparsers(dest="name", required=True)
 
     own = names.add_parser("record", help="the experts that a model uses while it generates")
