@@ -36,11 +36,11 @@ LOAD = Workload(n_prompt=512, n_gen=128, n_ctx=4096)
 
 
 def problem_of(name: str) -> Problem:
-    of, machine = planned.__wrapped__(name), machine_of(MACHINE)  # what a graph remembers belongs to what is timed
-    profile = with_attention(described(machine.host, machine.card, of.info, of.operators, BATCHES), "on")
-    host = HostLoad(of.n_bytes, of.info.n_layer * 16 * MIB, 64 * MIB)
-    probe = probe_of(host, of.operators, of.info.n_layer, int(SHARE * of.n_bytes))
-    return Problem(of.operators, of.graph, profile, probe, None, 0.9, None)
+    shaped, machine = planned.__wrapped__(name), machine_of(MACHINE)  # what a graph remembers belongs to what is timed
+    profile = with_attention(described(machine.host, machine.card, shaped.info, shaped.operators, BATCHES), "on")
+    host = HostLoad(shaped.n_bytes, shaped.info.n_layer * 16 * MIB, 64 * MIB)
+    probe = probe_of(host, shaped.operators, shaped.info.n_layer, int(SHARE * shaped.n_bytes))
+    return Problem(shaped.operators, shaped.graph, profile, probe, None, 0.9, None)
 
 
 def seconds(name: str, policy: str) -> float:

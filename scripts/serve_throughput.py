@@ -144,8 +144,15 @@ def command(
         folder / "s.sock",
         os.environ,
     )
-    at = started.command.index("--host")
-    made = [*started.command[:at], "--host", "127.0.0.1", "--port", str(port), *started.command[at + 2 :]]
+    host_index = started.command.index("--host")
+    made = [
+        *started.command[:host_index],
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        *started.command[host_index + 2 :],
+    ]
     return made, dict(started.environment)
 
 

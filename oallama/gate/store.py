@@ -43,15 +43,15 @@ def read_kept(key: Key) -> KeptVerdict | None:
 
 def nearest_kept(key: Key) -> KeptVerdict | None:
     """Of the settled verdicts for other lengths of prompt and generation the nearest one, of these the last."""
-    near = [
+    known = [
         (apart, kept)
         for path in sorted(cache_folder().glob(f"gate-v{VERSION}-*.json"))
         if (kept := _read(path)) is not None
         and kept.verdict.settled
         and (apart := distance(key, kept.verdict.key)) is not None
     ]
-    least = min((apart for apart, _ in near), default=0)
-    return max((kept for apart, kept in near if apart == least), key=lambda k: k.verdict.measured_at, default=None)
+    least = min((apart for apart, _ in known), default=0)
+    return max((kept for apart, kept in known if apart == least), key=lambda k: k.verdict.measured_at, default=None)
 
 
 def write_kept(kept: KeptVerdict) -> None:

@@ -102,7 +102,7 @@ def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[
         (
             STREAMS[key[0]],
             LOOKS[key[1]][0],
-            *(format_seconds(of[key][0]) if key in of else "" for of in (of_prompt, of_token)),
+            *(format_seconds(times[key][0]) if key in times else "" for times in (of_prompt, of_token)),
         )
         for key in sorted({*of_prompt, *of_token}, key=lambda key: (ENGINES.index(key[0]), KINDS.index(key[1])))
     ]

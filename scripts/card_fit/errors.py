@@ -72,7 +72,7 @@ def text(rows: Sequence[Row]) -> str:
 def _cells(rows: Sequence[Row]) -> str:
     cells = []
     for phase in PHASES:
-        at = worst(rows, phase)
+        worst_row = worst(rows, phase)
         lean = median(error(row, phase) for row in rows)
-        cells.append(f"{median_error(rows, phase):8.1%}{lean:+8.1%}{error(at, phase):+8.1%}{at['ngl']:9}")
+        cells.append(f"{median_error(rows, phase):8.1%}{lean:+8.1%}{error(worst_row, phase):+8.1%}{worst_row['ngl']:9}")
     return "   ".join(cells)

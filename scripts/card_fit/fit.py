@@ -33,11 +33,11 @@ def fit(
     predictor_of = predictor_of or (lambda machine: Predictor(machine, models, runs))
     x = np.log([rates(start)[name] for name in FITTED])
 
-    def machine(at: Vector) -> FittedMachine:
-        return with_rates(start, dict(zip(FITTED, np.exp(at).tolist(), strict=True)))
+    def machine(point: Vector) -> FittedMachine:
+        return with_rates(start, dict(zip(FITTED, np.exp(point).tolist(), strict=True)))
 
-    def residuals(at: Vector) -> Vector:
-        predictor = predictor_of(machine(at))
+    def residuals(point: Vector) -> Vector:
+        predictor = predictor_of(machine(point))
         out = [(predictor(run), run) for run in runs]
         pairs = [(made.prompt_tps / run.prompt_tps, made.eval_tps / run.eval_tps) for made, run in out]
         off: Vector = np.log(np.array(pairs)).ravel()

@@ -111,7 +111,7 @@ def _stock(shape: Shape, work: TokenCounts) -> list[str]:
 
 def _ab(
     scale: Scale, shape: Shape, work: TokenCounts, policies: tuple[str, ...], arms: list[str], cap: list[str],
-    shown: str, name: str, seconds: float, of: str = "", paper: str = "", n_ubatch: int | None = None,
+    shown: str, name: str, seconds: float, unit: str = "", paper: str = "", n_ubatch: int | None = None,
 ) -> GpuStep:  # fmt: skip
     """All arms in one cell, as `oallama bench` compares them. of: what the cap is a share of, or counts."""
     settings: dict[str, Any] = {
@@ -119,7 +119,7 @@ def _ab(
         "cap": cap, "shown_cap": shown, "paper": paper, "n_prompt": work.n_prompt, "n_gen": work.n_gen,
         "repetitions": scale.repetitions, **({} if n_ubatch is None else {"n_ubatch": n_ubatch}),
     }  # fmt: skip
-    title = f"{shape.name}, {shown}{of}, {work.n_prompt} + {work.n_gen} tokens"
+    title = f"{shape.name}, {shown}{unit}, {work.n_prompt} + {work.n_gen} tokens"
     title += "" if n_ubatch is None else f", -ub {n_ubatch}"
     return GpuStep(name, title, "ab", seconds, settings, (shape,), ("doctor",))
 

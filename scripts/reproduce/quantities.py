@@ -180,17 +180,17 @@ def _embedding_bytes(operators: Sequence[Operator]) -> int:
 def _affinity(figure: Figure, _runs: Runs) -> Found:
     """G of a role (section 2.3): B = (T_c - T_g) / M of every mul-mat, scaled to 0..1 over the model."""
     cell = figure.cells[0]
-    of = problem(cell, FigureArm("oato"))
+    asked = problem(cell, FigureArm("oato"))
     load = workload(cell)
-    costs = costs_of(of, load, "prefill").operators
+    costs = costs_of(asked, load, "prefill").operators
     gains = [
         (cost.t_cpu_s - (cost.t_gpu_s or 0.0)) / operator.bytes
-        for cost, operator in zip(costs, of.operators, strict=True)
+        for cost, operator in zip(costs, asked.operators, strict=True)
         if operator.layer is not None
     ]
-    roles = [operator.role for operator in of.operators if operator.layer is not None]
-    at = roles.index(figure.of["role"])
-    return Found((gains[at] - min(gains)) / (max(gains) - min(gains)))
+    roles = [operator.role for operator in asked.operators if operator.layer is not None]
+    index = roles.index(figure.of["role"])
+    return Found((gains[index] - min(gains)) / (max(gains) - min(gains)))
 
 
 #
@@ -216,14 +216,14 @@ def formulas() -> dict[str, Any]:
 def _formulas(figure: Figure, _runs: Runs) -> Found:
     """A number out of the document; `bound` beside it where there is one. Where the paper does not say which CPU, both
     that Table I has and that the published rates imply are there."""
-    of = dict(figure.of)
-    part, value = of.pop("part"), of.pop("value", "predicted")
+    params = dict(figure.of)
+    part, value = params.pop("part"), params.pop("value", "predicted")
     if part == "fixed_means":
         means = formulas()[part]
-        return Found(means["by_fixed_rate"][of["index"]])
+        return Found(means["by_fixed_rate"][params["index"]])
     rows = formulas()[part]
-    rows = rows[of.pop("cpu")] if isinstance(rows, dict) else rows
-    row = next(row for row in rows if all(row[key] == wanted for key, wanted in of.items()))
+    rows = rows[params.pop("cpu")] if isinstance(rows, dict) else rows
+    row = next(row for row in rows if all(row[key] == wanted for key, wanted in params.items()))
     return Found(row[value], row.get("bound"))
 
 
@@ -252,9 +252,9 @@ def _busy(figure: Figure, runs: Runs) -> Found:
 def _decided(cell: FigureCell, arm: FigureArm) -> Any:
     from oallama.place.decide import Rules, decide
 
-    of, load = problem(cell, arm), workload(cell)
-    made = decide(of, arm.policy, load, "mixed", Rules(prefetch=arm.prefetch))  # type: ignore[arg-type]
-    return simulate(of, made.workload, made.placed)
+    asked, load = problem(cell, arm), workload(cell)
+    made = decide(asked, arm.policy, load, "mixed", Rules(prefetch=arm.prefetch))  # type: ignore[arg-type]
+    return simulate(asked, made.workload, made.placed)
 
 
 def _none(_figure: Figure, _runs: Runs) -> Found:

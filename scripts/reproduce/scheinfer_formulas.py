@@ -45,7 +45,7 @@ def r_cg(cut: Cut) -> float:
     return cut.cg / cut.extent
 
 
-def at(block: BlockCost, rate: float) -> Cut:
+def cut_at_rate(block: BlockCost, rate: float) -> Cut:
     """r_CG of `rate`, all the rest CC, at the nearest element."""
     extent = block.block.extent
     cg = round(rate * extent)
@@ -53,7 +53,7 @@ def at(block: BlockCost, rate: float) -> Cut:
 
 
 def resident(block: BlockCost) -> Cut:
-    return at(block, 0.0)
+    return cut_at_rate(block, 0.0)
 
 
 def implied_cpu_beta(rate: float, n_gemms: int = 3, bytes_per_weight: float = 0.5, link: float = LINK[1]) -> float:
@@ -109,7 +109,9 @@ def other_rates() -> Row:
 def sweep(threads: int, points: int = 65) -> list[tuple[float, float]]:
     """(r_CG, seconds) of LLaMA's FFN, as a curve to draw."""
     block = alone(ffn(LLAMA, Betas(cpu=implied_cpu_beta(RATES[threads]))))
-    return [(r, streaming().seconds(block, at(block, r), 1)) for r in (i / (points - 1) for i in range(points))]
+    return [
+        (r, streaming().seconds(block, cut_at_rate(block, r), 1)) for r in (i / (points - 1) for i in range(points))
+    ]
 
 
 def streams(ahead: StreamSettings, threads: int = 16, n_shown: int = 3, n_before: int = 5) -> Row:
@@ -144,7 +146,7 @@ def fixed() -> list[Row]:
         for threads, rate in RATES.items():
             block = ffn(model, Betas(cpu=implied_cpu_beta(rate)))
             best, best_s = solve_cg(block, streams, 0)
-            slower = {r: streams.seconds(block, at(block, r), 1) / best_s for r in published.FIXED}
+            slower = {r: streams.seconds(block, cut_at_rate(block, r), 1) / best_s for r in published.FIXED}
             rows.append({"model": model.name, "threads": threads, "solved_r_cg": r_cg(best), "speed_up": slower})
     return rows
 

@@ -124,10 +124,10 @@ def _stretches(hits: Sequence[Hit], n_used: int, n_stretch: int) -> HitShares:
 
 
 def _mean(layers: Sequence[HitShares]) -> HitShares:
-    def over(values: Iterator[tuple[float, ...]]) -> tuple[float, ...]:
+    def mean_of(values: Iterator[tuple[float, ...]]) -> tuple[float, ...]:
         return tuple(sum(each) / len(layers) for each in zip(*values, strict=True))
 
-    return HitShares(over(served.coverage for served in layers), over(served.copied for served in layers))
+    return HitShares(mean_of(served.coverage for served in layers), mean_of(served.copied for served in layers))
 
 
 def document(
