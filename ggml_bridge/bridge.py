@@ -110,10 +110,6 @@ class Bridge:
                 return device_at(self.native, index, ask_server=True)
         raise ValueError(f"no ggml device is called {name}; there are: {', '.join(d.name for d in devices)}")
 
-    def device_ptr(self, name: str) -> int:
-        """ggml_backend_dev_t of that device, for llama_model_params.devices; raises ValueError."""
-        return self.device(name).pointer
-
     def device_buft(self, device: str) -> int:
         """The device's own buffer type (ggml_backend_buffer_type_t), for tensor_buft_overrides."""
         return self.native.pointer("gb_device_buft", encode(device))

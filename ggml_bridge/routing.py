@@ -41,9 +41,9 @@ class RoutingRecorder:
             ffi.gc(self._handle, None)
             self._handle = None
 
-    def listen(self, on: bool) -> None:
+    def listen(self, listens: bool) -> None:
         """Whether what is computed from now on is recorded."""
-        self._native.lib.gb_routing_listen(self._handle, int(on))
+        self._native.lib.gb_routing_listen(self._handle, int(listens))
 
     def take(self) -> list[tuple[int, npt.NDArray[np.int32]]]:
         """(layer, ids [n_tokens, n_used]) of every router since the last take, in the order they were computed. Raises

@@ -33,7 +33,7 @@ _ANY = 0xFFFFFFFF  # a socket in any state
 _INODE_AT = 84  # bytes of struct nlmsghdr and of struct inet_diag_msg before idiag_inode
 
 
-class Guard:
+class ConnectionGuard:
     """Accepts the connections of this process' RPC server for as long as the process lives."""
 
     def __init__(self, parent: int) -> None:

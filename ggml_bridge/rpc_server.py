@@ -25,7 +25,7 @@ from ggml_bridge.bridge import load
 from ggml_bridge.errors import BridgeError
 from ggml_bridge.ffi import encode
 from ggml_bridge.rpc import probe
-from ggml_bridge.rpc_guard import Guard
+from ggml_bridge.rpc_guard import ConnectionGuard
 from ggml_bridge.threads import Thread
 
 _BIND_ATTEMPTS = 5
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.sched_setaffinity(0, options.cpus)  # before any thread starts: all inherit it
     guard = None
     if options.parent_pid is not None:
-        guard = Guard(options.parent_pid)
+        guard = ConnectionGuard(options.parent_pid)
         Thread(target=_leave_with, args=(options.parent_pid,), daemon=True).start()
         signal.signal(
             signal.SIGINT, signal.SIG_IGN
@@ -54,14 +54,14 @@ def main(arguments: list[str] | None = None) -> int:
         guarded = guard is not None and guard.install()
         for _ in range(_BIND_ATTEMPTS if options.port == 0 else 1):
             port = _choose_port(options.host, options.port)
-            endpoint, over = f"{options.host}:{port}", threading.Event()
-            Thread(target=_announce, args=(endpoint, port, guarded, ready_fd, over), daemon=True).start()
+            endpoint, ended = f"{options.host}:{port}", threading.Event()
+            Thread(target=_announce, args=(endpoint, port, guarded, ready_fd, ended), daemon=True).start()
             try:
                 bridge.native.call("gb_rpc_serve", encode(endpoint), options.threads)
             except BridgeError as error:
                 failure = str(error)  # somebody else took the port meanwhile
             finally:
-                over.set()
+                ended.set()
     except (BridgeError, OSError) as error:
         failure = f"cannot serve at {options.host}:{options.port}: {error}"
     print(f"rpc_server: {failure}", file=sys.stderr)
@@ -98,13 +98,13 @@ def _choose_port(host: str, port: int) -> int:
         return chosen
 
 
-def _announce(endpoint: str, port: int, guarded: bool, ready_fd: int, over: threading.Event) -> None:
+def _announce(endpoint: str, port: int, guarded: bool, ready_fd: int, ended: threading.Event) -> None:
     """Writes the endpoint once this process answers a handshake there, unless serving is over before."""
     try:
-        while not over.is_set():
+        while not ended.is_set():
             with contextlib.suppress(BridgeError):
                 probe(endpoint, timeout_s=1.0)
-                if _listens(port) and not over.is_set():
+                if _listens(port) and not ended.is_set():
                     answer = {"endpoint": endpoint, "pid": os.getpid(), "guarded": guarded}
                     os.write(ready_fd, (json.dumps(answer) + "\n").encode())
                     os.close(ready_fd)

@@ -7,7 +7,7 @@ process knows it, and gives it the operators whose weights are in its buffer typ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from struct import Struct
@@ -180,7 +180,7 @@ class SplitBackend:
     def reset_stats(self) -> None:
         self._native.call("oallama_reset_stats")
 
-    def start_trace(self, max_spans: int = 1 << 16, of: TraceOf = "caller") -> None:
+    def start_trace(self, max_spans: int = 1 << 16, watched: TraceOf = "caller") -> None:
         """Traces the first max_spans steps from now on, over all contexts of the process.
 
         of: what is traced of devices, which costs them time. `caller`: nothing, only the caller's steps. `events`: a
@@ -188,7 +188,7 @@ class SplitBackend:
         that, its events only say that work was sent. Events are waited for in threads of their own. Not every backend
         of ggml lets another thread do that while its stream is used: CUDA and RPC do, Vulkan's memory is corrupted.
         """
-        self._native.call("oallama_trace_start", max_spans, _TRACE_OF[of])
+        self._native.call("oallama_trace_start", max_spans, _TRACE_OF[watched])
 
     def stop_trace(self) -> list[Span]:
         """The steps since the trace was started, in the order in which they ended; what is on its way is waited for.
@@ -276,27 +276,16 @@ class SplitPlan:
             if count[0] < _TIMES:
                 return made
 
-    def swap_expert(self, slot: int, expert: int, matrices: Mapping[str, bytes]) -> None:
-        """Puts another expert into a slot of hot ones, while a model is loaded and nothing computes.
-
-        slot: position in the plan's `hot=`. matrices: the expert's bytes as the GGUF has them, by tensor name, of every
-        weight of the block. Raises ValueError for a slot, an expert or bytes that cannot be; then the slot is free, and
-        the CPU computes the expert that it held.
-        """
-        self.free_slot(matrices, slot)
-        for name, data in matrices.items():
-            self.write_slot(name, slot, data, 0)
-        self.fill_slot(matrices, slot, expert)
-
     def free_slot(self, names: Iterable[str], slot: int) -> None:
-        """From here on the CPU computes the expert that a slot had. names: every weight of the block. Like
-        swap_expert otherwise, as write_slot and fill_slot."""
+        """From here on the CPU computes the expert that a slot of hot ones had. slot: position in the plan's `hot=`.
+        names: every weight of the block. To be called, as write_slot and fill_slot, while a model is loaded and nothing
+        computes. Raise ValueError for a slot, an expert or bytes that cannot be; the slot stays free then."""
         for name in names:
             self._native.call("oallama_slot_free", self._open(), encode(name), slot)
 
     def write_slot(self, name: str, slot: int, data: bytes, offset: int) -> None:
-        """A piece of one matrix of the expert that comes; offset: of the piece in it, bytes. Pieces begin and end
-        between the blocks of the weight's type."""
+        """A piece of one matrix of the expert that comes, as the GGUF has it; offset: of the piece in it, bytes.
+        Pieces begin and end between the blocks of the weight's type."""
         self._native.call(
             "oallama_slot_write", self._open(), encode(name), slot, _ffi.from_buffer(data), offset, len(data)
         )
@@ -310,9 +299,9 @@ class SplitPlan:
         """How often tokens were routed to each expert of a weight with hot ones since this was asked last. Raises
         ValueError for another number of experts, and where no model with this tensor is loaded."""
         made, count = [], _ffi.new("int64_t *")
-        for of in range(2):  # in the order of enum oallama_batches
+        for kind in range(2):  # in the order of enum oallama_batches
             uses = _ffi.new("int64_t[]", n_expert)
-            self._native.call("oallama_plan_take_uses", self._open(), encode(name), of, uses, n_expert, count)
+            self._native.call("oallama_plan_take_uses", self._open(), encode(name), kind, uses, n_expert, count)
             made.append((int(count[0]), tuple(_ffi.unpack(uses, n_expert))))
         return ExpertUses(*made[0], *made[1])
 

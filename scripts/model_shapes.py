@@ -230,9 +230,9 @@ def gemma3(*sizes: Any, head_dim: int, window: int) -> ModelShape:
     )  # fmt: skip
 
 
-def llama3_long(of: ModelShape) -> ModelShape:
+def llama3_long(shape: ModelShape) -> ModelShape:
     """Llama 3.1 and later: a long context by factors of its RoPE."""
-    return replace(of, factors={"rope_freqs": of.n_embd // of.n_head // 2})
+    return replace(shape, factors={"rope_freqs": shape.n_embd // shape.n_head // 2})
 
 
 # The figures of these are those of config.json in the repositories of the same name on huggingface.co: Qwen/Qwen3-32B,

@@ -11,7 +11,6 @@ No native code, device or file of weights is needed: models are shapes, memory i
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import sys
@@ -21,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.command import parser_of, write_document
 from experiments.planned import Planned, planned
 
 from oallama.core.errors import OallamaError
@@ -89,13 +89,13 @@ def _of_model(profile: Profile, name: str) -> Profile:
 
 def problem(name: str, profile: Profile, cap: dict[str, float]) -> Problem:
     """With flash attention everywhere."""
-    of = model(name)
+    shaped = model(name)
     flash = with_attention(profile, "on")
     shape = next(rest.shape for rest in flash.rest if rest.shape is not None)
-    kv = int(LOAD.n_ctx * of.info.n_layer * cache_bytes(shape))
-    vram = int(cap.get("vram_share", 0) * of.n_bytes) + (kv + COMPUTE_BYTES if "vram_share" in cap else 24 * GIB)
-    probe = probe_of(HostLoad(of.n_bytes, kv, COMPUTE_BYTES), of.operators, of.info.n_layer, vram)
-    return Problem(of.operators, of.graph, flash, probe, vram, 0.9, cap.get("gpu_weights"),
+    kv = int(LOAD.n_ctx * shaped.info.n_layer * cache_bytes(shape))
+    vram = int(cap.get("vram_share", 0) * shaped.n_bytes) + (kv + COMPUTE_BYTES if "vram_share" in cap else 24 * GIB)
+    probe = probe_of(HostLoad(shaped.n_bytes, kv, COMPUTE_BYTES), shaped.operators, shaped.info.n_layer, vram)
+    return Problem(shaped.operators, shaped.graph, flash, probe, vram, 0.9, cap.get("gpu_weights"),
                    slices_only=profile.device == "cpu-pair", host_room=8 * GIB)  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def record_of(decision: Decision) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Cell:
+class CorpusCell:
     """What is planned: a model on a profile under a cap, by a policy."""
 
     model: str
@@ -133,13 +133,13 @@ class Cell:
         return decide(problem(self.model, changed or self.profile, self.cap), self.policy, LOAD, "mixed")
 
 
-def cells(only: str) -> Iterator[tuple[str, Cell]]:
+def cells(only: str) -> Iterator[tuple[str, CorpusCell]]:
     for profile_name, name, profile in profiles():
         for cap in CAPS:
             for policy in POLICIES:
                 key = "/".join((profile_name, name, " ".join(f"{k}={v}" for k, v in cap.items()), policy))
                 if only in key:
-                    yield key, Cell(name, profile, cap, policy)
+                    yield key, CorpusCell(name, profile, cap, policy)
 
 
 def all_plans(only: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -248,7 +248,7 @@ def add_profile(name: str, file: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("plan_corpus.py", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     add = commands.add_parser("add-profile")
     add.add_argument("name")
@@ -263,7 +263,7 @@ def main() -> int:
         add_profile(options.name, options.file)
         return 0
     if options.command == "record":
-        PLANS.write_text(json.dumps(dict(all_plans()), indent=1) + "\n", encoding="utf-8")
+        write_document(dict(all_plans()), PLANS)
         return 0
     return compare(options.only) if options.command == "compare" else without(options.term, options.only)
 

@@ -8,12 +8,11 @@ No native code, device or file of weights is needed: models are shapes on a desc
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from pathlib import Path
 
+from experiments.command import parser_of, write_document
 from experiments.pages import table
 from experiments.planned import planned
 from model_shapes import KNOWN
@@ -37,11 +36,11 @@ LOAD = Workload(n_prompt=512, n_gen=128, n_ctx=4096)
 
 
 def problem_of(name: str) -> Problem:
-    of, machine = planned.__wrapped__(name), machine_of(MACHINE)  # what a graph remembers belongs to what is timed
-    profile = with_attention(described(machine.host, machine.card, of.info, of.operators, BATCHES), "on")
-    host = HostLoad(of.n_bytes, of.info.n_layer * 16 * MIB, 64 * MIB)
-    probe = probe_of(host, of.operators, of.info.n_layer, int(SHARE * of.n_bytes))
-    return Problem(of.operators, of.graph, profile, probe, None, 0.9, None)
+    shaped, machine = planned.__wrapped__(name), machine_of(MACHINE)  # what a graph remembers belongs to what is timed
+    profile = with_attention(described(machine.host, machine.card, shaped.info, shaped.operators, BATCHES), "on")
+    host = HostLoad(shaped.n_bytes, shaped.info.n_layer * 16 * MIB, 64 * MIB)
+    probe = probe_of(host, shaped.operators, shaped.info.n_layer, int(SHARE * shaped.n_bytes))
+    return Problem(shaped.operators, shaped.graph, profile, probe, None, 0.9, None)
 
 
 def seconds(name: str, policy: str) -> float:
@@ -56,7 +55,7 @@ def seconds(name: str, policy: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("plan_times.py", __doc__)
     parser.add_argument("--samples", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
@@ -72,7 +71,7 @@ def main() -> None:
     print("\n".join(table(columns, rows)), end="")
     if options.json:
         about = {"machine": MACHINE, "vram_share": SHARE, "processor_seconds": found}
-        options.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        write_document(about, options.json)
 
 
 if __name__ == "__main__":

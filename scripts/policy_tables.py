@@ -11,7 +11,6 @@ cell that is only predicted is shown as that.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import statistics
@@ -19,6 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from experiments.command import parser_of, write_document
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "benchmarks.md"
@@ -28,7 +29,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass
-class Arm:
+class ArmRows:
     """One arm under one cap. predicted: as scripts/ab --simulate has it; rows: of `oallama bench`, each with the row of
     the stock arm that it was measured in turns with."""
 
@@ -67,18 +68,18 @@ class Place:
 
     model: str
     cap: str
-    arms: dict[str, Arm] = field(default_factory=dict)
+    arms: dict[str, ArmRows] = field(default_factory=dict)
 
-    def arm(self, name: str) -> Arm:
-        return self.arms.setdefault(name, Arm(name))
+    def arm(self, name: str) -> ArmRows:
+        return self.arms.setdefault(name, ArmRows(name))
 
     @property
-    def foreseen(self) -> list[Arm]:
+    def foreseen(self) -> list[ArmRows]:
         """Arms by predicted time."""
         return sorted((arm for arm in self.arms.values() if arm.predicted_s), key=lambda arm: arm.predicted_s or 0.0)
 
     @property
-    def fastest(self) -> list[Arm]:
+    def fastest(self) -> list[ArmRows]:
         """Arms by measured time."""
         return sorted((arm for arm in self.arms.values() if arm.measured_s()), key=lambda arm: arm.measured_s() or 0.0)
 
@@ -96,7 +97,7 @@ def places(measured: Row, predicted: Row) -> list[Place]:
 
     def place(cell: Row) -> Place:
         key = (cell["model"], cell["cap"])
-        return found.setdefault(key, Place(*key, arms={STOCK: Arm(STOCK)}))
+        return found.setdefault(key, Place(*key, arms={STOCK: ArmRows(STOCK)}))
 
     for cell in predicted["cells"]:
         for row in cell["arms"]:
@@ -158,7 +159,7 @@ def _winners(found: Sequence[Place]) -> Iterator[str]:
         yield _line([*cells, _ratio(foreseen[0]) if foreseen else "-"])
 
 
-def same_plan(arm: Arm, other: Arm) -> bool:
+def same_plan(arm: ArmRows, other: ArmRows) -> bool:
     """Whether two policies made one plan, to the last weight."""
     if arm is other:
         return True
@@ -175,12 +176,12 @@ def _shares(found: Sequence[Place]) -> Iterator[str]:
                       "(p)", f"whole run × `{STOCK}`"])  # fmt: skip
     for place in found:
         for arm in place.arms.values():
-            told, plan = arm.foretold, arm.predicted if arm.predicted_s else None
+            foretold, plan = arm.foretold, arm.predicted if arm.predicted_s else None
             weights = "/".join(f"{100 * plan['weights'][side]:.0f}" for side in ("cc", "cg", "gg")) if plan else "-"
             busy = "/".join(f"{100 * plan['busy']['token'][stream]:.0f}" for stream in STREAMS) if plan else "-"
             yield _line([percent(place.cap), f"`{arm.name}`", weights, busy,
-                         _ms(arm.measured_s("samples_ttft_s", 1.0)), _ms(told["ttft_s"] if told else None),
-                         _ms(arm.measured_s("samples_tpot_s", 1.0)), _ms(told["tpot_s"] if told else None),
+                         _ms(arm.measured_s("samples_ttft_s", 1.0)), _ms(foretold["ttft_s"] if foretold else None),
+                         _ms(arm.measured_s("samples_tpot_s", 1.0)), _ms(foretold["tpot_s"] if foretold else None),
                          _ratio(arm)])  # fmt: skip
 
 
@@ -191,30 +192,30 @@ def _refused(found: Sequence[Place]) -> Iterator[str]:
         for arm in place.arms.values():
             problems = [problem for row, _ in arm.rows for problem in row["problems"]]
             error = arm.predicted["error"] if arm.predicted else ""
-            for told in filter(None, (error, *problems[:1])):
-                why[f"- {place.model}, {percent(place.cap)}, `{arm.name}`: {told}."] = None
+            for reason in filter(None, (error, *problems[:1])):
+                why[f"- {place.model}, {percent(place.cap)}, `{arm.name}`: {reason}."] = None
     if why:
         yield ""
         yield from why
 
 
-def _busy(arm: Arm) -> str:
+def _busy(arm: ArmRows) -> str:
     """`link 97 %; CPU 98 %`: the busiest streams of a prompt and of a token, those within a tenth of the time."""
     if arm.predicted is None:
         return "-"
-    told = []
+    lines = []
     for phase in ("prompt", "token"):
         busy = arm.predicted["busy"][phase]
         most = max(busy[stream] for stream in STREAMS)
-        told.append(", ".join(f"{text} {busy[s]:.0%}" for s, text in STREAMS.items() if busy[s] >= most - 0.1))
-    return percent("; ".join(told))
+        lines.append(", ".join(f"{text} {busy[s]:.0%}" for s, text in STREAMS.items() if busy[s] >= most - 0.1))
+    return percent("; ".join(lines))
 
 
-def _names(arms: Iterable[Arm]) -> str:
+def _names(arms: Iterable[ArmRows]) -> str:
     return " = ".join(f"`{arm.name}`" for arm in arms)
 
 
-def _ratio(arm: Arm) -> str:
+def _ratio(arm: ArmRows) -> str:
     value = arm.against_stock
     return "-" if value is None else f"{value:.2f}"
 
@@ -271,14 +272,14 @@ def slim(report: Row) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of("policy_tables.py", __doc__)
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("--keep", type=Path, metavar="REPORT.json", help="put this report into docs/benchmarks first")
     options = parser.parse_args()
     if options.keep is not None:
         report = slim(json.loads(options.keep.read_text(encoding="utf-8")))
         path = DOCS / "benchmarks" / f"{options.name}.json"
-        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_document(report, path)
     page = with_section(PAGE.read_text(encoding="utf-8"), options.name, section(options.name))
     PAGE.write_text(page, encoding="utf-8")
 

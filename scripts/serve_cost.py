@@ -141,8 +141,8 @@ def stand_in_role(options: argparse.Namespace) -> None:
             writer.write(STREAM)
             loop = asyncio.get_running_loop()
             for _ in range(body.get("n_predict") or body["max_tokens"]):
-                at = (loop.time() // gap_s + 1) * gap_s  # as in a batch: all clients at once
-                await asyncio.sleep(at - loop.time())
+                due_s = (loop.time() // gap_s + 1) * gap_s  # as in a batch: all clients at once
+                await asyncio.sleep(due_s - loop.time())
                 writer.write(b"%x\r\n%s\r\n" % (len(PART), PART))
             writer.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(DONE), DONE))
             await reader.read(1)

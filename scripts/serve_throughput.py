@@ -122,7 +122,7 @@ def command(
 ) -> tuple[list[str], dict[str, str]]:
     """What starts an arm, and its environment."""
     from oallama import Placer, Plan
-    from oallama.serve.program import Settings, clean_environment, launch
+    from oallama.serve.program import ServerSettings, clean_environment, launch
 
     if arm == OURS:
         made = [sys.executable, "-m", "oallama", "serve", options.model, "--plan", plan, "-c", str(options.context)]
@@ -133,7 +133,7 @@ def command(
         made = [str(program), "-m", options.model, "-c", str(options.context), "--parallel", "8", "--kv-unified"]
         made += ["--threads", str(placer.threads), "--host", "127.0.0.1", "--port", str(port)]
         return made, clean_environment(os.environ)
-    settings = Settings(8, placer.threads, None, Path(options.model).name, "mean")
+    settings = ServerSettings(8, placer.threads, None, Path(options.model).name, "mean")
     started = launch(
         program,
         Plan.load(plan),
@@ -144,8 +144,15 @@ def command(
         folder / "s.sock",
         os.environ,
     )
-    at = started.command.index("--host")
-    made = [*started.command[:at], "--host", "127.0.0.1", "--port", str(port), *started.command[at + 2 :]]
+    host_index = started.command.index("--host")
+    made = [
+        *started.command[:host_index],
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        *started.command[host_index + 2 :],
+    ]
     return made, dict(started.environment)
 
 

@@ -15,7 +15,6 @@ from oallama.bench.records import (
     ArmSpec,
     BenchResult,
     BenchTest,
-    Cap,
     LoadReport,
     Sample,
     Series,
@@ -32,7 +31,7 @@ MEMORY_SHARE = 0.9  # of the machine's available memory that the arms may fill t
 Start = Callable[[ArmSpec, Deadline | None], ArmProcess]
 
 
-class Progress(Protocol):
+class ProgressCallback(Protocol):
     """Told what is being done; `steps` more of them are now expected in all."""
 
     def __call__(self, doing: str, done: int = 0, expect: int = 0) -> None: ...
@@ -55,7 +54,6 @@ class Bench:
     operators: tuple[Operator, ...]
     n_layer: int
     n_blocks: int = 3
-    cap: Cap = field(default_factory=Cap)
     resident: bool | None = None
     delay_s: float = 0.0  # before each turn
     deadline: Deadline | None = None
@@ -65,7 +63,7 @@ class Bench:
 
 def run_bench(
     bench: Bench,
-    progress: Progress = quiet,
+    progress: ProgressCallback = quiet,
     on_partial: Callable[[BenchResult], None] = lambda result: None,
     start: Start = ArmProcess,
     available_memory: Callable[[], int] | None = None,
@@ -128,7 +126,9 @@ class _Arm:
 
 
 class _Session:
-    def __init__(self, bench: Bench, progress: Progress, start: Start, available_memory: Callable[[], int]) -> None:
+    def __init__(
+        self, bench: Bench, progress: ProgressCallback, start: Start, available_memory: Callable[[], int]
+    ) -> None:
         self._bench = bench
         self._progress = progress
         self._start = start
@@ -191,7 +191,7 @@ class _Session:
             ArmResult(
                 arm.spec,
                 report,
-                problems(arm.spec, report, bench.operators, bench.n_layer, bench.cap),
+                problems(arm.spec, report, bench.operators, bench.n_layer),
                 same.get(arm.spec.name),
                 arm.idle_cpu_s / arm.others_s if arm.others_s else 0.0,
             )
@@ -201,7 +201,6 @@ class _Session:
             operators=bench.operators,
             arms=arms,
             series=self._series,
-            cap=bench.cap,
             started=self._started,
             resident=self._resident,
             warnings=(*self._notes, *findings(arms, self._series)),

@@ -1,4 +1,4 @@
-"""What each arm loads: plans of our policies, and stock llama.cpp at its strongest.
+"""Arms of a comparison: plans of our policies, and stock llama.cpp at its strongest.
 
 Stock arms get what a user of llama.cpp could find out: `stock-ngl` the best -ngl of a measured search, `stock-ncmoe`
 the best -ncmoe, `stock-fit` llama.cpp's own --fit. All keep to the same memory cap. A name with `-ubN` behind it is the
@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from oallama.bench.ab import Progress, quiet
+from oallama.bench.ab import ProgressCallback, quiet
 from oallama.bench.fit import fit_under
 from oallama.bench.fit_plan import fit_plan, fit_sentence
-from oallama.bench.records import ArmSpec, BenchTest, Cap, Setting, StockPlacement
+from oallama.bench.records import ArmSpec, BenchTest, Setting, StockPlacement
 from oallama.bench.search import StockSearch
 from oallama.bench.stock import parse_stock_args
 from oallama.core.errors import UsageError
@@ -42,10 +42,9 @@ class ArmMaker:
 
     placer: Placer
     setting: Setting
-    cap: Cap
     tests: tuple[BenchTest, ...] = ()
     rules: Rules = Rules()  # noqa: RUF009 - frozen
-    progress: Progress = quiet
+    progress: ProgressCallback = quiet
     auto: Callable[[ArmMaker], ArmSpec] | None = None
 
     def make(self, name: str) -> ArmSpec:
@@ -116,7 +115,7 @@ class ArmMaker:
     def _plan(self, policy: str) -> Plan:
         if policy == FIT:
             self.progress("ask llama.cpp's --fit for its plan")
-            return fit_plan(self.placer, self.workload, self.setting, self.cap)
+            return fit_plan(self.placer, self.workload, self.setting)
         if policy == "cpu" or (policy == "auto" and not self.placer.has_device):  # nothing to measure for these
             return self.placer.cpu_plan(self.workload, attention_passes=self.attention_passes)
         rules = self.rules if policy == "oato" else Rules()
@@ -151,7 +150,7 @@ class ArmMaker:
             raise UsageError(f"{name} needs a device and there is none; name one with --device, such as rpc-worker")
         if name == STOCK_FIT:
             return self._fit(name)
-        search = StockSearch(self.placer, self.setting, self.cap, self.tests, self.progress)
+        search = StockSearch(self.placer, self.setting, self.tests, self.progress)
         return search.best_layers(name) if name == STOCK_NGL else search.best_expert_layers(name)
 
     def _with_ubatch(self, name: str, n_ubatch: int) -> ArmSpec:
@@ -161,6 +160,6 @@ class ArmMaker:
 
     def _fit(self, name: str) -> ArmSpec:
         self.progress(f"ask llama.cpp's --fit for {name}")
-        placement, steps = fit_under(self.cap, self.placer.operators, self.setting.load)
+        placement, steps = fit_under(self.setting.cap, self.placer.operators, self.setting.load)
         shown = tuple({"flag": "--fit", "value": step.n_gpu_layers, **asdict(step)} for step in steps)
         return ArmSpec(name, self.setting, placement, search=shown, notes=(fit_sentence(placement, steps),))

@@ -20,7 +20,7 @@ from oallama.device.spec import parse_device
 
 if TYPE_CHECKING:
     from oallama.bench.loaded import LoadedModel
-    from oallama.bench.timing import Timer
+    from oallama.bench.timing import ContextTimer
 
 MODULE = "oallama.bench.child"
 DEVICE_THREAD = "emulated"  # an emulated device's own, on its core
@@ -28,12 +28,12 @@ DEVICE_THREAD = "emulated"  # an emulated device's own, on its core
 Message = dict[str, Any]
 
 
-class Arm:
+class LoadedArm:
     """What the process holds: a loaded model and a timer on it, made by the first request."""
 
     def __init__(self) -> None:
         self._loaded: LoadedModel | None = None
-        self._timer: Timer | None = None
+        self._timer: ContextTimer | None = None
         self._watch: Watch | None = None
 
     def answer(self, do: str, **request: Any) -> Message:
@@ -69,7 +69,7 @@ class Arm:
         loaded, timer = self._ready()
         return {"samples": [asdict(self._sample(loaded, timer, BenchTest(**test))) for test in tests]}
 
-    def _sample(self, loaded: LoadedModel, timer: Timer, test: BenchTest) -> Sample:
+    def _sample(self, loaded: LoadedModel, timer: ContextTimer, test: BenchTest) -> Sample:
         def timed() -> Sample:
             sample: Sample = loaded.call(lambda: timer.sample(test))
             return sample
@@ -88,21 +88,21 @@ class Arm:
             fault=kept.fault,
         )
 
-    def _ready(self) -> tuple[LoadedModel, Timer]:
+    def _ready(self) -> tuple[LoadedModel, ContextTimer]:
         if self._loaded is None or self._timer is None:
             raise UsageError("this arm has loaded nothing yet")
         return self._loaded, self._timer
 
 
-def _timer(loaded: LoadedModel, setting: Setting) -> Timer:
+def _timer(loaded: LoadedModel, setting: Setting) -> ContextTimer:
     from llama_cpp import llama_cpp as api
 
-    from oallama.bench.timing import Timer, bench_tokens
+    from oallama.bench.timing import ContextTimer, bench_tokens
 
     vocab = api.llama_model_get_vocab(loaded.model)
     bos = int(api.llama_vocab_bos(vocab)) if api.llama_vocab_get_add_bos(vocab) else None
     tokens = bench_tokens(setting.load.n_ctx, int(api.llama_vocab_n_tokens(vocab)), setting.seed, bos)
-    return Timer(loaded.context, int(loaded.params.n_batch), tokens)
+    return ContextTimer(loaded.context, int(loaded.params.n_batch), tokens)
 
 
 def pin_threads(cpus: tuple[int, ...]) -> None:
@@ -125,5 +125,5 @@ def pin_threads(cpus: tuple[int, ...]) -> None:
 if __name__ == "__main__":
     from ggml_bridge.child import child_main
 
-    arm = Arm()
+    arm = LoadedArm()
     child_main(lambda request, _progress: arm.answer(**request))

@@ -1,4 +1,4 @@
-"""When measuring must have ended, by the wall clock."""
+"""Deadline of a measurement, by the wall clock."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from oallama.core.errors import OutOfTime
 class Deadline:
     """A point in time: `at` seconds of the clock."""
 
-    at: float
+    ends_at: float
     clock: Callable[[], float] = time.monotonic
 
     @property
     def left_s(self) -> float:
         """Seconds until then; 0 afterwards."""
-        return max(0.0, self.at - self.clock())
+        return max(0.0, self.ends_at - self.clock())
 
     def check(self) -> None:
         """Raises OutOfTime once it has passed."""

@@ -13,13 +13,13 @@ from oallama.place.decide import FIT
 from oallama.plan.plan import Plan
 
 if TYPE_CHECKING:
-    from oallama.bench.records import Cap, Setting, StockPlacement
+    from oallama.bench.records import Setting, StockPlacement
     from oallama.core.types import Workload
     from oallama.placer import Placer
 
 
-def fit_plan(placer: Placer, load: Workload, setting: Setting, cap: Cap) -> Plan:
-    """llama.cpp's --fit under the cap, priced and probed. Without a device everything is on the CPU.
+def fit_plan(placer: Placer, load: Workload, setting: Setting) -> Plan:
+    """llama.cpp's --fit under the setting's cap, priced and probed. Without a device everything is on the CPU.
 
     Raises UsageError for a second CPU, what fit_under raises, and what planning raises.
     """
@@ -27,7 +27,7 @@ def fit_plan(placer: Placer, load: Workload, setting: Setting, cap: Cap) -> Plan
         raise UsageError("policy fit cannot be on cpu-pair: llama.cpp has no second CPU; use split or scheinfer")
     if not placer.has_device:
         return placer.cpu_plan(load, stock_attention=True)
-    placement, steps = fit_under(cap, placer.operators, setting.load)
+    placement, steps = fit_under(setting.cap, placer.operators, setting.load)
     plan = stock_plan(placer, load, placement)
     return replace(plan, notes=(*plan.notes, fit_sentence(placement, steps)))
 

@@ -1,4 +1,4 @@
-"""A model as an arm loads it, in the arm's own process: by stock llama.cpp alone, or by the engine as a plan says.
+"""Loading of an arm in its own process: by stock llama.cpp alone, or by the engine as a plan says.
 
 Both give a llama_context to time on, and a `call` through which to use it: the engine's keeps a lost device from
 taking the process along, stock llama.cpp has no such thing.
@@ -150,7 +150,7 @@ def context_params(settings: LoadSettings) -> Any:
     from llama_cpp import llama_cpp as api
 
     params = api.llama_context_default_params()
-    apply_context(settings, settings.n_threads, params)
+    apply_context(settings, params)
     params.swa_full = False
     return params
 

@@ -1,4 +1,4 @@
-"""From what was asked for to a Bench: tests, the setting and the memory cap that all arms share, and the arms."""
+"""Preparation of a comparison: tests, the setting that all arms share, its memory cap, and the arms."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any
 
 from oallama.bench.ab import Bench
 from oallama.bench.arms import STOCK_ARGS, STOCK_CPU, STOCK_FIT, ArmMaker
-from oallama.bench.records import BenchTest, Cap, Setting, StockPlacement
-from oallama.bench.search import stock_load
+from oallama.bench.records import BenchTest, Cap, Setting
 from oallama.core.errors import UsageError
 from oallama.core.options import STOCK_BATCH, STOCK_UBATCH
 from oallama.device.load_params import LoadSettings
@@ -36,7 +35,8 @@ def default_arms(placer: Placer) -> tuple[str, str]:
 
 
 def setting_of(placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_BATCH, **others: Any) -> Setting:
-    """The placer's device, threads and attention for arms; others: cpus, seed."""
+    """The placer's device, threads, attention and memory cap for arms; others: cpus, seed. Raises what a dry load
+    raises."""
     load = LoadSettings(
         path=placer.model.path,
         device=str(placer.device.timed) if placer.has_device else "none",
@@ -46,7 +46,7 @@ def setting_of(placer: Placer, n_ctx: int, n_ubatch: int, n_batch: int = STOCK_B
         attention=placer.attention,
         n_threads=placer.threads,
     )
-    return Setting(load, **others)
+    return Setting(load, memory_cap(placer, load), **others)
 
 
 def shared_setting(placer: Placer, tests: Sequence[BenchTest], cpus: tuple[int, ...] = (), seed: int = 0) -> Setting:
@@ -69,14 +69,15 @@ def shared_setting(placer: Placer, tests: Sequence[BenchTest], cpus: tuple[int, 
     return setting_of(placer, n_ctx, *batches, cpus=cpus, seed=seed)
 
 
-def memory_cap(placer: Placer, setting: Setting) -> Cap:
-    """The placer's own cap (--vram or what is free, --vram-fill, --gpu-weights), which holds for every arm."""
+def memory_cap(placer: Placer, load: LoadSettings) -> Cap:
+    """The placer's own cap (--vram or what is free, --vram-fill, --gpu-weights), which holds for every arm. load: one
+    with nothing on the device."""
     if not placer.has_device:
         return Cap()
     options = placer.options
     capacity = options.vram
     if capacity is None:
-        capacity = probe_memory(stock_load(setting, StockPlacement(0))).device_free
+        capacity = probe_memory(load).device_free
     total = sum(operator.bytes for operator in placer.operators)
     share = options.gpu_weights
     return Cap(int(options.vram_fill * capacity), None if share is None else int(share * total))
@@ -99,7 +100,6 @@ def prepare(maker: ArmMaker, arms: Sequence[str], stock_args: Sequence[str] = ()
         tests=maker.tests,
         operators=placer.operators,
         n_layer=placer.model.n_layer,
-        cap=maker.cap,
         settings={
             "model_fingerprint": placer.model.fingerprint,
             "device": setting.load.device,

@@ -1,4 +1,4 @@
-"""What an arm's process says of itself after the load: where each operator's weight really lies, and what it is.
+"""Read-back of a loaded arm: where each operator's weight really lies, its buffers, and its parameters.
 
 A second, tiny context of the same model decodes one token; the scheduler's callback shows every mul-mat with the buffer
 its weight is in (weights belong to the model, so both contexts see the same). The context that is timed has no

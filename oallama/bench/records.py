@@ -64,6 +64,17 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Cap:
+    """The memory cap that holds for every arm: bytes on the device in all, and bytes of operators' weights there.
+
+    None: no such cap. `device_bytes` comes from --vram and --vram-fill, `operator_bytes` from --gpu-weights.
+    """
+
+    device_bytes: int | None = None
+    operator_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Setting:
     """What the arms share. load: without the placement, which is the arm's; flash attention "auto" is each arm's own
     choice (stock: llama.cpp's; ours: the plan's).
@@ -72,6 +83,7 @@ class Setting:
     """
 
     load: LoadSettings
+    cap: Cap = Cap()
     cpus: tuple[int, ...] = ()
     seed: int = 0
 
@@ -105,17 +117,6 @@ class ArmSpec:
     search: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     gate: Mapping[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Cap:
-    """The memory cap that holds for every arm: bytes on the device in all, and bytes of operators' weights there.
-
-    None: no such cap. `device_bytes` comes from --vram and --vram-fill, `operator_bytes` from --gpu-weights.
-    """
-
-    device_bytes: int | None = None
-    operator_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,6 @@ class BenchResult:
     operators: tuple[Operator, ...]
     arms: tuple[ArmResult, ...]
     series: tuple[Series, ...]
-    cap: Cap
     started: str  # RFC 3339, UTC
     resident: bool  # every arm stayed loaded; False: models were loaded anew for each turn
     warnings: tuple[str, ...] = ()

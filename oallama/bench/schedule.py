@@ -57,8 +57,8 @@ def measure_blocks(
             else:
                 series[test] = replace(made, discarded=(*made.discarded, block))
         on_block(tuple(series.values()))
-        over = done(tuple(series.values()))
-        arms = [arm for arm in arms if arm == 0 or arm not in over]
+        finished = done(tuple(series.values()))
+        arms = [arm for arm in arms if arm == 0 or arm not in finished]
         if n_arms > 1 and arms == [0]:
             return tuple(series.values())
     filled = tuple(filled_up(made, n_blocks) for made in series.values())
@@ -83,18 +83,18 @@ def _block(n_arms: int, arms: Sequence[int], tests: Sequence[BenchTest], visit: 
     samples = {test: {arm: (there[arm][test], back[arm][test]) for arm in arms} for test in tests}
     replaced: dict[BenchTest, dict[int, tuple[Sample, ...]]] = {test: {} for test in tests}
     for _ in range(REPAIRS):
-        late = [arm for arm in arms if any(sample.fault for of in samples.values() for sample in of[arm])]
+        late = [arm for arm in arms if any(sample.fault for by_arm in samples.values() for sample in by_arm[arm])]
         if len(late) == len(arms):
             break
         for arm in late:
             first, second = visit(arm, tests), visit(arm, tests)
-            for test, of in samples.items():
-                replaced[test][arm] = (*replaced[test].get(arm, ()), *of[arm])
-                of[arm] = (first[test], second[test])
+            for test, by_arm in samples.items():
+                replaced[test][arm] = (*replaced[test].get(arm, ()), *by_arm[arm])
+                by_arm[arm] = (first[test], second[test])
     blocks = {}
-    for test, of in samples.items():
-        drift = block_drift([(first.seconds, second.seconds) for first, second in of.values()])
-        kept, others = (tuple(each.get(arm, ()) for arm in range(n_arms)) for each in (of, replaced[test]))
+    for test, by_arm in samples.items():
+        drift = block_drift([(first.seconds, second.seconds) for first, second in by_arm.values()])
+        kept, others = (tuple(each.get(arm, ()) for arm in range(n_arms)) for each in (by_arm, replaced[test]))
         blocks[test] = Block(kept, drift, others if any(others) else ())
     return blocks
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from oallama.bench.ab import Progress
+from oallama.bench.ab import ProgressCallback
 from oallama.bench.process import ArmProcess
-from oallama.bench.records import ArmSpec, BenchTest, Cap, Setting, StockPlacement
+from oallama.bench.records import ArmSpec, BenchTest, Setting, StockPlacement
 from oallama.bench.stock import expert_overrides, operator_bytes_on_device
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.device.load_params import LoadSettings
@@ -27,9 +27,8 @@ class StockSearch:
 
     placer: Placer
     setting: Setting
-    cap: Cap
     tests: tuple[BenchTest, ...]
-    progress: Progress
+    progress: ProgressCallback
 
     def best_layers(self, name: str) -> ArmSpec:
         n_layer = self.placer.model.n_layer
@@ -64,7 +63,7 @@ class StockSearch:
 
     def _fits(self, placement: StockPlacement) -> bool:
         """Whether a load keeps to the cap, by llama.cpp's own dry load."""
-        cap, placer = self.cap, self.placer
+        cap, placer = self.setting.cap, self.placer
         if cap.operator_bytes is not None:
             used = operator_bytes_on_device(placer.operators, placer.model.n_layer, placement)
             if used > cap.operator_bytes:
@@ -76,8 +75,9 @@ class StockSearch:
         return sum(taken.on_device(part) for part in ("model", "context", "compute"))
 
     def _no_room(self, name: str, placement: StockPlacement) -> DoesNotFit:
-        assert self.cap.device_bytes is not None
-        return DoesNotFit(self._device_bytes(placement), self.cap.device_bytes, self.setting.load.device, f"arm {name}")
+        setting = self.setting
+        assert setting.cap.device_bytes is not None
+        return DoesNotFit(self._device_bytes(placement), setting.cap.device_bytes, setting.load.device, f"arm {name}")
 
 
 def stock_load(setting: Setting, placement: StockPlacement) -> LoadSettings:

@@ -1,4 +1,5 @@
-"""What samples of two arms say of each other. Pure: records in, records out; the seed makes the bootstrap repeatable.
+"""Statistics of a comparison: speed ratio of paired samples with its confidence interval, drift, trend. Pure; the seed
+makes the bootstrap repeatable.
 
 Samples are compared in pairs taken right after each other, by the logarithm of their quotient, so that whatever made
 both slower cancels out. The estimate is the Hodges-Lehmann median of pairwise means: as precise as the mean for

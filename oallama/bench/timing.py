@@ -27,7 +27,7 @@ def bench_tokens(n_tokens: int, n_vocab: int, seed: int, first: int | None) -> l
     return tokens
 
 
-class Timer:
+class ContextTimer:
     """Runs tests on one context. KV of the depth stays there between runs of the same depth.
 
     context: a llama_context. n_batch: tokens that are handed over at once. clock: seconds.
@@ -87,6 +87,6 @@ class Timer:
 
     def _prefill(self, start: int, n_tokens: int) -> None:
         end = start + n_tokens
-        for at in range(start, end, self._n_batch):
-            chunk = self._tokens[at : min(at + self._n_batch, end)]
-            self._batch.decode(self._context, chunk, at, "last")
+        for position in range(start, end, self._n_batch):
+            chunk = self._tokens[position : min(position + self._n_batch, end)]
+            self._batch.decode(self._context, chunk, position, "last")

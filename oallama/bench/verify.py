@@ -1,5 +1,5 @@
-"""Whether an arm did what it says, whether two arms turned out to be the same, and what went on meanwhile that readers
-of the numbers should know. Pure: compares what was read back.
+"""Checks of a comparison: arms that did not do what they say, arms that are the same, and disturbances that readers of
+the numbers should know. Pure: compares what was read back.
 
 The mistakes this guards against were all made in public: an arm that never was what its name said, a
 layer count off by one, two arms that were one.
@@ -22,14 +22,12 @@ BUSY_IDLE = 0.05  # CPUs' worth of time that an arm may use while it is not its 
 TREND_P, TREND_CHANGE = 0.01, 0.05
 
 
-def problems(
-    spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n_layer: int, cap: Cap
-) -> tuple[str, ...]:
+def problems(spec: ArmSpec, report: LoadReport, operators: Sequence[Operator], n_layer: int) -> tuple[str, ...]:
     """Sentences on what the arm did other than it says; empty where it did as it says and kept to the cap."""
     return (
         *_backend_problems(spec, report),
         *_placement_problems(spec, report, operators, n_layer),
-        *_cap_problems(report, operators, cap),
+        *_cap_problems(report, operators, spec.setting.cap),
     )
 
 

@@ -16,12 +16,13 @@ from oallama.cli.options import (
     profile_option,
 )
 from oallama.cli.output import deliver, emit, json_text, show
-from oallama.cli.policy import PolicyOptions, affinity_option, fill_option, note_unused
+from oallama.cli.policy import PolicyOptions, note_unused, rules_options
 from oallama.place.decide import FIT, POLICIES
 
 if TYPE_CHECKING:
     from oallama.core.affinity import AffinityReport
     from oallama.core.options import Options
+    from oallama.place.decide import Rules
 
 FORMATS = ("table", "json", "csv", "md", "html")
 
@@ -43,8 +44,7 @@ FORMATS = ("table", "json", "csv", "md", "html")
     help="Show the plan that `oallama run --policy POLICY` loads, splits and streams included; auto: before anything "
     "is measured against stock llama.cpp.  [default: OATO's search for the phase]",
 )
-@affinity_option
-@fill_option
+@rules_options
 @profile_option
 @click.option(
     "--format",
@@ -62,8 +62,7 @@ def command(
     n_gen: int,
     phase: Any,
     policy: str | None,
-    affinity: Any,
-    fill: Any,
+    rules: Rules,
     profile: str | None,
     form: str | None,
     as_json: bool,
@@ -83,11 +82,11 @@ def command(
     chosen = form or format_of(output)
     if as_json and chosen == "table":
         chosen = "json"
-    asked = None if policy is None else PolicyOptions(policy, None, affinity, fill)
+    asked = None if policy is None else PolicyOptions(policy, None, rules.affinity, rules.fill)
     placer = Placer.of_file(model, options, profile)
     note_unused(placer, asked)
     if asked is None:
-        report = placer.report(phase, n_prompt, n_gen, affinity, fill)
+        report = placer.report(phase, n_prompt, n_gen, rules.affinity, rules.fill)
     else:
         plan = asked.plan(placer, placer.workload(n_prompt, n_gen))
         report = plan_report(placer.model, placer.problem_for(plan), plan, phase)

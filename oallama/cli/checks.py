@@ -36,7 +36,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckOutcome:
     """What came of a check; `remedy` is empty where it passed."""
 
     name: str
@@ -46,7 +46,7 @@ class Outcome:
     seconds: float
 
 
-def outcomes() -> Iterator[Outcome]:
+def outcomes() -> Iterator[CheckOutcome]:
     from ggml_bridge.child import run_in_child
 
     for check in CHECKS:
@@ -57,7 +57,7 @@ def outcomes() -> Iterator[Outcome]:
             detail, ok = str(answer["detail"]) if check.in_child else check.work(), True
         except Exception as error:  # whatever it is, it is the finding
             detail, ok = " ".join(str(error).split()) or type(error).__name__, False
-        yield Outcome(check.name, ok, detail, "" if ok else check.remedy, time.perf_counter() - start_s)
+        yield CheckOutcome(check.name, ok, detail, "" if ok else check.remedy, time.perf_counter() - start_s)
 
 
 def check_packages() -> str:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from oallama.bench.ab import Progress, quiet
-from oallama.cli.output import is_terminal, talk
+from oallama.cli.bars import time_bar
+from oallama.cli.output import talk
 from oallama.core.errors import OallamaError
 
 if TYPE_CHECKING:
@@ -17,8 +13,6 @@ if TYPE_CHECKING:
     from oallama.gate.run import Gated
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
-
-BAR = "measuring {percentage:3.0f}%|{bar:20}| {elapsed}, at most {total_fmt} s: {desc}"
 
 
 def gated(placer: Placer, load: Workload, refresh: bool = False) -> Plan:
@@ -33,7 +27,7 @@ def measured(
     load: Workload,
     budget_s: float,
     refresh: bool = False,
-    near: bool = True,
+    accept_near: bool = True,
     aside: str = "--no-gate skips it",
 ) -> Gated:
     """What gated_plan finds, with a line before it measures and one with its verdict. aside: how to do without."""
@@ -46,7 +40,9 @@ def measured(
         )
 
     with time_bar(budget_s) as shown:
-        found = gated_plan(placer, load, progress=shown, refresh=refresh, begin=begin, budget_s=budget_s, near=near)
+        found = gated_plan(
+            placer, load, progress=shown, refresh=refresh, begin=begin, budget_s=budget_s, accept_near=accept_near
+        )
     tell(found)
     return found
 
@@ -82,34 +78,7 @@ def tune_after(placer: Placer, load: Workload) -> None:
 def tell(found: Gated) -> None:
     from oallama.gate.verdict import sentence
 
-    near = " (measured with another length of prompt or -n; `oallama tune` measures this one)" if found.near else ""
-    talk(f"{sentence(found.verdict)}{near}")
-
-
-@contextlib.contextmanager
-def time_bar(total_s: float, clock: Callable[[], float] = time.monotonic) -> Iterator[Progress]:
-    """A bar of the time that has passed, from the first thing that is done on, where stderr is a terminal; it never
-    gets longer, whatever is measured again."""
-    if not is_terminal(sys.stderr):
-        yield quiet
-        return
-    bars: list[Any] = []
-    started: list[float] = []
-
-    def show(doing: str, done: int = 0, expect: int = 0) -> None:
-        if not bars:
-            from tqdm import tqdm
-
-            started.append(clock())
-            bars.append(tqdm(total=round(total_s), bar_format=BAR, leave=False, file=sys.stderr, dynamic_ncols=True))
-        bar = bars[0]
-        if doing:
-            bar.set_description_str(doing, refresh=False)
-        bar.n = min(int(clock() - started[0]), bar.total)
-        bar.refresh()
-
-    try:
-        yield show
-    finally:
-        for bar in bars:
-            bar.close()
+    remark = (
+        " (measured with another length of prompt or -n; `oallama tune` measures this one)" if found.is_near else ""
+    )
+    talk(f"{sentence(found.verdict)}{remark}")

@@ -25,8 +25,8 @@ def command(model: str, every_row: bool, mmproj: str | None, as_json: bool) -> N
     placer = Placer.load(model, device="none")
     projector = ProjectorOptions(mmproj, None).read()
     if as_json:
-        beside = {} if projector is None else {"projector": projector_document(projector)}
-        emit_json({**inspect_document(placer.model, placer.operators), **beside})
+        extra = {} if projector is None else {"projector": projector_document(projector)}
+        emit_json({**inspect_document(placer.model, placer.operators), **extra})
         return
     lines = model_lines(placer.model)
     emit("\n".join(lines if projector is None else (*lines, projector_line(projector))) + "\n")

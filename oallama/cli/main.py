@@ -199,7 +199,7 @@ def _claim_libraries() -> None:
         mmap.mmap(-1, LIBRARIES_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
 
 
-class Results(io.FileIO):
+class ResultStream(io.FileIO):
     """stdout unbuffered, whose failures say that it is stdout that failed."""
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -236,7 +236,7 @@ def claim_stdout() -> None:
         sys.stdout.flush()
     os.dup2(talk, result)
     sys.stdout = io.TextIOWrapper(
-        io.BufferedWriter(Results(private, "w")), encoding, errors="replace", line_buffering=on_terminal
+        io.BufferedWriter(ResultStream(private, "w")), encoding, errors="replace", line_buffering=on_terminal
     )
 
 

@@ -1,4 +1,4 @@
-"""A word that looks like a model and is none: whether it does, and which GGUF files near by may be meant."""
+"""Suggestions for a MODEL that does not exist: whether a word looks like one, and similar GGUF files near by."""
 
 from __future__ import annotations
 

@@ -68,8 +68,8 @@ def as_record(name: str, record: type, *options: Decorator, make: Callable[..., 
     def decorate(function: Function) -> Function:
         @wraps(function)
         def with_record(*args: Any, **values: Any) -> Any:
-            told = {field.name: values.pop(field.name) for field in fields(record) if field.name in values}
-            return function(*args, **{name: (make or record)(**told)}, **values)
+            own = {field.name: values.pop(field.name) for field in fields(record) if field.name in values}
+            return function(*args, **{name: (make or record)(**own)}, **values)
 
         decorated: Function = with_record
         for option in reversed(options):
@@ -268,10 +268,10 @@ chart_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 
-def system_option(before: str) -> Decorator:
+def system_option(precedes: str) -> Decorator:
     """The system prompt, as llama.cpp and ollama name it; the command gets `system`."""
-    told = f"What the model is told before {before}, in its chat template."
-    return click.option("-sys", "--system", "--system-prompt", "system", metavar="TEXT", help=told)
+    help_text = f"What the model is told before {precedes}, in its chat template."
+    return click.option("-sys", "--system", "--system-prompt", "system", metavar="TEXT", help=help_text)
 
 
 def output_option(what: str) -> Decorator:

@@ -1,4 +1,4 @@
-"""How commands write: results to stdout, talk to stderr, colours on terminals only."""
+"""Output of commands: results to stdout, messages to stderr, colours on terminals only."""
 
 from __future__ import annotations
 

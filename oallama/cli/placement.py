@@ -1,4 +1,4 @@
-"""Where the weights of a run or of a chat go: by a plan of a file, by a policy that was asked for, or past the gate."""
+"""Placement of a run or a chat: by a plan file, by a policy that was asked for, or past the gate."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class PolicyOptions:
         if self.n_gpu_layers is not None:
             if self.policy not in (None, "layers"):
                 raise UsageError(f"-ngl places whole layers, so it does not go with --policy {self.policy}")
-            if self.told:
+            if self.has_rules:
                 raise UsageError("-ngl places whole layers, so --affinity, --fill and --prefetch do not go with it")
         elif self.tells_oato and self.policy not in (None, "oato"):
             raise UsageError(f"--affinity and --fill say how oato places; --policy {self.policy} does not use them")
@@ -55,14 +55,14 @@ class PolicyOptions:
         return Rules(self.affinity, self.fill).are_oatos
 
     @property
-    def told(self) -> bool:
+    def has_rules(self) -> bool:
         """Whether something was said of how a policy places."""
         return self.tells_oato or self.prefetch is not None
 
     @property
     def is_auto(self) -> bool:
         """Whether the fastest plan is wanted, whatever policy it comes from."""
-        return self.policy in (None, "auto") and self.n_gpu_layers is None and not self.told
+        return self.policy in (None, "auto") and self.n_gpu_layers is None and not self.has_rules
 
     def keeps_to_cpu(self, placer: Placer) -> bool:
         """Whether nothing can go to a device, so that there is nothing to measure or to decide."""
@@ -109,10 +109,9 @@ def _limits(options: Options) -> list[str]:
 
 def _fit(placer: Placer, load: Workload) -> Plan:
     from oallama.bench.fit_plan import fit_plan
-    from oallama.bench.prepare import memory_cap, setting_of
+    from oallama.bench.prepare import setting_of
 
-    setting = setting_of(placer, load.n_ctx, load.n_ubatch)
-    return fit_plan(placer, load, setting, memory_cap(placer, setting))
+    return fit_plan(placer, load, setting_of(placer, load.n_ctx, load.n_ubatch))
 
 
 def whole_layers(placer: Placer, n_gpu_layers: int, load: Workload) -> Plan:
@@ -149,6 +148,8 @@ fill_option = click.option(
     "not; paper: stop at the first that does not fit, gain or not.",
 )
 
+rules_options = as_record("rules", Rules, affinity_option, fill_option)
+"""The command gets `rules`, a Rules."""
 
 policy_option = click.option(
     "--policy", type=click.Choice([*POLICIES, FIT]), metavar="POLICY",

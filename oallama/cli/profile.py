@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from oallama.cli.options import count, device_option, gathered, json_option, model_argument, parsed, threads_option
+from oallama.cli.options import device_option, gathered, json_option, model_argument, parsed, threads_option
 from oallama.cli.output import emit_json, show, talk, write_file
-from oallama.cli.routing import DEFAULT_N_GEN, RoutingOptions, show_routing
+from oallama.cli.routing import RoutingOptions, routing_options, show_routing
 from oallama.core.errors import UsageError
 from oallama.core.options import Options
 
@@ -50,24 +50,7 @@ def personal_words() -> list[str]:
     "--export", "export", type=click.Path(), metavar="FILE",
     help="Write the profile without personal data as well (no names, paths, addresses), to give it away.",
 )  # fmt: skip
-@click.option("--routing", is_flag=True, help="Count instead how often a mixture-of-experts model uses each expert.")
-@click.option(
-    "--prompts", type=click.Path(), metavar="FILE",
-    help="--routing: count over these prompts as well, separated by empty lines.  [default: 16 of ours, once]",
-)  # fmt: skip
-@click.option(
-    "-n", "--predict", "n_gen", type=count(1), default=DEFAULT_N_GEN, show_default=True, metavar="N",
-    help="--routing: tokens to generate behind each prompt.",
-)  # fmt: skip
-@click.option(
-    "--imatrix", type=click.Path(), metavar="FILE",
-    help="--routing: begin with the counts of an importance matrix of llama.cpp (GGUF); the model runs for --prompts "
-    "only.",
-)  # fmt: skip
-@click.option(
-    "--chart", type=click.Path(), metavar="FILE",
-    help="--routing: a picture of it as well, SVG, or PNG with the extra `plots`.",
-)  # fmt: skip
+@routing_options
 @json_option
 def command(
     model: str,
@@ -75,11 +58,7 @@ def command(
     tokens: tuple[int, ...],
     refresh: bool,
     export: str | None,
-    routing: bool,
-    prompts: str | None,
-    n_gen: int,
-    imatrix: str | None,
-    chart: str | None,
+    routing: RoutingOptions,
     as_json: bool,
 ) -> None:
     """Time every distinct matrix multiplication of the model on the CPU (in each weight layout) and on the device, and
@@ -97,12 +76,12 @@ def command(
     from oallama.report.text import printable
 
     placer = Placer.of_file(model, options)
-    if routing:
+    if routing.wanted:
         if export is not None:
             raise UsageError("--export writes measured times; leave it or --routing out")
-        show_routing(placer, RoutingOptions(prompts, n_gen, imatrix, refresh), chart, as_json)
+        show_routing(placer, routing, refresh, as_json)
         return
-    if any(file is not None for file in (prompts, imatrix, chart)):
+    if any(file is not None for file in (routing.prompts, routing.imatrix, routing.chart)):
         raise UsageError("--prompts, --imatrix and --chart go with --routing")
     profile = placer.profile(progress=True, refresh=refresh, tokens=tokens)
     if export is not None:

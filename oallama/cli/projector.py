@@ -47,12 +47,12 @@ class ProjectorOptions:
     def keeping_room(self, placer: Placer, load: Workload) -> Options:
         """The placer's options, with room for the projector kept free where that was asked for. Raises DoesNotFit,
         and what asking for the device's free memory raises."""
-        from oallama.bench.prepare import memory_cap, setting_of
+        from oallama.bench.prepare import setting_of
 
         projector, options = self.read(), placer.options
         if projector is None or not self.offload or not placer.has_device:
             return options
-        limit = memory_cap(placer, setting_of(placer, load.n_ctx, load.n_ubatch)).device_bytes or 0
+        limit = setting_of(placer, load.n_ctx, load.n_ubatch).cap.device_bytes or 0
         needed = projector.n_bytes(options.flash_attn != "off")
         return replace(options, vram=vram_beside(limit, options.vram_fill, needed, str(placer.device)))
 

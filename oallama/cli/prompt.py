@@ -1,4 +1,4 @@
-"""Which word is the model, which the prompt, and where the prompt comes from when no word is."""
+"""Arguments of `oallama run` told apart: MODEL, PROMPT, and a prompt from stdin or a file."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oallama.cli.gate import at_once
-from oallama.cli.options import as_record
+from oallama.cli.options import as_record, count
 from oallama.cli.output import emit_json, is_terminal, show, talk, tell_aborts, write_chart
 from oallama.cli.prompt import text_of_file
 from oallama.cli.template import prompt_of
@@ -62,41 +62,70 @@ counting_options = as_record(
 
 @dataclass(frozen=True, slots=True)
 class RoutingOptions:
-    """prompts: a file of them, separated by empty lines; None: those that come with oallama. n_gen: tokens that the
-    model goes on with behind each. imatrix: a file to begin with instead."""
+    """wanted: whether experts are to be counted. prompts: a file of them, separated by empty lines; None: those that
+    come with oallama. n_gen: tokens that the model goes on with behind each. imatrix: a file to begin with instead.
+    chart: a file for the picture."""
 
+    wanted: bool
     prompts: str | None
     n_gen: int
     imatrix: str | None
-    refresh: bool
+    chart: str | None
 
 
-def show_routing(placer: Placer, asked: RoutingOptions, chart: str | None, as_json: bool) -> None:
-    """The report, and as a picture where `chart` names a file. Nothing is run where nothing new is
-    to be counted. Raises UsageError for a model without experts, ModelFileError for an imatrix that is none."""
+routing_options = as_record(
+    "routing",
+    RoutingOptions,
+    click.option("--routing", "wanted", is_flag=True,
+                 help="Count instead how often a mixture-of-experts model uses each expert."),
+    click.option(
+        "--prompts", type=click.Path(), metavar="FILE",
+        help="--routing: count over these prompts as well, separated by empty lines.  [default: 16 of ours, once]",
+    ),
+    click.option(
+        "-n", "--predict", "n_gen", type=count(1), default=DEFAULT_N_GEN, show_default=True, metavar="N",
+        help="--routing: tokens to generate behind each prompt.",
+    ),
+    click.option(
+        "--imatrix", type=click.Path(), metavar="FILE",
+        help="--routing: begin with the counts of an importance matrix of llama.cpp (GGUF); the model runs for "
+        "--prompts only.",
+    ),
+    click.option(
+        "--chart", type=click.Path(), metavar="FILE",
+        help="--routing: a picture of it as well, SVG, or PNG with the extra `plots`.",
+    ),
+)  # fmt: skip
+"""The command gets `routing`, a RoutingOptions."""
+
+
+def show_routing(placer: Placer, asked: RoutingOptions, refresh: bool, as_json: bool) -> None:
+    """The report, and as a picture where that is asked for. Nothing is run where nothing new is to be counted. refresh:
+    what is known does not count. Raises UsageError for a model without experts, ModelFileError for an imatrix that is
+    none."""
     from oallama.core.codec import to_json
     from oallama.report.routing import routing_report, routing_tables
     from oallama.report.routing_chart import routing_chart
     from oallama.report.text import printable
 
-    routing = known_routing(placer, asked)
+    routing = known_routing(placer, asked, refresh)
     report = routing_report(routing)
     if as_json:
         emit_json({"report": to_json(report), "routing": to_json(routing)})
     else:
         show(routing_tables(report))
-    if chart is not None:
-        write_chart(chart, routing_chart(printable(Path(placer.model.path).name), report))
+    if asked.chart is not None:
+        write_chart(asked.chart, routing_chart(printable(Path(placer.model.path).name), report))
 
 
-def known_routing(placer: Placer, asked: RoutingOptions) -> Routing:
+def known_routing(placer: Placer, asked: RoutingOptions, refresh: bool) -> Routing:
     """What is known of the model's routing once what was asked for is counted and kept."""
     from oallama.model.imatrix import read_imatrix
     from oallama.profile.routing import begun_with, counted, halves, unknown_routing
     from oallama.profile.routing_store import read_routing, write_routing
 
     shape = _experts_of(placer.model, "--routing")
-    known = None if asked.refresh or asked.imatrix else read_routing(*shape)
+    known = None if refresh or asked.imatrix else read_routing(*shape)
     if known is not None and asked.prompts is None:
         return known
     routing = known or unknown_routing(*shape)

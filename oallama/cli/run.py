@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from oallama.cli.answers import AnswerOptions, answer_options
 from oallama.cli.gate import tune_after
 from oallama.cli.model_file import model_file
-from oallama.cli.options import complete_file, count, json_option, model_option, replan_option, system_option
+from oallama.cli.options import complete_file, count, json_option, model_option, replan_option
 from oallama.cli.output import emit_json, is_terminal, talk, tell_aborts, write_piece
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload, say_warnings
 from oallama.cli.prompt import model_and_prompt, prompt_of_file, read_prompt
-from oallama.cli.routing import CountingOptions, counting, counting_options
-from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END, SamplingOptions, sampling_options
+from oallama.cli.routing import counting
+from oallama.cli.sampling import DEFAULT_N_GEN, WITHOUT_END
 from oallama.cli.template import Prompt, prompt_of
 from oallama.core.errors import OallamaError, UsageError
 from oallama.core.types import SPLIT_LAYOUT, Operator, Predicted
@@ -37,7 +38,6 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
 @model_option
 @click.option("-p", "--prompt", metavar="PROMPT", help="The prompt; `-` reads it from stdin, as does none in a pipe.")
 @click.option("-f", "--file", "prompt_file", type=click.Path(), metavar="FILE", help="The prompt, from a file.")
-@system_option("the prompt")
 @click.option(
     "-n",
     "--predict",
@@ -50,26 +50,20 @@ BYTES_PER_TOKEN = 4  # of ordinary text: sizes the plan of a short prompt, which
 )
 @placement_options()
 @replan_option
-@sampling_options
-@click.option(
-    "--chat/--no-chat",
-    default=None,
-    help="Put the prompt into the model's chat template, or continue it as it is.  "
+@answer_options(
+    "the prompt",
+    "Put the prompt into the model's chat template, or continue it as it is.  "
     "[default: chat where the model has a template, except with the default model]",
 )
-@counting_options
 @json_option
 def command(
     words: tuple[str, ...],
     model_option: str | None,
     prompt: str | None,
     prompt_file: str | None,
-    system: str | None,
     n_gen: int,
     asked: PlacementOptions,
-    sampling: SamplingOptions,
-    chat: bool | None,
-    counts: CountingOptions,
+    answers: AnswerOptions,
     as_json: bool,
 ) -> None:
     """Generate text. Without MODEL the small model that comes with oallama is used; without PROMPT stdin is read;
@@ -96,41 +90,41 @@ def command(
             n_gen if click.get_current_context().get_parameter_source("n_gen") is not ParameterSource.DEFAULT else None
         )
         found = None if model is None else model_file(model)
-        start(found, system, most, asked, sampling, chat, counts)
+        start(found, most, asked, answers)
         return
     text = read_prompt(text, of_file=prompt_file is not None)
-    drawn = sampling.arguments()
+    sampling = answers.sampling.sampling()
     model = None if model is None else model_file(model)
     if (found_plan := asked.planned(model)) is not None:
         placer, plan = found_plan
-        given = prompt_of(placer.model.path, text, chat, system)
+        given = prompt_of(placer.model.path, text, answers.chat, answers.system)
         tokens = tokens_if_long(placer, given, placer.options.n_ctx or plan.workload.n_ctx)
         load, to_tune = plan.workload, False
     else:
         placer = asked.placer(model)
         n_answer = likely_answer(placer, len(text.encode())) if n_gen == WITHOUT_END else n_gen
-        given = prompt_of(placer.model.path, text, chat, system)
+        given = prompt_of(placer.model.path, text, answers.chat, answers.system)
         tokens = tokens_if_long(placer, given, placer.options.n_ctx, n_answer)
         n_prompt = len(text.encode()) // BYTES_PER_TOKEN + 1 if tokens is None else len(tokens)
         load = run_workload(placer, n_prompt, n_answer)
         plan, to_tune = asked.made_plan(placer, load)
     tell_aborts()
-    told = not as_json and is_terminal(sys.stderr)
-    if told:
+    shows = not as_json and is_terminal(sys.stderr)
+    if shows:
         talk(f"oallama: {expected(placer, plan)}")
     with (
-        counting(placer, counts) as recording,
+        counting(placer, answers.counts) as recording,
         asked.engine(placer, plan, **recording(plan)) as loaded,
     ):
         say_warnings(loaded, placer)
         if tokens is None:
             tokens = given.tokens(loaded)
         most = loaded.n_ctx if n_gen == WITHOUT_END else n_gen
-        stream = loaded.stream(tokens, max_tokens=most, **drawn)
+        stream = loaded.stream(tokens, max_tokens=most, stop=answers.sampling.stop, **asdict(sampling))
         generation = write_stream(stream, show=not as_json)
         if as_json:
             emit_json(run_document(generation, loaded) | ({"emulated": True} if placer.device.is_emulated else {}))
-        elif told:
+        elif shows:
             talk(statistics(generation, loaded, expected_of(placer, loaded, generation), placer.operators))
             for change in loaded.replanned:
                 talk(f"re-planned {change}")

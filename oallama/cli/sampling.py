@@ -6,14 +6,17 @@ Spelled as in llama.cpp.
 from __future__ import annotations
 
 import secrets
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from oallama.cli.options import as_record, count, parsed
 from oallama.cli.prompt import text_of_file
 from oallama.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from oallama.run.sampler import Sampling
 
 DEFAULT_N_GEN = 128
 WITHOUT_END = -1  # -n: until the model ends or the context is full; planned for as DEFAULT_N_GEN
@@ -35,16 +38,15 @@ class SamplingOptions:
     json_schema: str | None
     json_schema_file: str | None
 
-    def arguments(self) -> dict[str, Any]:
-        """Keywords for Engine.stream. Raises UsageError for values that cannot be, or files that cannot be read."""
+    def sampling(self) -> Sampling:
+        """What decides the draw. Raises UsageError for values, or texts to stop at, that cannot be, or files that
+        cannot be read."""
         from oallama.run.sampler import Sampling
         from oallama.run.stops import Stops
 
-        sampling = Sampling(
-            self.temp, self.seed, self.top_k, self.top_p, self.min_p, self.repeat_penalty, self._grammar_text()
-        )
         Stops(self.stop)
-        return {**asdict(sampling), "stop": self.stop}
+        grammar = self._grammar_text()
+        return Sampling(self.temp, self.seed, self.top_k, self.top_p, self.min_p, self.repeat_penalty, grammar)
 
     def _grammar_text(self) -> str | None:
         given = (self.grammar, self.grammar_file, self.json_schema, self.json_schema_file)

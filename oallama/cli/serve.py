@@ -6,12 +6,14 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import click
 
 from oallama.cli.options import (
+    as_record,
     count,
     depth_option,
     idle_option,
@@ -40,25 +42,49 @@ def parse_key(text: str) -> str:
     return key
 
 
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """Where the server listens, and what llama-server is told besides the placement. port 0: any that is free. program,
+    cache_mib: None: as find_program and llama-server choose. log_file: of llama-server's lines."""
+
+    host: str
+    port: int
+    api_key: str | None
+    n_parallel: int
+    pooling: str
+    cache_mib: int | None
+    program: str | None
+    log_file: str | None
+
+
+server_options = as_record(
+    "server",
+    ServerOptions,
+    click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+                 help="Address to listen at; one that other machines reach needs --api-key."),
+    click.option("--port", type=count(0, 65535), default=8080, show_default=True, metavar="PORT",
+                 help="Port to listen at; 0: any that is free."),
+    click.option("--api-key", type=parsed(parse_key), envvar=KEY_VARIABLE, metavar="KEY",
+                 help=f"Key that requests must bring; {KEY_VARIABLE} says it unseen by who lists processes."),
+    click.option("-np", "--parallel", "n_parallel", type=count(1, 256), default=4, show_default=True, metavar="N",
+                 help="Requests computed at the same time; they share the context."),
+    click.option("--pooling", type=click.Choice(POOLINGS), default="mean", show_default=True,
+                 metavar="|".join(POOLINGS),
+                 help="How /v1/embeddings makes one vector; model: as the GGUF says; none: not at all."),
+    click.option("-cram", "--cache-ram", "cache_mib", type=count(-1), metavar="MIB",
+                 help="Host memory for prompts that no request uses now, so that they need not be evaluated again; 0: "
+                 "none, -1: any.  [default: 8192, or what the host has left beside the model]"),
+    click.option("--llama-server", "program", envvar=PROGRAM_VARIABLE, metavar="FILE",
+                 help="llama-server to run.  [default: what scripts/stock_binaries built, else that of PATH]"),
+    click.option("--log", "log_file", type=click.Path(dir_okay=False), metavar="FILE",
+                 help="Add what llama-server writes to this file."),
+)  # fmt: skip
+"""The command gets `server`, a ServerOptions."""
+
+
 @click.command("serve")
 @model_argument
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
-              help="Address to listen at; one that other machines reach needs --api-key.")  # fmt: skip
-@click.option("--port", type=count(0, 65535), default=8080, show_default=True, metavar="PORT",
-              help="Port to listen at; 0: any that is free.")  # fmt: skip
-@click.option("--api-key", type=parsed(parse_key), envvar=KEY_VARIABLE, metavar="KEY",
-              help=f"Key that requests must bring; {KEY_VARIABLE} says it unseen by who lists processes.")  # fmt: skip
-@click.option("-np", "--parallel", "n_parallel", type=count(1, 256), default=4, show_default=True, metavar="N",
-              help="Requests computed at the same time; they share the context.")  # fmt: skip
-@click.option("--pooling", type=click.Choice(POOLINGS), default="mean", show_default=True, metavar="|".join(POOLINGS),
-              help="How /v1/embeddings makes one vector; model: as the GGUF says; none: not at all.")  # fmt: skip
-@click.option("-cram", "--cache-ram", "cache_mib", type=count(-1), metavar="MIB",
-              help="Host memory for prompts that no request uses now, so that they need not be evaluated again; 0: "
-              "none, -1: any.  [default: 8192, or what the host has left beside the model]")  # fmt: skip
-@click.option("--llama-server", "program", envvar=PROGRAM_VARIABLE, metavar="FILE",
-              help="llama-server to run.  [default: what scripts/stock_binaries built, else that of PATH]")  # fmt: skip
-@click.option("--log", "log_file", type=click.Path(dir_okay=False), metavar="FILE",
-              help="Add what llama-server writes to this file.")  # fmt: skip
+@server_options
 @placement_options(
     click.option("--tune", type=click.Choice(["before", "when-idle", "never"]), default="never", show_default=True,
                  metavar="before|when-idle|never", help="Policy auto, where nothing was measured yet: serve with stock "
@@ -71,14 +97,7 @@ def parse_key(text: str) -> str:
 @learn_experts_option
 def command(
     model: str,
-    host: str,
-    port: int,
-    api_key: str | None,
-    n_parallel: int,
-    pooling: str,
-    cache_mib: int | None,
-    program: str | None,
-    log_file: str | None,
+    server: ServerOptions,
     asked: PlacementOptions,
     idle_s: int,
     pictures: ProjectorOptions,
@@ -100,34 +119,34 @@ def command(
     if missing:
         raise UsageError(f"serve needs {', '.join(missing)}; install them: pip install 'oallama[serve]'")
     asked.check_depth(n_depth)
-    from oallama.cli.served import Asked, served_model
-    from oallama.serve.program import Settings, find_program
+    from oallama.cli.served import PlacementRequest, served_model
+    from oallama.serve.program import ServerSettings, find_program
     from oallama.serve.server import Placements, listen, serve
     from oallama.serve.tuning import Tune
 
     with contextlib.ExitStack() as stack:
-        sock = stack.enter_context(listen(host, port, api_key))
-        found = find_program(program)
+        sock = stack.enter_context(listen(server.host, server.port, server.api_key))
+        found = find_program(server.program)
         served = stack.enter_context(
-            served_model(Asked(model, asked, pictures, n_prompt, n_gen, n_depth or 0, learn_experts))
+            served_model(PlacementRequest(model, asked, pictures, n_prompt, n_gen, n_depth or 0, learn_experts))
         )
         placer = served.placer
-        settings = Settings(
-            n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
-            None if pooling == "none" else pooling, cache_mib,
+        settings = ServerSettings(
+            server.n_parallel, placer.threads, placer.options.n_batch, Path(placer.model.path).name,
+            None if server.pooling == "none" else server.pooling, server.cache_mib,
         )  # fmt: skip
         tune = Tune(
             tune_command(model, served.options, n_prompt, n_gen, asked.profile, n_depth or 0), served.found_anew,
             float(idle_s) if asked.tune == "when-idle" and served.is_unknown else None,
         )  # fmt: skip
-        log = stack.enter_context(_log(log_file))
-        talk(f"oallama: {served.wanted.said}")
+        log = stack.enter_context(_log(server.log_file))
+        talk(f"oallama: {served.wanted.reason}")
         talk(f"oallama: {expected(placer, served.wanted.plan)}")
         offered = Placements(
             served.wanted, served.on_cpu, partial(served.launch, program=found, settings=settings), served.device_lost,
             tune if served.is_tunable else None,
         )  # fmt: skip
-        serve(sock, api_key, offered, talk, log)
+        serve(sock, server.api_key, offered, talk, log)
     talk("oallama: the server has ended")
 
 

@@ -1,10 +1,10 @@
-"""What a served placement needs of this machine: its device by llama-server's name, and which experts are used."""
+"""Resources of a served placement: its device by llama-server's name, and counts of used experts."""
 
 from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,82 +18,67 @@ from oallama.report.placement import Served
 from oallama.run.learned_experts import learned_plan
 from oallama.serve.uses import with_uses
 
-Change = Callable[[Served], Served]
-
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """named: gives the device the name by which llama-server knows it; lost: why it is known to be lost, if so.
-    learned: puts experts that are used by now into the places of hot ones; uses_file: where the plug-in leaves their
-    uses; None where nobody counts."""
+    """device: as llama-server names it. worker: the one that is the device, if so. uses_file: where the plug-in leaves
+    uses of hot experts; None where nobody counts."""
 
-    named: Change
-    lost: Callable[[], str | None]
-    learned: Change
+    placer: Placer
+    device: str
+    worker: RpcWorker | None
     uses_file: Path | None
+
+    def named(self, served: Served) -> Served:
+        """With the device's name where the plan uses it, `none` where it does not."""
+        plan = served.plan
+        uses = plan.n_gpu_layers > 0 or any(p.cc < 1 or p.hot_experts for p in plan.operators)
+        return replace(served, plan=replace(plan, device=self.device if uses and plan.device != "none" else "none"))
+
+    def lost(self) -> str | None:
+        """Why the device is known to be lost, if so."""
+        return None if self.worker is None or self.worker.alive() else "its worker process does not answer"
+
+    def learned(self, served: Served) -> Served:
+        """With the experts that are used by now in the places of hot ones."""
+        if self.uses_file is None or not any(p.hot_experts for p in served.plan.operators):
+            return served
+        routing = read_routing(*_experts_of(self.placer))
+        if routing is None:
+            return served
+        return replace(served, plan=learned_plan(served.plan, self.placer.operators, routing))
 
 
 @contextlib.contextmanager
 def needs_of(placer: Placer, learn_experts: bool) -> Iterator[Needs]:
     """A worker runs for the block, and uses are kept at its end."""
-    with _device(placer) as (named, lost), _learning(placer, learn_experts) as (uses_file, learned):
-        yield Needs(named, lost, learned, uses_file)
+    with contextlib.ExitStack() as stack:
+        worker, uses_file = None, None
+        if placer.device.is_worker:
+            worker = RpcWorker(placer.device)
+            stack.callback(worker.kill)
+            if worker.warning:
+                talk(f"warning: {worker.warning}")
+        device = str(placer.found_device) if worker is None else f"rpc://{worker.endpoint}"
+        if learn_experts and placer.model.n_expert:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="oallama-uses-"))
+            uses_file = Path(folder) / "uses"
+            stack.callback(_keep_uses, placer, uses_file)
+        yield Needs(placer, device, worker, uses_file)
 
 
-@contextlib.contextmanager
-def _device(placer: Placer) -> Iterator[tuple[Change, Callable[[], str | None]]]:
-    """What names the device of a placement as another program knows it, and why the device is known to be lost, if so.
-    A worker runs for the block."""
-
-    def of(device: str) -> Change:
-        def named(served: Served) -> Served:
-            plan = served.plan
-            uses = plan.device != "none" and (
-                plan.n_gpu_layers > 0 or any(p.cc < 1 or p.hot_experts for p in plan.operators)
-            )
-            return replace(served, plan=replace(plan, device=device if uses else "none"))
-
-        return named
-
-    spec = placer.device
-    if not spec.is_worker:
-        yield of(str(placer.known_device.spec if spec.kind == "auto" else spec)), lambda: None
-        return
-    worker = RpcWorker(spec)
-    if worker.warning:
-        talk(f"warning: {worker.warning}")
-    try:
-        lost = "its worker process does not answer"
-        yield of(f"rpc://{worker.endpoint}"), lambda: None if worker.alive() else lost
-    finally:
-        worker.kill()
-
-
-@contextlib.contextmanager
-def _learning(placer: Placer, asked: bool) -> Iterator[tuple[Path | None, Change]]:
-    """Where llama-server's plug-in leaves the uses of hot experts, which are kept at the end; and what puts those that
-    are used by what is known now into a placement."""
-    model = placer.model
-    if not asked or not model.n_expert:
-        yield None, lambda served: served
-        return
-    shape = (model.fingerprint, model.n_expert, model.n_expert_used)
-
-    def learned(served: Served) -> Served:
-        routing = read_routing(*shape) if any(p.hot_experts for p in served.plan.operators) else None
-        if routing is None:
-            return served
-        return replace(served, plan=learned_plan(served.plan, placer.operators, routing))
-
-    with tempfile.TemporaryDirectory(prefix="oallama-uses-") as folder:
-        file = Path(folder) / "uses"
+def _keep_uses(placer: Placer, file: Path) -> None:
+    """Add what the plug-in has counted to what is known of the model's routing."""
+    shape = _experts_of(placer)
+    known = read_routing(*shape) or unknown_routing(*shape)
+    routing = with_uses(known, placer.operators, file)
+    if routing != known:
         try:
-            yield file, learned
-        finally:
-            before = read_routing(*shape) or unknown_routing(*shape)
-            after = with_uses(before, placer.operators, file)
-            if after != before:
-                try:
-                    write_routing(after)
-                except ProfileError as error:
-                    talk(f"warning: {error}")
+            write_routing(routing)
+        except ProfileError as error:
+            talk(f"warning: {error}")
+
+
+def _experts_of(placer: Placer) -> tuple[str, int, int]:
+    model = placer.model
+    return model.fingerprint, model.n_expert, model.n_expert_used

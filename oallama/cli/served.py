@@ -19,14 +19,14 @@ from oallama.place.record import unmeasured_cpu_record
 from oallama.placer import Placer
 from oallama.plan.plan import Plan
 from oallama.report.placement import Served, work_times
-from oallama.serve.program import STOCK_CACHE_MIB, Settings, launch, prompt_cache_mib
+from oallama.serve.program import STOCK_CACHE_MIB, ServerSettings, launch, prompt_cache_mib
 
 if TYPE_CHECKING:
     from oallama.serve.supervisor import Launch
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PlacementRequest:
     """What a command line asks of the placement."""
 
     model: str
@@ -42,7 +42,7 @@ class Asked:
 
 
 @contextlib.contextmanager
-def served_model(asked: Asked) -> Iterator[ServedModel]:
+def served_model(asked: PlacementRequest) -> Iterator[ServedModel]:
     """The worker that a placement may need runs for the block, and uses of experts are kept at its end. Raises what
     reading, planning and measuring do."""
     made = _planned(asked)
@@ -57,7 +57,7 @@ class ServedModel:
     """wanted: what was asked for. on_cpu: for when the device is lost; None where there is none. is_unknown: nothing
     was measured that the policy could follow. options: as asked, with room for a projector."""
 
-    def __init__(self, asked: Asked, made: _Made, needs: Needs) -> None:
+    def __init__(self, asked: PlacementRequest, made: _Made, needs: Needs) -> None:
         self.placer, self.is_unknown, self.device_lost = made.placer, made.is_unknown, needs.lost
         self.options = asked.placement.options
         self._asked, self._needs = asked, needs
@@ -83,14 +83,14 @@ class ServedModel:
         again = _placed(replace(self._asked, placement=known), self._newest)
         return None if again.is_unknown else self._completed(again.served)
 
-    def launch(self, served: Served, socket_path: Path, program: Path, settings: Settings) -> Launch:
+    def launch(self, served: Served, socket_path: Path, program: Path, settings: ServerSettings) -> Launch:
         """How llama-server is started with one of them. settings without a projector; cache_mib None: as much as the
         host has left."""
         n_beside = 0  # bytes of the host
         if self._projector is not None:
-            at = self._asked.pictures.place(self._projector, served.plan, self._has_room)
-            settings = replace(settings, projector=self._projector.path, projector_on_device=at.on_device)
-            n_beside = 0 if at.on_device else at.n_bytes
+            placed = self._asked.pictures.place(self._projector, served.plan, self._has_room)
+            settings = replace(settings, projector=self._projector.path, projector_on_device=placed.on_device)
+            n_beside = 0 if placed.on_device else placed.n_bytes
         if settings.cache_mib is None:
             settings = replace(settings, cache_mib=self._cache_mib(served, n_beside))
         placer = self.placer
@@ -109,8 +109,8 @@ class ServedModel:
         served = self._needs.learned(self._needs.named(served))
         if self._projector is None:
             return served
-        at = self._asked.pictures.place(self._projector, served.plan, self._has_room)
-        return replace(served, plan=at.noted(served.plan))
+        placed = self._asked.pictures.place(self._projector, served.plan, self._has_room)
+        return replace(served, plan=placed.noted(served.plan))
 
     def _cache_mib(self, served: Served, n_beside: int) -> int | None:
         """What llama-server may keep of prompts beside the model and n_beside bytes; None where the model's own needs
@@ -135,7 +135,7 @@ class _Made:
     is_unknown: bool
 
 
-def _planned(asked: Asked) -> _Made | None:
+def _planned(asked: PlacementRequest) -> _Made | None:
     """As a plan's file says; None where none was named."""
     planned = asked.placement.planned(asked.model)
     if planned is None:
@@ -144,11 +144,11 @@ def _planned(asked: Asked) -> _Made | None:
     _check_device(placer)
     plan.check(placer.model, placer.operators)
     plan = placer.as_asked(plan)
-    said = f"this is the plan of {asked.placement.plan_file}, by policy {plan.policy}"
-    return _Made(placer, _timed(placer, plan, said), False)
+    reason = f"this is the plan of {asked.placement.plan_file}, by policy {plan.policy}"
+    return _Made(placer, _timed(placer, plan, reason), False)
 
 
-def _with_room(asked: Asked) -> tuple[Placer, Asked]:
+def _with_room(asked: PlacementRequest) -> tuple[Placer, PlacementRequest]:
     """A placer, and what is asked for then, with room on the device for the projector where that was asked for."""
     placer = asked.placement.placer(asked.model)
     _check_device(placer)
@@ -159,11 +159,11 @@ def _with_room(asked: Asked) -> tuple[Placer, Asked]:
     return Placer.of_file(asked.model, roomy, asked.placement.profile), asked
 
 
-def _placed(asked: Asked, placer: Placer) -> _Made:
+def _placed(asked: PlacementRequest, placer: Placer) -> _Made:
     """As the policy says, which is what `run` has."""
     options = replace(asked.placement, tune="before" if asked.placement.tune == "before" else "after")
     plan, is_unknown = options.made_plan(placer, asked.workload(placer))
-    return _Made(placer, _timed(placer, plan, _said(placer, asked, plan, is_unknown)), is_unknown)
+    return _Made(placer, _timed(placer, plan, _reason(placer, asked, plan, is_unknown)), is_unknown)
 
 
 def _check_device(placer: Placer) -> None:
@@ -171,7 +171,7 @@ def _check_device(placer: Placer) -> None:
         raise UsageError(f"llama-server has no device {placer.device}; use a GPU, rpc://host:port, rpc-worker or none")
 
 
-def _said(placer: Placer, asked: Asked, plan: Plan, is_unknown: bool) -> str:
+def _reason(placer: Placer, asked: PlacementRequest, plan: Plan, is_unknown: bool) -> str:
     """What is served and why."""
     options = asked.placement
     if options.policy.keeps_to_cpu(placer):
@@ -187,9 +187,9 @@ def _said(placer: Placer, asked: Asked, plan: Plan, is_unknown: bool) -> str:
     return f"this is the placement of policy {plan.policy}, not measured against stock llama.cpp's"
 
 
-def _timed(placer: Placer, plan: Plan, said: str) -> Served:
+def _timed(placer: Placer, plan: Plan, reason: str) -> Served:
     """With predicted times, where the machine was measured."""
-    served = Served(placer.model, placer.operators, plan, said)
+    served = Served(placer.model, placer.operators, plan, reason)
     try:
         if placer.known_profile is None:
             return served
@@ -208,4 +208,4 @@ def _on_cpu(placer: Placer, wanted: Served) -> Served | None:
     weights = memory.weights_gpu + memory.weights_host
     record = unmeasured_cpu_record(placer.model, placer.operators, wanted.plan.workload, weights)
     plan = Plan.of(replace(record, attention=wanted.plan.attention))
-    return replace(wanted, plan=plan, said="everything is on the CPU, as the device was lost", times=())
+    return replace(wanted, plan=plan, reason="everything is on the CPU, as the device was lost", times=())

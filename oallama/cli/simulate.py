@@ -85,7 +85,13 @@ def command(
     from oallama.placer import Placer
     from oallama.placer.described import plan_for
     from oallama.plan.plan import Plan
-    from oallama.report.simulate import Setting, memory_note, simulate_chart, simulate_document, simulate_tables
+    from oallama.report.simulate import (
+        SimulationSetting,
+        memory_note,
+        simulate_chart,
+        simulate_document,
+        simulate_tables,
+    )
 
     model, plan_path = _model_and_plan(files, model_option)
     if plan_path is not None and (policy is not None or prefetch is not None):
@@ -113,7 +119,7 @@ def command(
     used = plan.memory.limit - plan.memory.spare
     if found is not None and used > found.card.memory_bytes:
         notes = (*notes, memory_note(used, found.card.memory_bytes, device))
-    setting = Setting(
+    setting = SimulationSetting(
         placer.model,
         plan.policy,
         device,

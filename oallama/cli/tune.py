@@ -66,11 +66,11 @@ def command(
         raise UsageError("there is nothing to tune without a device; name one with --device, such as rpc-worker")
     load = placer.workload(n_prompt, n_gen, n_past=n_depth or 0)
     found = measured(
-        placer, load, float(seconds), refresh_gate, near=False, aside="Ctrl-C ends it and keeps what is done"
+        placer, load, float(seconds), refresh_gate, accept_near=False, aside="Ctrl-C ends it and keeps what is done"
     )
     if as_json:
-        said = sentence(found.verdict).removeprefix("oallama: ")
-        emit_json({**asdict(found.verdict), "said": said, "remembered": found.remembered})
+        text = sentence(found.verdict).removeprefix("oallama: ")
+        emit_json({**asdict(found.verdict), "said": text, "remembered": found.remembered})
 
 
 def tune_command(

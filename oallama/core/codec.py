@@ -227,10 +227,10 @@ def _value(hint: Any, marks: tuple[Any, ...], value: Any, where: str, name: str)
     def wrong(what: str) -> CodecError:
         return CodecError(f"{where}: {name} must be {what}, not {_shown(value)}")
 
-    def inside(inner: Any, item: Any, at: str) -> Any:
-        """The item of a list or a dictionary; `at` is its name after the field's."""
+    def inside(inner: Any, item: Any, suffix: str) -> Any:
+        """The item of a list or a dictionary; `suffix` is its name after the field's."""
         inner, more = _split(inner)
-        return _decoded(inner, more, item, where, name + at)
+        return _decoded(inner, more, item, where, name + suffix)
 
     inner = _without_none(hint)
     if inner is not hint:

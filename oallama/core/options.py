@@ -1,4 +1,4 @@
-"""What a user may ask of a placed model, on the command line or in Python; and llama.cpp's words for it. Pure."""
+"""Options of placing and loading a model, for the command line and Python, and llama.cpp's words for them. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be written as UTF-8."""
+"""Check of text: whether it can be written as UTF-8."""
 
 from __future__ import annotations
 

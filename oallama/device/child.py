@@ -27,12 +27,14 @@ def ask_child(
     """
     from ggml_bridge.child import run_in_child
 
-    with told(failed, unexpected):
+    with child_errors(failed, unexpected):
         return run_in_child(module, request, timeout_s=timeout_s)
 
 
 @contextlib.contextmanager
-def told(failed: Callable[[str], OallamaError], unexpected: type[OallamaError] = OallamaError) -> Iterator[None]:
+def child_errors(
+    failed: Callable[[str], OallamaError], unexpected: type[OallamaError] = OallamaError
+) -> Iterator[None]:
     """What goes wrong with a child in the block is raised as an error of ours: see ask_child."""
     import ggml_bridge
     from ggml_bridge.child import ChildError

@@ -1,4 +1,4 @@
-"""How many CPU threads computing should use: the physical cores this process may really run on."""
+"""Number of CPU threads to compute with: the physical cores this process may really run on."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def core_kinds(root: Path, allowed: Iterable[int]) -> tuple[tuple[int, ...], ...
     cpus = sorted(allowed)
     speeds = _listed_speeds(root, cpus)
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
-        speeds = speeds or _told_speeds(root, cpus, name)
+        speeds = speeds or _kernel_speeds(root, cpus, name)
     if not speeds:
         return (tuple(cpus),) if cpus else ()
     kinds: list[list[int]] = []
@@ -63,13 +63,13 @@ def _listed_speeds(root: Path, cpus: Sequence[int]) -> dict[int, float]:
     return {cpu: 2.0 if cpu in fast else 1.0 for cpu in cpus}
 
 
-def _told_speeds(root: Path, cpus: Sequence[int], name: str) -> dict[int, float]:
+def _kernel_speeds(root: Path, cpus: Sequence[int], name: str) -> dict[int, float]:
     """What the kernel has under this name for each; empty where it is not there for all."""
     try:
-        told = {cpu: float((root / f"sys/devices/system/cpu/cpu{cpu}/{name}").read_text()) for cpu in cpus}
+        speeds = {cpu: float((root / f"sys/devices/system/cpu/cpu{cpu}/{name}").read_text()) for cpu in cpus}
     except (OSError, ValueError):
         return {}
-    return told if all(0 < speed < math.inf for speed in told.values()) else {}
+    return speeds if all(0 < speed < math.inf for speed in speeds.values()) else {}
 
 
 def _cpu_list(path: Path) -> set[int]:

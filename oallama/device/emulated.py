@@ -176,8 +176,8 @@ def _is_number(text: str) -> bool:
 def _written(value: float, unit: float = 1.0) -> str:
     """The shortest number that, times the unit, is the value to the last bit."""
     quotient = value / unit
-    near = (quotient, math.nextafter(quotient, 0.0), math.nextafter(quotient, math.inf))
-    texts = [f"{quotient:.{digits}g}" for digits in range(6, 18)] + [repr(number) for number in near]
+    neighbours = (quotient, math.nextafter(quotient, 0.0), math.nextafter(quotient, math.inf))
+    texts = [f"{quotient:.{digits}g}" for digits in range(6, 18)] + [repr(number) for number in neighbours]
     return next((text for text in texts if float(text) * unit == value), texts[-3])
 
 

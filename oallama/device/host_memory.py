@@ -1,4 +1,4 @@
-"""How much memory this process may use, and how much of it is free: the machine's, or what its container allows."""
+"""Memory that this process may use, and how much of it is free: the machine's, or what its container allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which device a `--device` text means here and now, and what tells it from another one of that name.
+"""Identity of the device that a `--device` text means here and now: its spec, and what tells it from another one.
 
 A child process asks ggml: whoever lists a CUDA device holds some hundred MiB of it from then on, which what is measured
 or loaded later would lack, and a driver that crashes must not take the caller with it.

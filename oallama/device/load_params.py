@@ -1,4 +1,4 @@
-"""How llama.cpp is told to load a model: its parameter structs filled from plain values, and kept alive.
+"""Load parameters of llama.cpp: its structs filled from plain values, and kept alive.
 
 The memory probe and the engine both load through here, so what was probed is what gets loaded.
 """
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from oallama.core.errors import BridgeError
 from oallama.core.options import FLASH_ATTENTION, STOCK_ATTENTION, STOCK_BATCH, STOCK_UBATCH, cache_type
 from oallama.core.types import PLAIN_LAYOUT, SPLIT_LAYOUT, Attention
+from oallama.device.cpu import default_threads
 from oallama.device.user_backend import load_user_backend
 
 if TYPE_CHECKING:
@@ -104,12 +105,12 @@ def _overrides(patterns: Sequence[tuple[str, str | None]], bridge: Bridge, split
     return array
 
 
-def apply_context(settings: LoadSettings, n_threads: int, params: Any) -> None:
+def apply_context(settings: LoadSettings, params: Any) -> None:
     """Fill a llama_context_params. Raises UsageError for an unknown cache type."""
     params.n_ctx = settings.n_ctx
     params.n_batch = min(settings.n_batch, settings.n_ctx) if settings.n_ctx else settings.n_batch
     params.n_ubatch = min(settings.n_ubatch, params.n_batch)
-    params.n_threads = params.n_threads_batch = n_threads
+    params.n_threads = params.n_threads_batch = settings.n_threads or default_threads()
     attention = settings.attention
     params.flash_attn_type = FLASH_ATTENTION[attention.flash_attn]
     params.type_k, params.type_v = cache_type(attention.type_k), cache_type(attention.type_v)

@@ -1,4 +1,5 @@
-"""What an abort of native code is to a command: its last error, in one sentence. No exception can be made of one."""
+"""Handling of an abort of native code in a command: its last error, in one sentence. No exception can be made of
+one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--device` says, as a record. Pure: parsing opens nothing and asks nothing of the machine."""
+"""Parsing of `--device` to a record. Pure: it opens nothing and asks nothing of the machine."""
 
 from __future__ import annotations
 

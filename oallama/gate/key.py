@@ -1,4 +1,4 @@
-"""What a verdict of the gate holds for: model, machine, device, and lengths of prompt and generation in classes."""
+"""Key of a verdict: model, machine, device, options, and classes of prompt and generation lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates measured against stock, one test after another, until each has won or lost, or time is over."""
+"""Measuring candidates against stock, one test after another, until each has won or lost, or time is over."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Contest:
         before = dict(self.pairs)
 
         def now(made: Series) -> dict[str, Pairs]:
-            return {name: self._with(before, made, name, arm) for arm, name in enumerate(names, 1)}
+            return {name: self._added(before, made, name, arm) for arm, name in enumerate(names, 1)}
 
         def done(series: Sequence[Series]) -> frozenset[int]:
             still = self._open(now(series[0]))
@@ -96,7 +96,7 @@ class Contest:
     def _standing(self, pairs: Pairs | None) -> Standing:
         return "open" if pairs is None else standing(pairs, self.load.n_prompt, max(self.load.n_gen, 1))
 
-    def _with(self, before: Mapping[tuple[str, BenchTest], Pairs], made: Series, name: str, arm: int) -> Pairs:
+    def _added(self, before: Mapping[tuple[str, BenchTest], Pairs], made: Series, name: str, arm: int) -> Pairs:
         new, known = pairs_of(name, self.placements[name], made, arm), before.get((name, made.test))
         return new if known is None else together(known, new)
 
@@ -128,8 +128,8 @@ def gate_tests(load: Workload, plan: Plan | None, stock: Plan | None = None) -> 
     n_gen = min(max(load.n_gen, 1), MOST_GEN, max(LEAST_GEN, within(TURN_S, tpot)))
     off = plan is not None and leaves_flash_off(plan)
     left_out = max(0, load.n_prompt - n_prompt + (load.n_gen - n_gen) // 2)
-    behind = load.n_past + (left_out if off else 0)
-    tests = [BenchTest(n_prompt, n_gen, min(behind, within(DEPTH_S, per_prompt_token)))]
+    first_depth = load.n_past + (left_out if off else 0)
+    tests = [BenchTest(n_prompt, n_gen, min(first_depth, within(DEPTH_S, per_prompt_token)))]
     if load.n_ctx >= LARGE_CTX:
         depth = min(load.n_ctx // 2, load.n_ctx - n_prompt - n_gen, within(DEPTH_S, per_prompt_token))
         if depth >= max(LEAST_DEPTH, 2 * tests[0].n_depth):

@@ -1,4 +1,4 @@
-"""Pairs of samples, a candidate's beside stock's, and what they say of it so far; pure."""
+"""Paired samples of a candidate and stock, and whether the candidate has won, lost or is open; pure."""
 
 from __future__ import annotations
 

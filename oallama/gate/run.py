@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from oallama.bench.ab import Bench, Progress, quiet, run_bench
+from oallama.bench.ab import Bench, ProgressCallback, quiet, run_bench
 from oallama.bench.arms import STOCK_CPU, STOCK_FIT, ArmMaker
 from oallama.bench.deadline import Deadline
 from oallama.bench.fit_plan import stock_plan
-from oallama.bench.prepare import memory_cap, setting_of
+from oallama.bench.prepare import setting_of
 from oallama.bench.records import ArmSpec, BenchResult, BenchTest, StockPlacement
 from oallama.bench.schedule import Done
-from oallama.gate.key import Key, gate_key
+from oallama.gate.key import gate_key
 from oallama.gate.measure import Contest, gate_tests
 from oallama.gate.pairs import Trial, worth_keeping
 from oallama.gate.plans import all_plans, candidate, plan_by
-from oallama.gate.store import Kept, nearest_kept, read_kept, write_kept
+from oallama.gate.store import KeptVerdict, nearest_kept, read_kept, write_kept
 from oallama.gate.verdict import Verdict, answers, choose, decide, holds, reweighed, ruled_out, sentence
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ BUDGET_S = 20.0  # that a run may wait for the gate, by the wall clock
 PLANNING_SHARE = 0.5  # of it that plans may be begun in
 BENCH_BUDGET_S = 120.0  # where somebody came to measure
 
-Measure = Callable[[Bench, Progress], BenchResult]
+Measure = Callable[[Bench, ProgressCallback], BenchResult]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,95 +39,40 @@ class Gated:
     plan: Plan
     verdict: Verdict
     remembered: bool  # the verdict was measured before
-    near: bool = False  # for another length of prompt or generation
+    is_near: bool = False  # for another length of prompt or generation
 
 
 def gated_plan(
     placer: Placer,
     load: Workload,
-    progress: Progress = quiet,
+    progress: ProgressCallback = quiet,
     measure: Measure = run_bench,
-    refresh: bool = False,
-    cpus: tuple[int, ...] = (),
-    attention_passes: Sequence[Pass] | None = None,
-    budget_s: float = BUDGET_S,
-    near: bool = True,
     begin: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
+    **asked: Any,
 ) -> Gated:
-    """The plan that is faster than stock llama.cpp beyond noise, or stock's own placement as a plan.
+    """The plan that is faster than stock llama.cpp beyond noise, or stock's own placement as a plan; asked: as Gate.
 
-    Takes one plan where a verdict is remembered, or (near) one for another length of prompt or generation; else at most
-    about budget_s by the clock, and what was measured by then counts the next time. begin: called where it will plan
-    and measure. cpus: what the measured processes are pinned to. refresh: begin anew whatever is remembered.
-    attention_passes: as in Placer.plan. Needs a device. Raises DoesNotFit where stock-fit does not fit, and what
-    planning and measuring raise.
+    Takes one plan where a verdict is remembered; else at most about budget_s by the clock, and what was measured by
+    then counts the next time. begin: called where it will plan and measure. Needs a device. Raises DoesNotFit where
+    stock-fit does not fit, and what planning and measuring raise.
     """
-    setting = setting_of(placer, load.n_ctx, load.n_ubatch, cpus=cpus)
-    cap = memory_cap(placer, setting)
-    free = cap.device_bytes or 0
-    key = gate_key(placer, load)
-    kept = None if refresh else _still_valid(read_kept(key), free)
-    known = None if refresh else _remembered(placer, load, key, kept, free, attention_passes, near, budget_s)
+    gate = Gate(placer, load, **asked)
+    known = gate.remembered()
     if known is not None:
         return known
     begin()
-    start = clock()
-    maker = ArmMaker(placer, setting, cap, progress=progress)
-    stock = maker.make(stock_name(placer))
-    assert stock.stock is not None
-    progress("plan")
-    plans = all_plans(placer, load, attention_passes, Deadline(start + PLANNING_SHARE * budget_s, clock))
-    stocks = stock_plan(placer, load, stock.stock)
-    as_stock = replace(candidate(stock.name, stocks), policy=stock.name)
-    candidates = [candidate(policy, plan) for policy, plan in plans.items()]
-    chosen = choose([each for each in candidates if not ruled_out(each, as_stock)])
-    names = [each.policy for each in chosen]
-    tests = gate_tests(load, plans[names[0]] if names else None, stocks)
-    contest = Contest(load, {each.policy: each.placement for each in chosen})
-    contest.know(kept.pairs if kept is not None and _same(kept.stock, stock.stock) else ())
-    deadline = Deadline(max(start + budget_s, clock() + (1 - PLANNING_SHARE) * budget_s), clock)
-
-    def ask(arms: tuple[ArmSpec, ...], test: BenchTest, n_blocks: int, done: Done) -> BenchResult:
-        bench = Bench(
-            arms, (test,), placer.operators, placer.model.n_layer, n_blocks, cap=cap, deadline=deadline, done=done
-        )
-        return measure(bench, progress)
-
-    contest.measure(stock, [maker.of_plan(name, plans[name]) for name in names], tests, ask)
-    stuck = (
-        contest.out_of_time and not contest.n_new
-    )  # not one round of turns; where it was so before, it will be again
-    settled = not contest.interrupted and contest.settled(names, tests)
-    gave_up_s = budget_s if stuck and not settled and kept is not None and not contest.interrupted else 0.0
-    trials = contest.trials() or [Trial(each.policy, 0, None, ruled_out(each, as_stock)) for each in candidates]
-    if stuck and not contest.pairs:
-        too_slow = f"{budget_s:g} s were too short for one round of turns; `oallama tune` takes longer"
-        trials = [Trial(name, tests[0].n_depth, None, too_slow) for name in names]
-    measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    settled = settled or gave_up_s > 0
-    verdict = decide(key, stock.name, trials, free, measured_at, clock() - start, settled, gave_up_s)
-    lengths = load.n_prompt, max(load.n_gen, 1)
-    pairs = (each if settled else worth_keeping(each, *lengths) for each in contest.pairs.values())
-    write_kept(Kept(verdict, stock.stock, tuple(each for each in pairs if each is not None)))
-    if contest.interrupted:
-        raise KeyboardInterrupt
-    return Gated(plans[verdict.winner] if verdict.winner else stocks, verdict, False)
+    return gate.measured(progress, measure, clock)
 
 
 def remembered(placer: Placer, load: Workload) -> Gated | None:
     """What gated_plan returns where it need not measure; None where it would. Raises what planning raises."""
-    if placer.known_profile is None:
-        return None
-    free = memory_cap(placer, setting_of(placer, load.n_ctx, load.n_ubatch)).device_bytes or 0
-    key = gate_key(placer, load)
-    return _remembered(placer, load, key, _still_valid(read_kept(key), free), free, None, True, BUDGET_S)
+    return None if placer.known_profile is None else Gate(placer, load).remembered()
 
 
 def stock_at_once(placer: Placer, load: Workload) -> Plan:
     """Stock llama.cpp's own placement, which can do no harm, with nothing measured."""
-    setting = setting_of(placer, load.n_ctx, load.n_ubatch)
-    stock = ArmMaker(placer, setting, memory_cap(placer, setting)).make(stock_name(placer)).stock
+    stock = ArmMaker(placer, setting_of(placer, load.n_ctx, load.n_ubatch)).make(stock_name(placer)).stock
     assert stock is not None
     return stock_plan(placer, load, stock, priced=False)
 
@@ -137,36 +82,101 @@ def stock_name(placer: Placer) -> str:
     return STOCK_CPU if placer.device.is_pair else STOCK_FIT
 
 
-def _remembered(
-    placer: Placer,
-    load: Workload,
-    key: Key,
-    kept: Kept | None,
-    free: int,
-    attention_passes: Sequence[Pass] | None,
-    near: bool,
-    budget_s: float,
-) -> Gated | None:
-    apart = False
-    if kept is None or not answers(kept.verdict, budget_s):
-        kept, apart = _still_valid(nearest_kept(key) if near else None, free), True
-    if kept is None or not answers(kept.verdict, budget_s):
-        return None
-    verdict = kept.verdict
-    if apart:
-        verdict = reweighed(verdict, kept.pairs, key, load.n_prompt, max(load.n_gen, 1))
-    winner = verdict.winner
-    plan = plan_by(placer, load, attention_passes, winner) if winner else stock_plan(placer, load, kept.stock)
-    return Gated(plan, verdict, True, apart)
+class Gate:
+    """For one model, device and workload. accept_near: a verdict for another length of prompt or generation does too.
+    refresh: begin anew, whatever is remembered. budget_s: seconds that somebody waits. cpus: what the measured
+    processes are pinned to. attention_passes: as in Placer.plan."""
+
+    def __init__(
+        self,
+        placer: Placer,
+        load: Workload,
+        *,
+        accept_near: bool = True,
+        refresh: bool = False,
+        budget_s: float = BUDGET_S,
+        cpus: tuple[int, ...] = (),
+        attention_passes: Sequence[Pass] | None = None,
+    ) -> None:
+        self._placer, self._load, self._passes = placer, load, attention_passes
+        self._accept_near, self._refresh, self._budget_s = accept_near, refresh, budget_s
+        self._setting = setting_of(placer, load.n_ctx, load.n_ubatch, cpus=cpus)
+        self._free = self._setting.cap.device_bytes or 0
+        self._key = gate_key(placer, load)
+        self._kept = None if refresh else self._if_it_holds(read_kept(self._key))
+
+    def remembered(self) -> Gated | None:
+        """By the verdict of an earlier time; None where there is none that holds."""
+        if self._refresh:
+            return None
+        kept, is_near = self._kept, False
+        if self._accept_near and not (kept is not None and answers(kept.verdict, self._budget_s)):
+            kept, is_near = self._if_it_holds(nearest_kept(self._key)), True
+        if kept is None or not answers(kept.verdict, self._budget_s):
+            return None
+        placer, load, verdict = self._placer, self._load, kept.verdict
+        if is_near:
+            verdict = reweighed(verdict, kept.pairs, self._key, *self._lengths)
+        winner = verdict.winner
+        plan = plan_by(placer, load, self._passes, winner) if winner else stock_plan(placer, load, kept.stock)
+        return Gated(plan, verdict, True, is_near)
+
+    def measured(self, progress: ProgressCallback, measure: Measure, clock: Callable[[], float]) -> Gated:
+        """Plan by every policy, measure the best of them, and keep what is found. Raises KeyboardInterrupt with that
+        done where it was interrupted."""
+        placer, load, kept, budget_s = self._placer, self._load, self._kept, self._budget_s
+        start = clock()
+        maker = ArmMaker(placer, self._setting, progress=progress)
+        stock = maker.make(stock_name(placer))
+        assert stock.stock is not None
+        progress("plan")
+        plans = all_plans(placer, load, self._passes, Deadline(start + PLANNING_SHARE * budget_s, clock))
+        stocks = stock_plan(placer, load, stock.stock)
+        as_stock = replace(candidate(stock.name, stocks), policy=stock.name)
+        candidates = [candidate(policy, plan) for policy, plan in plans.items()]
+        chosen = choose([each for each in candidates if not ruled_out(each, as_stock)])
+        names = [each.policy for each in chosen]
+        tests = gate_tests(load, plans[names[0]] if names else None, stocks)
+        contest = Contest(load, {each.policy: each.placement for each in chosen})
+        contest.know(kept.pairs if kept is not None and _same(kept.stock, stock.stock) else ())
+        deadline = Deadline(max(start + budget_s, clock() + (1 - PLANNING_SHARE) * budget_s), clock)
+
+        def ask(arms: tuple[ArmSpec, ...], test: BenchTest, n_blocks: int, done: Done) -> BenchResult:
+            n_layer = placer.model.n_layer
+            bench = Bench(arms, (test,), placer.operators, n_layer, n_blocks, deadline=deadline, done=done)
+            return measure(bench, progress)
+
+        contest.measure(stock, [maker.of_plan(name, plans[name]) for name in names], tests, ask)
+        # not one round of turns; where it was so before, it will be again
+        stuck = contest.out_of_time and not contest.n_new
+        settled = not contest.interrupted and contest.settled(names, tests)
+        gave_up_s = budget_s if stuck and not settled and kept is not None and not contest.interrupted else 0.0
+        trials = contest.trials() or [Trial(each.policy, 0, None, ruled_out(each, as_stock)) for each in candidates]
+        if stuck and not contest.pairs:
+            too_slow = f"{budget_s:g} s were too short for one round of turns; `oallama tune` takes longer"
+            trials = [Trial(name, tests[0].n_depth, None, too_slow) for name in names]
+        measured_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        settled = settled or gave_up_s > 0
+        seconds = clock() - start
+        verdict = decide(self._key, stock.name, trials, self._free, measured_at, seconds, settled, gave_up_s)
+        pairs = (each if settled else worth_keeping(each, *self._lengths) for each in contest.pairs.values())
+        write_kept(KeptVerdict(verdict, stock.stock, tuple(each for each in pairs if each is not None)))
+        if contest.interrupted:
+            raise KeyboardInterrupt
+        return Gated(plans[verdict.winner] if verdict.winner else stocks, verdict, False)
+
+    @property
+    def _lengths(self) -> tuple[int, int]:
+        """Tokens of prompt and generation that pairs are weighed by."""
+        return self._load.n_prompt, max(self._load.n_gen, 1)
+
+    def _if_it_holds(self, kept: KeptVerdict | None) -> KeptVerdict | None:
+        return kept if kept is not None and holds(kept.verdict, self._free) else None
 
 
 def _same(one: StockPlacement, other: StockPlacement) -> bool:
     """Whatever was free on the device when --fit was asked."""
     return replace(one, fit_target_mib=0) == replace(other, fit_target_mib=0)
-
-
-def _still_valid(kept: Kept | None, free: int) -> Kept | None:
-    return kept if kept is not None and holds(kept.verdict, free) else None
 
 
 def gated_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
@@ -185,7 +195,7 @@ def gated_arm(maker: ArmMaker, refresh: bool = False) -> ArmSpec:
         cpus=maker.setting.cpus,
         attention_passes=maker.attention_passes,
         budget_s=BENCH_BUDGET_S,
-        near=False,
+        accept_near=False,
     )
     spec, text = maker.of_plan("auto", gated.plan), sentence(gated.verdict).removeprefix("oallama: ")
     how = f"remembered, took {gated.verdict.seconds:.1f} s" if gated.remembered else f"in {gated.verdict.seconds:.1f} s"

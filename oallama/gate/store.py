@@ -1,4 +1,4 @@
-"""What the gate found, in files, one for each key; a file that is no use is as good as none."""
+"""Cache of verdicts in files, one for each key; a file that cannot be used counts as none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_BLOCKS = 4 * MOST_PAIRS
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptVerdict:
     """A verdict, stock's placement beside it, and the pairs that were measured; files from before have none."""
 
     verdict: Verdict
@@ -35,26 +35,26 @@ def verdict_path(key: Key) -> Path:
     return cache_folder() / f"gate-v{VERSION}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def read_kept(key: Key) -> Kept | None:
+def read_kept(key: Key) -> KeptVerdict | None:
     """What was found; None where there is nothing, or nothing that can be used."""
     kept = _read(verdict_path(key))
     return kept if kept is not None and kept.verdict.key == key else None
 
 
-def nearest_kept(key: Key) -> Kept | None:
+def nearest_kept(key: Key) -> KeptVerdict | None:
     """Of the settled verdicts for other lengths of prompt and generation the nearest one, of these the last."""
-    near = [
+    known = [
         (apart, kept)
         for path in sorted(cache_folder().glob(f"gate-v{VERSION}-*.json"))
         if (kept := _read(path)) is not None
         and kept.verdict.settled
         and (apart := distance(key, kept.verdict.key)) is not None
     ]
-    least = min((apart for apart, _ in near), default=0)
-    return max((kept for apart, kept in near if apart == least), key=lambda k: k.verdict.measured_at, default=None)
+    least = min((apart for apart, _ in known), default=0)
+    return max((kept for apart, kept in known if apart == least), key=lambda k: k.verdict.measured_at, default=None)
 
 
-def write_kept(kept: Kept) -> None:
+def write_kept(kept: KeptVerdict) -> None:
     """Remember it, whole or not at all; where the folder cannot be written, the next run measures again."""
     path = verdict_path(kept.verdict.key)
     with contextlib.suppress(OSError):
@@ -62,7 +62,7 @@ def write_kept(kept: Kept) -> None:
         write_whole(path, json.dumps(asdict(kept), indent=1), private=True)
 
 
-def _read(path: Path) -> Kept | None:
+def _read(path: Path) -> KeptVerdict | None:
     try:
         document = parse_json(path.read_text(encoding="utf-8"))
         verdict = verdict_from_json(document["verdict"])
@@ -72,7 +72,7 @@ def _read(path: Path) -> Kept | None:
         return None
     if not _is_sound(verdict) or not all(_is_whole(each) for each in pairs):
         return None
-    return Kept(verdict, placement, pairs)
+    return KeptVerdict(verdict, placement, pairs)
 
 
 def _is_sound(verdict: Verdict) -> bool:

@@ -133,11 +133,11 @@ def sentence(verdict: Verdict) -> str:
     if not verdict.settled:
         text = f"not settled in {verdict.seconds:.0f} s, using {verdict.stock}'s placement; the next run measures on"
     elif verdict.winner is not None:
-        text = f"{_told(verdict, verdict.winner)}, using it"
+        text = f"{_ratio_text(verdict, verdict.winner)}, using it"
     elif best := _best(verdict):
         worst = _worst(verdict, best)
         found = "slower" if worst is not None and worst.high < 1.0 else "not beyond noise"
-        text = f"{_told(verdict, best)}: {found}, using {verdict.stock}'s placement"
+        text = f"{_ratio_text(verdict, best)}: {found}, using {verdict.stock}'s placement"
     else:
         reason = next((each.refused for each in verdict.trials if each.refused), "there was nothing to compare")
         text = f"using {verdict.stock}'s placement: {reason}"
@@ -150,7 +150,7 @@ def sentence(verdict: Verdict) -> str:
     return f"oallama: {text}"
 
 
-def _told(verdict: Verdict, policy: str) -> str:
+def _ratio_text(verdict: Verdict, policy: str) -> str:
     """`split 1.34x stock (95 % 1.29-1.39)`, of the depth where it gains least."""
     worst = _worst(verdict, policy)
     if worst is None:  # of a file that somebody changed

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from oallama.core.codec import from_json
 from oallama.core.errors import DeviceError, ModelFileError, OallamaError
 from oallama.core.types import CPU_DEVICE, SPLIT_LAYOUT
-from oallama.device.child import told
+from oallama.device.child import child_errors
 from oallama.device.load_params import (
     LoadSettings,
     ModelParams,
@@ -125,7 +125,7 @@ class Prober:
         request = self._asked.pop(0)
         assert self._child is not None  # it was asked
         try:
-            with told(partial(_failed, request)):
+            with child_errors(partial(_failed, request)):
                 try:
                     answer = self._child.answer(timeout_s=timeout_s)
                 except (ChildDied, ChildTimeout):
@@ -207,7 +207,6 @@ class _Loader:
     def __call__(self, request: dict[str, Any], progress: Any) -> dict[str, Any]:
         from llama_cpp import llama_cpp as api
 
-        from oallama.device.cpu import default_threads
         from oallama.device.native_log import native_log
         from oallama.device.opening import device_pointer, open_device
 
@@ -221,7 +220,7 @@ class _Loader:
             placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
             model = self._model(settings, placement, lambda: load_refusal(settings.path, device, log.reason()))
             context_params = api.llama_context_default_params()
-            apply_context(settings, settings.n_threads or default_threads(), context_params)
+            apply_context(settings, context_params)
             context = api.llama_init_from_model(model, context_params)
             if not context:
                 raise load_refusal(settings.path, device, log.reason())

@@ -93,12 +93,12 @@ def beside_each(
     model, operators = placer.model, placer.operators
     host = _on_host(placer, load)
 
-    def beside(card: Card) -> Problem:
+    def problem_with(card: Card) -> Problem:
         own = with_card(placer.profile(), card, model, operators, kv=placer.attention_rule.attention("on"))
         probe = probe_of(host, operators, model.n_layer, card.memory_bytes)
         return replace(of_cpu, profile=with_attention(own, "on"), probe=probe, vram=None, gpu_weights=None)
 
-    return tuple(what_if(beside(card), card, load, policy) for card in cards)
+    return tuple(what_if(problem_with(card), card, load, policy) for card in cards)
 
 
 def _on_host(placer: Placer, load: Workload) -> HostLoad:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -29,7 +29,6 @@ from oallama.core.types import (
 )
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass
-from oallama.device.guard import STALL_S
 from oallama.device.identity import KnownDevice, known_device
 from oallama.device.spec import DeviceSpec, parse_device
 from oallama.place.affinity import FillRule
@@ -60,9 +59,7 @@ if TYPE_CHECKING:
     from oallama.device.machines import Machine
     from oallama.model.memory import Prober
     from oallama.place.simulate import Simulation
-    from oallama.profile.routing import Traffic
     from oallama.run.engine import Engine
-    from oallama.run.learned_experts import Known
 
 HOST_FILL = 0.9  # share of the host's free memory that a plan may count on
 
@@ -147,9 +144,14 @@ class Placer:
 
     @property
     def has_device(self) -> bool:
-        """Whether there is a device to place on. Raises DeviceError and BridgeError, as `auto` looks for one."""
-        spec = self.known_device.spec if self.device.kind == "auto" else self.device
-        return not spec.is_none
+        """Whether there is a device to place on. Raises as found_device."""
+        return not self.found_device.is_none
+
+    @property
+    def found_device(self) -> DeviceSpec:
+        """The device that was asked for; of `auto`, the one that there is. Raises DeviceError and BridgeError, as
+        `auto` looks for one."""
+        return self.known_device.spec if self.device.kind == "auto" else self.device
 
     @cached_property
     def known_device(self) -> KnownDevice:
@@ -403,26 +405,20 @@ class Placer:
             return None
         return kept_cuts_of(self.problem_for(plan), plan, placed)
 
-    def engine(
-        self,
-        plan: Plan,
-        progress: bool = True,
-        stall_s: float = STALL_S,
-        on_traffic: Callable[[Traffic], None] | None = None,
-        record_every: int = 1,
-        replan: Replan | None = None,
-        learn: Known | None = None,
-        **changes: Any,
-    ) -> Engine:
+    def engine(self, plan: Plan, replan: Replan | None = None, **keywords: Any) -> Engine:
         """Load the model as the plan says, with the context, KV cache and attention that the options ask for, the
-        plan's where they ask for nothing. changes: of these options; progress to record_every, and learn: as Engine.
-        replan: what kept_cuts says of the plan, to let the engine change between cuts. Use it in a `with` statement.
+        plan's where they ask for nothing. replan: what kept_cuts says of the plan, to let the engine change between
+        cuts. keywords: changes of the options, and the other fields of Behaviour. Use it in a `with` statement.
 
         Raises PlanError (a plan of another model), DeviceError, ModelFileError.
         """
+        from oallama.run.behaviour import Behaviour
         from oallama.run.engine import Engine
 
         placed = self._placed(plan)
+        names = {field.name for field in fields(Behaviour)}
+        changes = {name: value for name, value in keywords.items() if name not in names}
+        behaviour = {name: value for name, value in keywords.items() if name in names}
         if replan is not None:
             streaming = replace(plan.streaming or StreamSettings(), ring_bytes=replan.ring_bytes)
             memory = with_kept(plan.memory, replan)
@@ -439,12 +435,8 @@ class Placer:
             operators=self.operators,
             tensor_names=self.tensor_names,
             probed=probed,
-            progress=progress,
-            stall_s=stall_s,
-            on_traffic=on_traffic,
-            record_every=record_every,
             replan=replan,
-            learn=learn,
+            **behaviour,
         )
 
     def _decide(

@@ -89,16 +89,16 @@ def narrow_tables(report: AffinityReport, every_row: bool = False) -> tuple[Tabl
         rows = [(str(o.rank), printable(o.name), o.backend, *_times(o), f"{o.affinity:.3f}") for o in report.operators]
         return (table(_title(report), f">rank |operator |on |{_TIMES}", rows, width=WIDTH),)
     folded = fold(report.operators)
-    of = [(line.backend, printable(line.role), printable(line.type)) for line in folded]
+    names_of = [(line.backend, printable(line.role), printable(line.type)) for line in folded]
     numbers = (
         (*names, format_bytes(line.bytes), *_times(line), span_text(*(f"{value:.2f}" for value in line.affinity)))
-        for names, line in zip(of, folded, strict=True)
+        for names, line in zip(names_of, folded, strict=True)
     )
-    columns = [max(map(len, texts)) for texts in zip(("on", "operator", "type"), *of, strict=True)]
+    columns = [max(map(len, texts)) for texts in zip(("on", "operator", "type"), *names_of, strict=True)]
     room = WIDTH - sum(columns) - len("count") - 2 * (len(columns) + 2)
     which = [
         cells
-        for names, line in zip(of, folded, strict=True)
+        for names, line in zip(names_of, folded, strict=True)
         for cells in _in_lines(
             (*names, str(line.count)), ranges_text(line.layers) or "-", ranges_text(line.ranks), room
         )
@@ -200,8 +200,8 @@ def measured_text(report: AffinityReport) -> str:
     if known is None or not known.cpu:
         return ""
     device = printable(report.device) + (f" ({printable(known.device)})" if known.device else "")
-    beside = f" beside {device}" if report.memory.capacity > 0 else ""
-    return f"Measured on {printable(known.cpu)}{beside}" + (f", {known.at[:10]}." if known.at else ".")
+    device_text = f" beside {device}" if report.memory.capacity > 0 else ""
+    return f"Measured on {printable(known.cpu)}{device_text}" + (f", {known.at[:10]}." if known.at else ".")
 
 
 def ledger_items(memory: MemoryLedger) -> tuple[tuple[str, int], ...]:

@@ -1,4 +1,4 @@
-"""Was a plan worth it? Its predicted times beside those of its baselines, as text."""
+"""Comparison of a plan with its baselines: predicted times beside each other, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan promises, in one line before it runs, and what became of it, in one after: pure."""
+"""Expected speed of a plan in one line before it runs, and measured beside expected in one after: pure."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def fits_text(record: PlanRecord, operators: Sequence[Operator], n_layer: int) -
     if not taken:
         return f"all weights ({format_bytes(memory.weights_host or total)}) are on the CPU"
     what = "all weights" if on_device >= total else f"{format_bytes(on_device)} of {format_bytes(total)} of weights"
-    beside = [(memory.kv, "KV cache"), (memory.compute + memory.staging, "buffers")]
-    rest = " and ".join(f"{format_bytes(n_bytes)} of {name}" for n_bytes, name in beside if n_bytes)
+    others = [(memory.kv, "KV cache"), (memory.compute + memory.staging, "buffers")]
+    rest = " and ".join(f"{format_bytes(n_bytes)} of {name}" for n_bytes, name in others if n_bytes)
     with_rest = f" with {rest}" if rest else ""
     held = f"{what} on {printable(record.device)}{with_rest}, of the {format_bytes(memory.limit)} it may hold"
     n_host = n_layer - max(0, record.n_gpu_layers - 1)
@@ -58,14 +58,14 @@ def rates_text(record: PlanRecord, token_seconds: Callable[[int], float | None])
     if token_seconds(depth) is None:
         return rates
 
-    def seconds(at: int) -> float:
-        return token_seconds(at) or 0.0
+    def seconds(n_tokens: int) -> float:
+        return token_seconds(n_tokens) or 0.0
 
-    at = f"at {depth:,} tokens of context"
+    depth_text = f"at {depth:,} tokens of context"
     if (slower := slower_from(seconds, depth, load.n_ctx)) is None:
-        return f"{rates} {at}, and within a tenth of that up to all {load.n_ctx:,}"
+        return f"{rates} {depth_text}, and within a tenth of that up to all {load.n_ctx:,}"
     full = f", {three_digits(1 / seconds(load.n_ctx))} at all {load.n_ctx:,}" if slower < load.n_ctx else ""
-    return f"{rates} {at}, {three_digits(1 / seconds(slower))} from {slower:,} on{full}"
+    return f"{rates} {depth_text}, {three_digits(1 / seconds(slower))} from {slower:,} on{full}"
 
 
 def measured_texts(ttft_s: float, tpot_s: float, expected: Predicted | None) -> list[str]:
@@ -75,5 +75,7 @@ def measured_texts(ttft_s: float, tpot_s: float, expected: Predicted | None) -> 
         first += f" ({format_seconds(expected.ttft_s)} expected)"
     if tpot_s <= 0:
         return [first]
-    beside = "" if expected is None or expected.tpot_s <= 0 else f" ({three_digits(1 / expected.tpot_s)} expected)"
-    return [first, f"TPOT {format_seconds(tpot_s)}", f"{1 / tpot_s:.1f}{beside} tokens/s"]
+    expected_rate = (
+        "" if expected is None or expected.tpot_s <= 0 else f" ({three_digits(1 / expected.tpot_s)} expected)"
+    )
+    return [first, f"TPOT {format_seconds(tpot_s)}", f"{1 / tpot_s:.1f}{expected_rate} tokens/s"]

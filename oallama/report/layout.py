@@ -32,7 +32,7 @@ OPERATOR_HEADINGS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class MapMark:
     row_id: str  # of its row in the operator table
     letter: str  # G or C; S: both compute
     step: int  # of the colour scale
@@ -44,7 +44,7 @@ class MapRow:
     """A layer (or an operator outside the layers): marks by column; an empty tuple where the layer has no such role."""
 
     heading: str
-    cells: tuple[tuple[Mark, ...], ...]
+    cells: tuple[tuple[MapMark, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +92,18 @@ def role_order(role: str) -> tuple[int, str]:
 
 
 def affinity_map(rows: Sequence[Affinity]) -> AffinityMap:
-    def mark(row: Affinity) -> Mark:
+    def mark(row: Affinity) -> MapMark:
         where = f"on the {row.backend}"
         if row.backend == "split":
             where = f"{'' if row.n_hot else 'CC/CG/GG '}{cut_text(row)}"
         label = f"{printable(row.name)}: {where}, affinity {row.affinity:.3f}, rank {row.rank}"
-        return Mark(f"op-{row.rank}", row.backend[0].upper(), step(row.affinity), label)
+        return MapMark(f"op-{row.rank}", row.backend[0].upper(), step(row.affinity), label)
 
     return arranged((row.layer, row.role, mark(row)) for row in rows)
 
 
-def arranged(marks: Iterable[tuple[int | None, str, Mark]]) -> AffinityMap:
-    inside: dict[tuple[int, str], list[Mark]] = {}
+def arranged(marks: Iterable[tuple[int | None, str, MapMark]]) -> AffinityMap:
+    inside: dict[tuple[int, str], list[MapMark]] = {}
     outside = []
     for layer, role, mark in marks:
         if layer is None:
@@ -120,8 +120,8 @@ def scale_marks(rows: Sequence[Affinity]) -> tuple[bool, ...]:
     """For each step of the colour scale whether an operator that saves nothing has its colour; none where the zero is
     outside the scale."""
     zero = zero_affinity(rows)
-    at = None if zero is None or not 0 <= zero <= 1 else step(zero)
-    return tuple(index == at for index in range(N_STEPS))
+    zero_step = None if zero is None or not 0 <= zero <= 1 else step(zero)
+    return tuple(index == zero_step for index in range(N_STEPS))
 
 
 def operator_rows(rows: Sequence[Affinity]) -> tuple[OperatorRow, ...]:

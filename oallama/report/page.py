@@ -1,4 +1,4 @@
-"""What our html pages share: templates that escape, and a policy that allows our own style and scripts alone."""
+"""Base of our html pages: templates that escape, and a content security policy for our own style and scripts alone."""
 
 from __future__ import annotations
 

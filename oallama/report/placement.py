@@ -43,7 +43,7 @@ class Served:
     model: ModelInfo
     operators: tuple[Operator, ...]
     plan: Plan
-    said: str
+    reason: str
     times: tuple[WorkTime, ...] = ()
 
 
@@ -65,7 +65,7 @@ def placement_document(served: Served, state: Mapping[str, Any], live: Mapping[s
     times = _by_name(served)
     return {
         "model": model_document(served.model),
-        "served": served.said,
+        "served": served.reason,
         "state": dict(state),
         "device": plan.device,
         "policy": plan.policy,
@@ -104,7 +104,7 @@ def placement_html(served: Served) -> str:
         {},
         title=model_title(served.model),
         subtitle=_subtitle(served),
-        said=printable(served.said, 1000),
+        said=printable(served.reason, 1000),
         notes=[printable_sentence(note) for note in served.plan.notes],
         tiles=_tiles(served),
         map=layout.arranged(_marks(served)),
@@ -151,7 +151,7 @@ def _token_seconds(served: Served) -> dict[str, float]:
     return {name: sum(known["token_s"].values()) for name, known in _by_name(served).items()}
 
 
-def _marks(served: Served) -> list[tuple[int | None, str, layout.Mark]]:
+def _marks(served: Served) -> list[tuple[int | None, str, layout.MapMark]]:
     """Colours: the share of the slowest operator's time, or of the weight on the device where nothing was measured."""
     times = _token_seconds(served)
     longest = max(times.values(), default=0.0)
@@ -165,7 +165,7 @@ def _marks(served: Served) -> list[tuple[int | None, str, layout.Mark]]:
             shares = f", {len(placement.hot_experts)} of {operator.shape[2]} experts there"
         label = f"{printable(operator.name)}: {_WHERE[place]}{shares}{took}"
         letter = {"both": "S"}.get(place, place[0])
-        made.append((operator.layer, operator.role, layout.Mark(f"op-{index}", letter, layout.step(value), label)))
+        made.append((operator.layer, operator.role, layout.MapMark(f"op-{index}", letter, layout.step(value), label)))
     return made
 
 

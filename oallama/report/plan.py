@@ -1,4 +1,4 @@
-"""A plan in sentences: what is where, what it should cost, and its slices: r_CC, r_CG and r_GG, streaming, n_g."""
+"""Sentences about a plan: what is where, what it should cost, and its slices: r_CC, r_CG and r_GG, streaming, n_g."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ LOOKS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SimulationSetting:
     """What was simulated. machine: its name, or the profile's devices; sources: (figure, where it is from), none of a
     measured profile."""
 
@@ -45,7 +45,7 @@ class Setting:
     notes: tuple[str, ...] = ()
 
 
-def simulate_document(setting: Setting, simulation: Simulation) -> dict[str, Any]:
+def simulate_document(setting: SimulationSetting, simulation: Simulation) -> dict[str, Any]:
     """Seconds, each phase from 0."""
     model, load, predicted = setting.model, simulation.load, simulation.predicted
     return {
@@ -82,7 +82,7 @@ def _share(seconds: float, course: Course) -> float:
     return min(1.0, seconds / course.seconds) if course.seconds else 0.0
 
 
-def simulate_tables(setting: Setting, simulation: Simulation) -> list[Table]:
+def simulate_tables(setting: SimulationSetting, simulation: Simulation) -> list[Table]:
     """How busy each stream is, and what a prompt and a token are made of."""
     load, predicted = simulation.load, simulation.predicted
     prompt, token = simulation.prompt, simulation.token
@@ -102,7 +102,7 @@ def simulate_tables(setting: Setting, simulation: Simulation) -> list[Table]:
         (
             STREAMS[key[0]],
             LOOKS[key[1]][0],
-            *(format_seconds(of[key][0]) if key in of else "" for of in (of_prompt, of_token)),
+            *(format_seconds(times[key][0]) if key in times else "" for times in (of_prompt, of_token)),
         )
         for key in sorted({*of_prompt, *of_token}, key=lambda key: (ENGINES.index(key[0]), KINDS.index(key[1])))
     ]
@@ -160,8 +160,8 @@ class StreamsChart(Picture):
         per_row = (WIDTH - 2 * MARGIN) // LEGEND_WIDTH
         for number, kind in enumerate(self._kinds()):
             row, column = divmod(number, per_row)
-            x, at = MARGIN + column * LEGEND_WIDTH, y + row * LEGEND_STEP
-            yield from (Bar(x, at - 10, 12, 12, LOOKS[kind][1]), Text(x + 18, at, LOOKS[kind][0]))
+            x, entry_y = MARGIN + column * LEGEND_WIDTH, y + row * LEGEND_STEP
+            yield from (Bar(x, entry_y - 10, 12, 12, LOOKS[kind][1]), Text(x + 18, entry_y, LOOKS[kind][0]))
 
 
 def _phase_height() -> int:
@@ -200,7 +200,7 @@ def _merged(works: Sequence[Work], scale: float) -> Iterator[tuple[str, float, f
         yield now
 
 
-def simulate_chart(setting: Setting, simulation: Simulation) -> StreamsChart:
+def simulate_chart(setting: SimulationSetting, simulation: Simulation) -> StreamsChart:
     load, predicted = simulation.load, simulation.predicted
     title = model_title(setting.model)
     phases = (

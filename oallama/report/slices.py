@@ -1,4 +1,4 @@
-"""What a plan slices and streams, as sentences and as a table."""
+"""Slices and streams of a plan, as sentences and as a table."""
 
 from __future__ import annotations
 

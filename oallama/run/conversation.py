@@ -1,4 +1,4 @@
-"""What was said in a chat: a system prompt and messages, as a template wants them, as JSON, and shorter."""
+"""Conversation of a chat: a system prompt and messages, for a template, as JSON, and shortened."""
 
 from __future__ import annotations
 

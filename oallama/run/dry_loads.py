@@ -1,4 +1,4 @@
-"""What loading a model as placed would take, by no_alloc loads of llama.cpp, each of which is asked for once."""
+"""Memory of a load as placed, by llama.cpp's no_alloc loads, each of which is made once."""
 
 from __future__ import annotations
 

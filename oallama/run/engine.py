@@ -18,14 +18,13 @@ from oallama.core.options import STOCK_ATTENTION, STOCK_BATCH, Options
 from oallama.core.types import SPLIT_LAYOUT, ModelInfo, Operator
 from oallama.cost.tracker import BlockKey, BlockSeconds
 from oallama.device.cpu import default_threads
-from oallama.device.guard import STALL_S
 from oallama.device.host_memory import host_memory_bytes
 from oallama.device.interrupt import held_interrupt
 from oallama.device.load_params import LoadSettings, load_bridge
 from oallama.device.opening import open_now
 from oallama.model.memory import memory_of, probe_memory
-from oallama.place.kept_cuts import Replan
 from oallama.plan.plan import Plan
+from oallama.run.behaviour import Behaviour
 from oallama.run.generate import (
     Generation,
     Piece,
@@ -37,7 +36,7 @@ from oallama.run.generate import (
 )
 from oallama.run.hot_experts import HotExperts
 from oallama.run.kv_cache import KvCache
-from oallama.run.learned_experts import Known, LearnedExperts, learned_plan
+from oallama.run.learned_experts import LearnedExperts, learned_plan
 from oallama.run.load import EngineMemory, compare_memory, load_llama, spill_warning
 from oallama.run.replan import RunningReplan
 from oallama.run.routing import RoutingMeter
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from ggml_bridge.routing import RoutingRecorder
-    from oallama.profile.routing import Traffic
     from oallama.run.placed_llama import PlacedLlama
 
 T = TypeVar("T")
@@ -77,14 +75,7 @@ class Engine:
     room than thought, more of the split operators is on the host, which `warnings` say. options: device, threads,
     context, KV cache and attention; the plan's where they ask for nothing. operators, tensor_names: read from the file
     when not given. probed: whether probe_memory was asked of this load; else it is asked here, since native code must
-    not see a file first in this process. progress: a bar on stderr where that is a
-    terminal. stall_s: a remote device that makes no progress for so long is given up. on_traffic: gets which experts
-    each generate and stream used, at its end: the prompt, and one of every record_every tokens decoded behind it; None:
-    nothing is recorded, and computing is not held up for it. replan: cuts that are kept beside the plan's, between
-    which the engine changes while it generates (place/replan.py); the plan's ledger says what they take. learn: hot
-    experts follow what is used: they begin with what is known, each generate and stream adds to that, and behind it
-    experts are exchanged in the background (run/learned_experts.py), which a next call ends within a piece of one
-    matrix.
+    not see a file first in this process. behaviour: fields of Behaviour.
 
     Raises PlanError (another model's plan, or one the split backend cannot do), ModelFileError, DoesNotFit (the host's
     memory), DeviceError, UsageError, BridgeError.
@@ -99,13 +90,10 @@ class Engine:
         operators: Sequence[Operator] | None = None,
         tensor_names: Sequence[str] | None = None,
         probed: bool = False,
-        progress: bool = True,
-        stall_s: float = STALL_S,
-        on_traffic: Callable[[Traffic], None] | None = None,
-        record_every: int = 1,
-        replan: Replan | None = None,
-        learn: Known | None = None,
+        **behaviour: Any,
     ) -> None:
+        own = Behaviour(**behaviour)
+        replan, learn = own.replan, own.learn
         self._turns = Turns()
         self._streams: list[weakref.ref[Generator[str, None, Generation]]] = []
         self._cache = KvCache()
@@ -144,11 +132,11 @@ class Engine:
         self._replan: RunningReplan | None = None
         self.split_stats: SplitRun | None = None
         """What the split backend did for the last generate or stream; None without split operators."""
-        self._on_traffic, self._record_every = on_traffic, record_every
+        self._behaviour = own
         self._recorder: RoutingRecorder | None = None
         device_now = open_now(spec)
         self.device = device_now.label
-        self._runner = runner_for(device_now, stall_s)
+        self._runner = runner_for(device_now, own.stall_s)
         loaded: list[Held] = []
         self._release = weakref.finalize(self, release, loaded, self._runner, device_now)
         try:
@@ -160,22 +148,22 @@ class Engine:
                 return split
 
             self._split = self._runner.call(opened)
-            if on_traffic is not None:
+            if own.on_traffic is not None:
                 self._recorder = load_bridge().routing()
                 loaded.append(self._recorder)
             self._llama = load_llama(
-                model, self._settings, device_now, self._runner, self._split, progress, loaded, self._recorder
+                model, self._settings, device_now, self._runner, self._split, own.progress, loaded, self._recorder
             )
             if self._split is not None:
                 may_move = self._split.take_planned_cuts()
                 self._plan, shrunk = self._split.corrected(plan, operators)
                 warnings = (*warnings, *shrunk)
                 if replan is not None and replan.moves:
-                    self._replan = RunningReplan(self._split, replan) if may_move else None
+                    self._replan = RunningReplan(self._split.plan, replan) if may_move else None
                     warnings = warnings if may_move else (*warnings, _CUTS_STAY)
             self._hot = HotExperts(model, operators, self._plan)
             if learn is not None and self._split is not None and self._hot.layers:
-                self._learned = LearnedExperts(self._split, self._hot, learn, self._turns, self._runner)
+                self._learned = LearnedExperts(self._split.plan, self._hot, learn, self._turns, self._runner)
                 weakref.finalize(self, self._learned.stop)  # comes before `_release`, which is older
             self.memory = self._measure_memory()
         except BaseException:
@@ -292,19 +280,26 @@ class Engine:
             check_tokens(tokens, self.n_vocab, self.n_ctx)
             if max_tokens < 0:
                 raise UsageError(f"{max_tokens} tokens cannot be generated; give 0 or more")
-            context, cache, n_ubatch, beat = self._context, self._cache, self._n_ubatch, self._runner.beat
+            context, cache, beat = self._context, self._cache, self._runner.beat
             if not reuse or self._llama.n_tokens:  # or somebody has kept the Llama and used it
                 self._forget()
             n_cached = self._runner.call(lambda: cache.begin(context, tokens))
             stops, sampler = Stops(stop), Sampler(sampling, self._vocab)
-            n_batches = -(-(len(tokens) - n_cached) // n_ubatch)
-            meter = SplitMeter(self._split.stats, n_batches, beat) if self._split else None
-            step = self._step(meter.beat if meter else beat)
-            recorded = RoutingMeter(self._recorder, n_batches, self._record_every, step) if self._recorder else None
-            step = recorded.beat if recorded else step
-            running = self._runner.iterate(
-                lambda: pieces(context, self._vocab, tokens, max_tokens, sampler, n_ubatch, cache, step, stops)
-            )
+            n_batches = -(-(len(tokens) - n_cached) // self._n_ubatch)
+            meter = SplitMeter(self._split.stats, n_batches) if self._split else None
+            every, replan = self._behaviour.record_every, self._replan
+            recorded = RoutingMeter(self._recorder, n_batches, every) if self._recorder else None
+
+            def decoded() -> None:
+                beat()
+                if meter is not None:
+                    meter.beat()
+                if replan is not None:
+                    replan.beat(len(cache.tokens))
+                if recorded is not None:
+                    recorded.beat()
+
+            running = self._runner.iterate(lambda: pieces(context, tokens, max_tokens, sampler, cache, stops, decoded))
             made: list[Piece] = []
             try:
                 for piece in running:
@@ -314,8 +309,8 @@ class Engine:
             finally:
                 running.close()
                 self.split_stats = meter.run() if meter else None
-                if recorded is not None and self._on_traffic is not None:
-                    self._on_traffic(recorded.stop())
+                if recorded is not None and self._behaviour.on_traffic is not None:
+                    self._behaviour.on_traffic(recorded.stop())
                 if self._learned is not None and not self._turns.closed:
                     self._learned.count()
         return generation_of(made, len(tokens), start_s, n_cached)
@@ -329,8 +324,8 @@ class Engine:
         with self._going_on_idle(), self._turns.next(), self._turns.taken():
             check_tokens(checked, self.n_vocab, self.n_ctx)
             self._forget()
-            context, n_vocab, n_ubatch, beat = self._context, self.n_vocab, self._n_ubatch, self._runner.beat
-            return self._runner.call(lambda: teacher_forced_logits(context, checked, n_vocab, n_ubatch, beat))
+            context, beat = self._context, self._runner.beat
+            return self._runner.call(lambda: teacher_forced_logits(context, checked, beat))
 
     def call(self, function: Callable[[], T]) -> T:
         """function(), which may use `llama`'s model and context through llama.cpp's own interface, where this engine's
@@ -349,7 +344,7 @@ class Engine:
                 raise UsageError("this plan has no hot experts; make one that has")
             if self._learned is not None:
                 self._learned.start_anew()
-            return self._runner.call(lambda: self._hot.exchange(split, layer, experts))
+            return self._runner.call(lambda: self._hot.exchange(split.plan, layer, experts))
 
     @property
     def learns(self) -> bool:
@@ -374,25 +369,13 @@ class Engine:
     @property
     def replanned(self) -> tuple[str, ...]:
         """What re-planning has changed so far, a sentence each."""
-        return tuple(self._replan.told) if self._replan is not None else ()
+        return tuple(self._replan.changes) if self._replan is not None else ()
 
     @property
     def statistics(self) -> dict[BlockKey, BlockSeconds]:
         """What each block of the split back end takes, by its cut, batch size and sequence length; empty unless the
         engine re-plans."""
         return self._replan.statistics if self._replan is not None else {}
-
-    def _step(self, beat: Callable[[], None]) -> Callable[[], None]:
-        """What is called after each decode."""
-        replan, cache = self._replan, self._cache
-        if replan is None:
-            return beat
-
-        def step() -> None:
-            beat()
-            replan.beat(len(cache.tokens))
-
-        return step
 
     @property
     def _context(self) -> int:

@@ -168,25 +168,24 @@ def token_bytes(vocab: Any, token: int, special: bool = False) -> bytes:
 
 def pieces(
     context: Any,
-    vocab: Any,
     prompt: Sequence[int],
     max_tokens: int,
     sampler: Sampler,
-    n_ubatch: int,
     cache: KvCache,
-    beat: Callable[[], None] = lambda: None,
-    stops: Stops | None = None,
+    stops: Stops,
+    decoded: Callable[[], None] = lambda: None,
 ) -> Generator[Piece, None, None]:
     """Generate behind what `cache` holds, which the prompt begins with, until the model or grammar ends, max_tokens,
     the end of the context, or one of `stops`, which is left out.
 
     The rest of the prompt goes in by micro-batches, as llama.cpp would cut it anyway, so that an interrupt is seen
-    between them; beat is called after each, and after each token's decode. The sampler is freed at the end.
+    between them; `decoded` is called after each, and after each token's decode. The sampler is freed at the end.
     """
     from llama_cpp import llama_cpp as api
 
+    n_ubatch, vocab = api.llama_n_ubatch(context), vocab_of(context)
     batch = Batch(n_ubatch)
-    characters, stops = codecs.getincrementaldecoder("utf-8")("replace"), stops or Stops(())
+    characters = codecs.getincrementaldecoder("utf-8")("replace")
     end: End = "limit"
 
     def decode(tokens: Sequence[int], logits: Wanted) -> None:
@@ -197,7 +196,7 @@ def pieces(
             cache.forget()
             raise
         cache.tokens.extend(tokens)
-        beat()
+        decoded()
 
     try:
         for start in range(len(cache.tokens), len(prompt), n_ubatch):
@@ -225,13 +224,22 @@ def pieces(
         sampler.free()
 
 
+def vocab_of(context: Any) -> Any:
+    """The llama_vocab of a context's model."""
+    from llama_cpp import llama_cpp as api
+
+    return api.llama_model_get_vocab(api.llama_get_model(context))
+
+
 def teacher_forced_logits(
-    context: Any, tokens: Sequence[int], n_vocab: int, n_ubatch: int, beat: Callable[[], None]
+    context: Any, tokens: Sequence[int], decoded: Callable[[], None] = lambda: None
 ) -> npt.NDArray[np.float32]:
-    """Logits [n_tokens, n_vocab] from an empty KV cache, in micro-batches of n_ubatch as llama.cpp cuts any batch."""
+    """Logits [n_tokens, n_vocab] from an empty KV cache, in micro-batches as llama.cpp cuts any batch; `decoded` is
+    called after each."""
     import numpy as np
     from llama_cpp import llama_cpp as api
 
+    n_ubatch, n_vocab = api.llama_n_ubatch(context), api.llama_vocab_n_tokens(vocab_of(context))
     logits = np.empty((len(tokens), n_vocab), dtype=np.float32)
     batch = Batch(n_ubatch)
     try:
@@ -241,7 +249,7 @@ def teacher_forced_logits(
             batch.decode(context, chunk, start, "all")
             rows = np.ctypeslib.as_array(api.llama_get_logits(context), shape=(len(chunk) * n_vocab,))
             logits[start : start + len(chunk)] = rows.reshape(len(chunk), n_vocab)
-            beat()
+            decoded()
     finally:
         batch.free()
     return logits

@@ -1,4 +1,4 @@
-"""A JSON schema as a grammar: what follows the grammar is JSON that the schema allows."""
+"""Conversion of a JSON schema to a GBNF grammar."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from oallama.core.errors import UsageError
 from oallama.core.ggml_types import GGML_TYPES_BY_NAME
@@ -13,7 +14,9 @@ from oallama.core.types import ModelInfo, Operator
 from oallama.model.gguf_file import TensorInfo, check_unchanged
 from oallama.model.gguf_reader import read_gguf
 from oallama.plan.plan import Plan
-from oallama.run.split import LoadedSplit
+
+if TYPE_CHECKING:
+    from ggml_bridge import SplitPlan
 
 PIECE_BYTES = 1 << 20
 """That are read and copied to the device at once: a token that is asked for meanwhile waits for no more."""
@@ -44,7 +47,7 @@ class HotExperts:
         """Its hot experts now, by slot; without those that are on their way."""
         return tuple(expert for expert in self._slots[layer] if expert != _NONE)
 
-    def exchange(self, split: LoadedSplit, layer: int, experts: Sequence[int]) -> int:
+    def exchange(self, split: SplitPlan, layer: int, experts: Sequence[int]) -> int:
         """Puts these experts into the layer's slots, reading from the file what is not there yet. Returns how many that
         were. Raises UsageError for experts that do not exist, or are not as many as slots, ModelFileError."""
         slots, block = self._slots.get(layer, []), self._blocks.get(layer, [])
@@ -61,7 +64,7 @@ class HotExperts:
                 step()
         return len(missing)
 
-    def steps(self, split: LoadedSplit, layer: int, goes: int, comes: int) -> Iterator[Callable[[], None]]:
+    def steps(self, split: SplitPlan, layer: int, goes: int, comes: int) -> Iterator[Callable[[], None]]:
         """What gives an expert's slot to another one, piece by piece. Each is to be called before the next is asked
         for, and while the model does not compute; between two of them it may: then the CPU has both experts. Raises
         ModelFileError."""

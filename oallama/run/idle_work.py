@@ -1,4 +1,4 @@
-"""What an engine does in the background while nobody uses it: a step at a time, so that who comes waits for one."""
+"""Background work of an engine while nobody uses it: a step at a time, so that a call waits for one at most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens the KV cache of a context holds, so that a prompt that begins with them need not go in again."""
+"""Prefix reuse: the tokens that the KV cache holds, so that a prompt that begins with them is not evaluated again."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from oallama.run.idle_work import IdleWork
 from oallama.run.turns import Turns
 
 if TYPE_CHECKING:
-    from oallama.run.split import LoadedSplit
+    from ggml_bridge import SplitPlan
 
 
 @dataclass(slots=True)
@@ -31,7 +31,7 @@ class Known:
 class LearnedExperts:
     """For one engine, in whose turns experts are exchanged, where `runner` calls. `count` is to be called there too."""
 
-    def __init__(self, split: LoadedSplit, hot: HotExperts, known: Known, turns: Turns, runner: Runner) -> None:
+    def __init__(self, split: SplitPlan, hot: HotExperts, known: Known, turns: Turns, runner: Runner) -> None:
         self._split, self._hot, self._known = split, hot, known
         self._idle = IdleWork(self._next_step, turns, runner)
         self._windows: dict[int, Uses] = first_windows(known.routing)

@@ -92,7 +92,7 @@ def load_llama(
 
         def load() -> PlacedLlama:
             placement = ModelParams(settings, device_pointer(device.name), bridge, split.buft if split else 0)
-            llama = PlacedLlama.load(settings, placement, settings.n_threads, shown.callback, recorder)
+            llama = PlacedLlama.load(settings, placement, shown.callback, recorder)
             loaded.append(llama)
             return llama
 
@@ -142,10 +142,10 @@ def spill_warning(device_bytes: int, device: OpenDevice) -> str:
     info = device.info
     if info is None or info.type != "GPU" or device.spec.is_remote or device.spec.is_emulated:
         return ""
-    over = device_bytes - info.memory_free
-    if info.memory_free <= 0 or over <= max(TOLERANCE_SHARE * device_bytes, TOLERANCE_BYTES):
+    excess = device_bytes - info.memory_free
+    if info.memory_free <= 0 or excess <= max(TOLERANCE_SHARE * device_bytes, TOLERANCE_BYTES):
         return ""
     return (
         f"{device.name} was given {format_bytes(device_bytes)} but had {format_bytes(info.memory_free)} free: its "
-        f"driver keeps {format_bytes(over)} in host memory, which is many times slower; lower --vram, -ngl or -c"
+        f"driver keeps {format_bytes(excess)} in host memory, which is many times slower; lower --vram, -ngl or -c"
     )

@@ -28,7 +28,6 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
 
     _settings: LoadSettings
     _placement: ModelParams
-    _threads: int
     _progress: Any  # api.llama_progress_callback
     _recorder: RoutingRecorder | None
 
@@ -37,7 +36,6 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         cls,
         settings: LoadSettings,
         placement: ModelParams,
-        n_threads: int,
         progress: Any,
         recorder: RoutingRecorder | None = None,
     ) -> PlacedLlama:
@@ -45,15 +43,15 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         ValueError, as Llama does, where llama.cpp refuses."""
         llama = cls.__new__(cls)
         llama._settings, llama._placement = settings, placement
-        llama._threads, llama._progress, llama._recorder = n_threads, progress, recorder
+        llama._progress, llama._recorder = progress, recorder
         try:
             llama.__init__(  # type: ignore[misc]
                 settings.path,
                 n_ctx=settings.n_ctx,
                 n_batch=settings.n_batch,
                 n_ubatch=settings.n_ubatch,
-                n_threads=n_threads,
-                n_threads_batch=n_threads,
+                n_threads=settings.n_threads or None,
+                n_threads_batch=settings.n_threads or None,
                 verbose=False,
             )
         except BaseException:
@@ -79,7 +77,7 @@ class PlacedLlama(llama_cpp.Llama):  # type: ignore[misc]  # untyped base
         """llama_context_params, as the settings say."""
         params = self.__dict__["context_params"]
         if not hasattr(self, "_ctx"):
-            apply_context(self._settings, self._threads, params)
+            apply_context(self._settings, params)
             if self._recorder is not None:
                 params.cb_eval = ctypes.cast(self._recorder.callback, api.ggml_backend_sched_eval_callback)
                 params.cb_eval_user_data = self._recorder.user_data

@@ -9,8 +9,7 @@ from oallama.place.kept_cuts import Replan
 from oallama.place.replan import Replanner
 
 if TYPE_CHECKING:
-    from ggml_bridge import BlockTimes
-    from oallama.run.split import LoadedSplit
+    from ggml_bridge import BlockTimes, SplitPlan
 
 TOKENS_BETWEEN = 16
 """After so many tokens the times of their blocks are looked at."""
@@ -22,14 +21,14 @@ TOKENS_SETTLED = 32
 class RunningReplan:
     """For one engine. `beat` is called after each decode, where it may talk to the split back end."""
 
-    def __init__(self, split: LoadedSplit, replan: Replan) -> None:
+    def __init__(self, split: SplitPlan, replan: Replan) -> None:
         self._split, self._rule, self._tracker = split, Replanner(replan), Tracker()
         self._choice = self._rule.start()
         self._blocks = {name: i for i, kept in enumerate(replan.blocks) for name in kept.operators}
         self._names: dict[str, None] = {}  # first weights of the sub-graphs that decode runs
         self._n_tokens = self._settles = 0
         self._drifts = False
-        self.told: list[str] = []
+        self.changes: list[str] = []
         """What was changed, a sentence each."""
         self._seed()
 
@@ -42,12 +41,12 @@ class RunningReplan:
         self._n_tokens += 1
         if self._n_tokens % TOKENS_BETWEEN:
             return
-        at = size_class(depth)
-        samples = [_sample(times, at) for times in self._split.take_times()]
+        depth_class = size_class(depth)
+        samples = [_sample(times, depth_class) for times in self._split.take_times()]
         self._tracker.feed(samples)
         self._names.update(dict.fromkeys(sample.key.block for sample in samples if sample.key.batch == 1))
         if self._n_tokens >= self._settles:
-            self._revise(at)
+            self._revise(depth_class)
 
     def _revise(self, depth: int) -> None:
         known = [one for name in self._names if (one := self._seen(name, depth)) is not None]
@@ -70,10 +69,12 @@ class RunningReplan:
             for name in kept.operators:
                 self._split.move_cut(name, kept.cuts[after.cuts[i]].cc)
         if before.before is not None:
-            self.told.append(f"after {self._n_tokens} decodes the cuts were moved back: tokens did not become faster")
+            self.changes.append(
+                f"after {self._n_tokens} decodes the cuts were moved back: tokens did not become faster"
+            )
             return
         rates = f"CPU {after.rates.cpu:.2f}, device {after.rates.device:.2f} times as long as was predicted"
-        self.told.append(
+        self.changes.append(
             f"after {self._n_tokens} decodes the cuts of {len(moved)} blocks were moved: "
             f"times were {self._rule.drift(before, observed):+.0%} off, {rates}"
         )

@@ -1,8 +1,7 @@
-"""Which experts one generation used: recorded while it runs."""
+"""Recording of the experts that one generation uses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from oallama.profile.routing import Traffic
@@ -19,14 +18,12 @@ Runs = dict[int, list["npt.NDArray[np.int32]"]]
 class RoutingMeter:
     """Records the prompt of one generation, and every n-th of the tokens decoded after it.
 
-    n_prompt_batches: micro-batches the prompt goes in by; `beat` is called after each and after each token's decode,
-    and passes it on. Make it where the recorder's context computes, and stop it at the end.
+    n_prompt_batches: micro-batches the prompt goes in by; `beat` is called after each and after each token's decode.
+    Make it where the recorder's context computes, and stop it at the end.
     """
 
-    def __init__(
-        self, recorder: RoutingRecorder, n_prompt_batches: int, every: int, pass_on: Callable[[], None]
-    ) -> None:
-        self._recorder, self._n_prompt_batches, self._every, self._pass_on = recorder, n_prompt_batches, every, pass_on
+    def __init__(self, recorder: RoutingRecorder, n_prompt_batches: int, every: int) -> None:
+        self._recorder, self._n_prompt_batches, self._every = recorder, n_prompt_batches, every
         self._n_beats = 0
         self._prompt: Runs = {}
         self._decode: Runs = {}
@@ -34,7 +31,6 @@ class RoutingMeter:
         recorder.listen(True)
 
     def beat(self) -> None:
-        self._pass_on()
         self._n_beats += 1
         taken = self._prompt if self._n_beats <= self._n_prompt_batches else self._decode
         for layer, ids in self._recorder.take():

@@ -1,4 +1,4 @@
-"""How the next token is drawn: llama.cpp's samplers in llama.cpp's order, and a grammar before them."""
+"""Sampling: llama.cpp's sampler chain in llama.cpp's order, and a grammar before it."""
 
 from __future__ import annotations
 

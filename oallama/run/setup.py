@@ -1,4 +1,4 @@
-"""What an engine needs around a loaded model: the device it opens, where calls on it run, and how all is freed."""
+"""Set-up and release of an engine: checks of plan and device, the runner of its calls, and freeing in order."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,32 +20,35 @@ from oallama.plan.plugin_text import plugin_text
 from oallama.plan.split import hot_bytes
 
 if TYPE_CHECKING:
-    from ggml_bridge import BlockTimes, ExpertUses, SliceInfo, SplitBackend, SplitPlan, SplitStats
+    from ggml_bridge import SliceInfo, SplitBackend, SplitPlan, SplitStats
 
 
 class LoadedSplit:
-    """A plan in the split backend, for one model. Methods talk to this process only, never to a device."""
+    """A plan in the split backend, for one model. Methods talk to this process only, never to a device.
+
+    plan: its cuts may be moved, its times and uses of experts be taken, and its slots of hot experts be filled.
+    """
 
     def __init__(
         self, backend: SplitBackend, plan: SplitPlan, device: OpenDevice, replan: Replan | None = None
     ) -> None:
-        self._backend, self._plan, self._before = backend, plan, backend.memory()
+        self._backend, self.plan, self._before = backend, plan, backend.memory()
         self._replan = replan
         self._device = device
         self.buft = plan.buft
 
     def failure(self) -> str:
         """Why what was loaded cannot compute; "" where it can."""
-        usable, sentences = self._plan.problems()
+        usable, sentences = self.plan.problems()
         return "" if usable else "; ".join(sentences)
 
     def corrected(self, plan: Plan, operators: Sequence[Operator]) -> tuple[Plan, tuple[str, ...]]:
         """The plan as it was really loaded, and in sentences what is not as it said. Raises DeviceError where what was
         loaded cannot compute."""
-        usable, sentences = self._plan.problems()
+        usable, sentences = self.plan.problems()
         if not usable:
             raise DeviceError(f"the model cannot be loaded as planned: {'; '.join(sentences)}; {_SMALLER}")
-        slices = self._plan.slices()
+        slices = self.plan.slices()
         held = sum(s.device_bytes for s in slices)
         if held and self._backend.memory().n_programs <= self._before.n_programs:
             raise DeviceError(
@@ -57,7 +60,7 @@ class LoadedSplit:
     def take_planned_cuts(self) -> bool:
         """Move every cut to the plan's: a model is loaded with the most that may be streamed, so that the device has
         room for that. False where it was not loaded as planned: then no cut is to be moved."""
-        by_name = {s.name: s for s in self._plan.slices()}
+        by_name = {s.name: s for s in self.plan.slices()}
         as_planned = True
         for kept in self._replan.blocks if self._replan is not None else ():
             wanted = _loaded_cuts(kept)
@@ -65,22 +68,14 @@ class LoadedSplit:
                 cuts = by_name[name].cuts
                 as_planned = as_planned and cuts == wanted
                 if len(cuts) == len(wanted) > 1:
-                    self._plan.move_cut(name, cuts[wanted.index(kept.cuts[0].cc)])
+                    self.plan.move_cut(name, cuts[wanted.index(kept.cuts[0].cc)])
         return as_planned
-
-    def move_cut(self, name: str, cc: int) -> None:
-        """CC of an operator ends there from the next decode on."""
-        self._plan.move_cut(name, cc)
-
-    def take_times(self) -> list[BlockTimes]:
-        """What each block took since this was asked last."""
-        return self._plan.take_times()
 
     def buffers(self) -> tuple[BufferBytes, BufferBytes]:
         """Bytes of this model's slices and of what its context computes in: in host memory, and on the device. To be
         asked when the model has just been loaded: the backend counts for the whole process, so what it computes in is
         what came since this plan was made."""
-        slices, before, now = self._plan.slices(), self._before, self._backend.memory()
+        slices, before, now = self.plan.slices(), self._before, self._backend.memory()
         host, device = (sum(getattr(s, side) for s in slices) for side in ("host_bytes", "device_bytes"))
         host_compute = max(0, now.host_compute - before.host_compute)
         device_compute = max(0, now.device_compute - before.device_compute)
@@ -89,29 +84,12 @@ class LoadedSplit:
             BufferBytes(SPLIT_LAYOUT, self._device.label, False, device, 0, device_compute),
         )
 
-    def free_slot(self, names: Iterable[str], slot: int) -> None:
-        """The CPU computes the expert that a slot of hot ones had. names: operators of the block. Not while something
-        computes, as write_slot and fill_slot."""
-        self._plan.free_slot(names, slot)
-
-    def write_slot(self, name: str, slot: int, data: bytes, offset: int) -> None:
-        """A piece of an operator's matrix of the expert that comes, offset in bytes."""
-        self._plan.write_slot(name, slot, data, offset)
-
-    def fill_slot(self, names: Iterable[str], slot: int, expert: int) -> None:
-        """The device computes the expert that was written."""
-        self._plan.fill_slot(names, slot, expert)
-
-    def take_uses(self, name: str, n_expert: int) -> ExpertUses:
-        """How often each expert of an operator with hot ones was used since this was asked last."""
-        return self._plan.take_uses(name, n_expert)
-
     def stats(self) -> SplitStats:
         """What the backend did, for all engines of this process together."""
         return self._backend.stats()
 
     def close(self) -> None:
-        self._plan.close()
+        self.plan.close()
 
     def abandon(self) -> None:
         """The device is lost: a call on it may still hold what the plan refers to, so nothing is freed."""
@@ -230,17 +208,15 @@ class SplitRun:
 class SplitMeter:
     """Reads the backend's counters where a generation begins, where its prompt ends, and at its last decode.
 
-    n_prompt_batches: micro-batches the prompt goes in by; `beat` is called after each and after each token's decode,
-    and passes it on.
+    n_prompt_batches: micro-batches the prompt goes in by; `beat` is called after each and after each token's decode.
     """
 
-    def __init__(self, stats: Callable[[], SplitStats], n_prompt_batches: int, pass_on: Callable[[], None]) -> None:
-        self._stats, self._n_prompt_batches, self._pass_on = stats, n_prompt_batches, pass_on
+    def __init__(self, stats: Callable[[], SplitStats], n_prompt_batches: int) -> None:
+        self._stats, self._n_prompt_batches = stats, n_prompt_batches
         self._n_beats = 0
         self._start = self._prompt_end = self._end = stats()
 
     def beat(self) -> None:
-        self._pass_on()
         self._n_beats += 1
         self._end = self._stats()
         if self._n_beats <= self._n_prompt_batches:

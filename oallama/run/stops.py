@@ -27,7 +27,7 @@ class Stops:
         if self.reached:
             return ""
         text = self._held + piece
-        found = [at for at in (text.find(stop) for stop in self._texts) if at >= 0]
+        found = [position for position in (text.find(stop) for stop in self._texts) if position >= 0]
         if found:
             self.reached, self._held = True, ""
             return text[: min(found)]

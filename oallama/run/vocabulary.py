@@ -1,4 +1,4 @@
-"""A model's vocabulary without its weights: a prompt's tokens before anything is measured or loaded."""
+"""Tokenisation without a loaded model: a prompt's tokens before anything is measured or loaded."""
 
 from __future__ import annotations
 

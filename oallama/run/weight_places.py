@@ -1,4 +1,4 @@
-"""Where llama.cpp puts the weights of a plan: layouts that this CPU has, patterns, and text for the split back end."""
+"""Buffer types of the weights of a plan: layouts that this CPU has, override patterns, text for the split back end."""
 
 from __future__ import annotations
 

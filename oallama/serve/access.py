@@ -1,4 +1,4 @@
-"""Who may ask what: the key, other websites, and how much at once. An ASGI application around another."""
+"""Access control of the server: API key, origins of websites, limit of requests. An ASGI application around another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast llama-server is, from the counters of its /metrics. Pure."""
+"""Speed of llama-server, from the counters of its /metrics. Pure."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ _LINKED = re.compile(r"libggml-base\S* => (\S+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServerSettings:
     """What a user may ask of llama-server beside the placement. name: of the model, in answers; None: its file's.
     pooling: of embeddings; None: none are offered. cache_mib: of host memory for prompts that no request uses now; -1:
     without a limit; None: llama-server's own default. projector: of pictures, a path; on the device, or on the CPU."""
@@ -68,8 +68,8 @@ def find_program(asked: str | None) -> Path:
         version = ggml_version(program)
         if version == GGML_VERSION:
             return program
-        said = f"its ggml is {version}" if version else "it does not tell the version of its ggml"
-        raise BridgeError(f"{program} cannot be used: {said}, and only {GGML_VERSION} works here; {BUILD}")
+        fault = f"its ggml is {version}" if version else "it does not tell the version of its ggml"
+        raise BridgeError(f"{program} cannot be used: {fault}, and only {GGML_VERSION} works here; {BUILD}")
     if asked is not None:
         raise BridgeError(f"there is no program {asked}; {BUILD}")
     passed_over = f" ({others[0]} is not used, as other users can change it)" if others else ""
@@ -149,7 +149,7 @@ def launch(
     operators: Sequence[Operator],
     n_layer: int,
     tensor_names: Sequence[str],
-    settings: Settings,
+    settings: ServerSettings,
     socket_path: Path,
     environment: Mapping[str, str],
     uses_file: Path | None = None,
@@ -186,7 +186,7 @@ def launch(
     return made
 
 
-def _arguments(settings: Settings, n_ubatch: int) -> list[str]:
+def _arguments(settings: ServerSettings, n_ubatch: int) -> list[str]:
     """Requests share one KV cache, so that one of them may use all of the context."""
     arguments = ["--parallel", str(settings.n_parallel), "--kv-unified", "--threads", str(settings.threads)]
     arguments += ["--metrics", "--alias", settings.name, "--cors-origins", "localhost"]

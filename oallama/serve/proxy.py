@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oallama.serve.errors import error_event, error_response
-from oallama.serve.upstream import Answer, Asked, BrokenOff
+from oallama.serve.upstream import Answer, BrokenOff, UpstreamRequest
 
 MOST_BODY_BYTES = 64 * 2**20  # pictures come as text in the body
 BODY_S = 60.0  # that a client may be silent in the middle of its body
@@ -40,7 +40,7 @@ class Proxy:
 
     async def get(self, path: str, timeout_s: float) -> tuple[int, bytes] | None:
         """A request of our own: its status and body; None where they do not come within so long."""
-        answer = Answer(Asked("GET", path.encode()))
+        answer = Answer(UpstreamRequest("GET", path.encode()))
         late = asyncio.get_running_loop().call_later(timeout_s, answer.close)
         try:
             await answer.begin(self._path)
@@ -60,7 +60,7 @@ class Proxy:
             (name, value) for name, value in request.headers.raw if name.decode("latin-1") not in _OF_A_HOP | _OURS
         ]
         try:
-            answer = Answer(Asked(request.method, _raw_path(request), headers, body))
+            answer = Answer(UpstreamRequest(request.method, _raw_path(request), headers, body))
         except h11.LocalProtocolError as error:
             return error_response(400, f"the request cannot be passed on: {error}")
         gone = asyncio.ensure_future(_disconnected(request.receive))

@@ -281,7 +281,9 @@ class Supervisor:
 
 def last_words(lines: Sequence[str]) -> str:
     """The last line that speaks of an error, else the last one; cut to what a sentence can hold."""
-    said = [line for line in lines if line.strip()]
-    telling = [line for line in said if any(word in line.lower() for word in ("error", "failed", "abort", "crashed"))]
-    chosen = (telling or said or [""])[-1].strip()
+    written = [line for line in lines if line.strip()]
+    telling = [
+        line for line in written if any(word in line.lower() for word in ("error", "failed", "abort", "crashed"))
+    ]
+    chosen = (telling or written or [""])[-1].strip()
     return chosen if len(chosen) <= 300 else chosen[:299] + "…"

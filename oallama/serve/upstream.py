@@ -19,7 +19,7 @@ class BrokenOff(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class UpstreamRequest:
     """A request, without the headers that the connection and the body's length need."""
 
     method: str
@@ -31,7 +31,7 @@ class Asked:
 class Answer(asyncio.Protocol):
     """The answer to a request, with a connection of its own: one that llama-server closes meanwhile fails."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: UpstreamRequest) -> None:
         """Raises h11.LocalProtocolError for what HTTP cannot say."""
         self.status = 0
         self.headers: Headers = []
@@ -167,7 +167,7 @@ class Answer(asyncio.Protocol):
 _WITH_BODY = ("POST", "PUT", "PATCH")
 
 
-def _written(asked: Asked) -> list[bytes]:
+def _written(asked: UpstreamRequest) -> list[bytes]:
     connection = h11.Connection(h11.CLIENT)
     length = [(b"Content-Length", b"%d" % len(asked.body))] if asked.body or asked.method in _WITH_BODY else []
     headers = [(b"Host", b"llama-server"), *asked.headers, *length]

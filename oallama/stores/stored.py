@@ -1,4 +1,4 @@
-"""A model that lies in a store, and what is told of it."""
+"""Record of a model in a store: names, files, and what is shown of it."""
 
 from __future__ import annotations
 

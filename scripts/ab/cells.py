@@ -11,7 +11,7 @@ from experiments.child import ROOT, Ended, oallama
 from experiments.models import Models
 from experiments.results import Results, StepFailed
 
-from ab.matrix import Cell, Matrix, Model
+from ab.matrix import Cell, Matrix, MatrixModel
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Cells:
             folder / "results.json", {"matrix": matrix.name}, (), read_only, "ab", "name another folder in --out"
         )
 
-    def model_path(self, model: Model) -> Path:
+    def model_path(self, model: MatrixModel) -> Path:
         """Where the model is, or will be made. (An absolute path stays what it is.)"""
         return ROOT / model.file if isinstance(model.file, str) else self.models.path(model.file)
 
-    def make_model(self, model: Model) -> str:
+    def make_model(self, model: MatrixModel) -> str:
         """Write a synthetic model that is missing. Returns "", or why there is none."""
         if not isinstance(model.file, str):
             return self.models.make(model.file)

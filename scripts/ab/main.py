@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.child import ROOT
-from experiments.command import guarded, parser_of
+from experiments.command import guarded, parser_of, write_document
 from experiments.inputs import InputError
 
 from ab.cells import Cells, Outcome
@@ -140,7 +140,7 @@ def write_simulated(matrix: Matrix, store: Cells, cells: Sequence[Cell], profile
         by_id = {each["id"]: each for each in (*known, found)}
         in_order = [by_id[each.id] for each in matrix.cells if each.id in by_id]
         document = {"name": matrix.name, "about": matrix.about, "cells": in_order}
-        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_document(document, file)
     print(os.path.relpath(file))
     return 0
 

@@ -55,7 +55,7 @@ OF_OATO = ("fill", "affinity")
 
 
 @dataclass(frozen=True)
-class Model:
+class MatrixModel:
     """A model file, or the shape of one that is made when it is missing."""
 
     name: str
@@ -69,7 +69,7 @@ class Cell:
 
     id: str
     device: str  # as shown
-    model: Model
+    model: MatrixModel
     cap: str  # as shown: `25%`, `12GiB`, `free`
     workload: str  # `pp64+tg32`, `pp64+tg32 @ d4096`
     arguments: tuple[str, ...]
@@ -225,7 +225,7 @@ def _cells(shared: Table, device_row: Table, model_row: Table, cap: _Cap, worklo
         Cell(
             id=name if len(groups) == 1 else f"{name}-{number}",
             device=device.name or str(options.get("device", "")),
-            model=Model(model.name, model.path or Shape(model.like, model.type, model.layers)),
+            model=MatrixModel(model.name, model.path or Shape(model.like, model.type, model.layers)),
             cap=cap_label,
             workload=label,
             arguments=arguments(group),

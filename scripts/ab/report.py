@@ -90,8 +90,8 @@ def html_page(document: Mapping[str, Any]) -> str:
     measured = [cell for cell in document["cells"] if cell["rows"]]
     models = dict.fromkeys((cell["device"], cell["model"]) for cell in measured)
     charts = [
-        chart(document, [cell["id"] for cell in measured if (cell["device"], cell["model"]) == of]).svg()
-        for of in models
+        chart(document, [cell["id"] for cell in measured if (cell["device"], cell["model"]) == model]).svg()
+        for model in models
     ]
     return pages.html_page(document["name"], _paragraphs(document, "Not complete:"), sections(document), charts)
 
@@ -155,7 +155,7 @@ def _metric_table(document: Mapping[str, Any], metric: str) -> Table:
     cells: dict[tuple[str, ...], dict[str, Comparison]] = {}
     for each in found:
         cells.setdefault((each.device, each.model, each.cap, each.workload, each.stock), {})[each.arm] = each
-    rows = [(*place, *(of[arm].text() if arm in of else "" for arm in arms)) for place, of in cells.items()]
+    rows = [(*place, *(by_arm[arm].text() if arm in by_arm else "" for arm in arms)) for place, by_arm in cells.items()]
     return (*PLACE, "best stock", *arms), rows
 
 
@@ -164,7 +164,7 @@ def _predictions_table(document: Mapping[str, Any]) -> Table:
     for row in document["predictions"]:
         measured, predicted, bound = row["measured_s"], row["predicted_s"], row.get("bound_s")
         rows.append(
-            (*_of(row, "arm"), METRIC_NAMES[row["metric"]], f"{1e3 * measured:.1f}", f"{1e3 * predicted:.1f}",
+            (*_cells_of(row, "arm"), METRIC_NAMES[row["metric"]], f"{1e3 * measured:.1f}", f"{1e3 * predicted:.1f}",
              f"{measured / predicted:.3f}", f"{1e3 * bound:.1f}" if bound else "-",
              f"{bound / measured:.0%}" if bound else "-")
         )  # fmt: skip
@@ -174,13 +174,13 @@ def _predictions_table(document: Mapping[str, Any]) -> Table:
 
 def _gates_table(document: Mapping[str, Any]) -> Table:
     return (*PLACE, "it said", "seconds", "remembered"), [
-        (*_of(gate, "said"), f"{gate['seconds']:.1f}", "yes" * gate["remembered"]) for gate in document["gates"]
+        (*_cells_of(gate, "said"), f"{gate['seconds']:.1f}", "yes" * gate["remembered"]) for gate in document["gates"]
     ]
 
 
 def _rows_table(document: Mapping[str, Any]) -> Table:
     rows = [
-        (*_of(cell), row["arm"], ms(row["ttft_s"], ".2f"), ms(row["tpot_s"], ".2f"), f"{row['avg_ts']:.1f}",
+        (*_cells_of(cell), row["arm"], ms(row["ttft_s"], ".2f"), ms(row["tpot_s"], ".2f"), f"{row['avg_ts']:.1f}",
          _mib(row["device_bytes"]), _mib(row["operator_bytes_on_device"]), "; ".join(map(str, row["notes"])))
         for cell in document["cells"] for row in cell["rows"]
     ]  # fmt: skip
@@ -188,10 +188,10 @@ def _rows_table(document: Mapping[str, Any]) -> Table:
 
 
 def _errors_table(document: Mapping[str, Any]) -> Table:
-    return (*PLACE, "why"), [_of(cell, "error") for cell in document["cells"] if cell["error"]]
+    return (*PLACE, "why"), [_cells_of(cell, "error") for cell in document["cells"] if cell["error"]]
 
 
-def _of(row: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
+def _cells_of(row: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
     """The place of a cell, and what else the row has."""
     return tuple(str(row[key]) for key in (*PLACE, *keys))
 

@@ -1,4 +1,4 @@
-"""What every policy of a cell is predicted to do: the plan that `oallama bench` would make, on its timeline.
+"""Predictions of a cell: the plan of every policy that `oallama bench` would make, on its timeline.
 
 Nothing is run; a plan needs a profile and dry loads.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from ab.cells import Cells
 from ab.matrix import Cell
 from oallama.bench.arms import STOCK_ARMS, ArmMaker
-from oallama.bench.prepare import bench_tests, memory_cap, shared_setting
+from oallama.bench.prepare import bench_tests, shared_setting
 from oallama.cli.bench import command as bench_command
 from oallama.core.errors import OallamaError
 from oallama.core.options import Options
@@ -35,7 +35,7 @@ def simulated(store: Cells, cell: Cell, profile: str | None) -> dict[str, Any]:
     tests = bench_tests(asked["n_prompt"], asked["n_gen"], asked["pairs"], asked["n_depth"])
     setting = shared_setting(placer, tests, asked["cpus"] or (), asked["seed"])
     rules = Rules(asked["affinity"], asked["fill"])
-    maker = ArmMaker(placer, setting, memory_cap(placer, setting), tests, rules)
+    maker = ArmMaker(placer, setting, tests, rules)
     arms = [{"arm": arm, **_of_arm(maker, arm)} for arm in asked["arms"] if arm not in STOCK_ARMS]
     return {
         "id": cell.id, "device": cell.device, "model": cell.model.name, "cap": cell.cap, "workload": cell.workload,

@@ -1,4 +1,4 @@
-"""How far predictions are from what was measured."""
+"""Errors of predictions against measured runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from statistics import median
 from typing import Any
 
 from card_fit.predict import Predictor
-from card_fit.tables import Run
+from card_fit.tables import PublishedRun
 
 PHASES = ("prompt", "eval")
 Row = dict[str, Any]
 
 
-def rows_of(predictor: Predictor, runs: Sequence[Run], fitted: Callable[[Run], bool] | None = None) -> list[Row]:
+def rows_of(
+    predictor: Predictor, runs: Sequence[PublishedRun], fitted: Callable[[PublishedRun], bool] | None = None
+) -> list[Row]:
     """Every run with what is predicted of it. fitted: whether the machine's rates are from it."""
     made = []
     for run in runs:
@@ -70,7 +72,7 @@ def text(rows: Sequence[Row]) -> str:
 def _cells(rows: Sequence[Row]) -> str:
     cells = []
     for phase in PHASES:
-        at = worst(rows, phase)
+        worst_row = worst(rows, phase)
         lean = median(error(row, phase) for row in rows)
-        cells.append(f"{median_error(rows, phase):8.1%}{lean:+8.1%}{error(at, phase):+8.1%}{at['ngl']:9}")
+        cells.append(f"{median_error(rows, phase):8.1%}{lean:+8.1%}{error(worst_row, phase):+8.1%}{worst_row['ngl']:9}")
     return "   ".join(cells)

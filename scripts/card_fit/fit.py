@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from card_fit.machine import FITTED, START, Machine, rates, with_rates
-from card_fit.models import Model
+from card_fit.machine import FITTED, START, FittedMachine, rates, with_rates
+from card_fit.models import CardModel
 from card_fit.predict import Predictor
-from card_fit.tables import Run
+from card_fit.tables import PublishedRun
 
 Vector = npt.NDArray[np.float64]
 
@@ -23,21 +23,21 @@ FURTHEST = 1.0  # that one round moves a parameter's logarithm
 
 
 def fit(
-    runs: Sequence[Run],
-    models: Mapping[str, Model],
-    start: Machine = START,
-    predictor_of: Callable[[Machine], Predictor] | None = None,
-) -> Machine:
+    runs: Sequence[PublishedRun],
+    models: Mapping[str, CardModel],
+    start: FittedMachine = START,
+    predictor_of: Callable[[FittedMachine], Predictor] | None = None,
+) -> FittedMachine:
     """The machine that predicts these runs best. Rates are fitted as logarithms, so that none gets negative.
     predictor_of: predicts the runs on a machine; None: by the whole cost model."""
     predictor_of = predictor_of or (lambda machine: Predictor(machine, models, runs))
     x = np.log([rates(start)[name] for name in FITTED])
 
-    def machine(at: Vector) -> Machine:
-        return with_rates(start, dict(zip(FITTED, np.exp(at).tolist(), strict=True)))
+    def machine(point: Vector) -> FittedMachine:
+        return with_rates(start, dict(zip(FITTED, np.exp(point).tolist(), strict=True)))
 
-    def residuals(at: Vector) -> Vector:
-        predictor = predictor_of(machine(at))
+    def residuals(point: Vector) -> Vector:
+        predictor = predictor_of(machine(point))
         out = [(predictor(run), run) for run in runs]
         pairs = [(made.prompt_tps / run.prompt_tps, made.eval_tps / run.eval_tps) for made, run in out]
         off: Vector = np.log(np.array(pairs)).ravel()

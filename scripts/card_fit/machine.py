@@ -8,13 +8,14 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from experiments.command import write_document
 from experiments.inputs import InputError
 
 from oallama.device.card import Card, Host
 
 
 @dataclass(frozen=True)
-class Machine:
+class FittedMachine:
     """What every prediction is made from."""
 
     host: Host
@@ -37,7 +38,7 @@ FITTED = (
 """The rates that runs of stock llama.cpp tell. The others are constants of START: nothing in such runs depends on the
 pinned link, and the small latencies cannot be told from card.kernel_s and card.copy_s."""
 
-START = Machine(
+START = FittedMachine(
     host=Host("host", bytes_per_s=60e9, flops_per_s=1e12, source="fitted", flops_attention_per_s=50e9,
               flops_by_type=(("Q6_K", 100e9),), kernel_s=5e-6),
     card=Card(
@@ -50,13 +51,13 @@ START = Machine(
 """Of no machine: where the fit begins."""
 
 
-def rates(machine: Machine) -> dict[str, float]:
+def rates(machine: FittedMachine) -> dict[str, float]:
     """Its fitted rates by name."""
     record = _record(machine)
     return {name: _part(record, name)[_last(name)] for name in FITTED}
 
 
-def with_rates(machine: Machine, values: Mapping[str, float]) -> Machine:
+def with_rates(machine: FittedMachine, values: Mapping[str, float]) -> FittedMachine:
     """The same with other rates."""
     record = _record(machine)
     for name, value in values.items():
@@ -75,22 +76,22 @@ def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _record(machine: Machine) -> dict[str, Any]:
+def _record(machine: FittedMachine) -> dict[str, Any]:
     record = asdict(machine)
     record["host"]["flops_by_type"] = dict(machine.host.flops_by_type)
     return record
 
 
-def _machine(record: Mapping[str, Any]) -> Machine:
+def _machine(record: Mapping[str, Any]) -> FittedMachine:
     host = {**record["host"], "flops_by_type": tuple(sorted(record["host"]["flops_by_type"].items()))}
-    return Machine(Host(**host), Card(**record["card"]), record["first_prompt_s"], record.get("notes", {}))
+    return FittedMachine(Host(**host), Card(**record["card"]), record["first_prompt_s"], record.get("notes", {}))
 
 
-def write_machine(machine: Machine, path: Path) -> None:
-    path.write_text(json.dumps(_record(machine), indent=1) + "\n", encoding="utf-8")
+def write_machine(machine: FittedMachine, path: Path) -> None:
+    write_document(_record(machine), path)
 
 
-def read_machine(path: Path) -> Machine:
+def read_machine(path: Path) -> FittedMachine:
     """Raises InputError."""
     try:
         made = _machine(json.loads(path.read_text(encoding="utf-8")))

@@ -12,21 +12,20 @@ docs/real-card.md says what came of it on an RTX 5090.
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from experiments.command import guarded, parser_of, write_document
 from experiments.inputs import InputError
 
 from card_fit.errors import PHASES, document, median_error, rows_of, text
 from card_fit.fit import fit
-from card_fit.machine import FITTED, START, Machine, rates, read_machine, write_machine
-from card_fit.models import Model, read_models
+from card_fit.machine import FITTED, START, FittedMachine, rates, read_machine, write_machine
+from card_fit.models import CardModel, read_models
 from card_fit.plot import write_plot
 from card_fit.predict import Predictor
-from card_fit.tables import Run, read_tables
+from card_fit.tables import PublishedRun, read_tables
 from card_fit.terms import effects, noise
 from card_fit.terms import text as terms_text
 
@@ -37,19 +36,11 @@ EVERY = 3
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 2 wrong usage or input, 130 interrupted."""
     options = _parser().parse_args(arguments)
-    try:
-        return int(options.run(options))
-    except InputError as error:
-        print(f"real_card: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("real_card: interrupted; nothing was written", file=sys.stderr)
-        return 130
+    return guarded("real_card", lambda: int(options.run(options)), "nothing was written")
 
 
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="real_card", description=__doc__, formatter_class=raw)
+    parser = parser_of("real_card", __doc__)
     commands = parser.add_subparsers(required=True, metavar="fit|predict|terms")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], what: str) -> Callable[..., argparse.Action]:
@@ -92,7 +83,7 @@ def _above_0(text_of: str) -> int:
     return value
 
 
-def _read(options: argparse.Namespace) -> tuple[list[Run], dict[str, Model]]:
+def _read(options: argparse.Namespace) -> tuple[list[PublishedRun], dict[str, CardModel]]:
     runs, models = read_tables(options.tables), read_models(options.models)
     for run in runs:
         if run.model not in models:
@@ -102,13 +93,13 @@ def _read(options: argparse.Namespace) -> tuple[list[Run], dict[str, Model]]:
     return runs, models
 
 
-def chosen(runs: Sequence[Run], contexts: Sequence[int], every: int) -> list[Run]:
+def chosen(runs: Sequence[PublishedRun], contexts: Sequence[int], every: int) -> list[PublishedRun]:
     """Of each model, context and micro-batch every Nth -ngl value, counted from the largest: all layers on the device
     is among them."""
     values: dict[tuple[str, int, int], set[int]] = {}
     for run in runs:
         values.setdefault((run.model, run.context, run.ubatch), set()).add(run.ngl)
-    kept = {(*group, ngl) for group, of in values.items() for ngl in sorted(of, reverse=True)[::every]}
+    kept = {(*group, ngl) for group, ngls in values.items() for ngl in sorted(ngls, reverse=True)[::every]}
     return [r for r in runs if r.context in contexts and (r.model, r.context, r.ubatch, r.ngl) in kept]
 
 
@@ -124,7 +115,7 @@ def _fit(options: argparse.Namespace) -> int:
     write_machine(machine, options.output)
     rows = rows_of(Predictor(machine, models, runs), used)
     if options.json:
-        print(json.dumps(document(rows), indent=1))
+        write_document(document(rows), None)
         return 0
     print(f"{len(used)} of {len(runs)} rows, {len(FITTED)} rates")
     for name, value in rates(machine).items():
@@ -140,7 +131,7 @@ def _predict(options: argparse.Namespace) -> int:
     if options.plot:
         write_plot(rows, options.plot)
     if options.json:
-        print(json.dumps(document(rows), indent=1))
+        write_document(document(rows), None)
         return 0
     print(text(rows))
     others = [row for row in rows if not row["fitted"]]
@@ -149,7 +140,7 @@ def _predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _was_fitted(machine: Machine, runs: Sequence[Run]) -> Callable[[Run], bool]:
+def _was_fitted(machine: FittedMachine, runs: Sequence[PublishedRun]) -> Callable[[PublishedRun], bool]:
     notes = machine.notes
     used = {run.config for run in chosen(runs, notes.get("contexts", ()), notes.get("every", 1))}
     return lambda run: run.config in used

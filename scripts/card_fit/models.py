@@ -34,7 +34,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Model:
+class CardModel:
     """What a described model is to the product."""
 
     name: str
@@ -42,9 +42,9 @@ class Model:
     operators: tuple[Operator, ...]
 
 
-def read_models(path: Path) -> dict[str, Model]:
+def read_models(path: Path) -> dict[str, CardModel]:
     """By the names that the tables use. Raises InputError."""
-    made: dict[str, Model] = {}
+    made: dict[str, CardModel] = {}
     for name, table in read_toml(path).items():
         where = f"{path}: {name}"
         if isinstance(table, dict) and "same_as" in table:
@@ -71,27 +71,32 @@ def _checked(sizes: Sizes, where: str) -> Sizes:
     return full
 
 
-def model_of(name: str, of: Sizes) -> Model:
+def model_of(name: str, sizes: Sizes) -> CardModel:
     """Llama's graph, or with experts Qwen3-MoE's."""
-    operators = tuple(_operators(of))
+    operators = tuple(_operators(sizes))
     info = ModelInfo(
-        path=name, arch="qwen3moe" if of.n_expert else "llama", name=name, n_layer=of.n_layer, n_embd=of.n_embd,
-        n_ff=of.n_ff, n_head=of.n_head, n_head_kv=of.n_head_kv, n_embd_head_k=of.head_dim, n_embd_head_v=of.head_dim,
-        n_expert=of.n_expert, n_expert_used=of.n_expert_used, n_vocab=of.n_vocab, n_ctx_train=0,
+        path=name, arch="qwen3moe" if sizes.n_expert else "llama", name=name, n_layer=sizes.n_layer,
+        n_embd=sizes.n_embd, n_ff=sizes.n_ff, n_head=sizes.n_head, n_head_kv=sizes.n_head_kv,
+        n_embd_head_k=sizes.head_dim, n_embd_head_v=sizes.head_dim,
+        n_expert=sizes.n_expert, n_expert_used=sizes.n_expert_used, n_vocab=sizes.n_vocab, n_ctx_train=0,
         file_bytes=sum(operator.bytes for operator in operators), fingerprint="",
     )  # fmt: skip
-    return Model(name, info, operators)
+    return CardModel(name, info, operators)
 
 
-def _operators(of: Sizes) -> Iterator[Operator]:
-    matrices = attention_and_ffn(of.n_embd, of.n_ff, of.n_head, of.n_head_kv, of.head_dim, of.n_expert, of.n_ff)
-    for layer in range(of.n_layer):
+def _operators(sizes: Sizes) -> Iterator[Operator]:
+    matrices = attention_and_ffn(
+        sizes.n_embd, sizes.n_ff, sizes.n_head, sizes.n_head_kv, sizes.head_dim, sizes.n_expert, sizes.n_ff
+    )
+    for layer in range(sizes.n_layer):
         for role, ne in matrices.items():
             routed = len(ne) > 2
             shape = (ne[0], ne[1], ne[2] if routed else 1)
-            kind = "F32" if role == "ffn_gate_inp" else of.type
-            yield _operator(f"blk.{layer}.{role}.weight", layer, role, kind, shape, of.n_expert_used if routed else 0)
-    yield _operator("output.weight", None, "output", of.output_type, (of.n_embd, of.n_vocab, 1))
+            kind = "F32" if role == "ffn_gate_inp" else sizes.type
+            yield _operator(
+                f"blk.{layer}.{role}.weight", layer, role, kind, shape, sizes.n_expert_used if routed else 0
+            )
+    yield _operator("output.weight", None, "output", sizes.output_type, (sizes.n_embd, sizes.n_vocab, 1))
 
 
 def _operator(

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from card_fit.machine import Machine
-from card_fit.models import Model
-from card_fit.tables import Run
+from card_fit.machine import FittedMachine
+from card_fit.models import CardModel
+from card_fit.tables import PublishedRun
 from oallama.core.types import Workload
 from oallama.cost.graph import Graph, build_graph
 from oallama.cost.passes import Pass, passes_at
@@ -20,7 +20,7 @@ from oallama.profile.described import described
 
 
 @dataclass(frozen=True)
-class Predicted:
+class PredictedRates:
     """Of one run, tokens per second."""
 
     prompt_tps: float
@@ -30,7 +30,7 @@ class Predicted:
 class Predictor:
     """Predicts runs of these models on one machine; what runs have in common is priced once."""
 
-    def __init__(self, machine: Machine, models: Mapping[str, Model], runs: Iterable[Run]) -> None:
+    def __init__(self, machine: FittedMachine, models: Mapping[str, CardModel], runs: Iterable[PublishedRun]) -> None:
         self.machine, self.models = machine, models
         sizes: dict[str, set[int]] = {}
         for run in runs:
@@ -39,7 +39,7 @@ class Predictor:
         self.problems: dict[str, Problem] = {}
         self.costs: dict[tuple[str, tuple[Pass, ...]], Costs] = {}
 
-    def __call__(self, run: Run) -> Predicted:
+    def __call__(self, run: PublishedRun) -> PredictedRates:
         n_layer = self.models[run.model].info.n_layer
         placed = stock_ngl(self.problem(run.model), run.ngl)
         seconds = [
@@ -48,7 +48,7 @@ class Predictor:
             )
             for passes in (prompt_passes(run), decode_pass(run))
         ]
-        return Predicted(run.n_prompt / (seconds[0] + self.machine.first_prompt_s), 1 / seconds[1])
+        return PredictedRates(run.n_prompt / (seconds[0] + self.machine.first_prompt_s), 1 / seconds[1])
 
     def problem(self, name: str) -> Problem:
         if name not in self.problems:
@@ -72,17 +72,17 @@ class Predictor:
         return costs_over(problem, passes)
 
 
-def prompt_passes(run: Run) -> tuple[Pass, ...]:
+def prompt_passes(run: PublishedRun) -> tuple[Pass, ...]:
     return passes_at(0, run.n_prompt, 0, run.ubatch)
 
 
-def decode_pass(run: Run) -> tuple[Pass, ...]:
+def decode_pass(run: PublishedRun) -> tuple[Pass, ...]:
     """One token in the middle of those that were generated."""
     return (Pass(1, run.n_prompt + max(1, run.n_gen // 2), 1),)
 
 
 @lru_cache
-def graph_of(model: Model) -> Graph:
+def graph_of(model: CardModel) -> Graph:
     return build_graph(model.info, model.operators)
 
 

@@ -16,7 +16,7 @@ COLUMNS = ("Model", "Context", "NGL", "Ubatch", "PromptTokens", "PromptTPS", "Ev
 
 
 @dataclass(frozen=True)
-class Run:
+class PublishedRun:
     """One run of llama-cli: what was asked for, and tokens per second."""
 
     model: str
@@ -35,12 +35,12 @@ class Run:
         return (self.model, self.context, self.ngl, self.ubatch, self.n_prompt, self.n_gen)
 
 
-def read_tables(paths: list[Path]) -> list[Run]:
+def read_tables(paths: list[Path]) -> list[PublishedRun]:
     """The runs of all tables that came to an end. Raises InputError for what is no such table."""
     return [run for path in paths for run in _read(path)]
 
 
-def _read(path: Path) -> list[Run]:
+def _read(path: Path) -> list[PublishedRun]:
     if path.suffix == ".json":
         return _read_json(path)
     rows = read_csv(path, COLUMNS)
@@ -50,10 +50,10 @@ def _read(path: Path) -> list[Run]:
     return runs
 
 
-def _read_json(path: Path) -> list[Run]:
+def _read_json(path: Path) -> list[PublishedRun]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        return [from_json(Run, row, f"{path}: rows[{i}]") for i, row in enumerate(rows)]
+        return [from_json(PublishedRun, row, f"{path}: rows[{i}]") for i, row in enumerate(rows)]
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except CodecError as error:
@@ -77,8 +77,8 @@ def read_csv(path: Path, columns: Sequence[str]) -> list[tuple[str, dict[str, st
         raise InputError(f"{path} is no CSV table: {error}") from None
 
 
-def _run(row: dict[str, str], where: str) -> Run:
-    return Run(
+def _run(row: dict[str, str], where: str) -> PublishedRun:
+    return PublishedRun(
         model=row["Model"],
         context=int(_number(row, "Context", where)),
         ngl=int(_number(row, "NGL", where, least=0)),

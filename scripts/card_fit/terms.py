@@ -14,10 +14,10 @@ from typing import Any
 
 from card_fit.errors import PHASES, median_error, rows_of
 from card_fit.fit import fit
-from card_fit.machine import Machine
-from card_fit.models import Model
+from card_fit.machine import FittedMachine
+from card_fit.models import CardModel
 from card_fit.predict import Predictor
-from card_fit.tables import Run
+from card_fit.tables import PublishedRun
 from oallama.cost.passes import Pass
 from oallama.cost.placement import Costs
 from oallama.cost.rest import index_rest, rest_of
@@ -27,12 +27,12 @@ from oallama.place.problem import Problem, costs_over
 SHALLOW = 256  # positions of the KV cache, which attention then always sees
 
 
-def _same_machine(machine: Machine) -> Machine:
+def _same_machine(machine: FittedMachine) -> FittedMachine:
     return machine
 
 
-def _same_costs(problem: Problem, over: tuple[Pass, ...]) -> Costs:
-    return costs_over(problem, over)
+def _same_costs(problem: Problem, passes: tuple[Pass, ...]) -> Costs:
+    return costs_over(problem, passes)
 
 
 @dataclass(frozen=True)
@@ -40,34 +40,34 @@ class Term:
     """What is left out, and how: of the machine's rates, or of the prices."""
 
     name: str
-    machine: Callable[[Machine], Machine] = _same_machine
+    machine: Callable[[FittedMachine], FittedMachine] = _same_machine
     costs: Callable[[Problem, tuple[Pass, ...]], Costs] = _same_costs
 
 
-def _card(**rates: Any) -> Callable[[Machine], Machine]:
+def _card(**rates: Any) -> Callable[[FittedMachine], FittedMachine]:
     return lambda machine: replace(machine, card=replace(machine.card, **rates))
 
 
-def _host(**rates: Any) -> Callable[[Machine], Machine]:
+def _host(**rates: Any) -> Callable[[FittedMachine], FittedMachine]:
     return lambda machine: replace(machine, host=replace(machine.host, **rates))
 
 
 def _changed(**values: object) -> Callable[[Problem, tuple[Pass, ...]], Costs]:
-    return lambda problem, over: replace(costs_over(problem, over), **values)  # type: ignore[arg-type]
+    return lambda problem, passes: replace(costs_over(problem, passes), **values)  # type: ignore[arg-type]
 
 
 def _passes(**values: int) -> Callable[[Problem, tuple[Pass, ...]], Costs]:
-    return lambda problem, over: costs_over(problem, tuple(replace(p, **values) for p in over))
+    return lambda problem, passes: costs_over(problem, tuple(replace(p, **values) for p in passes))
 
 
-def _attention_stays(problem: Problem, over: tuple[Pass, ...]) -> Costs:
-    costs = costs_over(problem, over)
-    on_cpu, on_device = rest_of(index_rest(problem.profile), problem.profile.device, over)
+def _attention_stays(problem: Problem, passes: tuple[Pass, ...]) -> Costs:
+    costs = costs_over(problem, passes)
+    on_cpu, on_device = rest_of(index_rest(problem.profile), problem.profile.device, passes)
     return replace(costs, rest_cpu_s=on_cpu, rest_device_s=on_device, offloaded=())
 
 
-def _all_outputs(problem: Problem, over: tuple[Pass, ...]) -> Costs:
-    return costs_over(problem, tuple(replace(p, n_outputs=p.n_tokens) for p in over))
+def _all_outputs(problem: Problem, passes: tuple[Pass, ...]) -> Costs:
+    return costs_over(problem, tuple(replace(p, n_outputs=p.n_tokens) for p in passes))
 
 
 ALL = Term("all terms")
@@ -85,7 +85,7 @@ TERMS = (
     Term("rest of a layer on the CPU", costs=_changed(rest_cpu_s=0.0)),
     Term("rest of a layer on the card", costs=_changed(rest_device_s=0.0)),
     Term("crossings", costs=_changed(rates=NO_TRANSFER)),
-    Term("host weights streamed in prompts", costs=lambda problem, over: costs_over(problem, over, False)),
+    Term("host weights streamed in prompts", costs=lambda problem, passes: costs_over(problem, passes, False)),
     Term("attention goes along with them", costs=_attention_stays),
     Term("only wanted logits are computed", costs=_all_outputs),
 )
@@ -94,7 +94,9 @@ TERMS = (
 class Without(Predictor):
     """Predicts without a term."""
 
-    def __init__(self, term: Term, machine: Machine, models: Mapping[str, Model], runs: Sequence[Run]) -> None:
+    def __init__(
+        self, term: Term, machine: FittedMachine, models: Mapping[str, CardModel], runs: Sequence[PublishedRun]
+    ) -> None:
         super().__init__(term.machine(machine), models, runs)
         self._term = term
 
@@ -112,31 +114,31 @@ class Effect:
 
 
 def effects(
-    machine: Machine,
-    models: Mapping[str, Model],
-    runs: Sequence[Run],
-    fitted: Sequence[Run],
+    machine: FittedMachine,
+    models: Mapping[str, CardModel],
+    runs: Sequence[PublishedRun],
+    fitted: Sequence[PublishedRun],
     terms: Sequence[Term] = TERMS,
 ) -> tuple[Effect, ...]:
     """Of all terms, then without each. runs: to predict; fitted: that the rates are found from."""
 
-    def errors(term: Term, of: Machine) -> dict[str, float]:
-        rows = rows_of(Without(term, of, models, runs), runs)
+    def errors(term: Term, machine: FittedMachine) -> dict[str, float]:
+        rows = rows_of(Without(term, machine, models, runs), runs)
         return {phase: median_error(rows, phase) for phase in PHASES}
 
     made = []
     for term in (ALL, *terms):
-        again = fit(fitted, models, machine, lambda of, term=term: Without(term, of, models, fitted))  # type: ignore[misc]
+        again = fit(fitted, models, machine, lambda machine, term=term: Without(term, machine, models, fitted))  # type: ignore[misc]
         made.append(Effect(term.name, errors(term, machine), errors(term, again)))
     return tuple(made)
 
 
-def noise(runs: Sequence[Run]) -> dict[str, float]:
+def noise(runs: Sequence[PublishedRun]) -> dict[str, float]:
     """By phase: by how much two runs of one configuration differ, in the median."""
-    groups: dict[object, list[Run]] = {}
+    groups: dict[object, list[PublishedRun]] = {}
     for run in runs:
         groups.setdefault(run.config, []).append(run)
-    pairs = [of[:2] for of in groups.values() if len(of) > 1]
+    pairs = [times[:2] for times in groups.values() if len(times) > 1]
     return {
         phase: median(abs(getattr(a, f"{phase}_tps") / getattr(b, f"{phase}_tps") - 1) for a, b in pairs)
         for phase in PHASES
@@ -152,8 +154,10 @@ def text(found: Sequence[Effect], noise_of: Mapping[str, float]) -> str:
     for each in found:
         cells = [each.error["prompt"], each.error["eval"], each.refitted["prompt"], each.refitted["eval"]]
         lines.append(f"| {' | '.join([each.name, *map(_percent, cells)])} |")
-    said = " and ".join(map(_percent, noise_of.values()))
-    return "\n".join([*lines, "", f"Two runs of one configuration differ by {said} (prompt, generation; medians)."])
+    noise_text = " and ".join(map(_percent, noise_of.values()))
+    return "\n".join(
+        [*lines, "", f"Two runs of one configuration differ by {noise_text} (prompt, generation; medians)."]
+    )
 
 
 def _percent(share: float) -> str:

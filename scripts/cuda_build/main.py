@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from setup.commands import capture, run
-from setup.console import Console, Step, format_seconds
+from setup.console import Console, SetupStep, format_seconds
 from setup.environment import digest_files, lock, native_sources, python_with_pip
 from setup.errors import SetupError
 from setup.llama_wheel import fetch_source, pinned_version
@@ -144,7 +144,9 @@ def _toolkit(
     return toolkit
 
 
-def _fetch_wheels(console: Console, step: Step, python: Path, version: str, work: Path, env: Mapping[str, str]) -> None:
+def _fetch_wheels(
+    console: Console, step: SetupStep, python: Path, version: str, work: Path, env: Mapping[str, str]
+) -> None:
     """Wheels of PYTHON_PARTS for the other machine's Python, in the versions of this environment."""
     folder, mark = work / "python-wheels", work / "python-wheels" / "wanted.txt"
     frozen = capture([str(python), "-m", "pip", "list", "--format=freeze"], env, 60.0) or ""

@@ -1,4 +1,4 @@
-"""What is built and with which flags. Pure."""
+"""Recipe of a CUDA build: parts and flags. Pure."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class CpuVariant:
     flags: tuple[str, ...]
 
 
-def _on(*names: str) -> tuple[str, ...]:
+def _switched_on(*names: str) -> tuple[str, ...]:
     return tuple(f"-DGGML_{name}=ON" for name in names)
 
 
-_AVX512 = _on("AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
+_AVX512 = _switched_on("AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16")
 _AVX512_NEEDS = frozenset(
     ["avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl", "avx512vbmi", "avx512_vnni", "avx512_bf16"]
 )  # fmt: skip
@@ -58,7 +58,7 @@ CPU_VARIANTS = (
     CpuVariant(
         "amx",
         _AVX512_NEEDS | {"amx_tile", "amx_int8", "amx_bf16"},
-        (*_AVX512, *_on("AMX_TILE", "AMX_INT8", "AMX_BF16"), "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse"),
+        (*_AVX512, *_switched_on("AMX_TILE", "AMX_INT8", "AMX_BF16"), "-DCMAKE_CXX_FLAGS=-fno-tree-dse -fno-dse"),
     ),
     CpuVariant("avx512", _AVX512_NEEDS, _AVX512),
     CpuVariant("avx2", frozenset(("avx2", "fma", "f16c", "bmi2")), ()),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from setup.commands import capture, run
-from setup.console import Console, Step
+from setup.console import Console, SetupStep
 from setup.errors import SetupError
 from setup.gpu import toolkit_root
 
@@ -42,8 +42,8 @@ class Toolkit:
 def toolkit_in(root: Path, env: Mapping[str, str]) -> Toolkit:
     """The toolkit in a folder; cuBLAS there, or in this Python's packages. Raises SetupError."""
     nvcc = root / "bin" / "nvcc"
-    said = capture([str(nvcc), "--version"], env) or ""
-    version = re.search(r"release [\d.]+, V([\d.]+)", said)
+    output = capture([str(nvcc), "--version"], env) or ""
+    version = re.search(r"release [\d.]+, V([\d.]+)", output)
     if version is None:
         raise SetupError(f"{nvcc} does not run: name a CUDA toolkit of version 13 in --cuda")
     places = [root, *(Path(folder, "nvidia", "cu13") for folder in site_folders())]
@@ -72,7 +72,7 @@ def installed_root(env: Mapping[str, str]) -> Path | None:
     return toolkit_root(nvcc, env)
 
 
-def assemble(console: Console, step: Step, python: Path, work: Path, env: Mapping[str, str]) -> Path:
+def assemble(console: Console, step: SetupStep, python: Path, work: Path, env: Mapping[str, str]) -> Path:
     """Unpack the wheels into `work/toolkit`, unless they are there. Returns the toolkit's folder. Raises SetupError."""
     root = work / "toolkit" / "nvidia" / "cu13"
     done, wanted = work / "toolkit" / "wheels.txt", "\n".join(TOOLKIT_WHEELS) + "\n"

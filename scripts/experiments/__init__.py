@@ -1,1 +1,1 @@
-"""What every experiment is made of: child processes, results that survive, models, tables and pictures."""
+"""Parts of all experiments: child processes, results that survive, models, tables and pictures."""

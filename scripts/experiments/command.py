@@ -1,4 +1,4 @@
-"""What the command line of every experiment has: its description, and an end that is told in a sentence."""
+"""Command lines of experiments: parser, documents, and failures told in a sentence."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ def parser_of(program: str, description: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog=program, description=description, formatter_class=raw)
 
 
-def write_document(document: object, output: str | None) -> None:
-    """As JSON into the file `output`, or to stdout where that is None."""
+def write_document(document: object, output: Path | str | None) -> None:
+    """As JSON into the file `output`, whole or not at all, or to stdout where that is None."""
+    from oallama.core.files import write_whole  # scripts/gpu_run begins without it
+
     text = json.dumps(document, indent=1) + "\n"
     if output is None:
         sys.stdout.write(text)
     else:
-        Path(output).write_text(text, encoding="utf-8")
+        write_whole(Path(output), text)
 
 
 def guarded(program: str, job: Callable[[], int], interrupted: str = GOES_ON) -> int:

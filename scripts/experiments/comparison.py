@@ -1,4 +1,4 @@
-"""What the cells say together: arms against the best stock arm of each cell, the no-harm figure, means. Pure."""
+"""Comparison of arms over cells: against the best stock arm of each, the no-harm figure, means. Pure."""
 
 from __future__ import annotations
 

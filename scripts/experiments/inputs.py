@@ -1,4 +1,4 @@
-"""What an experiment is given: TOML files, and their tables as records."""
+"""Inputs of experiments: TOML files, and their tables as records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What measured: processor, memory, cards, versions; nothing that names the machine."""
+"""Description of the measuring machine: processor, memory, cards, versions; nothing that names it."""
 
 from __future__ import annotations
 

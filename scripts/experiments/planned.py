@@ -1,4 +1,4 @@
-"""What planning knows of a model by its shape: neither weights nor native code are needed."""
+"""Models as planning knows them, by their shape: neither weights nor native code are needed."""
 
 from __future__ import annotations
 

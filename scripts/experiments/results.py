@@ -79,8 +79,8 @@ class Results:
         except (OSError, ValueError) as error:
             raise InputError(f"{path} cannot be read ({error}): remove it to begin anew") from None
         if not isinstance(found, dict) or any(found.get(key) != value for key, value in self.identity.items()):
-            of = ", ".join(f"{key} {found.get(key)}" for key in self.identity if key != "schema")
-            raise InputError(f"{path} is of {of}: {self.elsewhere}")
+            identity = ", ".join(f"{key} {found.get(key)}" for key in self.identity if key != "schema")
+            raise InputError(f"{path} is of {identity}: {self.elsewhere}")
         self.record = found
 
     @property

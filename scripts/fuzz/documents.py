@@ -36,7 +36,7 @@ from oallama.cost.kernels import Kernels
 from oallama.device.emulated import Emulated
 from oallama.device.machines import machine_of
 from oallama.gate.pairs import Pairs, Trial, standing, worth_keeping
-from oallama.gate.store import Kept, nearest_kept, read_kept, verdict_path
+from oallama.gate.store import KeptVerdict, nearest_kept, read_kept, verdict_path
 from oallama.gate.verdict import Verdict, answers, holds, reweighed, sentence
 from oallama.plan.export import TARGETS, Plugin, export_command
 from oallama.plan.patterns import host_patterns
@@ -220,10 +220,10 @@ def verdicts() -> tuple[Any, ...]:
     pairs = Pairs("split", "x" * 16, Series(BenchTest(64, 16, 0), (Block(samples, 0.01), Block(samples, 0.5))))
     stock = StockPlacement(20, ((r"blk\.0", "CPU"),), 1)
     kept = (
-        Kept(won, stock, (pairs,)),
-        Kept(lost, stock),
-        Kept(open_, stock, (pairs, pairs)),
-        Kept(lost, stock, (pairs,)),
+        KeptVerdict(won, stock, (pairs,)),
+        KeptVerdict(lost, stock),
+        KeptVerdict(open_, stock, (pairs, pairs)),
+        KeptVerdict(lost, stock, (pairs,)),
     )
     return tuple(json.loads(json.dumps(asdict(each))) for each in kept)
 

@@ -152,8 +152,8 @@ def _scalar(random: Random, file: RawGguf) -> None:
     if random.random() < 0.15 or name == "array":
         name = random.choice(sorted(TYPE_IDS.keys() - {"array"}))
     if name == "string":
-        said = file.metadata[key][12:].decode("utf-8", "replace") if kind == TYPE_IDS["string"] else ""
-        raw = text(random, said).encode("utf-8", "surrogatepass")
+        words = file.metadata[key][12:].decode("utf-8", "replace") if kind == TYPE_IDS["string"] else ""
+        raw = text(random, words).encode("utf-8", "surrogatepass")
         file.metadata[key] = u32(TYPE_IDS["string"]) + string(raw)
     elif name.startswith("float"):
         width = struct.calcsize(FORMATS[name])
@@ -161,8 +161,10 @@ def _scalar(random: Random, file: RawGguf) -> None:
         file.metadata[key] = u32(TYPE_IDS[name]) + pattern.to_bytes(width, "little")
     else:
         width = struct.calcsize(FORMATS[name])
-        near = int.from_bytes(file.metadata[key][4 : 4 + width], "little")
-        file.metadata[key] = u32(TYPE_IDS[name]) + (number(random, near) % (1 << (8 * width))).to_bytes(width, "little")
+        known = int.from_bytes(file.metadata[key][4 : 4 + width], "little")
+        file.metadata[key] = u32(TYPE_IDS[name]) + (number(random, known) % (1 << (8 * width))).to_bytes(
+            width, "little"
+        )
 
 
 FLOAT_BITS = {4: (0x7FC00000, 0x7F800000, 0xFF800000, 0x3F800000), 8: (0x7FF8 << 48, 0x7FF0 << 48, 0xFFF0 << 48)}

@@ -1,4 +1,4 @@
-"""What comes in at the port of `oallama serve`, as bytes, through our server to a stand-in for llama-server."""
+"""Fuzz target `request`: bytes at the port of `oallama serve`, through our server to a stand-in for llama-server."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class _Stand:
         from placement_records import on_cpu, served
 
         self.loop = _Loop()
-        self.loop.set_exception_handler(self._told)
+        self.loop.set_exception_handler(self._on_loop_error)
         self.received: list[Asked] = []
         self._calls: list[Asked] = []
         self._errors: list[BaseException] = []
@@ -237,7 +237,7 @@ class _Stand:
         self.loop.run_until_complete(end())
         self.loop.close()
 
-    def _told(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Of an error that nobody waits for."""
         self._errors.append(context.get("exception") or RuntimeError(context["message"]))
 

@@ -14,7 +14,6 @@ sanitizers; its inputs are kept beside.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import secrets
 import signal
@@ -30,6 +29,7 @@ from random import Random
 from typing import Any
 
 from experiments.child import ROOT
+from experiments.command import parser_of
 
 from fuzz import documents, gguf_files, http_requests, native, texts
 from oallama.core.errors import OallamaError
@@ -79,9 +79,7 @@ class Counts:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 no fault, 1 faults."""
-    parser = argparse.ArgumentParser(
-        prog="fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("fuzz", __doc__)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="one of --list, or several, one after another")
     parser.add_argument("-n", type=int, metavar="N", help="inputs to try [10000, or any number with --minutes]")
     parser.add_argument("--minutes", type=float, metavar="M", help="stop after so many")
@@ -134,16 +132,19 @@ def fuzz(name: str, n: int | None, minutes: float | None, seed: int, first: int,
             if time.monotonic() - shown > 5 and sys.stderr.isatty():
                 shown = time.monotonic()
                 print(
-                    f"\r{_told(name, counts, len(faults), shown - begin, seed)} ", end="", file=sys.stderr, flush=True
+                    f"\r{_summary(name, counts, len(faults), shown - begin, seed)} ",
+                    end="",
+                    file=sys.stderr,
+                    flush=True,
                 )
     except KeyboardInterrupt:
-        print(_told(name, counts, len(faults), time.monotonic() - begin, seed))
+        print(_summary(name, counts, len(faults), time.monotonic() - begin, seed))
         raise SystemExit(130) from None
-    print(_told(name, counts, len(faults), time.monotonic() - begin, seed))
+    print(_summary(name, counts, len(faults), time.monotonic() - begin, seed))
     return bool(faults)
 
 
-def _told(name: str, counts: Counts, n_faults: int, seconds: float, seed: int) -> str:
+def _summary(name: str, counts: Counts, n_faults: int, seconds: float, seed: int) -> str:
     accepted = counts.accepted / max(counts.tried, 1)
     return (
         f"{name}: {counts.tried} inputs in {seconds:.0f} s ({counts.tried / max(seconds, 1e-9):.0f}/s), {accepted:.0%} "
@@ -160,9 +161,9 @@ def tried(target: Target, raw: bytes, folder: Path, counts: Counts | None = None
         if time.process_time() - begin > SECONDS:  # whoever was held up took the TookTooLong for an error of its own
             raise TookTooLong(f"more than {SECONDS:g} s")
     except OallamaError as error:
-        said = str(error)
-        if not said or len(said) > MOST_SENTENCE + 2 * len(raw) or not said.isprintable():
-            return f"{type(error).__name__} without one clear sentence at {_place(error)}\n{said[:500]!r}"
+        message = str(error)
+        if not message or len(message) > MOST_SENTENCE + 2 * len(raw) or not message.isprintable():
+            return f"{type(error).__name__} without one clear sentence at {_place(error)}\n{message[:500]!r}"
     except (Exception, TookTooLong) as error:
         return f"{type(error).__name__} at {_place(error)}\n{str(error)[:500]!r}"
     else:

@@ -1,4 +1,4 @@
-"""How inputs are damaged: numbers, texts, bytes and JSON that readers get wrong. All by the given random source."""
+"""Mutations of inputs: numbers, texts, bytes and JSON that readers get wrong. All by the given random source."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ def damaged(random: Random, raw: bytes, within: int = 0) -> bytes:
     size = min(within or len(raw), len(raw))
     if not size:
         return bytes(random.randrange(256) for _ in range(random.randrange(9)))
-    at = random.randrange(size)
+    position = random.randrange(size)
     kind = random.randrange(6)
     if kind == 0:
-        return raw[:at]
+        return raw[:position]
     if kind == 1:
-        return raw[:at] + bytes((raw[at] ^ (1 << random.randrange(8)),)) + raw[at + 1 :]
+        return raw[:position] + bytes((raw[position] ^ (1 << random.randrange(8)),)) + raw[position + 1 :]
     if kind == 2:
-        return raw[:at] + random.randbytes(random.randrange(1, 9)) + raw[at:]
+        return raw[:position] + random.randbytes(random.randrange(1, 9)) + raw[position:]
     if kind == 3:
-        return raw[:at] + raw[at + random.choice((1, 1, 4, 8, 64)) :]
+        return raw[:position] + raw[position + random.choice((1, 1, 4, 8, 64)) :]
     if kind == 4:
         width = random.choice((1, 2, 4, 8))
         value = random.choice(NUMBERS) % (1 << (8 * width))
-        return raw[:at] + value.to_bytes(width, "little") + raw[at + width :]
+        return raw[:position] + value.to_bytes(width, "little") + raw[position + width :]
     source, n = random.randrange(size), random.randrange(1, 65)
-    return raw[:at] + raw[source : source + n] + raw[at:]
+    return raw[:position] + raw[source : source + n] + raw[position:]
 
 
 #

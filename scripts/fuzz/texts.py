@@ -70,22 +70,22 @@ MOST_SHOWN = 2000
 
 def make_device(random: Random) -> bytes:
     """`--device` as somebody might mistype it, or a plan from a stranger might say it."""
-    said = random.choice(DEVICES)
+    words = random.choice(DEVICES)
     for _ in range(random.choice((1, 1, 2, 3))):
         kind = random.randrange(6)
         if kind < 2:
-            said += f",{random.choice(KEYS)}={random.choice((*VALUES, text(random)))}"
+            words += f",{random.choice(KEYS)}={random.choice((*VALUES, text(random)))}"
         elif kind == 2:
-            said = said.replace(random.choice((":", ",", "=", "-", "/")), random.choice((":", ",", "=", "", "::")), 1)
+            words = words.replace(random.choice((":", ",", "=", "-", "/")), random.choice((":", ",", "=", "", "::")), 1)
         elif kind == 3:
-            said += ":" + random.choice(
+            words += ":" + random.choice(
                 (text(random), ",".join(f"{number(random)}-{number(random)}" for _ in range(3)))
             )
         elif kind == 4:
-            said = "".join(random.choice((part, str(number(random)))) if part.isdigit() else part for part in said)
+            words = "".join(random.choice((part, str(number(random)))) if part.isdigit() else part for part in words)
         else:
-            said = text(random, said)
-    return said.encode("utf-8", "surrogatepass")
+            words = text(random, words)
+    return words.encode("utf-8", "surrogatepass")
 
 
 def check_device(raw: bytes, folder: Path) -> None:
@@ -105,13 +105,13 @@ def check_device(raw: bytes, folder: Path) -> None:
 #
 
 PARSERS: dict[str, Callable[[str], Any]] = {
-    "bytes": lambda said: format_bytes(parse_bytes(said)),
-    "memory": lambda said: Options.given(vram=said, vram_fill=0.5),
-    "share": lambda said: Options.given(gpu_weights=said),
+    "bytes": lambda words: format_bytes(parse_bytes(words)),
+    "memory": lambda words: Options.given(vram=words, vram_fill=0.5),
+    "share": lambda words: Options.given(gpu_weights=words),
     "seconds": parse_share,
     "size": parse_memory,
-    "type": lambda said: Options.given(type_k=said, type_v=said, flash_attn="off"),
-    "stock": lambda said: parse_stock_args(said, _setting()),
+    "type": lambda words: Options.given(type_k=words, type_v=words, flash_attn="off"),
+    "stock": lambda words: parse_stock_args(words, _setting()),
 }
 SAID = (
     *("6GiB", "1.5GB", "6000MiB", "12", "50%", "0.5", "q8_0", "-ngl 20 -fa on -ctk q8_0", "-ncmoe 999999999"),
@@ -126,17 +126,17 @@ def _setting() -> Setting:
 
 def make_value(random: Random) -> bytes:
     """`parser:value`, one of PARSERS and what it may be given."""
-    said = random.choice((*SAID, *VALUES, *TEXTS, str(random.choice(NUMBERS))))
+    words = random.choice((*SAID, *VALUES, *TEXTS, str(random.choice(NUMBERS))))
     for _ in range(random.randrange(3)):
-        said = text(random, said)
-    return f"{random.choice(list(PARSERS))}:{said}".encode("utf-8", "surrogatepass")
+        words = text(random, words)
+    return f"{random.choice(list(PARSERS))}:{words}".encode("utf-8", "surrogatepass")
 
 
 def check_value(raw: bytes, folder: Path) -> None:
     """The parser gives a value, or raises ValueError or an error of ours."""
-    name, _, said = _decoded(raw).partition(":")
+    name, _, words = _decoded(raw).partition(":")
     try:
-        PARSERS.get(name, parse_bytes)(said)
+        PARSERS.get(name, parse_bytes)(words)
     except ValueError as error:
         raise UsageError(str(error)) from None  # what options.parsed makes of it
 
@@ -164,8 +164,8 @@ def make_command(random: Random) -> bytes:
             continue
         words.append(random.choice((*parameter.opts, *parameter.secondary_opts)))
         if not getattr(parameter, "is_flag", False):
-            said = random.choice((*VALUES, *SAID, *DEVICES, "on", "split", "1,2", "stock-fit,auto", "x.svg", "md"))
-            words.append(text(random, said) if random.random() < 0.4 else said)
+            value = random.choice((*VALUES, *SAID, *DEVICES, "on", "split", "1,2", "stock-fit,auto", "x.svg", "md"))
+            words.append(text(random, value) if random.random() < 0.4 else value)
     if random.random() < 0.1:
         return damaged(random, shlex.join(words).encode("utf-8", "surrogatepass"))
     return shlex.join(words).encode("utf-8", "surrogatepass")

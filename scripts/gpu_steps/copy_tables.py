@@ -1,4 +1,4 @@
-"""What small copies wait for behind streamed weights, as a table of one results file. Pure."""
+"""Table of the wait of small copies behind streamed weights, from one results file. Pure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def copy_rows(document: Results) -> list[dict[str, Any]]:
             sum(sample) for row in rows if 0 < row["large_bytes"] == row["piece_bytes"] for sample in row["samples"]
         ]
         for row in rows:
-            behind = "alone"
+            queue = "alone"
             if row["large_bytes"]:
-                behind = f"one copy of {size(row['large_bytes'])}"
+                queue = f"one copy of {size(row['large_bytes'])}"
                 if row["piece_bytes"] < row["large_bytes"]:
-                    behind = f"{row['large_bytes'] // row['piece_bytes']} pieces of {size(row['piece_bytes'])}"
+                    queue = f"{row['large_bytes'] // row['piece_bytes']} pieces of {size(row['piece_bytes'])}"
             share = row["piece_bytes"] / row["large_bytes"] if row["large_bytes"] else 0.0
             found.append({
-                "small_bytes": row["small_bytes"], "behind": behind,
+                "small_bytes": row["small_bytes"], "behind": queue,
                 "piece_s": share * statistics.median(whole) if share and whole else None,
                 "samples_s": [small for _, small, _ in row["samples"]],
                 "waits_s": _median_small(row) - alone[row["small_bytes"]] if row["small_bytes"] in alone else None,

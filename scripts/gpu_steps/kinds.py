@@ -1,4 +1,4 @@
-"""What the kinds of steps do: each returns what it found, or says why there is nothing."""
+"""Kinds of steps: each returns what it found, or says why there is nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from experiments.child import Ended, json_lines, oallama, run_child
 from experiments.machine import backend_of, describe
 from experiments.results import StepFailed
 
-from gpu_steps.steps import Step
+from gpu_steps.steps import GpuStep
 
 SWITCHES: Mapping[str, Mapping[str, dict[str, str]]] = {
     "CUDA": {
@@ -29,7 +29,7 @@ SWITCHES: Mapping[str, Mapping[str, dict[str, str]]] = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class StepSetting:
     """What all steps share. threads: of the arms; cpus: a list they are pinned to, or ""."""
 
     device: str
@@ -60,19 +60,19 @@ class Setting:
         return ended, json_lines(out)
 
 
-def run_step(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+def run_step(step: GpuStep, setting: StepSetting, limit_s: float, tries: int) -> Any:
     """What the step found. Raises StepFailed."""
     return KINDS[step.kind](step, setting, limit_s, tries)
 
 
-def machine(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+def machine(step: GpuStep, setting: StepSetting, limit_s: float, tries: int) -> Any:
     """Processor, memory, cards, versions; nothing that names the machine."""
     found = describe(setting.threads, setting.device)
     found["pack"] = {key: value for key, value in setting.manifest.items() if key != "platform"}
     return found
 
 
-def doctor(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+def doctor(step: GpuStep, setting: StepSetting, limit_s: float, tries: int) -> Any:
     ended = setting.oallama("doctor", "--json", limit_s=limit_s)
     listed = setting.oallama("devices", "--json", limit_s=60)
     if not ended.out.strip():
@@ -95,7 +95,7 @@ def doctor(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
     return data
 
 
-def correctness(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+def correctness(step: GpuStep, setting: StepSetting, limit_s: float, tries: int) -> Any:
     ended, rows = setting.child("correctness", step.id, step.settings, limit_s)
     if ended.status != 0:
         died = rows[-1] if rows else {"arch": "the", "type": "first"}
@@ -108,7 +108,7 @@ def correctness(step: Step, setting: Setting, limit_s: float, tries: int) -> Any
     return rows
 
 
-def profile(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+def profile(step: GpuStep, setting: StepSetting, limit_s: float, tries: int) -> Any:
     path, threads = setting.model_path(step.settings["model"]), step.settings["threads"] or setting.threads
     tokens = ",".join(map(str, step.settings["tokens"]))
     ended = setting.oallama("profile", path, "--device", setting.device, "--threads", threads, "--tokens", tokens,
@@ -134,7 +134,7 @@ ROW_KEYS = (
 )  # fmt: skip
 
 
-def ab(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+def ab(step: GpuStep, setting: StepSetting, limit_s: float, tries: int) -> Any:
     """`oallama bench`. What a cell that is cut short has measured is kept; a second try leaves newer arms out."""
     given = step.settings
     arms = given["arms"] if tries == 1 else [arm for arm in given["arms"] if arm.startswith("stock") or arm == "oato"]
@@ -160,7 +160,7 @@ def ab(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
     return data
 
 
-def in_child(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+def in_child(step: GpuStep, setting: StepSetting, limit_s: float, tries: int) -> Any:
     """The rows of the case that is named as the step's kind."""
     return _rows(*setting.child(step.kind, step.id, step.settings, limit_s))
 
@@ -173,7 +173,7 @@ def _rows(ended: Ended, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _timeline(
-    step: Step, setting: Setting, name: str, limit_s: float, env: Mapping[str, str], cupti: bool = False
+    step: GpuStep, setting: StepSetting, name: str, limit_s: float, env: Mapping[str, str], cupti: bool = False
 ) -> list[dict[str, Any]]:
     settings = {
         **step.settings, "model": str(setting.model_path(step.settings["model"])), "threads": setting.threads,
@@ -182,11 +182,11 @@ def _timeline(
     return _rows(*setting.child("timeline", name, settings, limit_s, env))
 
 
-def timeline(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+def timeline(step: GpuStep, setting: StepSetting, limit_s: float, tries: int) -> Any:
     return _timeline(step, setting, step.id, limit_s, {}, backend_of(setting.device) == "CUDA")
 
 
-def switches(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
+def switches(step: GpuStep, setting: StepSetting, limit_s: float, tries: int) -> Any:
     """Each switch on and off in turns (off on on off), the same plans from the same profile. The control switches
     nothing: what it shows is the noise."""
     found: list[dict[str, Any]] = []
@@ -204,19 +204,19 @@ def switches(step: Step, setting: Setting, limit_s: float, tries: int) -> Any:
             for row in rows:
                 if row["what"] == "stages":
                     for key, values in row["samples"].items():
-                        of = samples.setdefault(row["plan"], {}).setdefault(key, {"off": [], "on": []})
-                        of[turn] += values
+                        times = samples.setdefault(row["plan"], {}).setdefault(key, {"off": [], "on": []})
+                        times[turn] += values
         found += [
-            {"switch": name, "environment": env, "plan": plan, "samples": of, **{
+            {"switch": name, "environment": env, "plan": plan, "samples": times, **{
                 key.replace("_s", "_ratio"): statistics.median(each["off"]) / statistics.median(each["on"])
-                for key, each in of.items()
+                for key, each in times.items()
             }}
-            for plan, of in samples.items()
+            for plan, times in samples.items()
         ]  # fmt: skip
     return found
 
 
-KINDS: Mapping[str, Callable[[Step, Setting, float, int], Any]] = {
+KINDS: Mapping[str, Callable[[GpuStep, StepSetting, float, int], Any]] = {
     "machine": machine, "doctor": doctor, "correctness": correctness, "profile": profile, "ab": ab, "copies": in_child,
     "device": in_child, "timeline": timeline, "switches": switches,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which Python runs the steps, with which libraries: a pack of scripts/build_cuda, or this checkout's environment."""
+"""Interpreter and libraries of the steps: a pack of scripts/build_cuda, or this checkout's environment."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ from experiments.machine import backend_of
 from experiments.models import Models, Shape
 from experiments.results import DONE, FAILED, NAME, Results
 
-from gpu_steps.kinds import Setting, run_step
+from gpu_steps.kinds import StepSetting, run_step
 from gpu_steps.scale import SCALES
 from gpu_steps.schedule import choose, expected_seconds, pace_of
-from gpu_steps.steps import Step, steps_of
+from gpu_steps.steps import GpuStep, steps_of
 
 DEFAULT_BUDGET_S = 570.0
 
@@ -81,7 +81,7 @@ def _run(options: argparse.Namespace, begun: float) -> int:
     if options.list:
         show(steps, results, models)
         return 0
-    setting = Setting(
+    setting = StepSetting(
         options.device,
         options.threads or min(max(scale.threads), n_cores),
         options.cpus,
@@ -95,7 +95,7 @@ def _run(options: argparse.Namespace, begun: float) -> int:
     return loop(steps, results, models, setting, begun + options.budget)
 
 
-def loop(steps: Sequence[Step], results: Results, models: Models, setting: Setting, deadline: float) -> int:
+def loop(steps: Sequence[GpuStep], results: Results, models: Models, setting: StepSetting, deadline: float) -> int:
     """Until nothing that is left fits. deadline: on the clock of time.time."""
     bad: set[str] = set()
     shapes = tuple({shape.name: shape for step in steps for shape in step.models}.values())
@@ -113,7 +113,7 @@ def loop(steps: Sequence[Step], results: Results, models: Models, setting: Setti
 
 
 def run_one(
-    step: Step, results: Results, models: Models, setting: Setting, deadline: float, shapes: tuple[Shape, ...]
+    step: GpuStep, results: Results, models: Models, setting: StepSetting, deadline: float, shapes: tuple[Shape, ...]
 ) -> bool:
     """Run a step and note what came of it; whether it is done."""
     tries = results.steps.get(step.id, {}).get("tries", 0) + 1
@@ -130,7 +130,7 @@ def run_one(
     return bool(found["state"] == DONE)
 
 
-def show(steps: Sequence[Step], results: Results, models: Models) -> None:
+def show(steps: Sequence[GpuStep], results: Results, models: Models) -> None:
     """One line a step: what is known of it, and how long it took or is thought to take."""
     pace = pace_of(steps, results.steps)
     total = 0.0

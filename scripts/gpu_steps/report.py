@@ -64,10 +64,10 @@ def state(measured: Mapping[str, Document], rehearsed: Mapping[str, Document]) -
     if measured:
         cards = "; ".join(tables.machine_line(document) for document in measured.values())
         return f"**Measured on:** {cards}." + (f" Rehearsed on {names}." if names else "")
-    said = f"**This is {NOT_YET}.** "
+    intro = f"**This is {NOT_YET}.** "
     if not rehearsed:
-        return said + "Nor was it rehearsed."
-    return said + (
+        return intro + "Nor was it rehearsed."
+    return intro + (
         f"What stands below was rehearsed with the same scripts on {names}: a worker process, the processor itself "
         "through Mesa's lavapipe, or a card whose timing is emulated. Those figures show that the steps run and what "
         "they report; they say nothing of a GPU's speed."
@@ -111,12 +111,12 @@ def steps_table() -> list[str]:
 
 def papers_table(measured: Mapping[str, Document]) -> list[str]:
     """The published figures, and for each what was found on each GPU."""
-    of, caps = published(), ("12 GiB", "24 GiB")
-    abstract, threads = of["scheinfer/generation-most-abstract"], (16, 8, 4, 2)
+    figures, caps = published(), ("12 GiB", "24 GiB")
+    abstract, threads = figures["scheinfer/generation-most-abstract"], (16, 8, 4, 2)
     rows: list[Sequence[object]] = [
         *(("OATO §4.5: LLaMA3-8B F16, 64 + 32 tokens, whole run, against llama.cpp", share, tables.oato_gain(share),
            found(measured, "oato", share, "total")) for share in ("25%", "50%", "75%")),
-        ("OATO §4.2: the same, another figure", "50%", tables.per_cent(of["oato/fig7-llama-llama.cpp"]),
+        ("OATO §4.2: the same, another figure", "50%", tables.per_cent(figures["oato/fig7-llama-llama.cpp"]),
          found(measured, "oato", "50%", "total")),
         ("OATO §4.3: the same, TTFT", "75%", f"{OATO_TTFT_75} times", found(measured, "oato", "75%", "ttft")),
         *(("ScheInfer §V-C: prompt of 1024, against llama.cpp and Fiddler", cap, f"{least_and_most('prompt')} times",
@@ -127,7 +127,7 @@ def papers_table(measured: Mapping[str, Document]) -> list[str]:
         *(("ScheInfer §V-D: both together", cap, f"{least_and_most('both')} times",
            found(measured, "scheinfer", cap, "total")) for cap in caps),
         ("ScheInfer §V-E1: generation with 16, 8, 4, 2 threads, against llama.cpp", "",
-         ", ".join(f"{of[f'scheinfer/threads-{n}-llama.cpp']}" for n in threads) + " times", "-"),
+         ", ".join(f"{figures[f'scheinfer/threads-{n}-llama.cpp']}" for n in threads) + " times", "-"),
     ]  # fmt: skip
     columns = ("figure", "on the GPU", "the paper", "ours, best arm of each model, against the best stock arm")
     return [*table(columns, rows), "The papers' cards are smaller and their links slower than a data centre's: "
@@ -136,7 +136,7 @@ def papers_table(measured: Mapping[str, Document]) -> list[str]:
 
 def found(measured: Mapping[str, Document], paper: str, cap: str, metric: str) -> str:
     """Our best arm's ratio in each cell of that paper and cap; NOT_YET where there is none."""
-    said = []
+    lines = []
     for document in measured.values():
         for _, step in tables.of_kind(document, "ab"):
             data = step["data"]
@@ -146,8 +146,8 @@ def found(measured: Mapping[str, Document], paper: str, cap: str, metric: str) -
             rows = [a for a in compare_with_stock(place, data["rows"], metric) if a.value is not None]
             if rows:
                 best = max(rows, key=lambda a: a.value or 0.0)
-                said.append(f"{data['model']}: {best.value:.2f} ({best.low:.2f}..{best.high:.2f}, {best.arm})")
-    return "; ".join(said) or NOT_YET
+                lines.append(f"{data['model']}: {best.value:.2f} ({best.low:.2f}..{best.high:.2f}, {best.arm})")
+    return "; ".join(lines) or NOT_YET
 
 
 def chapter(kind: str, name: str, document: Document) -> list[str]:

@@ -1,4 +1,4 @@
-"""How large a run is: the same steps on a card, and on a machine that only plays one. Pure."""
+"""Scale of a run: the same steps on a card, and on a machine that only plays one. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from experiments.models import Shape
 
 
 @dataclass(frozen=True)
-class Workload:
+class TokenCounts:
     n_prompt: int
     n_gen: int
 
@@ -22,9 +22,9 @@ class Scale:
     oato_q4: Shape
     llama70b: Shape
     mixtral: Shape
-    oato: Workload
-    scheinfer: Workload
-    ubatch: Workload  # whose prompt is longer than one micro-batch
+    oato: TokenCounts
+    scheinfer: TokenCounts
+    ubatch: TokenCounts  # whose prompt is longer than one micro-batch
     repetitions: int
     threads: tuple[int, ...]
     profile_tokens: tuple[int, ...]
@@ -53,9 +53,9 @@ LEASE = Scale(
     oato_q4=Shape("llama3-8b", "Q4_0", 32),
     llama70b=Shape("llama2-70b", "Q4_0", 8),
     mixtral=Shape("mixtral-8x7b", "Q4_0", 8),
-    oato=Workload(64, 32),
-    scheinfer=Workload(1024, 128),
-    ubatch=Workload(2048, 32),
+    oato=TokenCounts(64, 32),
+    scheinfer=TokenCounts(1024, 128),
+    ubatch=TokenCounts(2048, 32),
     repetitions=6,
     threads=(4, 8, 16),
     profile_tokens=(1, 32, 512),
@@ -84,9 +84,9 @@ SMALL = replace(
     oato_q4=Shape("llama-mini", "Q4_0", 4),
     llama70b=Shape("llama-mini", "Q4_0", 8),
     mixtral=Shape("moe-mini", "Q4_0", 4),
-    oato=Workload(16, 8),
-    scheinfer=Workload(32, 8),
-    ubatch=Workload(1024, 4),
+    oato=TokenCounts(16, 8),
+    scheinfer=TokenCounts(32, 8),
+    ubatch=TokenCounts(1024, 4),
     threads=(1, 2),
     types=("F32", "F16", "Q4_0", "Q4_K", "Q8_0"),
     other_types=(),

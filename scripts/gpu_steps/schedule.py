@@ -1,4 +1,4 @@
-"""Which step comes next, and whether it still fits. Pure."""
+"""Scheduling of steps: the next one, and whether it still fits. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.results import CUT, DONE, FAILED
 
-from gpu_steps.steps import Step
+from gpu_steps.steps import GpuStep
 
 RESERVE_S = 8.0  # to end what runs, and to write
 MAX_TRIES = 2
@@ -16,22 +16,22 @@ RETRIED_AT_ONCE = "ab"
 
 
 @dataclass(frozen=True)
-class Choice:
+class NextStep:
     """The next step and its deadline in seconds from now; None: nothing is left, or nothing that is left fits."""
 
-    step: Step | None
+    step: GpuStep | None
     limit_s: float = 0.0
     waiting: tuple[str, ...] = ()  # steps that are left for another call
     skipped: tuple[str, ...] = ()  # steps that have no point: what they need failed
 
 
 def choose(
-    steps: Sequence[Step],
+    steps: Sequence[GpuStep],
     results: Mapping[str, Mapping[str, Any]],
     remaining_s: float,
     model_seconds: Mapping[str, float],
     failed_now: Collection[str] = (),
-) -> Choice:
+) -> NextStep:
     """The first step that is not done, has not failed for good, and is expected to end within `remaining_s`.
 
     results: by step's id, with `state`, `seconds`, `tries`. model_seconds: what writing each missing model takes.
@@ -60,12 +60,12 @@ def choose(
             model_seconds.get(model.name, 0.0) for model in step.models
         )
         if expected <= remaining_s - RESERVE_S:
-            return Choice(step, remaining_s - RESERVE_S, tuple(waiting), tuple(skipped))
+            return NextStep(step, remaining_s - RESERVE_S, tuple(waiting), tuple(skipped))
         waiting.append(step.id)
-    return Choice(None, 0.0, tuple(waiting), tuple(skipped))
+    return NextStep(None, 0.0, tuple(waiting), tuple(skipped))
 
 
-def pace_of(steps: Sequence[Step], results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def pace_of(steps: Sequence[GpuStep], results: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Kind of step -> how many times the estimate its steps took here, on average; only where some are done."""
     found: dict[str, list[tuple[float, float]]] = {}
     for step in steps:
@@ -75,7 +75,7 @@ def pace_of(steps: Sequence[Step], results: Mapping[str, Mapping[str, Any]]) -> 
     return {kind: sum(took for took, _ in rows) / sum(guess for _, guess in rows) for kind, rows in found.items()}
 
 
-def expected_seconds(step: Step, result: Mapping[str, Any], pace: Mapping[str, float]) -> float:
+def expected_seconds(step: GpuStep, result: Mapping[str, Any], pace: Mapping[str, float]) -> float:
     """What a step will take: the estimate, as far off as others of its kind were; after a try that was cut short, more
     than that try had."""
     expected = step.seconds * pace.get(step.kind, 1.0)

@@ -60,13 +60,13 @@ def traced(engine: Any, prompt: list[int], n_gen: int, device: str) -> dict[str,
     from oallama.device.load_params import load_bridge
 
     split = load_bridge().split()
-    split.start_trace(of=trace_of(device))
+    split.start_trace(watched=trace_of(device))
     engine.generate(prompt, max_tokens=n_gen, temperature=0.0)
     spans = [asdict(span) for span in split.stop_trace()]
     found = {}
-    for what, of in (("token", last_token(spans)), ("prompt", [s for s in spans if s["n_tokens"] > 1])):
-        first = min((span["begin_s"] for span in of), default=0.0)
-        rows = [{**span, "begin_s": span["begin_s"] - first, "end_s": span["end_s"] - first} for span in of]
+    for what, steps in (("token", last_token(spans)), ("prompt", [s for s in spans if s["n_tokens"] > 1])):
+        first = min((span["begin_s"] for span in steps), default=0.0)
+        rows = [{**span, "begin_s": span["begin_s"] - first, "end_s": span["end_s"] - first} for span in steps]
         found[what] = {"n_spans": len(rows), "sums": sums_of(rows), "spans": rows[:MAX_SPANS]}
     return found
 

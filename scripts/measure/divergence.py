@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from experiments.generation import prompt_of
 
-from measure.measure import Measure, Step, name_of, numbers
+from measure.measure import Measure, MeasureStep, name_of, numbers
 from oallama import Placer, Plan
 from oallama.core.profile import Profile
 from oallama.device.card import Card, Host
@@ -100,13 +100,13 @@ def texts_of(engine: Any, windows: Sequence[Sequence[int]], n_texts: int) -> tup
     )
 
 
-def _steps(options: argparse.Namespace) -> Iterator[Step]:
+def _steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
     for path in options.files:
         routed = any(operator.op == "MUL_MAT_ID" for operator in Placer.load(path, device="none").operators)
         for policy in (NOISE, *CANDIDATES, *PUBLISHED):
             if policy == "fiddler" and not routed:
                 continue  # it places experts, and there are none
-            yield Step(f"{name_of(path)}, {policy}", path, partial(_measure, path, policy, options))
+            yield MeasureStep(f"{name_of(path)}, {policy}", path, partial(_measure, path, policy, options))
 
 
 def _measure(path: str, policy: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How well an emulated device keeps time here: copies and mul-mats against its own model, and how late it tells them.
+"""Timing accuracy of an emulated device here: copies and mul-mats against its own model, and its lateness.
 
 `copy`: as a stream of copies takes it, without its caller's part. `overlap`: how much of a copy on one stream a result
 of another stream waits for; nothing of it, on a card with an engine for each.
@@ -13,7 +13,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from measure.measure import Measure, Step
+from measure.measure import Measure, MeasureStep
 from oallama.core.units import KIB, MIB, format_bytes
 from oallama.device.emulated import DEVICE_NAME, Emulated, card_of
 from oallama.device.emulated_link import Watch
@@ -27,8 +27,8 @@ PRODUCTS = (("Q4_0", 4096, 14336, 1), ("Q4_0", 4096, 14336, 32), ("Q4_0", 4096, 
             ("F16", 4096, 4096, 512), ("Q6_K", 4096, 4096, 8))  # fmt: skip
 
 
-def _steps(options: argparse.Namespace) -> Iterator[Step]:
-    yield Step(options.device, "", partial(_measure, options.device, options.repeats))
+def _steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
+    yield MeasureStep(options.device, "", partial(_measure, options.device, options.repeats))
 
 
 def _measure(device: str, repeats: int) -> dict[str, Any]:

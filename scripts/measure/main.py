@@ -24,7 +24,6 @@ from experiments.pages import table
 from experiments.results import Results
 
 from measure import (
-    depths,
     divergence,
     emulated,
     placements,
@@ -36,10 +35,9 @@ from measure import (
     templates,
     throttled,
 )
-from measure.measure import Measure, Step
+from measure.measure import Measure, MeasureStep
 
 MEASURES: Mapping[str, Measure] = {
-    "depths": depths.MEASURE,
     "divergence": divergence.MEASURE,
     "emulated": emulated.MEASURE,
     "placements": placements.MEASURE,
@@ -93,7 +91,7 @@ def run(measure: Measure, options: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(results: Results, step: Step) -> Any:
+def _measured(results: Results, step: MeasureStep) -> Any:
     stat = Path(step.file).stat() if step.file else None
     model = [stat.st_size, int(stat.st_mtime)] if stat else []
     if known := results.done(step.id, model=model):

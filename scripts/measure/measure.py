@@ -1,4 +1,4 @@
-"""What a measurement is: options, steps that are measured one by one, and a table of what came of them."""
+"""The record of a measurement: options, steps that are measured one by one, and a table of what came of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Step:
+class MeasureStep:
     """One thing to measure. id: its name in the results; file: the model or plan; run: what returns the raw data."""
 
     id: str
@@ -25,7 +25,7 @@ class Measure:
 
     about: str
     add_options: Callable[[argparse.ArgumentParser], None]
-    steps: Callable[[argparse.Namespace], Iterator[Step]]
+    steps: Callable[[argparse.Namespace], Iterator[MeasureStep]]
     columns: Sequence[str]
     rows: Callable[[Sequence[tuple[str, Any]]], list[Sequence[object]]]
 
@@ -52,11 +52,11 @@ def add_soak(parser: argparse.ArgumentParser, device: str, what: str, total: int
     parser.add_argument("--minutes", type=float, default=30.0, help="of one process at most (default: 30)")
 
 
-def soak_steps(options: argparse.Namespace, total: int, name: str, run: Callable[..., Any]) -> Iterator[Step]:
+def soak_steps(options: argparse.Namespace, total: int, name: str, run: Callable[..., Any]) -> Iterator[MeasureStep]:
     """A step a process; run: takes the model's path, the options and a seed."""
     (path,) = options.files
     for seed in range(-(-total // options.each)):
-        yield Step(f"{name} {seed + 1}", path, partial(run, path, options, seed))
+        yield MeasureStep(f"{name} {seed + 1}", path, partial(run, path, options, seed))
 
 
 def timed_device(text: str) -> str:

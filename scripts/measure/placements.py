@@ -11,13 +11,13 @@ from typing import Any
 
 from experiments.generation import generations, lasting_prompt
 
-from measure.measure import Measure, Step, add_common, column
+from measure.measure import Measure, MeasureStep, add_common, column
 from oallama import Placer
 
 FIGURES = ("ttft_s", "tpot_s", "total_s")
 
 
-def _steps(options: argparse.Namespace) -> Iterator[Step]:
+def _steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
     """Random -ngl, and a random share of the operators of these layers."""
     (path,), (threads,) = options.files, options.threads
     placer = Placer.load(path, device=options.device, threads=threads)
@@ -30,7 +30,7 @@ def _steps(options: argparse.Namespace) -> Iterator[Step]:
             for op in placer.operators
             if (n_layer if op.layer is None else op.layer) >= first and rng.random() < share
         ]
-        yield Step(f"placement {i}", path, partial(_measure, placer, gpu_layers, chosen, options))
+        yield MeasureStep(f"placement {i}", path, partial(_measure, placer, gpu_layers, chosen, options))
 
 
 def _measure(placer: Placer, gpu_layers: int, chosen: list[str], options: argparse.Namespace) -> dict[str, Any]:
@@ -52,8 +52,8 @@ def error(row: dict[str, Any], key: str) -> float:
 
 
 def _rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:
-    def cells(of: Any) -> list[str]:
-        return [f"{of([error(row, key) for _, row in found]):.1%}" for key in FIGURES]
+    def cells(data: Any) -> list[str]:
+        return [f"{data([error(row, key) for _, row in found]):.1%}" for key in FIGURES]
 
     each = [(step, len(row["operators"]), *(f"{error(row, key):+.1%}" for key in FIGURES)) for step, row in found]
     return [

@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments.generation import prompt_of
 
-from measure.measure import Measure, Step, add_common, name_of
+from measure.measure import Measure, MeasureStep, add_common, name_of
 from oallama import Placer, Plan
 from oallama.core.units import format_bytes
 from oallama.run.engine import Engine
@@ -34,9 +34,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", default="scheinfer")
 
 
-def _steps(options: argparse.Namespace) -> Iterator[Step]:
+def _steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
     for path in options.files:
-        yield Step(name_of(path), path, partial(_measure, path, options))
+        yield MeasureStep(name_of(path), path, partial(_measure, path, options))
 
 
 def _measure(path: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -33,7 +33,7 @@ CALLER = ("launch", "host", "wait", "ahead", "join")
 """Steps of the thread that computes CC."""
 
 
-class Bench:
+class SliceBench:
     """A model, its solver and what is asked of both."""
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -89,12 +89,12 @@ class Bench:
             if self.cuts(block) and (n_tokens == 1 or not block.outputs_only)
         )
 
-    def traced(self, plan: SlicePlan, of: TraceOf | None = None) -> list[Span]:
-        """The steps of options.rounds runs, after one that is thrown away. of: what is watched; all that can be."""
+    def traced(self, plan: SlicePlan, watched: TraceOf | None = None) -> list[Span]:
+        """The steps of options.rounds runs, after one that is thrown away. watched: what is; all that can be."""
         options, split = self.options, load_bridge().split()
         with self.placer.engine(self._plan_of(plan)) as engine, pinned(options.cpus):
             prompt = lasting_prompt(engine, options.n_prompt, options.n_gen)
-            split.start_trace(of=of or trace_of(options.device))
+            split.start_trace(watched=watched or trace_of(options.device))
             for _ in range(options.rounds):
                 engine.generate(prompt, max_tokens=options.n_gen, temperature=0.0)
             return split.stop_trace()

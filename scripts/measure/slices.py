@@ -13,8 +13,8 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from measure.measure import Measure, Step, add_common
-from measure.slice_bench import Bench, busy, one_pass, phases_of, t_fin
+from measure.measure import Measure, MeasureStep, add_common
+from measure.slice_bench import SliceBench, busy, one_pass, phases_of, t_fin
 from oallama.device.spec import parse_cpus
 from oallama.place.cuts import n_g_at
 
@@ -26,10 +26,10 @@ PHASES = ("prompt", "decode")
 #
 
 
-def _random_steps(options: argparse.Namespace) -> Iterator[Step]:
+def _random_steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
     """Cuts of every FFN alike. Each of options.passes through all cuts has a profile of its own, so that prediction and
     measurement see the same hours of the machine."""
-    bench = Bench(options)
+    bench = SliceBench(options)
     draw = random.Random(options.seed)
     cuts = []
     for _ in range(options.n_cuts):
@@ -39,17 +39,19 @@ def _random_steps(options: argparse.Namespace) -> Iterator[Step]:
     for number in range(options.passes):
         for index, cut in enumerate(cuts):
             new_profile = number > 0 and index == 0
-            yield Step(f"pass {number}, cut {index}", options.files[0], partial(_random, bench, cut, new_profile))
+            yield MeasureStep(
+                f"pass {number}, cut {index}", options.files[0], partial(_random, bench, cut, new_profile)
+            )
 
 
-def _random(bench: Bench, cut: tuple[float, float, int], new_profile: bool) -> dict[str, Any]:
+def _random(bench: SliceBench, cut: tuple[float, float, int], new_profile: bool) -> dict[str, Any]:
     """t_fin of a block in a prompt, n_g of its tokens on the device, and in decode: predicted, and of every layer and
     run."""
     if new_profile:
         bench.refresh()
     gg, cg, n_g = cut
     plan = bench.sliced(gg, cg, n_g)
-    spans = bench.traced(plan, of="caller")
+    spans = bench.traced(plan, watched="caller")
     return {"r_gg": gg, "r_cg": cg, "n_g": n_g, **{
         phase: {"predicted_s": bench.predicted_t_fin(plan, n_tokens),
                 "samples_s": [t_fin(steps) for steps in phases_of(spans, n_tokens).values()]}
@@ -92,11 +94,11 @@ def _random_rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:
 #
 
 
-def _stream_steps(options: argparse.Namespace) -> Iterator[Step]:
-    yield Step("streams", options.files[0], lambda: _streams(Bench(options)))
+def _stream_steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
+    yield MeasureStep("streams", options.files[0], lambda: _streams(SliceBench(options)))
 
 
-def _streams(bench: Bench) -> dict[str, Any]:
+def _streams(bench: SliceBench) -> dict[str, Any]:
     """The steps of one prompt and of one token after the first few, beside the predicted timeline, for r_GG, r_CG and
     n_g as given; the share of the time that link and device were busy."""
     options = bench.options

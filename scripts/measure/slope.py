@@ -1,4 +1,4 @@
-"""How fast something grows over a long run, with an interval."""
+"""Growth over a long run: least-squares slope with its interval."""
 
 from __future__ import annotations
 

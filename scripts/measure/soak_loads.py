@@ -1,4 +1,4 @@
-"""What stays in memory after many loads and frees of an engine: a process is asked again and again what it holds."""
+"""Memory that stays after many loads and frees of an engine: a process is asked again and again what it holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from measure.measure import Measure, Step, add_soak, soak_steps
+from measure.measure import Measure, MeasureStep, add_soak, soak_steps
 from measure.slope import pooled_slope
 
 Sample = dict[str, Any]
@@ -20,7 +20,7 @@ SAME = ("mapped_models", "descriptors", "threads", "tasks", "children", "device_
 """What must be after the last load as it was after the first."""
 
 
-def _steps(options: argparse.Namespace) -> Iterator[Step]:
+def _steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
     return soak_steps(options, options.loads, "process", _load)
 
 

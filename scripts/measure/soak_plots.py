@@ -35,15 +35,15 @@ def tokens(document: Mapping[str, Any]) -> Any:
     """Resident memory over tokens, a panel for each process; dotted: descriptors, on the right."""
     figure, axes = panels(1, len(ROLES), (11.0, 3.6), layout="constrained")
     for axis, role in zip(axes[0], ROLES, strict=True):
-        beside = axis.twinx()
+        right_axis = axis.twinx()
         for colour, (name, step) in zip(COLOURS, document["steps"].items(), strict=False):
             held = [(sample["tokens"], sample[role]) for sample in step["data"]["samples"] if role in sample]
             x = [n / 1000 for n, _ in held]
             axis.plot(x, [each["anonymous"] / MIB for _, each in held], color=colour, label=name)
-            beside.plot(x, [each["descriptors"] for _, each in held], ":", color=colour, linewidth=1)
+            right_axis.plot(x, [each["descriptors"] for _, each in held], ":", color=colour, linewidth=1)
         axis.set(xlabel="1,000 tokens", ylim=(0, None), title=role)
-        beside.set_ylim(0, None)
-        beside.tick_params(colors=GREY, labelsize=7)
+        right_axis.set_ylim(0, None)
+        right_axis.tick_params(colors=GREY, labelsize=7)
     axes[0, 0].set_ylabel("resident, MiB")
     axes[0, -1].legend(frameon=False, fontsize=7, loc="lower right")
     return figure

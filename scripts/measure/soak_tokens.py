@@ -1,4 +1,4 @@
-"""What stays in memory after many tokens of `oallama serve`, of random lengths, with requests given up at random."""
+"""Memory that stays after many tokens of `oallama serve`, of random lengths, with requests given up at random."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from experiments.servers import running
 
 from ggml_bridge.library import library_folder, soname
 from measure.divergence import profile_of
-from measure.measure import Measure, Step, add_soak, soak_steps
+from measure.measure import Measure, MeasureStep, add_soak, soak_steps
 from measure.slope import pooled_slope
 from oallama import Placer
 from oallama.serve.program import find_program
@@ -35,7 +35,7 @@ SERVE_COST = Path(__file__).resolve().parents[1] / "serve_cost.py"
 GIVEN_UP = 0.4  # of the requests
 
 
-def _steps(options: argparse.Namespace) -> Iterator[Step]:
+def _steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
     return soak_steps(options, options.tokens, "server", _serve)
 
 
@@ -45,7 +45,7 @@ def _serve(path: str, options: argparse.Namespace, seed: int) -> dict[str, Any]:
     import psutil
 
     with tempfile.TemporaryDirectory() as folder, _serving(path, options, Path(folder)) as (process, url):
-        told = {"tokens": 0, "requests": 0, "given_up": 0, "failed": 0}
+        totals = {"tokens": 0, "requests": 0, "given_up": 0, "failed": 0}
         lock, enough = threading.Lock(), threading.Event()
 
         def client(number: int) -> None:
@@ -61,31 +61,31 @@ def _serve(path: str, options: argparse.Namespace, seed: int) -> dict[str, Any]:
                     leaves = rng.random() < GIVEN_UP
                     n, end = _asked(http, asked, rng.randrange(most) if leaves else None)
                     with lock:
-                        told["tokens"] += n
-                        told["requests"] += 1
-                        told["given_up"] += end == "given up"
-                        told["failed"] += end == "failed"
+                        totals["tokens"] += n
+                        totals["requests"] += 1
+                        totals["given_up"] += end == "given up"
+                        totals["failed"] += end == "failed"
 
         clients = [threading.Thread(target=client, args=(number,)) for number in range(N_CLIENTS)]
-        samples = [_held(process, told)]
+        samples = [_held(process, totals)]
         for thread in clients:
             thread.start()
         try:
             end = time.monotonic() + 60 * options.minutes
-            while told["tokens"] < options.each and time.monotonic() < end:
+            while totals["tokens"] < options.each and time.monotonic() < end:
                 time.sleep(SAMPLE_S)
-                samples.append(_held(process, told))
-                print(f"\r{told['tokens']} tokens of {options.each}", end="", file=sys.stderr, flush=True)
+                samples.append(_held(process, totals))
+                print(f"\r{totals['tokens']} tokens of {options.each}", end="", file=sys.stderr, flush=True)
         finally:
             enough.set()
             for thread in clients:
                 thread.join()
         time.sleep(2 * SAMPLE_S)  # what was aborted last is ended by now
-        samples.append(_held(process, told))
+        samples.append(_held(process, totals))
         print(file=sys.stderr)
         family = [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
     left = sum(psutil.pid_exists(pid) for pid in family)
-    return {**told, "samples": samples, "exit_code": process.returncode, "processes_left": left}
+    return {**totals, "samples": samples, "exit_code": process.returncode, "processes_left": left}
 
 
 def _asked(http: Any, asked: Mapping[str, Any], leave_after: int | None) -> tuple[int, End]:
@@ -117,8 +117,8 @@ def _serving(path: str, options: argparse.Namespace, folder: Path) -> Iterator[t
                "-c", str(N_CTX), "-np", str(N_CLIENTS), *placement(path, options, folder)]  # fmt: skip
 
     def answer() -> str:
-        told = re.search(r"serving at (http://\S+)/v1", log.read_text(errors="replace"))
-        return told[1] if told else ""
+        serving = re.search(r"serving at (http://\S+)/v1", log.read_text(errors="replace"))
+        return serving[1] if serving else ""
 
     with running(command, log, answer) as served:
         yield served
@@ -142,11 +142,11 @@ def placement(path: str, options: argparse.Namespace, folder: Path) -> list[str]
     return ["--plan", str(folder / "plan.json")]
 
 
-def _held(process: Any, told: Mapping[str, int]) -> Sample:
+def _held(process: Any, totals: Mapping[str, int]) -> Sample:
     """Of each process of the family by its role."""
     import psutil
 
-    sample: Sample = dict(told)
+    sample: Sample = dict(totals)
     for one in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
         with contextlib.suppress(psutil.Error, OSError, IndexError):
             words = one.cmdline()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from measure.measure import Measure, Step
+from measure.measure import Measure, MeasureStep
 from oallama.core.errors import ModelFileError
 from oallama.model.chat_template import render_chat
 
@@ -82,7 +82,7 @@ for line in sys.stdin:
 """
 
 
-def _steps(options: argparse.Namespace) -> Iterator[Step]:
+def _steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
     known: set[str] = set()
     for folder in options.files:
         for path in sorted(Path(folder).rglob("*.jinja")):
@@ -91,7 +91,7 @@ def _steps(options: argparse.Namespace) -> Iterator[Step]:
             if name not in known:
                 known.add(name)
                 run = functools.partial(_compare, template, options.python)
-                yield Step(f"{Path(folder).name} {name}", str(path), run)
+                yield MeasureStep(f"{Path(folder).name} {name}", str(path), run)
 
 
 def _compare(template: str, python: str) -> dict[str, Any]:

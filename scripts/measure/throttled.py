@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.generation import prompt_of
 
-from measure.measure import Measure, Step, add_common, name_of
+from measure.measure import Measure, MeasureStep, add_common, name_of
 from measure.replan import token_seconds
 from oallama import Placer
 from oallama.core.profile import Profile
@@ -44,9 +44,9 @@ def _faster(case: Any, times: float) -> Any:
     return replace(case, seconds=case.seconds / times, samples=tuple(seconds / times for seconds in case.samples))
 
 
-def _steps(options: argparse.Namespace) -> Iterator[Step]:
+def _steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
     for path in options.files:
-        yield Step(name_of(path), path, partial(_measure, path, options))
+        yield MeasureStep(name_of(path), path, partial(_measure, path, options))
 
 
 def _measure(path: str, options: argparse.Namespace) -> dict[str, Any]:

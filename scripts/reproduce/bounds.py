@@ -1,4 +1,4 @@
-"""What no placement can do better: bytes over bandwidth, and operations over arithmetic, all parts busy at once."""
+"""Physical bounds: bytes over bandwidth, and operations over arithmetic, all parts busy at once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from oallama.core.types import Operator
 from oallama.core.units import GIB
 from oallama.device.card import FLOAT_TYPES, Card, Host
-from reproduce.figures import Cell
+from reproduce.figures import FigureCell
 from reproduce.settings import machine, model
 
 
-def least_seconds(cell: Cell, metric: str) -> float:
+def least_seconds(cell: FigureCell, metric: str) -> float:
     """Of any plan in the cell. What the card can hold lies there, what a token reads most of first; the rest is
     computed by the CPU, or copied and computed by the card, in the best proportion. No latencies, attention or
     activations."""
@@ -22,7 +22,7 @@ def least_seconds(cell: Cell, metric: str) -> float:
     return tpot_s if metric == "tpot" else ttft_s + cell.n_gen * tpot_s
 
 
-def _pass_seconds(cell: Cell, n_tokens: int) -> float:
+def _pass_seconds(cell: FigureCell, n_tokens: int) -> float:
     host, card = machine(cell)
     _, operators, _ = model(cell.model, cell.type)
     operators = tuple(o for o in operators if n_tokens == 1 or o.layer is not None)
@@ -34,7 +34,7 @@ def _pass_seconds(cell: Cell, n_tokens: int) -> float:
     return max(on_card_s, beside_s)
 
 
-def _card_bytes(cell: Cell, card: Card, operators: Sequence[Operator]) -> float:
+def _card_bytes(cell: FigureCell, card: Card, operators: Sequence[Operator]) -> float:
     memory = card.memory_bytes if cell.vram_gib is None else cell.vram_gib * GIB
     if cell.gpu_weights is None:
         return memory
@@ -52,14 +52,16 @@ def _divided(operators: Sequence[Operator], room: float) -> tuple[list[tuple[Ope
     return [one for one in there if one[1] > 0], [one for one in here if one[1] > 0]
 
 
-def _seconds(parts: Sequence[tuple[Operator, float]], n_tokens: int, bytes_per_s: float, on: Card | Host) -> float:
+def _seconds(
+    parts: Sequence[tuple[Operator, float]], n_tokens: int, bytes_per_s: float, processor: Card | Host
+) -> float:
     """The larger of what reading and what computing takes."""
     n_bytes = sum(share * o.mul_mat.bytes_read(n_tokens) for o, share in parts)
-    compute_s = sum(share * o.mul_mat.flops(n_tokens) / _flops_per_s(on, o.type) for o, share in parts)
+    compute_s = sum(share * o.mul_mat.flops(n_tokens) / _flops_per_s(processor, o.type) for o, share in parts)
     return max(n_bytes / bytes_per_s, compute_s)
 
 
-def _flops_per_s(on: Card | Host, type_name: str) -> float:
-    if isinstance(on, Host):
-        return on.rate_of(type_name)
-    return on.flops_float_per_s if type_name in FLOAT_TYPES else on.flops_per_s
+def _flops_per_s(processor: Card | Host, type_name: str) -> float:
+    if isinstance(processor, Host):
+        return processor.rate_of(type_name)
+    return processor.flops_float_per_s if type_name in FLOAT_TYPES else processor.flops_per_s

@@ -41,7 +41,7 @@ class Scatter(Picture):
         values = [value for point in self.points for value in (point.published, point.ours)] or [1.0]
         low, high = min(values) / 1.2, max(values) * 1.2
 
-        def at(value: float) -> float:
+        def x_of(value: float) -> float:
             """0 to 1 along an axis."""
             return math.log(value / low) / math.log(high / low)
 
@@ -50,7 +50,7 @@ class Scatter(Picture):
         yield Bar(LEFT, TOP + SIDE, SIDE, 1, INK)
         yield Bar(LEFT, TOP, 1, SIDE, INK)
         for tick in (tick for tick in TICKS if low <= tick <= high):
-            x, y = LEFT + SIDE * at(tick), TOP + SIDE * (1 - at(tick))
+            x, y = LEFT + SIDE * x_of(tick), TOP + SIDE * (1 - x_of(tick))
             yield Bar(x, TOP, 1, SIDE, "#d6dde5")
             yield Bar(LEFT, y, SIDE, 1, "#d6dde5")
             yield Text(x - 6, TOP + SIDE + 18, f"{tick:g}", 12, GREY)
@@ -61,8 +61,8 @@ class Scatter(Picture):
         yield Text(LEFT - 70, TOP + SIDE + 42, "published, × (up)", FONT, GREY)
         for point in self.points:
             colour = COLOURS[self.papers.index(point.paper) % len(COLOURS)]
-            x = LEFT + SIDE * at(point.ours) - MARK / 2
-            y = TOP + SIDE * (1 - at(point.published)) - MARK / 2
+            x = LEFT + SIDE * x_of(point.ours) - MARK / 2
+            y = TOP + SIDE * (1 - x_of(point.published)) - MARK / 2
             yield Bar(x, y, MARK, MARK, colour)
             if point.ruled_out:
                 yield Bar(x + 2, y + 2, MARK - 4, MARK - 4, "#ffffff")

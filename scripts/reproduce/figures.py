@@ -16,7 +16,7 @@ ORDER = ("oato", "scheinfer", "hetegen", "twinpilots", "atsinfer", "pipeshard")
 
 
 @dataclass(frozen=True)
-class Cell:
+class FigureCell:
     """One run of a paper: a model on a machine, what may lie on its card, and how many tokens."""
 
     machine: str  # a preset of oallama/device/machines.py, or one of machines.py here
@@ -33,7 +33,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Arm:
+class FigureArm:
     """Whose plan, and what of the cell is different for it."""
 
     policy: str
@@ -58,10 +58,10 @@ class Figure:
     kind: str  # see quantities.py
     published: float | None  # None: the paper prints no number
     unit: str
-    cells: tuple[Cell, ...] = ()
-    ours: Arm | None = None
-    baseline: Arm | None = None
-    variant: Arm | None = None  # what is asked beside the paper's policy: see the paper's `about`
+    cells: tuple[FigureCell, ...] = ()
+    ours: FigureArm | None = None
+    baseline: FigureArm | None = None
+    variant: FigureArm | None = None  # what is asked beside the paper's policy: see the paper's `about`
     take: str = "max"  # of several cells: max, min or mean (geometric)
     metric: str = "total"  # of a speed-up: ttft, tpot or total
     at_least: bool = False  # the paper says "not less than"
@@ -112,7 +112,7 @@ def read_paper(path: Path) -> Paper:
         if not document.get(key):
             raise InputError(f"{path} does not say the paper's {key}")
     cells = {name: _cells(path, group) for name, group in document.get("cells", {}).items()}
-    arms = {name: record(Arm, arm, f"{path}: arms.{name}") for name, arm in document.get("arms", {}).items()}
+    arms = {name: record(FigureArm, arm, f"{path}: arms.{name}") for name, arm in document.get("arms", {}).items()}
     figures = tuple(_figure(path, each, cells, arms) for each in document.get("figure", ()))
     ids = [figure.id for figure in figures]
     if len(set(ids)) < len(ids):
@@ -120,7 +120,9 @@ def read_paper(path: Path) -> Paper:
     return Paper(path.stem, document["name"], document["citation"], document.get("about", ""), figures)
 
 
-def _figure(path: Path, each: dict[str, Any], cells: Mapping[str, tuple[Cell, ...]], arms: Mapping[str, Arm]) -> Figure:
+def _figure(
+    path: Path, each: dict[str, Any], cells: Mapping[str, tuple[FigureCell, ...]], arms: Mapping[str, FigureArm]
+) -> Figure:
     known = {one.name for one in fields(Figure)}
     for key in ("id", "place", "what", "kind"):
         if not each.get(key):
@@ -136,5 +138,5 @@ def _figure(path: Path, each: dict[str, Any], cells: Mapping[str, tuple[Cell, ..
     return Figure(**{"paper": path.stem, "published": None, "unit": "×", **plain, **named, "of": extra})
 
 
-def _cells(path: Path, group: Sequence[dict[str, Any]]) -> tuple[Cell, ...]:
-    return tuple(record(Cell, one, f"{path}: a cell") for one in group)
+def _cells(path: Path, group: Sequence[dict[str, Any]]) -> tuple[FigureCell, ...]:
+    return tuple(record(FigureCell, one, f"{path}: a cell") for one in group)

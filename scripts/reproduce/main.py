@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from experiments.child import ROOT
-from experiments.command import guarded, parser_of
+from experiments.command import guarded, parser_of, write_document
 from experiments.inputs import InputError
 from experiments.pages import table
 
@@ -58,7 +58,7 @@ def write(only: str | None, jobs: int | None) -> int:
     rows = [row_of(figure, numbers[figure.key]) for figure in figures if figure.key in numbers]
     if made:
         print("\n".join(table(COLUMNS, [cells_of(row) for row in rows if f"{row['paper']}/{row['id']}" in made])))
-        FORMULAS.write_text(json.dumps(formulas(), indent=1) + "\n", encoding="utf-8")
+        write_document(formulas(), FORMULAS)
     document = {
         "what": "published figures and what the simulator gives; nothing was measured",
         "papers": [

@@ -94,9 +94,9 @@ def _summary(document: Mapping[str, Any]) -> list[str]:
     made: list[tuple[object, ...]] = []
     for paper in document["papers"]:
         own = [row for row in document["figures"] if row["paper"] == paper["key"]]
-        told = [verdict(row) for row in own]
+        verdicts = [verdict(row) for row in own]
         off = [max(row["ratio"], 1 / row["ratio"]) for row in own if row["ratio"] and not row["at_least"]]
-        counts = [told.count(each) or "" for each in VERDICTS]
+        counts = [verdicts.count(each) or "" for each in VERDICTS]
         made.append((paper["name"], len(own), *counts, f"{median(off):.2f}" if off else ""))
     return table(("paper", "figures", *VERDICTS, "median factor off"), made)[:-1]
 
@@ -105,16 +105,16 @@ def _sentences(rows: Sequence[Row]) -> list[str]:
     """What was assumed, and why figures differ: each sentence once, with the figures that it is about."""
     made: list[str] = []
     for heading, key, left_out in (("Assumed", "assumed", ()), ("Why they differ", "why", (SAME, HOLDS))):
-        told: dict[str, list[str]] = {}
+        verdicts: dict[str, list[str]] = {}
         for row in rows:
             if row[key] and verdict(row) not in left_out:
-                told.setdefault(row[key], []).append(row["what"])
-        if told:
+                verdicts.setdefault(row[key], []).append(row["what"])
+        if verdicts:
             made += [f"**{heading}.**", ""]
-            made += [f"- {_told(whats)}: {sentence}" for sentence, whats in told.items()]
+            made += [f"- {_listed(whats)}: {sentence}" for sentence, whats in verdicts.items()]
             made += [""]
     return made
 
 
-def _told(whats: Sequence[str]) -> str:
+def _listed(whats: Sequence[str]) -> str:
     return "; ".join(whats) if len(whats) <= 3 else f"{whats[0]}, and {len(whats) - 1} more"

@@ -18,8 +18,8 @@ from oallama.place.simulate import simulate
 from oallama.profile.described import rest_kernels
 from reproduce import scheinfer_formulas
 from reproduce.bounds import least_seconds
-from reproduce.figures import Arm, Cell, Figure
-from reproduce.runs import Key, Run
+from reproduce.figures import Figure, FigureArm, FigureCell
+from reproduce.runs import ArmPrediction, Key
 from reproduce.scheinfer_constants import PEAK_GB_PER_S
 from reproduce.settings import machine, model, problem, workload
 
@@ -38,7 +38,7 @@ class Found:
     cells: tuple[dict[str, Any], ...] = ()
 
 
-Runs = Mapping[Key, Run | None]
+Runs = Mapping[Key, ArmPrediction | None]
 TAKE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "max": max,
     "min": min,
@@ -61,11 +61,11 @@ def find(figure: Figure, runs: Runs) -> Found:
 def _speed_up(figure: Figure, runs: Runs) -> Found:
     """Times as fast as the baseline; of several cells the largest, the smallest or the geometric mean."""
     assert figure.ours is not None and figure.baseline is not None
-    gains, bounds, variants, told = [], [], [], []
+    gains, bounds, variants, ours = [], [], [], []
     for cell in figure.cells:
         base, own = runs[cell, figure.baseline], runs[cell, figure.ours]
-        row = {**_named(cell), "baseline": _told(base), "ours": _told(own)}
-        told.append(row)
+        row = {**_named(cell), "baseline": _predicted(base), "ours": _predicted(own)}
+        ours.append(row)
         if base is None or own is None:
             continue
         base_s = base.seconds(figure.metric)
@@ -82,7 +82,7 @@ def _speed_up(figure: Figure, runs: Runs) -> Found:
         take(gains) if gains else None,
         take(bounds) if bounds else None,
         variant=take(variants) if variants else None,
-        cells=tuple(told),
+        cells=tuple(ours),
     )
 
 
@@ -91,18 +91,18 @@ def _throughput(figure: Figure, runs: Runs) -> Found:
     assert figure.ours is not None
     (cell,) = figure.cells
     run = runs[cell, figure.ours]
-    told = ({**_named(cell), "ours": _told(run)},)
-    return Found(cell.n_gen / run.total_s if run else None, cells=told)
+    ours = ({**_named(cell), "ours": _predicted(run)},)
+    return Found(cell.n_gen / run.total_s if run else None, cells=ours)
 
 
-def _named(cell: Cell) -> dict[str, Any]:
+def _named(cell: FigureCell) -> dict[str, Any]:
     """What of it is not as usual."""
-    plain = Cell(cell.machine, cell.model)
+    plain = FigureCell(cell.machine, cell.model)
     return {key: value for key, value in asdict(cell).items()
             if key in ("machine", "model") or value != getattr(plain, key)}  # fmt: skip
 
 
-def _told(run: Run | None) -> dict[str, Any] | None:
+def _predicted(run: ArmPrediction | None) -> dict[str, Any] | None:
     return None if run is None else asdict(run)
 
 
@@ -147,14 +147,14 @@ OTHER_OPERATORS = {"norm": 0, "softmax": 7, "mul": -3, "add": -1}
 gated product, and the residual adds. OATO's `mul` is taken for the gated product."""
 
 
-def _rest_shape(cell: Cell) -> Any:
+def _rest_shape(cell: FigureCell) -> Any:
     """Without flash attention, which has no softmax of its own."""
     profile = _profile(cell)
     return next(case.shape for case in profile.rest if case.shape is not None and not case.shape.flash_attn)
 
 
 @cache
-def _profile(cell: Cell) -> Any:
+def _profile(cell: FigureCell) -> Any:
     from oallama.profile.described import described
 
     info, operators, _ = model(cell.model, cell.type)
@@ -180,17 +180,17 @@ def _embedding_bytes(operators: Sequence[Operator]) -> int:
 def _affinity(figure: Figure, _runs: Runs) -> Found:
     """G of a role (section 2.3): B = (T_c - T_g) / M of every mul-mat, scaled to 0..1 over the model."""
     cell = figure.cells[0]
-    of = problem(cell, Arm("oato"))
+    asked = problem(cell, FigureArm("oato"))
     load = workload(cell)
-    costs = costs_of(of, load, "prefill").operators
+    costs = costs_of(asked, load, "prefill").operators
     gains = [
         (cost.t_cpu_s - (cost.t_gpu_s or 0.0)) / operator.bytes
-        for cost, operator in zip(costs, of.operators, strict=True)
+        for cost, operator in zip(costs, asked.operators, strict=True)
         if operator.layer is not None
     ]
-    roles = [operator.role for operator in of.operators if operator.layer is not None]
-    at = roles.index(figure.of["role"])
-    return Found((gains[at] - min(gains)) / (max(gains) - min(gains)))
+    roles = [operator.role for operator in asked.operators if operator.layer is not None]
+    index = roles.index(figure.of["role"])
+    return Found((gains[index] - min(gains)) / (max(gains) - min(gains)))
 
 
 #
@@ -216,14 +216,14 @@ def formulas() -> dict[str, Any]:
 def _formulas(figure: Figure, _runs: Runs) -> Found:
     """A number out of the document; `bound` beside it where there is one. Where the paper does not say which CPU, both
     that Table I has and that the published rates imply are there."""
-    of = dict(figure.of)
-    part, value = of.pop("part"), of.pop("value", "predicted")
+    params = dict(figure.of)
+    part, value = params.pop("part"), params.pop("value", "predicted")
     if part == "fixed_means":
         means = formulas()[part]
-        return Found(means["by_fixed_rate"][of["index"]])
+        return Found(means["by_fixed_rate"][params["index"]])
     rows = formulas()[part]
-    rows = rows[of.pop("cpu")] if isinstance(rows, dict) else rows
-    row = next(row for row in rows if all(row[key] == wanted for key, wanted in of.items()))
+    rows = rows[params.pop("cpu")] if isinstance(rows, dict) else rows
+    row = next(row for row in rows if all(row[key] == wanted for key, wanted in params.items()))
     return Found(row[value], row.get("bound"))
 
 
@@ -249,12 +249,12 @@ def _busy(figure: Figure, runs: Runs) -> Found:
     return Found(100 * busy / (end - start), bound, lower=True)
 
 
-def _decided(cell: Cell, arm: Arm) -> Any:
+def _decided(cell: FigureCell, arm: FigureArm) -> Any:
     from oallama.place.decide import Rules, decide
 
-    of, load = problem(cell, arm), workload(cell)
-    made = decide(of, arm.policy, load, "mixed", Rules(prefetch=arm.prefetch))  # type: ignore[arg-type]
-    return simulate(of, made.workload, made.placed)
+    asked, load = problem(cell, arm), workload(cell)
+    made = decide(asked, arm.policy, load, "mixed", Rules(prefetch=arm.prefetch))  # type: ignore[arg-type]
+    return simulate(asked, made.workload, made.placed)
 
 
 def _none(_figure: Figure, _runs: Runs) -> Found:

@@ -1,4 +1,4 @@
-"""What a load would take on a described card, reckoned by sizes: no load is made."""
+"""Memory of a load on a described card, reckoned by sizes: no load is made."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Reckoned:
 
     def __call__(self, load: Workload, placed: Placed) -> LoadBytes:
         info, operators = self.info, self.operators
-        there = sum(op.bytes for op, on in zip(operators, placed.on_device, strict=True) if on)
+        there = sum(op.bytes for op, there_is in zip(operators, placed.on_device, strict=True) if there_is)
         here = sum(op.bytes for op in operators) - there
         if placed.first_device_layer > info.n_layer:
             return LoadBytes(0, here, 0, 0, self.card_bytes())
@@ -36,7 +36,10 @@ class Reckoned:
         kv = int(layers * load.n_ctx * cache_bytes(shape))
         wide = info.n_ff * max(1, info.n_expert_used) * 3 + 4 * info.n_embd
         compute = CONTEXT_BYTES + F32 * load.n_ubatch * (info.n_vocab + wide)
-        compute += max((op.bytes for op, on in zip(operators, placed.on_device, strict=True) if not on), default=0)
+        compute += max(
+            (op.bytes for op, there_is in zip(operators, placed.on_device, strict=True) if not there_is),
+            default=0,
+        )
         return LoadBytes(there, here, kv, compute, self.card_bytes())
 
     def card_bytes(self) -> int:

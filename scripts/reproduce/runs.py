@@ -14,17 +14,17 @@ from oallama.place.decide import Rules, decide
 from oallama.place.placed import Placed
 from oallama.place.simulate import simulate
 from oallama.place.sliced import QUICK, THOROUGH
-from reproduce.figures import Arm, Cell, Figure
+from reproduce.figures import Figure, FigureArm, FigureCell
 from reproduce.settings import problem, workload
 
-Key = tuple[Cell, Arm]
+Key = tuple[FigureCell, FigureArm]
 
 SLICED = ("scheinfer", "split", "auto")
 """Policies whose plans are searched in the quick way: one takes seconds instead of a minute."""
 
 
 @dataclass(frozen=True)
-class Run:
+class ArmPrediction:
     """What the simulator says of an arm in a cell."""
 
     ttft_s: float
@@ -48,18 +48,18 @@ def needed(figures: Iterable[Figure]) -> list[Key]:
     return list(keys)
 
 
-def run(key: Key) -> Run | None:
+def run(key: Key) -> ArmPrediction | None:
     """None where the arm's plan does not fit."""
     cell, arm = key
-    of, load = problem(cell, arm), workload(cell)
+    asked, load = problem(cell, arm), workload(cell)
     effort = QUICK if arm.policy in SLICED else THOROUGH
     try:
-        made = decide(of, arm.policy, load, "mixed", Rules(arm.affinity, arm.fill, arm.prefetch), effort)  # type: ignore[arg-type]
+        made = decide(asked, arm.policy, load, "mixed", Rules(arm.affinity, arm.fill, arm.prefetch), effort)  # type: ignore[arg-type]
     except DoesNotFit:
         return None
-    found = simulate(of, made.workload, made.placed, None if arm.offload else False).predicted
-    taken = _device_bytes([operator.bytes for operator in of.operators], made.placed)
-    return Run(found.ttft_s, found.tpot_s, found.total_s, taken, made.workload.n_ubatch)
+    found = simulate(asked, made.workload, made.placed, None if arm.offload else False).predicted
+    taken = _device_bytes([operator.bytes for operator in asked.operators], made.placed)
+    return ArmPrediction(found.ttft_s, found.tpot_s, found.total_s, taken, made.workload.n_ubatch)
 
 
 def _device_bytes(sizes: list[int], placed: Placed) -> int:
@@ -67,9 +67,9 @@ def _device_bytes(sizes: list[int], placed: Placed) -> int:
     return whole + (placed.slices.weights_bytes if placed.slices else 0)
 
 
-def run_all(keys: list[Key], jobs: int | None = None) -> dict[Key, Run | None]:
+def run_all(keys: list[Key], jobs: int | None = None) -> dict[Key, ArmPrediction | None]:
     """All of them, the longest first; progress on stderr."""
-    found: dict[Key, Run | None] = {}
+    found: dict[Key, ArmPrediction | None] = {}
     start = time.monotonic()
     order = sorted(keys, key=lambda key: key[1].policy not in SLICED)
     with ProcessPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:

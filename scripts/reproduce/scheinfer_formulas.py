@@ -16,7 +16,7 @@ from oallama.place.knapsack import Assigned, assign
 from oallama.place.slicer import N_VALUES
 from reproduce import scheinfer_constants as published
 from reproduce.scheinfer_constants import CPU, GPU, LAUNCH_S, LINK, RATES
-from reproduce.scheinfer_testbed import LLAMA, MIXTRAL, Betas, Model, alone, ffn, streaming
+from reproduce.scheinfer_testbed import LLAMA, MIXTRAL, Betas, PaperModel, alone, ffn, streaming
 
 GIB = 2**30
 MEASURED_LINK = 1 / 25e9  # PCIe 4.0 x16 as others measure it
@@ -45,7 +45,7 @@ def r_cg(cut: Cut) -> float:
     return cut.cg / cut.extent
 
 
-def at(block: BlockCost, rate: float) -> Cut:
+def cut_at_rate(block: BlockCost, rate: float) -> Cut:
     """r_CG of `rate`, all the rest CC, at the nearest element."""
     extent = block.block.extent
     cg = round(rate * extent)
@@ -53,7 +53,7 @@ def at(block: BlockCost, rate: float) -> Cut:
 
 
 def resident(block: BlockCost) -> Cut:
-    return at(block, 0.0)
+    return cut_at_rate(block, 0.0)
 
 
 def implied_cpu_beta(rate: float, n_gemms: int = 3, bytes_per_weight: float = 0.5, link: float = LINK[1]) -> float:
@@ -109,15 +109,17 @@ def other_rates() -> Row:
 def sweep(threads: int, points: int = 65) -> list[tuple[float, float]]:
     """(r_CG, seconds) of LLaMA's FFN, as a curve to draw."""
     block = alone(ffn(LLAMA, Betas(cpu=implied_cpu_beta(RATES[threads]))))
-    return [(r, streaming().seconds(block, at(block, r), 1)) for r in (i / (points - 1) for i in range(points))]
+    return [
+        (r, streaming().seconds(block, cut_at_rate(block, r), 1)) for r in (i / (points - 1) for i in range(points))
+    ]
 
 
 def streams(ahead: StreamSettings, threads: int = 16, n_shown: int = 3, n_before: int = 5) -> Row:
     """The four streams over some of LLaMA's layers in decode, once copies run as far ahead as they will. Times are from
     the first shown layer's beginning, seconds."""
-    on, layer = streaming(ahead), ffn(LLAMA, Betas(cpu=implied_cpu_beta(RATES[threads])))
-    made, _ = solve_cg(layer, on, 0)
-    ran = timeline([on.block_times(layer, made, 1)] * (n_before + n_shown + 1), ahead)
+    streams, layer = streaming(ahead), ffn(LLAMA, Betas(cpu=implied_cpu_beta(RATES[threads])))
+    made, _ = solve_cg(layer, streams, 0)
+    ran = timeline([streams.block_times(layer, made, 1)] * (n_before + n_shown + 1), ahead)
     start, end = (ran.block_ends_s[n_before + i - 1] for i in (0, n_shown))
     spans = [
         {"stream": s.stream, "layer": s.block - n_before, "start_s": s.start_s - start, "end_s": s.end_s - start}
@@ -138,13 +140,13 @@ def streams(ahead: StreamSettings, threads: int = 16, n_shown: int = 3, n_before
 
 def fixed() -> list[Row]:
     """V-E2: speed-up of the solved rate over fixed ones; whole layers in decode with r_GG = 0."""
-    on = streaming()
+    streams = streaming()
     rows = []
     for model in (MIXTRAL, LLAMA):
         for threads, rate in RATES.items():
             block = ffn(model, Betas(cpu=implied_cpu_beta(rate)))
-            best, best_s = solve_cg(block, on, 0)
-            slower = {r: on.seconds(block, at(block, r), 1) / best_s for r in published.FIXED}
+            best, best_s = solve_cg(block, streams, 0)
+            slower = {r: streams.seconds(block, cut_at_rate(block, r), 1) / best_s for r in published.FIXED}
             rows.append({"model": model.name, "threads": threads, "solved_r_cg": r_cg(best), "speed_up": slower})
     return rows
 
@@ -185,7 +187,7 @@ def memory(betas: Betas) -> list[Row]:
     return rows
 
 
-def _assigned(model: Model, betas: Betas, gb: float) -> tuple[tuple[Cut, ...], Assigned, Assigned]:
+def _assigned(model: PaperModel, betas: Betas, gb: float) -> tuple[tuple[Cut, ...], Assigned, Assigned]:
     """(choices of one layer, r_GG by Eq. 14, r_GG of 0 or 1 with indices into the first and last choice) in what the
     rest of the model leaves of the device's memory."""
     block = ffn(model, betas)
@@ -227,12 +229,12 @@ def tokens(betas: Betas) -> list[Row]:
     return rows
 
 
-def _prompt_layers(model: Model, betas: Betas, made: list[Cut]) -> list[tuple[BlockCost, Cut]]:
+def _prompt_layers(model: PaperModel, betas: Betas, made: list[Cut]) -> list[tuple[BlockCost, Cut]]:
     block = ffn(model, betas, decode=False)
     return [(block, cut) for cut in made]
 
 
-def _implied_gpu_beta(model: Model, betas: Betas, made: list[Cut], n_tokens: int, speed_up: float) -> float | None:
+def _implied_gpu_beta(model: PaperModel, betas: Betas, made: list[Cut], n_tokens: int, speed_up: float) -> float | None:
     """The GPU's beta on prompts for which n_g* gains `speed_up`; None: no GPU is fast enough, the link limits."""
 
     def gain(gpu: float) -> float:

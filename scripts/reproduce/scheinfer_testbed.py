@@ -19,7 +19,7 @@ from reproduce.scheinfer_constants import BYTES_PER_WEIGHT, CPU, GPU, LAUNCH_S, 
 
 
 @dataclass(frozen=True)
-class Model:
+class PaperModel:
     """What the paper's formulas need of a model."""
 
     name: str
@@ -45,8 +45,8 @@ class Model:
         return weights * BYTES_PER_WEIGHT
 
 
-LLAMA = Model("LLaMA-2-70B", 80, 8192, 28672, 1024, 32000)
-MIXTRAL = Model("Mixtral-7B", 32, 4096, 14336, 1024, 32000, 8, 2)
+LLAMA = PaperModel("LLaMA-2-70B", 80, 8192, 28672, 1024, 32000)
+MIXTRAL = PaperModel("Mixtral-7B", 32, 4096, 14336, 1024, 32000, 8, 2)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def streaming(settings: StreamSettings = PAPER, link: float = LINK[1], link_alph
     return PaperPricing(SliceRates(LinearFit(link_alpha, link, 1.0), NO_TRANSFER, 0.0), settings)
 
 
-def ffn(model: Model, betas: Betas, decode: bool = True) -> BlockCost:
+def ffn(model: PaperModel, betas: Betas, decode: bool = True) -> BlockCost:
     """One layer's FFN, after its attention. Of experts, decode computes the used ones on the token, a prompt all of
     them, each on its share of the tokens."""
     share = 1.0 if decode else model.n_expert_used / model.n_expert
@@ -135,7 +135,7 @@ def _line(at_none: float, per_token_s: float) -> Curve:
     return tuple((n, at_none + n * per_token_s) for n in (1, 1024))
 
 
-def _attention_s(model: Model, betas: Betas, n_tokens: int) -> float:
+def _attention_s(model: PaperModel, betas: Betas, n_tokens: int) -> float:
     """Its four mul-mats on the GPU, launched one by one. What grows with the context is left out."""
     steps = tuple(Step(0.0, GPU[0] + n_tokens * k * n * betas.gpu, LAUNCH_S) for k, n in model.attention())
     return device_end(steps)

@@ -21,7 +21,7 @@ from oallama.device.machines import MACHINES
 from oallama.place.attention import with_attention
 from oallama.place.problem import Problem
 from oallama.profile.described import TOKENS, described
-from reproduce.figures import Arm, Cell
+from reproduce.figures import FigureArm, FigureCell
 from reproduce.reckoned import Reckoned
 from reproduce.scheinfer_constants import RATES
 from reproduce.scheinfer_formulas import implied_cpu_beta
@@ -43,19 +43,19 @@ def model(name: str, type_name: str) -> tuple[ModelInfo, tuple[Operator, ...], G
             raise InputError(f"there is no shape {name!r} in scripts/model_shapes.py")
         found = described_models[name]
         return found.info, found.operators, build_graph(found.info, found.operators)
-    of = planned(name, type_name)
-    return of.info, of.operators, of.graph
+    model = planned(name, type_name)
+    return model.info, model.operators, model.graph
 
 
-def machine(cell: Cell) -> tuple[Host, Card]:
+def machine(cell: FigureCell) -> tuple[Host, Card]:
     """The cell's CPU and card. Raises InputError."""
     if cell.machine in FITTED:
         fitted = read_machine(FITTED[cell.machine])
         return fitted.host, fitted.card
     if cell.machine not in MACHINES:
         raise InputError(f"there is no machine {cell.machine!r}")
-    of = MACHINES[cell.machine]
-    return of.host if cell.threads is None else _with_threads(of.host, cell.threads), of.card
+    machine = MACHINES[cell.machine]
+    return machine.host if cell.threads is None else _with_threads(machine.host, cell.threads), machine.card
 
 
 def _with_threads(host: Host, threads: int) -> Host:
@@ -67,12 +67,12 @@ def _with_threads(host: Host, threads: int) -> Host:
                    flops_per_s=share * host.flops_per_s, dram_bytes_per_s=204.8e9)  # fmt: skip
 
 
-def workload(cell: Cell) -> Workload:
+def workload(cell: FigureCell) -> Workload:
     whole = cell.n_prompt + cell.n_gen
     return Workload(cell.n_prompt, cell.n_gen, cell.n_ctx or -(-whole // 256) * 256, cell.n_ubatch)
 
 
-def problem(cell: Cell, arm: Arm) -> Problem:
+def problem(cell: FigureCell, arm: FigureArm) -> Problem:
     """What a plan of that arm is made from. Host memory is taken to be enough; flash attention is on."""
     info, ops, graph = model(cell.model, cell.type)
     host, card = machine(cell)

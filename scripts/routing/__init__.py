@@ -1,1 +1,1 @@
-"""Which experts a mixture of experts uses, as files for the emulated device: see main.py."""
+"""Routing files for the emulated device, recorded or drawn: see main.py."""

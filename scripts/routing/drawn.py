@@ -26,7 +26,7 @@ _HALVINGS = 12
 
 
 @dataclass(frozen=True)
-class Drawing:
+class RoutingDraw:
     """What is drawn. shares: of traffic, one an expert. overlap: None for tokens that know nothing of each other.
     topics: equal stretches of tokens, in each of which other experts are the used ones."""
 
@@ -57,11 +57,11 @@ def curve_shares(n_expert: int, points: Sequence[tuple[float, float]]) -> tuple[
         slopes.append((y1 - y0) / (x1 - x0))
     if any(later > earlier * (1 + 1e-9) for earlier, later in pairwise(slopes)):
         raise ValueError("a curve is of the most used experts first: its slope must not grow")
-    at = np.interp(np.linspace(0, 1, n_expert + 1), *zip(*whole, strict=True))
-    return _normalised(np.diff(at).tolist())
+    quantiles = np.interp(np.linspace(0, 1, n_expert + 1), *zip(*whole, strict=True))
+    return _normalised(np.diff(quantiles).tolist())
 
 
-def draw(drawing: Drawing) -> dict[int, list[Row]]:
+def draw(drawing: RoutingDraw) -> dict[int, list[Row]]:
     """Rows by layer; which experts are the used ones differs by layer and topic. Raises ValueError where the shares or
     the overlap cannot be."""
     n_expert = len(drawing.shares)
@@ -136,9 +136,9 @@ def inclusion(odds: Floats, n_used: int) -> Floats:
 
     By elementary symmetric polynomials of those before and of those behind the element; all terms are positive.
     """
-    before, behind = _symmetric(odds, n_used), _symmetric(odds[::-1], n_used)[::-1]
-    without = (before[:-1, :n_used] * behind[1:, n_used - 1 :: -1]).sum(1)
-    found: Floats = odds * without / before[-1, n_used]
+    left, right = _symmetric(odds, n_used), _symmetric(odds[::-1], n_used)[::-1]
+    without = (left[:-1, :n_used] * right[1:, n_used - 1 :: -1]).sum(1)
+    found: Floats = odds * without / left[-1, n_used]
     return found
 
 

@@ -25,7 +25,7 @@ WAYS = ("static", "learned", "lru", "hindsight")
 
 
 @dataclass(frozen=True)
-class Course:
+class LearningTrial:
     """What is simulated. n_hot: experts of each layer that are hot. n_first: tokens that the first set is chosen from.
     n_request: tokens between two exchanges. n_stretch: tokens of one figure."""
 
@@ -40,7 +40,7 @@ class Course:
 
 
 @dataclass(frozen=True)
-class Served:
+class HitShares:
     """Share of all uses that were hits, by stretch, and experts copied for each token, in one layer."""
 
     coverage: tuple[float, ...]
@@ -50,9 +50,9 @@ class Served:
 Hit = tuple[int, int]  # of a token: uses that were hits, experts copied for it
 
 
-def simulated(routing: Routing, course: Course) -> dict[str, Served]:
+def simulated(routing: Routing, course: LearningTrial) -> dict[str, HitShares]:
     """By way; means over the layers. Raises ValueError where there are too few tokens."""
-    found: dict[str, list[Served]] = {way: [] for way in WAYS}
+    found: dict[str, list[HitShares]] = {way: [] for way in WAYS}
     for _, rows in sorted(routing.items()):
         later = rows[course.n_first :]
         if not 0 < course.n_first < len(rows) or len(later) < course.n_stretch:
@@ -75,7 +75,7 @@ def simulated(routing: Routing, course: Course) -> dict[str, Served]:
     return {way: _mean(layers) for way, layers in found.items()}
 
 
-def _learned(rows: Sequence[Row], first: Sequence[int], hot: Sequence[int], course: Course) -> Iterator[Hit]:
+def _learned(rows: Sequence[Row], first: Sequence[int], hot: Sequence[int], course: LearningTrial) -> Iterator[Hit]:
     n_used, now = len(rows[0]), set(hot)
     weight = min(1.0, course.half_life / course.n_first)
     window: tuple[float, ...] = tuple(weight * uses for uses in first)
@@ -107,30 +107,32 @@ def _lru(rows: Sequence[Row], first: Sequence[Row], hot: Sequence[int]) -> Itera
         yield len(hits), len(row) - len(hits)
 
 
-def _hindsight(rows: Sequence[Row], course: Course) -> Iterator[Hit]:
+def _hindsight(rows: Sequence[Row], course: LearningTrial) -> Iterator[Hit]:
     for begin in range(0, len(rows), course.n_stretch):
         stretch = rows[begin : begin + course.n_stretch]
         best = {e for e, _ in Counter(e for row in stretch for e in row).most_common(course.n_hot)}
         yield from ((sum(e in best for e in row), 0) for row in stretch)
 
 
-def _stretches(hits: Sequence[Hit], n_used: int, n_stretch: int) -> Served:
+def _stretches(hits: Sequence[Hit], n_used: int, n_stretch: int) -> HitShares:
     """Without a last one that is shorter."""
     parts = [hits[begin : begin + n_stretch] for begin in range(0, len(hits) - n_stretch + 1, n_stretch)]
-    return Served(
+    return HitShares(
         tuple(sum(hit for hit, _ in part) / (n_used * n_stretch) for part in parts),
         tuple(sum(copied for _, copied in part) / n_stretch for part in parts),
     )
 
 
-def _mean(layers: Sequence[Served]) -> Served:
-    def over(values: Iterator[tuple[float, ...]]) -> tuple[float, ...]:
+def _mean(layers: Sequence[HitShares]) -> HitShares:
+    def mean_of(values: Iterator[tuple[float, ...]]) -> tuple[float, ...]:
         return tuple(sum(each) / len(layers) for each in zip(*values, strict=True))
 
-    return Served(over(served.coverage for served in layers), over(served.copied for served in layers))
+    return HitShares(mean_of(served.coverage for served in layers), mean_of(served.copied for served in layers))
 
 
-def document(name: str, n_layer: int, n_used: int, course: Course, served: dict[str, Served]) -> dict[str, Any]:
+def document(
+    name: str, n_layer: int, n_used: int, course: LearningTrial, served: dict[str, HitShares]
+) -> dict[str, Any]:
     """As JSON. name: of the routing."""
     return {
         "routing": name, "n_layer": n_layer, "n_used": n_used, "course": asdict(course),
@@ -138,7 +140,7 @@ def document(name: str, n_layer: int, n_used: int, course: Course, served: dict[
     }  # fmt: skip
 
 
-def table(served: dict[str, Served], n_parts: int) -> list[list[str]]:
+def table(served: dict[str, HitShares], n_parts: int) -> list[list[str]]:
     """Rows: the way, coverage of each of n_parts equal parts of the tokens, experts copied for a token and layer."""
     rows = []
     for way, each in served.items():

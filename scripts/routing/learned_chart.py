@@ -25,9 +25,9 @@ def courses(documents: Sequence[Mapping[str, Any]]) -> Any:
             y = document["ways"][way]["coverage"]
             x = [(i + 0.5) * n_stretch for i in range(len(y))]
             axis.plot(x, y, line, color=colour, linewidth=1.4, label=label)
-        hot, of = course["n_hot"], course["n_expert"]
-        axis.set(xlabel="tokens", ylim=(0, 1), title=f"{hot} of {of} experts hot, {document['n_used']} used")
-        axis.axhline(hot / of, color=GREY, linewidth=0.6)
+        hot, n_expert = course["n_hot"], course["n_expert"]
+        axis.set(xlabel="tokens", ylim=(0, 1), title=f"{hot} of {n_expert} experts hot, {document['n_used']} used")
+        axis.axhline(hot / n_expert, color=GREY, linewidth=0.6)
     axes[0, 0].set_ylabel("share of uses that are hits")
     axes[0, len(documents) // 2].legend(frameon=False, fontsize=7, loc="lower right")
     return figure

@@ -20,9 +20,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.command import parser_of, write_document
+
 from oallama.core.units import parse_memory, parse_share
 from oallama.place.learned_experts import HALF_LIFE_TOKENS
-from routing.drawn import Drawing, curve_shares, draw, zipf_shares
+from routing.drawn import RoutingDraw, curve_shares, draw, zipf_shares
 from routing.table import Routing, layer_use, read_routing, write_routing
 
 _PARTS = 6  # columns of the table that `learn` prints
@@ -47,8 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="routing", description=__doc__, formatter_class=raw)
+    parser = parser_of("routing", __doc__)
     names = parser.add_subparsers(dest="name", required=True)
 
     own = names.add_parser("record", help="the experts that a model uses while it generates")
@@ -125,10 +126,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _record(options: argparse.Namespace) -> int:
-    from routing.recorded import Run, record
+    from routing.recorded import RecordedRun, record
 
     prompts = _requests(options.n_prompts, options.seed) if options.prompts is None else _lines(options.prompts)
-    run = Run(
+    run = RecordedRun(
         options.model, prompts, options.n_gen, options.phase, options.temp, options.seed, options.ctx, options.device,
         tuple(options.on_cpu), options.threads,
     )  # fmt: skip
@@ -148,7 +149,7 @@ def _draw(options: argparse.Namespace) -> int:
         shares, how = zipf_shares(options.experts, options.zipf), f"Zipf exponent {options.zipf:g}"
     else:
         shares, how = curve_shares(options.experts, _points(options.curve)), f"curve {options.curve}"
-    drawing = Drawing(
+    drawing = RoutingDraw(
         options.layers, shares, options.used, options.tokens, options.overlap, options.topics, options.seed
     )
     routing = draw(drawing)
@@ -187,26 +188,26 @@ def _keep(options: argparse.Namespace) -> int:
 
 
 def _learn(options: argparse.Namespace) -> int:
-    from routing.learned import Course, document, simulated, table
+    from routing.learned import LearningTrial, document, simulated, table
 
     routing = read_routing(options.file)
     n_hot = round(options.hot * options.experts)
     if min(options.first, options.request, options.stretch, n_hot) < 1 or n_hot > options.experts:
         raise ValueError("--hot, --first, --request and --stretch must be at least 1, and no more hot than experts")
-    course = Course(options.experts, n_hot, options.first, options.request, options.stretch, options.half_life)
+    course = LearningTrial(options.experts, n_hot, options.first, options.request, options.stretch, options.half_life)
     served = simulated(routing, course)
     n_used = len(next(iter(routing.values()))[0])
     found = document(options.file.name, len(routing), n_used, course, served)
     if options.output is not None:
-        options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_document(found, options.output)
     print("\n".join("  ".join(f"{cell:>9}" for cell in row) for row in table(served, _PARTS)))
     return 0
 
 
 def _time(options: argparse.Namespace) -> int:
-    from routing.timed import Timing, timed
+    from routing.timed import TimedTrial, timed
 
-    timing = Timing(
+    timing = TimedTrial(
         options.model, options.device, options.first, options.n_gen, options.learn, options.vram, options.gpu_weights,
         options.profile,
     )  # fmt: skip

@@ -17,7 +17,7 @@ _NODE = re.compile(rb"ffn_moe_topk-(\d+)")  # llama.cpp's name: view [n_used, n_
 
 
 @dataclass(frozen=True)
-class Run:
+class RecordedRun:
     """What is run: each prompt, and as many tokens behind it, drawn at `temperature`. Rows of `phase` are kept.
     on_cpu: regular expressions of weights that stay off the device."""
 
@@ -33,7 +33,7 @@ class Run:
     n_threads: int = 1
 
 
-def record(run: Run, tick: Callable[[], object] = lambda: None) -> tuple[dict[int, list[Row]], list[str]]:
+def record(run: RecordedRun, tick: Callable[[], object] = lambda: None) -> tuple[dict[int, list[Row]], list[str]]:
     """Rows by layer in the order of the tokens, and the texts that were made. Every token's logits are asked for, so
     that the last layer has as many rows as the others.
 
@@ -113,7 +113,9 @@ class _Reader:
         return True
 
 
-def _generate(api: Any, context: Any, run: Run, number: int, reader: _Reader, tick: Callable[[], object]) -> str:
+def _generate(
+    api: Any, context: Any, run: RecordedRun, number: int, reader: _Reader, tick: Callable[[], object]
+) -> str:
     """One prompt and what follows it, in an empty cache; ends where the model does."""
     from oallama.run.generate import tokenize
 

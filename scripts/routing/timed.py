@@ -17,7 +17,7 @@ PROMPT = list(range(1, 17))
 
 
 @dataclass(frozen=True)
-class Timing:
+class TimedTrial:
     """first: tokens of the file that hot sets are planned from; the device follows the others. n_gen: of a request.
     learns: whether sets learn. vram, gpu_weights, profile: as Placer.load takes them."""
 
@@ -31,7 +31,7 @@ class Timing:
     profile: str | None = None
 
 
-def timed(routing: Routing, timing: Timing) -> Iterator[dict[str, Any]]:
+def timed(routing: Routing, timing: TimedTrial) -> Iterator[dict[str, Any]]:
     """One record a request, until the file is through. Counts go to the cache, as with `keep`. Raises ValueError for
     rows of another model, and where the plan has no hot experts; OallamaError."""
     from oallama.device.spec import parse_device

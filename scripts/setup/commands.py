@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from .console import Console, Step
+from .console import Console, SetupStep
 from .errors import SetupError, remedy
 
 TAIL_LINES = 15
@@ -57,7 +57,7 @@ def capture(
 
 def run(
     console: Console,
-    step: Step,
+    step: SetupStep,
     command: Sequence[str],
     env: Mapping[str, str],
     what: str,
@@ -106,8 +106,8 @@ def compiles(
 
 
 def cmake_configure(
-    console: Console, step: Step, cmake: str, source: Path, folder: Path, flags: Sequence[str], env: Mapping[str, str],
-    what: str,
+    console: Console, step: SetupStep, cmake: str, source: Path, folder: Path, flags: Sequence[str],
+    env: Mapping[str, str], what: str,
 ) -> None:  # fmt: skip
     """CMake's configuration, with ninja where it is there: one count over all programs; a build that goes on keeps what
     it began with. Raises SetupError."""
@@ -118,15 +118,15 @@ def cmake_configure(
 
 
 def cmake_build(
-    console: Console, step: Step, cmake: str, folder: Path, jobs: int, targets: Sequence[str], env: Mapping[str, str],
-    what: str,
+    console: Console, step: SetupStep, cmake: str, folder: Path, jobs: int, targets: Sequence[str],
+    env: Mapping[str, str], what: str,
 ) -> None:  # fmt: skip
     """Compile targets of what was configured. Raises SetupError."""
     command = [cmake, "--build", str(folder), "--parallel", str(jobs), "--target", *targets]
     run(console, step, command, env, f"compiling {what}")
 
 
-def _follow(console: Console, step: Step, process: subprocess.Popen[str]) -> tuple[deque[str], deque[str]]:
+def _follow(console: Console, step: SetupStep, process: subprocess.Popen[str]) -> tuple[deque[str], deque[str]]:
     """Read the output until the process ends. Returns the last lines, and the last that speak of trouble."""
     lines: queue.Queue[str | None] = queue.Queue()
     assert process.stdout is not None

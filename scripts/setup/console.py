@@ -26,7 +26,7 @@ def format_seconds(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
-class Step:
+class SetupStep:
     """A step in progress. `result` is what the finished line says; `progress` shows how far a long command is."""
 
     def __init__(self, console: Console, name: str, doing: str) -> None:
@@ -76,10 +76,10 @@ class Console:
         self._log: TextIO | None = None
 
     @contextmanager
-    def step(self, name: str, doing: str) -> Iterator[Step]:
+    def step(self, name: str, doing: str) -> Iterator[SetupStep]:
         """One step: its line, with the seconds it took, is printed when the block ends without an exception."""
         self.write_log(f"\n=== {name}: {doing}\n")
-        step = Step(self, name, doing)
+        step = SetupStep(self, name, doing)
         try:
             yield step
         except BaseException:

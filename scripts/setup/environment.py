@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from .commands import capture, run
-from .console import Console, Step
+from .console import Console, SetupStep
 from .errors import SetupError
 from .files import write_json
 
@@ -99,7 +99,7 @@ class Environment:
             return None
         return None if place == self.place() else "it was moved or its Python was replaced"
 
-    def prepare(self, console: Console, step: Step, fault: str | None, env: Mapping[str, str]) -> None:
+    def prepare(self, console: Console, step: SetupStep, fault: str | None, env: Mapping[str, str]) -> None:
         """Make the environment anew where it has a fault, and mark it unfinished."""
         if fault is None:
             (self.folder / UNFINISHED).touch()
@@ -112,14 +112,14 @@ class Environment:
         self._upgrade_old_pip(console, step, env)
         step.result = f"created {self.name} with Python {'.'.join(map(str, sys.version_info[:3]))} ({fault})"
 
-    def _upgrade_old_pip(self, console: Console, step: Step, env: Mapping[str, str]) -> None:
+    def _upgrade_old_pip(self, console: Console, step: SetupStep, env: Mapping[str, str]) -> None:
         shown = capture([str(self.python), "-m", "pip", "--version"], env) or ""
         found = re.match(r"pip (\d+)\.(\d+)", shown)
         if found and (int(found[1]), int(found[2])) < (21, 3):  # the first that installs this project in editable mode
             run(console, step, [*self._pip("install"), "--upgrade", "pip"], env, "upgrading pip")
 
     def install_packages(
-        self, console: Console, step: Step, requirements: str, hashed: bool, env: Mapping[str, str]
+        self, console: Console, step: SetupStep, requirements: str, hashed: bool, env: Mapping[str, str]
     ) -> None:
         """Install what is named. hashed: only if its hash is, and nothing that it needs but does not name."""
         options = ["--require-hashes", "--no-deps"] if hashed else ["--prefer-binary"]
@@ -127,13 +127,13 @@ class Environment:
             command = [*self._pip("install"), *options, "--requirement", str(file)]
             run(console, step, command, env, "installing packages")
 
-    def install_wheel(self, console: Console, step: Step, wheel: Path, env: Mapping[str, str]) -> None:
+    def install_wheel(self, console: Console, step: SetupStep, wheel: Path, env: Mapping[str, str]) -> None:
         """Install a llama-cpp-python wheel in place of any other; its dependencies come with the project's."""
         command = [*self._pip("install"), "--no-deps", "--no-index", "--force-reinstall", str(wheel)]
         run(console, step, command, env, "installing llama-cpp-python")
 
     def install_project(
-        self, console: Console, step: Step, extras: list[str], dependencies: bool, env: Mapping[str, str]
+        self, console: Console, step: SetupStep, extras: list[str], dependencies: bool, env: Mapping[str, str]
     ) -> None:
         """Editable install of the project, which compiles the native bridge by tools that are there; `dependencies`:
         with what it needs, of any version."""

@@ -1,4 +1,4 @@
-"""What can go wrong in set-up, and the one sentence that says what to do about it."""
+"""Errors of set-up, each with the one sentence that says what to do about it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which GPU back end to build: one whose driver answers *and* whose toolchain is there; otherwise the CPU."""
+"""Choice of the GPU back end to build: one whose driver answers *and* whose toolchain is there; otherwise the CPU."""
 
 from __future__ import annotations
 

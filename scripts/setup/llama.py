@@ -32,7 +32,7 @@ DIED = "self-test"  # the child died without saying in which layout
 
 
 @dataclass(frozen=True)
-class Machine:
+class BuildMachine:
     """What this set-up runs on, and what it was asked for: `wish` is OALLAMA_BACKEND."""
 
     env: dict[str, str]
@@ -84,7 +84,7 @@ def working_recipe(
 class LlamaInstaller:
     """Builds, installs and tests variants of llama-cpp-python until one passes."""
 
-    def __init__(self, console: Console, environment: Environment, machine: Machine, version: str) -> None:
+    def __init__(self, console: Console, environment: Environment, machine: BuildMachine, version: str) -> None:
         self.console = console
         self.environment = environment
         self.machine = machine

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .commands import run
-from .console import Console, Step
+from .console import Console, SetupStep
 from .environment import requirements_file
 from .errors import SetupError
 from .files import extract, is_own, need_space, write_json
@@ -123,7 +123,7 @@ class WheelStore:
     def write_outcome(self, key: str, outcome: Mapping[str, str]) -> None:
         write_json(self.cache / "wheels" / key / "selftest.json", dict(outcome))
 
-    def build(self, console: Console, step: Step, python: Path, recipe: Recipe, env: Mapping[str, str]) -> Path:
+    def build(self, console: Console, step: SetupStep, python: Path, recipe: Recipe, env: Mapping[str, str]) -> Path:
         """Build the wheel beside the cache and move it into place whole. The caller holds the cache's lock.
 
         Source and build folder are kept until there is a wheel, so that a build that was cut short goes on.
@@ -176,7 +176,9 @@ class WheelStore:
         return next(place.glob("*.whl"))
 
 
-def fetch_source(console: Console, step: Step, version: str, work: Path, python: Path, env: Mapping[str, str]) -> Path:
+def fetch_source(
+    console: Console, step: SetupStep, version: str, work: Path, python: Path, env: Mapping[str, str]
+) -> Path:
     """The source package of llama-cpp-python unpacked in `work`: fetched, unless it is there. Returns its folder."""
     source = work / "source"
     if source.is_dir():

@@ -1,4 +1,4 @@
-"""What a native build depends on: the CPU, the C++ compiler, the platform, the cores that may be used."""
+"""Facts that a native build depends on: the CPU, the C++ compiler, the platform, the cores that may be used."""
 
 from __future__ import annotations
 

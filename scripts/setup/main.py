@@ -17,7 +17,7 @@ from .console import Console, format_seconds
 from .environment import DEFAULT, Environment, Stamp, digest_files, lock, native_sources
 from .errors import SetupError, UsageError
 from .gpu import CHOICES, Backend, choose_backend, gpu_hint
-from .llama import LlamaInstaller, Machine, working_recipe
+from .llama import BuildMachine, LlamaInstaller, working_recipe
 from .llama_wheel import pinned_version
 from .locked import LOCK, PROJECT, TOOLS, read_lock
 from .machine import check_compiler, find_compiler, platform_tag, this_cpu
@@ -30,7 +30,7 @@ class Setup:
     """One set-up of one checkout's environment. `extras` are those of pyproject.toml that are asked for."""
 
     def __init__(
-        self, root: Path, machine: Machine, console: Console, extras: Sequence[str], name: str = DEFAULT
+        self, root: Path, machine: BuildMachine, console: Console, extras: Sequence[str], name: str = DEFAULT
     ) -> None:
         self.root = root
         self.machine = machine
@@ -184,7 +184,7 @@ def _set_up(root: Path, console: Console, options: argparse.Namespace, start: fl
     env = clean_environment(os.environ)
     name, wish = (VULKAN, "vulkan") if options.vulkan else (DEFAULT, asked_backend(env))
     compiler = find_compiler(env)
-    setup = Setup(root, Machine(env, this_cpu(env), compiler, wish), console, options.extra, name)
+    setup = Setup(root, BuildMachine(env, this_cpu(env), compiler, wish), console, options.extra, name)
     if not options.refresh and setup.up_to_date():
         print(f"set-up: up to date ({format_seconds(time.monotonic() - start)})", file=sys.stderr)
         return DONE

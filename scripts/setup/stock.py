@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .commands import cmake_build, cmake_configure, run
-from .console import Console, Step
+from .console import Console, SetupStep
 from .environment import lock, python_with_pip
 from .errors import SetupError
 from .files import need_space, write_json
@@ -74,7 +74,7 @@ def build_programs(console: Console, build: StockBuild, python: Path, env: Mappi
     return _keep(build, work)
 
 
-def _fetch(console: Console, step: Step, version: str, work: Path, python: Path, env: Mapping[str, str]) -> str:
+def _fetch(console: Console, step: SetupStep, version: str, work: Path, python: Path, env: Mapping[str, str]) -> str:
     """Put llama.cpp out of the source package into work/llama.cpp. Returns what was done."""
     if (work / "llama.cpp").is_dir():
         return f"kept the source of llama-cpp-python {version}"
@@ -84,7 +84,9 @@ def _fetch(console: Console, step: Step, version: str, work: Path, python: Path,
     return f"fetched the source of llama-cpp-python {version}"
 
 
-def _compile(console: Console, step: Step, recipe: Recipe, work: Path, python: Path, env: Mapping[str, str]) -> None:
+def _compile(
+    console: Console, step: SetupStep, recipe: Recipe, work: Path, python: Path, env: Mapping[str, str]
+) -> None:
     """Configure and build the programs in work/build."""
     jobs = build_jobs(env)
     build_env = recipe.build_environment(env, work)
@@ -95,7 +97,7 @@ def _compile(console: Console, step: Step, recipe: Recipe, work: Path, python: P
     cmake_build(console, step, cmake, folder, jobs, PROGRAMS, build_env, "llama.cpp's programs")
 
 
-def _find_cmake(console: Console, step: Step, work: Path, python: Path, env: Mapping[str, str]) -> str:
+def _find_cmake(console: Console, step: SetupStep, work: Path, python: Path, env: Mapping[str, str]) -> str:
     """The cmake of this machine, or one from the package index, which is what building the wheel uses then."""
     if found := shutil.which("cmake", path=env.get("PATH")):
         return found

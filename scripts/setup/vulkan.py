@@ -1,4 +1,5 @@
-"""What a Vulkan build needs from the system, the command that installs it, and newer headers where they are too old."""
+"""Requirements of a Vulkan build: what it needs from the system, the command that installs it, and newer headers where
+they are too old."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .commands import capture, compiles, run
-from .console import Console, Step
+from .console import Console, SetupStep
 from .errors import SetupError
 from .machine import cache_dir
 
@@ -85,14 +86,14 @@ def headers_folder(env: Mapping[str, str]) -> Path:
 def advice(missing: Sequence[Part], env: Mapping[str, str]) -> str:
     """What is missing and what to type, as the end of a sentence; for at least one part."""
     names = " and ".join(filter(None, (", ".join(part.what for part in missing[:-1]), missing[-1].what)))
-    said = f"{names} {'are' if len(missing) > 1 or missing[0] is not GLSLC else 'is'} missing: "
+    fault = f"{names} {'are' if len(missing) > 1 or missing[0] is not GLSLC else 'is'} missing: "
     command = shown_command(missing, env)
     if NEW_HEADERS not in missing:
-        return said + command
+        return fault + command
     newer = f"name a Vulkan SDK of {HEADERS_VERSION} or later in VULKAN_SDK"
     if debian_archive(env):
         newer += ", or have Debian 13's fetched with `python3 scripts/setup_env.py --vulkan --install-packages`"
-    return said + "; ".join(filter(None, (command, newer)))
+    return fault + "; ".join(filter(None, (command, newer)))
 
 
 def shown_command(missing: Sequence[Part], env: Mapping[str, str]) -> str:
@@ -125,7 +126,7 @@ def install_packages(console: Console, cxx: str, env: Mapping[str, str]) -> None
             step.result = f"unpacked Debian's Vulkan headers ({NEWER_DEBIAN}) into {headers_folder(env)}"
 
 
-def _apt_install(console: Console, step: Step, packages: Sequence[str], env: Mapping[str, str]) -> None:
+def _apt_install(console: Console, step: SetupStep, packages: Sequence[str], env: Mapping[str, str]) -> None:
     if shutil.which("apt-get", path=env.get("PATH")) is None:
         raise SetupError(f"there is no apt-get to install packages with: install {', '.join(packages)} yourself")
     # Output goes to the log, so sudo cannot ask for a password
@@ -146,7 +147,7 @@ def debian_archive(env: Mapping[str, str]) -> str | None:
     return next((line[len(prefix) :] for line in listed.splitlines() if line.startswith(prefix)), None)
 
 
-def fetch_headers(console: Console, step: Step, env: Mapping[str, str]) -> Path:
+def fetch_headers(console: Console, step: SetupStep, env: Mapping[str, str]) -> Path:
     """Unpack the Vulkan headers of a newer Debian into the cache, without installing anything: apt fetches the package
     and checks its signature, in folders of its own. Returns the folder. Raises SetupError."""
     archive = debian_archive(env)

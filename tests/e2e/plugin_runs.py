@@ -59,7 +59,8 @@ def loaded(
 @contextlib.contextmanager
 def context_of(path: Path, model: Any, n_seq: int = 1, n_threads: int = 1) -> Iterator[Any]:
     params = api.llama_context_default_params()
-    apply_context(LoadSettings(str(path), n_ctx=N_CTX, n_ubatch=N_UBATCH, attention=Attention("on")), n_threads, params)
+    settings = LoadSettings(str(path), n_ctx=N_CTX, n_ubatch=N_UBATCH, attention=Attention("on"), n_threads=n_threads)
+    apply_context(settings, params)
     params.n_seq_max, params.op_offload, params.kv_unified = n_seq, False, True
     context = api.llama_init_from_model(model, params)
     assert context, path
@@ -75,8 +76,7 @@ class _Override(ctypes.Structure):
 
 def logits_of(context: Any, tokens: Sequence[int]) -> Logits:
     """Teacher-forced logits [n_tokens, n_vocab] of one sequence, in micro-batches."""
-    n_vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(api.llama_get_model(context)))
-    return teacher_forced_logits(context, tokens, n_vocab, N_UBATCH, lambda: None)
+    return teacher_forced_logits(context, tokens)
 
 
 def logits_of_sequences(

@@ -13,7 +13,7 @@ from gguf_factory import write_gguf
 
 from oallama.bench.arms import ArmMaker
 from oallama.bench.process import ArmProcess
-from oallama.bench.records import BenchTest, Cap, Setting
+from oallama.bench.records import BenchTest, Setting
 from oallama.core.errors import UsageError
 from oallama.core.types import Attention, Workload
 from oallama.cost.passes import passes
@@ -80,7 +80,7 @@ def test_an_arm_chooses_for_what_is_measured_and_runs_with_it(model: Path) -> No
     placer = Placer.load(model, device="none", threads=1)
     setting = Setting(LoadSettings(str(model), n_ctx=N_CTX, n_threads=1, n_ubatch=64))
     for depth, way in ((0, "on"), (900, "off")):
-        spec = ArmMaker(placer, setting, Cap(), (BenchTest(0, 16, depth),), {}).make("cpu")
+        spec = ArmMaker(placer, setting, (BenchTest(0, 16, depth),), {}).make("cpu")
         assert spec.plan is not None
         assert spec.plan["attention"]["flash_attn"] == way
         arm = ArmProcess(spec)
@@ -88,7 +88,7 @@ def test_an_arm_chooses_for_what_is_measured_and_runs_with_it(model: Path) -> No
             assert arm.load(()).flash_attn == (way == "on")
         finally:
             arm.close()
-    told = ArmMaker(placer, setting.changed(attention=Attention("on")), Cap(), (BenchTest(0, 16, 900),), {}).make("cpu")
+    told = ArmMaker(placer, setting.changed(attention=Attention("on")), (BenchTest(0, 16, 900),), {}).make("cpu")
     arm = ArmProcess(told)
     try:
         assert arm.load(()).flash_attn

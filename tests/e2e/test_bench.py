@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def ops(model: Path) -> tuple[Operator, ...]:
 
 
 def setting(model: Path, device: str = "none", cpus: tuple[int, ...] = (), **changes: Any) -> Setting:
-    return Setting(LoadSettings(str(model), device, n_ctx=256, n_threads=1), cpus).changed(**changes)
+    return Setting(LoadSettings(str(model), device, n_ctx=256, n_threads=1), cpus=cpus).changed(**changes)
 
 
 def names(ops: tuple[Operator, ...]) -> list[str]:
@@ -220,12 +221,12 @@ def test_the_best_ncmoe_keeps_to_the_cap_and_shows_what_was_tried(moe: Path) -> 
     experts = sum(o.bytes for o in placer.operators if o.role.endswith("_exps"))
     total = sum(o.bytes for o in placer.operators)
     cap = Cap(None, total - experts // 2)  # one of two layers' experts
-    arm = ArmMaker(placer, setting(moe, WORKER), cap, (PP, TG), {}).make(STOCK_NCMOE)
+    arm = ArmMaker(placer, replace(setting(moe, WORKER), cap=cap), (PP, TG), {}).make(STOCK_NCMOE)
     assert arm.stock is not None
     assert arm.stock.n_cpu_moe in (1, 2)
     assert [step["value"] for step in arm.search] == [1, 2]
     assert all(step["seconds"] > 0 for step in arm.search)
-    none = ArmMaker(placer, setting(moe, WORKER), Cap(1000), (PP,), {})
+    none = ArmMaker(placer, replace(setting(moe, WORKER), cap=Cap(1000)), (PP,), {})
     with pytest.raises(DoesNotFit, match="arm stock-ncmoe"):
         none.make(STOCK_NCMOE)
 
@@ -328,7 +329,7 @@ def test_plans_are_made_for_the_depth_of_the_tests_and_predict_each_of_them(mode
     profile = slow_cpu_fast_card(model, 1e9)
     placer = Placer.load(model, device=WORKER, profile=profile, gpu_weights=0.3, threads=1)
     tests = (BenchTest(16, 4), BenchTest(16, 4, 400), PP, TG)
-    arm = ArmMaker(placer, shared_setting(placer, tests), Cap(), tests).make("layers")
+    arm = ArmMaker(placer, shared_setting(placer, tests), tests).make("layers")
     assert arm.plan is not None
     load = arm.plan["workload"]
     assert (load["n_prompt"], load["n_gen"], load["n_past"]) == (16, 4, 400)
@@ -357,7 +358,7 @@ def test_where_the_gate_says_stock_the_very_configuration_of_the_stock_arm_is_lo
 
     def reports(placement: StockPlacement) -> tuple[LoadReport, LoadReport]:
         plan = stock_plan(placer, placer.workload(16, 4, here.load.n_ctx, here.load.n_ubatch), placement)
-        ours = ArmMaker(placer, here, Cap(), (PP,), {}).of_plan("auto", plan)
+        ours = ArmMaker(placer, here, (PP,), {}).of_plan("auto", plan)
         with running(ArmSpec("stock", here, placement)) as arm, running(ours) as other:
             return arm.load(names(placer.operators)), other.load(names(placer.operators))
 

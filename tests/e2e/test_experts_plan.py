@@ -16,7 +16,7 @@ from gguf_factory import write_gguf
 from processes import oallama
 
 from oallama.bench.arms import ArmMaker
-from oallama.bench.prepare import memory_cap, shared_setting
+from oallama.bench.prepare import shared_setting
 from oallama.bench.records import BenchTest
 from oallama.bench.verify import expected_shares
 from oallama.core.routing import LayerRouting, Routing
@@ -30,7 +30,7 @@ from oallama.profile.store import profile_to_json
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from routing.drawn import Drawing, draw, zipf_shares
+from routing.drawn import RoutingDraw, draw, zipf_shares
 from routing.kept import counts_of, first_and_second
 from routing.main import main
 from routing.table import write_routing as write_ids
@@ -122,7 +122,7 @@ def test_the_command_line_and_bench_know_it(cache: Path) -> None:
     assert split >= {p.name for p in plan.operators if p.hot_experts}
     placer = Placer.load(path, device=EMULATED, profile=profile, gpu_weights=0.4, threads=1, n_ubatch=64)
     setting = shared_setting(placer, [BenchTest(16, 256)])
-    spec = ArmMaker(placer, setting, memory_cap(placer, setting), (BenchTest(16, 256),)).make("experts")
+    spec = ArmMaker(placer, setting, (BenchTest(16, 256),)).make("experts")
     shares = expected_shares(spec, placer.operators, N_LAYER)
     hot = next(p for p in Plan.from_json(dict(spec.plan or {}), "the arm").operators if p.hot_experts)
     assert shares[hot.name] == pytest.approx(len(hot.hot_experts) / N_EXPERT)
@@ -138,7 +138,7 @@ def test_later_traffic_hits_as_often_as_promised(cache: Path) -> None:
     path = write_gguf(cache / "qwen3moe.gguf", "qwen3moe", weight_type="F16", n_layer=N_LAYER)
     model = Placer.load(path, device="none").model
     n_used = model.n_expert_used
-    drawn = draw(Drawing(N_LAYER, zipf_shares(N_EXPERT, 1.0), n_used, 1200, overlap=0.4))
+    drawn = draw(RoutingDraw(N_LAYER, zipf_shares(N_EXPERT, 1.0), n_used, 1200, overlap=0.4))
     first, second = first_and_second(drawn)
     counts = counts_of(first, model.fingerprint, N_LAYER, N_EXPERT, n_used)
     write_routing(counts)
@@ -171,7 +171,7 @@ def test_the_script_runs_requests_over_a_change_of_topic(
     n_used = Placer.load(path, device="none").model.n_expert_used
     ids, profile = cache / "ids.txt", cache / "profile.json"
     profile.write_text(json.dumps(profile_to_json(slow_cpu_fast_card(path, SLOW_LINK))), encoding="utf-8")
-    write_ids(ids, draw(Drawing(N_LAYER, zipf_shares(N_EXPERT, 1.0), n_used, 600, topics=2)), "two topics")
+    write_ids(ids, draw(RoutingDraw(N_LAYER, zipf_shares(N_EXPERT, 1.0), n_used, 600, topics=2)), "two topics")
     device = ["--device", "emulated:vram=1GiB,scale=1,values=drawn", "--gpu-weights", "40%", "--profile", str(profile)]
     asked = ["time", str(ids), "--model", str(path), *device, "--first", "150", "-n", "100"]
     assert main([*asked, *(["--learn"] if learns else [])]) == 0

@@ -15,7 +15,7 @@ import pytest
 from e2e.described_card import slow_cpu_fast_card
 from gguf_factory import write_gguf
 
-from oallama.bench.ab import Bench, Progress, run_bench
+from oallama.bench.ab import Bench, ProgressCallback, run_bench
 from oallama.bench.deadline import Deadline
 from oallama.bench.fit_plan import stock_plan
 from oallama.bench.process import ArmProcess
@@ -73,7 +73,7 @@ def gated(model: Path, link_bytes_per_s: float) -> tuple[Placer, Gated, list[str
     placer = Placer.load(model, device=DEVICE, profile=profile, gpu_weights=WEIGHTS_SHARE, threads=1)
     measured: list[str] = []
 
-    def measure(bench: Bench, progress: Progress) -> BenchResult:
+    def measure(bench: Bench, progress: ProgressCallback) -> BenchResult:
         measured.extend(arm.name for arm in bench.arms)
         return run_bench(bench, progress, start=partial(DescribedArm, placer))
 

@@ -12,7 +12,7 @@ from e2e.test_split_logits import QUANTISED_NMSE
 from gguf_factory import write_llama_shape
 
 from oallama.bench.arms import ArmMaker
-from oallama.bench.prepare import memory_cap, prepare, shared_setting
+from oallama.bench.prepare import prepare, shared_setting
 from oallama.bench.process import ArmProcess
 from oallama.bench.records import BenchTest
 from oallama.bench.verify import problems
@@ -66,7 +66,7 @@ def test_stock_is_measured_in_that_micro_batch_as_well_under_the_same_cap(model:
     placer.plan("oato", n_prompt=N_PROMPT, n_gen=1).save(tmp_path / "ours.json")
     tests = (BenchTest(N_PROMPT, 1),)
     setting = shared_setting(placer, tests)
-    maker = ArmMaker(placer, setting, memory_cap(placer, setting), tests)
+    maker = ArmMaker(placer, setting, tests)
     made = prepare(maker, ["stock-fit", str(tmp_path / "ours.json")])
     seen = {}
     for spec in made.arms:
@@ -77,6 +77,6 @@ def test_stock_is_measured_in_that_micro_batch_as_well_under_the_same_cap(model:
         finally:
             arm.close()
         held = replace(report, device_bytes=device_bytes, host_bytes=host_bytes)
-        assert problems(spec, held, placer.operators, placer.model.n_layer, maker.cap) == ()
+        assert problems(spec, held, placer.operators, placer.model.n_layer) == ()
         seen[spec.name] = report.n_ubatch
     assert seen == {"stock-fit": 512, "ours": N_PROMPT, f"stock-fit-ub{N_PROMPT}": N_PROMPT}

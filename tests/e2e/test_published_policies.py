@@ -16,7 +16,7 @@ from gguf_factory import write_gguf
 from processes import oallama
 
 from oallama.bench.arms import ArmMaker
-from oallama.bench.prepare import memory_cap, shared_setting
+from oallama.bench.prepare import shared_setting
 from oallama.bench.records import BenchTest
 from oallama.bench.stock import expected_places
 from oallama.placer import Placer
@@ -142,7 +142,7 @@ def test_arms_of_a_bench_may_be_these_policies(models: Path) -> None:
     placer = Placer.load(path, device=CARD, profile=slow_cpu_fast_card(path, 1e9), gpu_weights=0.5, threads=1)
     tests = (BenchTest(64, 8),)
     setting = shared_setting(placer, tests)
-    maker = ArmMaker(placer, setting, memory_cap(placer, setting), tests)
+    maker = ArmMaker(placer, setting, tests)
     stock, fit, hetegen = (maker.make(name) for name in ("stock-fit", "fit", "hetegen"))
     assert stock.stock is not None and fit.plan is not None and hetegen.plan is not None
     places = expected_places(placer.operators, placer.model.n_layer, stock.stock)

@@ -47,11 +47,10 @@ def device(request: pytest.FixtureRequest) -> str:
 
 def move_to(engine: Engine, replan: Replan, number: int) -> None:
     """The cut of this number of every block, the last where it has fewer."""
-    split = engine._split
-    assert split is not None
+    assert engine._split is not None
     for kept in replan.blocks:
         for name in kept.operators:
-            split.move_cut(name, kept.cuts[min(number, len(kept.cuts) - 1)].cc)
+            engine._split.plan.move_cut(name, kept.cuts[min(number, len(kept.cuts) - 1)].cc)
 
 
 def test_logits_are_stock_s_with_every_cut(model: Path, device: str) -> None:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from make_model import write_shape
 from model_shapes import llama
-from routing.drawn import Drawing, draw, zipf_shares
+from routing.drawn import RoutingDraw, draw, zipf_shares
 from routing.table import Row, layer_use, read_routing, write_routing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +50,7 @@ def recorded(model: Path, folder: Path, device: str, *options: str) -> dict[int,
 def test_the_emulated_device_follows_a_file_and_begins_again_behind_its_end(model: Path, tmp_path: Path) -> None:
     """Each layer's tokens in their order, over several graphs; rows of 7 end in the middle of a prompt."""
     path = tmp_path / "routing.txt"
-    routing = draw(Drawing(N_LAYER, zipf_shares(N_EXPERT, 0.5), N_USED, 7))
+    routing = draw(RoutingDraw(N_LAYER, zipf_shares(N_EXPERT, 0.5), N_USED, 7))
     write_routing(path, routing, "three layers")
     found = recorded(model, tmp_path, f"{TIMED},routing={path}")
     assert sorted(found) == list(range(N_LAYER))
@@ -64,7 +64,7 @@ def test_routers_on_the_host_follow_the_file_where_an_expert_reads_its_feature(t
     """As in make_model's models. Layer 1's attention is on the host too: nothing is sent, noise decides."""
     path, model = tmp_path / "routing.txt", tmp_path / "made.gguf"
     write_shape(model, llama(3, 256, 512, 4, 4, 300, n_expert=N_EXPERT, n_expert_used=N_USED))
-    routing = draw(Drawing(N_LAYER, zipf_shares(N_EXPERT, 0.5), N_USED, 7))
+    routing = draw(RoutingDraw(N_LAYER, zipf_shares(N_EXPERT, 0.5), N_USED, 7))
     write_routing(path, routing, "three layers")
     host = ("--on-cpu", r"ffn_gate_inp", "--on-cpu", r"ffn_.*_exps", "--on-cpu", r"blk\.1\.")
     found = recorded(model, tmp_path, f"{TIMED},routing={path}", *host)

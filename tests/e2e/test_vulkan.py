@@ -242,7 +242,7 @@ def test_all_gg_is_what_the_device_computes_unsplit(models: Path) -> None:
         found = logits_of(context, TOKENS)
     bridge = load_bridge()
     overrides = [(pattern_of(given), bridge.device_buft(DEVICE))]
-    with loaded(Path(case.model.path), overrides, [bridge.device_ptr(DEVICE)]) as context:
+    with loaded(Path(case.model.path), overrides, [bridge.device(DEVICE).pointer]) as context:
         assert nmse(found, logits_of(context, TOKENS)) <= SAME_DEVICE_NMSE
 
 

@@ -95,8 +95,12 @@ def series(test: BenchTest, *arms: Sequence[float], discarded: int = 0) -> Serie
     return Series(test, blocks[discarded:], blocks[:discarded])
 
 
-def result(arms: Sequence[ArmResult], *made: Series, cap: Cap | None = None, **changes: Any) -> BenchResult:
-    whole = BenchResult(OPERATORS, tuple(arms), made, cap or Cap(), "2026-11-21T04:00:00Z", True)
+def capped(spec: ArmSpec, cap: Cap) -> ArmSpec:
+    return replace(spec, setting=replace(spec.setting, cap=cap))
+
+
+def result(arms: Sequence[ArmResult], *made: Series, **changes: Any) -> BenchResult:
+    whole = BenchResult(OPERATORS, tuple(arms), made, "2026-11-21T04:00:00Z", True)
     return replace(whole, **changes)
 
 

@@ -48,7 +48,7 @@ def _shares(layer: int | None, role: str) -> tuple[float, float, float]:
 def on_cpu(of: Served) -> Served:
     """The same model without a device and without times."""
     record = unmeasured_cpu_record(of.model, of.operators, of.plan.workload, 500_000)
-    return replace(of, plan=Plan.of(record), said="everything is on the CPU", times=())
+    return replace(of, plan=Plan.of(record), reason="everything is on the CPU", times=())
 
 
 def hostile() -> Served:

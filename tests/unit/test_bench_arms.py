@@ -10,7 +10,7 @@ import pytest
 from bench_cases import SETTING, planned
 
 from oallama.bench.arms import ArmMaker
-from oallama.bench.records import ArmSpec, Cap, StockPlacement
+from oallama.bench.records import ArmSpec, StockPlacement
 from oallama.core.errors import UsageError
 
 
@@ -19,7 +19,7 @@ def maker(monkeypatch: pytest.MonkeyPatch) -> ArmMaker:
     """With a --fit that needs no llama.cpp."""
     monkeypatch.setattr(ArmMaker, "_fit", lambda self, name: ArmSpec(name, self.setting, StockPlacement(-1)))
     placer: Any = SimpleNamespace(has_device=True, device=SimpleNamespace(is_pair=False))
-    return ArmMaker(placer, SETTING, Cap())
+    return ArmMaker(placer, SETTING)
 
 
 def in_micro_batches(n_ubatch: int) -> ArmSpec:

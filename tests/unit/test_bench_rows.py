@@ -10,7 +10,7 @@ import sqlite3
 from dataclasses import replace
 
 import pytest
-from bench_cases import NAMES, SETTING, planned, report, result, series, stock
+from bench_cases import NAMES, SETTING, capped, planned, report, result, series, stock
 
 from oallama.bench.formats import FORMATS, formatted
 from oallama.bench.records import ArmResult, BenchTest, Cap
@@ -186,12 +186,8 @@ def test_the_join_of_compare_llama_bench_finds_the_rows(database: sqlite3.Connec
 
 def test_markdown_is_for_people() -> None:
     odd = ArmResult(stock("stock-ngl", 99, search=({"flag": "-ngl", "value": 99, "seconds": 0.5},)), NGL.report)
-    whole = rows(
-        result(
-            (CPU, odd), series(PG, SLOW, FAST), cap=Cap(1 << 20, 1 << 19), warnings=("it was | noisy\nhere",),
-            interrupted=True,
-        )
-    )  # fmt: skip
+    arms = [replace(arm, spec=capped(arm.spec, Cap(1 << 20, 1 << 19))) for arm in (CPU, odd)]
+    whole = rows(result(arms, series(PG, SLOW, FAST), warnings=("it was | noisy\nhere",), interrupted=True))
     text = formatted(whole, "md")
     header, rule, *table = text.split("\n\n")[0].splitlines()
     assert header.count("|") == rule.count("|") == 13

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from bench_cases import N_LAYER, NAMES, OPERATORS, planned, report, stock
+from bench_cases import N_LAYER, NAMES, OPERATORS, capped, planned, report, stock
 
 from oallama.bench.records import ArmSpec, Cap, StockPlacement
 from oallama.bench.stock import expected_places, expert_overrides, operator_bytes_on_device
@@ -16,7 +16,7 @@ LAST_LAYER = ("blk.1.attn_q.weight", "blk.1.ffn_down.weight", "output.weight")
 
 
 def found(spec: ArmSpec, read_back: object, cap: Cap | None = None) -> tuple[str, ...]:
-    return problems(spec, read_back, OPERATORS, N_LAYER, cap or Cap())  # type: ignore[arg-type]
+    return problems(capped(spec, cap or Cap()), read_back, OPERATORS, N_LAYER)  # type: ignore[arg-type]
 
 
 def test_an_arm_that_did_what_it_says_has_no_problem() -> None:

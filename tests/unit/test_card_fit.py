@@ -16,11 +16,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from card_fit.errors import document, error
 from card_fit.fit import fit
-from card_fit.machine import START, Machine, rates, read_machine, with_rates, write_machine
+from card_fit.machine import START, FittedMachine, rates, read_machine, with_rates, write_machine
 from card_fit.main import chosen, main
-from card_fit.models import Model, read_models
+from card_fit.models import CardModel, read_models
 from card_fit.predict import Predictor, stock_ngl
-from card_fit.tables import Run, read_tables
+from card_fit.tables import PublishedRun, read_tables
 from card_fit.terms import TERMS, effects, noise, text
 from experiments.inputs import InputError
 
@@ -67,16 +67,16 @@ TRUE = {
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> dict[str, Model]:
+def models(tmp_path: Path) -> dict[str, CardModel]:
     path = tmp_path / "models.toml"
     path.write_text(MODELS)
     return read_models(path)
 
 
-def runs_on(machine: Machine, models: dict[str, Model]) -> list[Run]:
+def runs_on(machine: FittedMachine, models: dict[str, CardModel]) -> list[PublishedRun]:
     """What this machine would measure."""
     asked = [
-        Run(model, context, ngl, ubatch, 1000, context - 100, 100, 1.0, 1.0)
+        PublishedRun(model, context, ngl, ubatch, 1000, context - 100, 100, 1.0, 1.0)
         for model in ("dense", "sparse")
         for context in (1024, 4096, 16384)
         for ubatch in (512, 2048)
@@ -86,7 +86,7 @@ def runs_on(machine: Machine, models: dict[str, Model]) -> list[Run]:
     return [replace(r, prompt_tps=predictor(r).prompt_tps, eval_tps=predictor(r).eval_tps) for r in asked]
 
 
-def write_table(path: Path, runs: list[Run]) -> Path:
+def write_table(path: Path, runs: list[PublishedRun]) -> Path:
     names = ["Model", "Context", "MVA", "NGL", "Ubatch", "Status", "PromptTokens", "PromptTPS", "EvalTokens", "EvalTPS"]
     with path.open("w", newline="") as file:
         table = csv.writer(file)
@@ -97,7 +97,7 @@ def write_table(path: Path, runs: list[Run]) -> Path:
     return path
 
 
-def test_a_machine_is_found_again_from_its_runs(models: dict[str, Model]) -> None:
+def test_a_machine_is_found_again_from_its_runs(models: dict[str, CardModel]) -> None:
     machine = with_rates(START, TRUE)
     runs = runs_on(machine, models)
     found = fit([run for run in runs if run.context != 4096], models)
@@ -107,7 +107,7 @@ def test_a_machine_is_found_again_from_its_runs(models: dict[str, Model]) -> Non
     assert all(predictor(run).prompt_tps == pytest.approx(run.prompt_tps, rel=0.02) for run in runs)
 
 
-def test_runs_far_off_do_not_lead_it_astray(models: dict[str, Model]) -> None:
+def test_runs_far_off_do_not_lead_it_astray(models: dict[str, CardModel]) -> None:
     machine = with_rates(START, TRUE)
     runs = runs_on(machine, models)
     odd = [replace(run, prompt_tps=run.prompt_tps / 3) if i % 12 == 5 else run for i, run in enumerate(runs)]
@@ -116,7 +116,7 @@ def test_runs_far_off_do_not_lead_it_astray(models: dict[str, Model]) -> None:
     assert rates(found)["host.bytes_per_s"] == pytest.approx(70e9, rel=0.1)
 
 
-def test_more_layers_on_the_card_are_never_slower(models: dict[str, Model]) -> None:
+def test_more_layers_on_the_card_are_never_slower(models: dict[str, CardModel]) -> None:
     runs = runs_on(with_rates(START, TRUE), models)
     for i, run in enumerate(runs[1:], start=1):
         if runs[i - 1].ngl < run.ngl:
@@ -124,8 +124,8 @@ def test_more_layers_on_the_card_are_never_slower(models: dict[str, Model]) -> N
             assert run.prompt_tps > 0.98 * runs[i - 1].prompt_tps  # small ones take longer to send than to compute
 
 
-def test_ngl_counts_the_output_last(models: dict[str, Model]) -> None:
-    runs = [Run("dense", 1024, 4, 512, None, 900, 10, 1.0, 1.0)]
+def test_ngl_counts_the_output_last(models: dict[str, CardModel]) -> None:
+    runs = [PublishedRun("dense", 1024, 4, 512, None, 900, 10, 1.0, 1.0)]
     problem = Predictor(START, models, runs).problem("dense")
     of = dict(zip((op.name for op in problem.operators), stock_ngl(problem, 4), strict=True))
     assert of["blk.0.attn_q.weight"] and not of["output.weight"]
@@ -134,14 +134,14 @@ def test_ngl_counts_the_output_last(models: dict[str, Model]) -> None:
     assert not any(stock_ngl(problem, 0))
 
 
-def test_a_part_of_the_rows_is_chosen(models: dict[str, Model]) -> None:
+def test_a_part_of_the_rows_is_chosen(models: dict[str, CardModel]) -> None:
     runs = runs_on(START, models)
     used = chosen(runs, (1024,), 3)
     assert {(run.context, run.ngl) for run in used} == {(1024, 5), (1024, 0)}
     assert len(used) == 2 * 2 * 2
 
 
-def test_the_record_has_the_contracts_keys(models: dict[str, Model]) -> None:
+def test_the_record_has_the_contracts_keys(models: dict[str, CardModel]) -> None:
     rows = [asdict(run) | {"prompt_tps_predicted": run.prompt_tps * f, "eval_tps_predicted": run.eval_tps / f}
             for run, f in zip(runs_on(START, models)[:3], (1.1, 1.0, 0.8), strict=True)]  # fmt: skip
     made = document(rows)
@@ -153,7 +153,7 @@ def test_the_record_has_the_contracts_keys(models: dict[str, Model]) -> None:
     assert error(rows[0], "prompt") == pytest.approx(0.1)
 
 
-def test_models_have_the_bytes_of_their_files(models: dict[str, Model]) -> None:
+def test_models_have_the_bytes_of_their_files(models: dict[str, CardModel]) -> None:
     dense = models["dense"]
     layer_bytes = sum(operator.bytes for operator in dense.operators if operator.layer == 0)
     assert layer_bytes == 2 * (2 * 1024 * 1024 + 2 * 1024 * 256 + 3 * 1024 * 4096)
@@ -171,7 +171,7 @@ def test_a_machine_is_written_and_read(tmp_path: Path) -> None:
 
 
 def test_fit_and_predict_as_commands(
-    tmp_path: Path, models: dict[str, Model], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, models: dict[str, CardModel], capsys: pytest.CaptureFixture[str]
 ) -> None:
     table = str(write_table(tmp_path / "runs.csv", runs_on(with_rates(START, TRUE), models)))
     toml, machine = str(tmp_path / "models.toml"), str(tmp_path / "machine.json")
@@ -186,7 +186,7 @@ def test_fit_and_predict_as_commands(
     assert "The 32 rows that nothing was fitted to" in capsys.readouterr().out
 
 
-def test_a_term_that_matters_is_missed(models: dict[str, Model]) -> None:
+def test_a_term_that_matters_is_missed(models: dict[str, CardModel]) -> None:
     machine = with_rates(START, TRUE)
     runs = runs_on(machine, models)
     fitted = chosen(runs, [run.context for run in runs], 2)
@@ -294,9 +294,12 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_is_told_and_leaves_nothing(
-    tmp_path: Path, models: dict[str, Model], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    models: dict[str, CardModel],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def stop(*_: object) -> Machine:
+    def stop(*_: object) -> FittedMachine:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("card_fit.main.fit", stop)

@@ -12,8 +12,8 @@ from oallama.cli.chat import model as chat_model
 from oallama.cli.chat.commands import COMMANDS, TOPICS, Leave, is_command, obey
 from oallama.cli.chat.loop import HOW_TO_LEAVE, converse
 from oallama.cli.chat.model import ChatModel
-from oallama.cli.chat.session import Session, figures
-from oallama.cli.chat.settings import MEANINGS, Settings, changed, setting_name
+from oallama.cli.chat.session import ChatSession, figures
+from oallama.cli.chat.settings import MEANINGS, ChatSettings, changed, setting_name
 from oallama.cli.chat.terminal import Commands
 from oallama.cli.template import Template
 from oallama.core.errors import DeviceError, UsageError
@@ -92,7 +92,7 @@ def chat():
 
     def made(*answers, chats=True, system=None, n_ctx=4096):
         model = Model(Engine(*answers, n_ctx=n_ctx))
-        session = Session(model, Rendered(TEMPLATE, "", "") if chats else None, Conversation(system))
+        session = ChatSession(model, Rendered(TEMPLATE, "", "") if chats else None, Conversation(system))
         return session, model, lambda *messages, **typed: converse(session, model, Typed(*messages, **typed))
 
     return made
@@ -323,7 +323,7 @@ def test_what_is_set_reaches_the_engine(chat, capsys):
 )
 def test_a_bad_value_changes_nothing(name, value, said):
     with pytest.raises(UsageError, match=said):
-        changed(Settings(), name, value)
+        changed(ChatSettings(), name, value)
 
 
 def test_names_of_other_programs_and_misspelt_ones():

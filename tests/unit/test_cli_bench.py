@@ -12,7 +12,8 @@ import pytest
 from bench_cases import NAMES, report, result, series, stock
 
 from oallama.bench.records import ArmResult, BenchTest
-from oallama.cli import bench, output
+from oallama.cli import bench_options, output
+from oallama.cli.bench_options import ResultOptions
 from oallama.cli.main import exit_code
 from oallama.core.errors import UsageError
 
@@ -39,9 +40,9 @@ def test_a_chart_that_cannot_be_drawn_costs_no_result(
     def fails(result: Any, chart: str) -> None:
         raise UsageError("cannot write it")
 
-    monkeypatch.setattr(bench, "_draw", fails)
+    monkeypatch.setattr(bench_options, "draw", fails)
     with pytest.raises(UsageError):
-        bench.tell(FOUND, "jsonl", None, False, None, "times.svg")
+        ResultOptions(("jsonl", None), "times.svg", None, False).tell(FOUND)
     assert [json.loads(line)["arm"] for line in capsys.readouterr().out.splitlines()] == ["stock-cpu", "stock-ngl"]
 
 
@@ -79,9 +80,9 @@ def test_a_chart_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch,
 
 def test_json_goes_to_stdout_whatever_a_file_gets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "result.csv"
-    file.write_text(bench._text(FOUND, "csv"))  # as `run` has done by then
-    bench.tell(FOUND, "csv", str(file), True, None, None)
+    file.write_text(bench_options.text_of(FOUND, "csv"))  # as `save` has done by then
+    ResultOptions(("csv", str(file)), None, None, True).tell(FOUND)
     assert [row["arm"] for row in json.loads(capsys.readouterr().out)] == ["stock-cpu", "stock-ngl"]
     assert [row["arm"] for row in csv.DictReader(file.read_text().splitlines())] == ["stock-cpu", "stock-ngl"]
-    bench.tell(FOUND, "csv", str(file), False, None, None)
+    ResultOptions(("csv", str(file)), None, None, False).tell(FOUND)
     assert capsys.readouterr().out == ""

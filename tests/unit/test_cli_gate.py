@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from oallama.cli import gate as cli_gate
-from oallama.cli.bench_progress import _shown_on
+from oallama.cli.bars import _shown_on, time_bar
 from oallama.cli.placement import PlacementOptions
 from oallama.core.errors import DeviceError
 from oallama.core.options import Options
@@ -140,9 +140,9 @@ def test_the_bar_shows_the_time_and_never_gets_longer(monkeypatch: pytest.Monkey
         return bars[0]
 
     monkeypatch.setattr("tqdm.tqdm", bar)
-    monkeypatch.setattr(cli_gate, "is_terminal", lambda stream: stream is sys.stderr)
+    monkeypatch.setattr("oallama.cli.bars.is_terminal", lambda stream: stream is sys.stderr)
     times = iter([100.0, 100.0, 107.5, 130.0])
-    with cli_gate.time_bar(20.0, lambda: next(times)) as show:
+    with time_bar(20.0, lambda: next(times)) as show:
         show("plan")
         show("load split", expect=24)
         show("", done=42)

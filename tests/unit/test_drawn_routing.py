@@ -19,7 +19,7 @@ from oallama.profile.routing_store import read_routing as read_counts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from routing.drawn import Drawing, chained, curve_shares, draw, inclusion, keep_for, odds_of, zipf_shares
+from routing.drawn import RoutingDraw, chained, curve_shares, draw, inclusion, keep_for, odds_of, zipf_shares
 from routing.main import main
 from routing.table import coverage, layer_use, overlap, read_routing, traffic, write_routing
 
@@ -72,7 +72,7 @@ def test_overlap_is_that_of_the_chain_worked_out_by_hand() -> None:
 
 def test_a_drawing_has_the_published_curve_and_overlap() -> None:
     shares = curve_shares(288, GLM)
-    routing = draw(Drawing(n_layer=2, shares=shares, n_used=8, n_tokens=6000, overlap=0.4, seed=5))
+    routing = draw(RoutingDraw(n_layer=2, shares=shares, n_used=8, n_tokens=6000, overlap=0.4, seed=5))
     for rows in routing.values():
         assert len(rows) == 6000 and all(len(set(row)) == 8 and {*row} <= {*range(288)} for row in rows)
         found = traffic(rows, 288)
@@ -84,7 +84,7 @@ def test_a_drawing_has_the_published_curve_and_overlap() -> None:
 
 
 def test_topics_have_their_own_used_experts_and_share_one_concentration() -> None:
-    rows = draw(Drawing(1, zipf_shares(64, 1.0), 4, 7001, topics=2))[0]
+    rows = draw(RoutingDraw(1, zipf_shares(64, 1.0), 4, 7001, topics=2))[0]
     first, second = rows[:3500], rows[3500:]
     assert len(rows) == 7001
     assert coverage(traffic(first, 64), 0.25) == pytest.approx(coverage(traffic(second, 64), 0.25), abs=0.03)
@@ -94,7 +94,7 @@ def test_topics_have_their_own_used_experts_and_share_one_concentration() -> Non
 
 
 def test_a_seed_is_a_drawing() -> None:
-    drawings = [draw(Drawing(2, zipf_shares(16, 0.5), 2, 50, overlap=0.5, seed=seed)) for seed in (1, 1, 2)]
+    drawings = [draw(RoutingDraw(2, zipf_shares(16, 0.5), 2, 50, overlap=0.5, seed=seed)) for seed in (1, 1, 2)]
     assert drawings[0] == drawings[1] != drawings[2]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from bench_cases import N_LAYER, NAMES, OPERATORS, World, report
 
-from oallama.bench.ab import Bench, Progress, run_bench
+from oallama.bench.ab import Bench, ProgressCallback, run_bench
 from oallama.bench.fit_plan import stock_plan
 from oallama.bench.records import BenchResult, BenchTest, LoadReport, StockPlacement
 from oallama.core.errors import DoesNotFit
@@ -23,7 +23,7 @@ from oallama.gate.key import distance, gate_key, timings_digest
 from oallama.gate.measure import DEPTH_S, LEAST_DEPTH, TURN_S, gate_tests
 from oallama.gate.plans import all_plans, candidate
 from oallama.gate.run import BUDGET_S, Gated, gated_plan, remembered, stock_at_once
-from oallama.gate.store import Kept, read_kept, verdict_path, write_kept
+from oallama.gate.store import KeptVerdict, read_kept, verdict_path, write_kept
 from oallama.gate.verdict import choose, sentence
 from oallama.plan.plan import Plan
 from oallama.profile.merge import empty
@@ -125,10 +125,10 @@ def _plans_of_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oallama.gate.plans.only_splits", lambda plan: True)
 
 
-def runner(speed: dict[str, float], seen: list[Bench]) -> Callable[[Bench, Progress], BenchResult]:
+def runner(speed: dict[str, float], seen: list[Bench]) -> Callable[[Bench, ProgressCallback], BenchResult]:
     """Measures arms as fast as `speed` says, stock being 1; the arms do what they say."""
 
-    def measure(bench: Bench, progress: Progress) -> BenchResult:
+    def measure(bench: Bench, progress: ProgressCallback) -> BenchResult:
         seen.append(bench)
         world = World(reports_of(bench), lambda name, turn: 1.0 / speed.get(name, 1.0))
         return run_bench(bench, progress, start=world.start, available_memory=lambda: 1 << 40)
@@ -205,7 +205,7 @@ def test_a_longer_context_is_another_verdict_and_a_similar_prompt_is_not() -> No
     seen: list[Bench] = []
     measure = runner({}, seen)
     for n_prompt, n_ctx in ((64, 4096), (100, 4096), (64, 5000), (64, 16384), (600, 4096)):
-        gated_plan(FakePlacer(), Workload(n_prompt, 32, n_ctx), measure=measure, near=False)  # type: ignore[arg-type]
+        gated_plan(FakePlacer(), Workload(n_prompt, 32, n_ctx), measure=measure, accept_near=False)  # type: ignore[arg-type]
     assert len(seen) == 3
 
 
@@ -224,7 +224,7 @@ def test_a_damaged_file_is_as_good_as_none() -> None:
 def test_an_interrupted_measurement_decides_nothing() -> None:
     seen: list[Bench] = []
 
-    def interrupted(bench: Bench, progress: Progress) -> BenchResult:
+    def interrupted(bench: Bench, progress: ProgressCallback) -> BenchResult:
         return replace(runner({}, seen)(bench, progress), interrupted=True)
 
     placer = FakePlacer()
@@ -300,7 +300,7 @@ def test_what_seems_faster_but_for_the_noise_is_measured_longer_and_all_pairs_co
     """`split` is 1.2 times as fast as stock; the first three blocks have a noise of a fifth, the others none."""
     seen: list[Bench] = []
 
-    def measure(bench: Bench, progress: Progress) -> BenchResult:
+    def measure(bench: Bench, progress: ProgressCallback) -> BenchResult:
         seen.append(bench)
 
         def seconds(name: str, turn: int) -> float:
@@ -338,7 +338,7 @@ class Turns:
     clock: Clock = field(default_factory=Clock)
     taken: list[str] = field(default_factory=list)
 
-    def __call__(self, bench: Bench, progress: Progress) -> BenchResult:
+    def __call__(self, bench: Bench, progress: ProgressCallback) -> BenchResult:
         def seconds(name: str, turn: int) -> float:
             self.taken.append(name)
             return self.seconds(name)
@@ -401,7 +401,7 @@ def test_where_one_round_takes_too_long_it_is_tried_twice() -> None:
     assert (found.verdict.settled, found.plan.policy) == (True, "cpu")
     assert "20 s were too short for one round of turns; `oallama tune`" in sentence(found.verdict)
     assert turns.gate().remembered
-    assert turns.gate(Workload(600, 32, 4096)).near, "as it would be with other lengths"
+    assert turns.gate(Workload(600, 32, 4096)).is_near, "as it would be with other lengths"
     assert len(turns.taken) == 2
     longer = turns.gate(budget_s=1e6)
     assert (longer.remembered, longer.verdict.settled, longer.verdict.gave_up_s) == (False, True, 0.0)
@@ -433,7 +433,7 @@ def test_the_deep_test_is_for_those_who_have_not_lost_before() -> None:
     load, measured = Workload(1000, 32, 32768), []
     turns = Turns(lambda name: {"stock-cpu": 0.1, "layers": 0.05}.get(name, 0.2))
 
-    def measure(bench: Bench, progress: Progress) -> BenchResult:
+    def measure(bench: Bench, progress: ProgressCallback) -> BenchResult:
         measured.append(([arm.name for arm in bench.arms], [test.n_depth > 0 for test in bench.tests]))
         return turns(bench, progress)
 
@@ -469,15 +469,15 @@ def test_the_nearest_verdict_serves_other_lengths_meanwhile() -> None:
         return gated_plan(FakePlacer(), load, measure=measure, begin=lambda: begun.append(load), **options)  # type: ignore[arg-type]
 
     first = ask(64, 32)
-    assert (first.near, len(begun)) == (False, 1)
+    assert (first.is_near, len(begun)) == (False, 1)
     for lengths in ((600, 32), (64, 300), (2000, 1000)):
         found = ask(*lengths)
-        assert (found.remembered, found.near, found.plan.policy) == (True, True, "split")
+        assert (found.remembered, found.is_near, found.plan.policy) == (True, True, "split")
         assert found.plan.workload.n_prompt == lengths[0]
     assert (len(seen), len(begun)) == (1, 1)
-    assert not ask(600, 32, refresh=True).near
-    assert not ask(600, 32).near, "now it has its own"
-    assert not ask(64, 32, 8192).near, "another context is another question"
+    assert not ask(600, 32, refresh=True).is_near
+    assert not ask(600, 32).is_near, "now it has its own"
+    assert not ask(64, 32, 8192).is_near, "another context is another question"
 
 
 def test_ctrl_c_keeps_the_pairs_that_are_complete() -> None:
@@ -501,8 +501,8 @@ def test_what_is_remembered_is_known_without_measuring(monkeypatch: pytest.Monke
     assert placer.planned == []
     gate(placer, {"split": 1.5}, [])
     found, near = remembered(placer, LOAD), remembered(placer, Workload(600, 32, 4096))
-    assert found is not None and (found.plan.policy, found.near) == ("split", False)
-    assert near is not None and (near.plan.policy, near.near) == ("split", True)
+    assert found is not None and (found.plan.policy, found.is_near) == ("split", False)
+    assert near is not None and (near.plan.policy, near.is_near) == ("split", True)
     assert remembered(FakePlacer(is_profiled=False), LOAD) is None  # type: ignore[arg-type]
 
 
@@ -544,10 +544,10 @@ def test_the_verdict_of_stocks_attention_on_the_cpu_is_remembered() -> None:
     placer, seen = FakePlacer(), []
     first = gate(placer, {}, seen)
     won = replace(first.verdict, winner="stock-cpu")
-    write_kept(Kept(won, StockPlacement(0)))
+    write_kept(KeptVerdict(won, StockPlacement(0)))
     found = gate(placer, {}, seen)
     assert (found.remembered, found.plan.policy, len(seen)) == (True, "cpu", 1)
-    write_kept(Kept(replace(won, winner="nothing known"), StockPlacement(0)))
+    write_kept(KeptVerdict(replace(won, winner="nothing known"), StockPlacement(0)))
     assert not gate(placer, {}, seen).remembered
 
 

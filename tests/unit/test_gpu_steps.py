@@ -17,16 +17,16 @@ from experiments.machine import backend_of
 from experiments.results import CUT, DONE, FAILED, NAME, Results
 from experiments.traces import events_of, last_token, overlap_of, sums_of, union
 from gpu_steps.correctness import BOUNDS, bound, cases, verdict
-from gpu_steps.kinds import Setting, run_step
+from gpu_steps.kinds import StepSetting, run_step
 from gpu_steps.scale import ALL_TYPES, FULL, LEASE, QUANTISED, SCALES, SMALL
 from gpu_steps.schedule import MAX_TRIES, RESERVE_S, choose, expected_seconds, pace_of
-from gpu_steps.steps import GIB, Step, steps_of
+from gpu_steps.steps import GIB, GpuStep, steps_of
 
 POLICIES = ("auto", "oato", "split", "layers", "cpu")
 STEPS = (
-    Step("first", "", "a", 10),
-    Step("second", "", "b", 50, needs=("first",)),
-    Step("third", "", "b", 20, models=(SMALL.oato_q4,)),
+    GpuStep("first", "", "a", 10),
+    GpuStep("second", "", "b", 50, needs=("first",)),
+    GpuStep("third", "", "b", 20, models=(SMALL.oato_q4,)),
 )
 
 
@@ -98,12 +98,12 @@ def test_all_arms_are_compared_under_the_same_memory() -> None:
 def test_what_a_cell_asks_for_is_what_bench_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
 
-    def run(self: Setting, *arguments: object, limit_s: float) -> Ended:
+    def run(self: StepSetting, *arguments: object, limit_s: float) -> Ended:
         told.extend(map(str, arguments))
         return Ended(0, False, "", "", 1.0)
 
-    monkeypatch.setattr(Setting, "oallama", run)
-    setting = Setting("CUDA0", 8, "", tmp_path, tmp_path / "log.txt", {}, lambda name: tmp_path / f"{name}.gguf")
+    monkeypatch.setattr(StepSetting, "oallama", run)
+    setting = StepSetting("CUDA0", 8, "", tmp_path, tmp_path / "log.txt", {}, lambda name: tmp_path / f"{name}.gguf")
     steps = {step.id: step for step in steps_of(LEASE, "CUDA0", 16, POLICIES)}
     found = run_step(steps["memory-llama3-8b-32l-q4_0-3g-ub2048"], setting, 100.0, 1)
     pairs = [" ".join(told[i : i + 2]) for i in range(len(told))]
@@ -195,7 +195,7 @@ def test_what_failed_in_this_call_is_left_for_the_next() -> None:
     assert chosen(results, 1000) == "first", "another call tries it again"
     step = choose(STEPS, results, 1000, {}, {"first"}).step
     assert step is not None and step.id == "third", "what needs it has no point"
-    compared = (Step("cell", "", "ab", 10),)
+    compared = (GpuStep("cell", "", "ab", 10),)
     assert choose(compared, {"cell": result(FAILED)}, 1000, {}, {"cell"}).step is not None
 
 

@@ -20,8 +20,8 @@ from oallama.profile.routing import ENOUGH_TOKENS, Traffic, counted, tallied, un
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from routing.drawn import Drawing, draw, zipf_shares
-from routing.learned import Course, simulated
+from routing.drawn import RoutingDraw, draw, zipf_shares
+from routing.learned import LearningTrial, simulated
 from routing.main import main
 
 N_EXPERT, N_USED = 8, 2
@@ -135,8 +135,8 @@ def test_an_answer_without_tokens_changes_nothing() -> None:
 # courses
 #
 
-DRAWING = Drawing(2, zipf_shares(32, 0.9), 4, 3000, 0.45, topics=2)
-COURSE = Course(n_expert=32, n_hot=8, n_first=750, n_request=64, n_stretch=250)
+DRAWING = RoutingDraw(2, zipf_shares(32, 0.9), 4, 3000, 0.45, topics=2)
+COURSE = LearningTrial(n_expert=32, n_hot=8, n_first=750, n_request=64, n_stretch=250)
 
 
 def mean(values: Sequence[float]) -> float:
@@ -158,7 +158,7 @@ def test_a_set_that_learns_finds_back_after_a_change_of_topic() -> None:
 
 def test_lru_and_static_are_those_of_a_count_by_hand() -> None:
     rows = [(0, 1), (0, 1), (0, 2), (2, 3), (0, 2), (1, 3)]
-    found = simulated({0: rows}, Course(n_expert=4, n_hot=2, n_first=2, n_request=1, n_stretch=4))
+    found = simulated({0: rows}, LearningTrial(n_expert=4, n_hot=2, n_first=2, n_request=1, n_stretch=4))
     assert found["static"].coverage == (3 / 8,)  # 0 | - | 0 | 1
     assert found["lru"].coverage == (3 / 8,)  # 0; 2; 2, 0 was taken out for 3 | 0 2 | nothing
     assert found["lru"].copied == (5 / 4,)

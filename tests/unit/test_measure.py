@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +16,11 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from experiments.inputs import InputError  # noqa: E402
 from measure import plots  # noqa: E402
-from measure.depths import at_depth, moved_seconds  # noqa: E402
 from measure.divergence import divergence, log_softmax  # noqa: E402
 from measure.main import main, run  # noqa: E402
-from measure.measure import Measure, Step  # noqa: E402
+from measure.measure import Measure, MeasureStep  # noqa: E402
 from measure.slices import cuts_of, median_error  # noqa: E402
 from measure.slope import pooled_slope, slope  # noqa: E402
-from split_cases import World  # noqa: E402
-from test_scheinfer_policy import STREAMS  # noqa: E402
-from test_split_policy import problem as small_problem  # noqa: E402
-
-from oallama.place.decide import decide  # noqa: E402
-from oallama.place.problem import Problem  # noqa: E402
-from oallama.place.simulate import simulate  # noqa: E402
 
 
 def trial(runs: list[str]) -> Measure:
@@ -41,9 +32,9 @@ def trial(runs: list[str]) -> Measure:
             raise KeyboardInterrupt
         return 1.5
 
-    def steps(options: argparse.Namespace) -> Iterator[Step]:
+    def steps(options: argparse.Namespace) -> Iterator[MeasureStep]:
         for name in ("a", "b"):
-            yield Step(name, "", lambda name=name: measured(name))  # type: ignore[misc]
+            yield MeasureStep(name, "", lambda name=name: measured(name))  # type: ignore[misc]
 
     return Measure("a trial", lambda parser: None, steps, ("step", "s"), list)
 
@@ -59,18 +50,6 @@ def test_an_interrupted_measurement_goes_on(tmp_path: Path, capsys: pytest.Captu
     assert "| a | 1.5 |\n| b | 1.5 |" in capsys.readouterr().out
     with pytest.raises(InputError, match="name another file in -o"):
         run(trial(runs), argparse.Namespace(name="trial", output=options.output, rounds=3))
-
-
-def test_cuts_that_are_moved_to_where_they_are_best_are_faster() -> None:
-    def on(world: World) -> Problem:
-        return small_problem(world, free=10**7, gpu_weights=0.2)
-
-    load = replace(at_depth(100, 256), n_ubatch=64)
-    placed = decide(on(STREAMS), "scheinfer", load, "decode").placed
-    faster = on(replace(STREAMS, cpu_rate=20 * STREAMS.cpu_rate))
-    as_it_is = simulate(faster, load, placed).predicted.tpot_s
-    assert (moved := moved_seconds(faster, placed, load)) is not None and moved < 0.9 * as_it_is
-    assert moved_seconds(on(STREAMS), decide(on(STREAMS), "cpu", load, "decode").placed, load) is None
 
 
 def test_passes_through_the_same_cuts_are_one_row_each() -> None:

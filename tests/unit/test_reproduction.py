@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from experiments.inputs import InputError  # noqa: E402
 from reproduce.bounds import least_seconds  # noqa: E402
 from reproduce.chart import chart  # noqa: E402
-from reproduce.figures import Arm, Cell, Figure, papers, read_paper  # noqa: E402
+from reproduce.figures import Figure, FigureArm, FigureCell, papers, read_paper  # noqa: E402
 from reproduce.main import FORMULAS, NUMBERS, PAGE, PICTURE, RESULTS, main, row_of  # noqa: E402
 from reproduce.page import CLOSE, DIFFERS, FAILS, RULED_OUT, page, verdict  # noqa: E402
 from reproduce.quantities import KINDS, find  # noqa: E402
@@ -25,7 +25,7 @@ from reproduce.runs import needed, run  # noqa: E402
 from oallama.place.decide import POLICIES  # noqa: E402
 
 FIGURES = [figure for paper in papers() for figure in paper.figures]
-CELL = Cell("oato", "llama-mini", "F16", 64, 32, 1024, gpu_weights=0.5)
+CELL = FigureCell("oato", "llama-mini", "F16", 64, 32, 1024, gpu_weights=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -76,12 +76,12 @@ def test_nothing_simulated_is_beyond_the_bound(results: dict[str, Any]) -> None:
 
 
 def test_simulating_again_gives_the_same() -> None:
-    arm = Arm("oato", "paper", "paper")
-    figure = Figure("a paper", "x", "Fig. 1", "a gain", "speed-up", 1.2, "×", (CELL,), arm, Arm("layers"))
+    arm = FigureArm("oato", "paper", "paper")
+    figure = Figure("a paper", "x", "Fig. 1", "a gain", "speed-up", 1.2, "×", (CELL,), arm, FigureArm("layers"))
     first, second = ({key: run(key) for key in needed([figure])} for _ in range(2))
     assert first == second
     found = find(figure, first)
-    base, own = first[CELL, Arm("layers")], first[CELL, arm]
+    base, own = first[CELL, FigureArm("layers")], first[CELL, arm]
     assert base is not None and own is not None
     assert found.ours == pytest.approx(base.total_s / own.total_s)
     assert found.bound is not None and found.bound >= found.ours

@@ -14,7 +14,7 @@ from oallama.serve.app import application
 from oallama.serve.idle import Idle
 from oallama.serve.tuning import Tune, Tuning
 
-WON = replace(records.served(), said="what won")
+WON = replace(records.served(), reason="what won")
 IDLE_S = 0.1
 
 

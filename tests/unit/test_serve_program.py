@@ -15,7 +15,7 @@ from ggml_bridge.library import GGML_VERSION, LLAMA_CPP_PYTHON_VERSION, library_
 from oallama.core.errors import BridgeError, PlanError
 from oallama.serve.live import Live, Rate, live_of
 from oallama.serve.program import (
-    Settings,
+    ServerSettings,
     _is_ours,
     clean_environment,
     find_program,
@@ -24,7 +24,7 @@ from oallama.serve.program import (
     prompt_cache_mib,
 )
 
-SETTINGS = Settings(n_parallel=4, threads=2, n_batch=None, name="m.gguf", pooling="mean")
+SETTINGS = ServerSettings(n_parallel=4, threads=2, n_batch=None, name="m.gguf", pooling="mean")
 
 
 def program(folder, with_ggml=True):

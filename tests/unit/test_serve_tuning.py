@@ -22,7 +22,7 @@ from oallama.serve import tuning as tuning_module
 from oallama.serve.launch import with_us
 from oallama.serve.tuning import Tune, Tuning
 
-WON = replace(records.served(), said="what won")
+WON = replace(records.served(), reason="what won")
 
 
 def tuned(tmp_path, monkeypatch, code=0, replan=lambda: WON, launch=lambda stub, served: stub.launch("CUDA0")):

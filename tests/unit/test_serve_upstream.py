@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from processes import PATIENCE_S
 
-from oallama.serve.upstream import MOST_WAITING_BYTES, Answer, Asked, BrokenOff
+from oallama.serve.upstream import MOST_WAITING_BYTES, Answer, BrokenOff, UpstreamRequest
 
 OK = b"HTTP/1.1 200 OK\r\n"
 
@@ -39,7 +39,7 @@ def told(folder, serve, asked=None):
 
     async def run():
         async with server(folder, serve) as path:
-            answer = Answer(asked or Asked("GET", b"/"))
+            answer = Answer(asked or UpstreamRequest("GET", b"/"))
             try:
                 await answer.begin(path)
                 return answer.status, await answer.whole()
@@ -67,7 +67,7 @@ def test_chunks_are_the_same_wherever_their_bytes_are_cut(payloads, cuts):
     chunks = b"".join(b"%x;more=1\r\n%b\r\n" % (len(each), each) for each in payloads)
     raw = OK + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\nX-Later: 1\r\n\r\n"
     ends = [*sorted(cut % len(raw) for cut in cuts), len(raw)]
-    answer = Answer(Asked("GET", b"/"))
+    answer = Answer(UpstreamRequest("GET", b"/"))
     for start, end in zip([0, *ends], ends, strict=False):
         answer.data_received(raw[start:end])
     answer.data_received(b"more")
@@ -77,7 +77,7 @@ def test_chunks_are_the_same_wherever_their_bytes_are_cut(payloads, cuts):
 @pytest.mark.parametrize("method, status", [("HEAD", b"200 OK"), ("GET", b"204 No Content"), ("GET", b"304 X")])
 def test_some_answers_have_no_body(tmp_path, method, status):
     raw = b"HTTP/1.1 " + status + b"\r\nContent-Length: 5\r\n\r\n"
-    assert told(tmp_path, answers(raw, closes=False), Asked(method, b"/"))[1] == b""
+    assert told(tmp_path, answers(raw, closes=False), UpstreamRequest(method, b"/"))[1] == b""
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_chunks_without_sizes_end_the_answer(tmp_path):
 
 def test_where_nobody_listens_there_is_no_answer(tmp_path):
     async def run():
-        await Answer(Asked("GET", b"/")).begin(str(tmp_path / "nobody.sock"))
+        await Answer(UpstreamRequest("GET", b"/")).begin(str(tmp_path / "nobody.sock"))
 
     with pytest.raises(BrokenOff):
         asyncio.run(run())
@@ -116,13 +116,13 @@ def test_a_body_is_sent_with_its_length(tmp_path):
         writer.close()
 
     body = bytes(range(256)) * 20_000
-    assert told(tmp_path, serve, Asked("POST", b"/", body=body)) == (200, body)
-    assert told(tmp_path, serve, Asked("POST", b"/")) == (200, b"")
+    assert told(tmp_path, serve, UpstreamRequest("POST", b"/", body=body)) == (200, body)
+    assert told(tmp_path, serve, UpstreamRequest("POST", b"/")) == (200, b"")
 
 
 def test_what_http_cannot_say_is_refused():
     async def run():
-        Answer(Asked("GET", b"/a b"))
+        Answer(UpstreamRequest("GET", b"/a b"))
 
     with pytest.raises(h11.LocalProtocolError):
         asyncio.run(run())
@@ -131,7 +131,7 @@ def test_what_http_cannot_say_is_refused():
 def test_one_that_is_closed_while_it_is_waited_for_is_broken_off(tmp_path):
     async def run():
         async with server(tmp_path, answers(OK + b"Content-Length: 3\r\n\r\nhi", closes=False)) as path:
-            answer = Answer(Asked("GET", b"/"))
+            answer = Answer(UpstreamRequest("GET", b"/"))
             await answer.begin(path)
             assert await answer.part() == b"hi"
             asyncio.get_running_loop().call_soon(answer.close)
@@ -157,7 +157,7 @@ def test_a_server_waits_for_a_slow_reader(tmp_path):
 
     async def run():
         async with server(tmp_path, serve) as path:
-            answer = Answer(Asked("GET", b"/"))
+            answer = Answer(UpstreamRequest("GET", b"/"))
             await answer.begin(path)
             before = -1
             while before != len(sent) or not sent:  # until it sends no more

@@ -432,7 +432,7 @@ def installer(
     environment = Environment(tmp_path)
     environment.python = fake_python(tmp_path, selftest)
     env = {"PATH": os.environ["PATH"], "OALLAMA_CACHE_DIR": str(tmp_path / "cache")}
-    return llama.LlamaInstaller(console, environment, llama.Machine(env, cpu, GCC, wish), "0.3.36")
+    return llama.LlamaInstaller(console, environment, llama.BuildMachine(env, cpu, GCC, wish), "0.3.36")
 
 
 def calls(tmp_path: Path, word: str) -> int:
@@ -514,7 +514,7 @@ def project(tmp_path: Path) -> Path:
 
 def finished(root: Path, console: Console, extras: list[str]) -> Setup:
     env = {"PATH": os.environ["PATH"]}
-    setup = Setup(root, llama.Machine(env, EPYC, GCC, "auto"), console, extras)
+    setup = Setup(root, llama.BuildMachine(env, EPYC, GCC, "auto"), console, extras)
     setup.environment.write_stamp(Stamp(setup.inputs(), extras, "key", "cpu"))
     return setup
 
@@ -525,9 +525,9 @@ def test_finished_environment_is_up_to_date_until_something_changes(tmp_path: Pa
     assert setup.up_to_date()
     assert Setup(root, setup.machine, console, []).up_to_date(), "more than asked for is fine"
     assert not Setup(root, setup.machine, console, ["plots"]).up_to_date()
-    other_cpu = llama.Machine(setup.machine.env, XEON, GCC, "auto")
+    other_cpu = llama.BuildMachine(setup.machine.env, XEON, GCC, "auto")
     assert not Setup(root, other_cpu, console, ["test"]).up_to_date()
-    assert not Setup(root, llama.Machine(setup.machine.env, EPYC, GCC, "cpu"), console, ["test"]).up_to_date()
+    assert not Setup(root, llama.BuildMachine(setup.machine.env, EPYC, GCC, "cpu"), console, ["test"]).up_to_date()
     (root / "ggml_bridge" / "native" / "a.cpp").write_text("int b;", encoding="utf-8")
     assert not setup.up_to_date()
 
@@ -538,16 +538,16 @@ def test_a_new_program_of_a_driver_that_changes_nothing_leaves_llama_cpp_alone(
     root = project(tmp_path)
     program(root / ".venv" / "bin", "python", f'echo "$*" >> {tmp_path}/calls; echo True')
     env = {"PATH": os.environ["PATH"], "OALLAMA_CACHE_DIR": str(tmp_path / "cache")}
-    before = Setup(root, llama.Machine(env, EPYC, GCC, "cpu"), console, [])
+    before = Setup(root, llama.BuildMachine(env, EPYC, GCC, "cpu"), console, [])
     wheel = llama.working_recipe(CPU_BUILD, "0.3.36", EPYC, GCC, env, auto=False).key
     before.environment.write_stamp(Stamp(before.inputs(), [], wheel, "cpu"))
     program(tmp_path / "bin", "rocminfo", "")
-    after = Setup(root, llama.Machine({**env, "ROCM_PATH": str(tmp_path)}, EPYC, GCC, "cpu"), console, [])
+    after = Setup(root, llama.BuildMachine({**env, "ROCM_PATH": str(tmp_path)}, EPYC, GCC, "cpu"), console, [])
     assert not after.up_to_date()
     assert after.run().wheel == wheel
     assert calls(tmp_path, "--editable") == 1 and calls(tmp_path, "--force-reinstall") == 0
     assert after.up_to_date()
-    other = Setup(root, llama.Machine({**env, "CMAKE_ARGS": "-DGGML_X=ON"}, EPYC, GCC, "cpu"), console, [])
+    other = Setup(root, llama.BuildMachine({**env, "CMAKE_ARGS": "-DGGML_X=ON"}, EPYC, GCC, "cpu"), console, [])
     with pytest.raises(SetupError):  # nothing to fetch it from
         other.run()
     assert calls(tmp_path, "pip download") == 1

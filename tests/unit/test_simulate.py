@@ -37,7 +37,7 @@ from oallama.placer import Placer
 from oallama.placer.described import plan_for
 from oallama.plan.plan import Plan
 from oallama.profile.described import described, host_profile
-from oallama.report.simulate import LOOKS, Setting, simulate_chart, simulate_document, simulate_tables
+from oallama.report.simulate import LOOKS, SimulationSetting, simulate_chart, simulate_document, simulate_tables
 from oallama.report.table import plain
 
 TOKENS = (1, 8, 32, 128, 512)
@@ -332,11 +332,13 @@ def test_a_bad_machine_file_is_refused(tmp_path, document: str, said: str) -> No
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[Setting, Simulation]:
+def made() -> tuple[SimulationSetting, Simulation]:
     problem = described_problem("scheinfer-a", 0.3)
     simulation = simulated(problem, decide(problem, "flexgen", Workload(64, 32, 512), "mixed"))
     machine = MACHINES["scheinfer-a"]
-    return Setting(model(), "flexgen", machine.card.name, machine.description, machine.sources, ("a note",)), simulation
+    return SimulationSetting(
+        model(), "flexgen", machine.card.name, machine.description, machine.sources, ("a note",)
+    ), simulation
 
 
 def test_the_document_says_all_of_it(made) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from oallama.cli.answers import AnswerOptions, answer_options
 from oallama.cli.model_file import model_file
 from oallama.cli.options import (
     IDLE_S,
@@ -16,13 +17,12 @@ from oallama.cli.options import (
     idle_option,
     model_option,
     replan_option,
-    system_option,
 )
 from oallama.cli.output import talk, tell_aborts
 from oallama.cli.placement import PlacementOptions, expected, placement_options, run_workload
 from oallama.cli.policy import PolicyOptions
-from oallama.cli.routing import CountingOptions, counting, counting_options
-from oallama.cli.sampling import DEFAULT_N_GEN, SamplingOptions, sampling_options
+from oallama.cli.routing import counting
+from oallama.cli.sampling import DEFAULT_N_GEN
 from oallama.cli.template import template_for
 from oallama.cli.tune import tune_command
 from oallama.core.errors import UsageError
@@ -30,7 +30,7 @@ from oallama.report.text import printable
 
 if TYPE_CHECKING:
     from oallama.cli.chat.model import ChatModel
-    from oallama.cli.chat.session import Session
+    from oallama.cli.chat.session import ChatSession
     from oallama.core.types import Workload
     from oallama.placer import Placer
     from oallama.plan.plan import Plan
@@ -43,7 +43,6 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
 @click.command("chat")
 @click.argument("position", required=False, metavar="[MODEL]", shell_complete=complete_file)
 @model_option
-@system_option("everything else")
 @click.option(
     "-n",
     "--predict",
@@ -68,26 +67,20 @@ PROMPT_TOKENS = 512  # that a message and what it is evaluated with are planned 
 @idle_option("a key")
 @depth_option
 @replan_option
-@sampling_options
-@click.option(
-    "--chat/--no-chat",
-    default=None,
-    help="Put what is said into the model's chat template, or continue it as one text.  "
+@answer_options(
+    "everything else",
+    "Put what is said into the model's chat template, or continue it as one text.  "
     "[default: chat where the model has a template]",
 )
-@counting_options
 @click.option("--verbose", is_flag=True, help="Show tokens/s after each answer, and what was predicted.")
 def command(
     position: str | None,
     model_option: str | None,
-    system: str | None,
     n_gen: int | None,
     asked: PlacementOptions,
     idle_s: int,
     n_depth: int | None,
-    sampling: SamplingOptions,
-    chat: bool | None,
-    counts: CountingOptions,
+    answers: AnswerOptions,
     verbose: bool,
 ) -> None:
     """Talk with a model. Without MODEL it is the small one that comes with oallama. In a pipe each line is a message,
@@ -107,17 +100,14 @@ def command(
     asked.check_depth(n_depth)
     model = model_option or position
     model = None if model is None else model_file(model)
-    start(model, system, n_gen, asked, sampling, chat, counts, verbose, idle_s, n_depth or 0)
+    start(model, n_gen, asked, answers, verbose, idle_s, n_depth or 0)
 
 
 def start(
     model: str | None,
-    system: str | None,
     n_gen: int | None,
     asked: PlacementOptions,
-    sampling: SamplingOptions,
-    chat: bool | None,
-    counts: CountingOptions,
+    answers: AnswerOptions,
     verbose: bool = False,
     idle_s: int = IDLE_S,
     n_past: int = 0,
@@ -126,10 +116,11 @@ def start(
     the model talks, or DEFAULT_N_GEN tokens where it continues text."""
     from oallama.cli.chat.loop import converse, reader_of_stdin, somebody_types
     from oallama.cli.chat.model import ChatModel
-    from oallama.cli.chat.session import Session
+    from oallama.cli.chat.session import ChatSession
     from oallama.cli.chat.settings import settings_of
     from oallama.run.conversation import Conversation
 
+    chat, system = answers.chat, answers.system
     if (found := asked.planned(model)) is not None:
         placer, plan = found
         template = template_for(placer.model.path, chat, system)
@@ -140,9 +131,9 @@ def start(
         load = chat_workload(placer, n_past)
         plan, to_tune = asked.made_plan(placer, load)
         fixed = why_fixed(placer, asked.policy)
-    settings = settings_of(sampling, n_gen, template is not None, verbose)
+    settings = settings_of(answers.sampling, n_gen, template is not None, verbose)
     tell_aborts()
-    with counting(placer, counts) as recording:
+    with counting(placer, answers.counts) as recording:
         when_idle = to_tune and asked.tune == "when-idle" and asked.options.n_batch is None and somebody_types()
 
         def opened(placer: Placer, plan: Plan) -> Engine:
@@ -155,7 +146,7 @@ def start(
             measures = tune_command(placer.model.path, options, load.n_prompt, load.n_gen, asked.profile, load.n_past)
             idle = session_model.tune_when_idle(measures, idle_s)
         reader = reader_of_stdin(idle)
-        session = Session(session_model, template, Conversation(system or None), settings)
+        session = ChatSession(session_model, template, Conversation(system or None), settings)
         try:
             session_model.engine  # noqa: B018  # the first message need not wait for it
             if reader.interactive:
@@ -183,7 +174,7 @@ def why_fixed(placer: Placer, policy: PolicyOptions) -> str:
     return ""
 
 
-def welcome(session: Session, model: ChatModel) -> str:
+def welcome(session: ChatSession, model: ChatModel) -> str:
     """The lines before the first message."""
     from oallama.report.plan import where_text
 

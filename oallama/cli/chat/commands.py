@@ -1,4 +1,4 @@
-"""What a chat does for a line that begins with a slash."""
+"""Slash commands of a chat: parsed, completed and carried out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oallama.cli.chat.lines import QUOTES
-from oallama.cli.chat.session import Session, figures
+from oallama.cli.chat.session import ChatSession, figures
 from oallama.cli.chat.settings import MEANINGS, changed, setting_name
 from oallama.cli.output import talk, write_file
 from oallama.cli.prompt import text_of_file
@@ -37,7 +37,7 @@ class Leave(Exception):
 class Command:
     """usage: its argument; help: one line; words: what may follow, for completion; path: a file may."""
 
-    do: Callable[[Session, ChatModel, str], None]
+    do: Callable[[ChatSession, ChatModel, str], None]
     usage: str
     help: str
     words: tuple[str, ...] = ()
@@ -49,19 +49,19 @@ def is_command(message: str) -> bool:
     return _NAME.match(message) is not None
 
 
-def obey(session: Session, model: ChatModel, message: str) -> None:
+def obey(session: ChatSession, model: ChatModel, message: str) -> None:
     """Do what a command says. Raises Leave, and UsageError for one that there is not or that cannot be."""
     name, _, argument = message.strip().partition(" ")
     name = OTHER_NAMES.get(name, name)
     command = COMMANDS.get(name)
     if command is None:
-        near = difflib.get_close_matches(name, COMMANDS, 1)
-        meant = f"did you mean {near[0]}?" if near else "/? lists them"
+        closest = difflib.get_close_matches(name, COMMANDS, 1)
+        meant = f"did you mean {closest[0]}?" if closest else "/? lists them"
         raise UsageError(f"there is no command {name}; {meant} (a message with a blank before the / goes to the model)")
     command.do(session, model, argument.strip())
 
 
-def _help(_session: Session, _model: ChatModel, topic: str) -> None:
+def _help(_session: ChatSession, _model: ChatModel, topic: str) -> None:
     if topic.strip("/") == "set":
         lines = [f"  /set {name:<15} {meaning}" for name, meaning in MEANINGS.items()]
     elif topic.strip("/") == "show":
@@ -78,11 +78,11 @@ def _help(_session: Session, _model: ChatModel, topic: str) -> None:
     talk("\n".join(lines))
 
 
-def _leave(_session: Session, _model: ChatModel, _argument: str) -> None:
+def _leave(_session: ChatSession, _model: ChatModel, _argument: str) -> None:
     raise Leave
 
 
-def _set(session: Session, model: ChatModel, argument: str) -> None:
+def _set(session: ChatSession, model: ChatModel, argument: str) -> None:
     word, _, text = argument.partition(" ")
     if word == "parameter":  # as ollama says it
         word, _, text = text.strip().partition(" ")
@@ -121,7 +121,7 @@ def _unquoted(text: str) -> str:
     return text
 
 
-def _show(session: Session, model: ChatModel, topic: str) -> None:
+def _show(session: ChatSession, model: ChatModel, topic: str) -> None:
     topic = {"parameters": "settings", "": "all"}.get(topic, topic)
     if topic != "all" and topic not in TOPICS:
         raise UsageError(f"there is nothing called {topic} to show; /show takes one of {', '.join(TOPICS)}")
@@ -129,7 +129,7 @@ def _show(session: Session, model: ChatModel, topic: str) -> None:
     talk("\n".join(line for name in chosen for line in TOPICS[name](session, model)))
 
 
-def _shown_model(session: Session, model: ChatModel) -> list[str]:
+def _shown_model(session: ChatSession, model: ChatModel) -> list[str]:
     info = model.placer.model
     how = "in its chat template" if session.template is not None else "continues text (no chat template is used)"
     size = f"{info.n_layer} layers, {format_bytes(info.file_bytes)}"
@@ -140,7 +140,7 @@ def _shown_model(session: Session, model: ChatModel) -> list[str]:
     ]
 
 
-def _shown_placement(_session: Session, model: ChatModel) -> list[str]:
+def _shown_placement(_session: ChatSession, model: ChatModel) -> list[str]:
     from oallama.report.plan import plan_sentences, where_text
 
     engine = model.engine
@@ -151,21 +151,21 @@ def _shown_placement(_session: Session, model: ChatModel) -> list[str]:
     ]
 
 
-def _shown_speeds(session: Session, model: ChatModel) -> list[str]:
+def _shown_speeds(session: ChatSession, model: ChatModel) -> list[str]:
     last = session.last
     return ["no answer yet" if last is None else f"last answer: {figures(last, model.token_seconds)}"]
 
 
-def _shown_settings(session: Session, _model: ChatModel) -> list[str]:
+def _shown_settings(session: ChatSession, _model: ChatModel) -> list[str]:
     return [f"{name:<14}  {printable(value):<8}  {meaning}" for name, value, meaning in session.settings.rows()]
 
 
-def _shown_system(session: Session, _model: ChatModel) -> list[str]:
+def _shown_system(session: ChatSession, _model: ChatModel) -> list[str]:
     system = session.conversation.system
     return ["no system prompt"] if system is None else [printable(line, 10_000) for line in system.split("\n")]
 
 
-def _shown_conversation(session: Session, _model: ChatModel) -> list[str]:
+def _shown_conversation(session: ChatSession, _model: ChatModel) -> list[str]:
     lines = [
         f"{each.role}: {printable(line, 10_000)}" for each in session.conversation.messages
         for line in each.content.split("\n")
@@ -173,13 +173,13 @@ def _shown_conversation(session: Session, _model: ChatModel) -> list[str]:
     return lines or ["nothing was said yet"]
 
 
-def _shown_template(session: Session, _model: ChatModel) -> list[str]:
+def _shown_template(session: ChatSession, _model: ChatModel) -> list[str]:
     if session.template is None:
         return ["no chat template"]
     return [printable(line, 100_000) for line in session.template.text.split("\n")]
 
 
-TOPICS: dict[str, Callable[[Session, ChatModel], list[str]]] = {
+TOPICS: dict[str, Callable[[ChatSession, ChatModel], list[str]]] = {
     "model": _shown_model,
     "placement": _shown_placement,
     "speeds": _shown_speeds,
@@ -190,7 +190,7 @@ TOPICS: dict[str, Callable[[Session, ChatModel], list[str]]] = {
 }
 
 
-def _save(session: Session, model: ChatModel, path: str) -> None:
+def _save(session: ChatSession, model: ChatModel, path: str) -> None:
     if not path:
         raise UsageError("/save needs the name of a file")
     target = home(unquoted(path))
@@ -198,7 +198,7 @@ def _save(session: Session, model: ChatModel, path: str) -> None:
     talk(f"wrote {target}")
 
 
-def _load(session: Session, _model: ChatModel, path: str) -> None:
+def _load(session: ChatSession, _model: ChatModel, path: str) -> None:
     if not path:
         raise UsageError("/load needs the name of a file that /save has written")
     source = home(unquoted(path))
@@ -215,22 +215,22 @@ def home(path: str) -> str:
         return path
 
 
-def _clear(session: Session, _model: ChatModel, _argument: str) -> None:
+def _clear(session: ChatSession, _model: ChatModel, _argument: str) -> None:
     session.begin(session.conversation.without_messages())
     talk("a new conversation" + (", with the same system prompt" if session.conversation.system else ""))
 
 
-def _undo(session: Session, _model: ChatModel, _argument: str) -> None:
+def _undo(session: ChatSession, _model: ChatModel, _argument: str) -> None:
     session.undo()
     n = session.conversation.n_exchanges
     talk(f"the last question and its answer are gone; {n or 'none'} left")
 
 
-def _retry(session: Session, _model: ChatModel, _argument: str) -> None:
+def _retry(session: ChatSession, _model: ChatModel, _argument: str) -> None:
     session.retry()
 
 
-def _tune(session: Session, model: ChatModel, argument: str) -> None:
+def _tune(session: ChatSession, model: ChatModel, argument: str) -> None:
     if argument and not (argument.isdecimal() and 0 < int(argument) <= 86_400):
         raise UsageError(f"/tune takes a number of seconds, not {argument}")
     before = model.plan.operators

@@ -10,7 +10,7 @@ from oallama.cli.chat.commands import Leave, is_command, obey
 from oallama.cli.chat.idle import IdleTune
 from oallama.cli.chat.lines import PipedLines
 from oallama.cli.chat.model import ChatModel
-from oallama.cli.chat.session import Session, figures
+from oallama.cli.chat.session import ChatSession, figures
 from oallama.cli.output import is_terminal, talk
 from oallama.cli.signals import asked_to_end
 from oallama.core.errors import DeviceError, OallamaError
@@ -38,10 +38,10 @@ def reader_of_stdin(idle: IdleTune | None = None) -> Terminal | PipedLines:
     return PipedLines(io.StringIO() if sys.stdin is None else sys.stdin)
 
 
-def converse(session: Session, model: ChatModel, reader: Terminal | PipedLines) -> None:
+def converse(session: ChatSession, model: ChatModel, reader: Terminal | PipedLines) -> None:
     """Answer until the end of the input or /bye. What is wrong with a message or a command is one sentence, and the
     session goes on; from a pipe, a lost device and Ctrl-C end it."""
-    told: Engine | None = None  # of which engine what was re-planned has been told
+    shown_engine: Engine | None = None  # of which engine what was re-planned has been told
     n_replanned = 0
     while True:
         try:
@@ -73,8 +73,8 @@ def converse(session: Session, model: ChatModel, reader: Terminal | PipedLines) 
         if session.settings.verbose and session.last is not None and session.n_answers > n_answers:
             talk(figures(session.last, model.token_seconds))
             engine = model.engine
-            if engine is not told:
-                told, n_replanned = engine, 0
+            if engine is not shown_engine:
+                shown_engine, n_replanned = engine, 0
             for change in engine.replanned[n_replanned:]:
                 talk(f"re-planned {change}")
             n_replanned = len(engine.replanned)
@@ -82,7 +82,7 @@ def converse(session: Session, model: ChatModel, reader: Terminal | PipedLines) 
                 talk(f"{engine.n_exchanged} hot experts exchanged so far")
 
 
-def _take(session: Session, model: ChatModel, message: str, interactive: bool) -> None:
+def _take(session: ChatSession, model: ChatModel, message: str, interactive: bool) -> None:
     if is_command(message):
         obey(session, model, message)
     elif message.strip():

@@ -74,7 +74,7 @@ class ChatModel:
             self._idle.end()
         self.close()
         self.plan = measured(
-            self.placer, self.load, seconds, near=False, aside="Ctrl-C ends it and keeps what is done"
+            self.placer, self.load, seconds, accept_near=False, aside="Ctrl-C ends it and keeps what is done"
         ).plan
         self._to_tune = False
         if self._idle is not None:

@@ -1,4 +1,4 @@
-"""A chat with one model: the conversation so far, and the next answer."""
+"""State of a chat with one model: the conversation so far, its trimming to the context, and the next answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from oallama.cli.chat.settings import Settings
+from oallama.cli.chat.settings import ChatSettings
 from oallama.cli.output import is_terminal, talk, write_piece
 from oallama.cli.template import Prompt, Template
 from oallama.core.errors import DeviceError, UsageError
@@ -23,7 +23,7 @@ ANSWER_SHARE = 1 / 8  # of the context that a prompt leaves for the answer, else
 KEPT_SHARE = 3 / 4  # of the context that they are dropped down to, so that it does not happen with every message
 
 
-class Session:
+class ChatSession:
     """template None: the model continues the messages as one text.
 
     ended: of a text that the model has ended, so that the next message begins another. last: the answer before.
@@ -34,10 +34,10 @@ class Session:
         model: ChatModel,
         template: Template | None,
         conversation: Conversation | None = None,
-        settings: Settings | None = None,
+        settings: ChatSettings | None = None,
     ) -> None:
         self.model, self.template = model, template
-        self.settings = settings or Settings()
+        self.settings = settings or ChatSettings()
         self.ended = False
         self.last: Generation | None = None
         self.n_answers = 0
@@ -171,9 +171,9 @@ def figures(generation: Generation, token_seconds: Callable[[int], float | None]
         f"TTFT {format_seconds(generation.ttft_s)}",
     ]
     if generation.tpot_s > 0:
-        said = "nothing predicted, as nothing was measured"
+        expectation = "nothing predicted, as nothing was measured"
         tpot_s = token_seconds(generation.n_prompt + generation.n_gen // 2)
         if tpot_s is not None and tpot_s > 0:
-            said = f"predicted {1 / tpot_s:.1f}"
-        parts.append(f"{1 / generation.tpot_s:.1f} tokens/s ({said})")
+            expectation = f"predicted {1 / tpot_s:.1f}"
+        parts.append(f"{1 / generation.tpot_s:.1f} tokens/s ({expectation})")
     return " · ".join(parts)

@@ -1,4 +1,4 @@
-"""What /set changes: how answers are drawn, where they end, and what is shown after them."""
+"""Settings of a chat (/set): sampling, stops, length, JSON schema or grammar, figures after answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ANY_JSON = "{}"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ChatSettings:
     """Of the answers of a session."""
 
     sampling: Sampling = field(default_factory=Sampling)
@@ -73,13 +73,13 @@ def setting_name(word: str) -> str:
     """The name of a setting. Raises UsageError with the likeliest one meant."""
     name = ALIASES.get(word, word)
     if name not in MEANINGS:
-        near = difflib.get_close_matches(word, [*MEANINGS, *ALIASES], 1)
-        meant = f"did you mean {near[0]}?" if near else "/set lists them"
+        closest = difflib.get_close_matches(word, [*MEANINGS, *ALIASES], 1)
+        meant = f"did you mean {closest[0]}?" if closest else "/set lists them"
         raise UsageError(f"there is no setting {word}; {meant}")
     return name
 
 
-def changed(settings: Settings, name: str, text: str) -> Settings:
+def changed(settings: ChatSettings, name: str, text: str) -> ChatSettings:
     """With another value for a setting but `system`, which is one of the conversation. Raises UsageError."""
     if name == "stop":
         stop = () if text in ("", "none") else (*settings.stop, text)
@@ -106,7 +106,7 @@ def changed(settings: Settings, name: str, text: str) -> Settings:
     return replace(settings, sampling=replace(settings.sampling, **{name: value}))
 
 
-def _with_format(settings: Settings, text: str) -> Settings:
+def _with_format(settings: ChatSettings, text: str) -> ChatSettings:
     if text in ("", "text", "none"):
         return _with_grammar(settings, None, "text")
     if text == "json":
@@ -116,7 +116,7 @@ def _with_format(settings: Settings, text: str) -> Settings:
     return _with_grammar(settings, grammar_of_schema(text), f"JSON of the schema {text}")
 
 
-def _with_grammar(settings: Settings, grammar: str | None, form: str) -> Settings:
+def _with_grammar(settings: ChatSettings, grammar: str | None, form: str) -> ChatSettings:
     return replace(settings, sampling=replace(settings.sampling, grammar=grammar), form=form)
 
 
@@ -131,11 +131,9 @@ def _number(name: str, text: str, kind: Callable[[str], Any], least: float | Non
     return value
 
 
-def settings_of(sampling: SamplingOptions, n: int | None, chats: bool, verbose: bool) -> Settings:
+def settings_of(sampling: SamplingOptions, n: int | None, chats: bool, verbose: bool) -> ChatSettings:
     """What the command line asked for. chats: whether answers end by themselves. Raises UsageError."""
-    drawn = sampling.arguments()
-    stop = tuple(drawn.pop("stop"))
-    form = "text" if drawn["grammar"] is None else "as the grammar or schema of the command line says"
-    return Settings(
-        Sampling(**drawn), stop, (WITHOUT_END if chats else DEFAULT_N_GEN) if n is None else n, verbose, form
-    )
+    drawn = sampling.sampling()
+    form = "text" if drawn.grammar is None else "as the grammar or schema of the command line says"
+    most = (WITHOUT_END if chats else DEFAULT_N_GEN) if n is None else n
+    return ChatSettings(drawn, sampling.stop, most, verbose, form)
