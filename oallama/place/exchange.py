@@ -85,8 +85,11 @@ def exchange(costs: Costs, operators: Sequence[Operator], budget: Budget, filled
             if found.seconds >= best.seconds * (1 - LEAST_GAIN):
                 break
             best = found
-    best = filled if best.seconds >= filled.seconds * (1 - LEAST_GAIN) else replace(best, filled=filled)
-    return replace(best, exchanges_left=True) if layers.left_some else best
+    best = filled if best.seconds >= filled.seconds * (1 - LEAST_GAIN) else _noted(best, filled)
+    if not layers.left_some:
+        return best
+    note = f"exchanges were looked for until {MAX_PRICED} changes were priced; there may be better ones"
+    return replace(best, notes=(*best.notes, note))
 
 
 def whole_ffns(costs: Costs, operators: Sequence[Operator], filled: Placed) -> Placed:
@@ -100,7 +103,7 @@ def whole_ffns(costs: Costs, operators: Sequence[Operator], filled: Placed) -> P
         return filled
     on_device = tuple(there and i not in torn for i, there in enumerate(filled.on_device))
     seconds = placement_seconds(costs, on_device, filled.first_device_layer)
-    return replace(filled, on_device=on_device, seconds=seconds, filled=filled)
+    return _noted(replace(filled, on_device=on_device, seconds=seconds), filled)
 
 
 def attention(costs: Costs, operators: Sequence[Operator], first_device_layer: int) -> Placed:
@@ -116,17 +119,13 @@ def attention(costs: Costs, operators: Sequence[Operator], first_device_layer: i
     return Placed(on_device, first_device_layer, placement_seconds(costs, on_device, first_device_layer), 1)
 
 
-def exchange_notes(placed: Placed) -> tuple[str, ...]:
-    """What was changed after OATO's fill, and whether more might have been."""
-    notes = []
-    if placed.filled is not None:
-        n_moved = sum(a != b for a, b in zip(placed.on_device, placed.filled.on_device, strict=True))
-        n_layers = abs(placed.first_device_layer - placed.filled.first_device_layer)
-        moved = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((n_moved, "operator"), (n_layers, "layer")) if n]
-        notes.append(f"exchanged after OATO's fill, as predicted to save time: the side of {' and of '.join(moved)}")
-    if placed.exchanges_left:
-        notes.append(f"exchanges were looked for until {MAX_PRICED} changes were priced; there may be better ones")
-    return tuple(notes)
+def _noted(placed: Placed, filled: Placed) -> Placed:
+    """The placement with a note of what was changed after OATO's fill."""
+    n_moved = sum(a != b for a, b in zip(placed.on_device, filled.on_device, strict=True))
+    n_layers = abs(placed.first_device_layer - filled.first_device_layer)
+    moved = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((n_moved, "operator"), (n_layers, "layer")) if n]
+    note = f"exchanged after OATO's fill, as predicted to save time: the side of {' and of '.join(moved)}"
+    return replace(placed, notes=(note,))
 
 
 def _bytes(costs: Costs, on_device: Sequence[bool]) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from oallama.core.types import StreamSettings
 from oallama.cost.placement import Costs, placement_seconds
-from oallama.place.makespan import Makespan
 
 Budget = Callable[[int], int]
 """first_device_layer -> bytes left for operators on the device once KV, compute buffers and the other tensors of those
@@ -48,9 +47,7 @@ class Placed:
     slices: Slices | None = None
     # host layout of each operator's part in host memory; None, and of no operator: llama.cpp's choice
     layouts: tuple[str | None, ...] = ()
-    filled: Placed | None = None  # OATO's fill, where exchanges changed it
-    exchanges_left: bool = field(default=False, compare=False)  # that were not looked at, as there are too many
-    makespan: Makespan | None = None  # that TwinPilots' modules were placed for
+    notes: tuple[str, ...] = field(default=(), compare=False)  # how it was found, for whoever reads the plan
     alone: frozenset[int] = frozenset()  # operators that are joined alone where they are sliced
 
     def uses_device(self, n_layer: int) -> bool:

@@ -18,7 +18,7 @@ from oallama.place.modules import modules, place_modules
 from oallama.place.placed import Placed, nothing_there
 from oallama.place.problem import Problem, costs_of
 from oallama.place.slicer import Slicer
-from oallama.place.twinpilots import makespan_note, twinpilots
+from oallama.place.twinpilots import twinpilots
 
 PUBLISHED = {
     "hetegen": "HeteGen's shares and promotion alone: weights are pinned for good, not while it runs, and an FFN has "
@@ -77,9 +77,7 @@ def published(problem: Problem, policy: str, phase: Phase, streaming: StreamSett
 
 def published_notes(problem: Problem, policy: str, placed: Placed) -> tuple[str, ...]:
     """What of the published system is not there, and how many operators it would stream and cannot."""
-    notes: tuple[str, ...] = (PUBLISHED[policy],)
-    if placed.makespan is not None:
-        notes = (*notes, makespan_note(placed.makespan, placed.seconds))
+    notes = (PUBLISHED[policy],)
     if policy not in ("hetegen", "hetegen-linear", "flexgen"):
         return notes
     cg = placed.slices.cg if placed.slices else (0,) * len(problem.operators)
