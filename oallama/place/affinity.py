@@ -19,6 +19,7 @@ from typing import Literal
 
 from oallama.core.types import Operator
 from oallama.cost.placement import Costs, placement_seconds, transfer_seconds
+from oallama.place.placed import Placed
 
 MAX_KNOWN = 200_000  # of some hundred bytes each
 
@@ -32,14 +33,6 @@ gain or not."""
 
 Granularity = Literal["operator", "block", "layer"]
 GRANULARITIES: tuple[Granularity, ...] = ("operator", "block", "layer")
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    on_device: tuple[bool, ...]
-    iterations: int
-    converged: bool
-    seconds: float  # predicted over the passes of the costs
 
 
 def units(operators: Sequence[Operator], granularity: Granularity) -> tuple[Unit, ...]:
@@ -229,7 +222,7 @@ def iterate(
     start: Sequence[bool] | None = None,
     max_iterations: int = 50,
     published: bool = False,
-) -> Search:
+) -> Placed:
     """Algorithm 1 over units: rank by B without T', fill, then rank with T' of that placement, fill, until the
     affinities are stable. A placement met before is a cycle, in which Algorithm 1 would run for ever: it ends the loop
     unconverged. The placement with the least predicted time of all that were met is returned.
@@ -256,12 +249,12 @@ def iterate(
     placement = tuple(start) if start is not None else place([saved_s / n_bytes for saved_s, n_bytes in saved])
     met = {placement: placement_seconds(costs, placement, first_device_layer)}
 
-    def ended(last: tuple[bool, ...], iteration: int, converged: bool) -> Search:
+    def ended(last: tuple[bool, ...], iteration: int, converged: bool) -> Placed:
         """last: the placement that the loop came to, or came back to."""
         found = list(met)
         looped = found[found.index(last) :] if published else found
         kept = min(looped, key=lambda one: met[one])
-        return Search(kept, iteration, converged, met[kept])
+        return Placed(kept, first_device_layer, met[kept], iteration, converged)
 
     for iteration in range(1, max_iterations + 1):
         moved = transfers.of_all(placement, first_device_layer, windows)

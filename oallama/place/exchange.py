@@ -23,7 +23,7 @@ from oallama.core.types import Operator
 from oallama.cost.blocks import ffn_of, is_ffn
 from oallama.cost.placement import Costs, placement_seconds, transfer_seconds
 from oallama.place.affinity import GRANULARITIES, units
-from oallama.place.placed import Budget, Placed
+from oallama.place.placed import Budget, Placed, placed_whole
 
 SEVERAL = 4  # changes against one
 MAX_ROUNDS = 64
@@ -101,22 +101,21 @@ def whole_ffns(costs: Costs, operators: Sequence[Operator], filled: Placed) -> P
     torn = {i for members in families.values() if len({filled.on_device[i] for i in members}) > 1 for i in members}
     if not torn:
         return filled
-    on_device = tuple(there and i not in torn for i, there in enumerate(filled.on_device))
-    seconds = placement_seconds(costs, on_device, filled.first_device_layer)
-    return _noted(replace(filled, on_device=on_device, seconds=seconds), filled)
+    on_device = [there and i not in torn for i, there in enumerate(filled.on_device)]
+    return _noted(placed_whole(costs, on_device, filled.first_device_layer), filled)
 
 
 def attention(costs: Costs, operators: Sequence[Operator], first_device_layer: int) -> Placed:
     """Of the layers from this one on, what is no FFN is whole on the device, norms and KV with it, whatever memory that
     takes. FFNs that are then sliced live there too (cost/blocks.py, residents): one block a layer is left to join."""
-    on_device = tuple(
+    on_device = [
         operator.layer is not None
         and operator.layer >= first_device_layer
         and cost.t_gpu_s is not None
         and not is_ffn(operator)
         for operator, cost in zip(operators, costs.operators, strict=True)
-    )
-    return Placed(on_device, first_device_layer, placement_seconds(costs, on_device, first_device_layer), 1)
+    ]
+    return placed_whole(costs, on_device, first_device_layer)
 
 
 def _noted(placed: Placed, filled: Placed) -> Placed:

@@ -12,7 +12,6 @@ from oallama.place.affinity import (
     GRANULARITIES,
     FillRule,
     Granularity,
-    Search,
     Transfers,
     Unit,
     benefit,
@@ -71,8 +70,7 @@ def search(
     for first, room in sorted(rooms, key=lambda one: least_s[one[0]]):
         if best is not None and least_s[first] > best.seconds:
             break
-        for found in _searches(costs, grouped, room, first, transfers, affinity, rule, granularities):
-            placed = Placed(found.on_device, first, found.seconds, found.iterations, found.converged)
+        for placed in _searches(costs, grouped, room, first, transfers, affinity, rule, granularities):
             if rule == "full" and best is not None and not _is_full(costs, placed, room):
                 continue
             if best is None or (placed.seconds, first) < (best.seconds, best.first_device_layer):
@@ -128,7 +126,7 @@ def _searches(
     affinity: AffinityRule,
     rule: FillRule,
     granularities: Sequence[Granularity],
-) -> Iterable[Search]:
+) -> Iterable[Placed]:
     def groups(granularity: Granularity) -> tuple[Unit, ...]:
         """Units whose layer has its norms and KV on the device: an operator without them would be there alone."""
         layer_of = costs.graph.operator_layer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from oallama.core.types import StreamSettings
@@ -63,6 +63,12 @@ def nothing_there(n_operators: int, first_device_layer: int) -> Placed:
     return Placed((False,) * n_operators, first_device_layer)
 
 
+def placed_whole(costs: Costs, on_device: Sequence[bool], first_device_layer: int) -> Placed:
+    """Whole operators on their sides, with what that takes over the passes of `costs`."""
+    seconds = placement_seconds(costs, on_device, first_device_layer)
+    return Placed(tuple(on_device), first_device_layer, seconds, 1)
+
+
 def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placed:
     """The most whole layers that fit, from the end, KV with them: `-ngl k` for the largest k (llama.cpp counts the
     output layer as one of the k, and takes it first). Layers before `at_least` are not taken."""
@@ -75,14 +81,10 @@ def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placed:
         if size > budget(candidate):
             break
         first = candidate
-    on_device = tuple(
-        layer >= first and cost.t_gpu_s is not None for cost, layer in zip(costs.operators, layer_of, strict=True)
-    )
-    return Placed(on_device, first, placement_seconds(costs, on_device, first), 1)
+    operators = zip(costs.operators, layer_of, strict=True)
+    return placed_whole(costs, [layer >= first and cost.t_gpu_s is not None for cost, layer in operators], first)
 
 
 def cpu(costs: Costs) -> Placed:
     """Everything on the CPU, KV too."""
-    nothing = nothing_there(len(costs.operators), costs.graph.n_layer + 1)
-    seconds = placement_seconds(costs, nothing.on_device, nothing.first_device_layer)
-    return Placed(nothing.on_device, nothing.first_device_layer, seconds, 1)
+    return placed_whole(costs, (False,) * len(costs.operators), costs.graph.n_layer + 1)
