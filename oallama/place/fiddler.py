@@ -75,8 +75,7 @@ def with_copies(slicer: Slicer, whole: Placed, phase: Phase, room: int) -> Place
     staging = staging_bytes(layers, slicer.on.streaming, load.largest_batch, load.largest_batch)
     if not table or staging > room:
         return None
-    plan = slicer.exact(slicer.priced(layers, table, False, 0, staging))
-    return slicer.placed(whole, plan, plan.seconds(load, phase))
+    return slicer.placed(whole, slicer.priced(layers, table, False, 0, staging), phase)
 
 
 def fiddler(

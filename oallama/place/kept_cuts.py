@@ -84,7 +84,7 @@ def kept_cuts_of(problem: Problem, record: PlanRecord, placed: Placed) -> Replan
     """The cuts to keep beside a plan's that slices something. placed: as it says."""
     load = record.workload
     slicer = Slicer(problem, load, record.streaming or StreamSettings())
-    layers = [(of, cut) for of, cut in slicer.again(placed).layers if not cut.n_hot]
+    layers = [(of, cut) for of, cut in slicer.cuts_of(placed) if not cut.n_hot]
     on, table = slicer.on, record.token_assignment
     n_g = most_n_g(table, load.largest_batch)
 

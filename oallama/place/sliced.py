@@ -304,7 +304,7 @@ class Sliced:
         return replace(whole, placed=self._placed(whole, whole.placed, plan), plan=plan)
 
     def _placed(self, proposal: SlicedProposal, placed: Placed, plan: SlicePlan) -> Placed:
-        return self._slicer(proposal).placed(placed, plan, plan.seconds(proposal.workload, self._phase))
+        return self._slicer(proposal).placed(placed, plan, self._phase)
 
     def _slicer(self, proposal: SlicedProposal) -> Slicer:
         key = (proposal.workload, proposal.n_slots)

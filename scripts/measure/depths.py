@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from oallama.place.cuts import Layers, best_cg
 from oallama.place.placed import Placed
 from oallama.place.problem import Problem
 from oallama.place.record import placed_by_plan
-from oallama.place.simulate import simulate, slice_plan
+from oallama.place.simulate import simulate
 from oallama.place.slicer import MODEL_ROUNDS, Slicer
 from oallama.placer.described import plan_for, problem_on
 
@@ -67,7 +66,7 @@ def moved_seconds(problem: Problem, placed: Placed, load: Workload) -> float | N
         return None
     settings = placed.slices.settings
     slicer = Slicer(problem, load, settings)
-    plan = slice_plan(slicer, placed, problem.operators)
+    layers, table = slicer.cuts_of(placed), placed.slices.token_assignment
     known: dict[object, Cut] = {}
 
     def best(of: BlockCost, cut: Cut) -> Cut:
@@ -79,10 +78,10 @@ def moved_seconds(problem: Problem, placed: Placed, load: Workload) -> float | N
         return known[key]
 
     def seconds(layers: Layers) -> float:
-        times = slicer.pass_times(replace(plan, layers=tuple(layers)), Pass(1, load.n_prompt, 1))
+        times = slicer.pass_times(layers, table, Pass(1, load.n_prompt, 1))
         return cycle_seconds(times, slicer.on.streaming, MODEL_ROUNDS)
 
-    return min(seconds(plan.layers), seconds([(of, best(of, cut)) for of, cut in plan.layers]))
+    return min(seconds(layers), seconds([(of, best(of, cut)) for of, cut in layers]))
 
 
 def _rows(found: Sequence[tuple[str, Any]]) -> list[Sequence[object]]:
