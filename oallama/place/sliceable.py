@@ -14,12 +14,11 @@ from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
 from oallama.cost.block_cost import BlockCost, block_costs
 from oallama.cost.blocks import (
     SplitBlock,
-    biased_ffn_block,
+    family_blocks,
     ffn_of,
     is_biased_ffn,
     is_ffn,
     residents,
-    split_blocks,
     takes_n_g,
 )
 from oallama.cost.graph import computes_outputs_only
@@ -171,16 +170,8 @@ class Sliceable:
         apart = any(i in alone for i in members)
         key = (members, apart)
         if key not in self._blocks:
-            operators = self._problem.operators
-            wanted = set(members)
-            first, last = members[0], members[-1] + 1
-            if is_biased_ffn([operators[i] for i in members]):
-                moved = [biased_ffn_block(operators, members)]
-            else:
-                here = [i in wanted for i in range(first, last)]
-                cut = split_blocks(operators[first:last], here, range(last - first) if apart else ())
-                moved = [replace(block, operators=tuple(first + i for i in block.operators)) for block in cut]
-            self._blocks[key] = tuple((block, self._alike_of(block)) for block in moved)
+            blocks = family_blocks(self._problem.operators, members, not apart)
+            self._blocks[key] = tuple((block, self._alike_of(block)) for block in blocks)
         return self._blocks[key]
 
     def _alike_of(self, block: SplitBlock) -> _Alike:

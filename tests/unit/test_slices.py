@@ -19,8 +19,8 @@ from oallama.cost.blocks import (
     LOGITS_CHUNK,
     SUM_BYTES,
     SplitBlock,
-    biased_ffn_block,
     can_split,
+    ffn_block,
     hot_weights,
     slice_weights,
     split_blocks,
@@ -150,7 +150,7 @@ def test_memory_of_hot_experts() -> None:
     assert hot_weights(three, [(0,), (), (0, 1)]) == (three[0].bytes + 2 * three[2].bytes) // n_expert
     assert hot_weights(three, [()] * 3) == 0
     of = block_of(three, World().profile(three))
-    biased = replace(of, block=biased_ffn_block(experts(biased=True), range(3)))
+    biased = replace(of, block=ffn_block(experts(biased=True), range(3)))
 
     def staging(of: BlockCost, n_hot: int) -> int:
         return staging_bytes([(of, Cut(FF, 0, 0, n_hot))], StreamSettings(), 7, 0)
