@@ -134,7 +134,7 @@ def predicted_of(
             )
             for phase in ("prefill", "decode")
         )
-    return Predicted(ttft_s, tpot_s, ttft_s + load.n_gen * tpot_s)
+    return Predicted.of(ttft_s, tpot_s, load.n_gen)
 
 
 def with_layouts(problem: Problem, costs: Costs, placed: Placed) -> Placed:

@@ -75,8 +75,7 @@ class Simulation:
 
     @property
     def predicted(self) -> Predicted:
-        ttft_s, tpot_s = self.prompt.seconds, self.token.seconds
-        return Predicted(ttft_s, tpot_s, ttft_s + self.load.n_gen * tpot_s)
+        return Predicted.of(self.prompt.seconds, self.token.seconds, self.load.n_gen)
 
 
 def simulate(problem: Problem, load: Workload, placed: Placed, llama_uses_device: bool | None = None) -> Simulation:
