@@ -43,8 +43,13 @@ class DeviceMemory:
         """Bytes left for whole operators, which need their layer's norms and KV beside them."""
         if first_device_layer > self.n_layer:
             return 0
-        room = self.room(first_device_layer)
-        return room if self.operators_limit is None else min(room, self.operators_limit)
+        return for_weights(self.room(first_device_layer), self.operators_limit)
+
+
+def for_weights(room: int, limit: int | None, used: int = 0) -> int:
+    """Of `room` bytes those that weights may take. limit: of all weights on the device, of which there are so many used
+    already (--gpu-weights)."""
+    return room if limit is None else min(room, limit - used)
 
 
 ENOUGH_USED = 0.99

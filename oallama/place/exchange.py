@@ -23,7 +23,7 @@ from oallama.core.types import Operator
 from oallama.cost.blocks import ffn_of, is_ffn
 from oallama.cost.placement import Costs, placement_seconds, transfer_seconds
 from oallama.place.affinity import GRANULARITIES, units
-from oallama.place.placed import Budget, Placed, placed_whole
+from oallama.place.placed import Budget, Placed, placed_whole, whole_bytes
 
 SEVERAL = 4  # changes against one
 MAX_ROUNDS = 64
@@ -79,7 +79,7 @@ def exchange(costs: Costs, operators: Sequence[Operator], budget: Budget, filled
                 there and at >= first for there, at in zip(best.on_device, costs.graph.operator_layer, strict=True)
             )
             room = budget(first)
-            if _bytes(costs, kept) > room:
+            if whole_bytes(costs.operators, kept) > room:
                 break
             found = _exchanged(layers, room, replace(best, on_device=kept, first_device_layer=first))
             if found.seconds >= best.seconds * (1 - LEAST_GAIN):
@@ -127,16 +127,12 @@ def _noted(placed: Placed, filled: Placed) -> Placed:
     return replace(placed, notes=(note,))
 
 
-def _bytes(costs: Costs, on_device: Sequence[bool]) -> int:
-    return sum(cost.bytes for cost, there in zip(costs.operators, on_device, strict=True) if there)
-
-
 def _exchanged(layers: _Layers, room: int, placed: Placed) -> Placed:
     """After the last exchange that saves time, with its first_device_layer and within `room` bytes."""
     costs, first = layers.costs, placed.first_device_layer
     layers.begin()
     sides = list(placed.on_device)
-    used = _bytes(costs, sides)
+    used = whole_bytes(costs.operators, sides)
     seconds = placement_seconds(costs, sides, first)
     for _ in range(MAX_ROUNDS):
         for _, changes in nsmallest(

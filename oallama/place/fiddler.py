@@ -20,7 +20,7 @@ from oallama.cost.placement import Costs
 from oallama.cost.slices import Pricing
 from oallama.place.affinity import fill
 from oallama.place.cuts import Layers, Table, pass_seconds
-from oallama.place.placed import Placed, cpu, placed_whole
+from oallama.place.placed import Placed, cpu, placed_whole, whole_bytes
 from oallama.place.slicer import Slicer
 from oallama.place.staging import staging_bytes
 
@@ -91,8 +91,7 @@ def fiddler(
         if copying is None or copying.slices is None:
             break
         left = room - copying.slices.staging_bytes
-        used = sum(operator.bytes for operator, there in zip(operators, copying.on_device, strict=True) if there)
-        if used <= left:
+        if whole_bytes(operators, copying.on_device) <= left:
             found.append(copying)
             break
     return min(found, key=lambda placed: placed.seconds)

@@ -15,6 +15,7 @@ from math import inf
 from oallama.core.options import STOCK_BATCH, Options
 from oallama.core.types import Phase, StreamSettings, Workload
 from oallama.cost.placement import placement_seconds
+from oallama.place.budget import for_weights
 from oallama.place.placed import Slices
 from oallama.place.problem import Decision, Problem, costs_of, operators_limit, own_bytes
 from oallama.place.slicer import Slicer
@@ -61,9 +62,8 @@ def seconds_recut(problem: Problem, decision: Decision, n_ubatch: int, phase: Ph
         return inf
     whole, held = replace(placed, slices=None), decision.memory
     more_compute = held.compute * (n_ubatch - decision.workload.n_ubatch) // decision.workload.n_ubatch
-    room = slices.weights_bytes + slices.hot_bytes + slices.staging_bytes + held.spare - more_compute
-    cap = operators_limit(problem)
-    weights_room = room if cap is None else min(room, cap - own_bytes(problem, whole))
+    room = slices.device_bytes + held.spare - more_compute
+    weights_room = for_weights(room, operators_limit(problem), own_bytes(problem, whole))
     plan = _slicer(problem, slices, load).plan(whole, room, weights_room)
     return inf if plan is None else plan.seconds(load, phase)
 

@@ -20,7 +20,7 @@ from oallama.place.affinity import (
     rank,
     units,
 )
-from oallama.place.placed import Budget, Placed, cpu, layers
+from oallama.place.placed import Budget, Placed, cpu, layers, whole_bytes
 from oallama.place.record import placements
 
 AffinityRule = Literal["default", "paper"]
@@ -110,7 +110,7 @@ def _bound(costs: Costs, ranked: Sequence[tuple[float, int, int]], room: int, fi
 
 def _is_full(costs: Costs, placed: Placed, room: int) -> bool:
     """Whether no operator that the device can compute would still fit."""
-    used = sum(cost.bytes for cost, there in zip(costs.operators, placed.on_device, strict=True) if there)
+    used = whole_bytes(costs.operators, placed.on_device)
     return all(
         there or cost.t_gpu_s is None or used + cost.bytes > room
         for cost, there in zip(costs.operators, placed.on_device, strict=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from oallama.core.types import StreamSettings
+from oallama.core.types import Operator, StreamSettings
+from oallama.cost.operators import OperatorCost
 from oallama.cost.placement import Costs, placement_seconds
 
 Budget = Callable[[int], int]
@@ -29,6 +30,16 @@ class Slices:
     tpot_s: float = 0.0
     hot: tuple[tuple[int, ...], ...] = ()  # of each operator: experts on the device that the host has too; or of none
     hot_bytes: int = 0  # of those on the device
+
+    @property
+    def held_bytes(self) -> int:
+        """Weights on the device: of GG and of hot experts."""
+        return self.weights_bytes + self.hot_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """These, and what slices need beside them."""
+        return self.held_bytes + self.staging_bytes
 
     @property
     def streams(self) -> bool:
@@ -67,6 +78,11 @@ def placed_whole(costs: Costs, on_device: Sequence[bool], first_device_layer: in
     """Whole operators on their sides, with what that takes over the passes of `costs`."""
     seconds = placement_seconds(costs, on_device, first_device_layer)
     return Placed(tuple(on_device), first_device_layer, seconds, 1)
+
+
+def whole_bytes(weights: Sequence[Operator] | Sequence[OperatorCost], on_device: Sequence[bool]) -> int:
+    """Of those that are on the device."""
+    return sum(each.bytes for each, there in zip(weights, on_device, strict=True) if there)
 
 
 def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placed:

@@ -12,7 +12,7 @@ from oallama.core.types import Phase, StreamSettings, Workload
 from oallama.cost.placement import Costs
 from oallama.place import flexgen, hetegen
 from oallama.place.atsinfer import atsinfer
-from oallama.place.budget import DeviceMemory
+from oallama.place.budget import DeviceMemory, for_weights
 from oallama.place.fiddler import fiddler
 from oallama.place.modules import modules, place_modules
 from oallama.place.placed import Placed, nothing_there
@@ -55,7 +55,7 @@ def published(problem: Problem, policy: str, phase: Phase, streaming: StreamSett
         slicer = slicer_for(load)
         first = next((first for first in range(memory.n_layer) if memory.room(first) >= 0), memory.n_layer)
         room = memory.room(first)
-        weights_room = room if memory.operators_limit is None else min(room, memory.operators_limit)
+        weights_room = for_weights(room, memory.operators_limit)
         if policy == "fiddler":
             return fiddler(slicer, costs, operators, first, room, weights_room, phase)
         base = nothing_there(len(operators), first)

@@ -11,7 +11,7 @@ from math import inf
 
 from oallama.core.types import Phase, PrefetchMode, StreamSettings, Workload
 from oallama.place.affinity import GRANULARITIES, Granularity, Transfers
-from oallama.place.budget import DeviceMemory
+from oallama.place.budget import DeviceMemory, for_weights
 from oallama.place.exchange import attention, exchange, whole_ffns
 from oallama.place.oato import search
 from oallama.place.placed import Budget, Placed, cpu, nothing_there
@@ -152,8 +152,7 @@ class Sliced:
         """Slices, and llama.cpp on the CPU alone. While memory is short, smaller micro-batches are tried: they leave
         more of it for weights."""
         problem, load, least_s = self._problem, self._asked, inf
-        cap = operators_limit(problem)
-        room = (limit, limit if cap is None else min(limit, cap))
+        room = (limit, for_weights(limit, operators_limit(problem)))
         while True:
             costs = costs_of(problem, load, self._phase, llama_uses_device=False)
             change = f"lowered from {self._asked.n_ubatch} to {load.n_ubatch} tokens"
@@ -281,8 +280,7 @@ class Sliced:
         """The same with slices in what it leaves of the device's memory, and a ring of so many slots."""
         used = own_bytes(self._problem, whole.placed)
         room = memory.room(whole.placed.first_device_layer) - used
-        cap = memory.operators_limit
-        whole = replace(whole, room=(room, room if cap is None else min(room, cap - used)))
+        whole = replace(whole, room=(room, for_weights(room, memory.operators_limit, used)))
         return self._in_slots(whole, n_values, n_slots)
 
     def _in_fewer_slots(self, made: SlicedProposal, n_values: int) -> SlicedProposal:

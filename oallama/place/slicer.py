@@ -274,8 +274,7 @@ class Slicer:
         lengths = sorted({p.n_tokens for p in passes(self.load, "prefill")}) if with_n_g else []
         table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
         twice = slices.settings is not None and slices.settings.kept_twice
-        weights_bytes = slices.weights_bytes + slices.hot_bytes
-        return self.priced(layers, table, twice, weights_bytes, slices.staging_bytes)
+        return self.priced(layers, table, twice, slices.held_bytes, slices.staging_bytes)
 
     def cuts_of(self, placed: Placed) -> Layers:
         """The blocks of a placement, as its slices cut them. Raises PlanError where the mul-mats of one block are cut
