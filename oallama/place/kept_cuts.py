@@ -175,7 +175,7 @@ def _between(of: BlockCost, cut: Cut, other: Cut, share: float) -> Cut:
 
 def _best_at(of: BlockCost, cut: Cut, on: Pricing, rates: Rates, table: Table, known: dict[object, Cut]) -> Cut:
     """The best cut beside this one's GG at these rates. Some CC is left: it tells how fast the CPU is."""
-    key = None if of.kind is None else (of.kind, of.gap, of.gap_cpu, cut.gg, rates)
+    key = None if of.kind is None else (of.kind, cut.gg, rates)
     if key in known:
         return known[key]
 

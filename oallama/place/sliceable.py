@@ -122,19 +122,20 @@ class Sliceable:
 
         def like(alike: _Alike, lives: bool, crossings: Curve) -> Layouts:
             """One block of those that are alike here, too."""
-            operators, kind = alike.operators, (alike.number, lives, crossings)
-            if kind not in made:
+            operators, here = alike.operators, (alike.number, lives, crossings)
+            if here not in made:
                 whole = self._curve(uses, lambda costs: sum(costs.operators[i].t_cpu_s for i in operators))
                 offload = self._curve(uses, lambda costs: sum(costs.operators[i].streamed_s for i in operators))
-                made[kind] = {
+                around = (gap, gap_cpu, whole, offload)
+                made[here] = {
                     layout: replace(
                         cost, gap=gap, gap_cpu=gap_cpu, whole=whole, offload=offload, outputs_only=alike.outputs_only,
                         resident=lives, away=crossings, takes_n_g=alike.streamable,
-                        kind=self._kind(layout, *kind), slice_kind=self._kind(layout, alike.number, lives),
+                        kind=self._kind(layout, *here, *around), slice_kind=self._kind(layout, alike.number, lives),
                     )
                     for layout, cost in alike.by_layout.items()
                 }  # fmt: skip
-            return made[kind]
+            return made[here]
 
         blocks: list[Layouts] = []
         shares = self._gap_shares([block for block, _ in found], *at, inside)

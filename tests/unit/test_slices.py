@@ -421,5 +421,5 @@ def test_a_kind_that_was_priced_before_costs_what_one_that_was_not_does(
     for gap_s in gaps_s:
         placed = replace(block, gap=((1, gap_s),), gap_cpu=((1, gap_s / 2),))
         for cut in (Cut(extent - cg, cg, 0), Cut(extent - step, 0, step), Cut(extent, 0, 0)):
-            known = on.seconds(replace(placed, kind=1, slice_kind=1), cut, *tokens)
+            known = on.seconds(replace(placed, kind=gap_s, slice_kind=1), cut, *tokens)
             assert known == pytest.approx(Pricing(on.rates, on.streaming).seconds(placed, cut, *tokens))
