@@ -80,7 +80,7 @@ def placed_whole(costs: Costs, on_device: Sequence[bool], first_device_layer: in
     return Placed(tuple(on_device), first_device_layer, seconds, 1)
 
 
-def whole_bytes(weights: Sequence[Operator] | Sequence[OperatorCost], on_device: Sequence[bool]) -> int:
+def whole_bytes(weights: Sequence[Operator | OperatorCost], on_device: Sequence[bool]) -> int:
     """Of those that are on the device."""
     return sum(each.bytes for each, there in zip(weights, on_device, strict=True) if there)
 
