@@ -94,10 +94,7 @@ def _by_worth(costs: Costs) -> list[tuple[float, int, int]]:
 def _bound(costs: Costs, ranked: Sequence[tuple[float, int, int]], room: int, first: int) -> float:
     """No placement with the layers from `first` on and `room` bytes of their operators on the device takes less: what
     saves the most for each byte is there, the last in part, and nothing crosses."""
-    n_run = costs.graph.n_run
-    n_layers = max(0, n_run - first)
-    seconds = n_layers * costs.rest_device_s + (n_run - n_layers) * costs.rest_cpu_s
-    seconds += sum(cost.t_cpu_s for cost in costs.operators)
+    seconds = costs.rest_seconds(first) + sum(cost.t_cpu_s for cost in costs.operators)
     for saved_s, n_bytes, layer in ranked:
         if layer < first:
             continue
