@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from oallama.core.types import Operator
+from oallama.cost.graph import first_within
 from oallama.cost.placement import Costs, placement_seconds, transfer_seconds
 from oallama.place.placed import Placed
 
@@ -111,8 +112,8 @@ class Transfers:
         sides = bytes(on_device)
         found: list[float] = []
         for around, members in windows:
-            low, high = around.layers
-            key = (around.alike, min(max(first_device_layer, low), high) - low, sides[around.first : around.last])
+            first_here = first_within(first_device_layer, around.layers)
+            key = (around.alike, first_here, sides[around.first : around.last])
             if key not in self._near:
                 if len(self._near) >= MAX_KNOWN:
                     self._near.clear()
@@ -146,17 +147,13 @@ class Transfers:
         return made
 
     def of(self, on_device: Sequence[bool], first_device_layer: int, unit: Unit) -> float:
-        """Crossings with the whole unit on the device less those with it on the CPU.
-
-        Only the unit's layers and their neighbours are looked at: every layer begins with a norm whose side is fixed,
-        so nothing reaches further. Units are alike where their layers are, wherever these are in the model.
-        """
+        """Crossings with the whole unit on the device less those with it on the CPU. Units are alike where their layers
+        and the layers around them are, wherever these are in the model."""
         around = self._around(unit)
         near = bytearray(on_device[around.first : around.last])
         for i in around.members:
             near[i] = 0  # where it is now does not matter
-        low, high = around.layers
-        key = (around.alike, min(max(first_device_layer, low), high) - low, bytes(near))
+        key = (around.alike, first_within(first_device_layer, around.layers), bytes(near))
         if key not in self._known:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
@@ -174,7 +171,7 @@ class Transfers:
             return self._units[unit]
         graph = self._costs.graph
         own = [graph.operator_layer[i] for i in unit]
-        low, high = max(0, min(own) - 1), max(own) + 2
+        low, high = graph.around(min(own), max(own) + 1)
         first, last = graph.operators_of((low, high))
         members = tuple(i - first for i in unit)
         kind = (graph.layers[low:high], self._costs.offloaded[first:last], members)

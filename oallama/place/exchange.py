@@ -21,6 +21,7 @@ from itertools import combinations, product
 
 from oallama.core.types import Operator
 from oallama.cost.blocks import ffn_of, is_ffn
+from oallama.cost.graph import first_within
 from oallama.cost.placement import Costs, placement_seconds, transfer_seconds
 from oallama.place.affinity import GRANULARITIES, units
 from oallama.place.placed import Budget, Placed, placed_whole, whole_bytes
@@ -205,9 +206,8 @@ class _Layers:
         graph = costs.graph
         self.costs = costs
         self._layers = range(graph.n_layer + 1)
-        spans = [graph.operators_of((layer, layer + 1)) for layer in self._layers]
-        self.begins = [begin for begin, _ in spans]
-        self._ends = [end for _, end in spans]
+        self.begins = [begin for begin, _ in graph.layer_operators]
+        self._ends = [end for _, end in graph.layer_operators]
         numbers: dict[tuple[object, ...], int] = {}
         self._kinds = [numbers.setdefault(self._kind(operators, layer), len(numbers)) for layer in self._layers]
         self._groups = {
@@ -227,26 +227,18 @@ class _Layers:
     def _kind(self, operators: Sequence[Operator], layer: int) -> tuple[object, ...]:
         """Of layers for which it is the same, equal changes have equal prices."""
         costs, begin, end = self.costs, self.begins[layer], self._ends[layer]
-        first, last = costs.graph.layer_nodes[layer]
-        nodes = (
-            (
-                tuple(source - first for source in node.inputs), node.bytes_per_token, node.host, node.outputs_only,
-                None if node.operator is None else node.operator - begin, node.follows_layer is None,
-            )
-            for node in costs.graph.nodes[first:last]
-        )  # fmt: skip
         priced = ((cost.bytes, cost.t_cpu_s, cost.t_gpu_s) for cost in costs.operators[begin:end])
-        return (*(o.role for o in operators[begin:end]), *priced, *nodes, *costs.offloaded[begin:end])
+        roles = (operator.role for operator in operators[begin:end])
+        return (costs.graph.layers[layer], *roles, *priced, *costs.offloaded[begin:end])
 
     def alike(self, sides: Sequence[bool], first_device_layer: int) -> list[_Alike]:
         """The layers by their changes; those that have none are left out."""
         members: dict[tuple[object, ...], list[int]] = {}
         for layer in self._layers[first_device_layer:]:
-            low, high = max(0, layer - 1), min(layer + 2, len(self._layers))
+            low, high = self.costs.graph.around(layer, layer + 1)
             state: tuple[object, ...] = (
-                min(layer, 2),  # whether the embedding is near
                 tuple(self._kinds[low:high]),
-                min(max(first_device_layer, low), high) - low,
+                first_within(first_device_layer, (low, high)),
                 bytes(sides[self.begins[low] : self._ends[high - 1]]),
             )
             members.setdefault(state, []).append(layer)
@@ -264,7 +256,7 @@ class _Layers:
         """Those that no other is better than that adds as few bytes; to change nothing is among them unless another
         adds nothing and saves time."""
         costs, begin, end = self.costs, self.begins[layer], self._ends[layer]
-        window = (max(0, layer - 1), layer + 2)
+        window = costs.graph.around(layer, layer + 1)
         now = tuple(sides[begin:end])
         now_s = transfer_seconds(costs, sides, first_device_layer, window)
         wanted = []

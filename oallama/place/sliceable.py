@@ -21,7 +21,7 @@ from oallama.cost.blocks import (
     residents,
     takes_n_g,
 )
-from oallama.cost.graph import computes_outputs_only
+from oallama.cost.graph import computes_outputs_only, first_within
 from oallama.cost.kernels import NO_TIME, Curve
 from oallama.cost.passes import Pass, mean_depth, passes
 from oallama.cost.placement import Costs, cpu_seconds, placement_seconds, transfer_seconds
@@ -207,13 +207,12 @@ class Sliceable:
             if layer is None:
                 continue
             members = {i for block in blocks for i in block.operators}
-            low, high = max(0, layer - 1), min(layer + 2, graph.n_layer + 1)  # it changes nothing further away
-            first, last = graph.operators_of((low, high))
-            sides = ((lives[i], i in inside, i in members) for i in range(first, last))
-            kind = (graph.layers[low:high], min(max(first_layer, low), high) - low, len(blocks), tuple(sides))
+            window = low, high = graph.around(layer, layer + 1)
+            sides = ((lives[i], i in inside, i in members) for i in range(*graph.operators_of(window)))
+            kind = (graph.layers[low:high], first_within(first_layer, window), len(blocks), tuple(sides))
             if kind not in known:
                 host = tuple(there and i not in members for i, there in enumerate(lives))
-                window, others, n = (low, high), inside - members, len(blocks)
+                others, n = inside - members, len(blocks)
 
                 def seconds(costs: Costs) -> float:
                     without = transfer_seconds(costs, host, first_layer, window, others)  # noqa: B023 - called here
