@@ -67,7 +67,7 @@ def exchange(costs: Costs, operators: Sequence[Operator], budget: Budget, filled
     filled: within the budget, without slices. Where there are more changes than are priced, the placement says so.
     """
     n_layer = costs.graph.n_layer
-    if filled.first_device_layer > n_layer:
+    if not filled.llama_uses_device(n_layer):
         return filled
     layers = _Layers(costs, operators)
     best = _exchanged(layers, budget(filled.first_device_layer), filled)

@@ -61,12 +61,15 @@ class Placed:
     notes: tuple[str, ...] = field(default=(), compare=False)  # how it was found, for whoever reads the plan
     alone: frozenset[int] = frozenset()  # operators that are joined alone where they are sliced
 
+    def llama_uses_device(self, n_layer: int) -> bool:
+        """Whether llama.cpp has anything on the device, and so streams host weights to it in large batches."""
+        return self.first_device_layer <= n_layer
+
     def uses_device(self, n_layer: int) -> bool:
         """Whether anything is on the device: llama.cpp's part of it, or slices."""
         slices = self.slices
-        return self.first_device_layer <= n_layer or (
-            slices is not None and (any(slices.gg) or any(slices.hot) or slices.streams)
-        )
+        sliced = slices is not None and (any(slices.gg) or any(slices.hot) or slices.streams)
+        return self.llama_uses_device(n_layer) or sliced
 
 
 def nothing_there(n_operators: int, first_device_layer: int) -> Placed:

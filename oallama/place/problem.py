@@ -125,7 +125,7 @@ def predicted_of(
         ttft_s, tpot_s = placed.slices.ttft_s, placed.slices.tpot_s
     else:
         if llama_uses_device is None:
-            llama_uses_device = placed.first_device_layer <= problem.graph.n_layer
+            llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
         ttft_s, tpot_s = (
             placement_seconds(
                 costs_over(problem, passes(load, phase), llama_uses_device, layouts),

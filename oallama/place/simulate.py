@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from oallama.core.types import Operator, Predicted, StreamSettings, Workload
+from oallama.core.types import Operator, Predicted, Workload
 from oallama.cost.block_cost import BlockCost
 from oallama.cost.offload import HostCache, host_cache
 from oallama.cost.passes import Pass, passes
@@ -21,7 +21,7 @@ from oallama.cost.tasks import Engine, Task, whole_tasks
 from oallama.cost.timeline import Timeline, cycle_timeline, timeline
 from oallama.place.placed import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
-from oallama.place.slicer import MODEL_ROUNDS, Slicer
+from oallama.place.slicer import MODEL_ROUNDS, Slicer, slicer_of
 
 ENGINES: tuple[Engine, ...] = ("cpu", "gpu", "in", "out")
 
@@ -86,7 +86,7 @@ def simulate(problem: Problem, load: Workload, placed: Placed, llama_uses_device
     if placed.slices is not None:
         return _sliced(problem, load, placed)
     if llama_uses_device is None:
-        llama_uses_device = placed.first_device_layer <= problem.graph.n_layer
+        llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
     layouts = _layouts(problem, load, placed, llama_uses_device)
     cache = host_cache(problem.profile)
 
@@ -130,8 +130,8 @@ def _in_order(works: Iterator[Work]) -> tuple[Work, ...]:
 
 def _sliced(problem: Problem, load: Workload, placed: Placed) -> Simulation:
     assert placed.slices is not None
-    streaming = placed.slices.settings or StreamSettings()
-    slicer = Slicer(problem, load, streaming)
+    slicer = slicer_of(problem, load, placed.slices)
+    streaming = slicer.on.streaming
     layers, table = slicer.cuts_of(placed), placed.slices.token_assignment
     names = [_block_name([problem.operators[i] for i in of.block.operators]) for of, _ in layers]
     gaps = _Gaps(problem, slicer, placed, [of for of, _ in layers], host_cache(problem.profile))
@@ -170,7 +170,7 @@ class _Gaps:
     def _tasks(self, n_tokens: int) -> tuple[list[Task], list[Task]]:
         if n_tokens not in self._known:
             placed, graph = self._placed, self._problem.graph
-            costs = self._slicer.sliceable.costs_at(n_tokens, placed.first_device_layer <= graph.n_layer)
+            costs = self._slicer.sliceable.costs_at(n_tokens, placed.llama_uses_device(graph.n_layer))
             at = (placed.on_device, placed.first_device_layer)
             made = whole_tasks(costs, self._problem.operators, *at, self._cache, self._inside)
             self._known[n_tokens] = ([t for t in made if not t.of_host], [t for t in made if t.of_host])

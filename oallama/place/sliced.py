@@ -199,7 +199,7 @@ class Sliced:
             same = next((s for s in sliced if _sides(whole[s]) == _sides(whole[share])), None)
             if same is not None:
                 sliced[share] = replace(sliced[same], share=share)
-            elif found.first_device_layer <= problem.graph.n_layer:
+            elif found.llama_uses_device(problem.graph.n_layer):
                 sliced[share] = self._with_slices(whole[share], memory, effort.coarse_values, n_slots)
 
         for share in shares:

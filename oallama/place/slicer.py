@@ -383,6 +383,12 @@ class Slicer:
         return replace(settings, piece_bytes=rates.piece_bytes, link_bytes_per_s=link_bytes_per_s)
 
 
+def slicer_of(problem: Problem, load: Workload, slices: Slices) -> Slicer:
+    """The search as that went which found these slices, for another workload."""
+    settings = slices.settings
+    return Slicer(problem, load, settings or StreamSettings(), settings is not None, bool(slices.hot))
+
+
 @dataclass(frozen=True, slots=True)
 class _Mode:
     """Every kind of block in one layout, and whether its CC is streamed for n_g; it must be kept twice where the device

@@ -53,12 +53,11 @@ def probe_of(host: HostLoad, operators: Sequence[Operator], n_layer: int, memory
     def probe(load: Workload, placed: Placed) -> LoadBytes:
         on_card = whole_bytes(operators, placed.on_device)
         n_layers = max(0, n_layer - placed.first_device_layer)
-        uses_card = placed.first_device_layer <= n_layer
         return LoadBytes(
             weights_gpu=on_card,
             weights_host=host.weights - on_card,
             kv=host.kv * n_layers // n_layer,
-            compute=host.compute if uses_card else 0,
+            compute=host.compute if placed.llama_uses_device(n_layer) else 0,
             device_free=memory_bytes,
         )
 
