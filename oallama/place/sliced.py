@@ -216,11 +216,11 @@ class Sliced:
                 look(best - step)
                 look(best + step)
         found: list[SlicedProposal] = []
-        beside: dict[tuple[bool, ...], SlicedProposal] = {}
+        beside: dict[tuple[bool, ...], tuple[SlicedProposal, SlicedProposal | None]] = {}  # with slices, where known
         if sliced:
             best = min(sliced, key=lambda share: _seconds(sliced[share]))
             found += [*(whole[share] for share in sliced), sliced[best]]
-            beside[whole[best].placed.on_device] = whole[best]
+            beside[whole[best].placed.on_device] = whole[best], sliced[best]
         held = self._attention(bare, memory)
         attended = [self._with_slices(one, memory, effort.coarse_values, n_slots) for one in held]
         if held:
@@ -228,7 +228,7 @@ class Sliced:
             if not sliced:
                 attended[chosen] = self._in_fewer_slots(attended[chosen], effort.coarse_values)
             found.append(attended[chosen])
-            beside.setdefault(held[chosen].placed.on_device, held[chosen])
+            beside.setdefault(held[chosen].placed.on_device, (held[chosen], attended[chosen]))
         if sliced and effort.exchanges:
             for share in {1.0: None, best: None}:
                 filled = whole[share].placed
@@ -238,12 +238,9 @@ class Sliced:
                 found.append(exchanged)
                 untorn = replace(bare, placed=whole_ffns(costs, problem.operators, filled), share=share)
                 for other in (exchanged, untorn):
-                    beside.setdefault(other.placed.on_device, other)
-        known = {**{id(whole[share]): one for share, one in sliced.items()},
-                 **{id(one): with_slices for one, with_slices in zip(held, attended, strict=True)}}  # fmt: skip
+                    beside.setdefault(other.placed.on_device, (other, None))
         best_of = [
-            known.get(id(one)) or self._with_slices(one, memory, effort.coarse_values, n_slots)
-            for one in beside.values()
+            known or self._with_slices(one, memory, effort.coarse_values, n_slots) for one, known in beside.values()
         ]
         found += best_of
         if effort.fine_values != effort.coarse_values and best_of:
@@ -252,7 +249,7 @@ class Sliced:
             first = min(best_of, key=_seconds)
             found += (
                 self._with_slices(one, memory, effort.fine_values, looked.n_slots)
-                for one, looked in zip(beside.values(), best_of, strict=True)
+                for (one, _), looked in zip(beside.values(), best_of, strict=True)
                 if _seconds(looked) <= to_beat or (looked is first and not _has_n_g(looked))  # finer steps may fit it
             )
         return found + self._spread(found, memory)
