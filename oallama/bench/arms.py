@@ -131,7 +131,7 @@ class ArmMaker:
         if found is None:
             return None
         ttft_s, tpot_s = found.ttft_s if test.n_prompt else 0.0, found.tpot_s if test.n_gen else 0.0
-        return asdict(Predicted(ttft_s, tpot_s, ttft_s + test.n_gen * tpot_s))
+        return asdict(Predicted.of(ttft_s, tpot_s, test.n_gen))
 
     def _other_cache(self, plan: Plan) -> tuple[str, ...]:
         """A note where the plan was made for another KV cache than the arms share."""

@@ -11,7 +11,7 @@ from oallama.cli.options import as_record
 from oallama.core.options import Options
 from oallama.core.types import Attention
 from oallama.core.units import format_bytes
-from oallama.place.projector import fits_beside, vram_beside
+from oallama.place.budget import fits_beside, vram_beside
 
 if TYPE_CHECKING:
     from oallama.core.types import Workload

@@ -160,6 +160,11 @@ class Predicted:
     tpot_s: float
     total_s: float
 
+    @classmethod
+    def of(cls, ttft_s: float, tpot_s: float, n_gen: int) -> Predicted:
+        """Of a prompt and n_gen tokens behind it."""
+        return cls(ttft_s, tpot_s, ttft_s + n_gen * tpot_s)
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlacement:

@@ -131,7 +131,7 @@ class BlockCost:
     away: Curve = NO_TIME  # of such a block: seconds by batch size that llama.cpp's crossings take where it stays whole
     takes_n_g: bool = True  # CC may be streamed for some tokens: it is held in the plain layout too
     kind: Hashable = None  # of two blocks that cost the same it is the same; None: the block is like no other
-    slice_kind: Hashable = None  # of blocks that cost the same where they are sliced, but for gap and gap_cpu
+    slice_kind: Hashable = None  # of two that cost the same where they are sliced, but for gap and gap_cpu
     use: ExpertUse | None = None  # of the layer's experts, which the device may have some of; None: it may not
 
     def __post_init__(self) -> None:

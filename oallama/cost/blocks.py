@@ -173,11 +173,17 @@ def split_blocks(
     made = []
     for members in families.values():
         together = len({gg[i] for i in members}) == 1 and not any(i in alone for i in members)
-        if together and len(members) > 1 and _are_one_ffn([operators[i] for i in members]):
-            made.append(_ffn_block(operators, members))
-        else:
-            made += [_lone_block(operators, i) for i in members]
+        made += family_blocks(operators, members, together)
     return tuple(sorted(made, key=lambda block: block.operators))
+
+
+def family_blocks(operators: Sequence[Operator], members: Sequence[int], together: bool) -> list[SplitBlock]:
+    """What mul-mats of one FFN, or one by itself, form. together: whether they are cut at the same element and joined
+    as one."""
+    own = [operators[i] for i in members]
+    if is_biased_ffn(own) or (together and _are_one_ffn(own)):
+        return [ffn_block(operators, members)]
+    return [_lone_block(operators, i) for i in members]
 
 
 def is_biased_ffn(members: Sequence[Operator]) -> bool:
@@ -186,15 +192,15 @@ def is_biased_ffn(members: Sequence[Operator]) -> bool:
     return _are_whole_ffn(members) and all(runs_alone(operator) for operator in members)
 
 
-def biased_ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlock:
-    """What such an FFN forms. It has no cuts."""
+def ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlock:
+    """What all mul-mats of one FFN form. Where they have biases it has no cuts."""
     *first, down = sorted((operators[i] for i in members), key=_reads_hidden)
     hidden, n_embd, _ = down.shape
-    used = down.n_expert_used
+    used, biased = down.n_expert_used, runs_alone(down)
     return SplitBlock(
         operators=tuple(members),
-        extent=hidden,
-        step=hidden,
+        extent=hidden if biased else cut_extent(down),
+        step=hidden if biased else max(cut_granularity(operators[i]) for i in members),
         bytes=sum(operators[i].bytes for i in members),
         sent=first[0].shape[0] + _routing(down),
         sent_each=0,
@@ -202,7 +208,7 @@ def biased_ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> S
         returned_each=0,
         held_each=HELD_PER_HIDDEN * used,
         summed=used,
-        biases=sum(operators[i].shape[1] for i in members),
+        biases=sum(operators[i].shape[1] for i in members) if biased else 0,
     )
 
 
@@ -233,23 +239,6 @@ def _are_whole_ffn(members: Sequence[Operator]) -> bool:
     """Whether these are up or gate and up (or both in one), and down."""
     kinds = sorted(match[2] for o in members if (match := _FFN_ROLE.fullmatch(o.role)))
     return kinds in (["down", "gate", "up"], ["down", "up"], ["down", "gate_up"])
-
-
-def _ffn_block(operators: Sequence[Operator], members: Sequence[int]) -> SplitBlock:
-    *first, down = sorted((operators[i] for i in members), key=lambda o: cut_axis(o) == "cols")
-    used = down.n_expert_used
-    return SplitBlock(
-        operators=tuple(members),
-        extent=cut_extent(down),
-        step=max(cut_granularity(operators[i]) for i in members),
-        bytes=sum(operators[i].bytes for i in members),
-        sent=first[0].shape[0] + _routing(down),
-        sent_each=0,
-        returned=down.shape[1] * used,
-        returned_each=0,
-        held_each=HELD_PER_HIDDEN * used,
-        summed=used,
-    )
 
 
 def _lone_block(operators: Sequence[Operator], index: int) -> SplitBlock:

@@ -89,6 +89,11 @@ class Graph:
         """[first, last) operator of the layers [window[0], window[1]); operators are in the order of layers."""
         return bisect_left(self.operator_layer, window[0]), bisect_left(self.operator_layer, window[1])
 
+    def around(self, first: int, last: int) -> tuple[int, int]:
+        """The layers [first, last) with their neighbours: every layer begins with a norm whose side is fixed, so what
+        changes in them reaches no further."""
+        return max(0, first - 1), min(last + 1, self.n_layer + 1)
+
     def _layer(self, layer: int) -> Layer:
         (first, last), (first_operator, end) = self.layer_nodes[layer], self.layer_operators[layer]
         nodes = tuple(
@@ -286,9 +291,15 @@ def crossings(
     graph: Graph, on_device: Sequence[bool], first_device_layer: int, window: tuple[int, int] | None = None
 ) -> Crossings:
     """Splits and copies of a placement, over the whole graph or over the layers [window[0], window[1]) only."""
-    low, high = (0, graph.n_layer + 1) if window is None else (max(0, window[0]), min(window[1], graph.n_layer + 1))
+    low, high = window or (0, graph.n_layer + 1)
     sides = bytes(on_device[graph.layer_operators[low][0] : graph.layer_operators[high - 1][1]])
-    return _crossings(graph.layers[low:high], sides, min(max(first_device_layer, low), high) - low)
+    return _crossings(graph.layers[low:high], sides, first_within(first_device_layer, (low, high)))
+
+
+def first_within(first_device_layer: int, window: tuple[int, int]) -> int:
+    """It counted from the first of these layers, the same for all that lie before or behind them."""
+    low, high = window
+    return min(max(first_device_layer, low), high) - low
 
 
 @lru_cache(maxsize=2**14)

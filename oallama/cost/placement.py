@@ -40,6 +40,11 @@ class Costs:
         object.__setattr__(self, "large", large)
         object.__setattr__(self, "small", tuple(p for p in self.passes if p not in large))
 
+    def rest_seconds(self, first_device_layer: int) -> float:
+        """Of what is no operator in the layers that run, those from first_device_layer on being on the device."""
+        n_device_layers = max(0, self.graph.n_run - first_device_layer)
+        return n_device_layers * self.rest_device_s + (self.graph.n_run - n_device_layers) * self.rest_cpu_s
+
     @property
     def layouts(self) -> tuple[str, ...]:
         """In which the host holds each operator."""
@@ -60,9 +65,7 @@ def placement_seconds(
     total = sum(seconds)
     if total == inf:
         return inf
-    n_run = costs.graph.n_run
-    n_device_layers = max(0, n_run - first_device_layer)
-    total += n_device_layers * costs.rest_device_s + (n_run - n_device_layers) * costs.rest_cpu_s
+    total += costs.rest_seconds(first_device_layer)
     return total + transfer_seconds(costs, on_device, first_device_layer, sliced=sliced)
 
 

@@ -15,7 +15,7 @@ from oallama.core.types import StreamSettings
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.blocks import F32
 from oallama.cost.hot_experts import hot_times
-from oallama.cost.kernels import NO_TIME, Curve, interpolate
+from oallama.cost.kernels import interpolate
 from oallama.cost.slice_rates import NO_CROSSING, Crossing, SliceRates, both_sides
 from oallama.cost.streams import BlockTimes, Step
 from oallama.cost.timeline import cycle_seconds, own_cycle_seconds, runs_ahead
@@ -99,22 +99,18 @@ def own_times(of: BlockCost, rates: SliceRates, cut: Cut, n_tokens: int, n_g: in
 
 @dataclass(slots=True)
 class Pricing:
-    """How slices are run: what the device and the link cost, and how far copies run ahead.
-
-    Remembers the tasks of sliced blocks of a kind, and their prices between the gaps that were asked for last.
-    """
+    """How slices are run: what the device and the link cost, and how far copies run ahead. Remembers what blocks of a
+    kind take, and the tasks of those that are sliced, which do not depend on what lies between blocks."""
 
     rates: SliceRates
     streaming: StreamSettings = StreamSettings()  # noqa: RUF009 - frozen
-    _own: dict[Hashable, tuple[BlockTimes, float | None]] = field(default_factory=dict, init=False, repr=False)
-    _around: tuple[Curve, Curve] = field(default=(NO_TIME, NO_TIME), init=False, repr=False)
-    _gaps: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
+    _tasks: dict[Hashable, tuple[BlockTimes, float | None]] = field(default_factory=dict, init=False, repr=False)
     _known: dict[Hashable, float] = field(default_factory=dict, init=False, repr=False)
 
     def with_slots(self, n_slots: int) -> Pricing:
         """The same with a ring of so many slots; tasks are the same."""
         other = replace(self, streaming=replace(self.streaming, n_slots=n_slots))
-        other._own = self._own
+        other._tasks = self._tasks
         return other
 
     def block_times(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> BlockTimes:
@@ -122,40 +118,29 @@ class Pricing:
 
     def seconds(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int = 0, n_outputs: int = 1) -> float:
         """Of one block among others like it, round after round."""
-        gap_s, gap_cpu_s = self._gap(of, n_tokens)
-        if cut.n_hot:
-            hot = (of.same, cut.n_hot, n_tokens, n_outputs)
-            if of.kind is None or hot not in self._own:
-                self._own[hot] = self._of(of, cut, n_tokens, 0, n_outputs)
-            _, hot_s = self._own[hot]
-            assert hot_s is not None  # nothing of it is streamed
-            return gap_s + hot_s
-        if of.slice_kind is None or (cut.gg == cut.cg == 0 and (n_g == 0 or of.outputs_only or not of.takes_n_g)):
-            own, own_s = self._of(of, cut, n_tokens, n_g, n_outputs)
-            return self._behind(own, gap_s, gap_cpu_s) if own_s is None else gap_s + own_s
-        key = (of.slice_kind, cut.cc, cut.cg, cut.gg, n_tokens, n_g, n_outputs if of.outputs_only else n_tokens)
-        seconds = self._known.get(key)
+        key = (of.kind, cut.cc, cut.cg, cut.gg, cut.n_hot, n_tokens, n_g, n_outputs)
+        seconds = None if of.kind is None else self._known.get(key)
         if seconds is None:
-            found = self._own.get(key)
-            if found is None:
-                found = self._own[key] = self._of(of, cut, n_tokens, n_g, n_outputs)
-            own, own_s = found
-            seconds = self._behind(own, gap_s, gap_cpu_s) if own_s is None else gap_s + own_s
-            self._known[key] = seconds
+            gap_s, gap_cpu_s = gap_times(of, n_tokens)
+            own, own_s = self._own(of, cut, n_tokens, n_g, n_outputs)
+            if own_s is None:
+                seconds = own_cycle_seconds(own, own.gap_s + gap_s, own.gap_cpu_s + gap_cpu_s, self.streaming)
+            else:
+                seconds = gap_s + own_s
+            if of.kind is not None:
+                self._known[key] = seconds
         return seconds
 
-    def _behind(self, own: BlockTimes, gap_s: float, gap_cpu_s: float) -> float:
-        return own_cycle_seconds(own, own.gap_s + gap_s, own.gap_cpu_s + gap_cpu_s, self.streaming)
-
-    def _of(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> tuple[BlockTimes, float | None]:
+    def _own(self, of: BlockCost, cut: Cut, n_tokens: int, n_g: int, n_outputs: int) -> tuple[BlockTimes, float | None]:
         """(a block without a gap, its seconds; None: they depend on the gap, in which its copies go on)."""
-        own = own_times(of, self.rates, cut, n_tokens, n_g, n_outputs)
-        ahead = runs_ahead([own], self.streaming)
-        return own, None if ahead else cycle_seconds([own], self.streaming)
-
-    def _gap(self, of: BlockCost, n_tokens: int) -> tuple[float, float]:
-        if of.gap is not self._around[0] or of.gap_cpu is not self._around[1]:
-            self._around, self._gaps, self._known = (of.gap, of.gap_cpu), {}, {}
-        if n_tokens not in self._gaps:
-            self._gaps[n_tokens] = gap_times(of, n_tokens)
-        return self._gaps[n_tokens]
+        sliced = not cut.is_whole or (n_g > 0 and of.takes_n_g and not of.outputs_only)
+        kind = (of.slice_kind, of.use if cut.n_hot else None) if sliced and of.slice_kind is not None else None
+        key = (kind, cut, n_tokens, n_g, n_outputs if of.outputs_only else n_tokens)
+        found = self._tasks.get(key) if kind is not None else None
+        if found is None:
+            own = own_times(of, self.rates, cut, n_tokens, n_g, n_outputs)
+            ahead = runs_ahead([own], self.streaming)
+            found = own, None if ahead else cycle_seconds([own], self.streaming)
+            if kind is not None:
+                self._tasks[key] = found
+        return found

@@ -14,11 +14,13 @@ device. So the ranking of every round is filled by lines 16-31 at once, and T' i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from oallama.core.types import Operator
+from oallama.cost.graph import first_within
 from oallama.cost.placement import Costs, placement_seconds, transfer_seconds
+from oallama.place.placed import Placed
 
 MAX_KNOWN = 200_000  # of some hundred bytes each
 
@@ -32,14 +34,6 @@ gain or not."""
 
 Granularity = Literal["operator", "block", "layer"]
 GRANULARITIES: tuple[Granularity, ...] = ("operator", "block", "layer")
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    on_device: tuple[bool, ...]
-    iterations: int
-    converged: bool
-    seconds: float  # predicted over the passes of the costs
 
 
 def units(operators: Sequence[Operator], granularity: Granularity) -> tuple[Unit, ...]:
@@ -105,104 +99,68 @@ class Transfers:
 
     def __init__(self, costs: Costs, paper: bool = False) -> None:
         self._costs, self._paper = costs, paper
-        self._known: dict[tuple[object, ...], float] = {}
-        self._units: dict[Unit, _Window] = {}
+        self._windows: dict[tuple[Unit, ...], Sequence[_Window]] = {}
         self._alike: dict[object, int] = {}
-        self._windows: dict[tuple[Unit, ...], Windows] = {}
-        self._saved: dict[tuple[Unit, ...], list[tuple[float, int]]] = {}
-        self._near: dict[tuple[object, ...], list[float]] = {}
+        self._known: dict[tuple[int, int, bytes], list[float]] = {}
 
-    def of_all(self, on_device: Sequence[bool], first_device_layer: int, windows: Windows) -> list[float]:
+    def of_all(self, on_device: Sequence[bool], first_device_layer: int, windows: Sequence[_Window]) -> list[float]:
         """Of each of the units in these windows, in graph order. Where layers and their neighbours are in the same
         state, so are these."""
         sides = bytes(on_device)
         found: list[float] = []
-        for around, members in windows:
-            low, high = around.layers
-            key = (around.alike, min(max(first_device_layer, low), high) - low, sides[around.first : around.last])
-            if key not in self._near:
-                if len(self._near) >= MAX_KNOWN:
-                    self._near.clear()
-                self._near[key] = [self.of(on_device, first_device_layer, unit) for unit in members]
-            found += self._near[key]
+        for one in windows:
+            key = (one.alike, first_within(first_device_layer, one.layers), sides[one.first : one.last])
+            if key not in self._known:
+                if len(self._known) >= MAX_KNOWN:
+                    self._known.clear()
+                self._known[key] = [self.of(on_device, first_device_layer, unit) for unit in one.units]
+            found += self._known[key]
         return found
 
-    def windows(self, units: tuple[Unit, ...]) -> Windows:
+    def of(self, on_device: Sequence[bool], first_device_layer: int, unit: Unit) -> float:
+        """Crossings with the whole unit on the device less those with it on the CPU."""
+        window, sides, seconds = self._around(unit), list(on_device), []
+        for side in (True, False):
+            for i in unit:
+                sides[i] = side
+            seconds.append(transfer_seconds(self._costs, sides, first_device_layer, window))
+        added_s = seconds[0] - seconds[1]
+        return max(0.0, added_s) if self._paper else added_s
+
+    def windows(self, units: tuple[Unit, ...]) -> Sequence[_Window]:
         """Of these units, which are in graph order."""
         if units not in self._windows:
-            self._windows[units] = self._by_window(units)
+            groups: dict[tuple[int, int], list[Unit]] = {}
+            for unit in units:
+                groups.setdefault(self._around(unit), []).append(unit)
+            self._windows[units] = [self._window(*item) for item in groups.items()]
         return self._windows[units]
 
-    def saved(self, units: tuple[Unit, ...]) -> list[tuple[float, int]]:
-        """(T_c - T_g, M) of each of these units."""
-        if units not in self._saved:
-            self._saved[units] = [_saved(self._costs, unit) for unit in units]
-        return self._saved[units]
-
-    def _by_window(self, units: tuple[Unit, ...]) -> Windows:
-        """Units of the same layers together: `alike` and `members` are then of all of them."""
-        groups: dict[tuple[int, int], list[Unit]] = {}
-        for unit in units:
-            groups.setdefault(self._around(unit).layers, []).append(unit)
-        made = []
-        for group in groups.values():
-            each = [self._around(unit) for unit in group]
-            alike = self._alike.setdefault(tuple(one.alike for one in each), len(self._alike))
-            members = tuple(i for one in each for i in one.members)
-            made.append((replace(each[0], members=members, alike=alike), group))
-        return made
-
-    def of(self, on_device: Sequence[bool], first_device_layer: int, unit: Unit) -> float:
-        """Crossings with the whole unit on the device less those with it on the CPU.
-
-        Only the unit's layers and their neighbours are looked at: every layer begins with a norm whose side is fixed,
-        so nothing reaches further. Units are alike where their layers are, wherever these are in the model.
-        """
-        around = self._around(unit)
-        near = bytearray(on_device[around.first : around.last])
-        for i in around.members:
-            near[i] = 0  # where it is now does not matter
-        low, high = around.layers
-        key = (around.alike, min(max(first_device_layer, low), high) - low, bytes(near))
-        if key not in self._known:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            sides = list(on_device)
-            seconds = []
-            for side in (True, False):
-                for i in unit:
-                    sides[i] = side
-                seconds.append(transfer_seconds(self._costs, sides, first_device_layer, around.layers))
-            self._known[key] = seconds[0] - seconds[1]
-        return max(0.0, self._known[key]) if self._paper else self._known[key]
-
-    def _around(self, unit: Unit) -> _Window:
-        if unit in self._units:
-            return self._units[unit]
+    def _around(self, unit: Unit) -> tuple[int, int]:
+        """The layers that moving it reaches."""
         graph = self._costs.graph
         own = [graph.operator_layer[i] for i in unit]
-        low, high = max(0, min(own) - 1), max(own) + 2
-        first, last = graph.operators_of((low, high))
-        members = tuple(i - first for i in unit)
-        kind = (graph.layers[low:high], self._costs.offloaded[first:last], members)
+        return graph.around(min(own), max(own) + 1)
+
+    def _window(self, layers: tuple[int, int], units: Sequence[Unit]) -> _Window:
+        costs, graph = self._costs, self._costs.graph
+        first, last = graph.operators_of(layers)
+        members = tuple(tuple(i - first for i in unit) for unit in units)
+        kind = (graph.layers[slice(*layers)], costs.offloaded[first:last], members)
         alike = self._alike.setdefault(kind, len(self._alike))
-        self._units[unit] = _Window((low, high), first, last, members, alike)
-        return self._units[unit]
+        return _Window(layers, first, last, units, [_saved(costs, unit) for unit in units], alike)
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A unit with the layers around it."""
+    """Layers that the same units reach where they move."""
 
     layers: tuple[int, int]  # [first, last)
     first: int  # operator of these layers
     last: int  # behind the last of them
-    members: tuple[int, ...]  # the unit's operators, counted from the first
+    units: Sequence[Unit]
+    saved: Sequence[tuple[float, int]]  # T_c - T_g and M of each unit
     alike: int  # the same for windows in which the same moves cost the same
-
-
-Windows = Sequence[tuple[_Window, Sequence[Unit]]]
-"""Units of the same layers together, with these."""
 
 
 def benefit(costs: Costs, unit: Unit, transfer_s: float) -> float:
@@ -229,7 +187,7 @@ def iterate(
     start: Sequence[bool] | None = None,
     max_iterations: int = 50,
     published: bool = False,
-) -> Search:
+) -> Placed:
     """Algorithm 1 over units: rank by B without T', fill, then rank with T' of that placement, fill, until the
     affinities are stable. A placement met before is a cycle, in which Algorithm 1 would run for ever: it ends the loop
     unconverged. The placement with the least predicted time of all that were met is returned.
@@ -240,7 +198,8 @@ def iterate(
     """
     transfers = transfers or Transfers(costs)
     n = len(costs.operators)
-    saved, windows = transfers.saved(units), transfers.windows(units)
+    windows = transfers.windows(units)
+    saved = [one for window in windows for one in window.saved]
     sizes = [n_bytes for _, n_bytes in saved]
 
     def place(benefits: Sequence[float]) -> tuple[bool, ...]:
@@ -256,12 +215,12 @@ def iterate(
     placement = tuple(start) if start is not None else place([saved_s / n_bytes for saved_s, n_bytes in saved])
     met = {placement: placement_seconds(costs, placement, first_device_layer)}
 
-    def ended(last: tuple[bool, ...], iteration: int, converged: bool) -> Search:
+    def ended(last: tuple[bool, ...], iteration: int, converged: bool) -> Placed:
         """last: the placement that the loop came to, or came back to."""
         found = list(met)
         looped = found[found.index(last) :] if published else found
         kept = min(looped, key=lambda one: met[one])
-        return Search(kept, iteration, converged, met[kept])
+        return Placed(kept, first_device_layer, met[kept], iteration, converged)
 
     for iteration in range(1, max_iterations + 1):
         moved = transfers.of_all(placement, first_device_layer, windows)

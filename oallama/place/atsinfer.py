@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from math import gcd, inf
 
 from oallama.cost.graph import Crossings
-from oallama.cost.placement import Costs, placement_seconds
-from oallama.place.placed import Budget, Placed, cpu
+from oallama.cost.placement import Costs
+from oallama.place.placed import Budget, Placed, cpu, placed_whole
 
 MOST_UNITS = 1 << 14
 """Of memory that are told apart. Bytes are rounded up to whole units, so that a budget is never exceeded."""
@@ -39,7 +39,7 @@ def atsinfer(costs: Costs, budget: Budget) -> Placed:
     on_device, _ = least_chain(*chain(costs, first), max(0, budget(first)))
     if not any(on_device):
         return cpu(costs)
-    return Placed(on_device, first, placement_seconds(costs, on_device, first), 1)
+    return placed_whole(costs, on_device, first)
 
 
 def chain(costs: Costs, first_device_layer: int) -> tuple[list[Link], float]:

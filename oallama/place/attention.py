@@ -16,7 +16,7 @@ from oallama.core.types import CPU_DEVICE, Attention, FlashAttention, ModelInfo,
 from oallama.core.units import MIB
 from oallama.cost.passes import Pass
 from oallama.cost.passes import passes as workload_passes
-from oallama.cost.rest import index_rest, rest_seconds
+from oallama.cost.rest import index_rest, rest_of, rest_seconds
 from oallama.place.problem import Decision
 from oallama.profile.wanted import in_steps
 
@@ -75,9 +75,7 @@ _WAYS: tuple[FlashAttention, ...] = ("on", "off")
 
 def rest_total(profile: Profile, flash_attn: FlashAttention, layers: tuple[int, int], passes: Sequence[Pass]) -> float:
     """Seconds of all layers beside their operators. layers: how many are on the CPU, how many on the device."""
-    index = index_rest(with_attention(profile, flash_attn))
-    on_cpu = rest_seconds(index, CPU_DEVICE, passes)
-    on_device = rest_seconds(index, profile.device, passes) if profile.device in index else on_cpu
+    on_cpu, on_device = rest_of(index_rest(with_attention(profile, flash_attn)), profile.device, passes)
     return layers[0] * on_cpu + layers[1] * on_device
 
 

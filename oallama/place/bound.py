@@ -49,7 +49,7 @@ def physical_bound(problem: Problem, load: Workload, memory: MemoryLedger) -> Pr
     if cap is not None:
         room = min(room, cap + memory.staging)
     ttft_s, tpot_s = (_passes_s(problem, passes(load, phase), room) for phase in ("prefill", "decode"))
-    return Predicted(ttft_s, tpot_s, ttft_s + load.n_gen * tpot_s)
+    return Predicted.of(ttft_s, tpot_s, load.n_gen)
 
 
 def _passes_s(problem: Problem, over: Sequence[Pass], room: int) -> float:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import floor
 
+from oallama.core.errors import DoesNotFit
 from oallama.core.types import MemoryLedger
 
 
@@ -43,8 +45,13 @@ class DeviceMemory:
         """Bytes left for whole operators, which need their layer's norms and KV beside them."""
         if first_device_layer > self.n_layer:
             return 0
-        room = self.room(first_device_layer)
-        return room if self.operators_limit is None else min(room, self.operators_limit)
+        return for_weights(self.room(first_device_layer), self.operators_limit)
+
+
+def for_weights(room: int, limit: int | None, used: int = 0) -> int:
+    """Of `room` bytes those that weights may take. limit: of all weights on the device, of which there are so many used
+    already (--gpu-weights)."""
+    return room if limit is None else min(room, limit - used)
 
 
 ENOUGH_USED = 0.99
@@ -105,3 +112,23 @@ def ledger(
     limit = int(fill * capacity)
     spare = limit - weights_gpu - kv - compute - staging
     return MemoryLedger(capacity, fill, limit, weights_gpu, weights_host, kv, compute, staging, spare)
+
+
+#
+# a vision projector beside a plan: whole on the device where there is room, else whole on the CPU
+#
+
+
+def fits_beside(memory: MemoryLedger, n_bytes: int, asked: bool | None) -> bool:
+    """Whether a projector goes to the device of a plan. asked: None: where it fits into what the plan leaves."""
+    return memory.spare >= n_bytes if asked is None else asked
+
+
+def vram_beside(limit: int, fill: float, n_bytes: int, device: str) -> int:
+    """The capacity to plan with, so that so many bytes of the limit are kept free for it. Raises DoesNotFit where
+    nothing is left."""
+    if n_bytes >= limit:
+        raise DoesNotFit(
+            n_bytes, limit, device, "the vision projector", remedy="leave it on the CPU (--no-mmproj-offload)"
+        )
+    return floor((limit - n_bytes) / fill)

@@ -21,9 +21,10 @@ from itertools import combinations, product
 
 from oallama.core.types import Operator
 from oallama.cost.blocks import ffn_of, is_ffn
+from oallama.cost.graph import first_within
 from oallama.cost.placement import Costs, placement_seconds, transfer_seconds
 from oallama.place.affinity import GRANULARITIES, units
-from oallama.place.placed import Budget, Placed
+from oallama.place.placed import Budget, Placed, placed_whole, whole_bytes
 
 SEVERAL = 4  # changes against one
 MAX_ROUNDS = 64
@@ -66,7 +67,7 @@ def exchange(costs: Costs, operators: Sequence[Operator], budget: Budget, filled
     filled: within the budget, without slices. Where there are more changes than are priced, the placement says so.
     """
     n_layer = costs.graph.n_layer
-    if filled.first_device_layer > n_layer:
+    if not filled.llama_uses_device(n_layer):
         return filled
     layers = _Layers(costs, operators)
     best = _exchanged(layers, budget(filled.first_device_layer), filled)
@@ -79,14 +80,17 @@ def exchange(costs: Costs, operators: Sequence[Operator], budget: Budget, filled
                 there and at >= first for there, at in zip(best.on_device, costs.graph.operator_layer, strict=True)
             )
             room = budget(first)
-            if _bytes(costs, kept) > room:
+            if whole_bytes(costs.operators, kept) > room:
                 break
             found = _exchanged(layers, room, replace(best, on_device=kept, first_device_layer=first))
             if found.seconds >= best.seconds * (1 - LEAST_GAIN):
                 break
             best = found
-    best = filled if best.seconds >= filled.seconds * (1 - LEAST_GAIN) else replace(best, filled=filled)
-    return replace(best, exchanges_left=True) if layers.left_some else best
+    best = filled if best.seconds >= filled.seconds * (1 - LEAST_GAIN) else _noted(best, filled)
+    if not layers.left_some:
+        return best
+    note = f"exchanges were looked for until {MAX_PRICED} changes were priced; there may be better ones"
+    return replace(best, notes=(*best.notes, note))
 
 
 def whole_ffns(costs: Costs, operators: Sequence[Operator], filled: Placed) -> Placed:
@@ -98,39 +102,30 @@ def whole_ffns(costs: Costs, operators: Sequence[Operator], filled: Placed) -> P
     torn = {i for members in families.values() if len({filled.on_device[i] for i in members}) > 1 for i in members}
     if not torn:
         return filled
-    on_device = tuple(there and i not in torn for i, there in enumerate(filled.on_device))
-    seconds = placement_seconds(costs, on_device, filled.first_device_layer)
-    return replace(filled, on_device=on_device, seconds=seconds, filled=filled)
+    on_device = [there and i not in torn for i, there in enumerate(filled.on_device)]
+    return _noted(placed_whole(costs, on_device, filled.first_device_layer), filled)
 
 
 def attention(costs: Costs, operators: Sequence[Operator], first_device_layer: int) -> Placed:
     """Of the layers from this one on, what is no FFN is whole on the device, norms and KV with it, whatever memory that
     takes. FFNs that are then sliced live there too (cost/blocks.py, residents): one block a layer is left to join."""
-    on_device = tuple(
+    on_device = [
         operator.layer is not None
         and operator.layer >= first_device_layer
         and cost.t_gpu_s is not None
         and not is_ffn(operator)
         for operator, cost in zip(operators, costs.operators, strict=True)
-    )
-    return Placed(on_device, first_device_layer, placement_seconds(costs, on_device, first_device_layer), 1)
+    ]
+    return placed_whole(costs, on_device, first_device_layer)
 
 
-def exchange_notes(placed: Placed) -> tuple[str, ...]:
-    """What was changed after OATO's fill, and whether more might have been."""
-    notes = []
-    if placed.filled is not None:
-        n_moved = sum(a != b for a, b in zip(placed.on_device, placed.filled.on_device, strict=True))
-        n_layers = abs(placed.first_device_layer - placed.filled.first_device_layer)
-        moved = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((n_moved, "operator"), (n_layers, "layer")) if n]
-        notes.append(f"exchanged after OATO's fill, as predicted to save time: the side of {' and of '.join(moved)}")
-    if placed.exchanges_left:
-        notes.append(f"exchanges were looked for until {MAX_PRICED} changes were priced; there may be better ones")
-    return tuple(notes)
-
-
-def _bytes(costs: Costs, on_device: Sequence[bool]) -> int:
-    return sum(cost.bytes for cost, there in zip(costs.operators, on_device, strict=True) if there)
+def _noted(placed: Placed, filled: Placed) -> Placed:
+    """The placement with a note of what was changed after OATO's fill."""
+    n_moved = sum(a != b for a, b in zip(placed.on_device, filled.on_device, strict=True))
+    n_layers = abs(placed.first_device_layer - filled.first_device_layer)
+    moved = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((n_moved, "operator"), (n_layers, "layer")) if n]
+    note = f"exchanged after OATO's fill, as predicted to save time: the side of {' and of '.join(moved)}"
+    return replace(placed, notes=(note,))
 
 
 def _exchanged(layers: _Layers, room: int, placed: Placed) -> Placed:
@@ -138,7 +133,7 @@ def _exchanged(layers: _Layers, room: int, placed: Placed) -> Placed:
     costs, first = layers.costs, placed.first_device_layer
     layers.begin()
     sides = list(placed.on_device)
-    used = _bytes(costs, sides)
+    used = whole_bytes(costs.operators, sides)
     seconds = placement_seconds(costs, sides, first)
     for _ in range(MAX_ROUNDS):
         for _, changes in nsmallest(
@@ -211,9 +206,8 @@ class _Layers:
         graph = costs.graph
         self.costs = costs
         self._layers = range(graph.n_layer + 1)
-        spans = [graph.operators_of((layer, layer + 1)) for layer in self._layers]
-        self.begins = [begin for begin, _ in spans]
-        self._ends = [end for _, end in spans]
+        self.begins = [begin for begin, _ in graph.layer_operators]
+        self._ends = [end for _, end in graph.layer_operators]
         numbers: dict[tuple[object, ...], int] = {}
         self._kinds = [numbers.setdefault(self._kind(operators, layer), len(numbers)) for layer in self._layers]
         self._groups = {
@@ -233,26 +227,18 @@ class _Layers:
     def _kind(self, operators: Sequence[Operator], layer: int) -> tuple[object, ...]:
         """Of layers for which it is the same, equal changes have equal prices."""
         costs, begin, end = self.costs, self.begins[layer], self._ends[layer]
-        first, last = costs.graph.layer_nodes[layer]
-        nodes = (
-            (
-                tuple(source - first for source in node.inputs), node.bytes_per_token, node.host, node.outputs_only,
-                None if node.operator is None else node.operator - begin, node.follows_layer is None,
-            )
-            for node in costs.graph.nodes[first:last]
-        )  # fmt: skip
         priced = ((cost.bytes, cost.t_cpu_s, cost.t_gpu_s) for cost in costs.operators[begin:end])
-        return (*(o.role for o in operators[begin:end]), *priced, *nodes, *costs.offloaded[begin:end])
+        roles = (operator.role for operator in operators[begin:end])
+        return (costs.graph.layers[layer], *roles, *priced, *costs.offloaded[begin:end])
 
     def alike(self, sides: Sequence[bool], first_device_layer: int) -> list[_Alike]:
         """The layers by their changes; those that have none are left out."""
         members: dict[tuple[object, ...], list[int]] = {}
         for layer in self._layers[first_device_layer:]:
-            low, high = max(0, layer - 1), min(layer + 2, len(self._layers))
+            low, high = self.costs.graph.around(layer, layer + 1)
             state: tuple[object, ...] = (
-                min(layer, 2),  # whether the embedding is near
                 tuple(self._kinds[low:high]),
-                min(max(first_device_layer, low), high) - low,
+                first_within(first_device_layer, (low, high)),
                 bytes(sides[self.begins[low] : self._ends[high - 1]]),
             )
             members.setdefault(state, []).append(layer)
@@ -270,7 +256,7 @@ class _Layers:
         """Those that no other is better than that adds as few bytes; to change nothing is among them unless another
         adds nothing and saves time."""
         costs, begin, end = self.costs, self.begins[layer], self._ends[layer]
-        window = (max(0, layer - 1), layer + 2)
+        window = costs.graph.around(layer, layer + 1)
         now = tuple(sides[begin:end])
         now_s = transfer_seconds(costs, sides, first_device_layer, window)
         wanted = []

@@ -16,11 +16,11 @@ from itertools import takewhile
 from oallama.core.types import PLAIN_LAYOUT, Operator, Phase
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.passes import passes
-from oallama.cost.placement import Costs, placement_seconds
+from oallama.cost.placement import Costs
 from oallama.cost.slices import Pricing
 from oallama.place.affinity import fill
 from oallama.place.cuts import Layers, Table, pass_seconds
-from oallama.place.placed import Placed, cpu
+from oallama.place.placed import Placed, cpu, placed_whole, whole_bytes
 from oallama.place.slicer import Slicer
 from oallama.place.staging import staging_bytes
 
@@ -35,8 +35,7 @@ def experts_last(costs: Costs, operators: Sequence[Operator], first: int, room: 
     units = [*((i,) for i in others), *(tuple(experts[layer]) for layer in sorted(experts, reverse=True))]
     sizes = [sum(operators[i].bytes for i in unit) for unit in units]
     there = {i for n in fill(range(len(units)), sizes, room) for i in units[n]}
-    on_device = tuple(i in there for i in range(len(operators)))
-    return Placed(on_device, first, placement_seconds(costs, on_device, first), 1) if there else cpu(costs)
+    return placed_whole(costs, [i in there for i in range(len(operators))], first) if there else cpu(costs)
 
 
 def copied_from(layers: Layers, on: Pricing, most: int, also: Sequence[int] = ()) -> int | None:
@@ -76,8 +75,7 @@ def with_copies(slicer: Slicer, whole: Placed, phase: Phase, room: int) -> Place
     staging = staging_bytes(layers, slicer.on.streaming, load.largest_batch, load.largest_batch)
     if not table or staging > room:
         return None
-    plan = slicer.exact(slicer.priced(layers, table, False, 0, staging))
-    return slicer.placed(whole, plan, plan.seconds(load, phase))
+    return slicer.placed(whole, slicer.priced(layers, table, False, 0, staging), phase)
 
 
 def fiddler(
@@ -93,8 +91,7 @@ def fiddler(
         if copying is None or copying.slices is None:
             break
         left = room - copying.slices.staging_bytes
-        used = sum(operator.bytes for operator, there in zip(operators, copying.on_device, strict=True) if there)
-        if used <= left:
+        if whole_bytes(operators, copying.on_device) <= left:
             found.append(copying)
             break
     return min(found, key=lambda placed: placed.seconds)

@@ -19,7 +19,7 @@ from oallama.model.cut import cut_axis
 from oallama.place.cuts import Layers, Table, best_cg, n_g_at
 from oallama.place.placed import Placed
 from oallama.place.problem import Problem
-from oallama.place.slicer import Slicer
+from oallama.place.slicer import slicer_of
 from oallama.place.staging import most_n_g, ring_bytes, staging_bytes
 
 SLOWER = 2.0
@@ -83,8 +83,9 @@ def scaled(times: BlockTimes, rates: Rates) -> BlockTimes:
 def kept_cuts_of(problem: Problem, record: PlanRecord, placed: Placed) -> Replan:
     """The cuts to keep beside a plan's that slices something. placed: as it says."""
     load = record.workload
-    slicer = Slicer(problem, load, record.streaming or StreamSettings())
-    layers = [(of, cut) for of, cut in slicer.again(placed).layers if not cut.n_hot]
+    assert placed.slices is not None
+    slicer = slicer_of(problem, load, placed.slices)
+    layers = [(of, cut) for of, cut in slicer.cuts_of(placed) if not cut.n_hot]
     on, table = slicer.on, record.token_assignment
     n_g = most_n_g(table, load.largest_batch)
 
@@ -175,7 +176,7 @@ def _between(of: BlockCost, cut: Cut, other: Cut, share: float) -> Cut:
 
 def _best_at(of: BlockCost, cut: Cut, on: Pricing, rates: Rates, table: Table, known: dict[object, Cut]) -> Cut:
     """The best cut beside this one's GG at these rates. Some CC is left: it tells how fast the CPU is."""
-    key = None if of.kind is None else (of.kind, of.gap, of.gap_cpu, cut.gg, rates)
+    key = None if of.kind is None else (of.kind, cut.gg, rates)
     if key in known:
         return known[key]
 

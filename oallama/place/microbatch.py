@@ -13,11 +13,11 @@ from dataclasses import replace
 from math import inf
 
 from oallama.core.options import STOCK_BATCH, Options
-from oallama.core.types import Phase, StreamSettings, Workload
+from oallama.core.types import Phase, Workload
 from oallama.cost.placement import placement_seconds
-from oallama.place.placed import Slices
+from oallama.place.budget import for_weights
 from oallama.place.problem import Decision, Problem, costs_of, operators_limit, own_bytes
-from oallama.place.slicer import Slicer
+from oallama.place.slicer import slicer_of
 
 LEAST_GAIN = 0.03
 """Of the predicted time: by less the micro-batch is not raised. Profiles have no batch as large, so its time is
@@ -47,9 +47,8 @@ def seconds_in(problem: Problem, decision: Decision, n_ubatch: int, phase: Phase
     memory these need."""
     placed, load = decision.placed, replace(decision.workload, n_ubatch=n_ubatch)
     if placed.slices is not None:
-        return _slicer(problem, placed.slices, load).again(placed).seconds(load, phase)
-    llama_uses_device = placed.first_device_layer <= problem.graph.n_layer
-    costs = costs_of(problem, load, phase, llama_uses_device)
+        return slicer_of(problem, load, placed.slices).again(placed).seconds(load, phase)
+    costs = costs_of(problem, load, phase, placed.llama_uses_device(problem.graph.n_layer))
     return placement_seconds(costs, placed.on_device, placed.first_device_layer)
 
 
@@ -61,16 +60,10 @@ def seconds_recut(problem: Problem, decision: Decision, n_ubatch: int, phase: Ph
         return inf
     whole, held = replace(placed, slices=None), decision.memory
     more_compute = held.compute * (n_ubatch - decision.workload.n_ubatch) // decision.workload.n_ubatch
-    room = slices.weights_bytes + slices.hot_bytes + slices.staging_bytes + held.spare - more_compute
-    cap = operators_limit(problem)
-    weights_room = room if cap is None else min(room, cap - own_bytes(problem, whole))
-    plan = _slicer(problem, slices, load).plan(whole, room, weights_room)
+    room = slices.device_bytes + held.spare - more_compute
+    weights_room = for_weights(room, operators_limit(problem), own_bytes(problem, whole))
+    plan = slicer_of(problem, load, slices).plan(whole, room, weights_room)
     return inf if plan is None else plan.seconds(load, phase)
-
-
-def _slicer(problem: Problem, slices: Slices, load: Workload) -> Slicer:
-    settings = slices.settings
-    return Slicer(problem, load, settings or StreamSettings(), streams=settings is not None, hot=bool(slices.hot))
 
 
 def with_larger_ubatch(

@@ -115,8 +115,7 @@ def placed_modules(
     layers = [
         (of, cuts.get(of.block.operators, Cut(of.block.extent, 0, 0))) for of in slicer.fastest(slicer.blocks(whole))
     ]
-    plan = slicer.exact(slicer.priced(layers, (), False, 0, staging))
-    return slicer.placed(whole, plan, plan.seconds(slicer.load, phase))
+    return slicer.placed(whole, slicer.priced(layers, (), False, 0, staging), phase)
 
 
 def _with_slots(slicer: Slicer, found: Sequence[Module], room: int) -> Sequence[Module]:

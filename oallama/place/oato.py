@@ -12,7 +12,6 @@ from oallama.place.affinity import (
     GRANULARITIES,
     FillRule,
     Granularity,
-    Search,
     Transfers,
     Unit,
     benefit,
@@ -21,7 +20,7 @@ from oallama.place.affinity import (
     rank,
     units,
 )
-from oallama.place.placed import Budget, Placed, cpu, layers
+from oallama.place.placed import Budget, Placed, cpu, layers, whole_bytes
 from oallama.place.record import placements
 
 AffinityRule = Literal["default", "paper"]
@@ -71,8 +70,7 @@ def search(
     for first, room in sorted(rooms, key=lambda one: least_s[one[0]]):
         if best is not None and least_s[first] > best.seconds:
             break
-        for found in _searches(costs, grouped, room, first, transfers, affinity, rule, granularities):
-            placed = Placed(found.on_device, first, found.seconds, found.iterations, found.converged)
+        for placed in _searches(costs, grouped, room, first, transfers, affinity, rule, granularities):
             if rule == "full" and best is not None and not _is_full(costs, placed, room):
                 continue
             if best is None or (placed.seconds, first) < (best.seconds, best.first_device_layer):
@@ -96,10 +94,7 @@ def _by_worth(costs: Costs) -> list[tuple[float, int, int]]:
 def _bound(costs: Costs, ranked: Sequence[tuple[float, int, int]], room: int, first: int) -> float:
     """No placement with the layers from `first` on and `room` bytes of their operators on the device takes less: what
     saves the most for each byte is there, the last in part, and nothing crosses."""
-    n_run = costs.graph.n_run
-    n_layers = max(0, n_run - first)
-    seconds = n_layers * costs.rest_device_s + (n_run - n_layers) * costs.rest_cpu_s
-    seconds += sum(cost.t_cpu_s for cost in costs.operators)
+    seconds = costs.rest_seconds(first) + sum(cost.t_cpu_s for cost in costs.operators)
     for saved_s, n_bytes, layer in ranked:
         if layer < first:
             continue
@@ -112,7 +107,7 @@ def _bound(costs: Costs, ranked: Sequence[tuple[float, int, int]], room: int, fi
 
 def _is_full(costs: Costs, placed: Placed, room: int) -> bool:
     """Whether no operator that the device can compute would still fit."""
-    used = sum(cost.bytes for cost, there in zip(costs.operators, placed.on_device, strict=True) if there)
+    used = whole_bytes(costs.operators, placed.on_device)
     return all(
         there or cost.t_gpu_s is None or used + cost.bytes > room
         for cost, there in zip(costs.operators, placed.on_device, strict=True)
@@ -128,7 +123,7 @@ def _searches(
     affinity: AffinityRule,
     rule: FillRule,
     granularities: Sequence[Granularity],
-) -> Iterable[Search]:
+) -> Iterable[Placed]:
     def groups(granularity: Granularity) -> tuple[Unit, ...]:
         """Units whose layer has its norms and KV on the device: an operator without them would be there alone."""
         layer_of = costs.graph.operator_layer

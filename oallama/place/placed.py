@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from oallama.core.types import StreamSettings
+from oallama.core.types import Operator, StreamSettings
+from oallama.cost.operators import OperatorCost
 from oallama.cost.placement import Costs, placement_seconds
-from oallama.place.makespan import Makespan
 
 Budget = Callable[[int], int]
 """first_device_layer -> bytes left for operators on the device once KV, compute buffers and the other tensors of those
@@ -32,6 +32,16 @@ class Slices:
     hot_bytes: int = 0  # of those on the device
 
     @property
+    def held_bytes(self) -> int:
+        """Weights on the device: of GG and of hot experts."""
+        return self.weights_bytes + self.hot_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """These, and what slices need beside them."""
+        return self.held_bytes + self.staging_bytes
+
+    @property
     def streams(self) -> bool:
         return any(self.cg) or bool(self.token_assignment)
 
@@ -48,22 +58,34 @@ class Placed:
     slices: Slices | None = None
     # host layout of each operator's part in host memory; None, and of no operator: llama.cpp's choice
     layouts: tuple[str | None, ...] = ()
-    filled: Placed | None = None  # OATO's fill, where exchanges changed it
-    exchanges_left: bool = field(default=False, compare=False)  # that were not looked at, as there are too many
-    makespan: Makespan | None = None  # that TwinPilots' modules were placed for
+    notes: tuple[str, ...] = field(default=(), compare=False)  # how it was found, for whoever reads the plan
     alone: frozenset[int] = frozenset()  # operators that are joined alone where they are sliced
+
+    def llama_uses_device(self, n_layer: int) -> bool:
+        """Whether llama.cpp has anything on the device, and so streams host weights to it in large batches."""
+        return self.first_device_layer <= n_layer
 
     def uses_device(self, n_layer: int) -> bool:
         """Whether anything is on the device: llama.cpp's part of it, or slices."""
         slices = self.slices
-        return self.first_device_layer <= n_layer or (
-            slices is not None and (any(slices.gg) or any(slices.hot) or slices.streams)
-        )
+        sliced = slices is not None and (any(slices.gg) or any(slices.hot) or slices.streams)
+        return self.llama_uses_device(n_layer) or sliced
 
 
 def nothing_there(n_operators: int, first_device_layer: int) -> Placed:
     """Every operator on the host, norms and KV of the last layers on the device."""
     return Placed((False,) * n_operators, first_device_layer)
+
+
+def placed_whole(costs: Costs, on_device: Sequence[bool], first_device_layer: int) -> Placed:
+    """Whole operators on their sides, with what that takes over the passes of `costs`."""
+    seconds = placement_seconds(costs, on_device, first_device_layer)
+    return Placed(tuple(on_device), first_device_layer, seconds, 1)
+
+
+def whole_bytes(weights: Sequence[Operator | OperatorCost], on_device: Sequence[bool]) -> int:
+    """Of those that are on the device."""
+    return sum(each.bytes for each, there in zip(weights, on_device, strict=True) if there)
 
 
 def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placed:
@@ -78,14 +100,10 @@ def layers(costs: Costs, budget: Budget, at_least: int = 0) -> Placed:
         if size > budget(candidate):
             break
         first = candidate
-    on_device = tuple(
-        layer >= first and cost.t_gpu_s is not None for cost, layer in zip(costs.operators, layer_of, strict=True)
-    )
-    return Placed(on_device, first, placement_seconds(costs, on_device, first), 1)
+    operators = zip(costs.operators, layer_of, strict=True)
+    return placed_whole(costs, [layer >= first and cost.t_gpu_s is not None for cost, layer in operators], first)
 
 
 def cpu(costs: Costs) -> Placed:
     """Everything on the CPU, KV too."""
-    nothing = nothing_there(len(costs.operators), costs.graph.n_layer + 1)
-    seconds = placement_seconds(costs, nothing.on_device, nothing.first_device_layer)
-    return Placed(nothing.on_device, nothing.first_device_layer, seconds, 1)
+    return placed_whole(costs, (False,) * len(costs.operators), costs.graph.n_layer + 1)

@@ -21,7 +21,7 @@ from oallama.cost.placement import Costs, placement_seconds
 from oallama.cost.rest import index_rest
 from oallama.cost.transfer import transfer_rates, weight_stream
 from oallama.place.budget import DeviceMemory, ledger
-from oallama.place.placed import Placed, cpu, nothing_there
+from oallama.place.placed import Placed, cpu, nothing_there, whole_bytes
 
 SMALLEST_UBATCH = 64
 
@@ -125,7 +125,7 @@ def predicted_of(
         ttft_s, tpot_s = placed.slices.ttft_s, placed.slices.tpot_s
     else:
         if llama_uses_device is None:
-            llama_uses_device = placed.first_device_layer <= problem.graph.n_layer
+            llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
         ttft_s, tpot_s = (
             placement_seconds(
                 costs_over(problem, passes(load, phase), llama_uses_device, layouts),
@@ -134,7 +134,7 @@ def predicted_of(
             )
             for phase in ("prefill", "decode")
         )
-    return Predicted(ttft_s, tpot_s, ttft_s + load.n_gen * tpot_s)
+    return Predicted.of(ttft_s, tpot_s, load.n_gen)
 
 
 def with_layouts(problem: Problem, costs: Costs, placed: Placed) -> Placed:
@@ -168,9 +168,8 @@ def nothing_placed(problem: Problem, policy: str, load: Workload, phase: Phase, 
 
 def own_bytes(problem: Problem, placed: Placed) -> int:
     """Bytes of operators and slices on the device, with what the slices need beside them."""
-    whole = sum(operator.bytes for operator, there in zip(problem.operators, placed.on_device, strict=True) if there)
-    slices = placed.slices
-    return whole + (slices.weights_bytes + slices.hot_bytes + slices.staging_bytes if slices else 0)
+    whole = whole_bytes(problem.operators, placed.on_device)
+    return whole + (placed.slices.device_bytes if placed.slices else 0)
 
 
 def measured(problem: Problem, load: Workload, placed: Placed, capacity: int | None = None) -> MemoryLedger:
@@ -182,7 +181,7 @@ def measured(problem: Problem, load: Workload, placed: Placed, capacity: int | N
     return ledger(
         problem.capacity(taken) if capacity is None else capacity,
         problem.vram_fill,
-        taken.weights_gpu + (slices.weights_bytes + slices.hot_bytes if slices else 0),
+        taken.weights_gpu + (slices.held_bytes if slices else 0),
         taken.weights_host + (slices.twice_bytes - slices.weights_bytes if slices else 0),
         taken.kv,
         taken.compute,

@@ -12,13 +12,13 @@ from oallama.core.types import Phase, StreamSettings, Workload
 from oallama.cost.placement import Costs
 from oallama.place import flexgen, hetegen
 from oallama.place.atsinfer import atsinfer
-from oallama.place.budget import DeviceMemory
+from oallama.place.budget import DeviceMemory, for_weights
 from oallama.place.fiddler import fiddler
 from oallama.place.modules import modules, place_modules
 from oallama.place.placed import Placed, nothing_there
 from oallama.place.problem import Problem, costs_of
 from oallama.place.slicer import Slicer
-from oallama.place.twinpilots import makespan_note, twinpilots
+from oallama.place.twinpilots import twinpilots
 
 PUBLISHED = {
     "hetegen": "HeteGen's shares and promotion alone: weights are pinned for good, not while it runs, and an FFN has "
@@ -55,7 +55,7 @@ def published(problem: Problem, policy: str, phase: Phase, streaming: StreamSett
         slicer = slicer_for(load)
         first = next((first for first in range(memory.n_layer) if memory.room(first) >= 0), memory.n_layer)
         room = memory.room(first)
-        weights_room = room if memory.operators_limit is None else min(room, memory.operators_limit)
+        weights_room = for_weights(room, memory.operators_limit)
         if policy == "fiddler":
             return fiddler(slicer, costs, operators, first, room, weights_room, phase)
         base = nothing_there(len(operators), first)
@@ -77,9 +77,7 @@ def published(problem: Problem, policy: str, phase: Phase, streaming: StreamSett
 
 def published_notes(problem: Problem, policy: str, placed: Placed) -> tuple[str, ...]:
     """What of the published system is not there, and how many operators it would stream and cannot."""
-    notes: tuple[str, ...] = (PUBLISHED[policy],)
-    if placed.makespan is not None:
-        notes = (*notes, makespan_note(placed.makespan, placed.seconds))
+    notes = (PUBLISHED[policy],)
     if policy not in ("hetegen", "hetegen-linear", "flexgen"):
         return notes
     cg = placed.slices.cg if placed.slices else (0,) * len(problem.operators)

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from oallama.core.errors import PlanError
-from oallama.core.types import Operator, Predicted, StreamSettings, Workload
-from oallama.cost.block_cost import BlockCost, Cut
+from oallama.core.types import Operator, Predicted, Workload
+from oallama.cost.block_cost import BlockCost
 from oallama.cost.offload import HostCache, host_cache
 from oallama.cost.passes import Pass, passes
 from oallama.cost.streams import BlockTimes, Span
@@ -22,8 +21,7 @@ from oallama.cost.tasks import Engine, Task, whole_tasks
 from oallama.cost.timeline import Timeline, cycle_timeline, timeline
 from oallama.place.placed import Placed
 from oallama.place.problem import Problem, costs_of, costs_over
-from oallama.place.slice_plan import SlicePlan
-from oallama.place.slicer import MODEL_ROUNDS, Slicer
+from oallama.place.slicer import MODEL_ROUNDS, Slicer, slicer_of
 
 ENGINES: tuple[Engine, ...] = ("cpu", "gpu", "in", "out")
 
@@ -77,8 +75,7 @@ class Simulation:
 
     @property
     def predicted(self) -> Predicted:
-        ttft_s, tpot_s = self.prompt.seconds, self.token.seconds
-        return Predicted(ttft_s, tpot_s, ttft_s + self.load.n_gen * tpot_s)
+        return Predicted.of(self.prompt.seconds, self.token.seconds, self.load.n_gen)
 
 
 def simulate(problem: Problem, load: Workload, placed: Placed, llama_uses_device: bool | None = None) -> Simulation:
@@ -89,7 +86,7 @@ def simulate(problem: Problem, load: Workload, placed: Placed, llama_uses_device
     if placed.slices is not None:
         return _sliced(problem, load, placed)
     if llama_uses_device is None:
-        llama_uses_device = placed.first_device_layer <= problem.graph.n_layer
+        llama_uses_device = placed.llama_uses_device(problem.graph.n_layer)
     layouts = _layouts(problem, load, placed, llama_uses_device)
     cache = host_cache(problem.profile)
 
@@ -133,50 +130,25 @@ def _in_order(works: Iterator[Work]) -> tuple[Work, ...]:
 
 def _sliced(problem: Problem, load: Workload, placed: Placed) -> Simulation:
     assert placed.slices is not None
-    streaming = placed.slices.settings or StreamSettings()
-    slicer = Slicer(problem, load, streaming)
-    plan = slice_plan(slicer, placed, problem.operators)
-    names = [_block_name([problem.operators[i] for i in of.block.operators]) for of, _ in plan.layers]
-    gaps = _Gaps(problem, slicer, placed, plan, host_cache(problem.profile))
+    slicer = slicer_of(problem, load, placed.slices)
+    streaming = slicer.on.streaming
+    layers, table = slicer.cuts_of(placed), placed.slices.token_assignment
+    names = [_block_name([problem.operators[i] for i in of.block.operators]) for of, _ in layers]
+    gaps = _Gaps(problem, slicer, placed, [of for of, _ in layers], host_cache(problem.profile))
 
     def course(over: Sequence[Pass], ran: Timeline, times: Sequence[BlockTimes]) -> Course:
         drawn = (work for span in ran.spans for work in _works(span, over, times, names, gaps))
         return Course(_in_order(_apart(drawn)), ran.end_s)
 
     prompt = passes(load, "prefill")
-    of_prompt = [times for p in prompt for times in slicer.pass_times(plan, p)]
+    of_prompt = [times for p in prompt for times in slicer.pass_times(layers, table, p)]
     token = Pass(1, load.n_prompt, 1)
-    of_token = slicer.pass_times(plan, token)
+    of_token = slicer.pass_times(layers, table, token)
     return Simulation(
         load,
         course(prompt, timeline(of_prompt, streaming), of_prompt),
         course((token,), cycle_timeline(of_token, streaming, MODEL_ROUNDS), of_token),
     )
-
-
-def slice_plan(slicer: Slicer, placed: Placed, operators: Sequence[Operator]) -> SlicePlan:
-    """The slices of a placement as the solver's record, without prices. Raises PlanError where the mul-mats of one
-    block are cut at different elements, or one that cannot be cut here is."""
-    slices = placed.slices
-    assert slices is not None
-    blocks = slicer.blocks(placed)
-    layers: list[tuple[BlockCost, Cut]] = []
-    hot = slices.hot or ((),) * len(operators)
-    cuts = tuple(zip(slices.gg, slices.cg, hot, strict=True))
-    left = {i for i, cut in enumerate(cuts) if any(cut)}
-    for by_layout in blocks:
-        of, cut = slicer.as_placed(by_layout, slices)
-        members = of.block.operators
-        if len({cuts[i] for i in members}) > 1:
-            raise PlanError(f"the plan cuts {operators[members[0]].name} and the rest of its FFN at different elements")
-        layers.append((of, cut))
-        left.difference_update(members)
-    if left:
-        raise PlanError(f"the plan splits {operators[min(left)].name}, which the device of this profile cannot compute")
-    twice = slices.settings is not None and slices.settings.kept_twice
-    table = slices.token_assignment
-    weights_bytes = slices.weights_bytes + slices.hot_bytes
-    return SlicePlan(tuple(layers), table, twice, weights_bytes, slices.staging_bytes, 0.0, 0.0)
 
 
 def _block_name(members: Sequence[Operator]) -> str:
@@ -188,17 +160,17 @@ class _Gaps:
     them lies before each block."""
 
     def __init__(
-        self, problem: Problem, slicer: Slicer, placed: Placed, plan: SlicePlan, cache: HostCache | None
+        self, problem: Problem, slicer: Slicer, placed: Placed, blocks: Sequence[BlockCost], cache: HostCache | None
     ) -> None:
         self._problem, self._slicer, self._placed, self._cache = problem, slicer, placed, cache
-        self._inside = frozenset(i for of, _ in plan.layers for i in of.block.operators)
+        self._inside = frozenset(i for of in blocks for i in of.block.operators)
         self._known: dict[int, tuple[list[Task], list[Task]]] = {}
-        self._until = [0.0, *accumulate(of.gap_share / len(plan.layers) for of, _ in plan.layers)]
+        self._until = [0.0, *accumulate(of.gap_share / len(blocks) for of in blocks)]
 
     def _tasks(self, n_tokens: int) -> tuple[list[Task], list[Task]]:
         if n_tokens not in self._known:
             placed, graph = self._placed, self._problem.graph
-            costs = self._slicer.sliceable.costs_at(n_tokens, placed.first_device_layer <= graph.n_layer)
+            costs = self._slicer.sliceable.costs_at(n_tokens, placed.llama_uses_device(graph.n_layer))
             at = (placed.on_device, placed.first_device_layer)
             made = whole_tasks(costs, self._problem.operators, *at, self._cache, self._inside)
             self._known[n_tokens] = ([t for t in made if not t.of_host], [t for t in made if t.of_host])

@@ -14,15 +14,14 @@ from oallama.core.types import PLAIN_LAYOUT, Operator, Workload
 from oallama.cost.block_cost import BlockCost, block_costs
 from oallama.cost.blocks import (
     SplitBlock,
-    biased_ffn_block,
+    family_blocks,
     ffn_of,
     is_biased_ffn,
     is_ffn,
     residents,
-    split_blocks,
     takes_n_g,
 )
-from oallama.cost.graph import computes_outputs_only
+from oallama.cost.graph import computes_outputs_only, first_within
 from oallama.cost.kernels import NO_TIME, Curve
 from oallama.cost.passes import Pass, mean_depth, passes
 from oallama.cost.placement import Costs, cpu_seconds, placement_seconds, transfer_seconds
@@ -123,19 +122,20 @@ class Sliceable:
 
         def like(alike: _Alike, lives: bool, crossings: Curve) -> Layouts:
             """One block of those that are alike here, too."""
-            operators, kind = alike.operators, (alike.number, lives, crossings)
-            if kind not in made:
+            operators, here = alike.operators, (alike.number, lives, crossings)
+            if here not in made:
                 whole = self._curve(uses, lambda costs: sum(costs.operators[i].t_cpu_s for i in operators))
                 offload = self._curve(uses, lambda costs: sum(costs.operators[i].streamed_s for i in operators))
-                made[kind] = {
+                around = (gap, gap_cpu, whole, offload)
+                made[here] = {
                     layout: replace(
                         cost, gap=gap, gap_cpu=gap_cpu, whole=whole, offload=offload, outputs_only=alike.outputs_only,
                         resident=lives, away=crossings, takes_n_g=alike.streamable,
-                        kind=self._kind(layout, *kind), slice_kind=self._kind(layout, alike.number, lives),
+                        kind=self._kind(layout, *here, *around), slice_kind=self._kind(layout, alike.number, lives),
                     )
                     for layout, cost in alike.by_layout.items()
                 }  # fmt: skip
-            return made[kind]
+            return made[here]
 
         blocks: list[Layouts] = []
         shares = self._gap_shares([block for block, _ in found], *at, inside)
@@ -171,16 +171,8 @@ class Sliceable:
         apart = any(i in alone for i in members)
         key = (members, apart)
         if key not in self._blocks:
-            operators = self._problem.operators
-            wanted = set(members)
-            first, last = members[0], members[-1] + 1
-            if is_biased_ffn([operators[i] for i in members]):
-                moved = [biased_ffn_block(operators, members)]
-            else:
-                here = [i in wanted for i in range(first, last)]
-                cut = split_blocks(operators[first:last], here, range(last - first) if apart else ())
-                moved = [replace(block, operators=tuple(first + i for i in block.operators)) for block in cut]
-            self._blocks[key] = tuple((block, self._alike_of(block)) for block in moved)
+            blocks = family_blocks(self._problem.operators, members, not apart)
+            self._blocks[key] = tuple((block, self._alike_of(block)) for block in blocks)
         return self._blocks[key]
 
     def _alike_of(self, block: SplitBlock) -> _Alike:
@@ -215,13 +207,12 @@ class Sliceable:
             if layer is None:
                 continue
             members = {i for block in blocks for i in block.operators}
-            low, high = max(0, layer - 1), min(layer + 2, graph.n_layer + 1)  # it changes nothing further away
-            first, last = graph.operators_of((low, high))
-            sides = ((lives[i], i in inside, i in members) for i in range(first, last))
-            kind = (graph.layers[low:high], min(max(first_layer, low), high) - low, len(blocks), tuple(sides))
+            window = low, high = graph.around(layer, layer + 1)
+            sides = ((lives[i], i in inside, i in members) for i in range(*graph.operators_of(window)))
+            kind = (graph.layers[low:high], first_within(first_layer, window), len(blocks), tuple(sides))
             if kind not in known:
                 host = tuple(there and i not in members for i, there in enumerate(lives))
-                window, others, n = (low, high), inside - members, len(blocks)
+                others, n = inside - members, len(blocks)
 
                 def seconds(costs: Costs) -> float:
                     without = transfer_seconds(costs, host, first_layer, window, others)  # noqa: B023 - called here

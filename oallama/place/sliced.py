@@ -11,7 +11,7 @@ from math import inf
 
 from oallama.core.types import Phase, PrefetchMode, StreamSettings, Workload
 from oallama.place.affinity import GRANULARITIES, Granularity, Transfers
-from oallama.place.budget import DeviceMemory
+from oallama.place.budget import DeviceMemory, for_weights
 from oallama.place.exchange import attention, exchange, whole_ffns
 from oallama.place.oato import search
 from oallama.place.placed import Budget, Placed, cpu, nothing_there
@@ -152,8 +152,7 @@ class Sliced:
         """Slices, and llama.cpp on the CPU alone. While memory is short, smaller micro-batches are tried: they leave
         more of it for weights."""
         problem, load, least_s = self._problem, self._asked, inf
-        cap = operators_limit(problem)
-        room = (limit, limit if cap is None else min(limit, cap))
+        room = (limit, for_weights(limit, operators_limit(problem)))
         while True:
             costs = costs_of(problem, load, self._phase, llama_uses_device=False)
             change = f"lowered from {self._asked.n_ubatch} to {load.n_ubatch} tokens"
@@ -200,7 +199,7 @@ class Sliced:
             same = next((s for s in sliced if _sides(whole[s]) == _sides(whole[share])), None)
             if same is not None:
                 sliced[share] = replace(sliced[same], share=share)
-            elif found.first_device_layer <= problem.graph.n_layer:
+            elif found.llama_uses_device(problem.graph.n_layer):
                 sliced[share] = self._with_slices(whole[share], memory, effort.coarse_values, n_slots)
 
         for share in shares:
@@ -217,11 +216,11 @@ class Sliced:
                 look(best - step)
                 look(best + step)
         found: list[SlicedProposal] = []
-        beside: dict[tuple[bool, ...], SlicedProposal] = {}
+        beside: dict[tuple[bool, ...], tuple[SlicedProposal, SlicedProposal | None]] = {}  # with slices, where known
         if sliced:
             best = min(sliced, key=lambda share: _seconds(sliced[share]))
             found += [*(whole[share] for share in sliced), sliced[best]]
-            beside[whole[best].placed.on_device] = whole[best]
+            beside[whole[best].placed.on_device] = whole[best], sliced[best]
         held = self._attention(bare, memory)
         attended = [self._with_slices(one, memory, effort.coarse_values, n_slots) for one in held]
         if held:
@@ -229,7 +228,7 @@ class Sliced:
             if not sliced:
                 attended[chosen] = self._in_fewer_slots(attended[chosen], effort.coarse_values)
             found.append(attended[chosen])
-            beside.setdefault(held[chosen].placed.on_device, held[chosen])
+            beside.setdefault(held[chosen].placed.on_device, (held[chosen], attended[chosen]))
         if sliced and effort.exchanges:
             for share in {1.0: None, best: None}:
                 filled = whole[share].placed
@@ -239,12 +238,9 @@ class Sliced:
                 found.append(exchanged)
                 untorn = replace(bare, placed=whole_ffns(costs, problem.operators, filled), share=share)
                 for other in (exchanged, untorn):
-                    beside.setdefault(other.placed.on_device, other)
-        known = {**{id(whole[share]): one for share, one in sliced.items()},
-                 **{id(one): with_slices for one, with_slices in zip(held, attended, strict=True)}}  # fmt: skip
+                    beside.setdefault(other.placed.on_device, (other, None))
         best_of = [
-            known.get(id(one)) or self._with_slices(one, memory, effort.coarse_values, n_slots)
-            for one in beside.values()
+            known or self._with_slices(one, memory, effort.coarse_values, n_slots) for one, known in beside.values()
         ]
         found += best_of
         if effort.fine_values != effort.coarse_values and best_of:
@@ -253,7 +249,7 @@ class Sliced:
             first = min(best_of, key=_seconds)
             found += (
                 self._with_slices(one, memory, effort.fine_values, looked.n_slots)
-                for one, looked in zip(beside.values(), best_of, strict=True)
+                for (one, _), looked in zip(beside.values(), best_of, strict=True)
                 if _seconds(looked) <= to_beat or (looked is first and not _has_n_g(looked))  # finer steps may fit it
             )
         return found + self._spread(found, memory)
@@ -281,8 +277,7 @@ class Sliced:
         """The same with slices in what it leaves of the device's memory, and a ring of so many slots."""
         used = own_bytes(self._problem, whole.placed)
         room = memory.room(whole.placed.first_device_layer) - used
-        cap = memory.operators_limit
-        whole = replace(whole, room=(room, room if cap is None else min(room, cap - used)))
+        whole = replace(whole, room=(room, for_weights(room, memory.operators_limit, used)))
         return self._in_slots(whole, n_values, n_slots)
 
     def _in_fewer_slots(self, made: SlicedProposal, n_values: int) -> SlicedProposal:
@@ -304,7 +299,7 @@ class Sliced:
         return replace(whole, placed=self._placed(whole, whole.placed, plan), plan=plan)
 
     def _placed(self, proposal: SlicedProposal, placed: Placed, plan: SlicePlan) -> Placed:
-        return self._slicer(proposal).placed(placed, plan, plan.seconds(proposal.workload, self._phase))
+        return self._slicer(proposal).placed(placed, plan, self._phase)
 
     def _slicer(self, proposal: SlicedProposal) -> Slicer:
         key = (proposal.workload, proposal.n_slots)

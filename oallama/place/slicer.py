@@ -15,7 +15,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 from itertools import product
 
-from oallama.core.types import PLAIN_LAYOUT, Operator, StreamSettings, Workload
+from oallama.core.errors import PlanError
+from oallama.core.types import PLAIN_LAYOUT, Operator, Phase, StreamSettings, Workload
 from oallama.cost.block_cost import BlockCost, Cut
 from oallama.cost.experts import expert_use, experts_alike
 from oallama.cost.passes import Pass, passes
@@ -138,14 +139,14 @@ class Slicer:
         while (narrower := self._narrower(best, of)) is not None:  # leaves the device more room for weights
             most_cg[narrower[0]] = narrower[1]
             plan = solved(best_mode, best_objective, most_cg)
-            if plan is None or self.exact(plan).total_s(load) >= self.exact(best).total_s(load):
+            if plan is None or self._exact(plan).total_s(load) >= self._exact(best).total_s(load):
                 break
             best = plan
         layers = tuple(
             (kind.like(by_layout[kind.layout].block, by_layout[kind.layout].gap_share), cut)
             for (kind, cut), by_layout in zip(best.layers, blocks, strict=True)
         )
-        return replace(self.exact(replace(best, layers=layers)), short=short)
+        return replace(self._exact(replace(best, layers=layers)), short=short)
 
     def _narrower(self, plan: SlicePlan, of: Sequence[int]) -> tuple[int, int] | None:
         """(the kind of blocks with the largest slot in the ring, elements of CG with which its slot is as the next
@@ -171,7 +172,7 @@ class Slicer:
         if plan.weights_bytes + staging > room:  # other batches get no more n_g than there is room for
             return plan
         made = self.priced(plan.layers, table, plan.kept_twice, plan.weights_bytes, staging)
-        return replace(self.exact(made), short=plan.short)
+        return replace(made, short=plan.short)
 
     def fastest(self, blocks: Sequence[Layouts]) -> tuple[BlockCost, ...]:
         """Each block in the layout in which the CPU takes the least time over the workload."""
@@ -267,17 +268,34 @@ class Slicer:
     def again(self, placed: Placed) -> SlicePlan:
         """The slices of `placed`, which may have been made for another workload, with the prices of this one; n_g is
         solved anew where prompts have any. Bytes are those of `placed`."""
-        slices = placed.slices
+        layers, slices = self.cuts_of(placed), placed.slices
         assert slices is not None
         with_n_g = bool(slices.token_assignment)
-        layers = [self.as_placed(by_layout, slices) for by_layout in self.blocks(placed)]
         lengths = sorted({p.n_tokens for p in passes(self.load, "prefill")}) if with_n_g else []
         table = tuple((n, solve_n_g(layers, self.on, n)[0]) for n in lengths)
         twice = slices.settings is not None and slices.settings.kept_twice
-        weights_bytes = slices.weights_bytes + slices.hot_bytes
-        return self.exact(self.priced(layers, table, twice, weights_bytes, slices.staging_bytes))
+        return self.priced(layers, table, twice, slices.held_bytes, slices.staging_bytes)
 
-    def as_placed(self, by_layout: Layouts, slices: Slices) -> tuple[BlockCost, Cut]:
+    def cuts_of(self, placed: Placed) -> Layers:
+        """The blocks of a placement, as its slices cut them. Raises PlanError where the mul-mats of one block are cut
+        at different elements, or one that cannot be cut here is."""
+        slices, operators = placed.slices, self._problem.operators
+        assert slices is not None
+        cuts = tuple(zip(slices.gg, slices.cg, slices.hot or ((),) * len(operators), strict=True))
+        left = {i for i, cut in enumerate(cuts) if any(cut)}
+        layers = [self._as_cut(by_layout, slices) for by_layout in self.blocks(placed)]
+        for of, _ in layers:
+            members = of.block.operators
+            if len({cuts[i] for i in members}) > 1:
+                name = operators[members[0]].name
+                raise PlanError(f"the plan cuts {name} and the rest of its FFN at different elements")
+            left.difference_update(members)
+        if left:
+            name = operators[min(left)].name
+            raise PlanError(f"the plan splits {name}, which the device of this profile cannot compute")
+        return layers
+
+    def _as_cut(self, by_layout: Layouts, slices: Slices) -> tuple[BlockCost, Cut]:
         """A block as its first operator is cut, in the layout that it was given, with the use of its hot experts."""
         of = self._fastest(by_layout)
         i = of.block.operators[0]
@@ -290,33 +308,37 @@ class Slicer:
         return of.held() if holds else of, Cut(of.block.extent - cg - gg, cg, gg, n_hot)
 
     def priced(self, layers: Layers, table: Table, twice: bool, weights_bytes: int, staging: int) -> SlicePlan:
-        """Cuts with the times of their blocks, each as one among others like it."""
+        """Cuts with the times of their timeline."""
         seconds = self._phases(alike(layers), table)
-        return SlicePlan(tuple(layers), table, twice, weights_bytes, staging, *seconds)
+        return self._exact(SlicePlan(tuple(layers), table, twice, weights_bytes, staging, *seconds))
 
     def _phases(self, counted: Counted, table: Table) -> tuple[float, float]:
-        """(seconds of the prompt, of a token)."""
+        """(seconds of the prompt, of a token), each block as one among others like it."""
         prefill_s = sum(
             p.count * counted_seconds(counted, self.on, p.n_tokens, n_g_at(table, p.n_tokens), p.n_outputs)
             for p in passes(self.load, "prefill")
         )
         return prefill_s, counted_seconds(counted, self.on, 1, n_g_at(table, 1))
 
-    def exact(self, plan: SlicePlan) -> SlicePlan:
+    def _exact(self, plan: SlicePlan) -> SlicePlan:
         """The plan with the times of its timeline, in which blocks of different kinds follow one another."""
         if not plan.streams:
             return plan  # nothing runs ahead, so these are exact
-        prompt = [times for p in passes(self.load, "prefill") for times in self.pass_times(plan, p)]
-        token = self.pass_times(plan, Pass(1, self.load.n_prompt, 1))
+        prompt = [
+            times
+            for p in passes(self.load, "prefill")
+            for times in self.pass_times(plan.layers, plan.token_assignment, p)
+        ]
+        token = self.pass_times(plan.layers, plan.token_assignment, Pass(1, self.load.n_prompt, 1))
         decode_s = cycle_seconds(token, self.on.streaming, MODEL_ROUNDS)
         return replace(plan, prefill_s=timeline(prompt, self.on.streaming, draws=False).end_s, decode_s=decode_s)
 
-    def pass_times(self, plan: SlicePlan, p: Pass) -> list[BlockTimes]:
+    def pass_times(self, layers: Layers, table: Table, p: Pass) -> list[BlockTimes]:
         """Of the blocks in order, each behind what lies before it."""
-        n_g = n_g_at(plan.token_assignment, p.n_tokens)
+        n_g = n_g_at(table, p.n_tokens)
         made: dict[tuple[Hashable, Cut, float], BlockTimes] = {}
         found = []
-        for of, cut in plan.layers:
+        for of, cut in layers:
             key = (of.same, cut, of.gap_share)
             if key not in made:
                 made[key] = self.on.block_times(of, cut, p.n_tokens, n_g, p.n_outputs)
@@ -325,10 +347,11 @@ class Slicer:
 
     def timeline(self, plan: SlicePlan, n_tokens: int, n_rounds: int = 1) -> Timeline:
         """Passes one after another over all blocks in order, with the plan's n_g."""
-        return timeline(self.pass_times(plan, Pass(n_tokens, 0, 1)) * n_rounds, self.on.streaming)
+        times = self.pass_times(plan.layers, plan.token_assignment, Pass(n_tokens, 0, 1))
+        return timeline(times * n_rounds, self.on.streaming)
 
-    def placed(self, placed: Placed, plan: SlicePlan, seconds: float = 0.0) -> Placed:
-        """`placed` with the plan's slices; seconds: predicted over the passes of a phase."""
+    def placed(self, placed: Placed, plan: SlicePlan, phase: Phase = "mixed") -> Placed:
+        """`placed` with the plan's slices, and what it then takes over the passes of a phase."""
         n = len(self._problem.operators)
         gg, cg = [0] * n, [0] * n
         layouts: list[str | None] = [None] * n
@@ -347,7 +370,7 @@ class Slicer:
             settings, plan.token_assignment, plan.twice_bytes, plan.prefill_s, plan.decode_s,
             tuple(hot) if hot_bytes else (), hot_bytes,
         )  # fmt: skip
-        return replace(placed, slices=slices, seconds=seconds)
+        return replace(placed, slices=slices, seconds=plan.seconds(self.load, phase))
 
     def _stream_settings(self, plan: SlicePlan) -> StreamSettings:
         """How the plan's weights are streamed. A device that does nothing by itself has no queue to keep short."""
@@ -358,6 +381,12 @@ class Slicer:
             return settings
         link_bytes_per_s = int(1 / rates.weights.beta_s_per_byte)
         return replace(settings, piece_bytes=rates.piece_bytes, link_bytes_per_s=link_bytes_per_s)
+
+
+def slicer_of(problem: Problem, load: Workload, slices: Slices) -> Slicer:
+    """The search as that went which found these slices, for another workload."""
+    settings = slices.settings
+    return Slicer(problem, load, settings or StreamSettings(), settings is not None, bool(slices.hot))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,14 +20,14 @@ def spread(operators: Sequence[Operator], graph: Graph, placed: Placed) -> Place
     side; as many bytes of each are on the device as before. Without slices."""
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for layer in range(graph.n_layer):
-        own = tuple((operators[i].role, operators[i].mul_mat, operators[i].bytes) for i in _operators(graph, layer))
+        begin, end = graph.layer_operators[layer]
+        own = tuple((o.role, o.mul_mat, o.bytes) for o in operators[begin:end])
         alike[own, graph.layers[layer], layer >= placed.first_device_layer].append(layer)
     on_device = list(placed.on_device)
     for layers in alike.values():
-        sides = [tuple(on_device[i] for i in _operators(graph, layer)) for layer in layers]
-        for layer, own_sides in zip(layers, evenly(sides), strict=True):
-            for i, there in zip(_operators(graph, layer), own_sides, strict=True):
-                on_device[i] = there
+        spans = [slice(*graph.layer_operators[layer]) for layer in layers]
+        for span, own_sides in zip(spans, evenly([tuple(on_device[span]) for span in spans]), strict=True):
+            on_device[span] = own_sides
     return replace(placed, on_device=tuple(on_device), slices=None)
 
 
@@ -43,7 +43,3 @@ def evenly(items: Sequence[_T]) -> list[_T]:
         for item, count in counts.items():
             due[item] += count
     return found
-
-
-def _operators(graph: Graph, layer: int) -> range:
-    return range(*graph.operators_of((layer, layer + 1)))

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from oallama.core.types import CPU_DEVICE, PLAIN_LAYOUT, Operator, Predicted, Workload
-from oallama.cost.placement import Costs, placement_seconds
+from oallama.cost.placement import Costs
 from oallama.place.budget import DeviceMemory
-from oallama.place.placed import Budget, Placed, layers
+from oallama.place.placed import Budget, Placed, layers, placed_whole
 from oallama.place.problem import Problem, costs_of, predicted_of
 
 PARTS = (("ffn_up_exps", "ffn_gate_exps"), ("ffn_up_exps",))
@@ -58,5 +58,5 @@ def stock_fit(costs: Costs, operators: Sequence[Operator], budget: Budget) -> Pl
             break
         there.update(own)
         left -= size(own)
-    on_device = tuple(i in there and cost.t_gpu_s is not None for i, cost in enumerate(costs.operators))
-    return Placed(on_device, first, placement_seconds(costs, on_device, first), 1)
+    on_device = [i in there and cost.t_gpu_s is not None for i, cost in enumerate(costs.operators)]
+    return placed_whole(costs, on_device, first)

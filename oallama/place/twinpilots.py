@@ -27,8 +27,26 @@ from oallama.place.slicer import Slicer
 def twinpilots(
     slicer: Slicer, found: Sequence[Module], base: Placed, costs: Costs, phase: Phase, room: int, weights_room: int
 ) -> Placed:
-    """The modules on their sides: the least makespan within `room` bytes for modules and the ring that others are
-    streamed through, of them weights_room for modules. The larger what may be streamed, the less may stay."""
+    """The modules on the sides of the least makespan, which the placement's notes say. room: bytes for modules and the
+    ring that others are streamed through; weights_room: of them for modules."""
+    made = module_makespan(slicer, found, costs, base.first_device_layer, room, weights_room)
+    if made is None or set(made.sides) == {CPU}:
+        return cpu(costs)
+    chosen = [
+        module if side == STREAMED or module.cut is None else on_cpu(module)
+        for module, side in zip(found, made.sides, strict=False)
+    ]
+    there = [i for i, side in enumerate(made.sides) if side == RESIDENT]
+    staging = staging_of(slicer, [module for i, module in enumerate(chosen) if i not in there])
+    placed = placed_modules(slicer, chosen, there, base, costs, phase, staging)
+    return replace(placed, notes=(_note(made, placed.seconds),))
+
+
+def module_makespan(
+    slicer: Slicer, found: Sequence[Module], costs: Costs, first_device_layer: int, room: int, weights_room: int
+) -> Makespan | None:
+    """The least makespan of the modules, which come first in it, and of what always stays on the host. The larger what
+    may be streamed, the less may stay. None: not even nothing that is streamed fits."""
     inside = {i for module in found for i in module.operators}
     of_host = [Operation(0, cost.t_cpu_s, None, None) for i, cost in enumerate(costs.operators) if i not in inside]
     alone = [0 if module.cut is None else staging_of(slicer, [module]) for module in found]
@@ -41,20 +59,12 @@ def twinpilots(
         if staging > max(0, room):
             break
         operations = [
-            _operation(slicer, costs, module, may, base.first_device_layer)
+            _operation(slicer, costs, module, may, first_device_layer)
             for module, may in zip(found, may_be_streamed, strict=True)
         ]
         made = least_makespan([*operations, *of_host], min(room - staging, weights_room))
         best = made if best is None else min(best, made, key=lambda one: one.seconds)
-    if best is None or set(best.sides) == {CPU}:
-        return cpu(costs)
-    chosen = [
-        module if side == STREAMED or module.cut is None else on_cpu(module)
-        for module, side in zip(found, best.sides, strict=False)
-    ]
-    there = [i for i, side in enumerate(best.sides) if side == RESIDENT]
-    staging = staging_of(slicer, [module for i, module in enumerate(chosen) if i not in there])
-    return replace(placed_modules(slicer, chosen, there, base, costs, phase, staging), makespan=best)
+    return best
 
 
 def _operation(
@@ -78,7 +88,7 @@ def _operation(
     )
 
 
-def makespan_note(made: Makespan, seconds: float) -> str:
+def _note(made: Makespan, seconds: float) -> str:
     """The makespan beside the plan's own time, both over the workload."""
     sides = f"CPU {format_seconds(made.cpu_s)}, device with its loading {format_seconds(made.device_s)}"
     known = "" if made.is_least else f", at most {format_seconds(made.seconds - made.bound_s)} above the least there is"

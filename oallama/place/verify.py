@@ -14,7 +14,6 @@ from oallama.core.types import Workload
 from oallama.core.units import format_bytes
 from oallama.cost.placement import Costs
 from oallama.place.budget import DeviceMemory, Room
-from oallama.place.exchange import exchange_notes
 from oallama.place.placed import Placed
 from oallama.place.problem import Decision, Problem, measured, own_bytes, predicted_of, with_layouts
 
@@ -38,7 +37,7 @@ def verified(problem: Problem, policy: str, proposal: Proposal, capacity: int | 
     placed = with_layouts(problem, costs, proposal.placed)
     memory = measured(problem, load, placed, capacity)
     predicted = predicted_of(problem, load, placed, costs.layouts)
-    notes = (*proposal.notes, *exchange_notes(placed), *_streaming_notes(problem, placed))
+    notes = (*proposal.notes, *placed.notes, *_streaming_notes(problem, placed))
     return Decision(policy, load, costs, placed, memory, predicted, notes)
 
 

@@ -14,7 +14,7 @@ from oallama.core.types import Operator, Workload
 from oallama.device.card import Card
 from oallama.place.budget import DeviceMemory
 from oallama.place.decide import FIT, decide
-from oallama.place.placed import Placed, nothing_there
+from oallama.place.placed import Placed, nothing_there, whole_bytes
 from oallama.place.problem import Decision, LoadBytes, Probe, Problem, measured, on_cpu
 from oallama.place.sliced import QUICK
 from oallama.place.stock_fit import priced_stock_fit
@@ -51,14 +51,13 @@ def probe_of(host: HostLoad, operators: Sequence[Operator], n_layer: int, memory
     """What a load on a card with so much free memory would say. Norms and biases are taken to weigh nothing there."""
 
     def probe(load: Workload, placed: Placed) -> LoadBytes:
-        on_card = sum(o.bytes for o, there in zip(operators, placed.on_device, strict=True) if there)
+        on_card = whole_bytes(operators, placed.on_device)
         n_layers = max(0, n_layer - placed.first_device_layer)
-        uses_card = placed.first_device_layer <= n_layer
         return LoadBytes(
             weights_gpu=on_card,
             weights_host=host.weights - on_card,
             kv=host.kv * n_layers // n_layer,
-            compute=host.compute if uses_card else 0,
+            compute=host.compute if placed.llama_uses_device(n_layer) else 0,
             device_free=memory_bytes,
         )
 

@@ -17,7 +17,7 @@ from llama_cpp import llama_cpp as api
 
 from oallama.core.errors import PlanError, UsageError
 from oallama.core.types import Operator, OperatorPlacement
-from oallama.cost.blocks import F32, biased_ffn_block, hot_weights, is_biased_ffn, is_ffn, split_blocks
+from oallama.cost.blocks import F32, ffn_block, hot_weights, is_biased_ffn, is_ffn, split_blocks
 from oallama.device.load_params import load_bridge
 from oallama.device.opening import open_device
 from oallama.model.gguf_reader import read_gguf
@@ -57,7 +57,7 @@ def hot_staging(case: Placed, n_hot: int) -> int:
     for layer in {operator.layer for operator in operators if operator.op == "MUL_MAT_ID"}:
         members = [i for i, o in enumerate(operators) if o.op == "MUL_MAT_ID" and o.layer == layer]
         if is_biased_ffn([operators[i] for i in members]):
-            block = biased_ffn_block(operators, members)
+            block = ffn_block(operators, members)
         else:
             (block,) = split_blocks(operators, [int(i in members) for i in range(len(operators))])
         n_used = operators[members[0]].n_expert_used

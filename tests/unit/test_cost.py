@@ -224,7 +224,7 @@ def test_a_window_prices_a_move_exactly_as_the_whole_graph_does(sides: list[bool
     graph = build_graph(model(2), ops)
     price = rates(1.0, 1e-3, 0.5)
     layer = graph.operator_layer[moved]
-    window = (max(0, layer - 1), layer + 2)
+    window = graph.around(layer, layer + 1)
     other = list(sides)
     other[moved] = not other[moved]
     whole = [price.seconds(crossings(graph, s, first), 3, 1) for s in (sides, other)]

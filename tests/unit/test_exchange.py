@@ -14,7 +14,7 @@ from placement_cases import ROLES, best_by_brute_force, costs, operators, rates
 from oallama.core.types import Operator
 from oallama.cost.placement import Costs, placement_seconds
 from oallama.place import exchange as module
-from oallama.place.exchange import attention, exchange, exchange_notes, whole_ffns
+from oallama.place.exchange import attention, exchange, whole_ffns
 from oallama.place.oato import search
 from oallama.place.placed import Placed, cpu
 
@@ -67,7 +67,7 @@ def test_exchanges_are_never_slower_than_the_fill_and_never_over_the_memory(
         best_by_brute_force(problem, budget(first), first) for first in range(n_layer + 2) if budget(first) >= 0
     )
     assert found.seconds >= exact * (1 - 1e-9)
-    assert (found.filled is None) == (found == filled)
+    assert (not found.notes) == (found == filled)
 
 
 def test_two_that_gain_more_take_the_place_of_the_one_that_gains_most_for_each_byte() -> None:
@@ -80,8 +80,8 @@ def test_two_that_gain_more_take_the_place_of_the_one_that_gains_most_for_each_b
     assert filled.on_device == (True, False, False)
     found = exchange(problem, ops, lambda first: 10, filled)
     assert found.on_device == (False, True, True)
-    assert exchange_notes(filled) == ()
-    (note,) = exchange_notes(found)
+    assert filled.notes == ()
+    (note,) = found.notes
     assert "OATO's fill" in note and "3 operators" in note
 
 
@@ -146,7 +146,8 @@ def test_ffns_that_are_torn_apart_leave_the_device_whole() -> None:
         "blk.1.attn_q.weight",
     ]
     assert whole.seconds == pytest.approx(placement_seconds(problem, whole.on_device, 0))
-    assert whole.filled == torn
+    (note,) = whole.notes
+    assert "the side of 1 operator" in note
     assert whole_ffns(problem, ops, whole) is whole
 
 
@@ -166,11 +167,11 @@ def test_that_not_all_exchanges_were_looked_at_is_said(monkeypatch: pytest.Monke
     ops = operators(4)
     problem = costs(ops, 4, [(2.0, 1.0)] * len(ops), rates(1e-3))
     filled = search(problem, ops, lambda first: 9000)
-    assert not any("may be better" in note for note in exchange_notes(exchange(problem, ops, lambda _: 9000, filled)))
+    assert not any("may be better" in note for note in exchange(problem, ops, lambda _: 9000, filled).notes)
     monkeypatch.setattr(module, "MAX_PRICED", 1)
     found = exchange(problem, ops, lambda _: 9000, filled)
     assert found.seconds <= filled.seconds
-    assert "until 1 changes were priced; there may be better ones" in exchange_notes(found)[-1]
+    assert "until 1 changes were priced; there may be better ones" in found.notes[-1]
 
 
 def test_each_search_for_exchanges_prices_anew_what_the_one_before_had_no_time_for(

@@ -20,7 +20,7 @@ from oallama.core.profile import LinearFit
 from oallama.core.routing import LayerRouting, Routing, Uses
 from oallama.core.types import Operator, Workload
 from oallama.cost.block_cost import Cut
-from oallama.cost.blocks import biased_ffn_block, hot_weights
+from oallama.cost.blocks import ffn_block, hot_weights
 from oallama.cost.experts import ExpertUse, expert_use, experts_alike
 from oallama.cost.slice_rates import slice_rates
 from oallama.cost.slices import Pricing, slice_times
@@ -252,7 +252,7 @@ def test_biases_of_hot_experts_are_sent_with_each_batch() -> None:
     ops, use = experts(), ExpertUse(tuple(range(N_EXPERT)), (0.5,) * 9, (0.5,) * 9)
     profile = world.profile(ops)
     plain = block_of(ops, profile).used(use, 0)
-    own = biased_ffn_block(biased(ops), range(len(ops)))
+    own = ffn_block(biased(ops), range(len(ops)))
     assert own.biases == sum(op.shape[1] for op in ops)
     of = replace(plain, block=own)
     for n_hot, n_tokens in ((1, 1), (3, 1), (3, 64)):

@@ -224,7 +224,7 @@ def test_with_nothing_streamed_the_price_is_the_sum_of_blocks_and_all_else(
     for phase, found in (("prefill", plan.prefill_s), ("decode", plan.decode_s)):
         over = passes(load, phase)
         expected = placement_seconds(costs_over(made, over), there, 0, inside) + sum(
-            p.count * slicer.on.seconds(replace(of, gap=((1, 0.0),)), cut, p.n_tokens, 0, p.n_outputs)
+            p.count * slicer.on.seconds(replace(of, gap=((1, 0.0),), kind=None), cut, p.n_tokens, 0, p.n_outputs)
             for p in over for of, cut in layers if not cut.is_whole
         )  # fmt: skip
         assert found == pytest.approx(expected)

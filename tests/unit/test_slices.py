@@ -19,8 +19,8 @@ from oallama.cost.blocks import (
     LOGITS_CHUNK,
     SUM_BYTES,
     SplitBlock,
-    biased_ffn_block,
     can_split,
+    ffn_block,
     hot_weights,
     slice_weights,
     split_blocks,
@@ -150,7 +150,7 @@ def test_memory_of_hot_experts() -> None:
     assert hot_weights(three, [(0,), (), (0, 1)]) == (three[0].bytes + 2 * three[2].bytes) // n_expert
     assert hot_weights(three, [()] * 3) == 0
     of = block_of(three, World().profile(three))
-    biased = replace(of, block=biased_ffn_block(experts(biased=True), range(3)))
+    biased = replace(of, block=ffn_block(experts(biased=True), range(3)))
 
     def staging(of: BlockCost, n_hot: int) -> int:
         return staging_bytes([(of, Cut(FF, 0, 0, n_hot))], StreamSettings(), 7, 0)
@@ -421,5 +421,5 @@ def test_a_kind_that_was_priced_before_costs_what_one_that_was_not_does(
     for gap_s in gaps_s:
         placed = replace(block, gap=((1, gap_s),), gap_cpu=((1, gap_s / 2),))
         for cut in (Cut(extent - cg, cg, 0), Cut(extent - step, 0, step), Cut(extent, 0, 0)):
-            known = on.seconds(replace(placed, kind=1, slice_kind=1), cut, *tokens)
+            known = on.seconds(replace(placed, kind=gap_s, slice_kind=1), cut, *tokens)
             assert known == pytest.approx(Pricing(on.rates, on.streaming).seconds(placed, cut, *tokens))
