@@ -237,6 +237,7 @@ class _Layers:
         for layer in self._layers[first_device_layer:]:
             low, high = self.costs.graph.around(layer, layer + 1)
             state: tuple[object, ...] = (
+                layer - low,
                 tuple(self._kinds[low:high]),
                 first_within(first_device_layer, (low, high)),
                 bytes(sides[self.begins[low] : self._ends[high - 1]]),

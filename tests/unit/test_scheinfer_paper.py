@@ -38,7 +38,7 @@ def test_the_published_rate_comes_back_from_the_cpu_that_it_implies(threads: int
     found, seconds = solve_cg(block, streaming(), 0)
     assert predict.r_cg(found) == pytest.approx(rate, abs=GRANULE)
     assert round(predict.r_cg(found), 2) == rate
-    finer = min(streaming().seconds(block, predict.at(block, i / 2000), 1) for i in range(2001))
+    finer = min(streaming().seconds(block, predict.cut_at_rate(block, i / 2000), 1) for i in range(2001))
     assert seconds <= finer * (1 + 2 * GRANULE)
 
 

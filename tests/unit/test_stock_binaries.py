@@ -28,9 +28,10 @@ VERSION = "0.3.36"
 GCC = Compiler("/usr/bin/gcc", "/usr/bin/g++", "gcc", "12.2.0", "x86_64-linux-gnu")
 XEON = read_cpu("model name : Xeon\nflags : avx2 amx_tile amx_int8")
 
-# `pip download … --dest DIR …` puts the source package there and notes that it was asked.
+# `pip download … --dest DIR … --requirement FILE` puts the source package there and notes what it was asked for.
 PIP = """
 echo "$@" >> "$CALLS"
+for file; do :; done; grep == "$file" >> "$CALLS"
 while [ "$1" != --dest ]; do shift; done
 mkdir -p "$2" && cp "$SDIST" "$2"
 """
@@ -116,7 +117,8 @@ def test_shared_libraries_with_rpc_and_without_a_web_page(place: Place) -> None:
     for flag in ("BUILD_SHARED_LIBS=ON", "GGML_RPC=ON", "LLAMA_BUILD_UI=OFF", "LLAMA_USE_PREBUILT_UI=OFF"):
         assert f"-D{flag}" in configure.split()
     (fetch,) = place.called("download")
-    assert f"llama-cpp-python=={VERSION}" in fetch and "--no-deps" in fetch
+    assert "--no-deps" in fetch and "--require-hashes" in fetch
+    assert place.called(f"llama-cpp-python=={VERSION}")
 
 
 def test_a_build_that_failed_goes_on_without_fetching_again(place: Place) -> None:
