@@ -299,7 +299,11 @@ class Engine:
                 if recorded is not None:
                     recorded.beat()
 
-            running = self._runner.iterate(lambda: pieces(context, tokens, max_tokens, sampler, cache, stops, decoded))
+            # self, not `context`: a thread stuck in a lost device then holds the engine too, whose release would
+            # otherwise come whenever the collector runs, in the middle of the next connection at worst.
+            running = self._runner.iterate(
+                lambda: pieces(self._context, tokens, max_tokens, sampler, cache, stops, decoded)
+            )
             made: list[Piece] = []
             try:
                 for piece in running:

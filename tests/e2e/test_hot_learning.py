@@ -123,7 +123,7 @@ def test_a_request_in_the_middle_of_an_exchange_computes_right(models: Path) -> 
 
 def _made_steps(engine: Engine, layer: int) -> Iterator[Callable[[], None]]:
     assert engine._split is not None
-    return engine._hot.steps(engine._split, layer, 0, 3 + layer)
+    return engine._hot.steps(engine._split.plan, layer, 0, 3 + layer)
 
 
 def test_what_is_known_places_the_experts_at_the_load(models: Path) -> None:
