@@ -1,0 +1,127 @@
+"""Generated mutants, each tried with the tests that reach its line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeVar
+
+from mutate.generated import OPEN, Drawn, Mutant, read_results, write_results
+from mutate.reach import Reach, measure, test_files
+from mutate.tree import LATE, PASSED, PYTEST, copy_tree, environment_of, planted
+
+OPTIONS = (*PYTEST, "-p", "no:cov", "-p", "few_examples", "--timeout=60", "--tb=no")
+LIMIT_S = 300.0
+"""For some tests of a mutant; one that takes longer is late."""
+FIRST_S = 1.0
+"""Of the quickest tests, which are tried before the others are even imported."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Copy:
+    """A copy of the tree, and a process that runs its tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        copy_tree(folder)
+        self._server = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("fork_server.py")], cwd=folder, env=environment_of(folder),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, tests: Sequence[str]) -> tuple[int, str]:
+        """The exit status of pytest, and what it said."""
+        log = self.folder / "pytest.log"
+        request = {"arguments": [*OPTIONS, *tests], "log": str(log), "limit_s": LIMIT_S}
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        status = int(self._server.stdout.readline())
+        return status, log.read_text(encoding="utf-8", errors="replace")
+
+    def end(self) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait()
+
+
+def try_all(chosen: Sequence[Drawn], results: Path, n_copies: int, again: bool) -> list[Mutant]:
+    """What became of each; in `results` is also what earlier calls found. again: try those too that survived.
+
+    Raises InputError where tests fail without a fault.
+    """
+    known = {mutant.key: mutant for mutant in read_results(results)}
+    files = test_files()
+    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
+        copies = [Copy(Path(folder, str(i))) for i in range(n_copies)]
+        try:
+            for _ in _each_in_a_copy(copies, files, lambda copy, name: measure(copy.folder, name)):
+                pass
+            reach = Reach(files)
+            tests = {d.mutant.key: reach.tests(d.mutant.file, d.change.lines) for d in chosen}
+            open_ones = [d for d in chosen if _is_open(known.get(d.mutant.key), again)]
+
+            def tried(copy: Copy, drawn: Drawn) -> Mutant:
+                return _tried(copy, drawn, tests[drawn.mutant.key], reach)
+
+            for mutant in _each_in_a_copy(copies, open_ones, tried):
+                print(f"{mutant.outcome:<8} {mutant.file}:{mutant.line}: {mutant.old} -> {mutant.new}", flush=True)
+                known[mutant.key] = mutant
+                write_results(results, known.values())
+        finally:
+            for copy in copies:
+                copy.end()
+    return [known[drawn.mutant.key] for drawn in chosen]
+
+
+def _is_open(known: Mutant | None, again: bool) -> bool:
+    return known is None or (again and known.outcome in OPEN)
+
+
+def _each_in_a_copy(copies: Sequence[Copy], jobs: Sequence[T], do: Callable[[Copy, T], R]) -> Iterator[R]:
+    """Several at a time, each in a copy of its own; as they end."""
+    free: SimpleQueue[Copy] = SimpleQueue()
+    for copy in copies:
+        free.put(copy)
+
+    def run(job: T) -> R:
+        copy = free.get()
+        try:
+            return do(copy, job)
+        finally:
+            free.put(copy)
+
+    with ThreadPoolExecutor(len(copies)) as pool:
+        running = [pool.submit(run, job) for job in jobs]
+        try:
+            for done in as_completed(running):
+                yield done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _tried(copy: Copy, drawn: Drawn, tests: Sequence[str], reach: Reach) -> Mutant:
+    """Tries the quickest tests first."""
+    if not tests:
+        return replace(drawn.mutant, outcome="not reached")
+    n_quick = sum(total <= FIRST_S for total in accumulate(reach.seconds[test] for test in tests))
+    file = copy.folder / drawn.mutant.file
+    status, said = PASSED, ""
+    with planted(file, drawn.change.planted(file.read_text(encoding="utf-8"))):
+        for some in (tests[:n_quick], tests[n_quick:]):
+            if status == PASSED and some:
+                status, said = copy.run(some)
+    outcome = "survived" if status == PASSED else "late" if status == LATE else "caught"
+    noticed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
+    return replace(drawn.mutant, outcome=outcome, tests=len(tests), by=noticed[1] if noticed else "")
