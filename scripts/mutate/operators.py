@@ -7,6 +7,7 @@ and keywords that change no result of sound code (`strict` of zip, `encoding`).
 from __future__ import annotations
 
 import ast
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class _Finder:
     def _add(self, scope: str, lines: tuple[int, int], start: int, end: int, new: str) -> None:
         old = self._text[start:end].decode()
         self._times[scope, old, new] += 1
-        line = self._text.count(b"\n", 0, start) + 1
+        line = bisect_right(self._line_starts, start)
         self.found.append(Change(scope, old, new, self._times[scope, old, new], start, line, lines))
 
     def _of_statement(self, statement: ast.stmt) -> Iterator[tuple[int, int, str]]:

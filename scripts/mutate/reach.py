@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -56,17 +57,23 @@ class Reach:
 
     def __init__(self, tests: Sequence[str]) -> None:
         self._data = [_data(name) for name in tests]
-        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         for name in tests:
             for case in ElementTree.parse(_kept(name).with_suffix(".xml")).iter("testcase"):
-                self.seconds[f"{name}::{_function(case.attrib['name'])}"] += float(case.attrib["time"])
+                self._seconds[f"{name}::{_function(case.attrib['name'])}"] += float(case.attrib["time"])
         self._files: dict[str, dict[str, set[int]]] = {}
 
     def tests(self, file: str, lines: tuple[int, int]) -> list[str]:
         """Those that reach one of the lines, the quickest first."""
         reached = self._of(file)
         wanted = set(range(lines[0], lines[1] + 1))
-        return sorted((test for test in reached if reached[test] & wanted), key=lambda test: (self.seconds[test], test))
+        return sorted(
+            (test for test in reached if reached[test] & wanted), key=lambda test: (self._seconds[test], test)
+        )
+
+    def within(self, tests: Sequence[str], seconds: float) -> int:
+        """How many of them take so long together, but one at least."""
+        return max(1, sum(total <= seconds for total in accumulate(self._seconds[test] for test in tests)))
 
     def _of(self, file: str) -> dict[str, set[int]]:
         """By test the lines of a file."""

@@ -35,7 +35,7 @@ USED = "_hypothesis_internal_use_settings"
 def pytest_collection_modifyitems(items):
     for function in {item.obj for item in items if hasattr(item.obj, "hypothesis")}:
         asked = getattr(function, USED)
-        setattr(function, USED, settings(asked, max_examples=min(30, asked.max_examples)))
+        setattr(function, USED, settings(asked, max_examples=min(10, asked.max_examples)))
 """
 """A plugin of pytest: a property is tried with no more examples than this, whatever it asks for."""
 

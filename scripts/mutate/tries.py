@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
@@ -22,8 +21,8 @@ from mutate.tree import LATE, PASSED, PYTEST, copy_tree, environment_of, planted
 OPTIONS = (*PYTEST, "-p", "no:cov", "-p", "few_examples", "--timeout=60", "--tb=no")
 LIMIT_S = 300.0
 """For some tests of a mutant; one that takes longer is late."""
-FIRST_S = 1.0
-"""Of the quickest tests, which are tried before the others are even imported."""
+FIRST_S, FIRST_TIME_S = 1.0, 20.0
+"""Of the quickest tests, which are tried before others are even imported; of all that are tried the first time."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -73,7 +72,9 @@ def try_all(chosen: Sequence[Drawn], results: Path, n_copies: int, again: bool) 
             open_ones = [d for d in chosen if _is_open(known.get(d.mutant.key), again)]
 
             def tried(copy: Copy, drawn: Drawn) -> Mutant:
-                return _tried(copy, drawn, tests[drawn.mutant.key], reach)
+                of = tests[drawn.mutant.key]
+                first, most = reach.within(of, FIRST_S), len(of) if again else reach.within(of, FIRST_TIME_S)
+                return _tried(copy, drawn, [of[:first], of[first:most]])
 
             for mutant in _each_in_a_copy(copies, open_ones, tried):
                 print(f"{mutant.outcome:<8} {mutant.file}:{mutant.line}: {mutant.old} -> {mutant.new}", flush=True)
@@ -111,17 +112,15 @@ def _each_in_a_copy(copies: Sequence[Copy], jobs: Sequence[T], do: Callable[[Cop
             pool.shutdown(cancel_futures=True)
 
 
-def _tried(copy: Copy, drawn: Drawn, tests: Sequence[str], reach: Reach) -> Mutant:
-    """Tries the quickest tests first."""
-    if not tests:
-        return replace(drawn.mutant, outcome="not reached")
-    n_quick = sum(total <= FIRST_S for total in accumulate(reach.seconds[test] for test in tests))
+def _tried(copy: Copy, drawn: Drawn, tests: Sequence[Sequence[str]]) -> Mutant:
+    """tests: some after others."""
     file = copy.folder / drawn.mutant.file
-    status, said = PASSED, ""
+    status, said, n_tests = PASSED, "", 0
     with planted(file, drawn.change.planted(file.read_text(encoding="utf-8"))):
-        for some in (tests[:n_quick], tests[n_quick:]):
-            if status == PASSED and some:
+        for some in filter(None, tests):
+            if status == PASSED:
+                n_tests += len(some)
                 status, said = copy.run(some)
-    outcome = "survived" if status == PASSED else "late" if status == LATE else "caught"
+    outcome = "late" if status == LATE else "caught" if status != PASSED else "survived" if n_tests else "not reached"
     noticed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.MULTILINE)
-    return replace(drawn.mutant, outcome=outcome, tests=len(tests), by=noticed[1] if noticed else "")
+    return replace(drawn.mutant, outcome=outcome, tests=n_tests, by=noticed[1] if noticed else "")

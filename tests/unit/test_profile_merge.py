@@ -200,6 +200,8 @@ def test_only_batch_sizes_that_are_quick_are_measured_at_the_same_time() -> None
     whole = measured(want((64, 32, 1), tokens=(1, 32, 512)), "CUDA0")
     assert missing_sharing(whole, want((64, 32, 1), tokens=(1, 32, 512))) == []
     assert missing_sharing(replace(whole, sharing=()), want((64, 32, 1), tokens=(512,)))[0][2] == 512
+    many = missing_sharing(replace(whole, sharing=()), want((64, 32, 1), tokens=(1, 4, 32, 512)))
+    assert {n for *_, n in many} == {1, 32}
     assert missing_sharing(replace(whole, sharing=()), want((64, 32, 8))) == [], "3-D weights alone: nothing to take"
 
 
@@ -215,6 +217,9 @@ def test_nothing_is_shared_without_a_second_device_or_kernels_on_it() -> None:
     )
     assert is_complete(no_kernel, SMALL)
     assert not is_complete(replace(no_kernel, sharing=()), SMALL), "the CPU beside copies needs no kernel there"
+    both = want((64, 32, 1), (64, 32, 8))
+    stacks = [case for case in measured(both, "CUDA0").cases if case.device == "CPU" or case.mul_mat.shape[2] == 8]
+    assert is_complete(replace(no_kernel, cases=tuple(stacks)), both), "experts are not measured at the same time"
 
 
 def test_of_two_measurements_at_the_same_time_the_later_one_stays() -> None:
