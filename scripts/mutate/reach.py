@@ -44,11 +44,12 @@ def measure(copy: Path, tests: str) -> None:
     kept.parent.mkdir(parents=True, exist_ok=True)
     making = kept.with_suffix(".new")
     (copy / "reach.ini").write_text(SETTINGS.format(file=making), encoding="utf-8")
-    took = f"--junitxml={kept.with_suffix('.xml')}"
-    status, said = run_pytest(copy, [tests], (*OPTIONS, took), keep_bytecode=True)
+    took = making.with_suffix(".took")
+    status, said = run_pytest(copy, [tests], (*OPTIONS, f"--junitxml={took}"), keep_bytecode=True)
     if status != PASSED:
         print(said, file=sys.stderr)
         raise InputError(f"the tests fail without a fault: {tests}")
+    took.replace(kept.with_suffix(".xml"))
     making.replace(kept)
 
 

@@ -53,7 +53,7 @@ def copy_tree(copy: Path) -> None:
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name)
     built = copy / "build" / "native"
-    built.mkdir(parents=True)
+    built.mkdir(parents=True, exist_ok=True)
     for folder in ggml_bridge.__path__:
         for library in Path(folder).glob("libggml*"):
             shutil.copy2(library, built)

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -14,15 +13,20 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TypeVar
 
+from experiments.child import ROOT
+
 from mutate.generated import OPEN, Drawn, Mutant, read_results, write_results
-from mutate.reach import Reach, measure, test_files
-from mutate.tree import LATE, PASSED, PYTEST, copy_tree, environment_of, planted
+from mutate.reach import FOLDERS, Reach, measure, test_files
+from mutate.tree import LATE, PASSED, PYTEST, copy_tree, environment_of, planted, run_pytest
 
 OPTIONS = (*PYTEST, "-p", "no:cov", "-p", "few_examples", "--timeout=60", "--tb=no")
 LIMIT_S = 300.0
 """For some tests of a mutant; one that takes longer is late."""
 FIRST_S, FIRST_TIME_S = 1.0, 20.0
 """Of the quickest tests, which are tried before others are even imported; of all that are tried the first time."""
+
+COPIES = ROOT / "build" / "mutate" / "copies"
+"""They stay, as compiling them takes a minute."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -34,6 +38,7 @@ class Copy:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         copy_tree(folder)
+        run_pytest(folder, FOLDERS, ["--collect-only"], keep_bytecode=True)  # compiles all, once
         self._server = subprocess.Popen(
             [sys.executable, Path(__file__).with_name("fork_server.py")], cwd=folder, env=environment_of(folder),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -62,27 +67,26 @@ def try_all(chosen: Sequence[Drawn], results: Path, n_copies: int, again: bool) 
     """
     known = {mutant.key: mutant for mutant in read_results(results)}
     files = test_files()
-    with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
-        copies = [Copy(Path(folder, str(i))) for i in range(n_copies)]
-        try:
-            for _ in _each_in_a_copy(copies, files, lambda copy, name: measure(copy.folder, name)):
-                pass
-            reach = Reach(files)
-            tests = {d.mutant.key: reach.tests(d.mutant.file, d.change.lines) for d in chosen}
-            open_ones = [d for d in chosen if _is_open(known.get(d.mutant.key), again)]
+    copies = [Copy(COPIES / str(i)) for i in range(n_copies)]
+    try:
+        for _ in _each_in_a_copy(copies, files, lambda copy, name: measure(copy.folder, name)):
+            pass
+        reach = Reach(files)
+        tests = {d.mutant.key: reach.tests(d.mutant.file, d.change.lines) for d in chosen}
+        open_ones = [d for d in chosen if _is_open(known.get(d.mutant.key), again)]
 
-            def tried(copy: Copy, drawn: Drawn) -> Mutant:
-                of = tests[drawn.mutant.key]
-                first, most = reach.within(of, FIRST_S), len(of) if again else reach.within(of, FIRST_TIME_S)
-                return _tried(copy, drawn, [of[:first], of[first:most]])
+        def tried(copy: Copy, drawn: Drawn) -> Mutant:
+            of = tests[drawn.mutant.key]
+            first, most = reach.within(of, FIRST_S), len(of) if again else reach.within(of, FIRST_TIME_S)
+            return _tried(copy, drawn, [of[:first], of[first:most]])
 
-            for mutant in _each_in_a_copy(copies, open_ones, tried):
-                print(f"{mutant.outcome:<8} {mutant.file}:{mutant.line}: {mutant.old} -> {mutant.new}", flush=True)
-                known[mutant.key] = mutant
-                write_results(results, known.values())
-        finally:
-            for copy in copies:
-                copy.end()
+        for mutant in _each_in_a_copy(copies, open_ones, tried):
+            print(f"{mutant.outcome:<8} {mutant.file}:{mutant.line}: {mutant.old} -> {mutant.new}", flush=True)
+            known[mutant.key] = mutant
+            write_results(results, known.values())
+    finally:
+        for copy in copies:
+            copy.end()
     return [known[drawn.mutant.key] for drawn in chosen]
 
 
