@@ -20,7 +20,7 @@ from mutate.reach import FOLDERS, Reach, measure, test_files
 from mutate.tree import LATE, PASSED, PYTEST, copy_tree, environment_of, planted, run_pytest
 
 OPTIONS = (*PYTEST, "-p", "no:cov", "-p", "few_examples", "--timeout=60", "--tb=no")
-LIMIT_S = 300.0
+LIMIT_S = 120.0
 """For some tests of a mutant; one that takes longer is late."""
 FIRST_S, FIRST_TIME_S = 1.0, 20.0
 """Of the quickest tests, which are tried before others are even imported; of all that are tried the first time."""

@@ -135,6 +135,21 @@ def test_overruns_of_two_looks_add_up() -> None:
     assert ledger(first.capacity, first.fill, own + 40, 0, 400, 100 + 3_500).spare >= 0
 
 
+def test_between_what_fitted_and_what_did_not_the_room_is_halved() -> None:
+    """Beside more than 80,000 bytes of operators another 20,000 are taken."""
+    first = DeviceMemory(capacity=100_000, fill=0.9, kv=400, compute=100, other_weights=40, n_layer=N_LAYER)
+    room, fitted = Room(first), []
+    for _ in range(12):
+        own = room.memory.operator_room(0)
+        real = ledger(first.capacity, first.fill, own + 40, 0, 400, 100 + (20_000 if own > 80_000 else 0))
+        fitted += [own] if real.spare >= 0 else []
+        if not room.learn(0, own, real):
+            break
+    else:
+        pytest.fail("it looks without end")
+    assert 80_000 - 2 * 0.003 * first.limit <= max(fitted) <= 80_000
+
+
 def test_a_placement_is_verified_with_the_layouts_that_its_plan_names() -> None:
     made, probe = problem(free=12_000)
     decision = decide(made, "oato", LOAD, "mixed")

@@ -25,9 +25,11 @@ from oallama.cost.blocks import (
     slice_weights,
     split_blocks,
 )
+from oallama.cost.interference import Interference
 from oallama.cost.kernels import Kernels
 from oallama.cost.slice_rates import BYTES_PER_WAIT, MAX_PIECE_BYTES, MIN_PIECE_BYTES, SliceRates, slice_rates
 from oallama.cost.slices import Pricing, slice_times
+from oallama.cost.streams import Step
 from oallama.cost.timeline import cycle_seconds, timeline
 from oallama.cost.transfer import TransferRates
 from oallama.place.staging import staging_bytes
@@ -313,6 +315,11 @@ def test_what_llama_cpp_runs_whole_costs_what_it_takes_there() -> None:
     of, rates, _ = one_ffn(World())
     priced = replace(of, whole=((1, 1e-6), (512, 2e-6)))
     assert slice_times(priced, rates, Cut(FF, 0, 0), 512).cpu_s == 2e-6
+    beside = Interference(0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+    sent = replace(priced, offload=((512, 5e-7),))
+    copied = slice_times(sent, replace(rates, interference=((1, beside),)), Cut(FF, 0, 0), 512)
+    assert (copied.cpu_s, copied.steps, copied.offloaded) == (0.0, (Step(5e-7, 2e-6 - 5e-7),), True)
+    assert copied.interference == beside
     cut = Cut(768, 0, 256)
     assert slice_times(priced, rates, cut, 512) == slice_times(of, rates, cut, 512)
     for takes in (True, False):
