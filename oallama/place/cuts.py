@@ -53,9 +53,9 @@ def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float], near: int |
     return cut(n_streamed), best_s
 
 
-def pass_seconds(layers: Layers, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
-    """Of all layers in a pass over n_tokens tokens, n_outputs of which give logits; each among others like it."""
-    return counted_seconds(alike(layers), on, n_tokens, n_g, n_outputs)
+def pass_seconds(layers: Layers, on: Pricing, n_tokens: int, n_g: int) -> float:
+    """Of all layers in a pass over n_tokens tokens, one of which gives logits; each among others like it."""
+    return counted_seconds(alike(layers), on, n_tokens, n_g)
 
 
 def alike(layers: Layers) -> Counted:

@@ -19,7 +19,7 @@ from mutate.generated import OPEN, Drawn, Mutant, read_results, write_results
 from mutate.reach import FOLDERS, Reach, measure, test_files
 from mutate.tree import LATE, PASSED, PYTEST, copy_tree, environment_of, planted, run_pytest
 
-OPTIONS = (*PYTEST, "-p", "no:cov", "-p", "few_examples", "--timeout=60", "--tb=no")
+OPTIONS = (*PYTEST, "-p", "no:cov", "-p", "few_examples", "--timeout=30", "--tb=no")
 LIMIT_S = 120.0
 """For some tests of a mutant; one that takes longer is late."""
 FIRST_S, FIRST_TIME_S = 1.0, 20.0

@@ -11,12 +11,12 @@ from placement_cases import model, operators
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.profile import LinearFit, Profile, ProfileCase
-from oallama.core.types import MulMat, Operator, Workload
+from oallama.core.types import MulMat, Operator, StreamSettings, Workload
 from oallama.cost.graph import build_graph
 from oallama.place.baselines import baselines
 from oallama.place.budget import DeviceMemory, Room, ledger
 from oallama.place.decide import Rules, decide
-from oallama.place.placed import Placed
+from oallama.place.placed import Placed, Slices
 from oallama.place.problem import LoadBytes, Problem, device_memory
 
 N_LAYER = 4
@@ -208,6 +208,14 @@ def test_auto_is_never_predicted_slower_than_its_candidates() -> None:
     auto = decide(made, "auto", LOAD, "mixed")
     for policy in ("oato", "layers", "cpu"):
         assert auto.placed.seconds <= decide(made, policy, LOAD, "mixed").placed.seconds
+
+
+def test_a_device_is_used_for_whole_layers_and_for_slices_of_any_sort() -> None:
+    none = Slices((0, 0), (0, 0), ("CPU", "CPU"), 0, 0)
+    of = Placed((False, False), first_device_layer=5, slices=none)
+    assert not of.uses_device(4) and of.uses_device(5)
+    for some in ({"gg": (0, 32)}, {"hot": ((), (1,))}, {"cg": (32, 0), "settings": StreamSettings()}):
+        assert replace(of, slices=replace(none, **some)).uses_device(4)
 
 
 def test_slow_device_is_left_alone() -> None:
