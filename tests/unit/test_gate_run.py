@@ -143,7 +143,9 @@ def gate(placer: FakePlacer, speed: dict[str, float], seen: list[Bench], **optio
 
 def test_the_two_best_predictions_are_measured_against_stock_and_the_winner_is_used() -> None:
     seen: list[Bench] = []
-    found = gate(FakePlacer(), {"split": 1.5, "oato": 1.2}, seen)
+    said: list[str] = []
+    found = gate(FakePlacer(), {"split": 1.5, "oato": 1.2}, seen, progress=lambda what, **_: said.append(what))
+    assert "plan" in said, "planning takes its time too"
     assert [arm.name for arm in seen[0].arms] == ["stock-cpu", "split", "oato"]  # cpu is stock's own placement
     assert 2 * seen[0].n_blocks == MOST_PAIRS  # two samples of each arm are in a block
     assert (found.plan.policy, found.remembered) == ("split", False)

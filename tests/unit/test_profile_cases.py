@@ -9,7 +9,7 @@ import pytest
 from oallama.core.profile import Case
 from oallama.core.types import Attention, ModelInfo, MulMat, Operator
 from oallama.core.units import MIB
-from oallama.profile.wanted import cases_at, in_order, required, rest_ways, too_slow, wanted, working_set
+from oallama.profile.wanted import cases_at, in_order, required, rest_label, rest_ways, too_slow, wanted, working_set
 
 
 def model(n_layer: int = 2) -> ModelInfo:
@@ -89,6 +89,14 @@ def test_rest_is_timed_both_ways_unless_the_cache_forbids_it() -> None:
     assert ways("f16", "F16") == [(True, "f16", "f16"), (False, "f16", "f16")]
     assert ways("q8_0", "bf16") == [(True, "q8_0", "bf16"), (False, "q8_0", "bf16")]
     assert ways("f16", "q8_0") == [(True, "f16", "q8_0")]
+
+
+def test_a_rest_case_is_told_in_a_few_words() -> None:
+    plain, flash = sorted(
+        rest_ways(wanted(model(), LAYERS, (1,), llc_bytes=MIB).rest_shape), key=lambda s: s.flash_attn
+    )
+    assert rest_label("CPU", 1, 256, flash) == "CPU rest of a layer at 1 tokens, KV 256"
+    assert rest_label("CPU", 1, 256, plain) == "CPU rest of a layer at 1 tokens, KV 256, no flash attention"
 
 
 def test_rest_has_the_head_shape_and_the_activation_of_all_experts_in_use() -> None:
