@@ -179,8 +179,9 @@ def test_does_not_fit_names_required_available_and_device() -> None:
 def test_auto_leaves_a_policy_alone_that_nothing_fits() -> None:
     """Whatever is taken off the device comes back as a buffer, and 500 bytes are always too much."""
     made, _ = problem(free=20_000, hidden=lambda placed_bytes: max(0, 18_500 - placed_bytes) if placed_bytes else 0)
-    with pytest.raises(DoesNotFit, match="the oato placement"):
-        decide(made, "oato", LOAD, "mixed")
+    for policy in ("oato", "atsinfer"):
+        with pytest.raises(DoesNotFit, match=f"the {policy} placement"):
+            decide(made, policy, LOAD, "mixed")
     decision = decide(made, "auto", LOAD, "mixed")
     assert decision.memory.spare >= 0
 
