@@ -61,17 +61,12 @@ class Copy:
 
 
 def try_all(chosen: Sequence[Drawn], results: Path, n_copies: int, again: bool) -> list[Mutant]:
-    """What became of each; in `results` is also what earlier calls found. again: try those too that survived.
-
-    Raises InputError where tests fail without a fault.
-    """
+    """What became of each; in `results` is also what earlier calls found. again: try those too that survived. Raises
+    InputError."""
     known = {mutant.key: mutant for mutant in read_results(results)}
-    files = test_files()
     copies = [Copy(COPIES / str(i)) for i in range(n_copies)]
     try:
-        for _ in _each_in_a_copy(copies, files, lambda copy, name: measure(copy.folder, name)):
-            pass
-        reach = Reach(files)
+        reach = Reach([name for name in _each_in_a_copy(copies, test_files(), _measured) if name is not None])
         tests = {d.mutant.key: reach.tests(d.mutant.file, d.change.lines) for d in chosen}
         open_ones = [d for d in chosen if _is_open(known.get(d.mutant.key), again)]
 
@@ -88,6 +83,10 @@ def try_all(chosen: Sequence[Drawn], results: Path, n_copies: int, again: bool) 
         for copy in copies:
             copy.end()
     return [known[drawn.mutant.key] for drawn in chosen]
+
+
+def _measured(copy: Copy, tests: str) -> str | None:
+    return tests if measure(copy.folder, tests) else None
 
 
 def _is_open(known: Mutant | None, again: bool) -> bool:
