@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from experiments.inputs import InputError  # noqa: E402
 from mutate.generated import Mutant as Generated  # noqa: E402
-from mutate.generated import read_results, sample, table, write_results  # noqa: E402
+from mutate.generated import CAUGHT, read_results, sample, table, write_results  # noqa: E402
 from mutate.main import main  # noqa: E402
 from mutate.operators import changes  # noqa: E402
 from mutate.table import Mutant, check_table, read_table  # noqa: E402
@@ -141,6 +141,13 @@ def test_results_are_kept_and_counted(tmp_path: Path) -> None:
     assert read_results(tmp_path / "none.json") == []
     assert "| gate | 6 | 3 | 1 | 2 | 60.0 % |" in table(found)
     assert "| cost | 0 | 0 | 0 | 0 | - |" in table(found)
+
+
+def test_the_page_says_what_was_found() -> None:
+    found = read_results(ROOT / "docs" / "benchmarks" / "mutation.json")
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    assert all(table([mutant for mutant in found if mutant.seed == seed]) in page for seed in (1, 2))
+    assert [mutant for mutant in found if not mutant.why and mutant.outcome not in CAUGHT] == []
 
 
 def test_a_sample_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
