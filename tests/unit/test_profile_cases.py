@@ -9,7 +9,17 @@ import pytest
 from oallama.core.profile import Case
 from oallama.core.types import Attention, ModelInfo, MulMat, Operator
 from oallama.core.units import MIB
-from oallama.profile.wanted import cases_at, in_order, required, rest_label, rest_ways, too_slow, wanted, working_set
+from oallama.profile.wanted import (
+    case_label,
+    cases_at,
+    in_order,
+    required,
+    rest_label,
+    rest_ways,
+    too_slow,
+    wanted,
+    working_set,
+)
 
 
 def model(n_layer: int = 2) -> ModelInfo:
@@ -89,6 +99,15 @@ def test_rest_is_timed_both_ways_unless_the_cache_forbids_it() -> None:
     assert ways("f16", "F16") == [(True, "f16", "f16"), (False, "f16", "f16")]
     assert ways("q8_0", "bf16") == [(True, "q8_0", "bf16"), (False, "q8_0", "bf16")]
     assert ways("f16", "q8_0") == [(True, "f16", "q8_0")]
+
+
+@pytest.mark.parametrize(
+    ("device", "layout", "said"),
+    [("CPU", "CPU", "CPU"), ("CPU", "AMX", "CPU AMX"), ("CUDA0", "device", "CUDA0")],
+)
+def test_a_case_is_told_in_a_few_words(device: str, layout: str, said: str) -> None:
+    case = Case(device, layout, LAYERS[0].mul_mat, 32, 0)
+    assert case_label(case) == f"{said} Q4_0 256x512x1 at 32 tokens"
 
 
 def test_a_rest_case_is_told_in_a_few_words() -> None:
