@@ -30,10 +30,10 @@ class Node:
 
     inputs: tuple[int, ...]  # indices of earlier nodes
     bytes_per_token: int  # of its output
-    operator: int | None = None  # index into the operator list
-    follows_layer: int | None = None  # runs where this layer's norms and KV are
-    host: bool = False  # always on the CPU (embedding look-up, logits read by the sampler)
-    outputs_only: bool = False  # computed only for the tokens whose logits are wanted
+    operator: int | None  # index into the operator list
+    follows_layer: int | None  # runs where this layer's norms and KV are
+    host: bool  # always on the CPU (embedding look-up, logits read by the sampler)
+    outputs_only: bool  # computed only for the tokens whose logits are wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,9 @@ def best_cg(of: BlockCost, gg: int, seconds: Callable[[Cut], float], near: int |
     return cut(n_streamed), best_s
 
 
-def pass_seconds(layers: Layers, on: Pricing, n_tokens: int, n_g: int, n_outputs: int = 1) -> float:
-    """Of all layers in a pass over n_tokens tokens, n_outputs of which give logits; each among others like it."""
-    return counted_seconds(alike(layers), on, n_tokens, n_g, n_outputs)
+def pass_seconds(layers: Layers, on: Pricing, n_tokens: int, n_g: int) -> float:
+    """Of all layers in a pass over n_tokens tokens, one of which gives logits; each among others like it."""
+    return counted_seconds(alike(layers), on, n_tokens, n_g)
 
 
 def alike(layers: Layers) -> Counted:
@@ -108,7 +108,7 @@ def in_groups(n_cpu: int, n_tokens: int) -> set[int]:
 def token_table(layers: Layers, on: Pricing, most: int, also: Collection[int] = ()) -> Table:
     """n_g at the powers of two up to `most` tokens, at the lengths in `also`, and at the first prompt that has any with
     the one before it, so that interpolation does not smear the step there. Empty where no length gains."""
-    lengths = sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most, *also})
+    lengths = sorted({2**i for i in range(most.bit_length())} | {most, *also})
     counted = alike(layers)
     table = {n: least_n_g(counted, on, n)[0] for n in lengths}
     used = [n for n in lengths if table[n]]

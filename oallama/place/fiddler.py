@@ -45,7 +45,7 @@ def copied_from(layers: Layers, on: Pricing, most: int, also: Sequence[int] = ()
     def pays(n: int) -> bool:
         return pass_seconds(layers, on, n, n) < pass_seconds(layers, on, n, 0)
 
-    lengths = sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most, *(n for n in also if n <= most)})
+    lengths = sorted({2**i for i in range(most.bit_length())} | {most, *(n for n in also if n <= most)})
     paying = list(takewhile(pays, reversed(lengths)))
     if not paying:
         return None

@@ -98,7 +98,7 @@ def _group(hosted: dict[str, str | None]) -> tuple[Pattern, ...]:
         layer_text = _any_of([str(layer) for layer in layer_set])
         tail_text = _any_of([escape(tail) for tail in sorted(tails)])
         patterns.append((f"^{escape(head)}{layer_text}\\.{tail_text}$", layout))
-    return tuple(sorted(patterns, key=lambda pattern: (pattern[1] != SPLIT_LAYOUT, pattern[0], pattern[1] or "")))
+    return tuple(sorted(patterns, key=lambda pattern: (pattern[1] != SPLIT_LAYOUT, pattern[0])))
 
 
 def _any_of(alternatives: list[str]) -> str:

@@ -1,21 +1,24 @@
-"""Plant the faults of mutants.toml one at a time in a copy of the tree, and see whether the tests notice.
+"""Plant faults one at a time in a copy of the tree, and see whether the tests notice.
 
-    python scripts/mutate                     # all of them: a quarter of an hour on two idle cores
+    python scripts/mutate                     # those of mutants.toml: a quarter of an hour on two idle cores
     python scripts/mutate --part 2/6          # every sixth, from the second on
     python scripts/mutate --only n_g          # whose name or file has that in it
     python scripts/mutate --list              # plants nothing; says whether an entry is stale
+    python scripts/mutate generated -n 400 --seed 1   # faults that nobody chose, in cost, place, plan, profile and gate
+    python scripts/mutate generated --again           # once more those that survived, with the tests of now
 
 Tests run as `pytest -x -q`. First they must pass without a fault; a mutant is caught when one of its tests then fails.
-Without a part or a name all mutants are tried. Results of earlier calls are kept in build/mutate/results.json.
+Without a part or a name all mutants are tried. Results of earlier calls are kept, and the same command goes on: those
+of mutants.toml in build/mutate/results.json, generated ones in build/mutate/generated.json.
+
+A generated mutant is tried with the tests of tests/unit and tests/golden that reach its line, which coverage.py tells
+(pip install pytest-cov); what those tests reach is measured once, and again where they or the sources have changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,25 +29,13 @@ from experiments.child import ROOT
 from experiments.command import guarded, parser_of
 from experiments.inputs import InputError
 
-import ggml_bridge
+from mutate.generated import OPEN, sample, table
 from mutate.table import Mutant, check_table, read_table
+from mutate.tree import FAILED, PASSED, copy_tree, planted, run_pytest
 
 RESULTS = ROOT / "build" / "mutate" / "results.json"
-PYTEST = (
-    "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "first_example", "--hypothesis-seed=0", "--timeout=120"
-)  # fmt: skip
-PASSED, FAILED = 0, 1  # exit status of pytest
-
-OWN_SOURCES = """import sys
-sys.meta_path[:] = [f for f in sys.meta_path if not type(f).__module__.startswith("_editable_")]
-"""
-"""sitecustomize.py of the copy: an editable install would import the checkout's sources instead."""
-
-FIRST_EXAMPLE = """from hypothesis import Phase, settings
-settings.register_profile("first", phases=(Phase.explicit, Phase.generate))
-settings.load_profile("first")
-"""
-"""A plugin of pytest: one example that fails is enough, however large."""
+GENERATED = ROOT / "build" / "mutate" / "generated.json"
+OPTIONS = ("--timeout=120",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,11 +44,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="only mutants with TEXT in them")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help="every N-th mutant from the I-th on")
     parser.add_argument("--list", action="store_true", help="list the mutants and plant none")
+    parser.add_argument("which", nargs="?", choices=["chosen", "generated"], default="chosen", help="by hand, or drawn")
+    parser.add_argument("-n", type=int, default=400, help="generated mutants (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="which generated mutants (%(default)s)")
+    parser.add_argument("-j", "--jobs", type=int, default=2, help="generated mutants at a time (%(default)s)")
+    parser.add_argument("--again", action="store_true", help="try generated mutants that survived once more")
     options = parser.parse_args(arguments)
-    return guarded("mutate", lambda: _run(options))
+    return guarded("mutate", lambda: (_generated if options.which == "generated" else _chosen)(options))
 
 
-def _run(options: argparse.Namespace) -> int:
+def _generated(options: argparse.Namespace) -> int:
+    """Raises InputError."""
+    first, step = options.part
+    drawn = [d for d in sample(ROOT, options.n, options.seed) if all(text in d.mutant.file for text in options.only)]
+    drawn = drawn[first - 1 :: step]
+    if options.list:
+        print("\n".join(f"{d.mutant.file}:{d.mutant.line}: {d.mutant.old} -> {d.mutant.new}" for d in drawn))
+        return 0
+    from mutate.tries import try_all  # needs pytest-cov
+
+    tried = try_all(drawn, GENERATED, options.jobs, options.again)
+    print(table(tried))
+    return 1 if any(mutant.outcome in OPEN for mutant in tried) else 0
+
+
+def _chosen(options: argparse.Namespace) -> int:
     """Raises InputError."""
     mutants = read_table()
     check_table(mutants, ROOT)
@@ -86,9 +97,9 @@ def _part(text: str) -> tuple[int, int]:
 
 def _try_all(mutants: Sequence[Mutant], copy: Path) -> dict[str, bool]:
     """By name, whether it was caught. Raises InputError."""
-    _copy_tree(copy)
+    copy_tree(copy)
     tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
-    status, said = _pytest(copy, tests) if tests else (PASSED, "")
+    status, said = run_pytest(copy, tests, OPTIONS, keep_bytecode=True) if tests else (PASSED, "")
     if status != PASSED:
         print(said, file=sys.stderr)
         raise InputError(f"the tests fail without a fault: {' '.join(tests)}")
@@ -96,12 +107,8 @@ def _try_all(mutants: Sequence[Mutant], copy: Path) -> dict[str, bool]:
     for mutant in mutants:
         start = time.monotonic()
         file = copy / mutant.file
-        sound = file.read_text(encoding="utf-8")
-        file.write_text(mutant.planted(sound), encoding="utf-8")
-        try:
-            status, said = _pytest(copy, mutant.tests)
-        finally:
-            file.write_text(sound, encoding="utf-8")
+        with planted(file, mutant.planted(file.read_text(encoding="utf-8"))):
+            status, said = run_pytest(copy, mutant.tests, OPTIONS)
         if status not in (PASSED, FAILED):
             print(said, file=sys.stderr)
             raise InputError(f"mutant {mutant.name!r} is no fault that tests can notice: pytest ends with {status}")
@@ -109,38 +116,6 @@ def _try_all(mutants: Sequence[Mutant], copy: Path) -> dict[str, bool]:
         outcome = "caught  " if outcomes[mutant.name] else "SURVIVED"
         print(f"{outcome} {time.monotonic() - start:5.0f} s  {mutant.file}: {mutant.name}", flush=True)
     return outcomes
-
-
-def _copy_tree(copy: Path) -> None:
-    """What git knows, as it is now, and the native libraries, as they were built."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    )
-    for name in filter(None, os.fsdecode(listed.stdout).split("\0")):
-        if (ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
-    built = copy / "build" / "native"
-    built.mkdir(parents=True)
-    for folder in ggml_bridge.__path__:
-        for library in Path(folder).glob("libggml*"):
-            shutil.copy2(library, built)
-    (copy / "sitecustomize.py").write_text(OWN_SOURCES, encoding="utf-8")
-    (copy / "first_example.py").write_text(FIRST_EXAMPLE, encoding="utf-8")
-
-
-def _pytest(copy: Path, tests: Sequence[str]) -> tuple[int, str]:
-    """Its exit status, and what it said."""
-    # no bytecode: a fault as long as what it replaces, in the same second, would not be seen
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    run = subprocess.run(
-        [sys.executable, *PYTEST, *tests], cwd=copy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True,
-    )  # fmt: skip
-    return run.returncode, run.stdout
 
 
 def _keep(outcomes: dict[str, bool], mutants: Sequence[Mutant]) -> dict[str, bool]:

@@ -54,6 +54,8 @@ class TwoBlocks {
         return {ffn, bytes_while(*second_)};
     }
 
+    Outputs of_ffn() { return session_.compute(*first_, 3); }
+
   private:
     int64_t bytes_while(const Model & model) {
         check_ok(oallama_reset_stats(), "statistics are reset");
@@ -132,6 +134,15 @@ void check_turns() {
     turns.made(&second.lifted);
     turns.forget();
     check(turns.due() == Time::min(), "what is forgotten says nothing");
+    Interval interval;
+    interval.begin();
+    std::this_thread::sleep_for(std::chrono::milliseconds(8));
+    interval.end();
+    interval.begin();
+    interval.end();
+    const Time again = Clock::now();
+    interval.begin();
+    check(interval.due() >= again + std::chrono::milliseconds(5), "one short time does not undo a long one");
     done("turns");
 }
 
@@ -151,6 +162,8 @@ void check_pieces() {
     const int64_t whole = n_copies_of("", &bytes);
     const int64_t parts = n_copies_of("piece " + std::to_string(piece) + "\n", &bytes);
     check(parts >= whole + bytes / piece / 2, "weights are asked for in pieces");
+    TwoBlocks at_once("prefetch layer\n"), in_pieces("prefetch layer\npiece 4096\n");
+    check(at_once.ready() && in_pieces.ready() && same_bytes(at_once.of_ffn(), in_pieces.of_ffn()), "and come whole");
     done("pieces");
 }
 

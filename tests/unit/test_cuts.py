@@ -221,6 +221,7 @@ def test_a_long_prompt_goes_to_the_device_and_a_short_one_does_not() -> None:
     layers = [(block, ALL_CC)] * 4
     table = token_table(layers, on, 512)
     assert [n for n, _ in table] == sorted({n for n, _ in table})
+    assert {256, 512} < {n for n, _ in table}
     (below, none), (first, some) = table[:2]
     assert (none, first) == (0, below + 1) and some > 0
     assert n_g_at(table, 1) == n_g_at(table, below) == 0
@@ -275,6 +276,10 @@ def test_between_two_lengths_the_cpu_gets_whole_groups_of_tokens() -> None:
     table = ((16, 3), (48, 20), (50, 15))
     assert [n_g_at(table, n) for n in (15, 16, 17, 19, 32, 48, 49, 50)] == [0, 3, 1, 3, 12, 20, 17, 15]
     assert n_g_at(((8, 0), (16, 15)), 12) == 8 and n_g_at(((8, 7), (16, 15)), 12) == 11, "one token is a group"
+
+
+def test_batches_that_are_never_run_need_no_memory() -> None:
+    assert [most_n_g(((512, 400), (2048, 900)), n) for n in (511, 512, 1280, 2048, 4096)] == [0, 400, 650, 900, 1800]
 
 
 @given(

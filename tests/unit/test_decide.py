@@ -11,12 +11,12 @@ from placement_cases import model, operators
 
 from oallama.core.errors import DoesNotFit, UsageError
 from oallama.core.profile import LinearFit, Profile, ProfileCase
-from oallama.core.types import MulMat, Operator, Workload
+from oallama.core.types import MulMat, Operator, StreamSettings, Workload
 from oallama.cost.graph import build_graph
 from oallama.place.baselines import baselines
 from oallama.place.budget import DeviceMemory, Room, ledger
 from oallama.place.decide import Rules, decide
-from oallama.place.placed import Placed
+from oallama.place.placed import Placed, Slices
 from oallama.place.problem import LoadBytes, Problem, device_memory
 
 N_LAYER = 4
@@ -135,6 +135,21 @@ def test_overruns_of_two_looks_add_up() -> None:
     assert ledger(first.capacity, first.fill, own + 40, 0, 400, 100 + 3_500).spare >= 0
 
 
+def test_between_what_fitted_and_what_did_not_the_room_is_halved() -> None:
+    """Beside more than 80,000 bytes of operators another 20,000 are taken."""
+    first = DeviceMemory(capacity=100_000, fill=0.9, kv=400, compute=100, other_weights=40, n_layer=N_LAYER)
+    room, fitted = Room(first), []
+    for _ in range(12):
+        own = room.memory.operator_room(0)
+        real = ledger(first.capacity, first.fill, own + 40, 0, 400, 100 + (20_000 if own > 80_000 else 0))
+        fitted += [own] if real.spare >= 0 else []
+        if not room.learn(0, own, real):
+            break
+    else:
+        pytest.fail("it looks without end")
+    assert 80_000 - 2 * 0.003 * first.limit <= max(fitted) <= 80_000
+
+
 def test_a_placement_is_verified_with_the_layouts_that_its_plan_names() -> None:
     made, probe = problem(free=12_000)
     decision = decide(made, "oato", LOAD, "mixed")
@@ -164,8 +179,9 @@ def test_does_not_fit_names_required_available_and_device() -> None:
 def test_auto_leaves_a_policy_alone_that_nothing_fits() -> None:
     """Whatever is taken off the device comes back as a buffer, and 500 bytes are always too much."""
     made, _ = problem(free=20_000, hidden=lambda placed_bytes: max(0, 18_500 - placed_bytes) if placed_bytes else 0)
-    with pytest.raises(DoesNotFit, match="the oato placement"):
-        decide(made, "oato", LOAD, "mixed")
+    for policy in ("oato", "atsinfer"):
+        with pytest.raises(DoesNotFit, match=f"the {policy} placement"):
+            decide(made, policy, LOAD, "mixed")
     decision = decide(made, "auto", LOAD, "mixed")
     assert decision.memory.spare >= 0
 
@@ -193,6 +209,14 @@ def test_auto_is_never_predicted_slower_than_its_candidates() -> None:
     auto = decide(made, "auto", LOAD, "mixed")
     for policy in ("oato", "layers", "cpu"):
         assert auto.placed.seconds <= decide(made, policy, LOAD, "mixed").placed.seconds
+
+
+def test_a_device_is_used_for_whole_layers_and_for_slices_of_any_sort() -> None:
+    none = Slices((0, 0), (0, 0), ("CPU", "CPU"), 0, 0)
+    of = Placed((False, False), first_device_layer=5, slices=none)
+    assert not of.uses_device(4) and of.uses_device(5)
+    for some in ({"gg": (0, 32)}, {"hot": ((), (1,))}, {"cg": (32, 0), "settings": StreamSettings()}):
+        assert replace(of, slices=replace(none, **some)).uses_device(4)
 
 
 def test_slow_device_is_left_alone() -> None:

@@ -9,7 +9,7 @@ import pytest
 from described_cases import CARD, HOST, model, operators
 
 from oallama.core.errors import ProfileError
-from oallama.core.profile import Profile
+from oallama.core.profile import Profile, RestShape
 from oallama.core.types import CPU_DEVICE, MulMat, Workload
 from oallama.core.units import MIB
 from oallama.cost.graph import build_graph
@@ -21,7 +21,7 @@ from oallama.place.attention import attention_seconds, with_attention
 from oallama.place.decide import decide
 from oallama.place.placed import Placed
 from oallama.place.problem import LoadBytes, Problem, costs_over
-from oallama.profile.described import described, host_profile, rest_kernels, with_card
+from oallama.profile.described import attention_kernels, described, host_profile, rest_kernels, with_card
 from oallama.profile.merge import missing_link, missing_sharing
 from oallama.profile.store import profile_from_json, profile_to_json
 from oallama.profile.wanted import wanted
@@ -140,6 +140,24 @@ def test_cpu_and_link_together_read_what_the_dram_gives() -> None:
     beside = interference_at(interference_curve(profile), 1)
     assert beside.cpu_with_link == beside.link_with_cpu == pytest.approx(45e9 / (cpu + link))
     assert interference_at(interference_curve(profile), 512) == NO_INTERFERENCE
+
+
+def test_a_layer_s_rest_reads_and_writes_what_its_operations_do() -> None:
+    """Floats of a token: two norms, rope of Q and K, K and V into the cache, the GLU and two residual adds."""
+    shape = RestShape(n_embd=64, n_ff=160, n_head=4, n_head_kv=2, n_embd_head_k=16, n_embd_head_v=24, flash_attn=True)
+    attention = list(attention_kernels(shape, 3, 256))
+    dense = list(rest_kernels(shape, 3, 256, 0))
+    moved = 2 * 64 + 2 * 64 + 2 * 64 + 2 * 32 + 2 * 32 + 2 * 48 + 3 * 160 + 3 * 64 + 3 * 64
+    assert sum(k.n_bytes for k in dense) == 4 * 3 * moved + sum(k.n_bytes for k in attention)
+    cache, products = 2 * 256 * 2 * (16 + 24), 2 * 3 * 256 * 4 * (16 + 24)
+    assert [(k.flop, k.n_bytes) for k in attention] == [(products, cache + 4 * 3 * 4 * (16 + 24))]
+    softmax = list(attention_kernels(replace(shape, flash_attn=False), 3, 200))  # over whole steps of the cache
+    assert [k.flop for k in softmax if k.flop] == [products * 16 / 40, products * 24 / 40]
+    scores, results = 4 * 3 * 256 * 4, 4 * 3 * 4 * 24
+    assert sum(k.n_bytes for k in softmax) == cache + 4 * 3 * 4 * 16 + 4 * scores + 3 * results
+    routed = list(rest_kernels(shape, 3, 256, 8))
+    assert len(routed) == len(dense) + 5 + 1 + 7
+    assert sum(k.n_bytes for k in routed) == sum(k.n_bytes for k in dense) + 4 * 3 * (5 * 16 + 16 * 64 + 7 * 192)
 
 
 def test_attention_takes_more_with_depth_and_without_flash_attention() -> None:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import os
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pytest import approx
 
 from oallama.core.errors import UsageError
+from oallama.core.profile import ProfileCase
+from oallama.core.types import MulMat
 from oallama.device.card import Host
 from oallama.device.cards import CARDS
 from oallama.device.cpu import allowed_cpus
 from oallama.device.emulated import Emulated, card_of, parameters_of, parse_emulated, use_parameters
 from oallama.device.identity import known_device
 from oallama.device.spec import parse_device
-from oallama.profile.emulate import resolved
+from oallama.profile.emulate import host_of, resolved
 from oallama.profile.machine import fingerprint_key
+from oallama.profile.merge import empty
 from oallama.profile.profiler import machine_with
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -147,9 +152,33 @@ def test_the_device_gets_a_core_that_computing_does_not_use(monkeypatch: pytest.
 
 
 def test_a_core_that_is_not_there_is_refused() -> None:
-    assert max(allowed_cpus()) < 4000
-    with pytest.raises(UsageError, match="no core 4000"):
-        resolved(parse_device("emulated:scale=1,cpus=4000"), 1)
+    for core in (os.cpu_count(), 4000):
+        assert core is not None and core not in allowed_cpus()
+        with pytest.raises(UsageError, match=f"no core {core} here"):
+            resolved(parse_device(f"emulated:scale=1,cpus={core}"), 1)
+
+
+def test_the_host_beside_a_card_has_its_best_rates() -> None:
+    """Bytes of one token, flops of a prompt: of the plain layout where it was timed, and never the card's."""
+    small, large = MulMat("MUL_MAT", "F16", (64, 64, 1)), MulMat("MUL_MAT", "F16", (64, 128, 1))
+
+    def case(device: str, layout: str, mul_mat: MulMat, n_tokens: int, seconds: float) -> ProfileCase:
+        return ProfileCase(device, layout, mul_mat, n_tokens, 0, seconds, (seconds,))
+
+    cases = [
+        case("CPU", "CPU", small, 1, 2e-6), case("CPU", "CPU", large, 1, 8e-6), case("CPU", "CPU", small, 2, 1e-9),
+        case("CPU", "CPU", small, 64, 4e-4), case("CPU", "CPU", small, 512, 4e-3),
+        case("CPU", "CPU_REPACK", small, 512, 1e-3), case("CUDA0", "device", small, 1, 1e-9),
+        case("CUDA0", "device", small, 512, 1e-9),
+    ]  # fmt: skip
+    profile = replace(empty({"cpu": "a host"}), device="CUDA0", cases=tuple(cases))
+    flops = 2 * 64 * 64
+    assert host_of(profile) == Host("a host", approx(8192 / 2e-6), approx(64 * flops / 4e-4), "its profile")
+    repacked = replace(profile, cases=tuple(c for c in cases if c.layout != "CPU" or c.n_tokens == 1))
+    assert host_of(repacked).flops_per_s == approx(512 * flops / 1e-3)
+    for kept in ({1, 2}, {64, 512}):
+        with pytest.raises(UsageError, match="no CPU timings of one token and of a prompt"):
+            host_of(replace(profile, cases=tuple(c for c in cases if c.n_tokens in kept)))
 
 
 def test_other_devices_are_left_as_they_are() -> None:

@@ -27,6 +27,7 @@ from oallama.gate.pairs import (
     weighted_seconds,
     worth_keeping,
 )
+from oallama.gate.store import verdict_path
 from oallama.gate.verdict import (
     Candidate,
     Verdict,
@@ -47,6 +48,10 @@ SHORT, DEEP = BenchTest(64, 16), BenchTest(64, 16, 4096)
 
 def ratio(value: float, low: float | None = None, high: float | None = None) -> Ratio:
     return Ratio(value, value * 0.95 if low is None else low, value * 1.05 if high is None else high, 6)
+
+
+def test_verdicts_of_before_are_found_where_they_were_written() -> None:
+    assert verdict_path(KEY).name == "gate-v1-40948768d426e20e.json"
 
 
 def verdict(*trials: Trial) -> Verdict:

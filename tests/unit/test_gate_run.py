@@ -21,6 +21,7 @@ from oallama.core.types import Attention, MemoryLedger, OperatorPlacement, PlanR
 from oallama.device.spec import parse_device
 from oallama.gate.key import distance, gate_key, timings_digest
 from oallama.gate.measure import DEPTH_S, LEAST_DEPTH, TURN_S, gate_tests
+from oallama.gate.pairs import MOST_PAIRS
 from oallama.gate.plans import all_plans, candidate
 from oallama.gate.run import BUDGET_S, Gated, gated_plan, remembered, stock_at_once
 from oallama.gate.store import KeptVerdict, read_kept, verdict_path, write_kept
@@ -142,8 +143,11 @@ def gate(placer: FakePlacer, speed: dict[str, float], seen: list[Bench], **optio
 
 def test_the_two_best_predictions_are_measured_against_stock_and_the_winner_is_used() -> None:
     seen: list[Bench] = []
-    found = gate(FakePlacer(), {"split": 1.5, "oato": 1.2}, seen)
+    said: list[str] = []
+    found = gate(FakePlacer(), {"split": 1.5, "oato": 1.2}, seen, progress=lambda what, **_: said.append(what))
+    assert "plan" in said, "planning takes its time too"
     assert [arm.name for arm in seen[0].arms] == ["stock-cpu", "split", "oato"]  # cpu is stock's own placement
+    assert 2 * seen[0].n_blocks == MOST_PAIRS  # two samples of each arm are in a block
     assert (found.plan.policy, found.remembered) == ("split", False)
     assert found.verdict.seconds > 0
 

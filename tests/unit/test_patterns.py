@@ -115,6 +115,14 @@ def test_layer_1_does_not_match_layer_11() -> None:
         assert matches(patterns, other) == []
 
 
+def test_more_patterns_than_llama_cpp_takes_are_refused() -> None:
+    names = [f"part{i}.weight" for i in range(4097)]
+    operators, placements = [operator(f"x.{name}") for name in names], [host(f"x.{name}") for name in names]
+    assert len(host_patterns(operators[1:], placements, [])) == 4096
+    with pytest.raises(PlanError, match=r"needs 4097 tensor patterns but llama\.cpp takes 4096"):
+        host_patterns(operators, placements, [])
+
+
 def test_nothing_on_the_host_means_no_pattern() -> None:
     assert host_patterns([operator("output.weight")], [device("output.weight")], ["output.weight"]) == ()
 

@@ -9,7 +9,17 @@ import pytest
 from oallama.core.profile import Case
 from oallama.core.types import Attention, ModelInfo, MulMat, Operator
 from oallama.core.units import MIB
-from oallama.profile.wanted import cases_at, in_order, required, rest_ways, too_slow, wanted, working_set
+from oallama.profile.wanted import (
+    case_label,
+    cases_at,
+    in_order,
+    required,
+    rest_label,
+    rest_ways,
+    too_slow,
+    wanted,
+    working_set,
+)
 
 
 def model(n_layer: int = 2) -> ModelInfo:
@@ -42,7 +52,8 @@ def test_equal_operators_are_measured_once() -> None:
     want = wanted(model(), [*LAYERS, OUTPUT], (32, 1, 32), llc_bytes=MIB)
     shapes = [(256, 256, 1), (256, 512, 1), (512, 256, 1), (256, 1000, 1)]
     assert [(s.shape, n) for s, n, _ in want.mul_mats] == [(shape, n) for shape in shapes for n in (1, 32)]
-    assert len(required(want, None)) == 8 + 6, "the three inside blocks at 4 and 8 tokens as well"
+    assert len(required(want, None)) == 8 + 6
+    assert [(s.shape, n) for s, n, _ in want.on_cpu] == [(shape, n) for shape in shapes[:3] for n in (4, 8)]
     on_device = [case.n_tokens for case in required(want, "CUDA0") if case.device == "CUDA0"]
     assert sorted(on_device) == [1] * 4 + [32] * 4
     assert len(required(want, "CUDA0")) == 16 + 6
@@ -88,6 +99,23 @@ def test_rest_is_timed_both_ways_unless_the_cache_forbids_it() -> None:
     assert ways("f16", "F16") == [(True, "f16", "f16"), (False, "f16", "f16")]
     assert ways("q8_0", "bf16") == [(True, "q8_0", "bf16"), (False, "q8_0", "bf16")]
     assert ways("f16", "q8_0") == [(True, "f16", "q8_0")]
+
+
+@pytest.mark.parametrize(
+    ("device", "layout", "said"),
+    [("CPU", "CPU", "CPU"), ("CPU", "AMX", "CPU AMX"), ("CUDA0", "device", "CUDA0")],
+)
+def test_a_case_is_told_in_a_few_words(device: str, layout: str, said: str) -> None:
+    case = Case(device, layout, LAYERS[0].mul_mat, 32, 0)
+    assert case_label(case) == f"{said} Q4_0 256x512x1 at 32 tokens"
+
+
+def test_a_rest_case_is_told_in_a_few_words() -> None:
+    plain, flash = sorted(
+        rest_ways(wanted(model(), LAYERS, (1,), llc_bytes=MIB).rest_shape), key=lambda s: s.flash_attn
+    )
+    assert rest_label("CPU", 1, 256, flash) == "CPU rest of a layer at 1 tokens, KV 256"
+    assert rest_label("CPU", 1, 256, plain) == "CPU rest of a layer at 1 tokens, KV 256, no flash attention"
 
 
 def test_rest_has_the_head_shape_and_the_activation_of_all_experts_in_use() -> None:
@@ -185,11 +213,14 @@ def test_a_slow_layout_is_left_out_at_large_batches_only() -> None:
     def case(layout: str, n_tokens: int, device: str = "CPU") -> Case:
         return Case(device, layout, mul_mat, n_tokens, MIB)
 
-    seconds = {("CPU", 1): 9.0, ("CPU", 32): 2.5, ("AMX", 1): 1.0, ("AMX", 32): 1.0, ("CPU_REPACK", 32): 1.9}
+    seconds = {("CPU_REPACK", 32): 1.9, ("CPU", 1): 9.0, ("CPU", 32): 2.5, ("AMX", 1): 1.0, ("AMX", 32): 1.0}
     known = {case(layout, n).key: value for (layout, n), value in seconds.items()}
     known[case("device", 32, "CUDA0").key] = 0.001
+    known |= {case("CPU", 8).key: 1.0, case("AMX", 8).key: 1.0}  # smaller ones do not count
     assert too_slow(case("CPU", 512), known) == "2.5 times slower than AMX at 32 tokens"
     assert too_slow(case("CPU_REPACK", 512), known) is None  # 1.9 times
+    repacked = known | {case("CPU_REPACK", 32).key: 0.5}
+    assert too_slow(case("CPU", 512), repacked) == "5.0 times slower than CPU_REPACK at 32 tokens"
     assert too_slow(case("AMX", 512), known) is None
     assert too_slow(case("CPU", 32), known) is None
     assert too_slow(case("device", 512, "CUDA0"), known) is None

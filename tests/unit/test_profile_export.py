@@ -66,6 +66,15 @@ def test_what_was_measured_leaves_unchanged() -> None:
     assert not {"home", "serial"} & kept.keys() and kept["policy"] == {"target": 0.02}
 
 
+@pytest.mark.parametrize(
+    ("description", "leaves"),
+    [("NVIDIA H100", "NVIDIA H100"), ("worker on box", HIDDEN), ("a card at 127.0.0.1", HIDDEN)],
+)
+def test_a_device_s_description_says_what_it_is_and_not_where(description: str, leaves: str) -> None:
+    one = replace(PROFILE, fingerprint=FINGERPRINT | {"device_description": description})
+    assert exported(one)["fingerprint"]["device_description"] == leaves
+
+
 def test_the_export_is_a_profile() -> None:
     back = profile_from_json(exported(PROFILE))
     assert back.cases == PROFILE.cases and back.link == PROFILE.link

@@ -54,6 +54,7 @@ def laptop(tmp_path: Path) -> Path:
     write(tmp_path / "sys/class/power_supply/AC/type", "Mains\n")
     write(tmp_path / "sys/class/power_supply/AC/online", "0\n")
     write(tmp_path / "proc/driver/nvidia/gpus/0000:01:00.0/information", "Model: \t\t NVIDIA Test\nIRQ: 5\n")
+    write(tmp_path / "proc/driver/nvidia/gpus/0000:02:00.0/information", "IRQ: 6\n")
     write(tmp_path / "sys/module/nvidia/version", "999.1\n")
     return tmp_path
 
@@ -64,7 +65,7 @@ def test_what_the_files_say(laptop: Path) -> None:
         "cpu": "Test CPU 9000", "cpu_features": ["amx_int8", "avx2"], "cores_physical": 2, "n_threads": 4,
         "memory_bytes": 16000 * KIB, "numa_nodes": 2, "governor": "powersave", "power_source": "battery",
         "energy_preference": None, "llc_bytes": 64 * MIB, "llc_source": "sysfs", "device_spec": "CUDA0",
-        "gpus": ["0000:01:00.0 NVIDIA Test"], "gpu_driver": "nvidia 999.1",
+        "gpus": ["0000:01:00.0 NVIDIA Test", "0000:02:00.0 ?"], "gpu_driver": "nvidia 999.1",
     }  # fmt: skip
     assert {name: found[name] for name in expected} == expected
     json.dumps(found, allow_nan=False)

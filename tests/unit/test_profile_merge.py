@@ -142,6 +142,8 @@ def test_a_model_gets_only_its_own_part_in_a_fixed_order() -> None:
     part = select(store, SMALL)
     assert {case.mul_mat.shape for case in part.cases} == {(64, 32, 1)}
     assert {case.device for case in part.cases} == {"CPU", "CUDA0"}
+    left_out = tuple(case.skipped("no kernel") for case in cases_at(LARGE, "CPU", "AMX"))
+    assert {case.mul_mat.shape for case in select(replace(store, skipped=left_out), SMALL).skipped} == {(64, 32, 1)}
     shuffled = replace(store, cases=store.cases[::-1], rest=store.rest[::-1])
     assert select(shuffled, SMALL) == part
     repacked = [case.measured([1e-3], 1e-3) for case in cases_at(SMALL, "CPU", "CPU_REPACK")]
@@ -161,6 +163,10 @@ def test_what_is_wanted_of_the_cpu_alone_belongs_to_the_model() -> None:
 def test_noise_in_the_model_s_own_cases_becomes_a_warning() -> None:
     profile = measured(LARGE)
     noisy = replace(profile.cases[-1], samples=(1e-3, 3e-3, 1e-3, 2e-3))
+    less = replace(profile.cases[-2], samples=(1e-3, 1.2e-3, 1e-3, 1.1e-3))
+    for pair in ((less, noisy), (noisy, less)):
+        worst = select(replace(profile, cases=(*profile.cases[:-2], *pair)), LARGE).warnings[-1]
+        assert "2 of 8 cases" in worst and f"at {noisy.n_tokens} tokens" in worst
     store = replace(profile, cases=(*profile.cases[:-1], noisy), warnings=("the machine was busy",))
     warned = select(store, LARGE).warnings
     assert warned[0] == "the machine was busy"
@@ -200,6 +206,8 @@ def test_only_batch_sizes_that_are_quick_are_measured_at_the_same_time() -> None
     whole = measured(want((64, 32, 1), tokens=(1, 32, 512)), "CUDA0")
     assert missing_sharing(whole, want((64, 32, 1), tokens=(1, 32, 512))) == []
     assert missing_sharing(replace(whole, sharing=()), want((64, 32, 1), tokens=(512,)))[0][2] == 512
+    many = missing_sharing(replace(whole, sharing=()), want((64, 32, 1), tokens=(1, 4, 32, 512)))
+    assert {n for *_, n in many} == {1, 32}
     assert missing_sharing(replace(whole, sharing=()), want((64, 32, 8))) == [], "3-D weights alone: nothing to take"
 
 
@@ -215,6 +223,9 @@ def test_nothing_is_shared_without_a_second_device_or_kernels_on_it() -> None:
     )
     assert is_complete(no_kernel, SMALL)
     assert not is_complete(replace(no_kernel, sharing=()), SMALL), "the CPU beside copies needs no kernel there"
+    both = want((64, 32, 1), (64, 32, 8))
+    stacks = [case for case in measured(both, "CUDA0").cases if case.device == "CPU" or case.mul_mat.shape[2] == 8]
+    assert is_complete(replace(no_kernel, cases=tuple(stacks)), both), "experts are not measured at the same time"
 
 
 def test_of_two_measurements_at_the_same_time_the_later_one_stays() -> None:

@@ -270,7 +270,7 @@ def test_what_was_measured_beside_other_programs_serves_only_as_long_as_they_run
 
 
 def test_other_programs_are_looked_for_now_and_then() -> None:
-    percents, times = iter([80.0, 4.0, 6.0]), iter([0.0, 0.0, 3.0, 9.0, 9.0, 20.0, 20.0])
+    percents, times = iter([80.0, 4.0, 6.0]), iter([0.0, 0.0, 4.9, 5.0, 5.0, 20.0, 20.0])
     others = Others(lambda: next(percents), lambda: next(times))
     assert [others.looked() for _ in range(4)] == [80.0, None, 42.0, 6.0]
 

@@ -201,6 +201,11 @@ def test_an_imatrix_gives_the_uses_of_each_expert(tmp_path: Path) -> None:
     assert [each / sum(uses) for each in uses] == pytest.approx([n / 28 for n in of_layer_0])
 
 
+def test_a_layer_of_which_nothing_was_counted_is_not_begun_with() -> None:
+    begun = begun_with(unknown_routing("f" * 64, 2, 1), {0: (0.0, 0.0), 1: (3.0, 1.0)}, "a file")
+    assert [layer.layer for layer in begun.decode] == [layer.layer for layer in begun.prompt] == [1]
+
+
 def test_an_imatrix_weighs_no_more_than_a_half_life() -> None:
     (layer,) = begun_with(unknown(), {0: [1e9, 1e9, 0, 0, 0, 0, 0, 0]}, "imatrix").decode
     assert layer.window == N_USED * HALF_LIFE_TOKENS

@@ -25,10 +25,12 @@ from oallama.cost.blocks import (
     slice_weights,
     split_blocks,
 )
+from oallama.cost.interference import Interference
 from oallama.cost.kernels import Kernels
 from oallama.cost.slice_rates import BYTES_PER_WAIT, MAX_PIECE_BYTES, MIN_PIECE_BYTES, SliceRates, slice_rates
 from oallama.cost.slices import Pricing, slice_times
-from oallama.cost.timeline import timeline
+from oallama.cost.streams import Step
+from oallama.cost.timeline import cycle_seconds, timeline
 from oallama.cost.transfer import TransferRates
 from oallama.place.staging import staging_bytes
 
@@ -130,6 +132,7 @@ def test_activations_and_weights_of_a_block() -> None:
     assert down.download_bytes(256, large) == large * EMBD * 4
     (biased,) = split_blocks(experts(biased=True)[2:], [32])
     assert biased.download_bytes(32, large) == large * 2 * 32 * 4, "biases are added first"
+    assert biased_ffn_block(experts(biased=True), range(3)).n_summed(large) == 2, "and by themselves where they are hot"
     (rows,) = split_blocks([operator("output", EMBD, 3200, None)], [32])
     assert (rows.upload_bytes(320, 7), rows.download_bytes(320, 7)) == (7 * EMBD * 4, 7 * 320 * 4)
     assert rows.staging_bytes(320, 7, 64) == (EMBD + 320 + 64) * 7 * 4
@@ -312,6 +315,11 @@ def test_what_llama_cpp_runs_whole_costs_what_it_takes_there() -> None:
     of, rates, _ = one_ffn(World())
     priced = replace(of, whole=((1, 1e-6), (512, 2e-6)))
     assert slice_times(priced, rates, Cut(FF, 0, 0), 512).cpu_s == 2e-6
+    beside = Interference(0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+    sent = replace(priced, offload=((512, 5e-7),))
+    copied = slice_times(sent, replace(rates, interference=((1, beside),)), Cut(FF, 0, 0), 512)
+    assert (copied.cpu_s, copied.steps, copied.offloaded) == (0.0, (Step(5e-7, 2e-6 - 5e-7),), True)
+    assert copied.interference == beside
     cut = Cut(768, 0, 256)
     assert slice_times(priced, rates, cut, 512) == slice_times(of, rates, cut, 512)
     for takes in (True, False):
@@ -423,3 +431,5 @@ def test_a_kind_that_was_priced_before_costs_what_one_that_was_not_does(
         for cut in (Cut(extent - cg, cg, 0), Cut(extent - step, 0, step), Cut(extent, 0, 0)):
             known = on.seconds(replace(placed, kind=gap_s, slice_kind=1), cut, *tokens)
             assert known == pytest.approx(Pricing(on.rates, on.streaming).seconds(placed, cut, *tokens))
+            times = slice_times(placed, on.rates, cut, *tokens)
+            assert known == pytest.approx(cycle_seconds([times], on.streaming))

@@ -102,8 +102,11 @@ def test_gg_takes_the_rest_of_an_odd_extent() -> None:
     [
         ((0.5, 0.0, 0.5), "cc = 0.5 is no multiple of its split granularity, 32 of 1000 rows; the nearest is 0.512"),
         ((0.0, 1 / 3, 2 / 3), "cc = 0.666666667"),
+        ((0.0, 0.004, 0.996), "32 of 1000 rows; the nearest is 0.992"),
+        ((0.001, 0.0, 0.999), "the nearest is 0.992"),
         ((0.1001, 0.0, 0.8999), "cc = 0.8999"),
         ((0.872, 0.0, 0.064), "(64, 0, 872) of 1000 rows"),
+        ((1.032, -0.032, 0.0), "(0, -32, 1032) of 1000 rows"),
     ],
 )
 def test_fractions_that_are_no_such_counts_are_refused(fractions: tuple[float, float, float], message: str) -> None:
@@ -115,7 +118,8 @@ def test_fractions_that_are_no_such_counts_are_refused(fractions: tuple[float, f
 def test_hot_experts_are_not_joined_alone() -> None:
     """Gate, up and down with the same hot experts are one block."""
     made = operator("ffn_up_exps", shape=(1024, 4096, 8))
-    placement = OperatorPlacement(made.name, 0.0, 0.0, 1.0, hot_experts=(1, 5))
+    placement = OperatorPlacement(made.name, 0.0, 0.0, 1.0, hot_experts=(0, 7))
     check_hot_experts(made, placement)
+    check_hot_experts(made, replace(placement, hot_experts=(3,)))
     with pytest.raises(PlanError, match=r"ffn_up_exps\.weight has hot_experts, .* cannot be alone"):
         check_hot_experts(made, replace(placement, alone=True))
