@@ -132,7 +132,7 @@ def test_activations_and_weights_of_a_block() -> None:
     assert down.download_bytes(256, large) == large * EMBD * 4
     (biased,) = split_blocks(experts(biased=True)[2:], [32])
     assert biased.download_bytes(32, large) == large * 2 * 32 * 4, "biases are added first"
-    assert biased_ffn_block(experts(biased=True), range(3)).n_summed(large) == 2, "and by themselves where they are hot"
+    assert ffn_block(experts(biased=True), range(3)).n_summed(large) == 2, "and by themselves where they are hot"
     (rows,) = split_blocks([operator("output", EMBD, 3200, None)], [32])
     assert (rows.upload_bytes(320, 7), rows.download_bytes(320, 7)) == (7 * EMBD * 4, 7 * 320 * 4)
     assert rows.staging_bytes(320, 7, 64) == (EMBD + 320 + 64) * 7 * 4
