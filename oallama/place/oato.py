@@ -31,7 +31,7 @@ def device_layer_choices(n_layer: int, also: int) -> tuple[int, ...]:
     and `also`. A layer whose KV is on the host runs its attention there, which pays when its weights are there as
     well."""
     step = max(1, n_layer // 8)
-    return tuple(sorted({*range(0, n_layer + 1, step), n_layer, n_layer + 1, also}))
+    return tuple(sorted({*range(0, n_layer, step), n_layer, n_layer + 1, also}))
 
 
 def search(

@@ -171,8 +171,7 @@ class Slicer:
         staging = staging_bytes(plan.layers, self.on.streaming, load.largest_batch, most_n_g(table, load.largest_batch))
         if plan.weights_bytes + staging > room:  # other batches get no more n_g than there is room for
             return plan
-        made = self.priced(plan.layers, table, plan.kept_twice, plan.weights_bytes, staging)
-        return replace(made, short=plan.short)
+        return self.priced(plan.layers, table, plan.kept_twice, plan.weights_bytes, staging)
 
     def fastest(self, blocks: Sequence[Layouts]) -> tuple[BlockCost, ...]:
         """Each block in the layout in which the CPU takes the least time over the workload."""

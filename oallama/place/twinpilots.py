@@ -37,7 +37,7 @@ def twinpilots(
         for module, side in zip(found, made.sides, strict=False)
     ]
     there = [i for i, side in enumerate(made.sides) if side == RESIDENT]
-    staging = staging_of(slicer, [module for i, module in enumerate(chosen) if i not in there])
+    staging = staging_of(slicer, chosen)
     placed = placed_modules(slicer, chosen, there, base, costs, phase, staging)
     return replace(placed, notes=(_note(made, placed.seconds),))
 

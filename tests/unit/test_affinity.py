@@ -282,6 +282,14 @@ def test_units_asked_together_have_the_transfers_they_have_alone(data: st.DataOb
         assert together.of_all(on_device, first, together.windows(asked)) == expected
 
 
+def test_memory_may_be_full_with_the_output_alone() -> None:
+    """Where norms and KV of no layer fit."""
+    ops = operators(2)
+    problem = costs(ops, 2, [(1.0, 0.1)] * len(ops))
+    found = search(problem, ops, lambda first: 1000 if first == 2 else -1, rule="full")
+    assert found.first_device_layer == 2 and found.on_device == (*[False] * (len(ops) - 1), True)
+
+
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(seconds, seconds), min_size=22, max_size=22), st.floats(0, 1), st.floats(0, 1e-2))
 def test_no_choice_of_layers_that_was_left_out_is_better(

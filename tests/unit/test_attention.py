@@ -101,6 +101,7 @@ def test_a_profile_can_be_cut_down_to_one_way() -> None:
 def test_unmeasured_the_depth_decides() -> None:
     assert usual_attention(passes_at(0, 0, 128, 512)) == "on"
     assert usual_attention(passes_at(0, 20, 128, 512)) == "on"
+    assert usual_attention(()) == "on"
     assert usual_attention(passes_at(512, 0, 16, 512)) == "off"
     assert usual_attention(passes_at(4096, 0, 128, 512)) == "off"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -193,6 +194,30 @@ def test_graph_has_every_operator_once_for_every_family_of_roles() -> None:
         assert all(source < i for i, node in enumerate(graph.nodes) for source in node.inputs)
 
 
+def test_experts_that_are_computed_apart_have_their_hidden_values_copied() -> None:
+    """Gate and up on the device, down on the host: what lies between is the GLU's result, not the layer's input."""
+    roles = (
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "attn_output",
+        "ffn_gate_inp",
+        "ffn_gate_exps",
+        "ffn_up_exps",
+        "ffn_down_exps",
+    )
+    graph = build_graph(model(1), operators(1, roles))
+    gate, up, down = (next(i for i, n in enumerate(graph.nodes) if n.operator == at) for at in (5, 6, 7))
+    glu = graph.nodes[down].inputs[0]
+    assert graph.nodes[glu].inputs == (gate, up)
+
+
+def test_the_output_sees_the_last_token_of_a_prompt_where_the_last_layer_has_no_ffn() -> None:
+    ops = operators(2, ("ssm_in", "ssm_x", "ssm_out"))
+    moved = crossings(build_graph(model(2), ops), [True] * len(ops), 0)
+    assert (moved.bytes_out_per_token, moved.bytes_out_per_output) == (0, 1000 * 4)
+
+
 def test_everything_on_the_device_crosses_only_at_the_ends() -> None:
     ops = operators(3)
     graph = build_graph(model(3), ops)
@@ -216,6 +241,21 @@ def test_glu_stays_with_cpu_neighbours_and_follows_a_device_neighbour() -> None:
     for device_roles, expected in (((), False), (("ffn_up",), True), (("ffn_down",), True), (("ffn_gate",), False)):
         sides = node_sides(graph, [role in device_roles for role in roles], 0)
         assert sides[glu] is expected, device_roles
+
+
+@given(st.lists(st.booleans(), min_size=15, max_size=15), st.integers(0, 3))
+def test_crossings_are_those_between_the_sides_of_all_nodes(on_device: list[bool], first: int) -> None:
+    """What counts them goes layer by layer."""
+    graph = build_graph(model(2), operators(2))
+    sides = node_sides(graph, on_device, first)
+    moved = crossings(graph, on_device, first)
+    copied = {(source, side) for node, side in zip(graph.nodes, sides, strict=True) for source in node.inputs
+              if sides[source] != side}  # fmt: skip
+    assert moved.copies_in == sum(side for _, side in copied)
+    assert moved.copies_out == sum(not side for _, side in copied)
+    assert moved.device_splits == sum(there and not before for before, there in pairwise([False, *sides]))
+    computed = [side for side, node in zip(sides, graph.nodes, strict=True) if node.bytes_per_token]
+    assert moved.splits == 1 + sum(a != b for a, b in pairwise(computed))
 
 
 @given(st.lists(st.booleans(), min_size=15, max_size=15), st.integers(0, 3), st.integers(0, 14))

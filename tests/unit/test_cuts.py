@@ -30,6 +30,7 @@ from oallama.place.cuts import (
     solve_n_g,
     token_table,
 )
+from oallama.place.least import least
 from oallama.place.slice_menus import Menus
 from oallama.place.staging import most_n_g
 
@@ -51,6 +52,16 @@ def possible_gg(block: BlockCost, share: float) -> int:
     """About that share of the block, and such that the rest is a multiple of the step."""
     extent, step = block.block.extent, block.block.step
     return extent - min(extent, round((1 - share) * extent / step) * step)
+
+
+def test_where_the_device_takes_no_less_no_tokens_are_its() -> None:
+    assert solve_n_g([(streamed([gemm(0.0, 0.0)]), ALL_CC)], machine(0.0), 512) == (0, 0.0)
+
+
+@pytest.mark.parametrize("x", [0, 1, 2, 50, 98, 99, 100])
+@pytest.mark.parametrize("near", [None, 1, 50, 99])
+def test_the_least_of_one_valley_is_found_wherever_it_lies(x: int, near: int | None) -> None:
+    assert least(lambda at: abs(at - x), 0, 100, near=near) == (x, 0)
 
 
 @settings(deadline=None, max_examples=200)

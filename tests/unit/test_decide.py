@@ -234,6 +234,12 @@ def test_paper_rules_fill_regardless_of_gain_and_stop_at_the_first_that_does_not
     assert all(decide(slow, "oato", LOAD, "mixed", Rules("paper", "paper")).placed.on_device)
 
 
+@pytest.mark.parametrize("name", ["affinity", "fill", "prefetch"])
+def test_a_rule_that_there_is_not_is_named(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is 'best'; give one of"):
+        Rules(**{name: "best"})  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("rules", [Rules(affinity="paper"), Rules(fill="paper"), Rules(fill="full")])
 def test_auto_with_rules_of_oato_is_oato_whatever_would_be_faster(rules: Rules) -> None:
     made, _ = problem(free=10**6)
@@ -282,6 +288,7 @@ def test_a_plan_is_held_against_stock_and_the_cpu_at_the_same_prices() -> None:
 def test_without_a_device_a_plan_is_held_against_the_cpu() -> None:
     made, _ = problem(free=10**6)
     held = decide(made, "cpu", LOAD, "mixed").memory
+    assert (held.weights_gpu, held.kv, held.compute, held.staging) == (0, 0, 0, 0)
     for without in (replace(made, profile=profile(device="CPU")), replace(made, slices_only=True)):
         assert [one.name for one in baselines(without, LOAD, held)] == ["all CPU", "physical bound"]
     stock, alone, _ = baselines(problem(free=0)[0], LOAD, held)

@@ -181,6 +181,12 @@ def test_the_host_beside_a_card_has_its_best_rates() -> None:
             host_of(replace(profile, cases=tuple(c for c in cases if c.n_tokens in kept)))
 
 
+def test_where_no_core_can_be_kept_there_is_no_emulated_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    with pytest.raises(UsageError, match="needs Linux"):
+        resolved(parse_device("emulated:rtx3060,scale=1"), 1)
+
+
 def test_other_devices_are_left_as_they_are() -> None:
     assert resolved(parse_device("rpc-worker:1:1"), 3) == (parse_device("rpc-worker:1:1"), 3)
 
@@ -231,5 +237,9 @@ def test_a_profile_of_a_cpu_is_no_card(tmp_path: Path) -> None:
         resolved(parse_device(f"emulated:{path},scale=1,values=real"), 1)
     with pytest.raises(UsageError, match="profile says them itself"):
         resolved(parse_device(f"emulated:{path},scale=1,link=3,values=real"), 1)
+    on_host = [case for case in document["cases"] if case["layout"] != "device"]
+    path.write_text(json.dumps({**document, "cases": on_host}))
+    with pytest.raises(UsageError, match="no timings of its device"):
+        resolved(parse_device(f"emulated:{path},scale=1,values=real"), 1)
     with pytest.raises(UsageError, match=r"missing\.json"):
         resolved(parse_device(f"emulated:{tmp_path / 'missing.json'},scale=1,values=real"), 1)

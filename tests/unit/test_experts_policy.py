@@ -27,7 +27,7 @@ from oallama.cost.slices import Pricing, slice_times
 from oallama.place.bound import physical_bound
 from oallama.place.decide import decide
 from oallama.place.oato import affinities
-from oallama.place.placed import cpu
+from oallama.place.placed import Placed, cpu, nothing_there
 from oallama.place.problem import Problem, costs_of
 from oallama.place.record import placed_by_plan
 from oallama.place.simulate import simulate
@@ -277,6 +277,20 @@ def test_experts_with_biases_may_be_hot(world: World) -> None:
     again = simulate(made, found.workload, found.placed).predicted
     assert again.tpot_s == pytest.approx(found.predicted.tpot_s)
     assert again.ttft_s == pytest.approx(found.predicted.ttft_s)
+
+
+def test_experts_with_biases_that_are_on_the_device_in_part_are_no_block_of_one_layer() -> None:
+    ops = biased(moe())
+    slicer = Slicer(known(SLOW_CPU, FREE, routing(*[SKEWED] * N_LAYER), ops), LOAD, hot=True)
+    gate = next(i for i, op in enumerate(ops) if op.layer == 0 and op.role == "ffn_gate_exps")
+    base = nothing_there(len(ops), 0)
+    placed = replace(base, on_device=tuple(i == gate for i in range(len(ops))))
+
+    def blocks(of: Placed, together: Sequence[int]) -> list[tuple[int, ...]]:
+        return [next(iter(one.values())).block.operators for one in slicer.blocks(of, together)]
+
+    assert blocks(base, (0,)) != blocks(base, ())
+    assert blocks(placed, (0,)) == blocks(placed, ())
 
 
 def test_experts_with_biases_that_are_used_alike_are_sliced() -> None:

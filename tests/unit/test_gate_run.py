@@ -24,7 +24,7 @@ from oallama.gate.measure import DEPTH_S, LEAST_DEPTH, TURN_S, gate_tests
 from oallama.gate.pairs import MOST_PAIRS
 from oallama.gate.plans import all_plans, candidate
 from oallama.gate.run import BUDGET_S, Gated, gated_plan, remembered, stock_at_once
-from oallama.gate.store import KeptVerdict, read_kept, verdict_path, write_kept
+from oallama.gate.store import MOST_BLOCKS, KeptVerdict, read_kept, verdict_path, write_kept
 from oallama.gate.verdict import choose, sentence
 from oallama.plan.plan import Plan
 from oallama.profile.merge import empty
@@ -223,6 +223,18 @@ def test_a_damaged_file_is_as_good_as_none() -> None:
     for damaged in ("{", json.dumps(other)):
         path.write_text(damaged)
         assert not gate(placer, {}, seen).remembered
+
+
+def test_a_file_with_more_blocks_than_are_measured_is_as_good_as_none() -> None:
+    placer = FakePlacer()
+    gate(placer, {"split": 1.5}, [])
+    key = gate_key(placer, LOAD)  # type: ignore[arg-type]
+    document = json.loads(verdict_path(key).read_text())
+    series = document["pairs"][0]["series"]
+    for n_blocks in (MOST_BLOCKS, MOST_BLOCKS + 1):
+        series["kept"] = series["kept"][:1] * n_blocks
+        verdict_path(key).write_text(json.dumps(document))
+        assert (read_kept(key) is None) == (n_blocks > MOST_BLOCKS)
 
 
 def test_an_interrupted_measurement_decides_nothing() -> None:

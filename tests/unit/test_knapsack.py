@@ -78,6 +78,12 @@ def test_a_larger_slice_costs_what_it_adds_to_the_one_that_is_there() -> None:
     assert (found.chosen, found.bytes, found.seconds) == ((2,), 5, pytest.approx(4.96))
 
 
+def test_of_what_fits_beyond_the_path_the_largest_saving_is_taken() -> None:
+    """Behind 1 byte the path goes on to 10, which do not fit; 3 bytes and 4 do."""
+    found = assign([((0, 20.0), (1, 18.0), (3, 17.0), (4, 17.5), (10, 1.0))], 5)
+    assert (found.chosen, found.bytes, found.seconds) == ((2,), 3, pytest.approx(17.0))
+
+
 def test_equal_blocks_grow_alike_or_one_after_another() -> None:
     """Every step is worth the same, and there is room for eight; what fits behind the first steps may end the path."""
     menu = ((0, 4.0), (1, 3.0), (2, 2.0), (3, 1.0))

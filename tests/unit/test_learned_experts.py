@@ -58,6 +58,11 @@ def test_the_most_used_come_first_for_the_least_used() -> None:
     assert exchanges(window, (), N_USED) == ()
 
 
+def test_what_gains_no_more_than_the_hysteresis_is_not_exchanged() -> None:
+    assert exchanges([5.0, 1.0], {1}, 1, gain=0.5, deviations=0.0)
+    assert not exchanges([4.5, 1.5], {1}, 1, gain=0.5, deviations=0.0)
+
+
 def test_chance_exchanges_nothing_much() -> None:
     """Experts that are used alike: sets that swing would be copied without end."""
     random, window, hot, n_copied = np.random.default_rng(5), (0.0,) * 16, set(range(8)), 0

@@ -219,6 +219,7 @@ def test_a_slow_layout_is_left_out_at_large_batches_only() -> None:
     known |= {case("CPU", 8).key: 1.0, case("AMX", 8).key: 1.0}  # smaller ones do not count
     assert too_slow(case("CPU", 512), known) == "2.5 times slower than AMX at 32 tokens"
     assert too_slow(case("CPU_REPACK", 512), known) is None  # 1.9 times
+    assert too_slow(case("CPU_REPACK", 512), known | {case("CPU_REPACK", 32).key: 2.0}) is None, "no more than twice"
     repacked = known | {case("CPU_REPACK", 32).key: 0.5}
     assert too_slow(case("CPU", 512), repacked) == "5.0 times slower than CPU_REPACK at 32 tokens"
     assert too_slow(case("AMX", 512), known) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,20 @@ def test_threads_fill_at_most_one_cache_each(laptop: Path) -> None:
     assert last_level_cache(laptop, 1) == (32 * MIB, "sysfs")
     assert last_level_cache(laptop, 2) == (64 * MIB, "sysfs")
     assert last_level_cache(laptop, 99) == (64 * MIB, "sysfs")
+
+
+def test_a_cache_may_be_told_in_bytes(tmp_path: Path) -> None:
+    cache(tmp_path, 0, 3, 3, "Unified", str(8 * MIB), "0")
+    assert last_level_cache(tmp_path, 1) == (8 * MIB, "sysfs")
+
+
+def test_what_is_no_text_is_read_all_the_same(laptop: Path) -> None:
+    (laptop / "sys/module/nvidia/version").write_bytes(b"999.1 \xff\n")
+    assert fingerprint(1, "none", laptop)["gpu_driver"] == "nvidia 999.1 \ufffd"
+
+
+def test_the_version_of_llama_cpp_python_is_told(laptop: Path) -> None:
+    assert fingerprint(1, "none", laptop)["llama_cpp_python"] == version("llama_cpp_python")
 
 
 def test_an_unreadable_machine_still_has_a_fingerprint(tmp_path: Path) -> None:

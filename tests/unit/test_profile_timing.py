@@ -110,6 +110,7 @@ def test_the_interval_of_the_median_is_that_of_the_sign_test() -> None:
 def test_good_samples_have_no_findings() -> None:
     assert assess([0.0100, 0.0101, 0.0099, 0.0100, 0.0102, 0.0100, 0.0098, 0.0100]) == []
     assert assess([0.5]) == []
+    assert assess([0.0] * 8) == [], "too quick for the clock"
 
 
 def test_drift_is_found_and_signed() -> None:

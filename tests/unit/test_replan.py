@@ -96,6 +96,13 @@ def test_no_more_is_kept_than_there_is_room_for() -> None:
     assert none.staging_bytes == 0 and all(cut.cg <= one.cuts[0].cg for one in none.blocks for cut in one.cuts)
 
 
+def test_some_is_left_to_the_cpu_however_slow_it_is() -> None:
+    """It tells how fast the CPU is. The plan streams more than it leaves to it."""
+    on = machine(1e-12)
+    layers = [(of, Cut(64, 704, 256)) for of in blocks(cpu_s=1.0)]
+    assert all(cut.cc > 0 for one in kept(on, layers=layers).blocks for cut in one.cuts)
+
+
 def test_the_ledger_says_what_is_kept() -> None:
     memory = MemoryLedger(100, 0.9, 90, 10, 10, 10, 10, 10, 50)
     replan = kept(machine())

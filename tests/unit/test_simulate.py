@@ -78,6 +78,8 @@ def check_course(course: Course, one_after_another: bool) -> None:
         assert all(a.end_s <= b.start_s + tolerance for a, b in pairwise(works)), stream
         assert course.busy_s(stream) <= course.seconds + tolerance
     assert all(0 <= w.start_s < w.end_s <= course.seconds + tolerance and w.kind in KINDS for w in course.works)
+    parts = [seconds for seconds, _ in course.parts().values()]
+    assert parts == sorted(parts, reverse=True) and sum(parts) == pytest.approx(sum(w.seconds for w in course.works))
     if one_after_another:
         assert sum(work.seconds for work in course.works) == pytest.approx(course.seconds, rel=ROUNDING)
     # never is nothing going on for longer than a launch takes
@@ -192,6 +194,15 @@ def test_a_host_layer_of_a_large_prompt_is_streamed_and_computed_on_the_card() -
     assert {"cache", "weights"} <= {w.kind for w in made.prompt.works} and "weights" not in {
         w.kind for w in made.token.works
     }
+
+
+@pytest.mark.parametrize("policy", ["layers", "split"])
+def test_a_plan_says_in_which_layout_the_host_holds_each_operator(policy: str) -> None:
+    problem = small_problem(PAIR, 700_000)
+    pinned = replace(problem, profile=replace(problem.profile, fingerprint={"device_host_buffer": True}))
+    record = plan_record(decide(pinned, policy, LOAD, "mixed"), model(), problem.operators, "a card", "")
+    named = tuple(operator.layout for operator in record.operators)
+    assert any(named) and placed_by_plan(model().n_layer, problem.operators, record).layouts == named
 
 
 def test_a_plan_that_splits_what_the_device_cannot_compute_is_refused() -> None:

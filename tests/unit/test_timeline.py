@@ -13,7 +13,7 @@ from slicing_cases import INTERFERENCE
 from oallama.core.types import StreamSettings
 from oallama.cost.interference import NO_INTERFERENCE, Interference
 from oallama.cost.streams import BlockTimes, Step
-from oallama.cost.timeline import PAPER, Timeline, cycle_seconds, timeline
+from oallama.cost.timeline import PAPER, Timeline, cycle_seconds, cycle_timeline, timeline
 
 SECONDS = st.floats(1e-5, 1e-2)
 MAYBE_SECONDS = st.one_of(st.just(0.0), SECONDS)
@@ -136,6 +136,21 @@ def test_a_device_with_one_queue_never_computes_while_it_receives(
     assert all(end <= start + 1e-9 for (_, end), (start, _) in pairwise(busy))
 
 
+def test_results_are_copied_at_the_end_of_a_step_and_inputs_before_it() -> None:
+    block = BlockTimes(1.0, 2.0, 10.0, (Step(0.0, 3.0, launch_s=1.0, in_s=0.5, out_s=1.0),), 2.0)
+    assert {s.stream: (s.start_s, s.end_s) for s in timeline([block], PAPER).spans} == {
+        "gap": (0.0, 1.0), "send": (1.0, 3.0), "in": (3.5, 4.0), "gpu": (4.0, 7.0), "out": (6.0, 7.0),
+        "cpu": (3.0, 13.0), "join": (13.0, 15.0),
+    }  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(our_blocks(), min_size=1, max_size=4), PREFETCH, st.integers(2, 6))
+def test_a_round_is_drawn_as_long_as_it_takes(blocks: list[BlockTimes], streaming: StreamSettings, most: int) -> None:
+    drawn = cycle_timeline(blocks, streaming, most)
+    assert drawn.end_s == pytest.approx(cycle_seconds(blocks, streaming, most))
+
+
 @settings(deadline=None)
 @given(st.lists(our_blocks(), min_size=1, max_size=5), PREFETCH)
 def test_streams_do_one_thing_at_a_time_and_nothing_is_lost(
@@ -155,6 +170,10 @@ def test_streams_do_one_thing_at_a_time_and_nothing_is_lost(
     for stream, seconds in least.items():
         assert ran.busy_s(stream) >= seconds * (1 - 1e-6)  # type: ignore[arg-type]
     assert list(ran.block_ends_s) == sorted(ran.block_ends_s)
+    assert {s.block for s in ran.spans if s.stream == "copy"} == {i for i, b in enumerate(blocks) if b.copy_s}
+    for join in (s for s in ran.spans if s.stream == "join"):
+        end_s = ran.block_ends_s[join.block]
+        assert (join.start_s, join.end_s) == pytest.approx((end_s - blocks[join.block].join_s, end_s))
     assert max((span.end_s for span in ran.spans), default=0.0) <= ran.end_s * (1 + 1e-9) + 1e-12
 
 

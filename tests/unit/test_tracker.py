@@ -33,6 +33,10 @@ def test_means_against_a_sum_over_runs(taken: list[tuple[BlockSeconds, int]]) ->
     assert total([mean, mean]).total_s == pytest.approx(2 * mean.total_s)
 
 
+def test_classes_of_tokens_are_powers_of_two() -> None:
+    assert [size_class(n) for n in (0, 1, 2, 3, 4, 5, 512, 513)] == [1, 1, 2, 4, 4, 8, 512, 1024]
+
+
 def test_predictions_begin_and_are_forgotten() -> None:
     tracker, predicted, seen = Tracker(), BlockSeconds(1, 0, 0), BlockSeconds(3, 2, 1)
     assert tracker.mean(KEY) is None
